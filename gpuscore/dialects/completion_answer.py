@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuscore.dialects.answers import CompletionAnswer, CompletionChoice, Logprobs
-from gpuscore.dialects.pieces import (
+from gpuscore.dialects.dialect import (
     COUNT_BYTES,
     HOLE,
     NUMBER_BYTES,

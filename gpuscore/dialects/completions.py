@@ -23,16 +23,16 @@ from gpuscore.dialects.completion_answer import (
 )
 from gpuscore.dialects.dialect import Dialect, PreparedBody, Scored
 from gpuscore.dialects.paths import COMPLETIONS_PATH
-from gpuscore.dialects.refused import SCORES_ONLY
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import (
+    SCORES_ONLY,
     CacheSalt,
     ModelName,
     Priority,
     Unused,
     about,
-    decoding_errors,
     only,
+    strict_decoder,
 )
 from gpuscore.errors import InvalidRequest, MixedInputTypes, TooManyTokens
 from gpuscore.text.factoring import alike, positions_cut
@@ -125,13 +125,12 @@ _HARMLESS: dict[str, tuple[object, ...]] = {
     "presence_penalty": (0,),
     "logit_bias": ({},),
 }
-_decoder = msgspec.json.Decoder(CompletionBody)
+_decoded = strict_decoder(CompletionBody)
 
 
 def decode_completion(body: bytes, record: RequestRecord) -> CompletionBody:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
-    with decoding_errors(CompletionBody):
-        decoded = _decoder.decode(body)
+    decoded = _decoded(body)
     for field, harmless in _HARMLESS.items():
         value = getattr(decoded, field)
         if value is not None and value not in harmless:

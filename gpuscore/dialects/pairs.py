@@ -7,12 +7,13 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 
 from gpuscore.dialects.answers import PairsAnswer, PairScore
-from gpuscore.dialects.dialect import PreparedBody, Scored
-from gpuscore.dialects.pieces import (
+from gpuscore.dialects.dialect import (
     COUNT_BYTES,
     HOLE,
     NUMBER_BYTES,
     ROWS,
+    PreparedBody,
+    Scored,
     error_bytes,
     in_pieces,
     list_json,
@@ -28,10 +29,8 @@ from gpuscore.dialects.wire import (
     Unused,
     about,
     check_not_negative,
-    decoding_errors,
-    failed_items,
     refused,
-    short_usage,
+    strict_decoder,
 )
 from gpuscore.errors import InvalidRequest
 from gpuscore.prompts.rerank_input import RerankInput
@@ -114,7 +113,7 @@ class _Keys(msgspec.Struct):
 _PAIR_BYTES = 64 + COUNT_BYTES + NUMBER_BYTES
 _UNSUPPORTED = ("max_tokens_per_query", "mm_processor_kwargs", "chat_template_kwargs")
 _keys = msgspec.json.Decoder(_Keys)
-_decoder = msgspec.json.Decoder(PairsBody)
+_decoded = strict_decoder(PairsBody)
 
 
 def are_pairs(body: bytes) -> bool:
@@ -128,9 +127,7 @@ def are_pairs(body: bytes) -> bool:
 
 def decode_pairs(body: bytes) -> CheckedPairs:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
-    with decoding_errors(PairsBody):
-        fields = _decoder.decode(body)
-    refused = ItemErrors()
+    fields, refused = _decoded(body), ItemErrors()
     return CheckedRanking(fields, _to_input(fields, refused), refused)
 
 
@@ -180,17 +177,10 @@ def pairs_bytes(body: CheckedPairs, prepared: PreparedBody) -> int:
 
 
 def encode_pairs(scored: Scored[CheckedPairs]) -> Iterator[bytes]:
-    ranking, tokens = ranking_of(scored), scored.prompt_tokens
+    ranking = ranking_of(scored)
     scores = spread(ranking.scores.tolist(), scored.errors, scored.body.num_items)
     cut = set(ranking.truncated)
-    answer = PairsAnswer(
-        scored.request_id,
-        "list",
-        int(time()),
-        scored.model,
-        HOLE,
-        short_usage(tokens, scored.cached_tokens),
-        failed_items(scored.prepared.errors),
-    )
+    about_it = scored.request_id, "list", int(time()), scored.model
+    answer = PairsAnswer(*about_it, HOLE, scored.short_usage, scored.failed_items)
     rows = (PairScore(i, "score", score, i in cut) for i, score in enumerate(scores))
     return in_pieces(answer, list_json(rows, ROWS))

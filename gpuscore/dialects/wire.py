@@ -6,20 +6,20 @@ descriptions are the only source of /openapi.json and of the reference.
 
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from gpuscore.errors import GpuscoreError, InvalidRequest
-from gpuscore.types.item_errors import ItemError
 
 # msgspec writes a field's own default, which is null nearly everywhere. The value that null stands
-# for is kept under another name, and `schema` makes it the default.
+# for is kept under another name, and `openapi_of` makes it the default.
 DEFAULT = "x-default"
 REFUSED = "x-refused"
+SCORES_ONLY = "this server scores only and generates nothing"
 
 
 def about(text: str, default: bool | int | float | str | None = None) -> Meta:
@@ -102,6 +102,7 @@ Created = Annotated[int, about("Time of the answer, in seconds since 1970.")]
 Index = Annotated[int, about("Number of the document in the request, from 0.")]
 Truncated = Annotated[bool, about("true if it was cut, as the request allowed.")]
 
+StructT = TypeVar("StructT", bound=msgspec.Struct)
 _KNOWN_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _AT_PATH = re.compile(r"^(.*?) - at `\$\.?([^`]*)`$", re.DOTALL)
@@ -125,13 +126,6 @@ FailedItems = Annotated[
 ]
 
 
-def failed_items(errors: Sequence[ItemError] | None) -> list[FailedItem] | None:
-    """Return errors as an answer shows them; None if the request did not ask for them."""
-    if errors is None:
-        return None
-    return [FailedItem(error.index, error.code, error.message) for error in errors]
-
-
 class PromptTokensDetails(msgspec.Struct):
     cached_tokens: Annotated[int, about("Prompt tokens that no forward pass computed.")]
 
@@ -151,13 +145,21 @@ class ShortUsage(msgspec.Struct):
     prompt_tokens_details: PromptTokensDetails
 
 
-def short_usage(tokens: int, cached: int) -> ShortUsage:
-    return ShortUsage(tokens, tokens, PromptTokensDetails(cached))
+def strict_decoder(body: type[StructT]) -> Callable[[bytes], StructT]:
+    """Return a function that decodes JSON as this struct; it raises as `decoding_errors` does."""
+    decode = msgspec.json.Decoder(body).decode
+
+    def decoded(data: bytes) -> StructT:
+        with decoding_errors(body):
+            return decode(data)
+
+    return decoded
 
 
 @contextmanager
 def decoding_errors(body: type[msgspec.Struct]) -> Iterator[None]:
-    """Turn every error that msgspec raises while decoding a body into InvalidRequest."""
+    """Turn every error that msgspec raises while decoding a body into InvalidRequest, whose message
+    never holds the body's text."""
     try:
         yield
     except UnicodeDecodeError:

@@ -5,8 +5,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from gpuscore.dialects.dialect import BodyT, Dialect, PreparedBody, Scored, answered_name, choose
-from gpuscore.dialects.pieces import FRAME_BYTES, next_part, text_bytes
+from gpuscore.dialects.dialect import (
+    FRAME_BYTES,
+    BodyT,
+    Dialect,
+    PreparedBody,
+    Scored,
+    answered_name,
+    choose,
+    next_part,
+    text_bytes,
+)
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.errors import NonfiniteScore
 from gpuscore.server.service import RequestContext, ScoringService

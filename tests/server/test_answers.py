@@ -23,8 +23,8 @@ from gpuscore.dialects.answers import (
     SystemOneAnswer,
     TokenizeAnswer,
 )
+from gpuscore.dialects.dialect import list_json, object_json, text_bytes, text_json, value_bytes
 from gpuscore.dialects.paths import GENERATING_PATHS
-from gpuscore.dialects.pieces import list_json, object_json, text_bytes, text_json, value_bytes
 from gpuscore.dialects.table import DIALECT_OF, DIALECTS
 from gpuscore.server.answering import LARGE_ANSWER
 from support.connections import Connection, check_error, connected

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import msgspec
 
-from gpuscore.dialects.system_one import check_body
-from gpuscore.dialects.system_one_types import (
+from gpuscore.dialects.system_one import (
     NamedChoiceQuestion,
     NoulQuestion,
     ScoreQuestion,
     SystemOneBody,
     SystemOneQuestion,
+    check_body,
 )
 from gpuscore.dialects.wire import about, decoding_errors
 from gpuscore.errors import ConfigError, InvalidRequest

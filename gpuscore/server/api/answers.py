@@ -7,7 +7,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gpuscore.dialects.pieces import next_part
+from gpuscore.dialects.dialect import next_part
 from gpuscore.dialects.table import error_answer
 from gpuscore.errors import GpuscoreError, Unavailable
 from gpuscore.server.service import RequestContext, ScoringService
