@@ -182,8 +182,8 @@ class Dialect(Generic[BodyT]):
         prepare: makes the engine's request; calls `Turns.before` before each piece of work on text.
             Raises GpuscoreError.
         encode: returns the answer as JSON, in pieces that each take about a millisecond to make
-            (`in_pieces`). Only what comes before the first one may fail, and the pieces hold no more
-            of the request than they need, because a client may take long to read them.
+            (`in_pieces`). Only what comes before the first one may fail, and the pieces hold no
+            more of the request than they need, because a client may take long to read them.
         answer_bytes: returns the most bytes that the answer can have, besides FRAME_BYTES and the
             model's name, for a body that is prepared.
         is_small: returns True if `prepare` takes no longer than handing the body to a thread.

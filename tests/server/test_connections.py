@@ -16,7 +16,7 @@ import pytest
 
 from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError
-from gpuscore.server.http.cors import read_origins
+from gpuscore.server.http.headers import read_origins
 from support.connections import Connection, check_error, under_way
 from support.serving import wait_until
 from support.tape_engine import HELD, MARK

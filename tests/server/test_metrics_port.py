@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuscore.server.metrics_port import CONNECTIONS
-from gpuscore.server.observe.vllm_metrics import vllm_metrics
+from gpuscore.server.observe.engine_metrics import vllm_metrics
 from gpuscore.types.stats import NO_STATS, ReplicaState
 from support.connections import post
 from support.programs import run

@@ -1,25 +1,94 @@
 """Routes without a body: probes, the models and metrics."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
+from gpuscore import __version__
 from gpuscore.config.served import listed
 from gpuscore.dialects.paths import MODELS_PATH, TOKENIZER_INFO_PATH
 from gpuscore.dialects.served import (
     LOADING,
     LOADING_RETRY_AFTER,
     LOST,
+    LoadedModel,
     ModelTable,
     ServedModel,
 )
 from gpuscore.errors import InvalidRequest, Unavailable
 from gpuscore.server.api.answers import json_response
-from gpuscore.server.api.info import server_info
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.service import ScoringService
+
+
+def server_info(name: str, model: LoadedModel) -> dict[str, Any]:
+    """Return the fields of text-embeddings-inference, and those that it lacks under `gpuscore`."""
+    limits = model.engine.limits
+    asked = None if isinstance(model.prompts.decisions, str) else model.prompts.decisions
+    requests = model.prompts.builder.limits
+    return {
+        "model_id": name,
+        "model_sha": None,
+        "model_dtype": model.about,
+        "model_type": _model_type(model),
+        "max_concurrent_requests": model.engine.backlog.most_requests,
+        "max_input_length": limits.max_model_len,
+        "max_batch_tokens": limits.max_tokens,
+        "max_batch_requests": None,
+        "max_client_batch_size": requests.max_items,
+        "auto_truncate": False,
+        "tokenization_workers": None,
+        "version": __version__,
+        "sha": None,
+        "docker_label": None,
+        "gpuscore": {
+            "family": _family(model),
+            "classes": limits.classes,
+            "max_request_tokens": requests.max_request_tokens,
+            "valid_token_ids": limits.vocab_rows,
+            "decisions": not isinstance(model.prompts.decisions, str),
+            "decision_order": None if asked is None else asked.settings.order,
+            "calibration": None if asked is None else asked.settings.calibration.as_json(),
+        },
+    }
+
+
+def _model_type(model: LoadedModel) -> dict[str, Any]:
+    """Return TEI's kind of model, or `language_model`, which is ours, for any other model."""
+    if model.prompts.family is not None and model.prompts.family.family.ranks:
+        return {"reranker": _labels(["relevance"])}
+    if model.prompts.family is not None:
+        return {"classifier": _labels(model.prompts.family.family.classes)}
+    if model.engine.limits.classes is not None:
+        return {"classifier": _labels(model.engine.limits.classes)}
+    return {"language_model": {}}
+
+
+def _labels(names: Sequence[str]) -> dict[str, Any]:
+    return {
+        "id2label": {str(i): name for i, name in enumerate(names)},
+        "label2id": {name: i for i, name in enumerate(names)},
+    }
+
+
+def _family(model: LoadedModel) -> dict[str, Any] | None:
+    if model.prompts.family is None:
+        return None
+    family = model.prompts.family.family
+    return {
+        "name": family.name,
+        "source": family.source,
+        "prompt": list(family.parts),
+        "labels": list(family.labels),
+        "label_token_ids": model.prompts.family.label_ids,
+        "classes": list(family.classes),
+        "instruction": family.instruction,
+        "activation": family.activation if family.ranks else "softmax",
+        "scale": family.scale,
+    }
+
 
 MODEL = "model"
 UNKNOWN_DATE = "1970-01-01"  # as the 0 in OpenAI's `created`
