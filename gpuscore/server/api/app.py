@@ -34,8 +34,7 @@ from gpuscore.errors import (
 from gpuscore.server.api.answers import answer, error_response
 from gpuscore.server.api.body import check_content_type, count, read_body
 from gpuscore.server.api.openapi import DocumentedApp
-from gpuscore.server.api.pages import add_metrics, add_pages, add_probes
-from gpuscore.server.api.static import add_docs, add_ui
+from gpuscore.server.api.pages import add_docs, add_metrics, add_pages, add_probes, add_ui
 from gpuscore.server.http.auth import NO_KEY, ApiKeys
 from gpuscore.server.http.headers import (
     ANY_HOST,
@@ -70,7 +69,7 @@ def create_app(
         title="gpuscore",
         version=__version__,
         description="Label probabilities for many items, without decoding.",
-        docs_url=None,  # FastAPI's page loads scripts from another host; see static.py
+        docs_url=None,  # FastAPI's page loads scripts from another host; see pages.py
         redoc_url=None,
         redirect_slashes=False,
     )
