@@ -11,32 +11,32 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from gpuscore.dialects.dialect import Dialect, PreparedBody, Scored
-from gpuscore.dialects.fields import (
-    AnsweredModel,
-    AnswerId,
-    CacheSalt,
-    Created,
-    ModelName,
-    Priority,
-    ReturnMass,
-    Truncated,
-    Unused,
-    about,
-)
-from gpuscore.dialects.paths import CLASSIFY_PATHS
-from gpuscore.dialects.pieces import (
+from gpuscore.dialects.answers import ClassifiedText, ClassifyAnswer
+from gpuscore.dialects.dialect import (
     COUNT_BYTES,
     HOLE,
     NUMBER_BYTES,
     NUMBERS,
     ROWS,
+    Dialect,
+    PreparedBody,
+    Scored,
     in_pieces,
     list_json,
     text_bytes,
 )
-from gpuscore.dialects.schema import ShortUsage, check_not_negative, decoding_errors, short_usage
+from gpuscore.dialects.paths import CLASSIFY_PATHS
 from gpuscore.dialects.served import LoadedModel
+from gpuscore.dialects.wire import (
+    CacheSalt,
+    ModelName,
+    Priority,
+    ReturnMass,
+    Unused,
+    about,
+    check_not_negative,
+    strict_decoder,
+)
 from gpuscore.errors import InvalidRequest
 from gpuscore.prompts.classes import ClassifyInput, build_classes
 from gpuscore.text.turns import Turns
@@ -91,39 +91,13 @@ class ClassifyBody(msgspec.Struct, forbid_unknown_fields=True):
         return len(self.texts)
 
 
-class ClassifiedText(msgspec.Struct, omit_defaults=True):
-    """One text's classes."""
-
-    index: Annotated[int, about("Number of the text in the request, from 0.")]
-    label: Annotated[str, about("The most probable class.")]
-    probs: Annotated[list[float], about("One per class, in the order of the answer's `labels`.")]
-    num_classes: Annotated[int, about("Number of classes.")]
-    label_mass: Annotated[
-        float | None, about("The probability of all labels together, if asked for.")
-    ] = None
-    truncated: Truncated = False
-
-
-class ClassifyAnswer(msgspec.Struct):
-    """Answer of POST /v1/classify and /classify."""
-
-    id: AnswerId
-    object: Annotated[str, about("Always `list`.")]
-    created: Created
-    model: AnsweredModel
-    labels: Annotated[list[str], about("Names of the classes.")]
-    data: Annotated[list[ClassifiedText], about("One per text, in the request's order.")]
-    usage: ShortUsage
-
-
 _TEXT_BYTES = 96 + 2 * COUNT_BYTES  # names, index, number of classes, a mark
-_decoder = msgspec.json.Decoder(ClassifyBody)
+_decoded = strict_decoder(ClassifyBody)
 
 
 def decode_classify(body: bytes, record: RequestRecord) -> ClassifyBody:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
-    with decoding_errors(ClassifyBody):
-        decoded = _decoder.decode(body)
+    decoded = _decoded(body)
     if not decoded.input:
         raise InvalidRequest("input must hold at least one text", param="input")
     check_not_negative(decoded, "max_tokens_per_doc")
@@ -179,16 +153,8 @@ def encode_classify(scored: Scored[ClassifyBody]) -> Iterator[bytes]:
                 truncated = index in cut
                 yield ClassifiedText(index, labels[first], probs, len(labels), mass, truncated)
 
-    tokens = scored.prompt_tokens
-    answer = ClassifyAnswer(
-        scored.request_id,
-        "list",
-        int(time()),
-        scored.model,
-        labels,
-        HOLE,
-        short_usage(tokens, scored.cached_tokens),
-    )
+    about_it = scored.request_id, "list", int(time()), scored.model
+    answer = ClassifyAnswer(*about_it, labels, HOLE, scored.short_usage)
     return in_pieces(answer, list_json(data(), min(step, ROWS)))
 
 

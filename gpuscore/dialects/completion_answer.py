@@ -10,12 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuscore.dialects.completion_types import (
-    CompletionAnswer,
-    CompletionChoice,
-    Logprobs,
-)
-from gpuscore.dialects.pieces import (
+from gpuscore.dialects.answers import CompletionAnswer, CompletionChoice, Logprobs
+from gpuscore.dialects.dialect import (
     COUNT_BYTES,
     HOLE,
     NUMBER_BYTES,
@@ -26,7 +22,7 @@ from gpuscore.dialects.pieces import (
     text_bytes,
     text_json,
 )
-from gpuscore.dialects.schema import PromptTokensDetails, TokenUsage
+from gpuscore.dialects.wire import PromptTokensDetails, TokenUsage
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.arrays import NO_TOKENS, Int32Array
 from gpuscore.types.probabilities import PositionLogprobs, position_logprobs, top_logprobs

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from gpuscore.dialects.answers import CompletionAnswer
 from gpuscore.dialects.completion_answer import (
     AnsweredPrompts,
     CompletionOptions,
@@ -20,13 +21,19 @@ from gpuscore.dialects.completion_answer import (
     following,
     most_bytes,
 )
-from gpuscore.dialects.completion_types import CompletionAnswer
 from gpuscore.dialects.dialect import Dialect, PreparedBody, Scored
-from gpuscore.dialects.fields import CacheSalt, ModelName, Priority, Unused, about, only
 from gpuscore.dialects.paths import COMPLETIONS_PATH
-from gpuscore.dialects.refused import SCORES_ONLY
-from gpuscore.dialects.schema import decoding_errors
 from gpuscore.dialects.served import LoadedModel
+from gpuscore.dialects.wire import (
+    SCORES_ONLY,
+    CacheSalt,
+    ModelName,
+    Priority,
+    Unused,
+    about,
+    only,
+    strict_decoder,
+)
 from gpuscore.errors import InvalidRequest, MixedInputTypes, TooManyTokens
 from gpuscore.text.factoring import alike, positions_cut
 from gpuscore.text.joining import PromptBuilder
@@ -118,13 +125,12 @@ _HARMLESS: dict[str, tuple[object, ...]] = {
     "presence_penalty": (0,),
     "logit_bias": ({},),
 }
-_decoder = msgspec.json.Decoder(CompletionBody)
+_decoded = strict_decoder(CompletionBody)
 
 
 def decode_completion(body: bytes, record: RequestRecord) -> CompletionBody:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
-    with decoding_errors(CompletionBody):
-        decoded = _decoder.decode(body)
+    decoded = _decoded(body)
     for field, harmless in _HARMLESS.items():
         value = getattr(decoded, field)
         if value is not None and value not in harmless:

@@ -1,14 +1,26 @@
-"""The interface of a dialect: what each supplies to read bodies and to write answers."""
+"""The interface of a dialect: what each supplies to read bodies and to write answers.
+
+Large answers are made in short pieces. A piece is made within about a millisecond, so a thread that
+makes one delays no other for longer.
+"""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from gpuscore.dialects.errors import ErrorAnswer, encode_error
 from gpuscore.dialects.served import LoadedModel, ModelTable, ServedModel
+from gpuscore.dialects.wire import (
+    ErrorAnswer,
+    FailedItem,
+    PromptTokensDetails,
+    ShortUsage,
+    encode_error,
+)
 from gpuscore.errors import GpuscoreError
 from gpuscore.text.turns import Turns
 from gpuscore.types.item_errors import ItemError
@@ -112,8 +124,22 @@ class Scored(Generic[BodyT]):
         return self.prepared.errors or ()
 
     @property
+    def failed_items(self) -> list[FailedItem] | None:
+        """These errors as an answer shows them; None if the request did not ask for them."""
+        errors = self.prepared.errors
+        if errors is None:
+            return None
+        return [FailedItem(one.index, one.code, one.message) for one in errors]
+
+    @property
     def prompt_tokens(self) -> int:
         return self.prepared.prompt_tokens or 0
+
+    @property
+    def short_usage(self) -> ShortUsage:
+        """The usage as rerankers report it."""
+        tokens = self.prompt_tokens
+        return ShortUsage(tokens, tokens, PromptTokensDetails(self.cached_tokens))
 
     @property
     def cached_tokens(self) -> int:
@@ -156,8 +182,8 @@ class Dialect(Generic[BodyT]):
         prepare: makes the engine's request; calls `Turns.before` before each piece of work on text.
             Raises GpuscoreError.
         encode: returns the answer as JSON, in pieces that each take about a millisecond to make
-            (`pieces`). Only what comes before the first one may fail, and the pieces hold no more
-            of the request than they need, because a client may take long to read them.
+            (`in_pieces`). Only what comes before the first one may fail, and the pieces hold no
+            more of the request than they need, because a client may take long to read them.
         answer_bytes: returns the most bytes that the answer can have, besides FRAME_BYTES and the
             model's name, for a body that is prepared.
         is_small: returns True if `prepare` takes no longer than handing the body to a thread.
@@ -205,3 +231,86 @@ def cache_salt(tenant: str, given: str | None) -> str:
     further. It is hashed, so that neither a caller's text nor a key's digest reaches the engine.
     """
     return hashlib.sha256(f"{tenant}:{given or ''}".encode()).hexdigest()
+
+
+NUMBERS = 4096  # numbers of a piece
+ROWS = 512  # rows of a piece that have several fields
+QUESTIONS = 8  # typed questions of a piece
+CHARS = 2**16  # characters of a piece
+SPELL = 0.001  # seconds after which `next_part` ends
+# In the place of a list or a text that `in_pieces` fills in. No JSON holds this byte.
+_HOLE = b"\0"
+HOLE: Any = msgspec.Raw(_HOLE)
+
+NUMBER_BYTES = 25  # of a float64, such as -2.2250738585072014e-308, and a comma
+COUNT_BYTES = 12  # of a count, an index or a token id below 2**31, and a comma
+FRAME_BYTES = 2048  # of the fields that every answer has: names, ids, usage
+_CHAR_BYTES = 6  # of \u0000; every other character takes less
+
+
+def in_pieces(answer: object, *parts: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield the JSON of an answer whose holes are filled with these parts, in their order."""
+    first, *others = msgspec.json.encode(answer).split(_HOLE)
+    yield first
+    for part, after in zip(parts, others, strict=True):
+        yield from part
+        yield after
+
+
+def list_json(rows: Iterable[object], size: int = NUMBERS) -> Iterator[bytes]:
+    """Yield the JSON of a list, `size` entries at a time."""
+    rows, before = iter(rows), b"["
+    while some := list(islice(rows, size)):
+        yield before + msgspec.json.encode(some)[1:-1]
+        before = b","
+    yield b"[]" if before == b"[" else b"]"
+
+
+def object_json(entries: Iterable[tuple[str, object]], size: int) -> Iterator[bytes]:
+    """Yield the JSON of an object, `size` entries at a time."""
+    entries, before = iter(entries), b"{"
+    while some := dict(islice(entries, size)):
+        yield before + msgspec.json.encode(some)[1:-1]
+        before = b","
+    yield b"{}" if before == b"{" else b"}"
+
+
+def text_json(*texts: str) -> Iterator[bytes]:
+    """Yield the JSON of these texts as one, CHARS characters at a time."""
+    yield b'"'
+    for text in texts:
+        for start in range(0, len(text), CHARS):
+            yield msgspec.json.encode(text[start : start + CHARS])[1:-1]
+    yield b'"'
+
+
+def next_part(pieces: Iterator[bytes]) -> bytes | None:
+    """Return the next pieces, made within about SPELL and joined; None at the end."""
+    made: list[bytes] = []
+    end = monotonic() + SPELL
+    for piece in pieces:
+        made.append(piece)
+        if monotonic() > end:
+            break
+    return b"".join(made) if made else None
+
+
+def text_bytes(*texts: str | None) -> int:
+    """Return the most bytes of JSON that texts take, each with a comma; None is null."""
+    return sum(4 if text is None else _CHAR_BYTES * len(text) for text in texts) + 3 * len(texts)
+
+
+def value_bytes(value: object) -> int:
+    """Return the most bytes that a decoded value takes as JSON again, with a comma."""
+    if isinstance(value, str):
+        return text_bytes(value)
+    if isinstance(value, dict):
+        return 3 + sum(text_bytes(name) + value_bytes(one) for name, one in value.items())
+    if isinstance(value, list):
+        return 3 + sum(map(value_bytes, value))
+    return NUMBER_BYTES + (value.bit_length() // 3 if isinstance(value, int) else 0)
+
+
+def error_bytes(errors: Sequence[ItemError] | None) -> int:
+    """Return the most bytes of the errors of single items."""
+    return sum(64 + text_bytes(one.code, one.message) for one in errors or ())

@@ -6,39 +6,31 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-from gpuscore.dialects.dialect import PreparedBody, Scored
-from gpuscore.dialects.fields import (
-    AnsweredModel,
-    AnswerId,
-    CacheSalt,
-    Created,
-    ErrorMode,
-    Instruction,
-    ModelName,
-    MostTokens,
-    Priority,
-    Truncated,
-    Unused,
-    about,
-    refused,
-)
-from gpuscore.dialects.pieces import (
+from gpuscore.dialects.answers import PairsAnswer, PairScore
+from gpuscore.dialects.dialect import (
     COUNT_BYTES,
     HOLE,
     NUMBER_BYTES,
     ROWS,
+    PreparedBody,
+    Scored,
     error_bytes,
     in_pieces,
     list_json,
 )
 from gpuscore.dialects.ranking import CheckedRanking, present_texts, ranking_of
-from gpuscore.dialects.schema import (
-    FailedItems,
-    ShortUsage,
+from gpuscore.dialects.wire import (
+    CacheSalt,
+    ErrorMode,
+    Instruction,
+    ModelName,
+    MostTokens,
+    Priority,
+    Unused,
+    about,
     check_not_negative,
-    decoding_errors,
-    failed_items,
-    short_usage,
+    refused,
+    strict_decoder,
 )
 from gpuscore.errors import InvalidRequest
 from gpuscore.prompts.rerank_input import RerankInput
@@ -109,28 +101,6 @@ class PairsBody(msgspec.Struct, forbid_unknown_fields=True):
 CheckedPairs: TypeAlias = CheckedRanking[PairsBody]
 
 
-class PairScore(msgspec.Struct, omit_defaults=True):
-    index: Annotated[int, about("Number of the pair in the request, from 0.")]
-    object: Annotated[str, about("Always `score`.")]
-    score: Annotated[
-        float | None,
-        about("Relevance of the pair, or its raw score; null for a pair in `errors`."),
-    ]
-    truncated: Truncated = False
-
-
-class PairsAnswer(msgspec.Struct, omit_defaults=True):
-    """Answer of POST /v1/score to a body of pairs."""
-
-    id: AnswerId
-    object: Annotated[str, about("Always `list`.")]
-    created: Created
-    model: AnsweredModel
-    data: Annotated[list[PairScore], about("One per pair, in the request's order.")]
-    usage: ShortUsage
-    errors: FailedItems = None
-
-
 class _Keys(msgspec.Struct):
     """The names of the first side in a body, whatever their values are."""
 
@@ -143,7 +113,7 @@ class _Keys(msgspec.Struct):
 _PAIR_BYTES = 64 + COUNT_BYTES + NUMBER_BYTES
 _UNSUPPORTED = ("max_tokens_per_query", "mm_processor_kwargs", "chat_template_kwargs")
 _keys = msgspec.json.Decoder(_Keys)
-_decoder = msgspec.json.Decoder(PairsBody)
+_decoded = strict_decoder(PairsBody)
 
 
 def are_pairs(body: bytes) -> bool:
@@ -157,9 +127,7 @@ def are_pairs(body: bytes) -> bool:
 
 def decode_pairs(body: bytes) -> CheckedPairs:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
-    with decoding_errors(PairsBody):
-        fields = _decoder.decode(body)
-    refused = ItemErrors()
+    fields, refused = _decoded(body), ItemErrors()
     return CheckedRanking(fields, _to_input(fields, refused), refused)
 
 
@@ -209,17 +177,10 @@ def pairs_bytes(body: CheckedPairs, prepared: PreparedBody) -> int:
 
 
 def encode_pairs(scored: Scored[CheckedPairs]) -> Iterator[bytes]:
-    ranking, tokens = ranking_of(scored), scored.prompt_tokens
+    ranking = ranking_of(scored)
     scores = spread(ranking.scores.tolist(), scored.errors, scored.body.num_items)
     cut = set(ranking.truncated)
-    answer = PairsAnswer(
-        scored.request_id,
-        "list",
-        int(time()),
-        scored.model,
-        HOLE,
-        short_usage(tokens, scored.cached_tokens),
-        failed_items(scored.prepared.errors),
-    )
+    about_it = scored.request_id, "list", int(time()), scored.model
+    answer = PairsAnswer(*about_it, HOLE, scored.short_usage, scored.failed_items)
     rows = (PairScore(i, "score", score, i in cut) for i, score in enumerate(scores))
     return in_pieces(answer, list_json(rows, ROWS))

@@ -5,17 +5,33 @@
 accepted at values that change nothing; other values are refused, and the error names the field.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from time import time
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
 import numpy as np
 
-from gpuscore.dialects.dialect import Dialect, PreparedBody, Scored
-from gpuscore.dialects.errors import ErrorAnswer, error_body
-from gpuscore.dialects.fields import (
+from gpuscore.dialects.answers import RankedDocument, RankedText, RerankAnswer, TeiError
+from gpuscore.dialects.dialect import (
+    COUNT_BYTES,
+    HOLE,
+    NUMBER_BYTES,
+    ROWS,
+    Dialect,
+    PreparedBody,
+    Scored,
+    error_bytes,
+    in_pieces,
+    list_json,
+    text_bytes,
+    value_bytes,
+)
+from gpuscore.dialects.paths import INFINITY_RERANK_PATH, JINA_RERANK_PATH, RERANK_PATHS
+from gpuscore.dialects.ranking import CheckedRanking, prepare_ranking, present_texts, ranking_of
+from gpuscore.dialects.wire import (
     CacheSalt,
+    ErrorAnswer,
     ErrorMode,
     Instruction,
     ModelName,
@@ -26,39 +42,53 @@ from gpuscore.dialects.fields import (
     Truncate,
     Unused,
     about,
-    refused,
-)
-from gpuscore.dialects.paths import INFINITY_RERANK_PATH, JINA_RERANK_PATH, RERANK_PATHS
-from gpuscore.dialects.pieces import (
-    COUNT_BYTES,
-    HOLE,
-    NUMBER_BYTES,
-    ROWS,
-    error_bytes,
-    in_pieces,
-    list_json,
-    text_bytes,
-    value_bytes,
-)
-from gpuscore.dialects.ranking import CheckedRanking, prepare_ranking, ranking_of
-from gpuscore.dialects.rerank_documents import shown, texts_of
-from gpuscore.dialects.rerank_types import (
-    RankedDocument,
-    RankedText,
-    RerankAnswer,
-    TeiError,
-)
-from gpuscore.dialects.schema import (
     check_not_negative,
-    decoding_errors,
-    failed_items,
-    short_usage,
+    error_body,
+    refused,
+    strict_decoder,
 )
 from gpuscore.errors import GpuscoreError, InvalidRequest
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.types.item_errors import ItemErrors
 from gpuscore.types.probabilities import label_mass
 from gpuscore.types.record import RequestRecord
+
+Document: TypeAlias = str | dict[str, Any]
+
+
+def texts_of(
+    documents: Sequence[Document | None], fields: list[str] | None, refused: ItemErrors
+) -> list[str]:
+    """Return the documents as text, an empty one for each that is refused. An object gives its
+    `text`, or its `rank_fields` as lines like YAML's, as Cohere does it."""
+    texts: list[str | None] = []
+    for index, document in enumerate(documents):
+        if isinstance(document, dict):
+            texts.append(_object_text(document, fields, index, refused))
+        else:
+            texts.append(document)
+    return present_texts(texts, "documents", refused)
+
+
+def _object_text(
+    document: dict[str, Any], fields: list[str] | None, index: int, refused: ItemErrors
+) -> str:
+    names = fields if fields else ["text"]
+    values = [document.get(name) for name in names]
+    if not all(isinstance(value, str) for value in values):
+        param = f"documents[{index}]"
+        wanted = "the text field" if names == ["text"] else "every field of rank_fields"
+        refused.add(index, InvalidRequest(f"{param} must have {wanted}, as text", param=param))
+        return ""
+    if names == ["text"]:
+        return str(values[0])
+    return "\n".join(f"{name}: {value}" for name, value in zip(names, values, strict=True))
+
+
+def shown(document: Document | None) -> dict[str, Any] | None:
+    """Return a document as the answer shows it to most clients."""
+    return {"text": document} if isinstance(document, str) else document
+
 
 DOCUMENTS_OF_A_SEARCH = 100  # Cohere's unit of billing, which its clients show
 
@@ -132,16 +162,14 @@ TEI = "tei"  # the variant of a request whose body is TEI's
 # Names, an index, a score, a mass, a mark.
 _RANKED_BYTES = 96 + COUNT_BYTES + 2 * NUMBER_BYTES
 _TEI_TYPES = {429: "Overloaded", 503: "Unhealthy"}
-_decoder = msgspec.json.Decoder(RerankBody)
+_decoded = strict_decoder(RerankBody)
 
 
 def decode_rerank(body: bytes, record: RequestRecord) -> CheckedRerank:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
     record.variant = TEI if b'"texts"' in body else ""  # a guess; quotes in a text are escaped
-    with decoding_errors(RerankBody):
-        fields = _decoder.decode(body)
+    fields, refused = _decoded(body), ItemErrors()
     record.variant = TEI if fields.is_tei else ""
-    refused = ItemErrors()
     return CheckedRanking(fields, _to_input(fields, refused), refused)
 
 
@@ -207,12 +235,10 @@ def encode_rerank(scored: Scored[CheckedRerank]) -> Iterator[bytes]:
     if fields.is_tei:
         return list_json((RankedText(*row) for row in rows), step)
     results = list_json((RankedDocument(*row) for row in rows), step)
-    tokens = scored.prompt_tokens
     kind = "list" if scored.path == JINA_RERANK_PATH else "rerank"
-    usage, meta = short_usage(tokens, scored.cached_tokens), _meta(len(order), tokens, len(cut))
-    errors = failed_items(scored.prepared.errors)
     about_it = scored.request_id, kind, int(time()), scored.model
-    return in_pieces(RerankAnswer(*about_it, HOLE, usage, meta, errors), results)
+    usage, meta = scored.short_usage, _meta(len(order), scored.prompt_tokens, len(cut))
+    return in_pieces(RerankAnswer(*about_it, HOLE, usage, meta, scored.failed_items), results)
 
 
 def _document_of(scored: Scored[CheckedRerank]) -> Callable[[int], Any]:

@@ -9,17 +9,23 @@ from typing import Any
 
 import msgspec
 
+from gpuscore.dialects.answers import PairsAnswer, ScoreAnswer
 from gpuscore.dialects.dialect import (
+    HOLE,
     LARGE,
+    NUMBER_BYTES,
+    NUMBERS,
     SMALL_ITEMS,
     SMALL_TOKENS,
     Dialect,
     PreparedBody,
     Scored,
+    error_bytes,
+    in_pieces,
+    list_json,
 )
 from gpuscore.dialects.pairs import (
     CheckedPairs,
-    PairsAnswer,
     PairsBody,
     are_pairs,
     decode_pairs,
@@ -27,24 +33,10 @@ from gpuscore.dialects.pairs import (
     pairs_bytes,
 )
 from gpuscore.dialects.paths import SCORE_PATH
-from gpuscore.dialects.pieces import (
-    HOLE,
-    NUMBER_BYTES,
-    NUMBERS,
-    error_bytes,
-    in_pieces,
-    list_json,
-)
 from gpuscore.dialects.ranking import CheckedRanking, prepare_ranking
-from gpuscore.dialects.schema import (
-    PromptTokensDetails,
-    TokenUsage,
-    decoding_errors,
-    failed_items,
-)
-from gpuscore.dialects.score_parts import decode_in_parts
-from gpuscore.dialects.score_types import Ids, ScoreAnswer, ScoreBody, Text
+from gpuscore.dialects.score_body import Ids, ScoreBody, Text, decode_in_parts
 from gpuscore.dialects.served import LoadedModel
+from gpuscore.dialects.wire import PromptTokensDetails, TokenUsage, decoding_errors
 from gpuscore.errors import InvalidRequest
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.text.turns import Turns
@@ -104,7 +96,7 @@ def decode_score(body: bytes, record: RequestRecord) -> CheckedScore | CheckedPa
             raise InvalidRequest(f"{field} is not supported by this server", param=field)
     if decoded.items is None:
         raise InvalidRequest("items is required", param="items")
-    check_temperature(_temperature(decoded), decoded.softmax)
+    check_temperature(_temperature(decoded), bool(decoded.apply_softmax))
     items, refused = _read_items(decoded)
     return CheckedScore(decoded, _to_input(decoded, items), refused)
 
@@ -130,6 +122,7 @@ def _read_items(body: ScoreBody) -> tuple[list[Text | Ids], ItemErrors]:
 def _to_input(body: ScoreBody, items: list[Text | Ids]) -> ScoreInput:
     """Return the body as input for `text.joining`; raise GpuscoreError if fields do not fit."""
     label_ids: Any = body.label_token_ids  # `ScoreInput` checks that its lists are of one kind
+    whole = not body.apply_softmax or body.return_label_logprobs or body.return_label_mass
     return ScoreInput(
         query=body.query if body.query is not None else "",
         items=items,
@@ -137,7 +130,7 @@ def _to_input(body: ScoreBody, items: list[Text | Ids]) -> ScoreInput:
         labels=body.labels,
         label_sequences=body.label_sequences,
         item_first=bool(body.item_first),
-        need_lse=body.need_lse,
+        need_lse=bool(whole),
         priority=body.priority or 0,
     )
 
@@ -192,13 +185,13 @@ def encode_score(scored: Scored[Any]) -> Iterator[bytes]:
         return encode_pairs(scored)
     body: ScoreBody = scored.body.fields
     result, errors, count = scored.result, scored.errors, scored.body.num_items
-    request, softmax, temperature = scored.prepared.request, body.softmax, _temperature(body)
+    request, temperature = scored.prepared.request, _temperature(body)
     divisor = request.trie if request and body.label_length_normalization == "mean" else None
     widest = 1 if result is None else max(map(len, result.label_logits))
 
     def scores(part: ScoreResult, _: slice) -> Iterable[Float64Array]:
         shown = per_token(part, divisor)
-        return label_scores(shown, apply_softmax=softmax, temperature=temperature)
+        return label_scores(shown, apply_softmax=bool(body.apply_softmax), temperature=temperature)
 
     def masses(part: ScoreResult, items: slice) -> Iterable[Float64Array]:
         assert request is not None  # noqa: S101  (it has a result)
@@ -221,7 +214,7 @@ def encode_score(scored: Scored[Any]) -> Iterator[bytes]:
         object="scoring",
         label_logprobs=HOLE if body.return_label_logprobs else None,
         label_mass=HOLE if body.return_label_mass else None,
-        errors=failed_items(scored.prepared.errors),
+        errors=scored.failed_items,
     )
     return in_pieces(answer, *tables)
 

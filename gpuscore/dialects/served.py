@@ -93,13 +93,13 @@ class ServedModel:
         """LOADING, READY or LOST."""
         if self.loaded is None:
             return LOADING
-        return READY if self.loaded.engine.alive else LOST
+        return READY if self.alive else LOST
 
     def ready(self) -> LoadedModel:
         """Return the loaded model; raise Unavailable while it loads or has no running engine."""
         if self.loaded is None:
             raise Unavailable("the model is loading", retry_after=LOADING_RETRY_AFTER)
-        if not self.loaded.engine.alive:  # before any work on its text
+        if not self.alive:  # before any work on its text
             raise Unavailable("the engine is not running", retry_after=LOADING_RETRY_AFTER)
         return self.loaded
 
@@ -125,10 +125,9 @@ class ModelTable:
         return [one.name for one in self._models]
 
     @property
-    def alive(self) -> list[LoadedModel]:
-        """The models that can score now."""
-        found = [one.loaded for one in self._models]
-        return [one for one in found if one is not None and one.engine.alive]
+    def backlogs(self) -> list[Backlog]:
+        """The backlogs of the models that can score now."""
+        return [one.loaded.engine.backlog for one in self._models if one.loaded and one.alive]
 
     def find(self, wanted: str | None) -> ServedModel | None:
         """Return the model that `choose` returns; None if it would raise."""

@@ -2,47 +2,53 @@
 
 import time
 from collections.abc import Iterator
+from typing import Annotated, Any
 
 import msgspec
 
 from gpuscore.config import RequestLimits
+from gpuscore.dialects.answers import (
+    Diagnostics,
+    NamedChoiceAnswer,
+    NoulAnswer,
+    ScoreLevelAnswer,
+    SystemOneAnswer,
+    SystemOneUsage,
+)
 from gpuscore.dialects.decisions import prepared_decisions
-from gpuscore.dialects.dialect import Dialect, PreparedBody, Scored
-from gpuscore.dialects.errors import ErrorAnswer, error_body
-from gpuscore.dialects.paths import SYSTEM_ONE_PATH
-from gpuscore.dialects.pieces import (
+from gpuscore.dialects.dialect import (
     COUNT_BYTES,
     HOLE,
     NUMBER_BYTES,
     QUESTIONS,
     ROWS,
+    Dialect,
+    PreparedBody,
+    Scored,
     in_pieces,
     object_json,
     text_bytes,
     value_bytes,
 )
-from gpuscore.dialects.schema import PromptTokensDetails, decoding_errors
+from gpuscore.dialects.paths import SYSTEM_ONE_PATH
 from gpuscore.dialects.served import LoadedModel
-from gpuscore.dialects.system_one_types import (
-    BoxQuestion,
-    Diagnostics,
-    NamedChoiceAnswer,
-    NamedChoiceQuestion,
-    NoulAnswer,
-    NoulCriteria,
-    NoulQuestion,
-    ScoreLevelAnswer,
-    ScoreQuestion,
-    SystemOneAnswer,
-    SystemOneBody,
-    SystemOneQuestion,
-    SystemOneUsage,
+from gpuscore.dialects.wire import (
+    CacheSalt,
+    ErrorAnswer,
+    ModelName,
+    Priority,
+    PromptTokensDetails,
+    about,
+    error_body,
+    refused,
+    strict_decoder,
 )
 from gpuscore.errors import GpuscoreError, InvalidRequest
 from gpuscore.prompts.decision_reads import DecisionReads, ReadAnswer
 from gpuscore.prompts.decision_texts import DecisionQuestion, json_text
 from gpuscore.prompts.decisions import DecisionInput
 from gpuscore.prompts.system_one import (
+    Content,
     check_questions,
     choice_question,
     noul_question,
@@ -51,13 +57,87 @@ from gpuscore.prompts.system_one import (
 from gpuscore.text.turns import Turns
 from gpuscore.types.record import RequestRecord
 
-_decoder = msgspec.json.Decoder(SystemOneBody)
+Instructions = Annotated[
+    Content | None, about("The question: text, or JSON that the model reads as text.")
+]
+Described = Annotated[Content | None, about("Describes the answer to the model.")]
+
+
+class NoulCriteria(msgspec.Struct, forbid_unknown_fields=True):
+    """Descriptions of the answers yes and no."""
+
+    true: Described = None
+    false: Described = None
+
+
+class NoulQuestion(msgspec.Struct, tag="noul", forbid_unknown_fields=True):
+    """A question or statement that is answered by yes or no."""
+
+    instructions: Instructions = None
+    criteria: Annotated[
+        NoulCriteria | None, about("Needed, with a description, if there are no instructions.")
+    ] = None
+
+
+class NamedChoiceQuestion(msgspec.Struct, tag="choice", forbid_unknown_fields=True):
+    """A choice between named options."""
+
+    criteria: Annotated[
+        dict[str, Content | None],
+        about("1 to 255 options (`--max-options`): names, with descriptions or null."),
+    ]
+    instructions: Instructions = None
+
+
+class ScoreQuestion(msgspec.Struct, tag="score", forbid_unknown_fields=True):
+    """A rating by a level on a scale."""
+
+    criteria: Annotated[
+        list[Content],
+        about("1 to 26 levels (`--max-levels`), lowest first; the first counts as 0."),
+    ]
+    instructions: Instructions = None
+
+
+class BoxQuestion(msgspec.Struct, tag="box", forbid_unknown_fields=True):
+    """A place in an image; refused, because this server reads no images."""
+
+    instructions: Instructions = None
+
+
+SystemOneQuestion = NoulQuestion | NamedChoiceQuestion | ScoreQuestion | BoxQuestion
+
+
+class SystemOneBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of POST /v1/systemone. `null` means a field's default."""
+
+    state: Annotated[Any, about("What the questions are about: text, or any JSON but null.")]
+    questions: Annotated[
+        dict[str, SystemOneQuestion],
+        about("1 to 1024 questions (`--max-questions`), by names of the caller's choice."),
+    ]
+    model: ModelName = None
+    instructions: Annotated[
+        str | None, about("For the model, before the state, in a turn of the system.")
+    ] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, about("Variables of the model's chat template.")
+    ] = None
+    cache_salt: CacheSalt = None
+    priority: Priority = None
+    assets: Annotated[dict[str, Any] | None, refused("This server reads no images.")] = None
+
+    @property
+    def num_items(self) -> int:
+        return len(self.questions)
+
+
+_decoded = strict_decoder(SystemOneBody)
 
 
 def decode_system_one(body: bytes, record: RequestRecord) -> SystemOneBody:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
-    with decoding_errors(SystemOneBody):
-        decoded = _decoder.decode(body)
+    decoded = _decoded(body)
     check_body(decoded)
     return decoded
 

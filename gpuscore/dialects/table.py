@@ -1,19 +1,60 @@
-"""The table of all dialects, by path, and the answers to requests that a route refuses."""
+"""The table of all dialects, by path, and the answers to requests that a route refuses.
 
-from typing import Any
+Routes that generate text or make embeddings on other servers are answered 400, not 404, so that the
+message can say why.
+"""
+
+from typing import Annotated, Any, NoReturn
+
+import msgspec
 
 from gpuscore.dialects.classify import CLASSIFY
 from gpuscore.dialects.completions import COMPLETIONS
 from gpuscore.dialects.decisions import DECISIONS
 from gpuscore.dialects.dialect import Dialect
-from gpuscore.dialects.errors import encode_error
-from gpuscore.dialects.refused import GENERATING
+from gpuscore.dialects.paths import GENERATING_PATHS
 from gpuscore.dialects.rerank import RERANK
 from gpuscore.dialects.score import SCORE
 from gpuscore.dialects.system_one import SYSTEM_ONE
 from gpuscore.dialects.tokens import DETOKENIZE, TOKENIZE_TEXT
-from gpuscore.errors import GpuscoreError
+from gpuscore.dialects.wire import SCORES_ONLY, about, encode_error
+from gpuscore.errors import GpuscoreError, InvalidRequest
 from gpuscore.types.record import RequestRecord
+
+
+class RefusedBody(msgspec.Struct):
+    """Body of a route that always answers 400."""
+
+    model: Annotated[str | None, about("Not read.")] = None
+
+    @property
+    def num_items(self) -> None:
+        return None
+
+
+def _refuse(body: bytes, record: RequestRecord) -> RefusedBody:
+    raise InvalidRequest(
+        f"{SCORES_ONLY}, embeddings included: see /v1/score, /v1/rerank, and /v1/completions for "
+        "the log-probabilities of a prompt"
+    )
+
+
+def _never(*_: object) -> NoReturn:
+    raise AssertionError("the body was refused")
+
+
+GENERATING = Dialect(
+    paths=GENERATING_PATHS,
+    summary="Generation and embeddings",
+    description="Always 400: this server scores only; it does not generate or embed.",
+    bodies=(RefusedBody,),
+    answers=(),
+    decode=_refuse,
+    prepare=_never,
+    encode=_never,
+    answer_bytes=_never,
+    example={"model": "default"},
+)
 
 DIALECTS: tuple[Dialect[Any], ...] = (
     SCORE,

@@ -5,26 +5,27 @@ from typing import Annotated
 
 import msgspec
 
-from gpuscore.dialects.dialect import Dialect, PreparedBody, Scored
-from gpuscore.dialects.fields import ModelName, about
-from gpuscore.dialects.paths import DETOKENIZE_PATH, TOKENIZE_PATH
-from gpuscore.dialects.pieces import (
+from gpuscore.dialects.answers import DetokenizeAnswer, TokenizeAnswer
+from gpuscore.dialects.dialect import (
     COUNT_BYTES,
     HOLE,
     NUMBERS,
     ROWS,
+    Dialect,
+    PreparedBody,
+    Scored,
     in_pieces,
     list_json,
     text_bytes,
     text_json,
 )
-from gpuscore.dialects.schema import decoding_errors
+from gpuscore.dialects.paths import DETOKENIZE_PATH, TOKENIZE_PATH
 from gpuscore.dialects.served import LoadedModel
+from gpuscore.dialects.wire import ModelName, about, strict_decoder
 from gpuscore.errors import InvalidRequest, TooManyTokens
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.pieces import OverLimit
 from gpuscore.text.turns import Turns
-from gpuscore.types.record import RequestRecord
 
 
 class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -42,18 +43,6 @@ class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
         return None
 
 
-class TokenizeAnswer(msgspec.Struct, omit_defaults=True):
-    """Answer of POST /tokenize."""
-
-    count: Annotated[int, about("Number of tokens.")]
-    max_model_len: Annotated[int, about("The longest prompt that the model takes, in tokens.")]
-    tokens: Annotated[list[int], about("Token ids.")]
-    token_strs: Annotated[
-        list[str | None] | None,
-        about("The vocabulary's entry of each id, if asked for; null where it has none."),
-    ] = None
-
-
 class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
     """Body of POST /detokenize."""
 
@@ -65,24 +54,7 @@ class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
         return None
 
 
-class DetokenizeAnswer(msgspec.Struct):
-    """Answer of POST /detokenize."""
-
-    prompt: Annotated[str, about("The text of the tokens, special tokens included.")]
-
-
-_tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
-_detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
-
-
-def decode_tokenize(body: bytes, record: RequestRecord) -> TokenizeBody:
-    with decoding_errors(TokenizeBody):
-        return _tokenize_decoder.decode(body)
-
-
-def decode_detokenize(body: bytes, record: RequestRecord) -> DetokenizeBody:
-    with decoding_errors(DetokenizeBody):
-        return _detokenize_decoder.decode(body)
+_tokenize_body, _detokenize_body = strict_decoder(TokenizeBody), strict_decoder(DetokenizeBody)
 
 
 def prepare_tokenize(model: LoadedModel, body: TokenizeBody, turns: Turns) -> PreparedBody:
@@ -158,7 +130,7 @@ TOKENIZE_TEXT = Dialect(
     description="The token ids of a text, by default with the tokenizer's special tokens.",
     bodies=(TokenizeBody,),
     answers=(TokenizeAnswer,),
-    decode=decode_tokenize,
+    decode=lambda body, record: _tokenize_body(body),
     prepare=prepare_tokenize,
     encode=encode_tokenize,
     answer_bytes=tokenize_bytes,
@@ -170,7 +142,7 @@ DETOKENIZE = Dialect(
     description="The text of token ids, special tokens included.",
     bodies=(DetokenizeBody,),
     answers=(DetokenizeAnswer,),
-    decode=decode_detokenize,
+    decode=lambda body, record: _detokenize_body(body),
     prepare=prepare_detokenize,
     encode=encode_detokenize,
     answer_bytes=detokenize_bytes,

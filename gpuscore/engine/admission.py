@@ -35,6 +35,10 @@ class Backlog:
         self._counts = Counts.alone(PLACES) if counts is None else counts
 
     @property
+    def most_requests(self) -> int:
+        return self.config.max_queued_requests
+
+    @property
     def requests(self) -> int:
         return self._counts.total(_REQUESTS)
 

@@ -28,9 +28,8 @@ from gpuscore.processes.worker.process import EngineListener
 from gpuscore.prompts.decision_files import Asking, read_asking
 from gpuscore.prompts.model import ModelFiles
 from gpuscore.server.http.auth import ApiKeys, KeyReader, read_api_keys
-from gpuscore.server.http.cors import read_origins
 from gpuscore.server.http.descriptors import raise_limit, warn_of_limit
-from gpuscore.server.http.hosts import read_hosts
+from gpuscore.server.http.headers import read_hosts, read_origins
 from gpuscore.server.observe.tracing import read_tracer
 from gpuscore.server.run import serve
 from gpuscore.system.log import LogFormat, LogWriter, chosen_format, logging_to

@@ -11,13 +11,11 @@ from uvicorn.server import ServerState
 
 from gpuscore.config import ServerConfig
 from gpuscore.server.api.app import create_metrics_app
-from gpuscore.server.http.address import LOOPBACK
 from gpuscore.server.http.auth import ApiKeys
-from gpuscore.server.http.cors import read_origins
 from gpuscore.server.http.gate import Gate
-from gpuscore.server.http.hosts import read_hosts
+from gpuscore.server.http.headers import LOOPBACK, read_hosts, read_origins
 from gpuscore.server.http.protocol import ScoreProtocol
-from gpuscore.server.http.rounds import Listener, Postponed
+from gpuscore.server.http.rounds import Listener, Postponed, Rounds
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.service import ScoringService
 
@@ -26,10 +24,14 @@ CONNECTIONS = 64  # open ones; scrapers have one each
 
 @asynccontextmanager
 async def metrics_port(
-    listener: Listener, config: ServerConfig, service: ScoringService, operations: Operations
+    listener: Listener,
+    rounds: Rounds,
+    config: ServerConfig,
+    service: ScoringService,
+    operations: Operations,
 ) -> AsyncIterator[None]:
     """Serve the metrics in the running event loop; connections do not count as the server's."""
-    rounds, loop = listener.rounds, asyncio.get_running_loop()
+    loop = asyncio.get_running_loop()
     protocol: Callable[..., ScoreProtocol] = partial(
         ScoreProtocol,
         server_config=config,

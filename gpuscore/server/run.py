@@ -20,12 +20,11 @@ from gpuscore.config import ServerConfig
 from gpuscore.dialects.dialect import LARGE
 from gpuscore.engine.counts import Counts
 from gpuscore.server.api.app import create_app
-from gpuscore.server.http.address import LOOPBACK, address_of, bind, bind_metrics
+from gpuscore.server.http.address import address_of, bind, bind_metrics
 from gpuscore.server.http.auth import ApiKeys
-from gpuscore.server.http.cors import read_origins
 from gpuscore.server.http.descriptors import warn_of_limit
 from gpuscore.server.http.gate import Gate
-from gpuscore.server.http.hosts import read_hosts
+from gpuscore.server.http.headers import LOOPBACK, read_hosts, read_origins
 from gpuscore.server.http.protocol import ScoreProtocol
 from gpuscore.server.http.rounds import Listener, Postponed, Rounds
 from gpuscore.server.loading import ModelLoad, ModelLoads
@@ -226,8 +225,8 @@ def serve(
         beside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
         if config.metrics_port is not None and (share is None or share.has_metrics_port):
             scraped = bind_metrics(config.metrics_host or LOOPBACK, config.metrics_port)
-            scraped.rounds = rounds
-            beside = partial(metrics_port, scraped, config, service, operations)
+            scraped.count_in(rounds)
+            beside = partial(metrics_port, scraped, rounds, config, service, operations)
         server = DrainingServer(
             uvicorn_config,
             service,
@@ -240,12 +239,12 @@ def serve(
             beside,
         )
         listener = bind(config) if share is None else share.listener
-        listener.rounds = rounds
+        listener.count_in(rounds)
         if share is not None:
             share.begun(server, operations)
         try:
             patience = share.patience if share else 0.0
-            return _run(server, service, listener, models, announce, patience)
+            return _run(server, service, rounds, listener, models, announce, patience)
         finally:
             if tracer is not None:
                 tracer.close()
@@ -254,6 +253,7 @@ def serve(
 def _run(
     server: DrainingServer,
     service: ScoringService,
+    rounds: Rounds,
     sock: Listener,
     models: Sequence[ModelLoad],
     announce: Callable[[str], None],
@@ -265,7 +265,7 @@ def _run(
 
     loading = ModelLoads(models, lambda: announce(address_of(sock)), failed)
     loading.start(patience)
-    with asyncio.Runner(loop_factory=sock.rounds.loop) as runner:
+    with asyncio.Runner(loop_factory=rounds.loop) as runner:
         runner.run(server.serve(sockets=[sock]))
     service.close()
     if loading.error is not None:

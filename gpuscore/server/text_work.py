@@ -10,17 +10,27 @@ tenants. Within a tenant they go alternately to a job that has begun and to a ne
 
 A job that has not begun holds no thread. The number of begun jobs is bounded for each tenant and
 for all together. A tenant below its own bound is not delayed by another tenant at its bound.
+
+To decode a body of 16 MiB takes the event loop some 50 ms, and a text request needs the loop four
+times until it is answered. If large bodies were decoded one behind the other, each of these times
+would wait for one of them. So they have turns, too (`LargeBodies`). After a burst of them, hundreds
+of megabytes would stay with the process; `Trimmer` gives them back.
 """
 
+import asyncio
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from itertools import chain
+from time import monotonic
 from typing import Any, Generic, TypeVar
 
+from gpuscore.dialects.dialect import LARGE
 from gpuscore.errors import DeadlineExceeded, Unavailable
+from gpuscore.system.heap import collect_and_trim
 from gpuscore.text.pieces import PIECE_CHARS
 from gpuscore.text.turns import Turns
 
@@ -289,3 +299,77 @@ class TextWork:
                     self._free -= 1
                     return None
             return self._ready.popleft()
+
+
+# The event loop is free for everything else that many times as long as the last turn took.
+REST = 2
+
+
+class LargeBodies:
+    """The turns of large bodies: one at a time, with a rest after each, in rounds of tenants."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by tenant, the next one first
+        self._free = True
+
+    @asynccontextmanager
+    async def turn(self, tenant: str) -> AsyncIterator[None]:
+        """Wait for a turn; it lasts until the end of the block, which should not wait."""
+        await self._wait(tenant)
+        began = monotonic()
+        try:
+            yield
+        finally:
+            rest = REST * (monotonic() - began)
+            asyncio.get_running_loop().call_later(rest, self._next)
+
+    async def _wait(self, tenant: str) -> None:
+        if self._free:
+            self._free = False
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it was this one's turn
+                self._next()
+            raise
+
+    def _next(self) -> None:
+        """Give the turn to the next tenant's oldest request that still waits."""
+        while self._waiting:
+            tenant = next(iter(self._waiting))
+            turns = self._waiting.pop(tenant)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[tenant] = turns  # behind the other tenants
+            if not turn.cancelled():
+                turn.set_result(None)
+                return
+        self._free = True
+
+
+PAUSE = 0.5  # seconds from a large request to the trim, and so the least time between two trims
+
+
+class Trimmer:
+    """A trimmer: gives memory back at most every PAUSE seconds, after large requests have ended.
+
+    Args:
+        run: runs a function in a thread.
+    """
+
+    def __init__(self, run: Callable[[Callable[[], None]], object]) -> None:
+        self._run = run
+        self._timer: asyncio.TimerHandle | None = None
+
+    def used(self, size: int) -> None:
+        """Note the end of a request with a body or ids of `size` bytes, or of work on `size`
+        characters."""
+        if size >= LARGE and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(PAUSE, self._give_back)
+
+    def _give_back(self) -> None:
+        self._timer = None
+        self._run(collect_and_trim)

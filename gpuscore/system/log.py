@@ -1,7 +1,7 @@
 """The log on standard error: lines of JSON, or of text for a terminal; never with a caller's text.
 
-Standard output is for people (loading, ready, stopping). `server.observe.lines` makes the line of
-each request; `JsonFormatter` and `TextFormatter` make all other lines.
+Standard output is for people (loading, ready, stopping). `server.observe.operations` makes the line
+of each request; `JsonFormatter` and `TextFormatter` make all other lines.
 """
 
 import logging

@@ -11,18 +11,22 @@ import time
 import msgspec
 import pytest
 
-from gpuscore.dialects.classify import ClassifyAnswer
-from gpuscore.dialects.completion_types import CompletionAnswer
-from gpuscore.dialects.decision_types import DecisionsAnswer
-from gpuscore.dialects.pairs import PairsAnswer
+from gpuscore.dialects.answers import (
+    ClassifyAnswer,
+    CompletionAnswer,
+    DecisionsAnswer,
+    DetokenizeAnswer,
+    PairsAnswer,
+    RankedText,
+    RerankAnswer,
+    ScoreAnswer,
+    SystemOneAnswer,
+    TokenizeAnswer,
+)
+from gpuscore.dialects.dialect import list_json, object_json, text_bytes, text_json, value_bytes
 from gpuscore.dialects.paths import GENERATING_PATHS
-from gpuscore.dialects.pieces import list_json, object_json, text_bytes, text_json, value_bytes
-from gpuscore.dialects.rerank_types import RankedText, RerankAnswer
-from gpuscore.dialects.score_types import ScoreAnswer
-from gpuscore.dialects.system_one_types import SystemOneAnswer
 from gpuscore.dialects.table import DIALECT_OF, DIALECTS
-from gpuscore.dialects.tokens import DetokenizeAnswer, TokenizeAnswer
-from gpuscore.server.answering import LARGE_ANSWER
+from gpuscore.server.api.answers import LARGE_ANSWER
 from support.connections import Connection, check_error, connected
 from support.error_table import covers
 from support.serving import serving, wait_until

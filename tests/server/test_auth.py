@@ -16,12 +16,6 @@ from support.programs import run
 BODY = {"items": [[5]], "label_token_ids": [3]}
 
 
-@pytest.fixture
-def stranger(limited_server):
-    with connected(limited_server) as opened:
-        yield opened
-
-
 def routes():
     """(method, path) of every route of the application."""
     app = create_app(ScoringService([ServedModel("m")]), ServerConfig(), ApiKeys([b"k"]))

@@ -9,6 +9,7 @@ import pytest
 from gpuscore.dialects.table import DIALECT_OF
 from gpuscore.prompts.family import PromptFamily
 from gpuscore.prompts.registry import FAMILIES
+from support.connections import VOLATILE, same_answer
 from support.pages import ROOT, ROUTE, compare_numbers, other_routes
 
 PAGES = sorted(page for page in (ROOT / "docs" / "dialects").glob("*.md") if page.stem != "README")
@@ -17,7 +18,7 @@ REQUEST = re.compile(
 )
 CURL = re.compile(r"curl -s http://127.0.0.1:8000(/\S+) .*?-d '(.*?)'", re.DOTALL)
 # Fields that differ between answers, machines or states of the prefix cache.
-VOLATILE = {"id", "created", "cached_tokens", "model_dtype", "max_batch_tokens", "version"}
+OF_THE_MACHINE = {"model_dtype", "max_batch_tokens", "version"}
 
 
 def examples():
@@ -28,29 +29,11 @@ def examples():
             yield pytest.param(method, path, body, answer, id=f"{page.stem}-{number}")
 
 
-def same(got, want, where="answer"):
-    """Assert that answers are equal, except for volatile fields and digits that the pages do not
-    show."""
-    if isinstance(want, dict):
-        assert isinstance(got, dict), where
-        assert list(got) == list(want), where
-        for key in want.keys() - VOLATILE:
-            same(got[key], want[key], f"{where}.{key}")
-    elif isinstance(want, list):
-        assert len(got) == len(want), where
-        for index, (one, other) in enumerate(zip(got, want, strict=True)):
-            same(one, other, f"{where}[{index}]")
-    elif isinstance(want, float):
-        assert got == pytest.approx(want, abs=5e-4), where
-    else:
-        assert got == want, where
-
-
 @pytest.mark.parametrize(("method", "path", "body", "answer"), list(examples()))
 def test_requests_are_answered_as_shown(demo, method, path, body, answer):
     got = demo.request(method, path, json=json.loads(body) if body else None)
     assert got.status_code == 200, got.text
-    same(got.json(), json.loads(answer))
+    same_answer(got.json(), json.loads(answer), 5e-4, VOLATILE | OF_THE_MACHINE)
 
 
 def test_every_dialect_has_a_page():

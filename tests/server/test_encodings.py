@@ -13,7 +13,7 @@ from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.dialects.table import DIALECT_OF
 from gpuscore.errors import InvalidRequest, UnsupportedMediaType
 from gpuscore.prompts.model import ModelPrompts
-from gpuscore.server.api.encodings import ENCODINGS, PIECE, check_encoding, check_ended, unpacker
+from gpuscore.server.api.body import ENCODINGS, PIECE, check_encoding, check_ended, unpacker
 from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.http.gate import Gate
 from gpuscore.server.http.rounds import Rounds

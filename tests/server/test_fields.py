@@ -6,8 +6,8 @@ import json
 import pytest
 from generate.types import structs
 
-from gpuscore.dialects.schema import openapi_of
 from gpuscore.dialects.table import DIALECT_OF, DIALECTS
+from gpuscore.dialects.wire import openapi_of
 
 JSON = "application/json"
 # A value of each type that is neither null, false nor empty.

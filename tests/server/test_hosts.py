@@ -5,7 +5,7 @@ import pytest
 
 from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError, InvalidRequest
-from gpuscore.server.http.hosts import read_hosts
+from gpuscore.server.http.headers import read_hosts
 from support.connections import Connection, check_error, connected
 from support.serving import QUICK, serving
 

@@ -12,11 +12,6 @@ TOLERANCE = 1e-4
 LABELS = [[12, 7, 5], [12, 8], [9], [12], [9]]
 
 
-@pytest.fixture
-def rng():
-    return np.random.default_rng(0)
-
-
 def ask(client, **body):
     reply = score(client, **body)
     assert reply.status_code == 200, reply.text

@@ -15,8 +15,8 @@ from gpuscore.dialects.dialect import LARGE
 from gpuscore.dialects.served import ServedModel
 from gpuscore.server.api.app import create_app
 from gpuscore.server.http.auth import ApiKeys
-from gpuscore.server.large_bodies import REST, LargeBodies
 from gpuscore.server.service import ScoringService
+from gpuscore.server.text_work import REST, LargeBodies
 
 WORK = 0.02  # seconds of a turn
 

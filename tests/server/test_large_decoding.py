@@ -8,8 +8,7 @@ import pytest
 
 from gpuscore.dialects.dialect import LARGE
 from gpuscore.dialects.score import decode_score
-from gpuscore.dialects.score_parts import decode_in_parts
-from gpuscore.dialects.score_types import ScoreBody
+from gpuscore.dialects.score_body import ScoreBody, decode_in_parts
 from gpuscore.errors import InvalidRequest
 from gpuscore.types.record import RequestRecord
 

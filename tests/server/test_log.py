@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from gpuscore.server.observe.lines import request_line
+from gpuscore.server.observe.operations import request_line
 from gpuscore.system.log import JsonFormatter, LogWriter, logging_to
 from gpuscore.types.record import STAGES, RequestRecord
 from support.connections import post

@@ -9,20 +9,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuscore.server.metrics_port import CONNECTIONS
-from gpuscore.server.observe.vllm_metrics import vllm_metrics
+from gpuscore.server.observe.engine_metrics import vllm_metrics
 from gpuscore.types.stats import NO_STATS, ReplicaState
-from support.connections import post
+from support.connections import free_port, post
 from support.programs import run
 from support.serving import wait_until
 from support.tape_engine import HELD
 from support.tape_servers import JSON, body_of, fronts_of, in_flight, let_go, tape_server
 
 KEY = {"GPUSCORE_API_KEY": "s3cret"}
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return sock.getsockname()[1]
 
 
 def samples(text):

@@ -2,11 +2,10 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 
 from gpuscore.commands.cli import main
-from support.connections import connected
+from support.connections import connected, same_answer
 from support.serving import QUICK, serving
 
 pytestmark = pytest.mark.slow
@@ -24,7 +23,6 @@ BODIES = [
     ("/tokenize", {"prompt": TEXT}),
     ("/detokenize", {"tokens": [300, 301, 302]}),
 ]
-VOLATILE = {"id", "created", "cached_tokens", "prompt_tokens_details"}
 
 
 @pytest.fixture(scope="module")
@@ -32,23 +30,6 @@ def together(model):
     flags = (f"--model=tiny={model[0]}", *QUICK)
     with serving("--model=demo=demo", *flags) as running, connected(running) as opened:
         yield opened
-
-
-def same(one, other):
-    """Assert that two answers are equal but for ids, times and cache hits."""
-    assert type(one) is type(other)
-    if isinstance(one, dict):
-        assert set(one) == set(other)
-        for key in set(one) - VOLATILE:
-            same(one[key], other[key])
-    elif isinstance(one, list):
-        assert len(one) == len(other)
-        for left, right in zip(one, other, strict=True):
-            same(left, right)
-    elif isinstance(one, float):
-        np.testing.assert_allclose(one, other, atol=1e-4)
-    else:
-        assert one == other
 
 
 def test_answers_equal_those_of_each_alone_also_in_parallel(together, client, demo):
@@ -71,7 +52,7 @@ def test_answers_equal_those_of_each_alone_also_in_parallel(together, client, de
     with ThreadPoolExecutor(6) as pool:
         for asked, reply in pool.map(ask, list(wanted) * 3):
             assert reply.status_code == wanted[asked].status_code, (asked, reply.text)
-            same(reply.json(), wanted[asked].json())
+            same_answer(reply.json(), wanted[asked].json())
 
 
 def test_each_has_its_own_description(together):

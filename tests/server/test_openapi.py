@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from gpuscore import errors
-from gpuscore.dialects.errors import ErrorAnswer
 from gpuscore.dialects.paths import GENERATING_PATHS
+from gpuscore.dialects.wire import ErrorAnswer
 from gpuscore.server.api.openapi import ERRORS, refusals
 from support.connections import KEYS, connected
 

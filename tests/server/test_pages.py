@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from gpuscore.config import ServerConfig
 from gpuscore.dialects.served import ServedModel
 from gpuscore.server.api.app import create_app
-from gpuscore.server.api.static import DOCS, ROOT, UI
+from gpuscore.server.api.pages import DOCS, ROOT, UI
 from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.service import ScoringService
 from support.connections import connected
@@ -25,13 +25,6 @@ SPACES = {"http://www.w3.org/2000/svg"}  # a name, which nothing loads
 ADDRESS = re.compile(r"""(?:https?:)?//[\w.-]+\.[a-z][^\s"'`)]*""")
 LOADED = re.compile(r"""(?:from|import)\s+"(\./[^"]+)\"""")
 MOST_LINES = 200
-
-
-@pytest.fixture
-def stranger(limited_server):
-    """A client without a key of a server that needs one."""
-    with connected(limited_server) as opened:
-        yield opened
 
 
 class Loads(HTMLParser):

@@ -5,7 +5,6 @@ signals end a command with a traceback. The console script starts real processes
 import os
 import re
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -15,18 +14,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from support.connections import Connection, connected, hold, large_request
+from support.connections import Connection, connected, free_port, hold, large_request
 from support.programs import COMMAND, start
 from support.serving import QUICK, RunningServer, children, wait_until
 from support.slow import slow
 
 CLOSED = "exec 0<&- 1>&- 2>&-;"
 ALICE, BOB = "key-of-alice", "key-of-bob"
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return sock.getsockname()[1]
 
 
 def hang_up(process):

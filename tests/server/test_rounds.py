@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from gpuscore.errors import Overloaded
-from gpuscore.server.bridge import Bridge
 from gpuscore.server.http.rounds import ACCEPTS, FEW, LATE, Listener, Rounds
+from gpuscore.server.service import Bridge
 from gpuscore.types.arrays import NO_TOKENS
 from gpuscore.types.request import ScoreRequest
 
@@ -43,7 +43,8 @@ def test_connections_are_taken_in_by_portions():
     with socket.create_server(("127.0.0.1", 0), backlog=512) as opened:
         address = opened.getsockname()
         listener = Listener(fileno=opened.detach())
-    listener.rounds = Rounds()
+    rounds = Rounds()
+    listener.count_in(rounds)
     listener.setblocking(False)
     clients = [socket.create_connection(address) for _ in range(ACCEPTS + FEW + 1)]
 
@@ -59,10 +60,10 @@ def test_connections_are_taken_in_by_portions():
 
     assert accepted() == ACCEPTS
     assert accepted() == 0
-    listener.rounds.number += 1
-    listener.rounds.began -= 2 * LATE
+    rounds.number += 1
+    rounds.began -= 2 * LATE
     assert accepted() == FEW
-    listener.rounds.number += 1
+    rounds.number += 1
     assert accepted() == 1
     for closed in [listener, *clients]:
         closed.close()

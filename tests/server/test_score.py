@@ -26,11 +26,6 @@ FURTHER_DEFAULTS = {
 }
 
 
-@pytest.fixture
-def rng():
-    return np.random.default_rng(0)
-
-
 def ask(client, **body):
     """Return the answer of a request that must succeed and that finds nothing in the prefix
     cache."""

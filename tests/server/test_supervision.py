@@ -28,15 +28,7 @@ from support.connections import (
 )
 from support.serving import QUICK, children, running, serving, wait_until
 from support.tape_engine import MARK
-from support.tape_servers import (
-    JSON,
-    PATIENCE,
-    body_of,
-    engine_of,
-    in_flight,
-    let_go,
-    tape_server,
-)
+from support.tape_servers import JSON, PATIENCE, body_of, engine_of, in_flight, let_go, tape_server
 
 
 def test_silence_is_noticed_within_two_seconds():

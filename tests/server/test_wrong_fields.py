@@ -7,13 +7,7 @@ import json
 
 import pytest
 
-from support.connections import (
-    MARKER,
-    check_error,
-    large_request,
-    post,
-    score,
-)
+from support.connections import MARKER, check_error, large_request, post, score
 from support.error_table import GOOD, covers, table
 from support.models import VOCAB
 

@@ -8,13 +8,7 @@ import json
 
 import pytest
 
-from support.connections import (
-    MARKER,
-    Connection,
-    check_error,
-    post,
-    score,
-)
+from support.connections import MARKER, Connection, check_error, post, score
 from support.error_table import CHUNKED, GOOD, covers, table
 
 pytestmark = pytest.mark.usefixtures("unharmed")

@@ -9,14 +9,7 @@ import json
 import httpx
 import pytest
 
-from support.connections import (
-    MARKER,
-    POISON,
-    Connection,
-    check_error,
-    post,
-    score,
-)
+from support.connections import MARKER, POISON, Connection, check_error, post, score
 from support.error_table import CHUNKED, GOOD, covers, table
 from support.models import VOCAB
 

@@ -3,12 +3,14 @@
 import json
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 from unittest.mock import ANY
 from uuid import uuid4
 
 import httpx
+import pytest
 
 from support.serving import RunningServer, wait_until
 
@@ -16,6 +18,8 @@ from support.serving import RunningServer, wait_until
 MARKER = "Grüner-Marker-7c41-xyz"
 MAX_ERROR_BYTES = 2048
 KEYS = ("key-of-alice", "key-of-bob", "schlüssel-of-carol")  # keys of the limited server
+PAGE = "https://app.example.org"  # the origin that the full server allows
+VOLATILE = {"id", "created", "cached_tokens"}  # fields that differ between equal requests
 POISON = 7  # a label whose logit is not finite in the limited server's model
 
 
@@ -217,3 +221,31 @@ def metric(client: httpx.Client, name: str) -> float:
 def under_way(client: httpx.Client) -> int:
     """Return the number of requests whose heads the server has read, except the one that asks."""
     return int(metric(client, "requests_running")) - 1
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+def same_answer(
+    got: Any,
+    want: Any,
+    tolerance: float = 1e-4,
+    but: Collection[str] = VOLATILE,
+    where: str = "answer",
+) -> None:
+    """Assert that answers are equal but for the fields `but` and small differences of numbers."""
+    assert type(got) is type(want), where
+    if isinstance(want, dict):
+        assert list(got) == list(want), where
+        for key in want.keys() - but:
+            same_answer(got[key], want[key], tolerance, but, f"{where}.{key}")
+    elif isinstance(want, list):
+        assert len(got) == len(want), where
+        for index, (one, other) in enumerate(zip(got, want, strict=True)):
+            same_answer(one, other, tolerance, but, f"{where}[{index}]")
+    elif isinstance(want, float):
+        assert got == pytest.approx(want, abs=tolerance), where
+    else:
+        assert got == want, where

@@ -21,9 +21,9 @@ from gpuscore.dialects.dialect import (
     cache_salt,
     choose,
 )
-from gpuscore.dialects.errors import encode_error
 from gpuscore.dialects.served import LoadedModel, ModelTable, ServedModel
 from gpuscore.dialects.table import DIALECT_OF
+from gpuscore.dialects.wire import encode_error
 from gpuscore.errors import GpuscoreError, MethodNotAllowed, NotFound
 from gpuscore.text.turns import ALONE
 from gpuscore.types.item_errors import renumbered, scored_places

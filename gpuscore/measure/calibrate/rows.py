@@ -6,16 +6,15 @@ from typing import Annotated
 
 import msgspec
 
-from gpuscore.dialects.fields import about
-from gpuscore.dialects.schema import decoding_errors
-from gpuscore.dialects.system_one import check_body
-from gpuscore.dialects.system_one_types import (
+from gpuscore.dialects.system_one import (
     NamedChoiceQuestion,
     NoulQuestion,
     ScoreQuestion,
     SystemOneBody,
     SystemOneQuestion,
+    check_body,
 )
+from gpuscore.dialects.wire import about, decoding_errors
 from gpuscore.errors import ConfigError, InvalidRequest
 
 MOST_SHOWN = 10  # bad rows in an error

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from functools import partial
 from time import monotonic
 from typing import Any, TypeAlias, TypeVar, cast
@@ -12,35 +12,38 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.routing import Route, request_response
+from starlette.routing import BaseRoute, Match, Route, Router, request_response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpuscore import __version__
 from gpuscore.config import ServerConfig
 from gpuscore.dialects.dialect import LARGE, BodyT, Dialect
 from gpuscore.dialects.paths import OPEN_PATHS, no_such_path
-from gpuscore.dialects.schema import openapi_of
 from gpuscore.dialects.table import DIALECTS
+from gpuscore.dialects.wire import openapi_of
 from gpuscore.errors import (
     AnswerTooLarge,
     DeadlineExceeded,
     GpuscoreError,
     InternalError,
+    InvalidApiKey,
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
 )
-from gpuscore.server.answering import answer
-from gpuscore.server.api.answers import LongResponse, error_response
+from gpuscore.server.api.answers import answer, error_response
 from gpuscore.server.api.body import check_content_type, count, read_body
-from gpuscore.server.api.key_check import AuthMiddleware
 from gpuscore.server.api.openapi import DocumentedApp
-from gpuscore.server.api.pages import add_metrics, add_pages, add_probes
-from gpuscore.server.api.static import add_docs, add_ui
-from gpuscore.server.http.auth import ApiKeys
-from gpuscore.server.http.cors import read_origins
-from gpuscore.server.http.headers import check_request_id, head_refusal, request_seconds
-from gpuscore.server.http.hosts import ANY_HOST, Hosts
+from gpuscore.server.api.pages import add_docs, add_metrics, add_pages, add_probes, add_ui
+from gpuscore.server.http.auth import NO_KEY, ApiKeys
+from gpuscore.server.http.headers import (
+    ANY_HOST,
+    Hosts,
+    check_request_id,
+    head_refusal,
+    read_origins,
+    request_seconds,
+)
 from gpuscore.server.observe.operations import Operations, OperationsMiddleware
 from gpuscore.server.service import RequestContext, ScoringService
 from gpuscore.types.record import CLIENT_LEFT, LEFT_CODE, record_of
@@ -61,14 +64,15 @@ def create_app(
     """Return the ASGI application for the served models; by default with metrics but no log."""
     operations = operations or Operations(service)
     app = DocumentedApp(
+        bool(keys),
+        int(config.request_timeout * 1000),
         title="gpuscore",
         version=__version__,
         description="Label probabilities for many items, without decoding.",
-        docs_url=None,  # FastAPI's page loads scripts from another host; see static.py
+        docs_url=None,  # FastAPI's page loads scripts from another host; see pages.py
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.has_keys, app.longest = bool(keys), int(config.request_timeout * 1000)
     _add_dialects(app, service, config)
     add_probes(app, service)
     add_pages(app, service)
@@ -146,10 +150,7 @@ def _endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConf
                     body = await _in_time(decoding, deadline, seconds)
                 del received  # it may be large, and `body` has the text
                 running = answer(service, dialect, body, call)
-                made = await _in_time(running, deadline, seconds)
-                if made.rest is not None:
-                    return LongResponse(service, call, made.first, made.rest)
-                return Response(made.first, media_type="application/json")
+                return await _in_time(running, deadline, seconds)
             finally:
                 ids = BYTES_PER_ID * (call.record.prompt_tokens or 0)
                 service.memory.used(max(size, ids))
@@ -290,3 +291,36 @@ class OuterMiddleware:
             await send(message)
 
         return closing
+
+
+class AuthMiddleware:
+    """The middleware that passes a request on if its route is open or its key is valid.
+
+    It decides by the route object that the router will use, never by a path that a Host header
+    could have changed. A request that matches no route needs a key: its error is for the
+    `OuterMiddleware`.
+    """
+
+    def __init__(
+        self, app: ASGIApp, router: Router, open_routes: Collection[BaseRoute], keys: ApiKeys
+    ) -> None:
+        self.app, self.router, self.keys = app, router, keys
+        self.open_routes = {id(route) for route in open_routes}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        # For a scoring request, the connection has checked the key before it read the body.
+        tenant = state.get("tenant") or self.keys.tenant(scope["headers"])
+        if tenant is None and not self._is_open(scope):
+            raise InvalidApiKey("a valid API key is required: Authorization: Bearer KEY")
+        state["tenant"] = tenant or NO_KEY
+        await self.app(scope, receive, send)
+
+    def _is_open(self, scope: Scope) -> bool:
+        for route in self.router.routes:
+            if route.matches(scope)[0] == Match.FULL:
+                return id(route) in self.open_routes
+        return False

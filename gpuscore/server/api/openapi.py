@@ -7,10 +7,10 @@ import msgspec
 from fastapi import FastAPI
 
 from gpuscore import errors
-from gpuscore.dialects.errors import ErrorAnswer
 from gpuscore.dialects.paths import GENERATING_PATHS, OPEN_PATHS
 from gpuscore.dialects.served import LOADING, LOST, READY
 from gpuscore.dialects.table import DIALECT_OF
+from gpuscore.dialects.wire import ErrorAnswer
 from gpuscore.errors import GpuscoreError
 
 Errors: TypeAlias = tuple[type[msgspec.Struct], ...]
@@ -87,17 +87,19 @@ _KEYS = {
 class DocumentedApp(FastAPI):
     """A FastAPI application whose OpenAPI document has errors, headers and keys.
 
-    Attributes:
+    Args:
         has_keys: the server has API keys.
         longest: the most milliseconds that a caller may ask for as a timeout.
+        more: for FastAPI.
     """
 
-    has_keys = False
-    longest = 1
+    def __init__(self, has_keys: bool, longest: int, **more: Any) -> None:
+        super().__init__(**more)
+        self._has_keys, self._longest = has_keys, longest
 
     def openapi(self) -> dict[str, Any]:
         if not self.openapi_schema:
-            _complete(super().openapi(), self.has_keys, self.longest)
+            _complete(super().openapi(), self._has_keys, self._longest)
         return self.openapi_schema or {}
 
 

@@ -1,25 +1,107 @@
-"""Routes without a body: probes, the models and metrics."""
+"""Routes without a body: probes, the models, metrics; and pages for people with the files that they
+load, all from `server/static`: the playground, the status page, and Swagger UI for /docs.
 
-from collections.abc import Iterator
+A page holds nothing of the server's: its scripts ask the routes, with the reader's key.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
+from gpuscore import __version__
 from gpuscore.config.served import listed
-from gpuscore.dialects.paths import MODELS_PATH, TOKENIZER_INFO_PATH
+from gpuscore.dialects.paths import (
+    DOCS_PATH,
+    MODELS_PATH,
+    PLAYGROUND_PATH,
+    STATUS_PATH,
+    TOKENIZER_INFO_PATH,
+)
 from gpuscore.dialects.served import (
     LOADING,
     LOADING_RETRY_AFTER,
     LOST,
+    LoadedModel,
     ModelTable,
     ServedModel,
 )
 from gpuscore.errors import InvalidRequest, Unavailable
 from gpuscore.server.api.answers import json_response
-from gpuscore.server.api.info import server_info
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.service import ScoringService
+
+
+def server_info(name: str, model: LoadedModel) -> dict[str, Any]:
+    """Return the fields of text-embeddings-inference, and those that it lacks under `gpuscore`."""
+    limits = model.engine.limits
+    asked = None if isinstance(model.prompts.decisions, str) else model.prompts.decisions
+    requests = model.prompts.builder.limits
+    return {
+        "model_id": name,
+        "model_sha": None,
+        "model_dtype": model.about,
+        "model_type": _model_type(model),
+        "max_concurrent_requests": model.engine.backlog.most_requests,
+        "max_input_length": limits.max_model_len,
+        "max_batch_tokens": limits.max_tokens,
+        "max_batch_requests": None,
+        "max_client_batch_size": requests.max_items,
+        "auto_truncate": False,
+        "tokenization_workers": None,
+        "version": __version__,
+        "sha": None,
+        "docker_label": None,
+        "gpuscore": {
+            "family": _family(model),
+            "classes": limits.classes,
+            "max_request_tokens": requests.max_request_tokens,
+            "valid_token_ids": limits.vocab_rows,
+            "decisions": not isinstance(model.prompts.decisions, str),
+            "decision_order": None if asked is None else asked.settings.order,
+            "calibration": None if asked is None else asked.settings.calibration.as_json(),
+        },
+    }
+
+
+def _model_type(model: LoadedModel) -> dict[str, Any]:
+    """Return TEI's kind of model, or `language_model`, which is ours, for any other model."""
+    if model.prompts.family is not None and model.prompts.family.family.ranks:
+        return {"reranker": _labels(["relevance"])}
+    if model.prompts.family is not None:
+        return {"classifier": _labels(model.prompts.family.family.classes)}
+    if model.engine.limits.classes is not None:
+        return {"classifier": _labels(model.engine.limits.classes)}
+    return {"language_model": {}}
+
+
+def _labels(names: Sequence[str]) -> dict[str, Any]:
+    return {
+        "id2label": {str(i): name for i, name in enumerate(names)},
+        "label2id": {name: i for i, name in enumerate(names)},
+    }
+
+
+def _family(model: LoadedModel) -> dict[str, Any] | None:
+    if model.prompts.family is None:
+        return None
+    family = model.prompts.family.family
+    return {
+        "name": family.name,
+        "source": family.source,
+        "prompt": list(family.parts),
+        "labels": list(family.labels),
+        "label_token_ids": model.prompts.family.label_ids,
+        "classes": list(family.classes),
+        "instruction": family.instruction,
+        "activation": family.activation if family.ranks else "softmax",
+        "scale": family.scale,
+    }
+
 
 MODEL = "model"
 UNKNOWN_DATE = "1970-01-01"  # as the 0 in OpenAI's `created`
@@ -152,3 +234,77 @@ def _model_card(served: ServedModel) -> dict[str, Any]:
     if served.loaded is None:
         return card
     return card | {"max_model_len": served.loaded.engine.limits.max_model_len}
+
+
+ROOT = Path(__file__).parents[1] / "static"
+PIECE = 2**16  # bytes; a connection waits for its client while about as many are on their way
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
+# Scripts and styles only from this server and only from files, so that no text that a page shows
+# can run; requests only to this server; no page of another site may hold this one in a frame.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-cache",
+}
+UI = {PLAYGROUND_PATH: "ui/index.html", STATUS_PATH: "ui/status.html"}
+DOCS = {DOCS_PATH: "docs/index.html"}
+
+
+def add_ui(app: FastAPI) -> list[str]:
+    """Add the playground and the status page; return the paths of their files."""
+    return _add(app, UI, "ui")
+
+
+def add_docs(app: FastAPI) -> list[str]:
+    """Add Swagger UI at /docs; return the paths of its files."""
+    return _add(app, DOCS, "docs")
+
+
+def _add(app: FastAPI, pages: dict[str, str], folder: str) -> list[str]:
+    shown = set(pages.values())
+    names = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / folder).iterdir())
+    files = pages | {f"/{name}": name for name in names if name not in shown}
+    for path, name in files.items():
+        app.add_api_route(path, _endpoint(name), methods=["GET"], include_in_schema=False)
+    return list(files)
+
+
+def _endpoint(name: str) -> Callable[[Request], Awaitable[Response]]:
+    kind = TYPES[Path(name).suffix]
+
+    async def file(request: Request) -> Response:
+        return _InPieces(_read(name), headers=HEADERS, media_type=kind)
+
+    return file
+
+
+class _InPieces(Response):
+    """A response whose body is sent as the client takes it.
+
+    The files need no key and are large. Sent at once, each client that does not read its answer
+    would hold a copy.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = self.raw_headers
+        await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
+        for start in range(0, max(1, len(self.body)), PIECE):
+            piece, more = self.body[start : start + PIECE], start + PIECE < len(self.body)
+            await send({"type": "http.response.body", "body": piece, "more_body": more})
+
+
+@cache
+def _read(name: str) -> bytes:
+    """Return a file's bytes, which are kept from the first request on."""
+    return (ROOT / name).read_bytes()

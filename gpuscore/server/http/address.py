@@ -6,7 +6,6 @@ from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError
 from gpuscore.server.http.rounds import Listener
 
-LOOPBACK = "127.0.0.1"
 BACKLOG = 2048  # connections that the kernel holds for one socket
 
 

@@ -11,7 +11,7 @@ from types import FrameType
 
 from gpuscore.config import API_KEY_VARIABLE, ServerConfig
 from gpuscore.errors import ConfigError
-from gpuscore.server.http.hosts import is_loopback
+from gpuscore.server.http.headers import is_loopback
 from gpuscore.types.record import Headers
 
 logger = logging.getLogger(__name__)

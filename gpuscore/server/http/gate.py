@@ -107,12 +107,11 @@ class Gate:
         """
         if self._refused == self._rounds.number:
             return self._refusal
-        alive = self._service.models.alive
-        if not alive or self._service.draining:
+        backlogs = self._service.models.backlogs  # whose request it is, its body tells
+        if not backlogs or self._service.draining:
             return None
-        backlogs = [model.engine.backlog for model in alive]  # whose request it is, its body tells
         requests = self.requests
-        if requests >= backlogs[0].config.max_queued_requests:
+        if requests >= backlogs[0].most_requests:
             self._refused = self._rounds.number
             tokens = sum(backlog.tokens for backlog in backlogs)
             self._refusal = Overloaded(
@@ -156,11 +155,10 @@ class Gate:
         others, limit = self.bytes - own, self._config.max_queued_bytes
         if not others or others + own + announced <= limit:
             return None
-        backlogs = [model.engine.backlog for model in self._service.models.alive]
         return Overloaded(
             f"{self.requests} requests with bodies and answers of {others} bytes are in flight, "
             f"the limit is {limit} bytes",
-            retry_after=_retry_after(backlogs),
+            retry_after=_retry_after(self._service.models.backlogs),
         )
 
     def size(self, exchange: Exchange) -> int:

@@ -99,14 +99,18 @@ class Listener(socket.socket):
     descriptors it would report every attempt; after the first it looks again a second later.
     """
 
-    rounds: Rounds
+    _rounds: Rounds
     _round = -1
     _accepted = 0
 
+    def count_in(self, rounds: Rounds) -> None:
+        """Count connections by the rounds of this loop from now on; due before the first one."""
+        self._rounds = rounds
+
     def accept(self) -> tuple[socket.socket, Any]:
-        if self._round != self.rounds.number:
-            self._round, self._accepted = self.rounds.number, 0
-        if self._accepted >= (FEW if self.rounds.age > LATE else ACCEPTS):
+        if self._round != self._rounds.number:
+            self._round, self._accepted = self._rounds.number, 0
+        if self._accepted >= (FEW if self._rounds.age > LATE else ACCEPTS):
             raise BlockingIOError
         self._accepted += 1
         try:

@@ -1,8 +1,13 @@
-"""The metrics of the engines, with the labels `model` and `replica`: its number, from 0."""
+"""The metrics of the engines: ours, with the labels `model` and `replica` (its number, from 0), and
+those that routers of vLLM servers read, under vLLM's names (`--vllm-metrics`).
+
+Readers of vLLM's names take the first series of a name, so there is one for each model, with the
+sum over its replicas.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -14,11 +19,21 @@ from prometheus_client.core import (
 
 from gpuscore.types.stats import BATCH_ITEMS, BATCH_TOKENS, EngineStats, ReplicaState, SizeCounts
 
-LABELS = ("model", "replica")
-_Row: TypeAlias = tuple[str, str, Callable[[EngineStats], float]]
+LABELS, VLLM_LABELS = ("model", "replica"), ("model_name",)
+SourceT = TypeVar("SourceT")
+_Row: TypeAlias = tuple[str, str, Callable[[SourceT], float]]  # name, help, value
+_Sources: TypeAlias = Sequence[tuple[list[str], SourceT]]  # values of labels, and what has values
 
-# Counters, which outlive restarts of an engine: name, help, value.
-_COUNTERS: tuple[_Row, ...] = (
+_STATES: tuple[_Row[ReplicaState], ...] = (
+    ("replica_up", "1 while the replica's engine is alive", lambda r: r.alive),
+    (
+        "engine_heartbeat_age_seconds",
+        "Time since the last sign of life of the engine's process",
+        lambda r: r.stats.heartbeat_age,
+    ),
+)
+# Counters, which outlive restarts of an engine.
+_COUNTERS: tuple[_Row[EngineStats], ...] = (
     ("batches", "Forward passes", lambda s: s.counters.batches),
     ("computed_tokens", "Tokens computed", lambda s: s.counters.computed_tokens),
     (
@@ -35,7 +50,7 @@ _COUNTERS: tuple[_Row, ...] = (
     ("engine_restarts", "Engine processes started after the first", lambda s: s.restarts),
 )
 # Gauges that have no meaning without a running engine.
-_GAUGES: tuple[_Row, ...] = (
+_GAUGES: tuple[_Row[EngineStats], ...] = (
     (
         "requests_waiting",
         "Requests admitted by the engine, not yet answered",
@@ -57,87 +72,121 @@ _GAUGES: tuple[_Row, ...] = (
 )
 
 
+def _usage(stats: Sequence[EngineStats]) -> float:
+    return sum(one.pages_used for one in stats) / max(1, sum(one.pages for one in stats))
+
+
+# Of engines that are alive.
+_VLLM_GAUGES: tuple[_Row[Sequence[EngineStats]], ...] = (
+    (
+        "num_requests_running",
+        "Requests that have been in a batch and are not answered",
+        lambda stats: sum(one.running for one in stats),
+    ),
+    (
+        "num_requests_waiting",
+        "Requests admitted by the engine of which nothing was computed yet",
+        lambda stats: sum(max(0, one.requests - one.running) for one in stats),
+    ),
+    ("kv_cache_usage_perc", "Share of the pages in use, 1 = all", _usage),
+    ("gpu_cache_usage_perc", "The same under an older name", _usage),
+)
+# Of all engines.
+_VLLM_COUNTERS: tuple[_Row[Sequence[EngineStats]], ...] = (
+    (
+        "gpu_prefix_cache_queries",
+        "Tokens that were looked for in the prefix cache or computed",
+        lambda stats: sum(s.counters.cached_tokens + s.counters.computed_tokens for s in stats),
+    ),
+    (
+        "gpu_prefix_cache_hits",
+        "Tokens found in the prefix cache",
+        lambda stats: sum(one.counters.cached_tokens for one in stats),
+    ),
+)
+
+
 def engine_metrics(replicas: Sequence[ReplicaState]) -> Iterator[Metric]:
     """Yield the metrics of all replicas; none of them before the model is loaded."""
     if not replicas:
         return
     devices = InfoMetricFamily("gpuscore_replica", "Device of a replica", labels=LABELS)
-    up = _gauge("replica_up", "1 while the replica's engine is alive")
-    heard = _gauge(
-        "engine_heartbeat_age_seconds", "Time since the last sign of life of the engine's process"
-    )
     for one in replicas:
         devices.add_metric(_labels(one), {"device": one.device})
-        up.add_metric(_labels(one), one.alive)
-        heard.add_metric(_labels(one), one.stats.heartbeat_age)
-    yield from (devices, up, heard)
-    yield from _counters(replicas)
-    if alive := [one for one in replicas if one.alive]:
-        yield from _gauges(alive)
+    yield devices
+    states = [(_labels(one), one) for one in replicas]
+    yield from _families(GaugeMetricFamily, "gpuscore_", LABELS, _STATES, states)
+    every = [(_labels(one), one.stats) for one in replicas]
+    yield from _families(CounterMetricFamily, "gpuscore_", LABELS, _COUNTERS, every)
+    oom = CounterMetricFamily(
+        "gpuscore_oom",
+        "Forward passes that ran out of memory: retried in smaller batches, or failed with a "
+        "request",
+        labels=[*LABELS, "outcome"],
+    )
+    for labels, stats in every:
+        oom.add_metric([*labels, "retried"], stats.counters.oom_retried)
+        oom.add_metric([*labels, "failed"], stats.counters.oom_failed)
+    yield oom
+    tokens = [(labels, stats.counters.batch_tokens) for labels, stats in every]
+    yield _histogram("batch_tokens", "Tokens of a forward pass", BATCH_TOKENS, tokens)
+    items = [(labels, stats.counters.batch_items) for labels, stats in every]
+    yield _histogram("batch_items", "Items that a pass scored", BATCH_ITEMS, items)
+    if alive := [(_labels(one), one.stats) for one in replicas if one.alive]:
+        yield from _families(GaugeMetricFamily, "gpuscore_", LABELS, _GAUGES, alive)
+        labels = [*LABELS, "state"]
+        pages = GaugeMetricFamily("gpuscore_kv_pages", "Pages of the KV cache", labels=labels)
+        for own, stats in alive:
+            pages.add_metric([*own, "free"], stats.pages_free)
+            pages.add_metric([*own, "cached"], stats.pages_cached)
+            pages.add_metric([*own, "used"], stats.pages_used)
+        yield pages
+
+
+def vllm_metrics(replicas: Sequence[ReplicaState]) -> Iterator[Metric]:
+    """Yield them for all models; gauges only of models of which an engine is alive."""
+    models = dict.fromkeys(one.model for one in replicas)
+    of = {name: [one for one in replicas if one.model == name] for name in models}
+    living = {name: [one.stats for one in of[name] if one.alive] for name in models}
+    alive = [([name], stats) for name, stats in living.items() if stats]
+    yield from _families(GaugeMetricFamily, "vllm:", VLLM_LABELS, _VLLM_GAUGES, alive)
+    every = [([name], [one.stats for one in of[name]]) for name in models]
+    yield from _families(CounterMetricFamily, "vllm:", VLLM_LABELS, _VLLM_COUNTERS, every)
 
 
 def rerun_metric(replicas: Sequence[ReplicaState]) -> Metric:
     """Return what one process counts of its replicas; engines know nothing of it."""
-    rerun = _counter(
-        "rerun", "Requests, or parts of them, run again elsewhere after this replica was lost"
+    rerun = CounterMetricFamily(
+        "gpuscore_rerun",
+        "Requests, or parts of them, run again elsewhere after this replica was lost",
+        labels=LABELS,
     )
     for one in replicas:
         rerun.add_metric(_labels(one), one.rerun)
     return rerun
 
 
-def _counters(replicas: Sequence[ReplicaState]) -> Iterator[Metric]:
-    for name, what, value in _COUNTERS:
-        family = _counter(name, what)
-        for one in replicas:
-            family.add_metric(_labels(one), value(one.stats))
-        yield family
-    oom = _counter(
-        "oom",
-        "Forward passes that ran out of memory: retried in smaller batches, or failed with a "
-        "request",
-        "outcome",
-    )
-    for one in replicas:
-        oom.add_metric([*_labels(one), "retried"], one.stats.counters.oom_retried)
-        oom.add_metric([*_labels(one), "failed"], one.stats.counters.oom_failed)
-    yield oom
-    done = [(_labels(one), one.stats.counters) for one in replicas]
-    tokens = [(labels, counters.batch_tokens) for labels, counters in done]
-    yield _histogram("batch_tokens", "Tokens of a forward pass", BATCH_TOKENS, tokens)
-    items = [(labels, counters.batch_items) for labels, counters in done]
-    yield _histogram("batch_items", "Items that a pass scored", BATCH_ITEMS, items)
-
-
-def _gauges(replicas: Sequence[ReplicaState]) -> Iterator[Metric]:
-    for name, what, value in _GAUGES:
-        family = _gauge(name, what)
-        for one in replicas:
-            family.add_metric(_labels(one), value(one.stats))
-        yield family
-    pages = _gauge("kv_pages", "Pages of the KV cache", "state")
-    for one in replicas:
-        stats = one.stats
-        pages.add_metric([*_labels(one), "free"], stats.pages_free)
-        pages.add_metric([*_labels(one), "cached"], stats.pages_cached)
-        pages.add_metric([*_labels(one), "used"], stats.pages_used)
-    yield pages
-
-
 def _labels(one: ReplicaState) -> list[str]:
     return [one.model, one.replica]
 
 
-def _gauge(name: str, what: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"gpuscore_{name}", what, labels=[*LABELS, *labels])
-
-
-def _counter(name: str, what: str, *labels: str) -> CounterMetricFamily:
-    return CounterMetricFamily(f"gpuscore_{name}", what, labels=[*LABELS, *labels])
+def _families(
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
+    prefix: str,
+    labels: Sequence[str],
+    rows: Sequence[_Row[SourceT]],
+    sources: _Sources[SourceT],
+) -> Iterator[Metric]:
+    """Yield a family for each row, with a sample for each source."""
+    for name, what, value in rows:
+        family = kind(f"{prefix}{name}", what, labels=labels)
+        for own, source in sources:
+            family.add_metric(own, value(source))
+        yield family
 
 
 def _histogram(
-    name: str, what: str, bounds: tuple[int, ...], sizes: "Sequence[tuple[list[str], SizeCounts]]"
+    name: str, what: str, bounds: tuple[int, ...], sizes: "_Sources[SizeCounts]"
 ) -> Metric:
     family = HistogramMetricFamily(f"gpuscore_{name}", what, labels=LABELS)
     ends = [*(str(float(bound)) for bound in bounds), "+Inf"]

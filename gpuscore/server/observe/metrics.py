@@ -5,21 +5,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from gpuscore import __version__
 from gpuscore.dialects.table import DIALECT_OF
 from gpuscore.errors import GpuscoreError
-from gpuscore.server.observe.engine_metrics import engine_metrics, rerun_metric
+from gpuscore.server.observe.engine_metrics import engine_metrics, rerun_metric, vllm_metrics
 from gpuscore.server.observe.sums import Samples, Snapshot, SummedCollector, take_snapshot
-from gpuscore.server.observe.vllm_metrics import vllm_metrics
 from gpuscore.types.record import LEFT_CODE, PROGRESS, STAGES, RequestRecord
 from gpuscore.types.stats import ReplicaState
 

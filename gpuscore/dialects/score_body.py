@@ -1,12 +1,15 @@
-"""Body and answer of /v1/score."""
+"""The body of /v1/score; a large one is decoded part by part, so that no other thread waits for it.
 
-from typing import Annotated
+msgspec holds the GIL while it decodes. Ten thousand lists of labels, a million numbers, would take
+it a tenth of a second in one call.
+"""
+
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from gpuscore.dialects.fields import (
-    AnsweredModel,
+from gpuscore.dialects.wire import (
     CacheSalt,
     ErrorMode,
     ModelName,
@@ -15,7 +18,6 @@ from gpuscore.dialects.fields import (
     about,
     refused,
 )
-from gpuscore.dialects.schema import FailedItems, TokenUsage
 
 Text = str
 Ids = list[int]
@@ -101,37 +103,53 @@ class ScoreBody(msgspec.Struct, forbid_unknown_fields=True):
     query_embed_overrides: Annotated[list[list[float]] | None, refused()] = None
     item_embed_overrides: Annotated[list[list[list[float]] | None] | None, refused()] = None
 
-    @property
-    def softmax(self) -> bool:
-        return bool(self.apply_softmax)
 
-    @property
-    def need_lse(self) -> bool:
-        return not self.softmax or bool(self.return_label_logprobs or self.return_label_mass)
+PART = 2**15  # bytes of entries that are decoded in one call
+# Of the fields with many entries.
+_decoders: dict[str, msgspec.json.Decoder[list[Any]]] = {
+    "items": msgspec.json.Decoder(list[Text | Ids | None]),
+    "label_token_ids": msgspec.json.Decoder(list[int | Ids]),
+}
+_raw_entries = msgspec.json.Decoder(list[msgspec.Raw])
+_NULL = msgspec.Raw(b"null")
+_outer = msgspec.json.Decoder(
+    msgspec.defstruct(
+        "OuterScoreBody",
+        [
+            (field.name, msgspec.Raw, _NULL)
+            if field.name in _decoders
+            else (field.name, field.type, field.default)
+            for field in msgspec.structs.fields(ScoreBody)
+        ],
+        forbid_unknown_fields=True,
+    )
+)
 
 
-class ScoreAnswer(msgspec.Struct, omit_defaults=True):
-    """Answer of POST /v1/score."""
+def decode_in_parts(body: bytes) -> ScoreBody | None:
+    """Return what msgspec makes of a body; None if the whole is to be decoded at once.
 
-    scores: Annotated[
-        list[list[float] | None],
-        about(
-            "A row per item and a number per label, in the request's order; null for an item in "
-            "`errors`."
-        ),
-    ]
-    model: AnsweredModel
-    usage: TokenUsage
-    object: Annotated[str, about("Always `scoring`.")]
-    label_logprobs: Annotated[
-        list[list[float] | None] | None,
-        about("Natural logarithms of the labels' probabilities over the whole vocabulary."),
-    ] = None
-    label_mass: Annotated[
-        list[float | None] | None,
-        about(
-            "Per item, the probability of all its labels together. A label that continues another "
-            "one does not count, because its probability is part of the other's."
-        ),
-    ] = None
-    errors: FailedItems = None
+    That is so for a wrong body, whose error then names the right place.
+    """
+    try:
+        outer = _outer.decode(body)
+        fields = {name: getattr(outer, name) for name in outer.__struct_fields__}
+        for name, decoder in _decoders.items():
+            fields[name] = _entries(fields[name], decoder)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return ScoreBody(**fields)
+
+
+def _entries(given: msgspec.Raw, decoder: msgspec.json.Decoder[list[Any]]) -> list[Any] | None:
+    if given == _NULL:
+        return None
+    found: list[Any] = []
+    some, size = list[msgspec.Raw](), 0
+    for entry in _raw_entries.decode(given):
+        some.append(entry)
+        size += len(memoryview(entry))
+        if size > PART:
+            found += decoder.decode(b"[%b]" % b",".join(some))
+            some, size = [], 0
+    return found + decoder.decode(b"[%b]" % b",".join(some))

@@ -1,0 +1,258 @@
+"""Parts that all dialects share: descriptions of fields, structs of answers, errors, OpenAPI.
+
+A field is `Annotated[type | None, about(...)]`; `null` means the same as leaving the field out. The
+descriptions are the only source of /openapi.json and of the reference.
+"""
+
+import difflib
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from gpuscore.errors import GpuscoreError, InvalidRequest
+
+# msgspec writes a field's own default, which is null nearly everywhere. The value that null stands
+# for is kept under another name, and `openapi_of` makes it the default.
+DEFAULT = "x-default"
+REFUSED = "x-refused"
+SCORES_ONLY = "this server scores only and generates nothing"
+
+
+def about(text: str, default: bool | int | float | str | None = None) -> Meta:
+    """Describe a field.
+
+    Args:
+        text: its meaning, in a sentence.
+        default: the value that null stands for, if there is one.
+    """
+    extra = None if default is None else {DEFAULT: default}
+    return Meta(description=text, extra_json_schema=extra)
+
+
+def refused(text: str = "") -> Meta:
+    """Describe a field of the original API that is known only so that it is refused by name."""
+    words = f"Refused unless it is null. {text}".strip()
+    return Meta(description=words, extra_json_schema={REFUSED: True, "deprecated": True})
+
+
+def only(text: str) -> Meta:
+    """Describe a field of text generation that is accepted only at values that change nothing."""
+    words = f"Accepted as {text}; anything else is refused, because nothing is generated."
+    return Meta(description=words)
+
+
+CacheSalt = Annotated[
+    Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")] | None,
+    about(
+        "Separates prefix caches: a request finds only what requests with the same API key and the "
+        "same salt have cached."
+    ),
+]
+Priority = Annotated[
+    Annotated[int, Meta(ge=-100, le=100)] | None,
+    about("Requests with a lower number run first.", 0),
+]
+ModelName = Annotated[
+    str | None,
+    about(
+        "A served model's name (see GET /v1/models); any other name is answered 404. null and "
+        "`default` mean the only model, or the one of `--default-model`; without that, a server of "
+        "several models answers 400."
+    ),
+]
+ErrorMode = Annotated[
+    Annotated[str, Meta(pattern=r"^(fail|null)\Z")] | None,
+    about(
+        "What an item that cannot be scored does. `fail`: it fails the request. `null`: it gets no "
+        "score and stands in `errors`, and the others are scored. Errors of the whole request are "
+        "the same with both.",
+        "fail",
+    ),
+]
+Unused = Annotated[str | None, about("Accepted and ignored.")]
+RawFlag = bool | str | None  # some clients send booleans as text
+ReturnMass = Annotated[
+    bool | None,
+    about(
+        "Adds `label_mass`: the probability of all labels together, over the whole vocabulary. A "
+        "mass near 0 means that the model would have said something else.",
+        False,
+    ),
+]
+MostTokens = Annotated[
+    int | None,
+    about("Cuts longer documents at their end, to this many tokens; 0 means never.", 0),
+]
+Truncate = Annotated[
+    RawFlag,
+    about("Cuts documents at their end where their prompts would not fit the model.", False),
+]
+Instruction = Annotated[
+    str | None,
+    about("Replaces the family's own instruction; refused where the family has none."),
+]
+# Fields of answers.
+AnswerId = Annotated[str, about("The request's id, as in the header X-Request-Id.")]
+AnsweredModel = Annotated[str, about("The model's name as the request gave it, or else its own.")]
+Created = Annotated[int, about("Time of the answer, in seconds since 1970.")]
+Index = Annotated[int, about("Number of the document in the request, from 0.")]
+Truncated = Annotated[bool, about("true if it was cut, as the request allowed.")]
+
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+_KNOWN_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_AT_PATH = re.compile(r"^(.*?) - at `\$\.?([^`]*)`$", re.DOTALL)
+
+
+PromptTokens = Annotated[int, about("Tokens of all prompts, each counted as a whole.")]
+TotalTokens = Annotated[int, about("Tokens of prompts and of what was generated.")]
+
+
+class FailedItem(msgspec.Struct):
+    """An item that was not scored, because the request has `on_error: null`."""
+
+    index: Annotated[int, about("Number of the item in the request, from 0.")]
+    code: Annotated[str, about("The code of the error that it would be alone.")]
+    message: Annotated[str, about("That error's message.")]
+
+
+FailedItems = Annotated[
+    list[FailedItem] | None,
+    about("With `on_error: null`: the items without a score, by index; empty if there are none."),
+]
+
+
+class PromptTokensDetails(msgspec.Struct):
+    cached_tokens: Annotated[int, about("Prompt tokens that no forward pass computed.")]
+
+
+class TokenUsage(msgspec.Struct):
+    prompt_tokens: PromptTokens
+    total_tokens: TotalTokens
+    completion_tokens: Annotated[int, about("Tokens generated.")]
+    prompt_tokens_details: PromptTokensDetails
+
+
+class ShortUsage(msgspec.Struct):
+    """Usage as rerankers report it."""
+
+    prompt_tokens: PromptTokens
+    total_tokens: TotalTokens
+    prompt_tokens_details: PromptTokensDetails
+
+
+def strict_decoder(body: type[StructT]) -> Callable[[bytes], StructT]:
+    """Return a function that decodes JSON as this struct; it raises as `decoding_errors` does."""
+    decode = msgspec.json.Decoder(body).decode
+
+    def decoded(data: bytes) -> StructT:
+        with decoding_errors(body):
+            return decode(data)
+
+    return decoded
+
+
+@contextmanager
+def decoding_errors(body: type[msgspec.Struct]) -> Iterator[None]:
+    """Turn every error that msgspec raises while decoding a body into InvalidRequest, whose message
+    never holds the body's text."""
+    try:
+        yield
+    except UnicodeDecodeError:
+        raise InvalidRequest("the body is not valid UTF-8") from None
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply") from None
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error), body) from None
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+
+
+def check_not_negative(body: msgspec.Struct, *fields: str) -> None:
+    """Raise InvalidRequest for the first of these fields that is below 0."""
+    for field in fields:
+        value = getattr(body, field)
+        if value is not None and value < 0:
+            raise InvalidRequest(f"{field} is {value}, it must not be negative", param=field)
+
+
+def openapi_of(
+    bodies: tuple[Any, ...], answers: tuple[Any, ...], example: object
+) -> dict[str, Any]:
+    """Return the OpenAPI description of a route's bodies and answers; `openapi` adds the errors.
+
+    Types are written out where they are used, not referred to.
+    """
+    body = {"schema": _schema(bodies), "example": example}
+    done = {"description": "Done", "content": {"application/json": {"schema": _schema(answers)}}}
+    return {
+        "requestBody": {"required": True, "content": {"application/json": body}},
+        "responses": {"200": done} if answers else {},
+    }
+
+
+def _schema(types: tuple[Any, ...]) -> Any:
+    schemas, components = msgspec.json.schema_components(types)
+    shown = [_inlined(schema, components) for schema in schemas]
+    return shown[0] if len(shown) == 1 else {"anyOf": shown}
+
+
+def _inlined(schema: Any, components: dict[str, Any]) -> Any:
+    """Return the schema with every reference replaced; none of our types contains itself."""
+    if isinstance(schema, list):
+        return [_inlined(one, components) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inlined(components[schema["$ref"].rpartition("/")[2]], components)
+    # A discriminator's mapping refers to named types, and those are gone.
+    shown = {k: _inlined(v, components) for k, v in schema.items() if k != "discriminator"}
+    if DEFAULT in shown:
+        shown["default"] = shown.pop(DEFAULT)
+    return shown
+
+
+def _invalid(message: str, body: type[msgspec.Struct]) -> InvalidRequest:
+    """Return msgspec's message about a body as InvalidRequest, without text of the caller's.
+
+    The messages hold types, numbers and a path; only the name of an unknown field is the caller's.
+    """
+    unknown = _UNKNOWN_FIELD.match(message)
+    if unknown is not None:
+        name = unknown.group(1)
+        if _KNOWN_NAME.fullmatch(name):
+            close = difflib.get_close_matches(name, body.__struct_encode_fields__, n=1)
+            meant = f"; did you mean {close[0]}?" if close else ""
+            return InvalidRequest(f"unknown field {name}{meant}", param=name)
+        return InvalidRequest("unknown field")
+    at = _AT_PATH.match(message)
+    if at is None:
+        return InvalidRequest(message[:500])
+    text, path = at.group(1), at.group(2)
+    return InvalidRequest(f"{path}: {text}"[:500], param=path[:100] or None)
+
+
+class ErrorBody(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorAnswer(msgspec.Struct, omit_defaults=True):
+    error: ErrorBody
+    detail: str | None = None  # Jina's and Infinity's clients read it
+    message: str | None = None  # Cohere's clients read it
+
+
+def error_body(error: GpuscoreError) -> ErrorBody:
+    return ErrorBody(error.message, error.type, error.param, error.code)
+
+
+def encode_error(error: GpuscoreError, variant: str = "") -> bytes:
+    """Return `{"error": {...}}` as JSON; the variant makes no difference."""
+    return msgspec.json.encode(ErrorAnswer(error_body(error)))

@@ -1,0 +1,166 @@
+"""The deadlines of a connection: for bytes that it reads, for a client that must take its answer,
+and for one that has closed its side.
+
+A client that has closed its side has left, or still waits for its answer. Both look the same to a
+socket. A client that has left answers the next bytes with a reset; one that waits (`printf ... | nc
+-N`, shutdown(SHUT_WR)) takes them. So if a scoring request takes longer than MOMENT, the server
+sends an interim answer, 100 Continue. Every HTTP/1.1 client discards one that it did not ask for
+(RFC 9110, 15.2.1). HTTP/1.0 has no interim answers, so a client of it counts as one that has left.
+All other requests are answered so soon that no test is needed.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+from gpuscore.server.http.exchange import CONTINUE, Exchange
+
+NEVER = float("inf")
+
+
+class Deadline:
+    """A deadline that calls `met` when it passes.
+
+    Moving it to a later time leaves the timer alone: the timer fires early and is then set again.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, met: Callable[[], None]) -> None:
+        self._loop, self._met = loop, met
+        self._when = NEVER
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_set(self) -> bool:
+        return self._when != NEVER
+
+    def set(self, seconds: float) -> None:
+        self._when = when = self._loop.time() + seconds
+        if self._timer is not None and self._timer.when() > when:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = self._loop.call_at(when, self._look)
+
+    def clear(self) -> None:
+        self._when = NEVER
+
+    def close(self) -> None:
+        self.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._when <= self._loop.time():
+            self.clear()
+            self._met()
+        elif self._when != NEVER:
+            self._timer = self._loop.call_at(self._when, self._look)
+
+
+class Outlet:
+    """The bytes on their way to a client.
+
+    Args:
+        transport: the connection's transport.
+        seconds: time in which the client must take some of the bytes that wait for it.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, seconds: float
+    ) -> None:
+        self._loop, self._transport, self._seconds = loop, transport, seconds
+        self._sent = 0  # bytes written to the transport, sent or still in its buffer
+        self._timer: asyncio.TimerHandle | None = None  # set while that buffer is not empty
+        self._drained: asyncio.Future[None] | None = None  # set while that buffer is too full
+
+    @property
+    def full(self) -> bool:
+        """True if so many bytes wait for the client that no further answer should be made."""
+        return self._drained is not None
+
+    def write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
+            self._sent += len(data)
+            if self._timer is None and self._transport.get_write_buffer_size():
+                self._watch()
+
+    async def drain(self) -> None:
+        """Return once the client has taken most of what was written, or has left."""
+        while self._drained is not None:
+            await asyncio.shield(self._drained)
+
+    def fill(self) -> None:
+        if self._drained is None:
+            self._drained = self._loop.create_future()
+
+    def empty(self) -> None:
+        if self._drained is not None:
+            self._drained.set_result(None)
+            self._drained = None
+
+    def close(self) -> None:
+        """Stop watching and wake all who wait in `drain`, because the connection is lost."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.empty()
+
+    def _watch(self) -> None:
+        """Check again later, and drop a client that has taken none of its answer by then.
+
+        A connection that is being closed is watched, too: its transport would wait for ever.
+        """
+        taken = self._sent - self._transport.get_write_buffer_size()
+
+        def look() -> None:
+            self._timer = None
+            left = self._transport.get_write_buffer_size()
+            if left and self._sent - left <= taken:
+                self._transport.abort()
+            elif left:
+                self._watch()
+
+        self._timer = self._loop.call_later(self._seconds, look)
+
+
+MOMENT = 0.1  # seconds until the interim answer is sent
+FIRST_LOOK, LAST_LOOK = 0.02, 1.0  # seconds to the next check for a reset: first and longest
+
+
+class Departure:
+    """A watch on a closed side: aborts the connection if the client has left before its answer."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, exchange: Exchange
+    ) -> None:
+        self._loop, self._transport, self._exchange = loop, transport, exchange
+        self._timer: asyncio.TimerHandle | None = None
+        if exchange.scoring:
+            self._timer = loop.call_later(MOMENT, self._ask)
+
+    def close(self) -> None:
+        """Stop watching, because the connection is lost."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _ask(self) -> None:
+        if self._exchange.written:
+            return  # writing the answer shows if the client has left
+        if self._exchange.scope["http_version"] == "1.0":
+            self._transport.abort()
+            return
+        self._transport.write(CONTINUE)
+        self._look_after(FIRST_LOOK)
+
+    def _look_after(self, seconds: float) -> None:
+        def look() -> None:
+            connected: socket.socket = self._transport.get_extra_info("socket")
+            # The transport has stopped reading, so it would not notice the reset.
+            if connected.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                self._transport.abort()
+            else:
+                self._look_after(min(2 * seconds, LAST_LOOK))
+
+        self._timer = self._loop.call_later(seconds, look)
