@@ -13,7 +13,7 @@ from gpuscore.engine.runner import Runner
 from gpuscore.engine.ticket import Ticket
 from gpuscore.errors import GpuscoreError
 from gpuscore.processes.worker.child import BEAT
-from gpuscore.processes.worker.patience import Report
+from gpuscore.processes.worker.link import Report
 from gpuscore.types.batch import PackedBatch, RowScores
 from gpuscore.types.limits import BackendLimits
 from gpuscore.types.request import ScoreRequest, ScoreResult

@@ -19,11 +19,9 @@ from gpuscore.processes.announcement import ServedAs, announcement
 from gpuscore.processes.fronts.front import FrontApp, FrontModel
 from gpuscore.processes.fronts.start import FrontSetup
 from gpuscore.processes.loading_bar import LoadingBar
-from gpuscore.processes.replicas.placement import placements
+from gpuscore.processes.replicas.placement import Sought, placements, places_of_all
 from gpuscore.processes.replicas.replicas import Replicas
-from gpuscore.processes.replicas.shares import Sought, places_of_all
-from gpuscore.processes.replicas.start import start_models
-from gpuscore.processes.replicas.together import AllReplicas
+from gpuscore.processes.replicas.start import AllReplicas, start_models
 from gpuscore.processes.worker.process import EngineListener
 from gpuscore.prompts.decision_files import Asking, read_asking
 from gpuscore.prompts.model import ModelFiles

@@ -8,7 +8,7 @@ from gpuscore.backends.common.plan import ENGINE_BYTES
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.processes.replicas import placement
-from gpuscore.processes.replicas.shares import Needs, Sought, memory_parts, places_of_all
+from gpuscore.processes.replicas.placement import Needs, Sought, memory_parts, places_of_all
 
 MIB = 2**20
 BESIDE = ENGINE_BYTES["cpu"]

@@ -20,9 +20,8 @@ from gpuscore.errors import EngineFailed
 from gpuscore.processes.fronts.front import FrontApp, FrontModel
 from gpuscore.processes.fronts.start import FrontSetup
 from gpuscore.processes.replicas.placement import placements
-from gpuscore.processes.replicas.start import start_models
-from gpuscore.processes.replicas.together import AllReplicas
-from gpuscore.processes.worker.patience import Patience
+from gpuscore.processes.replicas.start import AllReplicas, start_models
+from gpuscore.processes.worker.link import Patience
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.server.http.auth import read_api_keys
 from gpuscore.server.run import serve

@@ -5,8 +5,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from gpuscore.processes.worker.frames import ProtocolError
-from gpuscore.processes.worker.messages import Message
+from gpuscore.processes.worker.frames import Message, decoded
 from gpuscore.server.observe.sums import Samples, Snapshot
 from gpuscore.types.stats import EngineStats
 
@@ -91,19 +90,13 @@ _from_front: msgspec.msgpack.Decoder[FromFront] = msgspec.msgpack.Decoder(FromFr
 
 def decode_to_front(frame: bytes) -> ToFront:
     """Decode a message to a front; raise ProtocolError if the frame is not one."""
-    try:
-        message: ToFront = _to_front.decode(frame)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ProtocolError(f"a malformed message: {error}") from error
+    message: ToFront = decoded(_to_front, frame)
     return message
 
 
 def decode_from_front(frame: bytes) -> FromFront:
     """Decode a message from a front; raise ProtocolError if the frame is not one."""
-    try:
-        message: FromFront = _from_front.decode(frame)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ProtocolError(f"a malformed message: {error}") from error
+    message: FromFront = decoded(_from_front, frame)
     return message
 
 

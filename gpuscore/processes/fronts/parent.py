@@ -35,8 +35,7 @@ from gpuscore.processes.fronts.messages import (
 from gpuscore.processes.fronts.running import RunningFront
 from gpuscore.processes.fronts.signals import handled_signals
 from gpuscore.processes.fronts.totals import Totals
-from gpuscore.processes.worker.frames import ProtocolError
-from gpuscore.processes.worker.messages import Message
+from gpuscore.processes.worker.frames import Message, ProtocolError
 from gpuscore.server.http.auth import ApiKeys, KeyReader
 from gpuscore.server.run import EXIT_OK, EXIT_SIGNAL, FORCED_EXIT
 from gpuscore.server.stopping import StopLines
@@ -190,7 +189,7 @@ class Fronts:
 
     def _tell_all(self, message: Message) -> None:
         for front in self._fronts.values():
-            front.send(message)
+            front.writer.send(message)
 
     # ---- fronts ----
 
@@ -206,7 +205,7 @@ class Fronts:
                 self._fail(error)
                 return
             self._fronts[seat] = RunningFront(seat, sock)
-            self._fronts[seat].send(ValidKeys(self._keys.digests))
+            self._fronts[seat].writer.send(ValidKeys(self._keys.digests))
             self._selector.register(sock, selectors.EVENT_READ, self._fronts[seat])
 
     def _read(self, front: RunningFront) -> None:
@@ -237,7 +236,7 @@ class Fronts:
                 seats = [one.seat for one in others]
                 number = self._totals.ask(front.seat, message.number, seats)
                 for one in others:
-                    one.send(AskCounts(number))
+                    one.writer.send(AskCounts(number))
             case Ended():
                 front.ended = message
 
@@ -248,7 +247,7 @@ class Fronts:
     def _lost(self, front: RunningFront) -> None:
         """Note the end of a front; have it replaced unless the server ends."""
         self._selector.unregister(front.sock)
-        front.close()
+        front.writer.hang_up()
         del self._fronts[front.seat]
         self._totals.lost(front.seat)
         self._board.clear(front.seat)
@@ -270,7 +269,7 @@ class Fronts:
         self._act()
         for seat, number, samples in self._totals.answers():
             stats = [engine.stats() for engine in self._engines]
-            self._fronts[seat].send(Sums(number, listed(samples), stats))
+            self._fronts[seat].writer.send(Sums(number, listed(samples), stats))
         for index, engine in enumerate(self._engines):
             self._board.set_retry_after(index, engine.retry_after)
         self._end_silent()

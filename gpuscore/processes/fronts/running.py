@@ -7,7 +7,6 @@ from contextlib import suppress
 
 from gpuscore.processes.fronts.messages import Ended
 from gpuscore.processes.worker.frames import FrameReader, FrameWriter
-from gpuscore.processes.worker.messages import Message, encode
 
 
 class RunningFront:
@@ -20,17 +19,7 @@ class RunningFront:
         self.ended: Ended | None = None
         self.silence = 0.0  # seconds since its last message
         self.reader = FrameReader(sock)
-        self._writer = FrameWriter(sock, "front-writer")
-
-    def send(self, message: Message) -> None:
-        self._writer.put(lambda: encode(message))
-
-    def close(self) -> None:
-        with suppress(OSError):  # the other end may be gone
-            self.sock.shutdown(socket.SHUT_RDWR)  # wakes a writer that waits for a full socket
-        self._writer.close()
-        self._writer.join(1.0)
-        self.sock.close()
+        self.writer = FrameWriter(sock, "front-writer")
 
     def kill(self) -> None:
         if self.pid is not None:
