@@ -132,7 +132,7 @@ def _serve_by_fronts(make: Any, server: Any, engine: Any) -> int:
     from gpuscore.config import ModelConfig
     from gpuscore.dialects.served import ServedModel
     from gpuscore.processes.fronts.front import FrontApp, FrontModel
-    from gpuscore.processes.fronts.start import FrontSetup
+    from gpuscore.processes.fronts.parent import Fronts, FrontSetup
     from gpuscore.processes.replicas.placement import placements
     from gpuscore.server.http.auth import ApiKeys
 
@@ -147,7 +147,7 @@ def _serve_by_fronts(make: Any, server: Any, engine: Any) -> int:
         forker.prepare("")
         forker.prepared()
         replicas.wait_planned()
-        return setup.run(forker, server, keys, replicas, replicas.engines, _announce)
+        return Fronts(setup, forker, server, keys, replicas, _announce).run()
 
 
 def _load(replicas: Any) -> Any:

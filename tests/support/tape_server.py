@@ -18,7 +18,7 @@ from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConf
 from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.errors import EngineFailed
 from gpuscore.processes.fronts.front import FrontApp, FrontModel
-from gpuscore.processes.fronts.start import FrontSetup
+from gpuscore.processes.fronts.parent import Fronts, FrontSetup
 from gpuscore.processes.replicas.placement import placements
 from gpuscore.processes.replicas.start import AllReplicas, start_models
 from gpuscore.processes.worker.link import Patience
@@ -85,7 +85,7 @@ def serve_by_fronts(make, config, keys):
         forker.prepared()
         for number in range(len(NAMES)):
             replicas.wait_planned(number)
-        return setup.run(forker, config, keys, replicas, replicas.engines, announce)
+        return Fronts(setup, forker, config, keys, replicas, announce).run()
 
 
 def load_tape(replicas):

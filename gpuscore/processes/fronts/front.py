@@ -40,7 +40,8 @@ from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.http.rounds import Listener
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.observe.sums import Samples, Snapshot
-from gpuscore.server.run import DrainingServer, FrontShare, serve
+from gpuscore.server.run import FrontShare, serve
+from gpuscore.server.stopping import DrainingServer
 from gpuscore.types.stats import EngineStats
 
 if TYPE_CHECKING:

@@ -1,6 +1,7 @@
 """The messages between the parent and its fronts, encoded as MessagePack in frames."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import TypeAlias
 
 import msgspec
@@ -86,18 +87,8 @@ FromFront: TypeAlias = Began | Serving | Counted | AskSums | Ended
 
 _to_front: msgspec.msgpack.Decoder[ToFront] = msgspec.msgpack.Decoder(ToFront)
 _from_front: msgspec.msgpack.Decoder[FromFront] = msgspec.msgpack.Decoder(FromFront)
-
-
-def decode_to_front(frame: bytes) -> ToFront:
-    """Decode a message to a front; raise ProtocolError if the frame is not one."""
-    message: ToFront = decoded(_to_front, frame)
-    return message
-
-
-def decode_from_front(frame: bytes) -> FromFront:
-    """Decode a message from a front; raise ProtocolError if the frame is not one."""
-    message: FromFront = decoded(_from_front, frame)
-    return message
+# They raise ProtocolError if a frame is no message to a front, or from one.
+decode_to_front, decode_from_front = partial(decoded, _to_front), partial(decoded, _from_front)
 
 
 def counted(snapshot: Snapshot, number: int | None = None) -> Counted:

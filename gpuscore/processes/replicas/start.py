@@ -97,7 +97,7 @@ class AllReplicas:
 
     def __init__(self, names: Sequence[str], models: Sequence[Replicas]) -> None:
         self.models = models
-        self._names = names
+        self.names = names
 
     @property
     def engines(self) -> list[Replica]:
@@ -136,7 +136,7 @@ class AllReplicas:
         except (ConfigError, EngineFailed) as error:
             if len(self.models) == 1:
                 raise
-            raise type(error)(f"--model {self._names[number]}: {error}") from error
+            raise type(error)(f"--model {self.names[number]}: {error}") from error
 
     def _wait(self, futures: "Sequence[Future[Any]]") -> None:
         """Wait for all engines, or raise the first error, as its model's replicas name it."""

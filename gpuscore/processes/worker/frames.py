@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -36,6 +36,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """The base of all messages; the tag is the class's name."""
 
 
+MessageT = TypeVar("MessageT")
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -43,7 +44,7 @@ def encode(message: Message) -> bytes:
     return _encoder.encode(message)
 
 
-def decoded(decoder: msgspec.msgpack.Decoder[Any], frame: bytes) -> Any:
+def decoded(decoder: msgspec.msgpack.Decoder[MessageT], frame: bytes) -> MessageT:
     """Decode a message; raise ProtocolError if the frame is not one of the decoder's type."""
     try:
         return decoder.decode(frame)

@@ -5,6 +5,7 @@ Arrays are raw little-endian bytes. Neither side trusts the other: decoding chec
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
@@ -129,19 +130,9 @@ FromChild: TypeAlias = Planned | Loading | Ready | Refused | Result | Failure | 
 
 _to_child: msgspec.msgpack.Decoder[ToChild] = msgspec.msgpack.Decoder(ToChild)
 _from_child: msgspec.msgpack.Decoder[FromChild] = msgspec.msgpack.Decoder(FromChild)
+# They raise ProtocolError if a frame is no message to the child, or from it.
+decode_to_child, decode_from_child = partial(decoded, _to_child), partial(decoded, _from_child)
 _ERRORS = {kind.code: kind for kind in GpuscoreError.__subclasses__()}
-
-
-def decode_to_child(frame: bytes) -> ToChild:
-    """Decode a message to the child; raise ProtocolError if the frame is not one."""
-    message: ToChild = decoded(_to_child, frame)
-    return message
-
-
-def decode_from_child(frame: bytes) -> FromChild:
-    """Decode a message from the child; raise ProtocolError if the frame is not one."""
-    message: FromChild = decoded(_from_child, frame)
-    return message
 
 
 def score_message(id: int, request: ScoreRequest) -> Score:
