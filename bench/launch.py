@@ -131,7 +131,7 @@ def main(configs: dict[str, dict[str, Any]]) -> int:
 def _serve_by_fronts(make: Any, server: Any, engine: Any) -> int:
     from gpuscore.config import ModelConfig
     from gpuscore.dialects.served import ServedModel
-    from gpuscore.processes.fronts.front import FrontApp, FrontModel
+    from gpuscore.processes.fronts.front import FrontApp
     from gpuscore.processes.fronts.parent import Fronts, FrontSetup
     from gpuscore.processes.replicas.placement import placements
     from gpuscore.server.http.auth import ApiKeys
@@ -139,7 +139,7 @@ def _serve_by_fronts(make: Any, server: Any, engine: Any) -> int:
     keys = ApiKeys([])
     devices = tuple(place.device for place in placements(ModelConfig(), engine.devices))
     setup = FrontSetup(server.http_workers, [len(devices)])
-    app = FrontApp([FrontModel(ServedModel("fake"), devices, _load)], server, engine, keys)
+    app = FrontApp([(ServedModel("fake"), _load)], devices, server, engine, keys)
     with (
         closing(setup.forker(lambda text: app)) as forker,
         closing(make(listeners=setup.listeners)) as replicas,

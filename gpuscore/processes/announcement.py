@@ -1,4 +1,4 @@
-"""What a start prints: a progress bar while weights are read, and the lines once all is ready.
+"""Lines that a server prints once it is ready, and a progress bar while weights are read.
 
 The lines say what is served, where, and a request to try.
 """
@@ -7,9 +7,9 @@ import json
 import shlex
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
@@ -35,6 +35,7 @@ CONVERSATION = ["How do I bake bread?", "How do I pick the lock of a car that is
 ANSWERS = (["yes", "no"], [" yes", " no"], ["Yes", "No"], [" Yes", " No"], ["1", "0"], ["A", "B"])
 DOCS = "/docs"
 Body = Mapping[str, Any]
+GivenT = TypeVar("GivenT")
 POLL = 0.1  # seconds between two looks at what is loaded
 WITHOUT_LENGTH = "{desc} [{elapsed}]"
 
@@ -126,15 +127,15 @@ def _requests(prompts: ModelPrompts) -> Iterator[tuple[str, Body]]:
 def _of_family(family: FamilyPrompts) -> Iterator[tuple[str, Body]]:
     own = family.family.name == "demo"
     query, texts = (DEMO_QUERY, DEMO_TEXTS) if own else (QUERY, TEXTS)
-    if not family.family.ranks and _works(family, RerankInput(None, CONVERSATION)):
+    if not family.family.ranks and _works(family.build, RerankInput(None, CONVERSATION)):
         yield "/v1/classify", {"input": CONVERSATION}
-    elif family.family.ranks and _works(family, RerankInput(query, texts)):
+    elif family.family.ranks and _works(family.build, RerankInput(query, texts)):
         yield "/v1/rerank", {"query": query, "documents": texts}
 
 
-def _works(family: FamilyPrompts, given: RerankInput) -> bool:
+def _works(build: Callable[[GivenT], object], given: GivenT) -> bool:
     try:
-        family.build(given)
+        build(given)
     except GpuscoreError:  # such as a prompt over a small --max-model-len
         return False
     return True
@@ -144,23 +145,15 @@ def _of_text(builder: PromptBuilder) -> Iterator[tuple[str, Body]]:
     classes = builder.backend.classes
     if classes is not None:
         given = ScoreInput(query="", items=TEXTS, label_token_ids=list(range(len(classes))))
-        if _builds(builder, given):
+        if _works(builder.build, given):
             yield "/v1/classify", {"input": TEXTS}
         return
     for labels in ANSWERS:
         query = "Question: Does this animal live in the sea? Answer yes or no.\nAnimal: "
         items = ["whale\nAnswer:", "camel\nAnswer:"]
-        if _builds(builder, ScoreInput(query=query, items=items, labels=labels)):
+        if _works(builder.build, ScoreInput(query=query, items=items, labels=labels)):
             body = {"query": query, "items": items, "labels": labels, "apply_softmax": True}
             yield "/v1/score", body
-
-
-def _builds(builder: PromptBuilder, given: ScoreInput) -> bool:
-    try:
-        builder.build(given)
-    except GpuscoreError:
-        return False
-    return True
 
 
 class LoadingBar:

@@ -17,7 +17,7 @@ from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.errors import ConfigError
 from gpuscore.models.hub import model_directory
 from gpuscore.processes.announcement import LoadingBar, announcement
-from gpuscore.processes.fronts.front import FrontApp, FrontModel
+from gpuscore.processes.fronts.front import FrontApp
 from gpuscore.processes.fronts.parent import Fronts, FrontSetup
 from gpuscore.processes.replicas.placement import Sought, placements, places_of_all
 from gpuscore.processes.replicas.replicas import Replicas
@@ -104,9 +104,9 @@ def _serve_here(
         if number:
             _say_loading(say, replicas, number)
         with replicas.named(number):
-            return app.models[number].load(replicas.models[number])
+            return app.models[number][1](replicas.models[number])
 
-    models = [(one.served, partial(load, number)) for number, one in enumerate(app.models)]
+    models = [(served, partial(load, number)) for number, (served, _) in enumerate(app.models)]
     announce = _announced_by(
         LoadingBar(replicas.engines), lambda address: say(app.ready_lines(address))
     )
@@ -130,18 +130,18 @@ def _prepared(
     for one, directory in zip(chosen, directories, strict=True):
         files = read_files(directory, server.family, one.sources, asked)
         served = ServedModel(one.name, one.others, one.is_default, one.aliases)
-        models.append(FrontModel(served, devices, partial(load_model, files, limits)))
+        models.append((served, partial(load_model, files, limits)))
 
     def lines(address: str) -> str:
         ready = [
-            (directory, one.served.name, one.served.loaded)
-            for directory, one in zip(directories, models, strict=True)
-            if one.served.loaded is not None
+            (directory, served.name, served.loaded)
+            for directory, (served, _) in zip(directories, models, strict=True)
+            if served.loaded is not None
         ]
         return announcement(address, ready, len(keys), pid, server.ui)
 
     tracer = partial(read_tracer, server, os.environ)
-    return FrontApp(models, server, engine, keys, tracer, lines)
+    return FrontApp(models, devices, server, engine, keys, tracer, lines)
 
 
 def _start(

@@ -83,20 +83,17 @@ class ModelLoads:
             gc.collect()
             gc.freeze()  # all objects made so far stay, so garbage collection need not visit them
             served.loaded = model
-            self._count()
+            with self._lock:
+                self._left -= 1
+                last = not self._left
+            if last:
+                self._loaded.set()
+                self._announce()
             model.wait_ended()
         except BaseException as error:  # noqa: BLE001  (raised again by `serve`, in the main thread)
             with self._lock:
                 self.error = self.error or error
             self._failed()
-
-    def _count(self) -> None:
-        with self._lock:
-            self._left -= 1
-            last = not self._left
-        if last:
-            self._loaded.set()
-            self._announce()
 
 
 @dataclass(frozen=True, slots=True)

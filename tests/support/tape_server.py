@@ -17,7 +17,7 @@ from pathlib import Path
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
 from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.errors import EngineFailed
-from gpuscore.processes.fronts.front import FrontApp, FrontModel
+from gpuscore.processes.fronts.front import FrontApp
 from gpuscore.processes.fronts.parent import Fronts, FrontSetup
 from gpuscore.processes.replicas.placement import placements
 from gpuscore.processes.replicas.start import AllReplicas, start_models
@@ -73,8 +73,8 @@ def serve_by_fronts(make, config, keys):
     engine = make.args[0]
     devices = tuple(place.device for place in placements(ModelConfig(), engine.devices))
     setup = FrontSetup(config.http_workers, [len(devices)] * len(NAMES))
-    models = [FrontModel(served(name), devices, load_tape) for name in NAMES]
-    app = FrontApp(models, config, engine, keys)
+    models = [(served(name), load_tape) for name in NAMES]
+    app = FrontApp(models, devices, config, engine, keys)
     if os.environ.get("TAPE_FRONTS_END"):
         setup._main = lambda prepare, text: lambda seat: 1
     with (

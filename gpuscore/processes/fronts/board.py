@@ -1,4 +1,4 @@
-"""What fronts share: memory of what limits are compared with, and the sums of their metrics."""
+"""Data of all fronts: memory of what limits are compared with, and the sums of their metrics."""
 
 import mmap
 from collections.abc import Collection

@@ -67,29 +67,18 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
-class FrontModel:
-    """A model that the fronts serve.
-
-    Args:
-        served: not loaded yet; each front has its own copy.
-        devices: of its engines.
-        load: prepares the model for the engines' clients.
-    """
-
-    served: ServedModel
-    devices: tuple[str, ...]
-    load: Callable[[Replicas], LoadedModel]
-
-
-@dataclass(frozen=True, slots=True)
 class FrontApp:
     """A server's own parts, the same in all fronts; `serve` explains most of them.
 
     Args:
+        models: those that are served, not loaded yet, since each front has its own copy; each with
+            a function that prepares it for the engines' clients.
+        devices: of each model's engines.
         ready_lines: returns what the parent prints when the server is ready, given its address.
     """
 
-    models: Sequence[FrontModel]
+    models: Sequence[tuple[ServedModel, Callable[[Replicas], LoadedModel]]]
+    devices: Sequence[str]
     config: ServerConfig
     engine: EngineConfig
     keys: ApiKeys
@@ -116,18 +105,17 @@ def run_front(app: FrontApp, board: Board, addresses: Sequence[str], seat: Seat)
         links.append(FrontLink(addresses[index], seat.about[index], owner, wait))
         return links[-1]
 
-    def linked(number: int, model: FrontModel) -> Replicas:
+    def linked(number: int) -> Replicas:
         engines: list[LinkedEngine[FrontLink]] = []
-        for _ in model.devices:
+        for _ in app.devices:
             index = len(links)
             counts = board.backlog(seat.number, index)
             engines.append(LinkedEngine(app.engine, partial(connect, index), counts, engines))
         whole = board.whole_backlog(seat.number, number)
-        return Replicas(engines, model.devices, app.engine, whole)
+        return Replicas(engines, app.devices, app.engine, whole)
 
     models = [
-        (one.served, partial(one.load, linked(number, one)))
-        for number, one in enumerate(app.models)
+        (served, partial(load, linked(number))) for number, (served, load) in enumerate(app.models)
     ]
     share = FrontShare(
         fronts=board.fronts,

@@ -209,7 +209,7 @@ class EngineLink:
         return ""
 
     def _overdue(self, seconds: float) -> str:
-        """Return a reason to end the child, `seconds` after the last call; "" if there is none."""
+        """Return a reason to end the child, `seconds` after the last call; or an empty string."""
         return ""
 
     def _handle(self, message: FromChild, writer: FrameWriter) -> str:
@@ -228,9 +228,8 @@ class EngineLink:
         return ""
 
     def _on_ready(self, limits: BackendLimits, send: Send) -> str:
-        if self.started.done() and (
-            self.started.exception() or not same_model(self.started.result(), limits)
-        ):
+        first = self.started
+        if first.done() and (first.exception() or not same_model(first.result(), limits)):
             return "the restarted engine has loaded another model than the first one"
         self._ready_at = monotonic()
         self._owner.on_ready(send)  # before anybody who waits for `started` goes on
@@ -312,10 +311,9 @@ class Supervisor(EngineLink):
                 raise LoadTimeout(reason)
             if not self.started.done():
                 raise EngineFailed(f"the engine's process was lost at start: {reason}")
-            if self.failures >= self.patience.max_failures and self._may_give_up():
-                raise EngineFailed(
-                    f"the engine failed {self.failures} times in a row, last: {reason}"
-                )
+            times = self.failures
+            if times >= self.patience.max_failures and self._may_give_up():
+                raise EngineFailed(f"the engine failed {times} times in a row, last: {reason}")
             delay = self.patience.delay(self.failures)
             logger.error("the engine's process was lost: %s; restart in %.1f s", reason, delay)
             self._spawned = monotonic() + delay
