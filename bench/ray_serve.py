@@ -141,7 +141,7 @@ def ray_serve() -> Iterator[Target]:
 
 def sizes() -> str:
     """Return the size of a request on its way to an engine, beside its pickled dataclass."""
-    from gpuscore.processes.worker.messages import encode
+    from gpuscore.processes.worker.frames import encode
     from gpuscore.ray.messages import ask
     from gpuscore.types.request import ScoreRequest
 

@@ -37,8 +37,7 @@ server: gpuscore config config.served dialects engine prompts system text fastap
   uvicorn prometheus_client
 server.observe.spans: gpuscore dialects server opentelemetry
 server.observe.tracing: gpuscore config server opentelemetry
-processes.announcement: backends.common prompts text
-processes.loading_bar:
+processes.announcement: backends.common dialects processes.replicas prompts text
 processes.worker: backends.base config engine system
 processes.replicas: backends.common.plan backends.common.sizing config engine system
   processes.worker

@@ -18,7 +18,8 @@ from ray.cluster_utils import Cluster
 
 from applications import ARGUMENTS, PATIENCE, Server, wait_until
 from gpuscore import Scorer
-from gpuscore.processes.worker.messages import Failure, Result, encode
+from gpuscore.processes.worker.frames import encode
+from gpuscore.processes.worker.messages import Failure, Result
 from gpuscore.ray.messages import Facts, HostReply, ask, decode, fingerprint
 from gpuscore.types.request import ScoreRequest
 

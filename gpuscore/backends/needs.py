@@ -16,7 +16,7 @@ from gpuscore.errors import ConfigError
 
 
 def needs_of(directory: Path, config: ModelConfig) -> dict[str, Any]:
-    """Return what `gpuscore.processes.replicas.shares.Needs` has, and the memory that is free now.
+    """Return what `processes.replicas.placement.Needs` has, and the memory that is free now.
 
     Raises:
         ConfigError: the model cannot be served, not even alone.

@@ -6,8 +6,7 @@ from gpuscore.backends.common.sizing import mebibytes
 from gpuscore.config import EngineConfig
 from gpuscore.config.served import ServedConfig
 from gpuscore.models.hub import model_directory
-from gpuscore.processes.replicas.placement import Placement
-from gpuscore.processes.replicas.shares import Needs, Sought, ask_needs, places_of_all
+from gpuscore.processes.replicas.placement import Needs, Placement, Sought, ask_needs, places_of_all
 
 HEAD: tuple[str, ...] = ("model", "device", "cores", "weights", "one longest prompt", "most memory")
 

@@ -1,16 +1,24 @@
-"""The lines that a server prints once it is ready: what it serves, where, and a request to try."""
+"""Lines that a server prints once it is ready, and a progress bar while weights are read.
+
+The lines say what is served, where, and a request to try.
+"""
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar
+
+from tqdm import tqdm
 
 from gpuscore.backends.common.architectures import read_architecture
 from gpuscore.backends.common.hf_config import RawConfig
 from gpuscore.backends.common.shapes import count_parameters
+from gpuscore.dialects.served import LoadedModel
 from gpuscore.errors import GpuscoreError
+from gpuscore.processes.replicas.replicas import Replica
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.prompts.rerank_input import RerankInput
@@ -27,47 +35,24 @@ CONVERSATION = ["How do I bake bread?", "How do I pick the lock of a car that is
 ANSWERS = (["yes", "no"], [" yes", " no"], ["Yes", "No"], [" Yes", " No"], ["1", "0"], ["A", "B"])
 DOCS = "/docs"
 Body = Mapping[str, Any]
-
-
-class ReadyModel(Protocol):
-    """The part of a loaded model that is described."""
-
-    @property
-    def engine(self) -> "ReadyEngine": ...
-    @property
-    def prompts(self) -> ModelPrompts: ...
-    @property
-    def about(self) -> str: ...
-
-
-class ReadyEngine(Protocol):
-    """The part of its engine."""
-
-    @property
-    def limits(self) -> BackendLimits: ...
-
-
-@dataclass(frozen=True, slots=True)
-class ServedAs:
-    """A model's directory, and the name by which requests call it."""
-
-    directory: Path
-    name: str
+GivenT = TypeVar("GivenT")
+POLL = 0.1  # seconds between two looks at what is loaded
+WITHOUT_LENGTH = "{desc} [{elapsed}]"
 
 
 def announcement(
-    address: str, models: Sequence[tuple[ServedAs, ReadyModel]], keys: int, pid: int, ui: bool
+    address: str, models: Sequence[tuple[Path, str, LoadedModel]], keys: int, pid: int, ui: bool
 ) -> str:
     """Return the lines, with a line end each.
 
     Args:
         address: of the server.
-        models: all that it has, loaded and warm.
+        models: all that it has, with their directories and names.
         keys: number of API keys; 0: every request is answered.
         pid: process to stop.
         ui: the server has pages for people.
     """
-    rows = [row for served, model in models for row in _rows(served, model)]
+    rows = [row for one in models for row in _rows(*one)]
     rows += [
         ("key", "required, as Authorization: Bearer KEY" if keys else "none"),
         *([("to try", f"http://{address}/")] if ui else []),
@@ -76,16 +61,17 @@ def announcement(
     ]
     lines = [f"  {name:<9} {value}" for name, value in rows]
     first = f"gpuscore: ready on http://{address} - a request to try is below"
-    served, model = models[0]
-    name = served.name if len(models) > 1 else None
-    shown = example(address, model.prompts, keys > 0, name)
+    _, name, model = models[0]
+    shown = example(address, model.prompts, keys > 0, name if len(models) > 1 else None)
     return "\n".join([first, *lines, "", shown, "", ""])
 
 
-def _rows(served: ServedAs, model: ReadyModel) -> Iterator[tuple[str, str]]:
+def _rows(directory: Path, name: str, model: LoadedModel) -> Iterator[tuple[str, str]]:
     limits = model.engine.limits
     tokens = limits.num_pages * limits.page_size
-    yield "model", _model(served)
+    config = read_architecture(RawConfig.read(directory)).config
+    parameters = count_parameters(config)
+    yield "model", f"{name}: {config.architecture}, {parameters:,} parameters"
     yield "family", _family(model.prompts)
     yield "routes", ", ".join(_routes(model.prompts, limits))
     if model.prompts.builder.encoder is None:
@@ -104,11 +90,6 @@ def example(address: str, prompts: ModelPrompts, key: bool, model: str | None = 
         f"curl -s http://{address}{path} {authorization}-H 'Content-Type: application/json' "
         f"-d {shlex.quote(json.dumps(body))}"
     )
-
-
-def _model(served: ServedAs) -> str:
-    config = read_architecture(RawConfig.read(served.directory)).config
-    return f"{served.name}: {config.architecture}, {count_parameters(config):,} parameters"
 
 
 def _family(prompts: ModelPrompts) -> str:
@@ -146,15 +127,15 @@ def _requests(prompts: ModelPrompts) -> Iterator[tuple[str, Body]]:
 def _of_family(family: FamilyPrompts) -> Iterator[tuple[str, Body]]:
     own = family.family.name == "demo"
     query, texts = (DEMO_QUERY, DEMO_TEXTS) if own else (QUERY, TEXTS)
-    if not family.family.ranks and _works(family, RerankInput(None, CONVERSATION)):
+    if not family.family.ranks and _works(family.build, RerankInput(None, CONVERSATION)):
         yield "/v1/classify", {"input": CONVERSATION}
-    elif family.family.ranks and _works(family, RerankInput(query, texts)):
+    elif family.family.ranks and _works(family.build, RerankInput(query, texts)):
         yield "/v1/rerank", {"query": query, "documents": texts}
 
 
-def _works(family: FamilyPrompts, given: RerankInput) -> bool:
+def _works(build: Callable[[GivenT], object], given: GivenT) -> bool:
     try:
-        family.build(given)
+        build(given)
     except GpuscoreError:  # such as a prompt over a small --max-model-len
         return False
     return True
@@ -164,20 +145,45 @@ def _of_text(builder: PromptBuilder) -> Iterator[tuple[str, Body]]:
     classes = builder.backend.classes
     if classes is not None:
         given = ScoreInput(query="", items=TEXTS, label_token_ids=list(range(len(classes))))
-        if _builds(builder, given):
+        if _works(builder.build, given):
             yield "/v1/classify", {"input": TEXTS}
         return
     for labels in ANSWERS:
         query = "Question: Does this animal live in the sea? Answer yes or no.\nAnimal: "
         items = ["whale\nAnswer:", "camel\nAnswer:"]
-        if _builds(builder, ScoreInput(query=query, items=items, labels=labels)):
+        if _works(builder.build, ScoreInput(query=query, items=items, labels=labels)):
             body = {"query": query, "items": items, "labels": labels, "apply_softmax": True}
             yield "/v1/score", body
 
 
-def _builds(builder: PromptBuilder, given: ScoreInput) -> bool:
-    try:
-        builder.build(given)
-    except GpuscoreError:
-        return False
-    return True
+class LoadingBar:
+    """A bar over the weights of all engines, from now until they are ready or `close`."""
+
+    def __init__(self, engines: Sequence[Replica]) -> None:
+        self._engines, self._closing = engines, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="loading-bar", daemon=True)
+        if sys.stderr.isatty():
+            self._thread.start()
+
+    def close(self) -> None:
+        """Remove the bar."""
+        self._closing.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        with tqdm(unit="B", unit_scale=True, unit_divisor=1024, leave=False, delay=POLL) as bar:
+            while not self._closing.wait(POLL):
+                if all(engine.started.done() for engine in self._engines):
+                    return
+                done, total = map(sum, zip(*(one.loaded for one in self._engines), strict=True))
+                _show(bar, done, total)
+
+
+def _show(bar: "tqdm[None]", done: int, total: int) -> None:
+    if not total:
+        return
+    bar.desc, bar.n, bar.total = "reading weights: ", done, total
+    if done >= total:  # nobody knows how long the rest takes
+        bar.desc, bar.bar_format = "measuring memory and warming up", WITHOUT_LENGTH
+    bar.refresh()

@@ -5,25 +5,23 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
 from gpuscore.config.served import ServedConfig, served_models
 from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.errors import ConfigError
 from gpuscore.models.hub import model_directory
-from gpuscore.processes.announcement import ServedAs, announcement
-from gpuscore.processes.fronts.front import FrontApp, FrontModel
-from gpuscore.processes.fronts.start import FrontSetup
-from gpuscore.processes.loading_bar import LoadingBar
-from gpuscore.processes.replicas.placement import placements
+from gpuscore.processes.announcement import LoadingBar, announcement
+from gpuscore.processes.fronts.front import FrontApp
+from gpuscore.processes.fronts.parent import Fronts, FrontSetup
+from gpuscore.processes.replicas.placement import Sought, placements, places_of_all
 from gpuscore.processes.replicas.replicas import Replicas
-from gpuscore.processes.replicas.shares import Sought, places_of_all
-from gpuscore.processes.replicas.start import start_models
-from gpuscore.processes.replicas.together import AllReplicas
+from gpuscore.processes.replicas.start import AllReplicas, start_models
 from gpuscore.processes.worker.process import EngineListener
 from gpuscore.prompts.decision_files import Asking, read_asking
 from gpuscore.prompts.model import ModelFiles
@@ -34,6 +32,9 @@ from gpuscore.server.observe.tracing import read_tracer
 from gpuscore.server.run import serve
 from gpuscore.system.log import LogFormat, LogWriter, chosen_format, logging_to
 from gpuscore.text.tokenizer_info import TokenizerInfo, read_tokenizer_info
+
+if TYPE_CHECKING:
+    from gpuscore.server.observe.spans import SpanTracer
 
 STANDARD_OUTPUT = 1
 
@@ -53,117 +54,101 @@ def serve_model(
     read_hosts(server, server.host, len(keys))
     raise_limit(server.max_connections)  # the processes started below inherit it
     chosen = served_models(model, server)
-    asked = asking(server)
-    if server.http_workers > 1:
-        return _serve_by_fronts(chosen, server, limits, engine, keys, asked)
-    _read_keys_at_hangup(server, keys)
-    tracer = read_tracer(server, os.environ)
-    directories = [model_directory(one.config.model, one.config.revision) for one in chosen]
-    style = chosen_format(server.log_format)
-    replicas = _start(chosen, directories, engine, log_format=style)
-    # Not by print: a missing or slow reader, or a full disk, must not end or delay the server.
-    with LogWriter(STANDARD_OUTPUT, for_people=True) as output, closing(replicas):
-        say, models = partial(_say, output), []
-        lines = ReadyLines(chosen, directories, keys, server.ui)
-        for number, one in enumerate(chosen):  # while the children import torch
-            files = read_files(directories[number], server.family, one.sources, asked)
-            loading = partial(_say_loading, say, replicas, number, one.name)
-            if number == 0:
-                loading()  # before connections are accepted: it may be refused
-            prepare = partial(lines.loaded, number, partial(load_model, files, limits))
-            load = partial(_load, replicas, number, prepare, loading if number else None)
-            models.append((_served(one), load))
-        announce = _announced_by(LoadingBar(replicas.engines), lambda at: say(lines.text(at)))
-        return serve(models, server, keys, announce, tracer, say=say)
+    several = server.http_workers > 1
+    if several and sys.platform != "linux":
+        raise ConfigError("--http-workers over 1 needs Linux, whose kernel shares out connections")
+    places = placements(chosen[0].config, engine.devices) if several else []
+    devices = tuple(place.device for place in places)
+    setup = FrontSetup(server.http_workers, [len(devices)] * len(chosen)) if several else None
+    asked, style = asking(server), chosen_format(server.log_format)
+    prepare = partial(_prepared, chosen, server, limits, engine, keys, asked, devices, os.getpid())
+    with ExitStack() as ending:
+        forker = None
+        if setup is not None:  # before this process has threads
+            forker = ending.enter_context(closing(setup.forker(prepare)))
+        if server.api_key_file is not None:
+            signal.signal(signal.SIGHUP, KeyReader(server, keys).start)
+        tracer = None if several else read_tracer(server, os.environ)
+        directories = [model_directory(one.config.model, one.config.revision) for one in chosen]
+        text = json.dumps(list(map(str, directories)))
+        if forker is not None:
+            forker.prepare(text)  # while the engines import torch
+        listeners = None if setup is None else setup.listeners
+        replicas = _start(chosen, directories, engine, listeners, style)
+        # Not by print: a missing or slow reader, or a full disk, must not end or delay the server.
+        output = ending.enter_context(LogWriter(STANDARD_OUTPUT, for_people=True))
+        ending.enter_context(closing(replicas))
+        say = partial(_say, output)
+        if setup is None or forker is None:
+            return _serve_here(prepare(text), replicas, say, tracer)
+        forker.prepared()
+        for number in range(len(chosen)):
+            _say_loading(say, replicas, number)
+        announce = _announced_by(LoadingBar(replicas.engines), say)
+        with LogWriter() as log, logging_to(log, style):
+            warn_of_limit(server.max_connections)
+            return Fronts(setup, forker, server, keys, replicas, announce, say).run()
 
 
-def _serve_by_fronts(
+def _serve_here(
+    app: FrontApp,
+    replicas: AllReplicas,
+    say: Callable[[str], None],
+    tracer: "SpanTracer | None",
+) -> int:
+    """Serve in this process."""
+    _say_loading(say, replicas, 0)  # before connections are accepted: it may be refused
+
+    def load(number: int) -> LoadedModel:  # in a thread
+        if number:
+            _say_loading(say, replicas, number)
+        with replicas.named(number):
+            return app.models[number][1](replicas.models[number])
+
+    models = [(served, partial(load, number)) for number, (served, _) in enumerate(app.models)]
+    announce = _announced_by(
+        LoadingBar(replicas.engines), lambda address: say(app.ready_lines(address))
+    )
+    return serve(models, app.config, app.keys, announce, tracer, say=say)
+
+
+def _prepared(
     chosen: Sequence[ServedConfig],
     server: ServerConfig,
     limits: RequestLimits,
     engine: EngineConfig,
     keys: ApiKeys,
     asked: Asking,
-) -> int:
-    """Serve by several HTTP processes, which this process supervises beside the engines'."""
-    if sys.platform != "linux":
-        raise ConfigError("--http-workers over 1 needs Linux, whose kernel shares out connections")
-    devices = tuple(place.device for place in placements(chosen[0].config, engine.devices))
-    setup = FrontSetup(server.http_workers, [len(devices)] * len(chosen))
-    parent = os.getpid()
+    devices: tuple[str, ...],
+    pid: int,
+    text: str,
+) -> FrontApp:
+    """Read the files of the models, whose directories are `text`; `pid` is that to stop."""
+    directories = [Path(one) for one in json.loads(text)]
+    models = []
+    for one, directory in zip(chosen, directories, strict=True):
+        files = read_files(directory, server.family, one.sources, asked)
+        served = ServedModel(one.name, one.others, one.is_default, one.aliases)
+        models.append((served, partial(load_model, files, limits)))
 
-    def prepare(given: str) -> FrontApp:
-        directories = [Path(one) for one in json.loads(given)]
-        lines, models = ReadyLines(chosen, directories, keys, server.ui, parent), []
-        for number, one in enumerate(chosen):
-            files = read_files(directories[number], server.family, one.sources, asked)
-            load = partial(lines.loaded, number, partial(load_model, files, limits))
-            models.append(FrontModel(_served(one), devices, load))
-        tracer = partial(read_tracer, server, os.environ)
-        return FrontApp(models, server, engine, keys, tracer, lines.text)
-
-    with closing(setup.forker(prepare)) as forker:  # before this process has threads
-        _read_keys_at_hangup(server, keys)
-        directories = [model_directory(one.config.model, one.config.revision) for one in chosen]
-        forker.prepare(json.dumps(list(map(str, directories))))  # while the engines import torch
-        style = chosen_format(server.log_format)
-        replicas = _start(chosen, directories, engine, setup.listeners, style)
-        with LogWriter(STANDARD_OUTPUT, for_people=True) as output, closing(replicas):
-            say = partial(_say, output)
-            forker.prepared()
-            for number, one in enumerate(chosen):
-                _say_loading(say, replicas, number, one.name)
-            announce = _announced_by(LoadingBar(replicas.engines), say)
-            with LogWriter() as log, logging_to(log, style):
-                warn_of_limit(server.max_connections)
-                return setup.run(forker, server, keys, replicas, replicas.engines, announce, say)
-
-
-class ReadyLines:
-    """The lines that are printed when the server is ready, made once its models are loaded.
-
-    Args:
-        chosen: the models.
-        directories: theirs.
-        keys: the API keys.
-        ui: the server has pages for people.
-        pid: of the process to stop; None = this one.
-    """
-
-    def __init__(
-        self,
-        chosen: Sequence[ServedConfig],
-        directories: Sequence[Path],
-        keys: ApiKeys,
-        ui: bool,
-        pid: int | None = None,
-    ) -> None:
-        self._served = [
-            ServedAs(directory, one.name)
-            for directory, one in zip(directories, chosen, strict=True)
+    def lines(address: str) -> str:
+        ready = [
+            (directory, served.name, served.loaded)
+            for directory, (served, _) in zip(directories, models, strict=True)
+            if served.loaded is not None
         ]
-        self._keys, self._pid, self._ui = keys, os.getpid() if pid is None else pid, ui
-        self._models: dict[int, LoadedModel] = {}
+        return announcement(address, ready, len(keys), pid, server.ui)
 
-    def loaded(
-        self, number: int, load: Callable[[Replicas], LoadedModel], replicas: Replicas
-    ) -> LoadedModel:
-        """Load one of the models and keep it."""
-        self._models[number] = load(replicas)
-        return self._models[number]
-
-    def text(self, address: str) -> str:
-        """Return the lines; call it when all models are loaded."""
-        models = [(one, self._models[number]) for number, one in enumerate(self._served)]
-        return announcement(address, models, len(self._keys), self._pid, self._ui)
+    tracer = partial(read_tracer, server, os.environ)
+    return FrontApp(models, devices, server, engine, keys, tracer, lines)
 
 
 def _start(
     chosen: Sequence[ServedConfig],
     directories: Sequence[Path],
     engine: EngineConfig,
-    listeners: Sequence[EngineListener] | None = None,
-    log_format: LogFormat = "json",
+    listeners: Sequence[EngineListener] | None,
+    log_format: LogFormat,
 ) -> AllReplicas:
     """Start the engines of all models, each with its share of memory and cores."""
     sought = [
@@ -172,45 +157,8 @@ def _start(
     ]
     places = places_of_all(sought, engine.devices)
     models = list(zip(directories, places, strict=True))
-    names = [one.name for one in chosen]
     started = start_models(models, engine, listeners=listeners, log_format=log_format)
-    return AllReplicas(names, started)
-
-
-def _served(one: ServedConfig) -> ServedModel:
-    return ServedModel(one.name, one.others, one.is_default, one.aliases)
-
-
-def _load(
-    replicas: AllReplicas,
-    number: int,
-    load: Callable[[Replicas], LoadedModel],
-    say: Callable[[], None] | None,
-) -> LoadedModel:
-    """Load one of the models as `load_model` does, in its thread."""
-    if say is not None:
-        say()
-    with replicas.named(number):
-        return load(replicas.models[number])
-
-
-def _say_loading(say: Callable[[str], None], replicas: AllReplicas, number: int, name: str) -> None:
-    say(f"gpuscore: loading {name} as {replicas.wait_planned(number)}")
-
-
-def _announced_by(bar: LoadingBar, say: Callable[[str], None]) -> Callable[[str], None]:
-    """Return `say` for when the server is ready, which removes the bar first."""
-
-    def announce(text: str) -> None:
-        bar.close()
-        say(text)
-
-    return announce
-
-
-def _read_keys_at_hangup(server: ServerConfig, keys: ApiKeys) -> None:
-    if server.api_key_file is not None:
-        signal.signal(signal.SIGHUP, KeyReader(server, keys).start)
+    return AllReplicas([one.name for one in chosen], started)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,5 +192,19 @@ def load_model(files: ServedFiles, limits: RequestLimits, replicas: Replicas) ->
     return LoadedModel(replicas, prompts, replicas.wait_ended, about, files.info, count)
 
 
-def _say(output: LogWriter, text: str) -> None:
-    output.write(f"{text}\n".encode())
+def _say(output: LogWriter, line: str) -> None:
+    output.write(f"{line}\n".encode())
+
+
+def _say_loading(say: Callable[[str], None], replicas: AllReplicas, number: int) -> None:
+    say(f"gpuscore: loading {replicas.names[number]} as {replicas.wait_planned(number)}")
+
+
+def _announced_by(bar: LoadingBar, say: Callable[[str], None]) -> Callable[[str], None]:
+    """Return `say` for when the server is ready, which removes the bar first."""
+
+    def announce(text: str) -> None:
+        bar.close()
+        say(text)
+
+    return announce

@@ -23,8 +23,8 @@ from gpuscore.engine.outcome import resolve
 from gpuscore.errors import GpuscoreError, InternalError, Overloaded, Unavailable
 from gpuscore.processes.replicas.replicas import MAX_LOSSES
 from gpuscore.processes.replicas.router import home_digest
-from gpuscore.processes.worker.frames import ProtocolError
-from gpuscore.processes.worker.messages import Failure, encode, to_error, to_result
+from gpuscore.processes.worker.frames import ProtocolError, encode
+from gpuscore.processes.worker.messages import Failure, to_error, to_result
 from gpuscore.ray.messages import Ask, HostReply, HostState, ask, decode, fingerprint
 from gpuscore.types.limits import BackendLimits
 from gpuscore.types.request import ScoreRequest, ScoreResult

@@ -11,14 +11,8 @@ from gpuscore.errors import GpuscoreError, Unavailable
 from gpuscore.models.hub import model_directory
 from gpuscore.processes.replicas.replicas import Replicas
 from gpuscore.processes.replicas.start import start_replicas
-from gpuscore.processes.worker.frames import ProtocolError
-from gpuscore.processes.worker.messages import (
-    Failure,
-    Result,
-    encode,
-    failure_message,
-    result_message,
-)
+from gpuscore.processes.worker.frames import ProtocolError, encode
+from gpuscore.processes.worker.messages import Failure, Result, failure_message, result_message
 from gpuscore.ray.messages import Ask, Facts, HostReply, HostState, asked, decode, fingerprint
 from gpuscore.ray.policy import WAIT
 from gpuscore.system.log import chosen_format

@@ -12,13 +12,12 @@ from typing import TypeVar
 
 import msgspec
 
+from gpuscore.processes.worker.frames import Message, decoded
 from gpuscore.processes.worker.messages import (
     Failure,
-    Message,
     Result,
     Score,
     Seconds,
-    decoded,
     score_message,
     to_request,
 )

@@ -1,23 +1,20 @@
 """The run of the server: it binds first, loads the model in a thread, and drains on SIGTERM."""
 
 import asyncio
-import logging
-import os
-import signal
+import gc
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from time import monotonic, sleep
-from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import uvicorn
 
 from gpuscore.config import ServerConfig
 from gpuscore.dialects.dialect import LARGE
+from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.engine.counts import Counts
 from gpuscore.server.api.app import create_app
 from gpuscore.server.http.address import address_of, bind, bind_metrics
@@ -27,129 +24,86 @@ from gpuscore.server.http.gate import Gate
 from gpuscore.server.http.headers import LOOPBACK, read_hosts, read_origins
 from gpuscore.server.http.protocol import ScoreProtocol
 from gpuscore.server.http.rounds import Listener, Postponed, Rounds
-from gpuscore.server.loading import ModelLoad, ModelLoads
 from gpuscore.server.metrics_port import metrics_port
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.observe.sums import Samples, Snapshot
 from gpuscore.server.service import ANSWERS, ScoringService
-from gpuscore.server.stopping import StopLines, stop_signals
+from gpuscore.server.stopping import (
+    EXIT_ERROR,
+    EXIT_OK,
+    LAST_ANSWERS,
+    DrainingServer,
+    stop_signals,
+)
 from gpuscore.system.heap import return_large_blocks
 from gpuscore.system.log import LogWriter, chosen_format, logging_to
 
 if TYPE_CHECKING:
     from gpuscore.server.observe.spans import SpanTracer
 
-logger = logging.getLogger(__name__)
-
-EXIT_OK, EXIT_ERROR = 0, 1
-EXIT_SIGNAL = 128  # plus the signal's number: ended with work in flight
 # Seconds for which the event loop, which needs the GIL anew in each round, waits for it while a
 # thread works on texts or answers; the interpreter itself would have it wait for 0.005.
 SWITCH = 0.0005
-LAST_READS = 2.0  # seconds, once nothing is in flight, for refusing what the kernel has received
-LAST_ANSWERS = 1.0  # seconds for writing answers once all are known
-FORCED_ANSWERS = 2.0  # seconds after a second signal for refusing all that is in flight
-FORCED_EXIT = 3.0  # seconds after a second signal, whatever hangs
 
 
-class DrainingServer(uvicorn.Server):
-    """uvicorn's server with a drain, during which it still listens and answers 503 to new requests.
+ModelLoad: TypeAlias = tuple[ServedModel, Callable[[], LoadedModel]]
 
-    uvicorn's own shutdown, which closes the listener, begins once nothing is in flight and no bytes
-    or connections of clients wait to be read, or LAST_READS seconds after nothing was in flight.
-    Closing a socket with unread bytes resets its connection.
+
+class ModelLoads:
+    """Loads all models; ends the server if one cannot be loaded, or its engine fails for good.
+
+    Args:
+        models: each one with a function that loads and warms it.
+        announce: called once all models are loaded.
+        failed: called after the first error, which `error` then holds.
     """
 
     def __init__(
         self,
-        config: uvicorn.Config,
-        service: ScoringService,
-        operations: Operations,
-        drain_timeout: float,
-        stops: Sequence[signal.Signals],
-        gate: Gate,
-        rounds: Rounds,
-        say: Callable[[str], None] = lambda line: None,
-        beside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+        models: Sequence[ModelLoad],
+        announce: Callable[[], None],
+        failed: Callable[[], None],
     ) -> None:
-        super().__init__(config)
-        self._beside = beside  # runs as long as the server
-        self.lines = StopLines(say)
-        self.service, self._operations, self._gate = service, operations, gate
-        self._rounds = rounds
-        self.exit_code = EXIT_OK
-        self._drain_timeout, self._stops = drain_timeout, stops
-        self._drain_end = self._forced_end = 0.0
-        self._last_look = 0.0  # until then, requests that have reached the machine are still read
-        self._signal = 0
+        self.error: BaseException | None = None
+        self._models, self._announce, self._failed = models, announce, failed
+        self._left = len(models)  # models that are not loaded
+        self._lock = threading.Lock()
+        self._loaded = threading.Event()
 
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        before = {s: signal.signal(s, self.handle_exit) for s in self._stops}
+    def start(self, patience: float) -> None:
+        """Start all threads; wait for them, but at most this many seconds."""
+        for served, load in self._models:
+            threading.Thread(target=self._run, args=(served, load), daemon=True).start()
+        self._loaded.wait(patience)
+
+    def _run(self, served: ServedModel, load: Callable[[], LoadedModel]) -> None:
         try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if not self.service.draining:
-            self._signal, self._drain_end = sig, monotonic() + self._drain_timeout
-            self.service.drain()
-        elif not self.force_exit:  # a second signal: do not wait for requests in flight
-            self.force_exit, self._forced_end = True, monotonic() + FORCED_ANSWERS
-            threading.Thread(target=self._exit_anyway, daemon=True).start()
-
-    async def main_loop(self) -> None:
-        watching = asyncio.create_task(self._operations.watch_loop())
-        try:
-            async with self._beside():
-                await super().main_loop()
-        finally:
-            watching.cancel()
-
-    async def on_tick(self, counter: int) -> bool:
-        if await super().on_tick(counter):
-            return True
-        return self.service.draining and self._drained()
-
-    def _drained(self) -> bool:
-        """Return True if the server may shut down.
-
-        After the drain timeout or a second signal, answer 503 to requests in flight.
-        """
-        left = self._drain_end - monotonic()
-        # Once nothing was in flight, those that wait came later. They are refused in their turn,
-        # but not all of them in the short time after a second signal.
-        counted = self.force_exit or not self._last_look
-        busy = self.service.busy or (counted and self._gate.waiting > 0)
-        self.lines.waiting(max(self._gate.requests, busy), max(0.0, left))
-        if busy and not self.force_exit and left > 0:
-            return False
-        if busy:
-            self.exit_code = EXIT_SIGNAL + self._signal
-            self.service.abandon()
-        self._last_look = self._last_look or monotonic() + LAST_READS
-        if self.force_exit:  # uvicorn would not wait until the last answers are written
-            unanswered = busy or bool(self.server_state.tasks) or self._rounds.ready
-            self.config.timeout_graceful_shutdown = round(LAST_ANSWERS)
-            return not unanswered or monotonic() >= self._forced_end
-        # uvicorn's shutdown then waits this long for slow clients to take their answers.
-        self.config.timeout_graceful_shutdown = round(max(LAST_ANSWERS, left))
-        return not self._rounds.ready or monotonic() >= self._last_look
-
-    def _exit_anyway(self) -> None:
-        sleep(FORCED_EXIT)
-        os._exit(EXIT_SIGNAL + self._signal)
+            model = load()
+            gc.collect()
+            gc.freeze()  # all objects made so far stay, so garbage collection need not visit them
+            served.loaded = model
+            with self._lock:
+                self._left -= 1
+                last = not self._left
+            if last:
+                self._loaded.set()
+                self._announce()
+            model.wait_ended()
+        except BaseException as error:  # noqa: BLE001  (raised again by `serve`, in the main thread)
+            with self._lock:
+                self.error = self.error or error
+            self._failed()
 
 
 @dataclass(frozen=True, slots=True)
 class FrontShare:
-    """The part of a front: one of several processes that share a port and are one server.
+    """The part of a process in its server: the whole, or that of a front.
+
+    Fronts are several processes that share a port and are one server.
 
     Args:
         fronts: number of these processes.
-        listener: listens on the port; closed at the end.
+        listener: listens on the port; closed at the end. None: the whole server, which binds it.
         counts: of the `Gate`, shared by the fronts.
         others: gets this front's metrics and returns the sum of the other fronts'.
         patience: seconds to wait for the model before connections are accepted.
@@ -158,13 +112,16 @@ class FrontShare:
         has_metrics_port: it serves `--metrics-port`.
     """
 
-    fronts: int
-    listener: Listener
-    counts: Counts
-    others: Callable[[Snapshot], Samples]
-    patience: float
-    begun: Callable[[DrainingServer, Operations], None]
-    has_metrics_port: bool
+    fronts: int = 1
+    listener: Listener | None = None
+    counts: Counts | None = None
+    others: Callable[[Snapshot], Samples] | None = None
+    patience: float = 0.0
+    begun: Callable[[DrainingServer, Operations], None] = lambda server, operations: None
+    has_metrics_port: bool = True
+
+
+WHOLE = FrontShare()
 
 
 def serve(
@@ -173,7 +130,7 @@ def serve(
     keys: ApiKeys,
     announce: Callable[[str], None],
     tracer: "SpanTracer | None" = None,
-    share: FrontShare | None = None,
+    share: FrontShare = WHOLE,
     say: Callable[[str], None] = lambda line: None,
 ) -> int:
     """Serve models until SIGTERM, SIGINT, or SIGHUP without a key file; return the exit code.
@@ -186,7 +143,7 @@ def serve(
         keys: digests of the valid API keys (`read_api_keys`); none leaves every route open.
         announce: called with the server's address once all models are loaded.
         tracer: makes the spans of requests (`read_tracer`), if traces are configured.
-        share: this process's part in a server of several; None = it is the whole server.
+        share: this process's part in the server.
         say: prints a line for people without blocking.
 
     Raises:
@@ -197,18 +154,15 @@ def serve(
     sys.setswitchinterval(SWITCH)
     rounds = Rounds()
     pieces = partial(rounds.pieces, ANSWERS)
-    fronts, counts, others = (
-        (share.fronts, share.counts, share.others) if share else (1, None, None)
-    )
     served = [model for model, _ in models]
-    service = ScoringService(served, config.max_queue_seconds, pieces, fronts)
-    gate = Gate(service, config, keys, rounds, counts)
+    service = ScoringService(served, config.max_queue_seconds, pieces, share.fronts)
+    gate = Gate(service, config, keys, rounds, share.counts)
     style = chosen_format(config.log_format)
     with LogWriter() as log, logging_to(log, style):
-        if share is None:
+        if share.listener is None:
             warn_of_limit(config.max_connections)
         operations = Operations(
-            service, log, tracer, config.log_requests, others, style, config.vllm_metrics
+            service, log, tracer, config.log_requests, share.others, style, config.vllm_metrics
         )
         hosts = read_hosts(config, config.host, len(keys))
         app = create_app(service, config, keys, operations, hosts)
@@ -221,9 +175,9 @@ def serve(
             origins=read_origins(config),
         )
         uvicorn_config = _uvicorn_config(app, config, protocol)
-        stops = stop_signals(config) if share is None else []
+        stops = stop_signals(config) if share.listener is None else []
         beside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
-        if config.metrics_port is not None and (share is None or share.has_metrics_port):
+        if config.metrics_port is not None and share.has_metrics_port:
             scraped = bind_metrics(config.metrics_host or LOOPBACK, config.metrics_port)
             scraped.count_in(rounds)
             beside = partial(metrics_port, scraped, rounds, config, service, operations)
@@ -238,13 +192,11 @@ def serve(
             say,
             beside,
         )
-        listener = bind(config) if share is None else share.listener
+        listener = share.listener or bind(config)
         listener.count_in(rounds)
-        if share is not None:
-            share.begun(server, operations)
+        share.begun(server, operations)
         try:
-            patience = share.patience if share else 0.0
-            return _run(server, service, rounds, listener, models, announce, patience)
+            return _run(server, service, rounds, listener, models, announce, share.patience)
         finally:
             if tracer is not None:
                 tracer.close()

@@ -1,12 +1,29 @@
-"""The signals that stop a server, and the lines that it prints then."""
+"""The stop of a server: its signals, the drain, and the lines that it prints then."""
 
+import asyncio
+import os
 import signal
-from collections.abc import Callable
-from time import monotonic
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from time import monotonic, sleep
+from types import FrameType
+
+import uvicorn
 
 from gpuscore.config import ServerConfig
+from gpuscore.server.http.gate import Gate
+from gpuscore.server.http.rounds import Rounds
+from gpuscore.server.observe.operations import Operations
+from gpuscore.server.service import ScoringService
 
+EXIT_OK, EXIT_ERROR = 0, 1
+EXIT_SIGNAL = 128  # plus the signal's number: ended with work in flight
 EVERY = 5.0  # seconds between two lines
+LAST_READS = 2.0  # seconds, once nothing is in flight, for refusing what the kernel has received
+LAST_ANSWERS = 1.0  # seconds for writing answers once all are known
+FORCED_ANSWERS = 2.0  # seconds after a second signal for refusing all that is in flight
+FORCED_EXIT = 3.0  # seconds after a second signal, whatever hangs
 
 
 class StopLines:
@@ -53,3 +70,103 @@ def stop_signals(config: ServerConfig) -> list[signal.Signals]:
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     hangup = [] if config.api_key_file is not None or ignored else [signal.SIGHUP]
     return [signal.SIGINT, signal.SIGTERM, *hangup]
+
+
+@contextmanager
+def handling(
+    numbers: Sequence[signal.Signals], handler: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
+    """Have signals handled, and as before at the end."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn's server with a drain, during which it still listens and answers 503 to new requests.
+
+    uvicorn's own shutdown, which closes the listener, begins once nothing is in flight and no bytes
+    or connections of clients wait to be read, or LAST_READS seconds after nothing was in flight.
+    Closing a socket with unread bytes resets its connection.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        service: ScoringService,
+        operations: Operations,
+        drain_timeout: float,
+        stops: Sequence[signal.Signals],
+        gate: Gate,
+        rounds: Rounds,
+        say: Callable[[str], None] = lambda line: None,
+        beside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+    ) -> None:
+        super().__init__(config)
+        self._beside = beside  # runs as long as the server
+        self.lines = StopLines(say)
+        self.service, self._operations, self._gate = service, operations, gate
+        self._rounds = rounds
+        self.exit_code = EXIT_OK
+        self._drain_timeout, self._stops = drain_timeout, stops
+        self._drain_end = self._forced_end = 0.0
+        self._last_look = 0.0  # until then, requests that have reached the machine are still read
+        self._signal = 0
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        with handling(self._stops, self.handle_exit):
+            yield
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self.service.draining:
+            self._signal, self._drain_end = sig, monotonic() + self._drain_timeout
+            self.service.drain()
+        elif not self.force_exit:  # a second signal: do not wait for requests in flight
+            self.force_exit, self._forced_end = True, monotonic() + FORCED_ANSWERS
+            threading.Thread(target=self._exit_anyway, daemon=True).start()
+
+    async def main_loop(self) -> None:
+        watching = asyncio.create_task(self._operations.watch_loop())
+        try:
+            async with self._beside():
+                await super().main_loop()
+        finally:
+            watching.cancel()
+
+    async def on_tick(self, counter: int) -> bool:
+        if await super().on_tick(counter):
+            return True
+        return self.service.draining and self._drained()
+
+    def _drained(self) -> bool:
+        """Return True if the server may shut down.
+
+        After the drain timeout or a second signal, answer 503 to requests in flight.
+        """
+        left = self._drain_end - monotonic()
+        # Once nothing was in flight, those that wait came later. They are refused in their turn,
+        # but not all of them in the short time after a second signal.
+        counted = self.force_exit or not self._last_look
+        busy = self.service.busy or (counted and self._gate.waiting > 0)
+        self.lines.waiting(max(self._gate.requests, busy), max(0.0, left))
+        if busy and not self.force_exit and left > 0:
+            return False
+        if busy:
+            self.exit_code = EXIT_SIGNAL + self._signal
+            self.service.abandon()
+        self._last_look = self._last_look or monotonic() + LAST_READS
+        if self.force_exit:  # uvicorn would not wait until the last answers are written
+            unanswered = busy or bool(self.server_state.tasks) or self._rounds.ready
+            self.config.timeout_graceful_shutdown = round(LAST_ANSWERS)
+            return not unanswered or monotonic() >= self._forced_end
+        # uvicorn's shutdown then waits this long for slow clients to take their answers.
+        self.config.timeout_graceful_shutdown = round(max(LAST_ANSWERS, left))
+        return not self._rounds.ready or monotonic() >= self._last_look
+
+    def _exit_anyway(self) -> None:
+        sleep(FORCED_EXIT)
+        os._exit(EXIT_SIGNAL + self._signal)

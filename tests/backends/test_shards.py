@@ -16,7 +16,7 @@ from gpuscore.backends.common.shards import Shard
 from gpuscore.backends.torch.ranks.messages import batch_of, words_of
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
-from gpuscore.processes.replicas.shares import Sought, places_of_all
+from gpuscore.processes.replicas.placement import Sought, places_of_all
 from gpuscore.types.batch import Prefix, Segment, pack
 from support.backends import needs_jax
 from support.batches import int32

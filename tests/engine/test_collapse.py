@@ -20,15 +20,8 @@ from gpuscore.engine.engine import Engine
 from gpuscore.errors import ConfigError
 from gpuscore.models.hub import model_directory
 from gpuscore.processes.worker import child
-from gpuscore.processes.worker.frames import FrameReader, FrameWriter
-from gpuscore.processes.worker.messages import (
-    Close,
-    Ready,
-    Refused,
-    Start,
-    decode_from_child,
-    encode,
-)
+from gpuscore.processes.worker.frames import FrameReader, FrameWriter, encode
+from gpuscore.processes.worker.messages import Close, Ready, Refused, Start, decode_from_child
 from gpuscore.types.limits import BackendLimits
 from support.backends import JAX_FAMILIES, needs_jax
 from support.eight_bits import needs_int8

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpuscore.processes.replicas.parts import join, split
+from gpuscore.processes.replicas.flight import join, split
 from gpuscore.types.label_trie import LabelTrie
 from gpuscore.types.request import ScoreRequest, ScoreResult, Timings
 

@@ -13,7 +13,7 @@ import pytest
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.errors import ConfigError, EngineFailed, NonfiniteScore, Overloaded, Unavailable
 from gpuscore.processes.replicas.start import start_replicas
-from gpuscore.processes.worker.supervisor import Patience
+from gpuscore.processes.worker.link import Patience
 from gpuscore.types.request import ScoreRequest
 from support import tape_engine as tape_child
 from support.serving import running, wait_until

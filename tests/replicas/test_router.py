@@ -7,9 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpuscore.processes.replicas.in_flight import InFlight
-from gpuscore.processes.replicas.router import AGAIN, BUSY_SHARE, HOME_TOKENS, Load, Router
-from gpuscore.processes.worker.patience import Report
+from gpuscore.processes.replicas.router import (
+    AGAIN,
+    BUSY_SHARE,
+    HOME_TOKENS,
+    InFlight,
+    Load,
+    Router,
+)
+from gpuscore.processes.worker.link import Report
 from gpuscore.types.limits import BackendLimits
 from gpuscore.types.request import ScoreRequest
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from gpuscore.processes.replicas import flight, parts, replicas
+from gpuscore.processes.replicas import flight, replicas
 from gpuscore.processes.replicas.replicas import Replicas
 from support.replica_worlds import ReplicaWorld
 from support.slow import slow
@@ -29,7 +29,7 @@ def test_simulated_worlds(first, caplog):
 def test_the_worlds_hold_divided_requests_and_second_losses(monkeypatch, caplog):
     """See requests that are divided, moved and given up, or the worlds would show nothing."""
     seen = {"divided": 0, "moved": 0, "given up": 0}
-    divide, reroute, end = parts.split, Replicas._reroute, Replicas._end
+    divide, reroute, end = flight.split, Replicas._reroute, Replicas._end
 
     def counted_split(request, sizes):
         found = divide(request, sizes)
@@ -56,7 +56,8 @@ def test_the_worlds_hold_divided_requests_and_second_losses(monkeypatch, caplog)
 
 
 def results_in_the_order_of_arrival(monkeypatch):
-    monkeypatch.setattr(flight, "join", lambda results: parts.join(results[::-1]))
+    join = flight.join
+    monkeypatch.setattr(flight, "join", lambda results: join(results[::-1]))
 
 
 def a_lost_request_is_not_run_again(monkeypatch):
@@ -88,10 +89,10 @@ def a_refusal_loses_the_part(monkeypatch):
 
 def the_last_item_of_a_part_is_left_out(monkeypatch):
     def short(request, sizes):
-        found = parts.split(request, sizes)
+        found = flight.split(request, sizes)
         if len(found) > 1:
             items, labels = found[0].item_ids[:-1], found[0].label_ids[:-1]
-            found[0] = parts.replace(found[0], item_ids=items, label_ids=labels)
+            found[0] = flight.replace(found[0], item_ids=items, label_ids=labels)
         return found
 
     monkeypatch.setattr(replicas, "split", short)

@@ -10,9 +10,8 @@ import pytest
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.errors import ConfigError, EngineFailed, Unavailable
 from gpuscore.processes.replicas.placement import Placement
-from gpuscore.processes.replicas.start import start_models
-from gpuscore.processes.replicas.together import AllReplicas
-from gpuscore.processes.worker.patience import Patience
+from gpuscore.processes.replicas.start import AllReplicas, start_models
+from gpuscore.processes.worker.link import Patience
 from gpuscore.types.request import ScoreRequest
 from support.serving import wait_until
 from support.tape_engine import CRASH

@@ -22,7 +22,8 @@ import pytest
 from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError
 from gpuscore.processes.fronts.parent import SILENT
-from gpuscore.processes.worker.messages import Close, encode, score_message
+from gpuscore.processes.worker.frames import encode
+from gpuscore.processes.worker.messages import Close, score_message
 from gpuscore.server.http.address import bind_all
 from support.connections import Connection, check_error, post
 from support.many_callers import Crowd

@@ -3,9 +3,9 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gpuscore.processes.fronts.board import LATE, Totals
 from gpuscore.processes.fronts.messages import Counted, counted, decode_from_front, snapshot_of
-from gpuscore.processes.fronts.totals import LATE, Totals
-from gpuscore.processes.worker.messages import encode
+from gpuscore.processes.worker.frames import encode
 from gpuscore.server.observe.metrics import Metrics, ServerState
 from gpuscore.server.observe.sums import Snapshot, add
 from gpuscore.types.record import RequestRecord

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gpuscore.processes.worker.supervisor import TICK, Patience
+from gpuscore.processes.worker.link import TICK, Patience
 from gpuscore.server.http.rounds import ACCEPTS
 from support import tape_engine as tape_child
 from support.connections import (

@@ -15,7 +15,7 @@ from gpuscore.engine.outcome import resolve
 from gpuscore.engine.ticket import Ticket
 from gpuscore.errors import DeadlineExceeded, Unavailable
 from gpuscore.processes.replicas.replicas import MAX_LOSSES, Replicas
-from gpuscore.processes.worker.patience import Report
+from gpuscore.processes.worker.link import Report
 from gpuscore.types.request import ScoreRequest
 from gpuscore.types.stats import NO_STATS
 from support.simulation import LSE, SimulatedBackend, SimulatedRunner, World, hashed

@@ -17,12 +17,11 @@ from pathlib import Path
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
 from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.errors import EngineFailed
-from gpuscore.processes.fronts.front import FrontApp, FrontModel
-from gpuscore.processes.fronts.start import FrontSetup
+from gpuscore.processes.fronts.front import FrontApp
+from gpuscore.processes.fronts.parent import Fronts, FrontSetup
 from gpuscore.processes.replicas.placement import placements
-from gpuscore.processes.replicas.start import start_models
-from gpuscore.processes.replicas.together import AllReplicas
-from gpuscore.processes.worker.patience import Patience
+from gpuscore.processes.replicas.start import AllReplicas, start_models
+from gpuscore.processes.worker.link import Patience
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.server.http.auth import read_api_keys
 from gpuscore.server.run import serve
@@ -74,8 +73,8 @@ def serve_by_fronts(make, config, keys):
     engine = make.args[0]
     devices = tuple(place.device for place in placements(ModelConfig(), engine.devices))
     setup = FrontSetup(config.http_workers, [len(devices)] * len(NAMES))
-    models = [FrontModel(served(name), devices, load_tape) for name in NAMES]
-    app = FrontApp(models, config, engine, keys)
+    models = [(served(name), load_tape) for name in NAMES]
+    app = FrontApp(models, devices, config, engine, keys)
     if os.environ.get("TAPE_FRONTS_END"):
         setup._main = lambda prepare, text: lambda seat: 1
     with (
@@ -86,7 +85,7 @@ def serve_by_fronts(make, config, keys):
         forker.prepared()
         for number in range(len(NAMES)):
             replicas.wait_planned(number)
-        return setup.run(forker, config, keys, replicas, replicas.engines, announce)
+        return Fronts(setup, forker, config, keys, replicas, announce).run()
 
 
 def load_tape(replicas):

@@ -11,8 +11,8 @@ from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine.admission import PLACES
 from gpuscore.engine.counts import Counts
 from gpuscore.errors import EngineFailed, Unavailable
+from gpuscore.processes.fronts.front import FrontLink
 from gpuscore.processes.worker.client import EngineClient, LinkedEngine
-from gpuscore.processes.worker.link import FrontLink
 from gpuscore.processes.worker.messages import Start
 from gpuscore.processes.worker.process import EngineListener, command
 from support import tape_engine as tape_child

@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 from gpuscore.errors import NonfiniteScore, TooManyTokens
-from gpuscore.processes.worker.frames import MAX_FRAME, FrameReader, FrameWriter, ProtocolError
+from gpuscore.processes.worker.frames import (
+    MAX_FRAME,
+    FrameReader,
+    FrameWriter,
+    ProtocolError,
+    encode,
+)
 from gpuscore.processes.worker.messages import (
     Cancel,
     Close,
@@ -19,7 +25,6 @@ from gpuscore.processes.worker.messages import (
     Ready,
     decode_from_child,
     decode_to_child,
-    encode,
     failure_message,
     result_message,
     score_message,
@@ -279,8 +284,7 @@ def test_frames_in_pieces(pair):
         pair[0].send(bytes([byte]))
         got = reader.read()
     assert got == [b"ab"]
-    writer.close()
-    writer.join(5)
+    writer.close(5)
 
 
 def test_a_small_frame_takes_little_memory(pair):
@@ -309,8 +313,7 @@ def test_a_writer_never_waits_for_a_full_pipe(pair):
     assert done.wait(5)
     assert not writer.idle
     assert len(frames_of(FrameReader(pair[1]), 10)) == 10
-    writer.close()
-    writer.join(5)
+    writer.close(5)
 
 
 def test_ends_and_limits(pair):

@@ -21,7 +21,7 @@ from gpuscore.config.sources import Settings
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.errors import ConfigError
 from gpuscore.models.hub import model_directory, model_name
-from gpuscore.processes.loading_bar import LoadingBar
+from gpuscore.processes.announcement import LoadingBar
 from gpuscore.processes.serving import asking, load_model, read_files
 
 EXIT_OK, EXIT_FAILED = 0, 1

@@ -1,5 +1,6 @@
 """A front: one of the server's HTTP processes, controlled by the parent."""
 
+import logging
 import os
 import socket
 import threading
@@ -32,19 +33,21 @@ from gpuscore.processes.fronts.messages import (
     samples_of,
 )
 from gpuscore.processes.replicas.replicas import Replicas
-from gpuscore.processes.worker.client import LinkedEngine, Siblings
-from gpuscore.processes.worker.frames import FrameReader, FrameWriter
-from gpuscore.processes.worker.link import FrontLink
-from gpuscore.processes.worker.messages import Message, encode
-from gpuscore.processes.worker.patience import ChildListener
+from gpuscore.processes.worker.client import LinkedEngine
+from gpuscore.processes.worker.frames import FrameReader, FrameWriter, ProtocolError
+from gpuscore.processes.worker.link import TICK, ChildListener, EngineLink, Patience
 from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.http.rounds import Listener
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.observe.sums import Samples, Snapshot
-from gpuscore.server.run import DrainingServer, FrontShare, serve
+from gpuscore.server.run import FrontShare, serve
+from gpuscore.server.stopping import DrainingServer
+from gpuscore.types.stats import EngineStats
 
 if TYPE_CHECKING:
     from gpuscore.server.observe.spans import SpanTracer
+
+logger = logging.getLogger(__name__)
 
 REPORT = 1.0  # seconds between two reports of what was counted
 ASK = 2.0  # seconds to wait for what the others have counted
@@ -64,29 +67,18 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
-class FrontModel:
-    """A model that the fronts serve.
-
-    Args:
-        served: not loaded yet; each front has its own copy.
-        devices: of its engines.
-        load: prepares the model for the engines' clients.
-    """
-
-    served: ServedModel
-    devices: tuple[str, ...]
-    load: Callable[[Replicas], LoadedModel]
-
-
-@dataclass(frozen=True, slots=True)
 class FrontApp:
     """A server's own parts, the same in all fronts; `serve` explains most of them.
 
     Args:
+        models: those that are served, not loaded yet, since each front has its own copy; each with
+            a function that prepares it for the engines' clients.
+        devices: of each model's engines.
         ready_lines: returns what the parent prints when the server is ready, given its address.
     """
 
-    models: Sequence[FrontModel]
+    models: Sequence[tuple[ServedModel, Callable[[Replicas], LoadedModel]]]
+    devices: Sequence[str]
     config: ServerConfig
     engine: EngineConfig
     keys: ApiKeys
@@ -113,19 +105,17 @@ def run_front(app: FrontApp, board: Board, addresses: Sequence[str], seat: Seat)
         links.append(FrontLink(addresses[index], seat.about[index], owner, wait))
         return links[-1]
 
-    def linked(number: int, model: FrontModel) -> Replicas:
+    def linked(number: int) -> Replicas:
         engines: list[LinkedEngine[FrontLink]] = []
-        siblings = Siblings(lambda: any(one.alive for one in engines), lambda: True)
-        for _ in model.devices:
+        for _ in app.devices:
             index = len(links)
             counts = board.backlog(seat.number, index)
-            engines.append(LinkedEngine(app.engine, partial(connect, index), counts, siblings))
+            engines.append(LinkedEngine(app.engine, partial(connect, index), counts, engines))
         whole = board.whole_backlog(seat.number, number)
-        return Replicas(engines, model.devices, app.engine, whole)
+        return Replicas(engines, app.devices, app.engine, whole)
 
     models = [
-        (one.served, partial(one.load, linked(number, one)))
-        for number, one in enumerate(app.models)
+        (served, partial(load, linked(number))) for number, (served, load) in enumerate(app.models)
     ]
     share = FrontShare(
         fronts=board.fronts,
@@ -147,6 +137,68 @@ def run_front(app: FrontApp, board: Board, addresses: Sequence[str], seat: Seat)
     return code
 
 
+class FrontLink(EngineLink):
+    """The link of a front, which connects to an engine's listener.
+
+    The engine's supervisor in another process notices losses and hangs and ends the engine; here
+    they only show.
+
+    Args:
+        address: of the `EngineListener`.
+        about: the supervised child's description of its model.
+        owner: receives the engine's events.
+        retry_after: returns whole seconds until a lost engine may be ready.
+    """
+
+    alone = False  # it serves other fronts, too
+
+    def __init__(
+        self, address: str, about: str, owner: ChildListener, retry_after: Callable[[], int]
+    ) -> None:
+        super().__init__(owner, Patience(), "link")
+        self.planned.set_result(about)
+        self._address, self._retry_after = address, retry_after
+        self._told: EngineStats | None = None  # by the supervisor
+
+    def fail(self, error: Exception) -> None:
+        """Note that the engine has failed for good."""
+        self.finish(error, error)
+
+    def tell(self, stats: EngineStats) -> None:
+        """Note the supervisor's statistics, whose counters add up all the engine's processes."""
+        self._told = stats
+
+    @property
+    def stats(self) -> EngineStats:
+        """The supervisor's last statistics, or else those of the last heartbeat."""
+        return super().stats if self._told is None else self._told
+
+    @property
+    def retry_after(self) -> int:
+        return self._retry_after()
+
+    def keep_running(self) -> None:
+        while not self._closing.is_set():
+            with socket.socket(socket.AF_UNIX) as sock:
+                try:
+                    sock.connect(self._address)
+                    self._read(sock)
+                except (EOFError, OSError):
+                    pass  # the engine was lost, or nobody listens because the server ends
+                except ProtocolError as error:
+                    logger.error("the connection to the engine was closed: it sent %s", error)
+            self._closing.wait(TICK)
+
+    def _read(self, sock: socket.socket) -> None:
+        """Handle the engine's messages until it is lost, or until `close`."""
+        writer = FrameWriter(sock, "engine-writer")
+        try:
+            self._watch(FrameReader(sock), writer)
+        finally:
+            self._lost()
+            writer.hang_up()
+
+
 class Control:
     """A front's end of the control socket, with the thread that follows the parent's commands."""
 
@@ -160,7 +212,7 @@ class Control:
         self._links: list[FrontLink] = []
         self._server: DrainingServer | None = None  # until `begin`
         self._operations: Operations | None = None
-        self._send(Began(os.getpid()))
+        self._writer.send(Began(os.getpid()))
         self._unread: list[bytes] = []
         while not self._unread:  # the keys, before anybody can use old ones
             self._unread = self._reader.read()
@@ -173,14 +225,13 @@ class Control:
 
     def serving(self, address: str) -> None:
         """Report that this front can score."""
-        self._send(Serving(self._ready_lines(address)))
+        self._writer.send(Serving(self._ready_lines(address)))
 
     def end(self, code: int, refusal: str | None = None) -> None:
         """Report what was counted last, and the end of this front."""
         self._report()
-        self._send(Ended(code, refusal))
+        self._writer.send(Ended(code, refusal))
         self._writer.close()
-        self._writer.join(1.0)
 
     def others(self, own: Snapshot) -> Samples:
         """Return the sum of the other fronts' metrics, and note the engines' statistics.
@@ -190,7 +241,7 @@ class Control:
         """
         number, answer = next(self._numbers), Future[Sums]()
         self._asked[number] = answer
-        self._send(AskSums(number, listed(own.growing), listed(own.present)))
+        self._writer.send(AskSums(number, listed(own.growing), listed(own.present)))
         try:
             sums = answer.result(ASK)
         except TimeoutError:
@@ -235,7 +286,4 @@ class Control:
 
     def _report(self, number: int | None = None) -> None:
         if self._operations is not None:
-            self._send(counted(self._operations.metrics.snapshot(), number))
-
-    def _send(self, message: Message) -> None:
-        self._writer.put(lambda: encode(message))
+            self._writer.send(counted(self._operations.metrics.snapshot(), number))

@@ -1,12 +1,12 @@
 """The messages between the parent and its fronts, encoded as MessagePack in frames."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import TypeAlias
 
 import msgspec
 
-from gpuscore.processes.worker.frames import ProtocolError
-from gpuscore.processes.worker.messages import Message
+from gpuscore.processes.worker.frames import Message, decoded
 from gpuscore.server.observe.sums import Samples, Snapshot
 from gpuscore.types.stats import EngineStats
 
@@ -87,24 +87,8 @@ FromFront: TypeAlias = Began | Serving | Counted | AskSums | Ended
 
 _to_front: msgspec.msgpack.Decoder[ToFront] = msgspec.msgpack.Decoder(ToFront)
 _from_front: msgspec.msgpack.Decoder[FromFront] = msgspec.msgpack.Decoder(FromFront)
-
-
-def decode_to_front(frame: bytes) -> ToFront:
-    """Decode a message to a front; raise ProtocolError if the frame is not one."""
-    try:
-        message: ToFront = _to_front.decode(frame)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ProtocolError(f"a malformed message: {error}") from error
-    return message
-
-
-def decode_from_front(frame: bytes) -> FromFront:
-    """Decode a message from a front; raise ProtocolError if the frame is not one."""
-    try:
-        message: FromFront = _from_front.decode(frame)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ProtocolError(f"a malformed message: {error}") from error
-    return message
+# They raise ProtocolError if a frame is no message to a front, or from one.
+decode_to_front, decode_from_front = partial(decoded, _to_front), partial(decoded, _from_front)
 
 
 def counted(snapshot: Snapshot, number: int | None = None) -> Counted:

@@ -1,21 +1,23 @@
 """The parent of the fronts: starts them, replaces those that end, and passes signals on."""
 
 import logging
+import os
 import selectors
 import signal
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from time import monotonic
 from types import FrameType
 
 from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError, EngineFailed
-from gpuscore.processes.fronts.board import Board
-from gpuscore.processes.fronts.engines import SupervisedEngine, SupervisedReplicas
-from gpuscore.processes.fronts.forker import Forker
+from gpuscore.processes.fronts.board import Board, Totals
+from gpuscore.processes.fronts.forker import Forker, FrontMain
+from gpuscore.processes.fronts.front import FrontApp, run_front
 from gpuscore.processes.fronts.messages import (
     AskCounts,
     AskSums,
@@ -32,14 +34,20 @@ from gpuscore.processes.fronts.messages import (
     listed,
     snapshot_of,
 )
-from gpuscore.processes.fronts.running import RunningFront
-from gpuscore.processes.fronts.signals import handled_signals
-from gpuscore.processes.fronts.totals import Totals
-from gpuscore.processes.worker.frames import ProtocolError
-from gpuscore.processes.worker.messages import Message
+from gpuscore.processes.replicas.replicas import Replicas
+from gpuscore.processes.replicas.start import AllReplicas
+from gpuscore.processes.worker.frames import FrameReader, FrameWriter, Message, ProtocolError
+from gpuscore.processes.worker.process import EngineListener
+from gpuscore.server.http.address import bind_all
 from gpuscore.server.http.auth import ApiKeys, KeyReader
-from gpuscore.server.run import EXIT_OK, EXIT_SIGNAL, FORCED_EXIT
-from gpuscore.server.stopping import StopLines
+from gpuscore.server.stopping import (
+    EXIT_OK,
+    EXIT_SIGNAL,
+    FORCED_EXIT,
+    StopLines,
+    handling,
+    stop_signals,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -51,42 +59,87 @@ MAX_FAILURES = 5  # fronts in a row that ended before they served; then the serv
 SPARE, FORCED_SPARE = 5.0, 0.5
 
 
+class RunningFront:
+    """The parent's end of a front's control socket, and what the front has said."""
+
+    def __init__(self, seat: int, sock: socket.socket) -> None:
+        self.seat, self.sock = seat, sock
+        self.pid: int | None = None
+        self.served = False
+        self.ended: Ended | None = None
+        self.silence = 0.0  # seconds since its last message
+        self.reader = FrameReader(sock)
+        self.writer = FrameWriter(sock, "front-writer")
+
+    def kill(self) -> None:
+        if self.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+class FrontSetup:
+    """Memory and sockets that fronts and engines share; make it before their processes.
+
+    Args:
+        fronts: number of HTTP processes.
+        engines: number of engines of each model.
+    """
+
+    def __init__(self, fronts: int, engines: Sequence[int]) -> None:
+        self.board = Board(fronts, sum(engines), len(engines))
+        self.listeners = [EngineListener() for _ in range(sum(engines))]
+
+    def forker(self, prepare: Callable[[str], FrontApp]) -> Forker:
+        """Start the process that forks fronts; call it in the main thread, before there are others.
+
+        Args:
+            prepare: makes the application, in that process, from the text that `Forker.prepare`
+                gets.
+        """
+        return Forker(partial(self._main, prepare))
+
+    def _main(self, prepare: Callable[[str], FrontApp], text: str) -> FrontMain:
+        addresses = [listener.address for listener in self.listeners]
+        return partial(run_front, prepare(text), self.board, addresses)
+
+
 class Fronts:
     """The fronts of a server, from their start to their end; all methods run in the main thread.
 
     Args:
-        forker: starts them.
-        board: their shared memory; it has one row for each of them.
+        setup: what they share.
+        forker: starts them; prepared.
         config: of the server.
         keys: the API keys; read again at SIGHUP, if there is a key file.
-        listeners: the sockets that listen on the server's port, one for each front. They stay open
-            here, so that connections wait for the replacement of a front that has ended.
-        replicas: of all engines.
-        engines: those engines, which this process supervises; their models are planned.
+        replicas: of all engines, started with the listeners of `setup`; their models are planned.
         announce: called once, when all fronts can score, with the lines of one of them.
-        lines: says what is waited for at the end.
+        say: prints a line for people without blocking.
+
+    Raises:
+        ConfigError: the address cannot be bound.
     """
 
     def __init__(
         self,
+        setup: FrontSetup,
         forker: Forker,
-        board: Board,
         config: ServerConfig,
         keys: ApiKeys,
-        listeners: Sequence[socket.socket],
-        replicas: SupervisedReplicas,
-        engines: Sequence[SupervisedEngine],
+        replicas: Replicas | AllReplicas,
         announce: Callable[[str], None],
-        lines: StopLines,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._forker, self._board, self._config = forker, board, config
+        self._forker, self._board, self._config = forker, setup.board, config
         self._keys, self._key_reader = keys, KeyReader(config, keys)
-        self._listeners, self._replicas, self._engines = listeners, replicas, engines
-        self._about = tuple(engine.planned.result() for engine in engines)
+        # One for each front. They stay open here, so that connections wait for the replacement of a
+        # front that has ended.
+        self._listeners = bind_all(config, config.http_workers)
+        self._replicas, self._engines = replicas, replicas.engines
+        self._about = tuple(engine.planned.result() for engine in self._engines)
         self._announce: Callable[[str], None] | None = announce
-        self._lines = lines
+        self._lines = StopLines(say)
         self._fronts: dict[int, RunningFront] = {}  # by seat
-        self._due: dict[int, float] = dict.fromkeys(range(board.fronts), 0.0)  # next starts
+        self._due: dict[int, float] = dict.fromkeys(range(self._board.fronts), 0.0)  # next starts
         self._totals = Totals()
         self._failures = 0  # fronts in a row that ended without having served
         self._stopping = 0  # the first signal's number
@@ -112,7 +165,7 @@ class Fronts:
         """
         self._selector.register(self._woken, selectors.EVENT_READ)
         threading.Thread(target=self._watch, daemon=True).start()
-        with handled_signals(self._config, self._note, self._wake):
+        with self._handling_signals():
             while self._fronts or not self._ending:
                 self._start_due()
                 for key, _ in self._selector.select(self._patience):
@@ -138,6 +191,17 @@ class Fronts:
         return bool(self._stopping) or self._error is not None
 
     # ---- signals, keys and engines: noted anywhere, acted on by the loop ----
+
+    @contextmanager
+    def _handling_signals(self) -> Iterator[None]:
+        """Note signals that stop the server or make it read its keys again, and end a wait."""
+        hangup = [signal.SIGHUP] if self._config.api_key_file is not None else []
+        with handling([*stop_signals(self._config), *hangup], self._note):
+            waker = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+            try:
+                yield
+            finally:
+                signal.set_wakeup_fd(waker)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
@@ -190,7 +254,7 @@ class Fronts:
 
     def _tell_all(self, message: Message) -> None:
         for front in self._fronts.values():
-            front.send(message)
+            front.writer.send(message)
 
     # ---- fronts ----
 
@@ -206,7 +270,7 @@ class Fronts:
                 self._fail(error)
                 return
             self._fronts[seat] = RunningFront(seat, sock)
-            self._fronts[seat].send(ValidKeys(self._keys.digests))
+            self._fronts[seat].writer.send(ValidKeys(self._keys.digests))
             self._selector.register(sock, selectors.EVENT_READ, self._fronts[seat])
 
     def _read(self, front: RunningFront) -> None:
@@ -237,7 +301,7 @@ class Fronts:
                 seats = [one.seat for one in others]
                 number = self._totals.ask(front.seat, message.number, seats)
                 for one in others:
-                    one.send(AskCounts(number))
+                    one.writer.send(AskCounts(number))
             case Ended():
                 front.ended = message
 
@@ -248,7 +312,7 @@ class Fronts:
     def _lost(self, front: RunningFront) -> None:
         """Note the end of a front; have it replaced unless the server ends."""
         self._selector.unregister(front.sock)
-        front.close()
+        front.writer.hang_up()
         del self._fronts[front.seat]
         self._totals.lost(front.seat)
         self._board.clear(front.seat)
@@ -270,7 +334,7 @@ class Fronts:
         self._act()
         for seat, number, samples in self._totals.answers():
             stats = [engine.stats() for engine in self._engines]
-            self._fronts[seat].send(Sums(number, listed(samples), stats))
+            self._fronts[seat].writer.send(Sums(number, listed(samples), stats))
         for index, engine in enumerate(self._engines):
             self._board.set_retry_after(index, engine.retry_after)
         self._end_silent()

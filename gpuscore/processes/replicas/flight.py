@@ -1,12 +1,18 @@
-"""One request on its way through the replicas."""
+"""One request on its way through the replicas: its parts, and the results put together again."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gpuscore.engine.distinct import DistinctItems, distinct_items
-from gpuscore.processes.replicas.parts import join
-from gpuscore.types.request import ScoreRequest, ScoreResult
+from gpuscore.types.request import ScoreRequest, ScoreResult, Timings
+
+ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 
 @dataclass(slots=True, eq=False)
@@ -63,3 +69,67 @@ class Part:
         items = range(self.first, self.first + len(self.request.item_ids))
         distinct = self.flight.distinct
         return items if distinct is None else [*map(distinct.first, items)]
+
+
+def split(request: ScoreRequest, sizes: Sequence[int]) -> list[ScoreRequest]:
+    """Divide a request's items, in their order, into parts of about these numbers of tokens.
+
+    Returns:
+        As many parts as sizes, each with at least one family; fewer if there are fewer families.
+    """
+    if len(sizes) == 1:
+        return [request]
+    families = request.families()
+    ends = np.cumsum([sum(len(request.item_ids[i]) for i in family) for family in families])
+    wanted = np.array(list(accumulate(sizes))[:-1])
+    cuts = np.searchsorted(ends, wanted * (ends[-1] / sum(sizes)), side="right")
+    bounds = sorted({0, *np.clip(cuts, 1, len(ends) - 1).tolist(), len(ends)})
+    return [
+        _part(request, families[start].start, families[stop - 1].stop)
+        for start, stop in zip(bounds, bounds[1:], strict=False)
+    ]
+
+
+def _part(request: ScoreRequest, start: int, stop: int) -> ScoreRequest:
+    """Return the request with the items `start` to `stop - 1` only, which are whole families."""
+    parents, nodes = request.parents, request.nodes
+    if nodes is not None:
+        nodes = nodes[(nodes >= start) & (nodes < stop)] - np.int32(start)
+    if parents is not None:
+        parents = np.where(parents[start:stop] < 0, -1, parents[start:stop] - start)
+        parents = parents.astype(np.int32)
+    return replace(
+        request,
+        item_ids=request.item_ids[start:stop],
+        label_ids=request.label_ids[start:stop],
+        parents=parents,
+        nodes=nodes,
+        # The rows of a query that is scored are computed once, with the first part.
+        query_labels=None if start else request.query_labels,
+    )
+
+
+def join(results: Sequence[ScoreResult]) -> ScoreResult:
+    """Put the results of all parts together, in the order of `split`.
+
+    The tokens add up; the timings are those of the part that took longest.
+    """
+    if len(results) == 1:
+        return results[0]
+    return ScoreResult(
+        label_logits=tuple(row for result in results for row in result.label_logits),
+        lse=_together([result.lse for result in results]),
+        top_ids=_together([result.top_ids for result in results]),
+        top_logits=_together([result.top_logits for result in results]),
+        computed_tokens=sum(result.computed_tokens for result in results),
+        timings=max((result.timings for result in results), key=_seconds),
+    )
+
+
+def _together(arrays: Sequence[NDArray[ScalarT] | None]) -> NDArray[ScalarT] | None:
+    present = [array for array in arrays if array is not None]
+    return np.concatenate(present) if present else None
+
+
+def _seconds(timings: Timings) -> float:
+    return timings.queue + timings.batch + timings.device

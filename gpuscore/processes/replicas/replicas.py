@@ -5,18 +5,17 @@ import threading
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from gpuscore.config import EngineConfig
 from gpuscore.engine.admission import Backlog
 from gpuscore.engine.counts import Counts
 from gpuscore.engine.outcome import resolve
 from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, InternalError, Unavailable
-from gpuscore.processes.replicas.flight import Flight, Part
-from gpuscore.processes.replicas.in_flight import InFlight
-from gpuscore.processes.replicas.parts import split
-from gpuscore.processes.replicas.replica import Replica
-from gpuscore.processes.replicas.router import Load, Router
+from gpuscore.processes.replicas.flight import Flight, Part, split
+from gpuscore.processes.replicas.router import InFlight, Load, Router
+from gpuscore.processes.worker.client import LinkedEngine
+from gpuscore.processes.worker.link import EngineLink
 from gpuscore.types.item_errors import renumbered
 from gpuscore.types.limits import BackendLimits
 from gpuscore.types.request import ScoreRequest, ScoreResult
@@ -26,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 MAX_LOSSES = 2  # of engines during one request: a request that ends engines must not end them all
 
+Replica: TypeAlias = LinkedEngine[EngineLink]
 ValueT = TypeVar("ValueT")
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from gpuscore.processes.worker.link import Report
 from gpuscore.types.limits import BackendLimits
 from gpuscore.types.request import ScoreRequest
 
@@ -39,6 +40,33 @@ class Load:
     replica: int
     tokens: int
     rate: float
+
+
+@dataclass(slots=True)
+class InFlight:
+    """Tokens sent to a replica and not answered, less what it reports to have computed of them.
+
+    The engine gives its requests equal shares, so many of them end at the same time: their tokens
+    alone would not tell whether a replica has just begun or is nearly done.
+    """
+
+    tokens: int = 0  # of all parts in flight
+    _reports: int = 0  # seen so far
+    _since: int = 0  # tokens sent since the last one
+
+    def add(self, tokens: int) -> None:
+        self.tokens += tokens
+        self._since += tokens
+
+    def remove(self, tokens: int) -> None:
+        self.tokens -= tokens
+
+    def left(self, report: Report) -> int:
+        """Return the tokens that are probably left to compute, by the engine's last report."""
+        if report.number != self._reports:
+            self._reports, self._since = report.number, 0
+        left = report.tokens_left + self._since
+        return min(self.tokens, left) if report.alone else left
 
 
 class Router:

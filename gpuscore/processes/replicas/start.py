@@ -1,16 +1,22 @@
-"""The start of all replicas: one engine process of each model on each device."""
+"""The engines of all models: their start, one process of each model on each device, and end."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from gpuscore.config import EngineConfig, ModelConfig
+from gpuscore.errors import ConfigError, EngineFailed
 from gpuscore.processes.replicas.placement import Placement, placements
-from gpuscore.processes.replicas.replicas import Replicas
-from gpuscore.processes.worker.client import EngineClient, Siblings
+from gpuscore.processes.replicas.replicas import Replica, Replicas
+from gpuscore.processes.worker.client import EngineClient
+from gpuscore.processes.worker.link import Patience
 from gpuscore.processes.worker.messages import Start
-from gpuscore.processes.worker.patience import Patience
 from gpuscore.processes.worker.process import TORCH, EngineListener, command
 from gpuscore.system.log import LogFormat
+from gpuscore.types.limits import BackendLimits
 
 
 def start_replicas(
@@ -59,41 +65,83 @@ def start_models(
         log_format: of the engines' processes.
     """
     everyone: list[EngineClient] = []
-    before: dict[str, EngineClient] = {}  # the last one on each device
+    before: dict[str, Future[BackendLimits]] = {}  # the start of the last one on each device
     started = []
     for directory, places in models:
         own: list[EngineClient] = []
         for place in places:
-            last = before.get(place.device) if place.in_turn else None
             client = EngineClient(
                 command(factory),
                 Start(str(directory), place.model, engine, place.cores, log_format),
                 patience,
                 listeners[len(everyone)] if listeners else None,
                 place.environment,
-                _siblings(own, everyone, len(own), len(everyone)),
-                None if last is None else last.started,
+                own,
+                everyone,
+                before.get(place.device) if place.in_turn else None,
             )
             own.append(client)
             everyone.append(client)
-            before[place.device] = client
+            before[place.device] = client.started
         started.append(Replicas(own, [place.device for place in places], engine))
     return started
 
 
-def _siblings(
-    own: Sequence[EngineClient], everyone: Sequence[EngineClient], number: int, place: int
-) -> Siblings:
-    """Return what an engine may ask about the others, of which some are started after it.
+class AllReplicas:
+    """The replicas of each model; with one model it adds nothing.
 
     Args:
-        own: of its model.
-        everyone: of all models. While one of them is hopeful, the server goes on, and so does every
-            engine.
-        number: its place in `own`.
-        place: its place in `everyone`.
+        names: of the models.
+        models: their replicas.
     """
-    return Siblings(
-        ready=lambda: any(one.alive for index, one in enumerate(own) if index != number),
-        hopeful=lambda: any(one.hopeful for index, one in enumerate(everyone) if index != place),
-    )
+
+    def __init__(self, names: Sequence[str], models: Sequence[Replicas]) -> None:
+        self.models = models
+        self.names = names
+
+    @property
+    def engines(self) -> list[Replica]:
+        """The engines, model by model."""
+        return [engine for model in self.models for engine in model.engines]
+
+    def wait_planned(self, number: int) -> str:
+        """Return what will be loaded for a model; raises as `Replicas.wait_planned`."""
+        with self.named(number):
+            return self.models[number].wait_planned()
+
+    def wait_ready(self) -> None:
+        """Block until all models are loaded; raises as `Replicas.wait_ready`, the first error."""
+        self._wait([engine.started for engine in self.engines])
+        for number, model in enumerate(self.models):
+            with self.named(number):
+                model.wait_ready()
+
+    def wait_ended(self) -> None:
+        """Block until `close`; raise EngineFailed once no engine of any model can be kept running.
+
+        While one model's engine is hopeful, the others are started again however often they fail.
+        """
+        self._wait([engine.ended for engine in self.engines])
+
+    def close(self) -> None:
+        with ThreadPoolExecutor(len(self.models)) as pool:
+            for _ in pool.map(lambda model: model.close(), self.models):
+                pass
+
+    @contextmanager
+    def named(self, number: int) -> Iterator[None]:
+        """Begin the errors of one of several models with its name."""
+        try:
+            yield
+        except (ConfigError, EngineFailed) as error:
+            if len(self.models) == 1:
+                raise
+            raise type(error)(f"--model {self.names[number]}: {error}") from error
+
+    def _wait(self, futures: "Sequence[Future[Any]]") -> None:
+        """Wait for all engines, or raise the first error, as its model's replicas name it."""
+        done = wait(futures, return_when=FIRST_EXCEPTION).done
+        rest = iter(futures)
+        for number, model in enumerate(self.models):
+            with self.named(number):
+                model.raise_first(list(islice(rest, len(model.engines))), done)

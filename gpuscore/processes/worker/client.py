@@ -13,20 +13,18 @@ from gpuscore.engine.admission import MAX_RETRY_AFTER, Backlog
 from gpuscore.engine.counts import Counts
 from gpuscore.engine.outcome import resolve
 from gpuscore.errors import GpuscoreError, TooManyTokens, Unavailable
-from gpuscore.processes.worker.frames import MAX_FRAME, ProtocolError, Send
+from gpuscore.processes.worker.frames import MAX_FRAME, ProtocolError, Send, encode
+from gpuscore.processes.worker.link import ChildListener, EngineLink, Patience, Report, Supervisor
 from gpuscore.processes.worker.messages import (
     Cancel,
     Failure,
     Result,
     Start,
-    encode,
     score_message,
     to_error,
     to_result,
 )
-from gpuscore.processes.worker.patience import ChildListener, EngineLink, Patience, Report
 from gpuscore.processes.worker.process import EngineListener
-from gpuscore.processes.worker.supervisor import Supervisor
 from gpuscore.types.limits import BackendLimits
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.stats import EngineStats
@@ -38,25 +36,7 @@ class _Waiting:
     future: "Future[ScoreResult]"
 
 
-LinkT = TypeVar("LinkT", bound=EngineLink)
-
-
-@dataclass(frozen=True, slots=True)
-class Siblings:
-    """Other engines of the same server.
-
-    Args:
-        ready: returns True while one that can compute the same requests is alive. Requests of a
-            silent child then fail before it is killed, so that they can be run there.
-        hopeful: returns True while one, of any model, is alive or still counts on its next start. A
-            child that failed too often is then started again all the same.
-    """
-
-    ready: Callable[[], bool]
-    hopeful: Callable[[], bool]
-
-
-ALONE = Siblings(lambda: False, lambda: False)
+LinkT = TypeVar("LinkT", bound=EngineLink, covariant=True)
 
 
 class LinkedEngine(Generic[LinkT]):
@@ -66,7 +46,10 @@ class LinkedEngine(Generic[LinkT]):
         config: the limits on the requests in flight.
         connect: returns the way to the process, which tells its events to this client.
         counts: of the backlog (`engine.admission.PLACES`), if several processes share them.
-        siblings: other engines for the same requests.
+        own: the engines of its model, of which some may be made after it. While another one is
+            alive, requests of a silent child fail before it is killed, so that they run there.
+        everyone: those of all models. While another one is hopeful, a child that failed too often
+            is started again all the same.
     """
 
     def __init__(
@@ -74,9 +57,10 @@ class LinkedEngine(Generic[LinkT]):
         config: EngineConfig,
         connect: Callable[[ChildListener], LinkT],
         counts: Counts | None = None,
-        siblings: Siblings = ALONE,
+        own: "Sequence[LinkedEngine[EngineLink]]" = (),
+        everyone: "Sequence[LinkedEngine[EngineLink]]" = (),
     ) -> None:
-        self._siblings = siblings
+        self._own, self._everyone = own, everyone
         self._lock = threading.Lock()
         self._ids = count()
         self._issued = 0
@@ -85,28 +69,10 @@ class LinkedEngine(Generic[LinkT]):
         self._send: Send | None = None  # None while no child is ready
         self._closing = False
         self._supervisor = connect(self)
+        self.planned = self._supervisor.planned
+        self.started = self._supervisor.started
+        self.ended = self._supervisor.ended
         self._supervisor.start()
-
-    @property
-    def planned(self) -> Future[str]:
-        """The child's description of the model; raises as `started`."""
-        return self._supervisor.planned
-
-    @property
-    def started(self) -> Future[BackendLimits]:
-        """The backend limits of the first child, once the model is loaded and warm.
-
-        Raises:
-            ConfigError: the model cannot be served.
-            LoadTimeout: the child was not ready within the `load_timeout`.
-            EngineFailed: the child was lost, or the client closed, before the child was ready.
-        """
-        return self._supervisor.started
-
-    @property
-    def ended(self) -> Future[None]:
-        """Done after `close`; raises EngineFailed if the child fails too often to be restarted."""
-        return self._supervisor.ended
 
     @property
     def loaded(self) -> tuple[int, int]:
@@ -117,6 +83,15 @@ class LinkedEngine(Generic[LinkT]):
     def alive(self) -> bool:
         """True while a child is ready and sends heartbeats."""
         return self._supervisor.healthy and not self._closing
+
+    @property
+    def hopeful(self) -> bool:
+        """True while a child is ready or has not failed too often in a row."""
+        return self.alive or self._supervisor.hopeful
+
+    def may_give_up(self) -> bool:
+        """Return True unless another engine is hopeful."""
+        return not any(one.hopeful for one in self._everyone if one is not self)
 
     @property
     def rate(self) -> float:
@@ -192,7 +167,7 @@ class LinkedEngine(Generic[LinkT]):
             self._send = send
 
     def on_silent(self) -> None:
-        if not self._siblings.ready():
+        if not any(one.alive for one in self._own if one is not self):
             return
         with self._lock:
             silent, send = list(self._waiting), self._send
@@ -254,7 +229,7 @@ class EngineClient(LinkedEngine[Supervisor]):
         patience: times and counts after which the supervisor gives up waiting or restarting.
         listener: where other processes reach the child.
         environment: variables that the child gets besides this process's.
-        siblings: other engines of this server.
+        own, everyone: as in `LinkedEngine`.
         after: the first child starts once this is done without an error.
     """
 
@@ -265,25 +240,15 @@ class EngineClient(LinkedEngine[Supervisor]):
         patience: Patience | None = None,
         listener: EngineListener | None = None,
         environment: Mapping[str, str] | None = None,
-        siblings: Siblings = ALONE,
+        own: Sequence[LinkedEngine[EngineLink]] = (),
+        everyone: Sequence[LinkedEngine[EngineLink]] = (),
         after: "Future[BackendLimits] | None" = None,
     ) -> None:
-        limits = patience or Patience()
-        self._max_failures = limits.max_failures
-
         def connect(owner: ChildListener) -> Supervisor:
-            return Supervisor(
-                command,
-                start,
-                owner,
-                limits,
-                environment or {},
-                lambda: not siblings.hopeful(),
-                listener,
-                after,
-            )
+            given = patience or Patience(), environment or {}, self.may_give_up
+            return Supervisor(command, start, owner, *given, listener, after)
 
-        super().__init__(start.engine, connect, siblings=siblings)
+        super().__init__(start.engine, connect, own=own, everyone=everyone)
 
     @property
     def pid(self) -> int | None:
@@ -293,8 +258,3 @@ class EngineClient(LinkedEngine[Supervisor]):
     @property
     def restarts(self) -> int:
         return self._supervisor.restarts
-
-    @property
-    def hopeful(self) -> bool:
-        """True while a child is ready or has not failed too often in a row."""
-        return self.alive or self._supervisor.failures < self._max_failures

@@ -1,4 +1,4 @@
-"""Frames over a stream socket: a length of four bytes, little-endian, then the content."""
+"""Frames over a stream socket: a length of four little-endian bytes, then a MessagePack message."""
 
 import logging
 import select
@@ -7,7 +7,10 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from contextlib import suppress
+from typing import Protocol, TypeVar
+
+import msgspec
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +30,26 @@ class Send(Protocol):
 
 class ProtocolError(Exception):
     """The other side sent data that is not a valid message."""
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """The base of all messages; the tag is the class's name."""
+
+
+MessageT = TypeVar("MessageT")
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: Message) -> bytes:
+    return _encoder.encode(message)
+
+
+def decoded(decoder: msgspec.msgpack.Decoder[MessageT], frame: bytes) -> MessageT:
+    """Decode a message; raise ProtocolError if the frame is not one of the decoder's type."""
+    try:
+        return decoder.decode(frame)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"a malformed message: {error}") from error
 
 
 class FrameReader:
@@ -102,14 +125,22 @@ class FrameWriter:
             self._queue.extend(messages)
             self._condition.notify()
 
-    def close(self) -> None:
-        """Let the thread send the queued messages, then end."""
+    def send(self, message: Message) -> None:
+        self.put(lambda: encode(message))
+
+    def close(self, seconds: float = 1.0) -> None:
+        """Send the queued messages and end the thread; wait for that at most this long."""
         with self._condition:
             self._closing = True
             self._condition.notify()
-
-    def join(self, seconds: float) -> None:
         self._thread.join(seconds)
+
+    def hang_up(self) -> None:
+        """End the connection without waiting for the other side; close the socket."""
+        with suppress(OSError):  # the other end may be gone
+            self._sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for a full socket
+        self.close()
+        self._sock.close()
 
     def _run(self) -> None:
         while messages := self._next():

@@ -1,103 +1,155 @@
-"""A front's way to an engine that another process supervises."""
+"""The link to an engine's process, and the supervisor that starts, watches and restarts it."""
 
 import logging
-import socket
+import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import monotonic
+from typing import Protocol
 
-from gpuscore.errors import EngineFailed
-from gpuscore.processes.worker.frames import FrameReader, FrameWriter, ProtocolError
+from gpuscore.engine.admission import MAX_RETRY_AFTER
+from gpuscore.errors import ConfigError, EngineFailed, LoadTimeout
+from gpuscore.processes.worker.frames import FrameReader, FrameWriter, ProtocolError, Send
 from gpuscore.processes.worker.messages import (
+    Close,
     Failure,
     FromChild,
     Heartbeat,
+    Loading,
+    Planned,
     Ready,
+    Refused,
     Result,
+    Start,
     decode_from_child,
 )
-from gpuscore.processes.worker.patience import (
-    TICK,
-    ChildListener,
-    Patience,
-    Report,
-    passed,
-    same_model,
-)
+from gpuscore.processes.worker.process import EngineListener, EngineProcess
 from gpuscore.types.limits import BackendLimits
-from gpuscore.types.stats import NO_STATS, EngineStats
+from gpuscore.types.stats import NO_COUNTERS, NO_STATS, EngineStats
 
 logger = logging.getLogger(__name__)
 
+TICK = 0.1  # seconds between two checks of a silent child
 
-class FrontLink:
-    """The thread that connects to an engine's listener, again after each loss, and reads.
 
-    The engine's supervisor in another process notices losses and hangs and ends the engine; here
-    they only show.
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Limits in seconds, except `max_failures`. A ready child sends a heartbeat every 0.25 s."""
+
+    silent: float = 1.5  # of silence: the child counts as unhealthy
+    stopped: float = 5.0  # of silence: the child is killed
+    first_delay: float = 0.5  # before the first restart; doubled with each further failure
+    max_delay: float = 30.0
+    forgiven: float = 60.0  # of service, after which earlier failures do not count
+    max_failures: int = 5  # in a row; then the child is not restarted
+    close: float = 1.0  # for the child to end by itself
+
+    def delay(self, failures: int) -> float:
+        """Return the seconds before a restart after so many failures in a row."""
+        # The exponent is bounded, because beside other replicas failures may be countless.
+        return min(self.first_delay * 2.0 ** min(failures - 1, 32), self.max_delay)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """An engine's account of its work.
 
     Args:
-        address: of the `EngineListener`.
-        about: the supervised child's description of its model.
-        owner: receives the engine's events.
-        retry_after: returns whole seconds until a lost engine may be ready.
+        number: of heartbeats so far.
+        tokens_left: tokens that it had still to compute then.
+        alone: nobody else sends it requests.
     """
 
-    def __init__(
-        self, address: str, about: str, owner: ChildListener, retry_after: Callable[[], int]
-    ) -> None:
+    number: int
+    tokens_left: int
+    alone: bool
+
+
+class ChildListener(Protocol):
+    """The receiver of the child's events; the link's thread makes all calls."""
+
+    def on_ready(self, send: Send) -> None:
+        """Note that a child is ready; `send` sends messages to it without blocking."""
+
+    def on_answer(self, answer: Result | Failure) -> None:
+        """Take an answer; raise ProtocolError if no request was sent with its id."""
+
+    def on_silent(self) -> None:
+        """Note that a ready child counts as unhealthy; called again until it is heard."""
+
+    def on_lost(self) -> None:
+        """Note that the child is lost, if there was one: it will send no further answers."""
+
+
+class EngineLink:
+    """The state of a link, and the thread that runs `keep_running`.
+
+    Args:
+        owner: receives the child's events.
+        patience: times and counts after which a child counts as lost.
+        name: of the thread.
+
+    Attributes:
+        planned: the child's description of the model; raises as `started`.
+        started: the limits of the first child, once the model is loaded and warm. It raises
+            ConfigError if the model cannot be served, LoadTimeout if the child was not ready within
+            the `load_timeout`, EngineFailed if it was lost or the link closed before.
+        ended: done after `close`; raises EngineFailed if the child fails too often to be restarted.
+        loaded: bytes of weights that the child has read, and of all; 0 where that is not known.
+    """
+
+    alone = True  # nobody else sends the engine requests
+
+    def __init__(self, owner: ChildListener, patience: Patience, name: str) -> None:
         self.planned: Future[str] = Future()
-        self.planned.set_result(about)
         self.started: Future[BackendLimits] = Future()
         self.ended: Future[None] = Future()
-        self.loaded = (0, 0)  # its supervisor knows
-        self._address, self._owner, self._retry_after = address, owner, retry_after
+        self.loaded = (0, 0)
+        self.failures = 0  # in a row
+        self.patience = patience
+        self._owner = owner
         self._closing = threading.Event()
-        self._lock = threading.Lock()
-        self._heartbeats = 0  # so far
-        self._stats = NO_STATS  # of the last heartbeat
-        self._told: EngineStats | None = None  # by the supervisor
-        self._ready = False
-        self._silence = 0.0
-        self._heard = monotonic()
-        self._thread = threading.Thread(target=self._run, name="link", daemon=True)
+        self._finishing = threading.Lock()
+        self._heartbeats = 0  # so far, of all children
+        self._stats = NO_STATS  # of the last heartbeat; the counters include `_past`
+        self._past = NO_COUNTERS  # of the earlier children
+        self._heard = monotonic()  # time of the last data from a ready child
+        self._silence = 0.0  # seconds since the last data from the present child
+        self._ready_at: float | None = None  # None while no child is ready
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; block until it has ended."""
+        """End the thread, and a child of this process; block until both have ended."""
         self._closing.set()
         self._thread.join()
-        self._settle(EngineFailed("the engine was closed"), None)
-
-    def fail(self, error: Exception) -> None:
-        """Note that the engine has failed for good."""
-        self._settle(error, error)
-
-    def tell(self, stats: EngineStats) -> None:
-        """Note the supervisor's statistics, whose counters add up all the engine's processes."""
-        self._told = stats
 
     @property
     def healthy(self) -> bool:
-        """True if the engine is ready and has been silent for at most `Patience.silent` seconds."""
-        return self._ready and self._silence <= Patience().silent
+        """True if the child is ready and has been silent for at most `Patience.silent` seconds."""
+        heard = self._ready_at is not None and self._silence <= self.patience.silent
+        return heard and self._thread.is_alive()
+
+    @property
+    def hopeful(self) -> bool:
+        """True unless children failed too often in a row; one that serves long is forgiven."""
+        ready_at = self._ready_at
+        forgiven = ready_at is not None and monotonic() - ready_at >= self.patience.forgiven
+        return forgiven or self.failures < self.patience.max_failures
 
     @property
     def stats(self) -> EngineStats:
-        """The supervisor's last statistics, or else those of the last heartbeat."""
-        if self._told is not None:
-            return self._told
+        """The stats of the last heartbeat."""
         return replace(self._stats, heartbeat_age=max(0.0, monotonic() - self._heard))
 
     @property
     def reported(self) -> Report:
-        """The last heartbeat's account of the engine's work, which includes other fronts'."""
-        return Report(self._heartbeats, self._stats.tokens_left, alone=False)
+        """The last heartbeat's account of the child's work."""
+        return Report(self._heartbeats, self._stats.tokens_left, self.alone)
 
     @property
     def rate(self) -> float:
@@ -106,76 +158,242 @@ class FrontLink:
 
     @property
     def retry_after(self) -> int:
-        return self._retry_after()
+        """Whole seconds until a child may be ready."""
+        raise NotImplementedError
 
-    def _settle(self, error: Exception, end: Exception | None) -> None:
-        with self._lock:
+    def keep_running(self) -> None:
+        """Have one child after the other until `close`; raise an error that ends the engine."""
+        raise NotImplementedError
+
+    def finish(self, error: Exception, end: Exception | None) -> None:
+        """Set the outcomes that are still open: of `ended`, and an error for those who wait."""
+        with self._finishing:
+            if not self.ended.done() and end is None:
+                self.ended.set_result(None)
+            elif not self.ended.done():
+                self.ended.set_exception(end)
+            if not self.planned.done():
+                self.planned.set_exception(error)
             if not self.started.done():
                 self.started.set_exception(error)
-            if not self.ended.done():
-                if end is None:
-                    self.ended.set_result(None)
-                else:
-                    self.ended.set_exception(end)
 
     def _run(self) -> None:
-        while not self._closing.is_set():
-            with socket.socket(socket.AF_UNIX) as sock:
-                try:
-                    sock.connect(self._address)
-                    self._read(sock)
-                except (EOFError, OSError):
-                    pass  # the engine was lost, or nobody listens because the server ends
-                except ProtocolError as error:
-                    logger.error("the connection to the engine was closed: it sent %s", error)
-            self._closing.wait(TICK)
-
-    def _read(self, sock: socket.socket) -> None:
-        """Handle the engine's messages until it is lost, or until `close`."""
-        writer = FrameWriter(sock, "engine-writer")
-        reader = FrameReader(sock)
-        before = monotonic()
         try:
-            while not self._closing.is_set():
-                frames = reader.read() if reader.wait(TICK) else []
-                for frame in frames:
-                    self._handle(decode_from_child(frame), writer)
-                if frames or reader.in_bulk:
-                    self._silence, reader.in_bulk = 0.0, False
-                    self._heard = monotonic()
-                else:
-                    self._silence += passed(before)
-                    if self._ready and not self.healthy:
-                        self._owner.on_silent()
-                before = monotonic()
-        finally:
-            self._ready = False
-            self._stats = NO_STATS
-            self._owner.on_lost()
-            with suppress(OSError):  # the other end may be gone
-                sock.shutdown(socket.SHUT_RDWR)  # wakes a writer that waits for a full socket
-            writer.close()
-            writer.join(1.0)
+            self.keep_running()
+            self.finish(EngineFailed("the engine was closed"), None)
+        except Exception as error:  # noqa: BLE001  (raised by the futures' `result`)
+            self.finish(error, error)
 
-    def _handle(self, message: FromChild, writer: FrameWriter) -> None:
+    def _watch(self, reader: FrameReader, writer: FrameWriter) -> str:
+        """Handle messages until `close` or a reason to end the child; return the reason."""
+        before = monotonic()
+        while not self._closing.is_set():
+            frames = reader.read() if reader.wait(TICK) else []
+            for frame in frames:
+                if reason := self._handle(decode_from_child(frame), writer):
+                    return reason
+            since = passed(before)
+            before = monotonic()
+            if frames or reader.in_bulk:
+                # A few bytes that complete no frame are no sign of life: they may be heartbeats
+                # that the reader takes for the inside of a damaged frame.
+                self._silence, reader.in_bulk = 0.0, False
+                if self._ready_at is not None:
+                    self._heard = before
+            else:
+                self._silence += since
+            if self._ready_at is not None and self._silence > self.patience.silent:
+                self._owner.on_silent()
+            if reason := self._overdue(since):
+                return reason
+        return ""
+
+    def _overdue(self, seconds: float) -> str:
+        """Return a reason to end the child, `seconds` after the last call; or an empty string."""
+        return ""
+
+    def _handle(self, message: FromChild, writer: FrameWriter) -> str:
+        """Handle a message; return a reason to end the child, or an empty string."""
         match message:
             case Heartbeat():
-                self._stats = message.stats
+                counters = self._past + message.stats.counters
+                self._stats = replace(message.stats, counters=counters)
                 self._heartbeats += 1
             case Result() | Failure():
                 self._owner.on_answer(message)
-            case Ready() if not self._ready:
-                self._on_ready(message.limits, writer)
+            case Ready() if self._ready_at is None:
+                return self._on_ready(message.limits, writer.put)
             case _:
                 raise ProtocolError(f"{type(message).__name__} at the wrong time")
+        return ""
 
-    def _on_ready(self, limits: BackendLimits, writer: FrameWriter) -> None:
-        if self.started.done() and (
-            self.started.exception() or not same_model(self.started.result(), limits)
-        ):
-            return  # the engine has failed for good, or its supervisor will end it
-        self._ready = True
-        self._owner.on_ready(writer.put)  # before anybody who waits for `started` goes on
-        with self._lock:
+    def _on_ready(self, limits: BackendLimits, send: Send) -> str:
+        first = self.started
+        if first.done() and (first.exception() or not same_model(first.result(), limits)):
+            return "the restarted engine has loaded another model than the first one"
+        self._ready_at = monotonic()
+        self._owner.on_ready(send)  # before anybody who waits for `started` goes on
+        with self._finishing:
             if not self.started.done():
                 self.started.set_result(limits)
+        return ""
+
+    def _lost(self) -> None:
+        """Note that there is no child."""
+        self._ready_at, self._silence = None, 0.0
+        self._stats = replace(NO_STATS, counters=self._past)
+        self._owner.on_lost()
+
+
+class Supervisor(EngineLink):
+    """The link that starts and ends the child's process.
+
+    Args:
+        command: starts the child, without the arguments that `EngineProcess` adds.
+        start: the model to load; its engine_timeout is the longest time that a batch may run.
+        owner: receives the child's events.
+        patience: times and counts after which a child is killed or not restarted.
+        environment: variables that the child gets besides this process's.
+        may_give_up: asked before a child that failed too often is not restarted any more.
+        listener: the fronts' way to each child.
+        after: the first child starts once this is done without an error.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        start: Start,
+        owner: ChildListener,
+        patience: Patience,
+        environment: Mapping[str, str],
+        may_give_up: Callable[[], bool],
+        listener: EngineListener | None = None,
+        after: "Future[BackendLimits] | None" = None,
+    ) -> None:
+        super().__init__(owner, patience, "supervisor")
+        self.pid: int | None = None
+        self.restarts = 0  # so far
+        self._command, self._start = command, start
+        self._listener, self._after = listener, after
+        self._environment, self._may_give_up = environment, may_give_up
+        self._loading = 0.0  # seconds that the present child has been loading
+        self._spawned = 0.0  # time of the child's start, or of the next one's
+        self._load_seconds = 1.0
+
+    @property
+    def stats(self) -> EngineStats:
+        """The stats of the last heartbeat, with counters that add up all children.
+
+        They lack the work of a lost child since its last heartbeat.
+        """
+        return replace(super().stats, restarts=self.restarts)
+
+    @property
+    def retry_after(self) -> int:
+        seconds = max(0.0, self._spawned + self._load_seconds - monotonic())
+        return max(1, min(MAX_RETRY_AFTER, math.ceil(seconds)))
+
+    def keep_running(self) -> None:
+        """Run one child after the other until `close`.
+
+        Raises:
+            ConfigError, EngineFailed: another start would not help.
+        """
+        while not self._may_start():
+            if self._closing.wait(TICK):
+                return
+        while True:
+            reason, served = self._run_once()
+            if self._closing.is_set():
+                return
+            self.failures = 1 if served >= self.patience.forgiven else self.failures + 1
+            if not self.started.done() and self._loading > self._start.engine.load_timeout:
+                raise LoadTimeout(reason)
+            if not self.started.done():
+                raise EngineFailed(f"the engine's process was lost at start: {reason}")
+            times = self.failures
+            if times >= self.patience.max_failures and self._may_give_up():
+                raise EngineFailed(f"the engine failed {times} times in a row, last: {reason}")
+            delay = self.patience.delay(self.failures)
+            logger.error("the engine's process was lost: %s; restart in %.1f s", reason, delay)
+            self._spawned = monotonic() + delay
+            if self._closing.wait(delay):
+                return
+            self.restarts += 1
+
+    def _may_start(self) -> bool:
+        before = self._after
+        return before is None or (before.done() and before.exception() is None)
+
+    def _run_once(self) -> tuple[str, float]:
+        """Run one child; return why it ended, and for how many seconds it served."""
+        try:
+            process = EngineProcess(self._command, self._environment, self._listener)
+        except OSError as error:
+            return f"it cannot be started ({error})", 0.0
+        self.pid, self._spawned = process.pid, monotonic()
+        self._loading = 0.0
+        process.writer.send(self._start)
+        patience = 0.0
+        try:
+            reason = self._watch(process.reader, process.writer)
+            if self._closing.is_set() and not reason:
+                process.writer.send(Close())
+                patience = 0.0 if self._ready_at is None else self.patience.close
+        except EOFError:
+            reason, patience = "", 1.0  # it has closed its end, so it will exit soon
+        except ProtocolError as error:
+            reason = f"it sent {error}"
+        finally:
+            served = 0.0 if self._ready_at is None else monotonic() - self._ready_at
+            self._past = self._stats.counters
+            self._lost()
+            ended = process.end(patience)
+        return reason or ended, served
+
+    def _overdue(self, seconds: float) -> str:
+        """Return a reason to end a silent or slowly loading process; empty if there is none."""
+        if self._ready_at is not None:
+            late = self._silence > self.patience.stopped
+            return f"no sign of life for {self._silence:.1f} s" if late else ""
+        self._loading += seconds
+        limit = self._start.engine.load_timeout
+        if self._loading <= limit:
+            return ""
+        doing = "load and warm the model" if self.planned.done() else "import its framework"
+        return (
+            f"the engine did not {doing} within --load-timeout {limit:g} s: something hangs, or "
+            "the limit is too short for this machine"
+        )
+
+    def _handle(self, message: FromChild, writer: FrameWriter) -> str:
+        match message:
+            case Planned():
+                if not self.planned.done():
+                    self.planned.set_result(message.about)
+            case Loading():
+                self.loaded = (message.done, message.total)
+            case Refused():
+                if not self.started.done():
+                    raise ConfigError(message.message)
+                return message.message
+            case Ready() if self._ready_at is None:
+                self._load_seconds = monotonic() - self._spawned
+                return super()._handle(message, writer)
+            case Heartbeat() if message.stalled > self._start.engine.engine_timeout:
+                super()._handle(message, writer)
+                return f"the engine has made no progress for {message.stalled:.1f} s"
+            case _:
+                return super()._handle(message, writer)
+        return ""
+
+
+def passed(since: float) -> float:
+    """Return the seconds since then, capped: a pause of this process is not the child's silence."""
+    return min(monotonic() - since, 2 * TICK)
+
+
+def same_model(one: BackendLimits, other: BackendLimits) -> bool:
+    """Return True if prompts checked against one model fit the other; memory may differ."""
+    kept = (one.vocab_rows, one.classes, one.max_model_len)
+    return kept == (other.vocab_rows, other.classes, other.max_model_len)

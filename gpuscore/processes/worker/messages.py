@@ -5,6 +5,7 @@ Arrays are raw little-endian bytes. Neither side trusts the other: decoding chec
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.errors import GpuscoreError, InternalError
-from gpuscore.processes.worker.frames import ProtocolError
+from gpuscore.processes.worker.frames import Message, ProtocolError, decoded
 from gpuscore.system.log import LogFormat
 from gpuscore.types.arrays import Float32Array, Int32Array
 from gpuscore.types.label_trie import LabelTrie
@@ -27,10 +28,6 @@ Seconds: TypeAlias = Annotated[float, Meta(ge=0)]
 ArrayT = TypeVar("ArrayT", bound=np.generic)
 
 _INT32, _FLOAT32 = np.dtype("<i4"), np.dtype("<f4")
-
-
-class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """The base of all messages; the tag is the class's name."""
 
 
 class Start(Message, frozen=True):
@@ -131,34 +128,11 @@ class Heartbeat(Message, frozen=True):
 ToChild: TypeAlias = Start | Score | Cancel | Close
 FromChild: TypeAlias = Planned | Loading | Ready | Refused | Result | Failure | Heartbeat
 
-_encoder = msgspec.msgpack.Encoder()
 _to_child: msgspec.msgpack.Decoder[ToChild] = msgspec.msgpack.Decoder(ToChild)
 _from_child: msgspec.msgpack.Decoder[FromChild] = msgspec.msgpack.Decoder(FromChild)
+# They raise ProtocolError if a frame is no message to the child, or from it.
+decode_to_child, decode_from_child = partial(decoded, _to_child), partial(decoded, _from_child)
 _ERRORS = {kind.code: kind for kind in GpuscoreError.__subclasses__()}
-
-
-def encode(message: Message) -> bytes:
-    return _encoder.encode(message)
-
-
-def decode_to_child(frame: bytes) -> ToChild:
-    """Decode a message to the child; raise ProtocolError if the frame is not one."""
-    message: ToChild = decoded(_to_child, frame)
-    return message
-
-
-def decode_from_child(frame: bytes) -> FromChild:
-    """Decode a message from the child; raise ProtocolError if the frame is not one."""
-    message: FromChild = decoded(_from_child, frame)
-    return message
-
-
-def decoded(decoder: msgspec.msgpack.Decoder[Any], frame: bytes) -> Any:
-    """Decode a message; raise ProtocolError if the frame is not one of the decoder's type."""
-    try:
-        return decoder.decode(frame)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"a malformed message: {error}") from error
 
 
 def score_message(id: int, request: ScoreRequest) -> Score:

@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from secrets import token_hex
 from subprocess import DEVNULL, Popen, TimeoutExpired
 
@@ -95,7 +95,6 @@ class EngineProcess:
             raise
         finally:
             theirs.close()
-        self._socket = ours
         self.reader = FrameReader(ours)
         self.writer = FrameWriter(ours, "engine-writer")
 
@@ -110,11 +109,7 @@ class EngineProcess:
         except TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        with suppress(OSError):  # the other end may be gone
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a writer that waits for a full pipe
-        self.writer.close()
-        self.writer.join(1.0)
-        self._socket.close()
+        self.writer.hang_up()
         code = self._process.returncode
         return f"exit code {code}" if code >= 0 else f"signal {-code}"
 

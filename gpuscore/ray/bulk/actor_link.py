@@ -1,9 +1,7 @@
 """The driver's way to an engine that an actor hosts, on whichever node Ray finds room for it."""
 
 import logging
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -11,16 +9,15 @@ from typing import Any
 from gpuscore.engine.admission import MAX_RETRY_AFTER
 from gpuscore.errors import ConfigError, EngineFailed
 from gpuscore.processes.worker.frames import Make, ProtocolError
-from gpuscore.processes.worker.messages import Failure, Result
-from gpuscore.processes.worker.patience import (
+from gpuscore.processes.worker.link import (
     TICK,
     ChildListener,
+    EngineLink,
     Patience,
-    Report,
     passed,
-    run_to_end,
     same_model,
 )
+from gpuscore.processes.worker.messages import Failure, Result
 from gpuscore.ray.bulk.messages import (
     ActorState,
     Lost,
@@ -33,7 +30,7 @@ from gpuscore.ray.bulk.messages import (
 from gpuscore.ray.bulk.node import Digests, NodeFacts
 from gpuscore.ray.bulk.remote_actor import ActorLost, RemoteActor, Room
 from gpuscore.types.limits import BackendLimits
-from gpuscore.types.stats import NO_STATS, EngineStats
+from gpuscore.types.stats import EngineStats
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +59,7 @@ class Hosting:
     first: bool = False
 
 
-class ActorLink:
+class ActorLink(EngineLink):
     """The thread that has an actor made, checks its node, and reads; again after each loss.
 
     Args:
@@ -81,49 +78,22 @@ class ActorLink:
         known: Callable[[], BackendLimits | None],
         patience: Patience = ACTOR_PATIENCE,
     ) -> None:
-        self.planned: Future[str] = Future()
-        self.started: Future[BackendLimits] = Future()
-        self.ended: Future[None] = Future()
-        self.loaded = (0, 0)
+        super().__init__(owner, patience, "actor-link")
         self.node: NodeFacts | None = None  # None while there is no actor
-        self.failures = 0  # in a row
-        self._hosting, self._owner, self.patience = hosting, owner, patience
+        self._hosting = hosting
         self._may_give_up, self._known = may_give_up, known
-        self._closing = threading.Event()
         self._state: ActorState | None = None
         self._told = False  # that there is no actor yet
         self._open = False  # the engine's process is ready
-        self._ready_at: float | None = None
-        self._silence = 0.0  # seconds since the actor's last reply
-        self._thread = threading.Thread(target=self._run, name="actor-link", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        """End the actor and the thread; block until the thread has ended."""
-        self._closing.set()
-        self._thread.join()
 
     @property
     def healthy(self) -> bool:
         """True if the engine is ready and neither it nor its actor is silent."""
-        state = self._state
-        heard = self._silence <= self.patience.silent and self._thread.is_alive()
-        return heard and self._ready_at is not None and state is not None and state.healthy
+        return super().healthy and self._state is not None and self._state.healthy
 
     @property
     def stats(self) -> EngineStats:
-        return NO_STATS if self._state is None else self._state.stats
-
-    @property
-    def reported(self) -> Report:
-        number = 0 if self._state is None else self._state.heartbeats
-        return Report(number, self.stats.tokens_left, alone=True)
-
-    @property
-    def rate(self) -> float:
-        return self.stats.capacity
+        return self._stats  # whose age is the supervisor's
 
     @property
     def retry_after(self) -> int:
@@ -131,10 +101,7 @@ class ActorLink:
         state = self._state
         return MAX_RETRY_AFTER if state is None else max(1, min(MAX_RETRY_AFTER, state.retry_after))
 
-    def _run(self) -> None:
-        run_to_end(self._keep_running, self.ended, (self.planned, self.started))
-
-    def _keep_running(self) -> None:
+    def keep_running(self) -> None:
         """Have one actor after the other until `close`.
 
         Raises:
@@ -159,17 +126,16 @@ class ActorLink:
         """Have one actor; return why it ended, and for how many seconds it served."""
         error: Exception = EngineFailed("the engine was closed")
         actor = None
-        self._silence = 0.0
         try:
             actor = RemoteActor(self._hosting.room)
             self._settle(actor)
-            self._watch(actor)
+            self._receive(actor)
         except (ActorLost, ProtocolError, ConfigError, EngineFailed) as failure:
             error = failure
         finally:
             served = 0.0 if self._ready_at is None else monotonic() - self._ready_at
-            self._state, self._ready_at, self._open, self.node = None, None, False, None
-            self._owner.on_lost()
+            self._state, self._open, self.node, self._heartbeats = None, False, None, 0
+            self._lost()
             if actor is not None:
                 actor.kill()
         return error, served
@@ -212,7 +178,7 @@ class ActorLink:
             wanted = ", ".join(f"{name}={n}" for name, n in self._hosting.room.options.items())
             logger.warning("waiting for an actor with %s: Ray has started none yet", wanted)
 
-    def _watch(self, actor: RemoteActor) -> None:
+    def _receive(self, actor: RemoteActor) -> None:
         """Take the actor's replies until `close`.
 
         Raises:
@@ -235,17 +201,17 @@ class ActorLink:
 
     def _take(self, actor: RemoteActor, state: bytes, frames: list[bytes]) -> None:
         self._state = now = decode_state(state)
-        self.loaded = now.loaded
+        self.loaded, self._stats, self._heartbeats = now.loaded, now.stats, now.heartbeats
         for frame in frames:
-            self._handle(decode_from_host(frame))
+            self._take_message(decode_from_host(frame))
         if now.error is not None:
             raise raised(now.error, self._where)
         if now.about is not None and not self.planned.done():
             self.planned.set_result(now.about)
         if self._open and self._ready_at is None and now.limits is not None:
-            self._on_ready(actor, now.limits)
+            self._join(actor, now.limits)
 
-    def _handle(self, message: Result | Failure | Opened | Silent | Lost) -> None:
+    def _take_message(self, message: Result | Failure | Opened | Silent | Lost) -> None:
         match message:
             case Opened():
                 self._open = True
@@ -257,7 +223,7 @@ class ActorLink:
             case Result() | Failure():
                 self._owner.on_answer(message)
 
-    def _on_ready(self, actor: RemoteActor, limits: BackendLimits) -> None:
+    def _join(self, actor: RemoteActor, limits: BackendLimits) -> None:
         if self.started.done():
             _refuse_other(self.started.result(), limits, self._where)
             logger.warning("an engine joins on %s", self._where)

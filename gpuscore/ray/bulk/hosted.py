@@ -10,18 +10,10 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from gpuscore.models.hub import model_directory
-from gpuscore.processes.worker.frames import ProtocolError, Send
-from gpuscore.processes.worker.messages import (
-    Failure,
-    Message,
-    Result,
-    Start,
-    decode_to_child,
-    encode,
-)
-from gpuscore.processes.worker.patience import Patience
+from gpuscore.processes.worker.frames import Message, ProtocolError, Send, encode
+from gpuscore.processes.worker.link import Patience, Supervisor
+from gpuscore.processes.worker.messages import Failure, Result, Start, decode_to_child
 from gpuscore.processes.worker.process import TORCH, command
-from gpuscore.processes.worker.supervisor import Supervisor
 from gpuscore.ray.bulk.messages import ActorState, Lost, Opened, Silent, described
 
 ValueT = TypeVar("ValueT")

@@ -10,9 +10,10 @@ from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.models.hub import DEMO
 from gpuscore.processes.replicas.placement import share_of_cpu
 from gpuscore.processes.replicas.replicas import Replicas
-from gpuscore.processes.worker.client import LinkedEngine, Siblings
-from gpuscore.processes.worker.messages import Start, encode
-from gpuscore.processes.worker.patience import ChildListener
+from gpuscore.processes.worker.client import LinkedEngine
+from gpuscore.processes.worker.frames import encode
+from gpuscore.processes.worker.link import ChildListener
+from gpuscore.processes.worker.messages import Start
 from gpuscore.ray.bulk.actor_link import ActorLink, Hosting
 from gpuscore.ray.bulk.cluster import Slot, connected, slots
 from gpuscore.ray.bulk.node import NodeFacts, digests
@@ -29,30 +30,18 @@ class ActorEngine(LinkedEngine[ActorLink]):
     def __init__(
         self, config: EngineConfig, hosting: Hosting, others: Sequence["ActorEngine"]
     ) -> None:
-        def rest() -> list["ActorEngine"]:
-            return [one for one in others if one is not self]
-
         def known() -> BackendLimits | None:
-            return next((one.started.result() for one in rest() if one.alive), None)
-
-        siblings = Siblings(
-            ready=lambda: any(one.alive for one in rest()),
-            hopeful=lambda: any(one.hopeful for one in rest()),
-        )
+            alive = (one for one in others if one is not self and one.alive)
+            return next((one.started.result() for one in alive), None)
 
         def connect(owner: ChildListener) -> ActorLink:
-            return ActorLink(hosting, owner, lambda: not siblings.hopeful(), known)
+            return ActorLink(hosting, owner, self.may_give_up, known)
 
-        super().__init__(config, connect, siblings=siblings)
+        super().__init__(config, connect, own=others, everyone=others)
 
     @property
     def node(self) -> NodeFacts | None:
         return self._supervisor.node
-
-    @property
-    def hopeful(self) -> bool:
-        """True while the engine is ready or its actors have not failed too often in a row."""
-        return self.alive or self._supervisor.failures < self._supervisor.patience.max_failures
 
 
 @contextmanager
