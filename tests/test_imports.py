@@ -25,7 +25,8 @@ prompts: config models text
 text: config models tokenizers
 dialects: config config.served engine.admission prompts text
 engine: config backends.base
-client: config httpx
+client: config httpx dialects.completion_types dialects.decision_types dialects.rerank_types
+  dialects.schema dialects.score_types dialects.system_one_types
 offline: backends config config.options engine models.hub prompts text
 backends.base:
 backends.allocator:

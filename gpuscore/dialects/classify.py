@@ -13,14 +13,10 @@ import numpy as np
 
 from gpuscore.dialects.dialect import Dialect, PreparedBody, Scored
 from gpuscore.dialects.fields import (
-    AnsweredModel,
-    AnswerId,
     CacheSalt,
-    Created,
     ModelName,
     Priority,
     ReturnMass,
-    Truncated,
     Unused,
     about,
 )
@@ -35,7 +31,8 @@ from gpuscore.dialects.pieces import (
     list_json,
     text_bytes,
 )
-from gpuscore.dialects.schema import ShortUsage, check_not_negative, decoding_errors, short_usage
+from gpuscore.dialects.rerank_types import ClassifiedText, ClassifyAnswer
+from gpuscore.dialects.schema import check_not_negative, decoding_errors, short_usage
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.errors import InvalidRequest
 from gpuscore.prompts.classes import ClassifyInput, build_classes
@@ -89,31 +86,6 @@ class ClassifyBody(msgspec.Struct, forbid_unknown_fields=True):
     @property
     def num_items(self) -> int:
         return len(self.texts)
-
-
-class ClassifiedText(msgspec.Struct, omit_defaults=True):
-    """One text's classes."""
-
-    index: Annotated[int, about("Number of the text in the request, from 0.")]
-    label: Annotated[str, about("The most probable class.")]
-    probs: Annotated[list[float], about("One per class, in the order of the answer's `labels`.")]
-    num_classes: Annotated[int, about("Number of classes.")]
-    label_mass: Annotated[
-        float | None, about("The probability of all labels together, if asked for.")
-    ] = None
-    truncated: Truncated = False
-
-
-class ClassifyAnswer(msgspec.Struct):
-    """Answer of POST /v1/classify and /classify."""
-
-    id: AnswerId
-    object: Annotated[str, about("Always `list`.")]
-    created: Created
-    model: AnsweredModel
-    labels: Annotated[list[str], about("Names of the classes.")]
-    data: Annotated[list[ClassifiedText], about("One per text, in the request's order.")]
-    usage: ShortUsage
 
 
 _TEXT_BYTES = 96 + 2 * COUNT_BYTES  # names, index, number of classes, a mark

@@ -8,16 +8,12 @@ import msgspec
 
 from gpuscore.dialects.dialect import PreparedBody, Scored
 from gpuscore.dialects.fields import (
-    AnsweredModel,
-    AnswerId,
     CacheSalt,
-    Created,
     ErrorMode,
     Instruction,
     ModelName,
     MostTokens,
     Priority,
-    Truncated,
     Unused,
     about,
     refused,
@@ -33,13 +29,12 @@ from gpuscore.dialects.pieces import (
 )
 from gpuscore.dialects.ranking import CheckedRanking, present_texts, ranking_of
 from gpuscore.dialects.schema import (
-    FailedItems,
-    ShortUsage,
     check_not_negative,
     decoding_errors,
     failed_items,
     short_usage,
 )
+from gpuscore.dialects.score_types import PairsAnswer, PairScore
 from gpuscore.errors import InvalidRequest
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.types.item_errors import ItemErrors, spread
@@ -107,28 +102,6 @@ class PairsBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 CheckedPairs: TypeAlias = CheckedRanking[PairsBody]
-
-
-class PairScore(msgspec.Struct, omit_defaults=True):
-    index: Annotated[int, about("Number of the pair in the request, from 0.")]
-    object: Annotated[str, about("Always `score`.")]
-    score: Annotated[
-        float | None,
-        about("Relevance of the pair, or its raw score; null for a pair in `errors`."),
-    ]
-    truncated: Truncated = False
-
-
-class PairsAnswer(msgspec.Struct, omit_defaults=True):
-    """Answer of POST /v1/score to a body of pairs."""
-
-    id: AnswerId
-    object: Annotated[str, about("Always `list`.")]
-    created: Created
-    model: AnsweredModel
-    data: Annotated[list[PairScore], about("One per pair, in the request's order.")]
-    usage: ShortUsage
-    errors: FailedItems = None
 
 
 class _Keys(msgspec.Struct):

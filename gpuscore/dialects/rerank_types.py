@@ -1,4 +1,4 @@
-"""Answers of /rerank."""
+"""Answers of /rerank and of /v1/classify."""
 
 from typing import Annotated, Any
 
@@ -55,3 +55,26 @@ class TeiError(msgspec.Struct):
 
     error: str
     error_type: str
+
+
+class ClassifiedText(msgspec.Struct, omit_defaults=True):
+    """One text's classes."""
+
+    index: Annotated[int, about("Number of the text in the request, from 0.")]
+    label: Annotated[str, about("The most probable class.")]
+    probs: Annotated[list[float], about("One per class, in the order of the answer's `labels`.")]
+    num_classes: Annotated[int, about("Number of classes.")]
+    label_mass: LabelMass = None
+    truncated: Truncated = False
+
+
+class ClassifyAnswer(msgspec.Struct):
+    """Answer of POST /v1/classify and /classify."""
+
+    id: AnswerId
+    object: Annotated[str, about("Always `list`.")]
+    created: Created
+    model: AnsweredModel
+    labels: Annotated[list[str], about("Names of the classes.")]
+    data: Annotated[list[ClassifiedText], about("One per text, in the request's order.")]
+    usage: ShortUsage

@@ -19,7 +19,6 @@ from gpuscore.dialects.dialect import (
 )
 from gpuscore.dialects.pairs import (
     CheckedPairs,
-    PairsAnswer,
     PairsBody,
     are_pairs,
     decode_pairs,
@@ -43,7 +42,7 @@ from gpuscore.dialects.schema import (
     failed_items,
 )
 from gpuscore.dialects.score_parts import decode_in_parts
-from gpuscore.dialects.score_types import Ids, ScoreAnswer, ScoreBody, Text
+from gpuscore.dialects.score_types import Ids, PairsAnswer, ScoreAnswer, ScoreBody, Text
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.errors import InvalidRequest
 from gpuscore.text.score_input import ScoreInput

@@ -1,4 +1,4 @@
-"""Body and answer of /v1/score."""
+"""Body of /v1/score, and its answers to items and to pairs."""
 
 from typing import Annotated
 
@@ -7,15 +7,18 @@ from msgspec import Meta
 
 from gpuscore.dialects.fields import (
     AnsweredModel,
+    AnswerId,
     CacheSalt,
+    Created,
     ErrorMode,
     ModelName,
     Priority,
     ReturnMass,
+    Truncated,
     about,
     refused,
 )
-from gpuscore.dialects.schema import FailedItems, TokenUsage
+from gpuscore.dialects.schema import FailedItems, ShortUsage, TokenUsage
 
 Text = str
 Ids = list[int]
@@ -134,4 +137,26 @@ class ScoreAnswer(msgspec.Struct, omit_defaults=True):
             "one does not count, because its probability is part of the other's."
         ),
     ] = None
+    errors: FailedItems = None
+
+
+class PairScore(msgspec.Struct, omit_defaults=True):
+    index: Annotated[int, about("Number of the pair in the request, from 0.")]
+    object: Annotated[str, about("Always `score`.")]
+    score: Annotated[
+        float | None,
+        about("Relevance of the pair, or its raw score; null for a pair in `errors`."),
+    ]
+    truncated: Truncated = False
+
+
+class PairsAnswer(msgspec.Struct, omit_defaults=True):
+    """Answer of POST /v1/score to a body of pairs."""
+
+    id: AnswerId
+    object: Annotated[str, about("Always `list`.")]
+    created: Created
+    model: AnsweredModel
+    data: Annotated[list[PairScore], about("One per pair, in the request's order.")]
+    usage: ShortUsage
     errors: FailedItems = None

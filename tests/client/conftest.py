@@ -8,6 +8,14 @@ from support.serving import QUICK, serving
 
 KEY = "schlüssel"
 WITH_KEY = {"api_key": KEY}
+_CACHED = {"cached_tokens": 0}
+# The fields that every route's answer has.
+USAGE = {
+    **{"prompt_tokens": 2, "total_tokens": 2, "completion_tokens": 0, "input_tokens": 2},
+    **{"prompt_tokens_details": _CACHED, "input_tokens_details": _CACHED},
+}
+WHOLE = {"id": "r", "object": "structured_decision", "created": 1, "meta": {}, "model": "m"}
+WHOLE |= {"usage": USAGE}
 
 
 @pytest.fixture(scope="session")

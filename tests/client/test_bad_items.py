@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
-from client.conftest import KEY, WITH_KEY
+from client.conftest import KEY, WHOLE, WITH_KEY
 from gpuscore import AsyncScorer
 from gpuscore.client import BadAnswer, StatusError
 from gpuscore.errors import GpuscoreError, InvalidRequest, PromptTooLong
@@ -253,8 +253,7 @@ def test_in_this_process(scorer):
     ],
 )
 def test_answers_that_do_not_fit(call, answer):
-    usage = {"prompt_tokens": 2, "total_tokens": 2}
-    step = Step(200, answer | {"model": "m", "usage": usage})
+    step = Step(200, WHOLE | answer)
     with scripted([step]) as server, pytest.raises(BadAnswer):
         call(server.url, "score", "q", ["a"], labels=["yes"], on_error="null")
 

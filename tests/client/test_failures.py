@@ -7,12 +7,12 @@ from email.utils import format_datetime
 
 import pytest
 
+from client.conftest import WHOLE
 from gpuscore.client import BadAnswer, ConnectionFailed, StatusError
 from gpuscore.client.retries import FIRST_BACKOFF, LONGEST_BACKOFF, Attempts, Policy, Reply
 from support.scripted_server import Step, refusal, scripted
 
-USAGE = {"prompt_tokens": 2, "total_tokens": 2}
-GOOD = Step(200, {"scores": [[0.5]], "model": "m", "usage": USAGE})
+GOOD = Step(200, WHOLE | {"scores": [[0.5]]})
 BUSY = refusal(429, "overloaded", Retry_After="1")
 
 
@@ -97,8 +97,8 @@ def test_the_time_left_goes_out(call):
     "body",
     [
         "<html>",
-        {"scores": [[0.5], [0.5]], "model": "m", "usage": USAGE},
-        {"scores": [[None]], "model": "m", "usage": USAGE},
+        WHOLE | {"scores": [[0.5], [0.5]]},
+        WHOLE | {"scores": [[None]]},
         {"scores": [[0.5]]},
     ],
 )
@@ -112,7 +112,7 @@ def test_answers_that_cannot_be_used(call, body):
 @pytest.mark.parametrize("indices", [[0, 0], [0, 2], [-1, 0]])
 def test_rankings_that_cannot_be_used(call, indices):
     results = [{"index": i, "relevance_score": 0.5} for i in indices]
-    step = Step(200, {"results": results, "model": "m", "usage": USAGE})
+    step = Step(200, WHOLE | {"results": results})
     with scripted([step]) as server, pytest.raises(BadAnswer):
         call(server.url, "rerank", "q", ["a", "b"])
 
