@@ -41,6 +41,7 @@ def pages() -> Iterator[tuple[str, str]]:
             "These are the clients of a gpuscore server. `pip install 'gpuscore[client]'` adds "
             "httpx. Neither client imports torch.",
             *(_item(name) for name in ("Client", "AsyncClient", *names)),
+            "::: gpuscore.client.results.FromServer",
             *(f"::: gpuscore.client.options.{name}" for name in OPTIONS),
         ),
     )
