@@ -35,6 +35,8 @@ WRONG_SCORES = [
     (ROW | {"on_error": "null"}, {"scores": GOOD_ROWS, "errors": [ERROR]}),
     (ROW | {"on_error": "null"}, {"scores": [None] * 2, "errors": [ERROR] * 2}),
     (ROW | {"on_error": "null"}, {"scores": [None] * 2, "errors": [ERROR | {"index": -1}, ERROR]}),
+    (ROW | {"on_error": "null"}, {"scores": [None, [0.5, 0.5]]}),
+    (ROW | {"on_error": "null"}, {"scores": [None] * 2, "errors": [ERROR | {"index": 2}]}),
     (LISTS, {"scores": GOOD_ROWS}),
     (LISTS, {"scores": [[0.5, 0.5], [0.5]]}),
     ({}, {"scores": [[0.5], [0.5, 0.5]]}),
@@ -66,6 +68,11 @@ def test_wrong_scores(call, options, fields):
     wrong(call, answer(**fields), "score", *TWO, **options)
 
 
+@pytest.mark.parametrize("body", ["<html>", {"scores": GOOD_ROWS}])
+def test_what_is_no_answer_to_scores(call, body):
+    wrong(call, body, "score", *TWO, **ROW)
+
+
 def test_the_error_has_numbers(call):
     said = wrong(call, answer(scores=[[0.5] * 3]), "score", "q", ["a"], labels=["yes"])
     assert "3 columns" in said
@@ -81,6 +88,9 @@ def ranked(*indices, **more):
     [
         (ranked(0), {}),
         (ranked(), {}),
+        (ranked(0, 0), {}),
+        (ranked(0, 2), {}),
+        (ranked(-1, 0), {}),
         (ranked(0, 1), {"top_n": 1}),
         (ranked(), {"top_n": 1}),
         (ranked(1, errors=[ERROR]), {}),
