@@ -25,7 +25,7 @@ prompts: config models text
 text: config models tokenizers
 dialects: config config.served engine.admission prompts text
 engine: config backends.base
-client: config httpx
+client: config httpx dialects.answers dialects.wire
 offline: backends config config.options engine models.hub prompts text
 backends.base:
 backends.allocator:

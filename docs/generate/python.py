@@ -10,6 +10,8 @@ from gpuscore.config import ModelConfig
 from gpuscore.config.options import Option, options
 
 RESULTS = ("Scores", "Ranking", "PairScores", "Classification")
+CALL_OPTIONS = ("ScoreOptions", "FamilyOptions", "ClassifyOptions")
+OPTIONS = ("ClientOptions", "RequestOptions", "PromptOptions")
 QUESTIONS = ("Predicate", "Noul", "Choice", "Rating", "Decision", "TypedAnswer")
 
 
@@ -21,6 +23,7 @@ def pages() -> Iterator[tuple[str, str]]:
             "`Scorer` and `AsyncScorer` score in the same process, without a server.",
             "::: gpuscore.offline.scorer.Scorer",
             "::: gpuscore.offline.async_scorer.AsyncScorer",
+            *(f"::: gpuscore.types.call_options.{name}" for name in CALL_OPTIONS),
             *(f"::: gpuscore.types.results.{name}" for name in RESULTS),
             "::: gpuscore.types.item_errors.ItemError",
             *(f"::: gpuscore.types.questions.{name}" for name in QUESTIONS),
@@ -38,8 +41,8 @@ def pages() -> Iterator[tuple[str, str]]:
             "These are the clients of a gpuscore server. `pip install gpuscore` brings all "
             "that they need. Neither client imports torch.",
             *(_item(name) for name in ("Client", "AsyncClient", *names)),
-            "::: gpuscore.client.options.ClientOptions",
-            "::: gpuscore.client.options.RequestOptions",
+            "::: gpuscore.client.results.FromServer",
+            *(f"::: gpuscore.client.options.{name}" for name in OPTIONS),
         ),
     )
 

@@ -2,25 +2,42 @@
 
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 from uuid import uuid4
 
 import msgspec
 
 from gpuscore.client.errors import BadAnswer, StatusError
-from gpuscore.client.options import RequestOptions
 from gpuscore.client.results import Model
 from gpuscore.client.retries import UNREADABLE, Reply
 from gpuscore.client.split import Body, SplitLimits
+from gpuscore.dialects.answers import (
+    ClassifyAnswer,
+    CompletionAnswer,
+    DecisionsAnswer,
+    PairsAnswer,
+    RerankAnswer,
+    ScoreAnswer,
+    SystemOneAnswer,
+)
+from gpuscore.dialects.wire import FailedItem, ShortUsage, TokenUsage
 from gpuscore.types.item_errors import ItemError
 
 ResultT = TypeVar("ResultT", covariant=True)
-AnswerT = TypeVar("AnswerT", bound="Answer")
+ListAnswer: TypeAlias = (
+    ScoreAnswer
+    | PairsAnswer
+    | RerankAnswer
+    | ClassifyAnswer
+    | DecisionsAnswer
+    | SystemOneAnswer
+    | CompletionAnswer
+)
+AnswerT = TypeVar("AnswerT", bound=ListAnswer)
 CardsT = TypeVar("CardsT")
 # Of one answer. "0," becomes 32 bytes, so a limit on bytes alone does not bound memory. Scores of
 # 16 digits come to fewer values in 256 MiB.
 MOST_VALUES = 2**24
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,27 +66,6 @@ class ClientCall(Generic[ResultT]):
     join: Callable[[Sequence[Reply]], ResultT]
 
 
-class Details(msgspec.Struct):
-    """The usage's part about the prefix cache."""
-
-    cached_tokens: Count = 0
-
-
-class Usage(msgspec.Struct):
-    """An answer's usage."""
-
-    prompt_tokens: Count
-    prompt_tokens_details: Details = msgspec.field(default_factory=Details)
-
-
-class Answer(msgspec.Struct, kw_only=True):
-    """The fields of all answers to lists."""
-
-    model: str
-    usage: Usage
-    errors: list[ItemError] | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class Answered(Generic[AnswerT]):
     """The answer to a part of a list: to its elements from `start` to `stop`."""
@@ -84,12 +80,27 @@ class Answered(Generic[AnswerT]):
         return self.stop - self.start
 
     @property
+    def _refused(self) -> list[FailedItem]:
+        return getattr(self.answer, "errors", None) or []
+
+    @property
     def errors(self) -> Iterator[ItemError]:
         """The errors, with places in the whole list."""
-        for error in self.answer.errors or ():
+        for error in self._refused:
             place = error.index + self.start
             message = error.message.replace(f"[{error.index}]", f"[{place}]", 1)
             yield ItemError(place, error.code, message)
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """The numbers of prompt tokens and of cached ones; raises BadAnswer for negative ones."""
+        usage = self.answer.usage
+        if isinstance(usage, TokenUsage | ShortUsage):
+            found = usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens
+        else:
+            found = usage.input_tokens, usage.input_tokens_details.cached_tokens
+        self.check(min(found) >= 0, f"{found[0]} prompt tokens, {found[1]} cached ones")
+        return found
 
     def check(self, right: bool, what: str) -> None:
         """Raise BadAnswer, which says what is in the answer, unless it is right."""
@@ -99,7 +110,7 @@ class Answered(Generic[AnswerT]):
     @property
     def failed(self) -> list[int]:
         """The places of the elements with errors."""
-        return [error.index for error in self.answer.errors or ()]
+        return [error.index for error in self._refused]
 
     def check_errors(self, asked: bool) -> None:
         """Raise BadAnswer for errors that nobody asked for, or that do not belong to elements."""
@@ -130,13 +141,13 @@ class ListCall(Generic[AnswerT]):
         path: the route.
         body: its list, and the fields that all requests share.
         kind: of each answer.
-        options: of the requests.
+        request_id: of the call; None: a new one.
     """
 
     path: str
     body: Body
     kind: type[AnswerT]
-    options: RequestOptions
+    request_id: str | None
 
     def call(
         self,
@@ -158,7 +169,7 @@ class ListCall(Generic[AnswerT]):
         return ClientCall(self._posts(ranges), join_replies)
 
     def _posts(self, ranges: list[tuple[int, int]]) -> list[Post]:
-        body, request_id = self.body, self.options.request_id or new_id()
+        body, request_id = self.body, self.request_id or new_id()
         ids = [request_id]
         if len(ranges) > 1:
             ids = [f"{request_id}-{number}" for number in range(len(ranges))]
@@ -184,11 +195,11 @@ class Common:
 
 def _common(found: Sequence[Answered[Any]]) -> Common:
     """Return the first model's name, and the sums of the tokens."""
-    usages = [one.answer.usage for one in found]
+    tokens = [one.tokens for one in found]
     return Common(
         found[0].answer.model,
-        sum(usage.prompt_tokens for usage in usages),
-        sum(usage.prompt_tokens_details.cached_tokens for usage in usages),
+        sum(prompt for prompt, _ in tokens),
+        sum(cached for _, cached in tokens),
         tuple(one.reply.request_id for one in found),
     )
 

@@ -1,12 +1,20 @@
 """The options of both clients and of all their calls."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
 import httpx
 
 from gpuscore.client.retries import Policy
 from gpuscore.client.split import MAX_BYTES, MAX_ITEMS, SplitLimits
+from gpuscore.types.call_options import (
+    ClassifyOptions,
+    FamilyOptions,
+    ScoreOptions,
+    checked_options,
+    defaults,
+)
 
 LATE = (httpx.ReadTimeout, httpx.WriteTimeout)  # the attempt's time is over; not retried
 
@@ -27,56 +35,77 @@ class ClientOptions(TypedDict, total=False):
             BadAnswer.
     """
 
-    timeout: float | None
-    deadline: float
-    max_attempts: int
-    max_items_per_request: int
-    max_bytes_per_request: int
-    max_concurrent_requests: int
-    max_answer_bytes: int
+    timeout: Annotated[float | None, None]
+    deadline: Annotated[float, 600.0]
+    max_attempts: Annotated[int, 5]
+    max_items_per_request: Annotated[int, MAX_ITEMS]
+    max_bytes_per_request: Annotated[int, MAX_BYTES]
+    max_concurrent_requests: Annotated[int, 4]
+    max_answer_bytes: Annotated[int, MAX_ANSWER_BYTES]
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOptions:
-    """The options that every call has.
+class RequestOptions(TypedDict, total=False):
+    """Options of every call of a client.
 
-    Args:
+    Attributes:
         model: the served model's name.
         priority: from -100 to 100; requests with a lower number run first.
         cache_salt: separates prefix caches of one API key.
         request_id: the request's id; if the call is split, each request's id begins with it.
     """
 
-    model: str | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-    request_id: str | None = None
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """The fields of a body."""
-        return given(model=self.model, priority=self.priority, cache_salt=self.cache_salt)
+    model: Annotated[str | None, None]
+    priority: Annotated[int | None, None]
+    cache_salt: Annotated[str | None, None]
+    request_id: Annotated[str | None, None]
 
 
-# The values that stand for a field's default on every route.
-_DEFAULTS = {
-    "apply_softmax": False,
-    "temperature": 1.0,
-    "item_first": False,
-    "label_length_normalization": "none",
-    "raw_scores": False,
-    "truncate": False,
-    "on_error": "fail",
-    "add_special_tokens": True,
-}
+class PromptOptions(TypedDict, total=False):
+    """Options of `completions`.
+
+    Attributes:
+        max_tokens: 0, or 1 for the most probable next token, too.
+        echo: return the prompt itself.
+        logprobs: 0 for those of the returned tokens, 1 to 20 for as many of the most probable ones
+            at each position, too; None for none.
+        add_special_tokens: texts get the tokenizer's special tokens.
+    """
+
+    max_tokens: Annotated[int, 0]
+    echo: Annotated[bool, True]
+    logprobs: Annotated[int | None, 0]
+    add_special_tokens: Annotated[bool, True]
 
 
-def given(**fields: Any) -> dict[str, Any]:
-    """Return the fields of a body without those that are None or have their default."""
+class ScoreRequestOptions(ScoreOptions, RequestOptions, total=False):
+    """Options of `score`."""
+
+
+class FamilyRequestOptions(FamilyOptions, RequestOptions, total=False):
+    """Options of `rerank` and `score_pairs`."""
+
+
+class ClassifyRequestOptions(ClassifyOptions, RequestOptions, total=False):
+    """Options of `classify`."""
+
+
+class PromptRequestOptions(PromptOptions, RequestOptions, total=False):
+    """Options of `completions`."""
+
+
+def fields_of(kind: type, options: Mapping[str, Any], *others: str) -> dict[str, Any]:
+    """Return the fields of a body that options of a kind stand for, under their own names.
+
+    Args:
+        kind: of the options.
+        options: all of them. None and an option's default are left out: they mean the same.
+        others: names of options that are no fields of this body.
+    """
+    own, left = defaults(kind), {"request_id", *others}
     return {
         name: value
-        for name, value in fields.items()
-        if value is not None and (name not in _DEFAULTS or value != _DEFAULTS[name])
+        for name, value in options.items()
+        if name not in left and value is not None and value != own[name]
     }
 
 
@@ -106,30 +135,24 @@ class ClientSettings:
         )
 
 
-def settings_of(
-    url: str,
-    api_key: str | None,
-    *,
-    timeout: float | None = None,
-    deadline: float = 600.0,
-    max_attempts: int = 5,
-    max_items_per_request: int = MAX_ITEMS,
-    max_bytes_per_request: int = MAX_BYTES,
-    max_concurrent_requests: int = 4,
-    max_answer_bytes: int = MAX_ANSWER_BYTES,
-) -> ClientSettings:
-    """Return the settings; raise ValueError for values out of range and for an invalid URL."""
+def settings_of(url: str, api_key: str | None, given: ClientOptions) -> ClientSettings:
+    """Return the settings.
+
+    Raises:
+        TypeError: there is no such option.
+        ValueError: a value is out of range, or the URL is invalid.
+    """
+    options = checked_options(ClientOptions, given)
     if not url.startswith(("http://", "https://")) or not httpx.URL(url).host:
         raise ValueError("url must begin with http:// or https:// and name a host")
-    if max_concurrent_requests < 1:
-        raise ValueError("max_concurrent_requests must be at least 1")
-    if max_answer_bytes < 1:
-        raise ValueError("max_answer_bytes must be at least 1")
+    for name in ("max_concurrent_requests", "max_answer_bytes"):
+        if options[name] < 1:
+            raise ValueError(f"{name} must be at least 1")
     return ClientSettings(
         url.rstrip("/"),
         None if api_key is None else api_key.encode(),
-        Policy(timeout, deadline, max_attempts),
-        SplitLimits(max_items_per_request, max_bytes_per_request),
-        max_concurrent_requests,
-        max_answer_bytes,
+        Policy(options["timeout"], options["deadline"], options["max_attempts"]),
+        SplitLimits(options["max_items_per_request"], options["max_bytes_per_request"]),
+        options["max_concurrent_requests"],
+        options["max_answer_bytes"],
     )

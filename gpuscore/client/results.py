@@ -7,9 +7,10 @@ from gpuscore.types.arrays import Float64Array
 from gpuscore.types.results import Classification, PairScores, Ranking, Scores
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreResponse(Scores):
-    """`Scores` of a server; `logits` is None.
+@dataclass(frozen=True, kw_only=True)
+class FromServer:
+    """The fields of all results of a server. It has no slots, because a class inherits those of one
+    base only.
 
     Attributes:
         model: the name that the server answered with.
@@ -20,43 +21,24 @@ class ScoreResponse(Scores):
     request_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RerankResponse(Ranking):
-    """A `Ranking` of a server.
-
-    Attributes:
-        model: the name that the server answered with.
-        request_ids: one per HTTP request.
-    """
-
-    model: str
-    request_ids: tuple[str, ...]
+@dataclass(frozen=True, slots=True)
+class ScoreResponse(FromServer, Scores):
+    """`Scores` of a server; `logits` is None."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairsResponse(PairScores):
-    """`PairScores` of a server.
-
-    Attributes:
-        model: the name that the server answered with.
-        request_ids: one per HTTP request.
-    """
-
-    model: str
-    request_ids: tuple[str, ...]
+@dataclass(frozen=True, slots=True)
+class RerankResponse(FromServer, Ranking):
+    """A `Ranking` of a server."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClassifyResponse(Classification):
-    """A `Classification` of a server.
+@dataclass(frozen=True, slots=True)
+class PairsResponse(FromServer, PairScores):
+    """`PairScores` of a server."""
 
-    Attributes:
-        model: the name that the server answered with.
-        request_ids: one per HTTP request.
-    """
 
-    model: str
-    request_ids: tuple[str, ...]
+@dataclass(frozen=True, slots=True)
+class ClassifyResponse(FromServer, Classification):
+    """A `Classification` of a server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +60,18 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionsResponse:
+class CompletionsResponse(FromServer):
     """Completions of prompts, in the given order.
 
     Attributes:
         completions: one per prompt.
         prompt_tokens: tokens of all prompts.
         cached_tokens: prompt tokens that were not computed again.
-        model: the name that the server answered with.
-        request_ids: one per HTTP request.
     """
 
     completions: tuple[Completion, ...]
     prompt_tokens: int
     cached_tokens: int
-    model: str
-    request_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

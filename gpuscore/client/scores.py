@@ -3,49 +3,23 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 
-from gpuscore.client.calls import Answer, Answered, ClientCall, Common, ListCall
-from gpuscore.client.options import RequestOptions, given
+from gpuscore.client.calls import Answered, ClientCall, Common, ListCall
+from gpuscore.client.options import FamilyRequestOptions, ScoreRequestOptions, fields_of
 from gpuscore.client.results import PairsResponse, RerankResponse, ScoreResponse
 from gpuscore.client.split import Body, SplitLimits, as_json
+from gpuscore.dialects.answers import PairsAnswer, RerankAnswer, ScoreAnswer
 from gpuscore.types.call_inputs import listed, pairs_of, text_or_ids
-from gpuscore.types.call_options import FamilyOptions, Items, ScoreOptions, Text
+from gpuscore.types.call_options import Items, ScoreOptions, Text, checked_options, label_names
 from gpuscore.types.item_errors import check_text
 from gpuscore.types.results import Document, rectangle
 
 ReadT = TypeVar("ReadT")
 
 
-class _Scores(Answer):
-    scores: list[list[float] | None]
-    label_logprobs: list[list[float] | None] | None = None
-    label_mass: list[float | None] | None = None
-
-
-class _Ranked(msgspec.Struct):
-    index: int
-    relevance_score: float
-    truncated: bool = False
-
-
-class _Ranking(Answer):
-    results: list[_Ranked]
-
-
-class _Pair(msgspec.Struct):
-    index: int
-    score: float | None
-    truncated: bool = False
-
-
-class _Pairs(Answer):
-    data: list[_Pair]
-
-
 def score_call(
-    limits: SplitLimits, query: Text, items: Items, options: ScoreOptions, more: RequestOptions
+    limits: SplitLimits, query: Text, items: Items, given: ScoreRequestOptions
 ) -> ClientCall[ScoreResponse]:
     """Return a score call, split by the limits.
 
@@ -53,54 +27,47 @@ def score_call(
         ValueError: there are lists of labels, but not one for each item.
         InvalidRequest: the query or an item is neither text nor token ids.
     """
+    options = checked_options(ScoreRequestOptions, given)
     # A text is one item, as over HTTP; the server says what is wrong with None.
     elements = [items] if isinstance(items, str) else listed(items, "items")
     read = (_or_null(text_or_ids, one, f"items[{i}]") for i, one in enumerate(elements))
     lists = {"items": [as_json(one) for one in read]}
-    asked = options.logprobs or None
-    shared = {"query": text_or_ids(query, "query")} | given(
-        labels=options.labels,
-        label_sequences=options.label_sequences,
-        label_length_normalization=options.label_length_normalization,
-        apply_softmax=options.apply_softmax,
-        temperature=options.temperature,
-        item_first=options.item_first,
-        return_label_logprobs=asked,
-        return_label_mass=asked,
-        on_error=options.on_error,
-    )
-    if options.label_token_ids is not None:
-        labels = list(options.label_token_ids)
+    shared = fields_of(ScoreRequestOptions, options, "logprobs", "label_token_ids")
+    shared |= {"query": text_or_ids(query, "query")}
+    if options["logprobs"]:
+        shared["return_label_logprobs"] = shared["return_label_mass"] = options["logprobs"]
+    if options["label_token_ids"] is not None:
+        labels = list(options["label_token_ids"])
         if not any(isinstance(ids, list) for ids in labels):
             shared["label_token_ids"] = labels
         elif len(labels) != len(elements):
             raise ValueError(f"{len(labels)} lists of labels for {len(elements)} items")
         else:
             lists["label_token_ids"] = [as_json(ids) for ids in labels]
-    width = len(options.names)
+    names = label_names(options)
 
-    def join(found: Sequence[Answered[_Scores]], common: Common) -> ScoreResponse:
-        widths = _widths(found, options, len(elements))
+    def join(found: Sequence[Answered[ScoreAnswer]], common: Common) -> ScoreResponse:
+        widths = _widths(found, options, names, len(elements))
         for one in found:
             own = widths[one.start : one.stop]
             one.check_table(one.answer.scores, own)
-            if options.logprobs:
+            if options["logprobs"]:
                 one.check_table(one.answer.label_logprobs, own)
                 one.check_rows(one.answer.label_mass)
         answers = [one.answer for one in found]
         logprobs = [row for answer in answers for row in answer.label_logprobs or ()]
         mass = [value for answer in answers for value in answer.label_mass or ()]
         return ScoreResponse(
-            scores=rectangle([row for answer in answers for row in answer.scores], width),
-            logprobs=rectangle(logprobs, width) if options.logprobs else None,
-            label_mass=_numbers(mass) if options.logprobs else None,
-            labels=options.names,
+            scores=rectangle([row for answer in answers for row in answer.scores], len(names)),
+            logprobs=rectangle(logprobs, len(names)) if options["logprobs"] else None,
+            label_mass=_numbers(mass) if options["logprobs"] else None,
+            labels=names,
             errors=tuple(error for one in found for error in one.errors),
             **common.of_result,
         )
 
-    body = Body(shared | more.fields, lists)
-    return ListCall("/v1/score", body, _Scores, more).call(limits, join)
+    body, request_id = Body(shared, lists), options["request_id"]
+    return ListCall("/v1/score", body, ScoreAnswer, request_id).call(limits, join)
 
 
 def rerank_call(
@@ -109,24 +76,19 @@ def rerank_call(
     documents: Iterable[Document],
     top_n: int | None,
     rank_fields: Sequence[str] | None,
-    options: FamilyOptions,
-    more: RequestOptions,
+    given: FamilyRequestOptions,
 ) -> ClientCall[RerankResponse]:
+    options = checked_options(FamilyRequestOptions, given)
     check_text(query, "query")
     read = listed(documents, "documents")
-    shared = {"query": query} | given(
-        top_n=top_n,
-        rank_fields=None if rank_fields is None else list(rank_fields),
-        instruction=options.instruction,
-        raw_scores=options.raw_scores,
-        max_tokens_per_doc=options.max_tokens_per_doc,
-        truncate=options.truncate,
-        on_error=options.on_error,
-    )
+    shared = {"query": query} | fields_of(FamilyRequestOptions, options)
+    if top_n is not None:
+        shared["top_n"] = top_n
+    if rank_fields is not None:
+        shared["rank_fields"] = list(rank_fields)
     elements = [as_json(_plain(*one)) for one in enumerate(read)]
-    body = Body(shared | more.fields, {"documents": elements})
 
-    def join(found: Sequence[Answered[_Ranking]], common: Common) -> RerankResponse:
+    def join(found: Sequence[Answered[RerankAnswer]], common: Common) -> RerankResponse:
         for one in found:
             indices = [result.index for result in one.answer.results]
             own = set(indices) - set(one.failed)
@@ -153,32 +115,29 @@ def rerank_call(
             **common.of_result,
         )
 
-    return ListCall("/v1/rerank", body, _Ranking, more).call(limits, join)
+    body, request_id = Body(shared, {"documents": elements}), options["request_id"]
+    return ListCall("/v1/rerank", body, RerankAnswer, request_id).call(limits, join)
 
 
 def pairs_call(
-    limits: SplitLimits,
-    pairs: Iterable[tuple[str, str]],
-    options: FamilyOptions,
-    more: RequestOptions,
+    limits: SplitLimits, pairs: Iterable[tuple[str, str]], given: FamilyRequestOptions
 ) -> ClientCall[PairsResponse]:
+    options = checked_options(FamilyRequestOptions, given)
     read = [
         [_or_null(_text, one, f"pairs[{index}]") for one in both]
         for index, both in enumerate(pairs_of(pairs))
     ]
-    shared = given(
-        instruction=options.instruction,
-        use_activation=False if options.raw_scores else None,
-        max_tokens_per_doc=options.max_tokens_per_doc,
-        truncate_prompt_tokens=-1 if options.truncate else None,
-        on_error=options.on_error,
-    )
+    shared = fields_of(FamilyRequestOptions, options, "raw_scores", "truncate")
+    if options["raw_scores"]:
+        shared["use_activation"] = False
+    if options["truncate"]:
+        shared["truncate_prompt_tokens"] = -1
     lists = {
         "queries": [as_json(query) for query, _ in read],
         "documents": [as_json(document) for _, document in read],
     }
 
-    def join(found: Sequence[Answered[_Pairs]], common: Common) -> PairsResponse:
+    def join(found: Sequence[Answered[PairsAnswer]], common: Common) -> PairsResponse:
         for one in found:
             one.check_rows([pair.score for pair in one.answer.data])
             right = all(index == pair.index for index, pair in enumerate(one.answer.data))
@@ -191,16 +150,21 @@ def pairs_call(
             **common.of_result,
         )
 
-    body = Body(shared | more.fields, lists)
-    return ListCall("/v1/score", body, _Pairs, more).call(limits, join)
+    body, request_id = Body(shared, lists), options["request_id"]
+    return ListCall("/v1/score", body, PairsAnswer, request_id).call(limits, join)
 
 
-def _widths(found: Sequence[Answered[_Scores]], options: ScoreOptions, count: int) -> Sequence[int]:
+def _widths(
+    found: Sequence[Answered[ScoreAnswer]],
+    options: ScoreOptions,
+    names: Sequence[str],
+    count: int,
+) -> Sequence[int]:
     """Return each item's number of labels; the first row's, if the server chose the labels."""
-    if options.names:
-        return [len(options.names)] * count
-    if options.label_token_ids is not None:
-        return [len(ids) for ids in options.label_token_ids]  # type: ignore[arg-type]  # lists
+    if names:
+        return [len(names)] * count
+    if options["label_token_ids"] is not None:
+        return [len(ids) for ids in options["label_token_ids"]]  # type: ignore[arg-type]  # lists
     rows = (row for one in found for row in one.answer.scores if row is not None)
     return [max(1, len(next(rows, ())))] * count
 

@@ -30,7 +30,7 @@ class Sender:
         http: httpx.Client | None = None,
         **options: Unpack[ClientOptions],
     ) -> None:
-        self._settings = settings_of(url, api_key, **options)
+        self._settings = settings_of(url, api_key, options)
         self._own = http is None
         self._http = httpx.Client() if http is None else http
 
@@ -133,7 +133,7 @@ class AsyncSender:
         http: httpx.AsyncClient | None = None,
         **options: Unpack[ClientOptions],
     ) -> None:
-        self._settings = settings_of(url, api_key, **options)
+        self._settings = settings_of(url, api_key, options)
         self._own = http is None
         self._http = httpx.AsyncClient() if http is None else http
 

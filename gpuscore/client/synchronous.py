@@ -1,9 +1,16 @@
 """The blocking client."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
-from gpuscore.client.options import RequestOptions
+from gpuscore.client.options import (
+    ClassifyRequestOptions,
+    FamilyRequestOptions,
+    PromptRequestOptions,
+    RequestOptions,
+    ScoreRequestOptions,
+)
+from gpuscore.client.questions import decide_call, system_one_call
 from gpuscore.client.results import (
     ClassifyResponse,
     CompletionsResponse,
@@ -13,20 +20,8 @@ from gpuscore.client.results import (
 )
 from gpuscore.client.scores import pairs_call, rerank_call, score_call
 from gpuscore.client.sending import Sender
-from gpuscore.client.system_one import system_one_call
-from gpuscore.client.texts import classify_call, completions_call, decide_call
-from gpuscore.types.call_options import (
-    FamilyOptions,
-    Ids,
-    Items,
-    LabelIds,
-    Labels,
-    LabelSequences,
-    Normalization,
-    ScoreOptions,
-    Text,
-)
-from gpuscore.types.item_errors import OnError
+from gpuscore.client.texts import classify_call, completions_call
+from gpuscore.types.call_options import Ids, Items, Text, takes_options
 from gpuscore.types.questions import Decision, Question, TypedAnswer, TypedQuestion
 from gpuscore.types.results import Document
 
@@ -39,6 +34,10 @@ class Client(Sender):
     retried. Lists that are too long for one request are split by number and by bytes, and their
     answers are joined to one result.
 
+    All calls take `RequestOptions`, too. They raise a ClientError: StatusError, ConnectionFailed or
+    BadAnswer; InvalidRequest for an argument that is neither text nor token ids; and TypeError for
+    an option that does not exist.
+
     Args:
         url: such as http://127.0.0.1:8000, with a path if the server has a prefix.
         api_key: sent as bearer token.
@@ -49,69 +48,32 @@ class Client(Sender):
         ValueError: an option is out of range, or the URL is invalid.
     """
 
+    @takes_options
     def score(
-        self,
-        query: Text,
-        items: Items,
-        *,
-        labels: Labels = None,
-        label_token_ids: LabelIds = None,
-        label_sequences: LabelSequences = None,
-        label_length_normalization: Normalization = "none",
-        apply_softmax: bool = False,
-        temperature: float = 1.0,
-        item_first: bool = False,
-        logprobs: bool = False,
-        on_error: OnError = "fail",
-        model: str | None = None,
-        priority: int | None = None,
-        cache_salt: str | None = None,
-        request_id: str | None = None,
+        self, query: Text, items: Items, **options: Unpack[ScoreRequestOptions]
     ) -> ScoreResponse:
         """Return the labels' probabilities after each `query + item` prompt; see `Scorer.score`.
 
         Args:
             query: the text or token ids that all items share.
             items: texts if the query is a text, lists of token ids if it is one.
-            labels, label_token_ids, label_sequences, label_length_normalization, apply_softmax,
-                temperature, item_first, logprobs, on_error: as in `Scorer.score`.
-            model, priority, cache_salt, request_id: see `RequestOptions`.
+            **options: see `ScoreOptions` and `RequestOptions`.
 
         Raises:
-            ClientError: StatusError, ConnectionFailed or BadAnswer.
-            InvalidRequest: an argument is neither text nor token ids; all methods raise it.
+            ClientError: as all calls.
             ValueError: there are lists of labels, but not one for each item.
         """
-        options = ScoreOptions(
-            labels=labels,
-            label_token_ids=label_token_ids,
-            label_sequences=label_sequences,
-            label_length_normalization=label_length_normalization,
-            apply_softmax=apply_softmax,
-            temperature=temperature,
-            item_first=item_first,
-            logprobs=logprobs,
-            on_error=on_error,
-        )
-        more = RequestOptions(model, priority, cache_salt, request_id)
-        return self._do(score_call(self._settings.limits, query, items, options, more))
+        return self._do(score_call(self._settings.limits, query, items, options))
 
+    @takes_options
     def rerank(
         self,
         query: str,
         documents: Iterable[Document],
         top_n: int | None = None,
         *,
-        instruction: str | None = None,
-        raw_scores: bool = False,
         rank_fields: Sequence[str] | None = None,
-        max_tokens_per_doc: int | None = None,
-        truncate: bool = False,
-        on_error: OnError = "fail",
-        model: str | None = None,
-        priority: int | None = None,
-        cache_salt: str | None = None,
-        request_id: str | None = None,
+        **options: Unpack[FamilyRequestOptions],
     ) -> RerankResponse:
         """Rank documents by relevance to a query, best first; see `Scorer.rerank`.
 
@@ -120,108 +82,56 @@ class Client(Sender):
             documents: texts, or mappings with `text` or with `rank_fields`.
             top_n: number of best documents, of the whole list even if it is split; None: all.
             rank_fields: the fields to rank by, for documents that are mappings.
-            instruction, raw_scores, max_tokens_per_doc, truncate, on_error: as in `Scorer.rerank`.
-            model, priority, cache_salt, request_id: see `RequestOptions`.
-
-        Raises:
-            ClientError: StatusError, ConnectionFailed or BadAnswer.
+            **options: see `FamilyOptions` and `RequestOptions`.
         """
-        options = FamilyOptions(instruction, raw_scores, max_tokens_per_doc, truncate, on_error)
-        more = RequestOptions(model, priority, cache_salt, request_id)
         limits = self._settings.limits
-        return self._do(rerank_call(limits, query, documents, top_n, rank_fields, options, more))
+        return self._do(rerank_call(limits, query, documents, top_n, rank_fields, options))
 
+    @takes_options
     def score_pairs(
-        self,
-        pairs: Iterable[tuple[str, str]],
-        *,
-        instruction: str | None = None,
-        raw_scores: bool = False,
-        max_tokens_per_doc: int | None = None,
-        truncate: bool = False,
-        on_error: OnError = "fail",
-        model: str | None = None,
-        priority: int | None = None,
-        cache_salt: str | None = None,
-        request_id: str | None = None,
+        self, pairs: Iterable[tuple[str, str]], **options: Unpack[FamilyRequestOptions]
     ) -> PairsResponse:
         """Score pairs of a query and a document; see `Scorer.score_pairs`.
 
         Args:
             pairs: queries and documents.
-            instruction, raw_scores, max_tokens_per_doc, truncate, on_error: as in
-                `Scorer.score_pairs`.
-            model, priority, cache_salt, request_id: see `RequestOptions`.
-
-        Raises:
-            ClientError: StatusError, ConnectionFailed or BadAnswer.
+            **options: see `FamilyOptions` and `RequestOptions`.
         """
-        options = FamilyOptions(instruction, raw_scores, max_tokens_per_doc, truncate, on_error)
-        more = RequestOptions(model, priority, cache_salt, request_id)
-        return self._do(pairs_call(self._settings.limits, pairs, options, more))
+        return self._do(pairs_call(self._settings.limits, pairs, options))
 
+    @takes_options
     def classify(
-        self,
-        texts: str | Iterable[str],
-        *,
-        query: str | None = None,
-        labels: Labels = None,
-        max_tokens_per_doc: int | None = None,
-        truncate: bool = False,
-        model: str | None = None,
-        priority: int | None = None,
-        cache_salt: str | None = None,
-        request_id: str | None = None,
+        self, texts: str | Iterable[str], **options: Unpack[ClassifyRequestOptions]
     ) -> ClassifyResponse:
         """Return the probability of each class; see `Scorer.classify`.
 
         Args:
             texts: texts to judge, or whole prompts.
-            query, labels, max_tokens_per_doc, truncate: as in `Scorer.classify`.
-            model, priority, cache_salt, request_id: see `RequestOptions`.
-
-        Raises:
-            ClientError: StatusError, ConnectionFailed or BadAnswer.
+            **options: see `ClassifyOptions` and `RequestOptions`.
         """
-        more = RequestOptions(model, priority, cache_salt, request_id)
-        limits = self._settings.limits
-        return self._do(
-            classify_call(limits, texts, query, labels, max_tokens_per_doc, truncate, more)
-        )
+        return self._do(classify_call(self._settings.limits, texts, options))
 
+    @takes_options
     def decide(
-        self,
-        text: str,
-        questions: Iterable[Question],
-        *,
-        model: str | None = None,
-        priority: int | None = None,
-        cache_salt: str | None = None,
-        request_id: str | None = None,
+        self, text: str, questions: Iterable[Question], **options: Unpack[RequestOptions]
     ) -> list[Decision]:
         """Answer typed questions about one text; see `Scorer.decide`.
 
         Args:
             text: the text or conversation.
             questions: `Predicate`, `Choice` or `Rating`, of `gpuscore`.
-            model, priority, cache_salt, request_id: see `RequestOptions`.
-
-        Raises:
-            ClientError: StatusError, ConnectionFailed or BadAnswer.
+            **options: see `RequestOptions`.
         """
-        more = RequestOptions(model, priority, cache_salt, request_id)
-        return self._do(decide_call(self._settings.limits, text, questions, more))
+        return self._do(decide_call(self._settings.limits, text, questions, options))
 
+    @takes_options
     def system_one(
         self,
         state: Any,
         questions: Mapping[str, TypedQuestion],
         *,
         instructions: str | None = None,
-        model: str | None = None,
-        priority: int | None = None,
-        cache_salt: str | None = None,
-        request_id: str | None = None,
+        **options: Unpack[RequestOptions],
     ) -> dict[str, TypedAnswer]:
         """Answer System One's typed questions about one state; see `Scorer.system_one`.
 
@@ -229,49 +139,21 @@ class Client(Sender):
             state: text, or any value that JSON has.
             questions: `Noul`, `Choice` or `Rating`, of `gpuscore`, by names of your choice.
             instructions: for the model, before the state.
-            model, priority, cache_salt, request_id: see `RequestOptions`.
-
-        Raises:
-            ClientError: StatusError, ConnectionFailed or BadAnswer.
+            **options: see `RequestOptions`.
         """
-        more = RequestOptions(model, priority, cache_salt, request_id)
         limits = self._settings.limits
-        return self._do(system_one_call(limits, state, questions, instructions, more))
+        return self._do(system_one_call(limits, state, questions, instructions, options))
 
+    @takes_options
     def completions(
         self,
         prompts: str | Ids | Iterable[str] | Iterable[Ids],
-        *,
-        max_tokens: int = 0,
-        echo: bool = True,
-        logprobs: int | None = 0,
-        add_special_tokens: bool = True,
-        model: str | None = None,
-        priority: int | None = None,
-        cache_salt: str | None = None,
-        request_id: str | None = None,
+        **options: Unpack[PromptRequestOptions],
     ) -> CompletionsResponse:
         """Return the log-probabilities of prompts, as POST /v1/completions does; generates nothing.
 
         Args:
             prompts: texts or lists of token ids; a text or a list of ids is one prompt.
-            max_tokens: 0, or 1 for the most probable next token, too.
-            echo: return the prompt itself.
-            logprobs: 0 for those of the returned tokens, 1 to 20 for as many of the most probable
-                ones at each position, too; None for none.
-            add_special_tokens: texts get the tokenizer's special tokens.
-            model, priority, cache_salt, request_id: see `RequestOptions`.
-
-        Raises:
-            ClientError: StatusError, ConnectionFailed or BadAnswer.
+            **options: see `PromptOptions` and `RequestOptions`.
         """
-        call = completions_call(
-            self._settings.limits,
-            prompts,
-            max_tokens=max_tokens,
-            echo=echo,
-            logprobs=logprobs,
-            add_special_tokens=add_special_tokens,
-            more=RequestOptions(model, priority, cache_salt, request_id),
-        )
-        return self._do(call)
+        return self._do(completions_call(self._settings.limits, prompts, options))

@@ -206,6 +206,9 @@ Probability = Annotated[float, about("Its probability among the question's label
 Zero = Annotated[int, about("Always 0.")]
 
 
+MAX_QUESTIONS = 400  # of /v1/decisions: OpenAI's limit
+
+
 class PredicateAnswer(msgspec.Struct, tag="predicate"):
     name: AnsweredName
     probability: Annotated[float, about("Probability that the statement is true.")]

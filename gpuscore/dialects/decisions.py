@@ -7,6 +7,7 @@ import msgspec
 
 from gpuscore.config import RequestLimits
 from gpuscore.dialects.answers import (
+    MAX_QUESTIONS,
     ChoiceAnswer,
     DecisionsAnswer,
     DecisionsUsage,
@@ -45,8 +46,6 @@ from gpuscore.prompts.decisions import DecisionInput, DecisionRequest
 from gpuscore.prompts.system_one import check_questions, most_options
 from gpuscore.text.turns import Turns
 from gpuscore.types.record import RequestRecord
-
-MAX_QUESTIONS = 400  # OpenAI's limit
 
 
 class ContentPart(msgspec.Struct, forbid_unknown_fields=True):

@@ -1,10 +1,9 @@
 """`AsyncScorer`: scoring in this process, for asyncio."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Mapping
-from functools import partial
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 from gpuscore.offline.calls import (
     Call,
@@ -15,23 +14,21 @@ from gpuscore.offline.calls import (
     score_calls,
 )
 from gpuscore.offline.decisions import decide_call, system_one_call
-from gpuscore.offline.loaded import LoadedScorer
-from gpuscore.offline.many import AHEAD, in_order, iterated
+from gpuscore.offline.scorer import LoadedScorer
+from gpuscore.prompts.model import ModelPrompts
 from gpuscore.types.call_options import (
+    ClassifyOptions,
     FamilyOptions,
     Items,
-    LabelIds,
-    Labels,
-    LabelSequences,
-    Normalization,
-    ScoreOptions,
+    LocalScoreOptions,
     Text,
+    takes_options,
 )
-from gpuscore.types.item_errors import OnError
 from gpuscore.types.questions import Decision, Question, TypedAnswer, TypedQuestion
 from gpuscore.types.results import Classification, PairScores, Ranking, Scores
 
 ValueT = TypeVar("ValueT")
+GivenP = ParamSpec("GivenP")
 
 
 class AsyncScorer(LoadedScorer):
@@ -40,121 +37,49 @@ class AsyncScorer(LoadedScorer):
     Texts are prepared in threads. A cancelled call drops its work that has not begun.
     """
 
+    @takes_options
     async def score(
-        self,
-        query: Text,
-        items: Items,
-        *,
-        labels: Labels = None,
-        label_token_ids: LabelIds = None,
-        label_sequences: LabelSequences = None,
-        label_length_normalization: Normalization = "none",
-        apply_softmax: bool = False,
-        temperature: float = 1.0,
-        item_first: bool = False,
-        logprobs: bool = False,
-        on_error: OnError = "fail",
-        logits: bool = False,
+        self, query: Text, items: Items, **options: Unpack[LocalScoreOptions]
     ) -> Scores:
         """See `Scorer.score`."""
-        options = ScoreOptions(
-            labels=labels,
-            label_token_ids=label_token_ids,
-            label_sequences=label_sequences,
-            label_length_normalization=label_length_normalization,
-            apply_softmax=apply_softmax,
-            temperature=temperature,
-            item_first=item_first,
-            logprobs=logprobs,
-            on_error=on_error,
-            logits=logits,
-        )
-        return await self._run(partial(score_call, self._prompts, query, items, options))
+        return await self._run(score_call, query, items, options)
 
+    @takes_options
     async def score_many(
-        self,
-        requests: Iterable[tuple[Text, Items]],
-        *,
-        labels: Labels = None,
-        label_token_ids: LabelIds = None,
-        label_sequences: LabelSequences = None,
-        label_length_normalization: Normalization = "none",
-        apply_softmax: bool = False,
-        temperature: float = 1.0,
-        item_first: bool = False,
-        logprobs: bool = False,
-        on_error: OnError = "fail",
-        logits: bool = False,
+        self, requests: Iterable[tuple[Text, Items]], **options: Unpack[LocalScoreOptions]
     ) -> AsyncGenerator[Scores, None]:
         """See `Scorer.score_many`; iterate with `async for`. `requests` is read in threads."""
-        options = ScoreOptions(
-            labels=labels,
-            label_token_ids=label_token_ids,
-            label_sequences=label_sequences,
-            label_length_normalization=label_length_normalization,
-            apply_softmax=apply_softmax,
-            temperature=temperature,
-            item_first=item_first,
-            logprobs=logprobs,
-            on_error=on_error,
-            logits=logits,
-        )
-        calls = score_calls(self._prompts, requests, options)
-        most = AHEAD * self._backend.limits.max_tokens
-        async for scores in iterated(in_order(calls, self._engine.score, most)):
+        async for scores in _iterated(self._many(score_calls(self._prompts, requests, options))):
             yield scores
 
+    @takes_options
     async def rerank(
         self,
         query: str,
         documents: Iterable[str],
         top_n: int | None = None,
-        *,
-        instruction: str | None = None,
-        raw_scores: bool = False,
-        max_tokens_per_doc: int | None = None,
-        truncate: bool = False,
-        on_error: OnError = "fail",
+        **options: Unpack[FamilyOptions],
     ) -> Ranking:
         """See `Scorer.rerank`."""
-        options = FamilyOptions(instruction, raw_scores, max_tokens_per_doc, truncate, on_error)
-        return await self._run(
-            partial(rerank_call, self._prompts, query, documents, top_n, options)
-        )
+        return await self._run(rerank_call, query, documents, top_n, options)
 
+    @takes_options
     async def score_pairs(
-        self,
-        pairs: Iterable[tuple[str, str]],
-        *,
-        instruction: str | None = None,
-        raw_scores: bool = False,
-        max_tokens_per_doc: int | None = None,
-        truncate: bool = False,
-        on_error: OnError = "fail",
+        self, pairs: Iterable[tuple[str, str]], **options: Unpack[FamilyOptions]
     ) -> PairScores:
         """See `Scorer.score_pairs`."""
-        options = FamilyOptions(instruction, raw_scores, max_tokens_per_doc, truncate, on_error)
-        return await self._run(partial(pairs_call, self._prompts, pairs, options))
+        return await self._run(pairs_call, pairs, options)
 
+    @takes_options
     async def classify(
-        self,
-        texts: str | Iterable[str],
-        *,
-        query: str | None = None,
-        labels: Labels = None,
-        max_tokens_per_doc: int | None = None,
-        truncate: bool = False,
+        self, texts: str | Iterable[str], **options: Unpack[ClassifyOptions]
     ) -> Classification:
         """See `Scorer.classify`."""
-        return await self._run(
-            partial(
-                classify_call, self._prompts, texts, query, labels, max_tokens_per_doc, truncate
-            )
-        )
+        return await self._run(classify_call, texts, options)
 
     async def decide(self, text: str, questions: Iterable[Question]) -> list[Decision]:
         """See `Scorer.decide`."""
-        return await self._run(partial(decide_call, self._prompts, text, questions))
+        return await self._run(decide_call, text, questions)
 
     async def system_one(
         self,
@@ -164,12 +89,15 @@ class AsyncScorer(LoadedScorer):
         instructions: str | None = None,
     ) -> dict[str, TypedAnswer]:
         """See `Scorer.system_one`."""
-        return await self._run(
-            partial(system_one_call, self._prompts, state, questions, instructions)
-        )
+        return await self._run(system_one_call, state, questions, instructions)
 
-    async def _run(self, prepare: "partial[Call[ValueT]]") -> ValueT:
-        call = await asyncio.to_thread(prepare)
+    async def _run(
+        self,
+        prepare: Callable[Concatenate[ModelPrompts, GivenP], Call[ValueT]],
+        *given: GivenP.args,
+        **more: GivenP.kwargs,
+    ) -> ValueT:
+        call = await asyncio.to_thread(prepare, self._prompts, *given, **more)
         if call.request is None:
             return call.finish(None)
         result = await asyncio.wrap_future(self._engine.score(call.request))
@@ -185,3 +113,24 @@ class AsyncScorer(LoadedScorer):
         trace: TracebackType | None,
     ) -> None:
         await asyncio.to_thread(self.close)
+
+
+async def _iterated(values: Generator[ValueT, None, None]) -> AsyncGenerator[ValueT, None]:
+    """Yield the values, each computed in a thread; close the generator at an early end."""
+
+    def end(step: "asyncio.Future[ValueT | None]") -> None:
+        if not step.cancelled():
+            step.exception()  # of a call that nobody awaits any more
+        values.close()
+
+    step = None
+    try:
+        while True:
+            step = asyncio.ensure_future(asyncio.to_thread(next, values, None))
+            value = await asyncio.shield(step)  # a thread goes on when its task is cancelled
+            if value is None:
+                return
+            yield value
+    finally:
+        if step is not None:  # a generator cannot be closed while it runs
+            step.add_done_callback(end)

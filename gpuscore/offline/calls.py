@@ -1,12 +1,15 @@
-"""Calls of `Scorer` and `AsyncScorer`: from arguments to a request, from its result to theirs."""
+"""Calls of `Scorer` and `AsyncScorer`: from arguments to a request, from its result to theirs, one
+by one or many in a row."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
 
-from gpuscore.errors import InvalidRequest
+from gpuscore.errors import GpuscoreError, InvalidRequest
 from gpuscore.prompts.classes import Classes, ClassifyInput, build_classes
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.prompts.rerank_input import RerankInput
@@ -14,7 +17,16 @@ from gpuscore.text.score_input import ScoreInput
 from gpuscore.types.arrays import BoolArray, Float32Array, Float64Array
 from gpuscore.types.call_inputs import check_list, listed, pair, pairs_of, text_or_ids
 from gpuscore.types.call_inputs import texts as texts_of
-from gpuscore.types.call_options import FamilyOptions, Items, Labels, ScoreOptions, Text
+from gpuscore.types.call_options import (
+    ClassifyOptions,
+    FamilyOptions,
+    Items,
+    LocalScoreOptions,
+    Text,
+    checked_options,
+    is_mean,
+    label_names,
+)
 from gpuscore.types.item_errors import (
     ItemErrors,
     check_on_error,
@@ -37,6 +49,7 @@ from gpuscore.types.results import (
 )
 
 ValueT = TypeVar("ValueT")
+Submit = Callable[[ScoreRequest], "Future[ScoreResult]"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,50 +68,102 @@ class Call(Generic[ValueT]):
         return 0 if self.request is None else self.request.num_tokens
 
 
+def in_order(
+    calls: Iterator[Call[ValueT]], submit: Submit, most: int
+) -> Generator[ValueT, None, None]:
+    """Yield the values of calls in their order.
+
+    Calls that have not begun are dropped if the iterator is closed early, or after an error.
+
+    Args:
+        calls: prepared one by one; may raise GpuscoreError.
+        submit: passes a request to the engine.
+        most: no further call is prepared while requests of more than this number of tokens wait.
+
+    Raises:
+        GpuscoreError: the first error in the order of the calls; the values before it have come.
+    """
+    waiting: deque[tuple[Call[ValueT], Future[ScoreResult] | None]] = deque()
+    ahead, failure = 0, None
+    try:
+        while True:
+            try:
+                call = next(calls, None)
+            except GpuscoreError as error:
+                failure = error
+                break
+            if call is None:
+                break
+            waiting.append((call, None if call.request is None else submit(call.request)))
+            ahead += call.num_tokens
+            while ahead > most and len(waiting) > 1:
+                ahead -= waiting[0][0].num_tokens
+                yield _value(*waiting.popleft())
+        while waiting:
+            yield _value(*waiting.popleft())
+        if failure is not None:
+            raise failure
+    finally:
+        failure = None  # its frames refer to this one
+        for _, future in waiting:
+            if future is not None:
+                future.cancel()
+
+
+def _value(call: Call[ValueT], future: "Future[ScoreResult] | None") -> ValueT:
+    return call.finish(None if future is None else future.result())
+
+
 def score_call(
-    prompts: ModelPrompts, query: Text, items: Items, options: ScoreOptions
+    prompts: ModelPrompts, query: Text, items: Items, options: LocalScoreOptions
 ) -> Call[Scores]:
-    check_temperature(options.temperature, options.apply_softmax)
-    mean = _is_mean(options.label_length_normalization)
-    errors = ItemErrors() if check_on_error(options.on_error) else None
+    return _score_call(prompts, query, items, checked_options(LocalScoreOptions, options))
+
+
+def _score_call(
+    prompts: ModelPrompts, query: Text, items: Items, options: LocalScoreOptions
+) -> Call[Scores]:
+    softmax, temperature = options["apply_softmax"], options["temperature"]
+    check_temperature(temperature, softmax)
+    mean, names = is_mean(options), label_names(options)
+    errors = ItemErrors() if check_on_error(options["on_error"]) else None
     asked = text_or_ids(query, "query")
     read = _items(items, asked, errors)
-    given = ScoreInput(
+    wanted = ScoreInput(
         query=asked,
         items=read,
-        labels=options.labels,  # type: ignore[arg-type]  # lists by now
-        label_token_ids=options.label_token_ids,  # type: ignore[arg-type]
-        label_sequences=options.label_sequences,  # type: ignore[arg-type]
-        item_first=options.item_first,
-        need_lse=options.logprobs or not options.apply_softmax,
+        labels=options["labels"],  # type: ignore[arg-type]  # lists by now
+        label_token_ids=options["label_token_ids"],  # type: ignore[arg-type]
+        label_sequences=options["label_sequences"],  # type: ignore[arg-type]
+        item_first=options["item_first"],
+        need_lse=options["logprobs"] or not softmax,
     )
     builder = prompts.builder
-    request = builder.build(given) if errors is None else builder.build_rest(given, errors)
+    request = builder.build(wanted) if errors is None else builder.build_rest(wanted, errors)
     failed = errors.listed() if errors else ()
-    if options.logits and request is not None and request.trie is not None:
+    if options["logits"] and request is not None and request.trie is not None:
         raise InvalidRequest("labels of several tokens have no logits", param="logits")
 
     def table(rows: Sequence[Float64Array | Float32Array]) -> Float64Array:
-        return rectangle([*spread(rows, failed, len(read))], len(options.names))
+        return rectangle([*spread(rows, failed, len(read))], len(names))
 
     def finish(result: ScoreResult | None) -> Scores:
         scores: Sequence[Float64Array] = ()
         logits: Sequence[Float32Array] = ()
         logprobs, mass = scores, None
         if request is not None and result is not None:
-            softmax, temperature = options.apply_softmax, options.temperature
             shown = per_token(result, request.trie) if mean else result
             scores = label_scores(shown, apply_softmax=softmax, temperature=temperature)
-            if options.logprobs:
+            if options["logprobs"]:
                 logprobs, mass = label_logprobs(result), label_mass(result, request)
             logits = result.label_logits
         return Scores(
             scores=table(scores),
-            logprobs=table(logprobs) if options.logprobs else None,
-            label_mass=column(mass, failed, len(read)) if options.logprobs else None,
+            logprobs=table(logprobs) if options["logprobs"] else None,
+            label_mass=column(mass, failed, len(read)) if options["logprobs"] else None,
             **_usage(request, result),
-            logits=table(logits) if options.logits else None,
-            labels=options.names,
+            logits=table(logits) if options["logits"] else None,
+            labels=names,
             errors=failed,
         )
 
@@ -106,13 +171,18 @@ def score_call(
 
 
 def score_calls(
-    prompts: ModelPrompts, requests: Iterable[tuple[Text, Items]], options: ScoreOptions
+    prompts: ModelPrompts, requests: Iterable[tuple[Text, Items]], given: LocalScoreOptions
 ) -> Iterator[Call[Scores]]:
     """Return the calls of `score_many`, each made when it is asked for."""
-    check_list(requests, "requests")
-    for index, request in enumerate(requests):
-        query, items = pair(request, f"requests[{index}]", "a query and its items")
-        yield score_call(prompts, query, items, options)
+    options = checked_options(LocalScoreOptions, given)
+
+    def calls() -> Iterator[Call[Scores]]:
+        check_list(requests, "requests")
+        for index, request in enumerate(requests):
+            query, items = pair(request, f"requests[{index}]", "a query and its items")
+            yield _score_call(prompts, query, items, options)
+
+    return calls()
 
 
 def rerank_call(
@@ -120,8 +190,9 @@ def rerank_call(
     query: str,
     documents: Iterable[str],
     top_n: int | None,
-    options: FamilyOptions,
+    given: FamilyOptions,
 ) -> Call[Ranking]:
+    options = checked_options(FamilyOptions, given)
     check_text(query, "query")
     read = listed(documents, "documents")
     if top_n is not None and top_n < 1:
@@ -146,8 +217,9 @@ def rerank_call(
 
 
 def pairs_call(
-    prompts: ModelPrompts, pairs: Iterable[tuple[str, str]], options: FamilyOptions
+    prompts: ModelPrompts, pairs: Iterable[tuple[str, str]], given: FamilyOptions
 ) -> Call[PairScores]:
+    options = checked_options(FamilyOptions, given)
     read = pairs_of(pairs)
     queries, documents = [query for query, _ in read], [document for _, document in read]
     return _family_call(prompts, queries, documents, options, "pairs")
@@ -162,10 +234,10 @@ def _family_call(
 ) -> Call[PairScores]:
     """Return the call that scores documents, in their order, in the prompt of the family."""
     family = prompts.reranker
-    most, fit = options.max_tokens_per_doc, options.truncate
-    given = RerankInput(query, documents, options.instruction, most, fit, name=name)
+    most, fit = options["max_tokens_per_doc"], options["truncate"]
+    given = RerankInput(query, documents, options["instruction"], most, fit, name=name)
     errors = ItemErrors()
-    if check_on_error(options.on_error):
+    if check_on_error(options["on_error"]):
         built = family.build_rest(given, errors)
     else:
         if isinstance(query, list):
@@ -176,7 +248,7 @@ def _family_call(
 
     def finish(result: ScoreResult | None) -> PairScores:
         scores = None if result is None else family.raw_scores(result)
-        if scores is not None and not options.raw_scores:
+        if scores is not None and not options["raw_scores"]:
             scores = family.family.relevance(scores)
         return PairScores(
             scores=column(scores, failed, len(documents)),
@@ -189,23 +261,17 @@ def _family_call(
 
 
 def classify_call(
-    prompts: ModelPrompts,
-    texts: str | Iterable[str],
-    query: str | None,
-    labels: Labels,
-    max_tokens_per_doc: int | None,
-    truncate: bool,
+    prompts: ModelPrompts, texts: str | Iterable[str], given: ClassifyOptions
 ) -> Call[Classification]:
-    if query is not None:
-        check_text(query, "query")
-    given = ClassifyInput(
+    options = checked_options(ClassifyOptions, given)
+    wanted = ClassifyInput(
         texts_of([texts] if isinstance(texts, str) else texts, "texts"),
-        query,
-        None if labels is None else texts_of(labels, "labels"),
-        max_tokens_per_doc,
-        truncate,
+        options["query"],
+        options["labels"],  # type: ignore[arg-type]  # a list by now
+        options["max_tokens_per_doc"],
+        options["truncate"],
     )
-    request, classes = build_classes(given, prompts.builder, prompts.family, prompts.head)
+    request, classes = build_classes(wanted, prompts.builder, prompts.family, prompts.head)
 
     def finish(result: ScoreResult | None) -> Classification:
         assert result is not None  # noqa: S101  (there is a text)
@@ -256,10 +322,3 @@ def _items(
             errors.add(index, error)
             found.append("" if is_text else [])
     return found
-
-
-def _is_mean(normalization: str) -> bool:
-    if normalization not in ("none", "mean"):
-        name = "label_length_normalization"
-        raise InvalidRequest(f'{name} must be "none" or "mean"', param=name)
-    return normalization == "mean"

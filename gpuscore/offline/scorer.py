@@ -1,56 +1,188 @@
 """`Scorer`: scoring in this process, without the server."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+import sys
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import fields
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
 
+from gpuscore.backends import create_backend, plan_backend
+from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
+from gpuscore.config.options import checked
+from gpuscore.engine.engine import Engine
 from gpuscore.engine.ticket import Progress
+from gpuscore.errors import ConfigError
+from gpuscore.models.hub import model_directory
 from gpuscore.offline.calls import (
     Call,
     classify_call,
+    in_order,
     pairs_call,
     rerank_call,
     score_call,
     score_calls,
 )
 from gpuscore.offline.decisions import decide_call, system_one_call
-from gpuscore.offline.loaded import LoadedScorer
-from gpuscore.offline.many import AHEAD, in_order
+from gpuscore.prompts.decision_files import read_asking
+from gpuscore.prompts.decisions import ORDERS
+from gpuscore.prompts.model import ModelFiles
 from gpuscore.types.call_options import (
+    ClassifyOptions,
     FamilyOptions,
     Items,
-    LabelIds,
-    Labels,
-    LabelSequences,
-    Normalization,
-    ScoreOptions,
+    LocalScoreOptions,
     Text,
+    takes_options,
 )
-from gpuscore.types.item_errors import OnError
 from gpuscore.types.questions import Decision, Question, TypedAnswer, TypedQuestion
 from gpuscore.types.results import Classification, PairScores, Ranking, Scores
 
 ValueT = TypeVar("ValueT")
 
+# Batches whose tokens many calls in a row keep in the engine, so that it never waits for texts.
+AHEAD = 8
+_UNLIMITED = RequestLimits(
+    max_items=sys.maxsize,
+    max_labels=sys.maxsize,
+    max_label_tokens=sys.maxsize,
+    max_request_tokens=sys.maxsize,
+    max_questions=sys.maxsize,
+    max_options=sys.maxsize,
+    max_levels=sys.maxsize,
+)
+# Callers in this process wait for their own calls; none is refused.
+_NO_QUEUE_LIMIT = EngineConfig(
+    max_queued_requests=sys.maxsize, max_queued_tokens=sys.maxsize, max_queued_items=sys.maxsize
+)
+
+
+class LoadedScorer:
+    """A model with its engine and its prompts. All methods may be called from several threads.
+
+    Settings come from the arguments only; GPUSCORE_* variables and configuration files are read by
+    the `gpuscore` command, not here.
+
+    Args:
+        model: "demo", a model directory, a hub name, or a whole `ModelConfig`, beside which no
+            other setting may be given.
+        family: the prompt family of `rerank`, `score_pairs` and guards, as `gpuscore serve
+            --family`.
+        decision_order: "fixed" or "balanced", for choices of `decide` and `system_one`.
+        calibration: file of `gpuscore calibrate`, for the same.
+        revision: branch, tag or commit of a hub model.
+        backend: "torch" or "jax".
+        device: "auto", "cpu", "cuda" or "tpu".
+        dtype: "auto", "bfloat16", "float16" or "float32".
+        quantization: "auto", "int8", "fp8" or "w8a16".
+        attention: as `gpuscore serve --attention`.
+        compile: "auto", "on" or "off"; functions in C on a CPU.
+        compile_cache: directory where backend="jax" keeps compiled programs.
+        kernels: "auto", "triton" or "torch".
+        max_batch_tokens: most tokens of one forward pass.
+        cuda_graph_tokens: tokens of the largest batch that runs as a CUDA graph.
+        max_model_len: longest prompt, in tokens.
+        memory_fraction: share of the free memory to use for keys and values of queries.
+        kv_cache_size: bytes for them instead.
+        memory_limit: most bytes for weights, the largest batch, and keys and values together.
+        deterministic: compute every score to the same bits, whatever else is batched.
+        allow_degenerate: load a quantised model although it has collapsed.
+        tensor_parallel: devices that share the model, or on a CPU processes.
+        threads: CPU threads.
+
+    Raises:
+        ConfigError: a setting has the wrong type or is out of range, or the model is not supported
+            or, quantised, has collapsed.
+    """
+
+    def __init__(
+        self,
+        model: str | ModelConfig = "demo",
+        *,
+        family: str = "auto",
+        decision_order: str = "fixed",
+        calibration: str | None = None,
+        revision: str | None = None,
+        backend: str = "torch",
+        device: str = "auto",
+        dtype: str = "auto",
+        quantization: str = "auto",
+        attention: str = "auto",
+        compile: str = "auto",
+        compile_cache: str | None = None,
+        kernels: str = "auto",
+        max_batch_tokens: int | None = None,
+        cuda_graph_tokens: int | None = None,
+        max_model_len: int | None = None,
+        memory_fraction: float | None = None,
+        kv_cache_size: int | None = None,
+        memory_limit: int | None = None,
+        deterministic: bool = False,
+        allow_degenerate: bool = False,
+        tensor_parallel: int = 1,
+        threads: int | None = None,
+    ) -> None:
+        given = locals()
+        names = [item.name for item in fields(ModelConfig) if item.name != "model"]
+        settings = {name: given[name] for name in names}
+        if isinstance(model, ModelConfig):
+            changed = [n for n in names if settings[n] != getattr(ModelConfig(), n)]
+            if changed:
+                raise ConfigError(f"{changed[0]} is given beside a ModelConfig; set it there")
+            config = checked(model)
+        else:
+            config = checked(ModelConfig(model, **settings))
+        if decision_order not in ORDERS:
+            raise ConfigError(f"decision_order must be one of {', '.join(ORDERS)}")
+        directory = model_directory(config.model, config.revision)
+        asked = read_asking(decision_order, calibration)
+        files = ModelFiles.read(directory, family, [config.model], asked)
+        self._backend = create_backend(plan_backend(directory, config))
+        try:
+            self._prompts = files.prompts(self._backend.limits, _UNLIMITED)
+            self._engine = Engine(
+                self._backend, _NO_QUEUE_LIMIT, allow_degenerate=config.allow_degenerate
+            )
+        except BaseException:
+            self._backend.close()  # else its threads would stay
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def warmup(self) -> None:
+        """Do the lazy set-up that would delay the first score; on CUDA also capture the graphs of
+        small batches, which takes some seconds. Call it before the first score.
+        """
+        self._backend.warmup()
+
+    def close(self) -> None:
+        """Free the model and end the threads."""
+        self._engine.close()
+
+    def _many(self, calls: Iterator[Call[ValueT]]) -> Generator[ValueT, None, None]:
+        """Yield the values of calls in their order, with several batches' tokens in the engine."""
+        return in_order(calls, self._engine.score, AHEAD * self._backend.limits.max_tokens)
+
 
 class Scorer(LoadedScorer):
     """Scores items with one model. A context manager; `close` frees the model."""
 
+    @takes_options
     def score(
         self,
         query: Text,
         items: Items,
         *,
-        labels: Labels = None,
-        label_token_ids: LabelIds = None,
-        label_sequences: LabelSequences = None,
-        label_length_normalization: Normalization = "none",
-        apply_softmax: bool = False,
-        temperature: float = 1.0,
-        item_first: bool = False,
-        logprobs: bool = False,
-        on_error: OnError = "fail",
-        logits: bool = False,
         progress: Progress | None = None,
+        **options: Unpack[LocalScoreOptions],
     ) -> Scores:
         """Score each `query + item` prompt for its labels, as POST /v1/score does.
 
@@ -58,54 +190,20 @@ class Scorer(LoadedScorer):
             query: text or token ids that all prompts share.
             items: texts if the query is a text, lists of token ids if it is one, from any iterable
                 with an order; a single text is one item.
-            labels: label texts, or names of a classification model's classes. Give these,
-                `label_token_ids` or `label_sequences`.
-            label_token_ids: token ids, or numbers of classes; one list for all items, or one list
-                per item.
-            label_sequences: labels as lists of token ids, for all items.
-            label_length_normalization: "mean": the logarithm of a label's probability is divided by
-                its number of tokens before it becomes a score.
-            apply_softmax: normalise over the labels instead of the vocabulary or all classes.
-            temperature: divides the logits; must be 1.0 without apply_softmax.
-            item_first: prompts are item + query.
-            logprobs: also return full-vocabulary log-probabilities and the label mass.
-            on_error: "fail": an item that cannot be scored raises its error; "null": it gets a row
-                of NaN and stands in `errors`, and the others are scored.
-            logits: also return the labels' logits, the only meaningful output of a model with a
-                single class. Labels of several tokens have none.
             progress: called from time to time with the number of items scored so far.
+            **options: see `ScoreOptions`. With `logits=True` also the labels' logits, the only
+                meaningful output of a model with a single class; labels of several tokens have
+                none.
 
         Raises:
             GpuscoreError: as over HTTP, but without limits on the number of items or labels.
+            TypeError: there is no such option.
         """
-        options = ScoreOptions(
-            labels=labels,
-            label_token_ids=label_token_ids,
-            label_sequences=label_sequences,
-            label_length_normalization=label_length_normalization,
-            apply_softmax=apply_softmax,
-            temperature=temperature,
-            item_first=item_first,
-            logprobs=logprobs,
-            on_error=on_error,
-            logits=logits,
-        )
         return self._run(score_call(self._prompts, query, items, options), progress)
 
+    @takes_options
     def score_many(
-        self,
-        requests: Iterable[tuple[Text, Items]],
-        *,
-        labels: Labels = None,
-        label_token_ids: LabelIds = None,
-        label_sequences: LabelSequences = None,
-        label_length_normalization: Normalization = "none",
-        apply_softmax: bool = False,
-        temperature: float = 1.0,
-        item_first: bool = False,
-        logprobs: bool = False,
-        on_error: OnError = "fail",
-        logits: bool = False,
+        self, requests: Iterable[tuple[Text, Items]], **options: Unpack[LocalScoreOptions]
     ) -> Iterator[Scores]:
         """Score many pairs of a query and its items, and yield their scores in the given order.
 
@@ -114,40 +212,21 @@ class Scorer(LoadedScorer):
 
         Args:
             requests: queries and items, as in `score`.
-            labels, label_token_ids, label_sequences, label_length_normalization, apply_softmax,
-                temperature, item_first, logprobs, on_error, logits: as in `score`, for all
-                requests.
+            **options: as in `score`, for all requests.
 
         Raises:
             GpuscoreError: as `score`, once the scores of all earlier requests have come; no more
                 come then.
         """
-        options = ScoreOptions(
-            labels=labels,
-            label_token_ids=label_token_ids,
-            label_sequences=label_sequences,
-            label_length_normalization=label_length_normalization,
-            apply_softmax=apply_softmax,
-            temperature=temperature,
-            item_first=item_first,
-            logprobs=logprobs,
-            on_error=on_error,
-            logits=logits,
-        )
-        calls = score_calls(self._prompts, requests, options)
-        return in_order(calls, self._engine.score, AHEAD * self._backend.limits.max_tokens)
+        return self._many(score_calls(self._prompts, requests, options))
 
+    @takes_options
     def rerank(
         self,
         query: str,
         documents: Iterable[str],
         top_n: int | None = None,
-        *,
-        instruction: str | None = None,
-        raw_scores: bool = False,
-        max_tokens_per_doc: int | None = None,
-        truncate: bool = False,
-        on_error: OnError = "fail",
+        **options: Unpack[FamilyOptions],
     ) -> Ranking:
         """Order documents by relevance, in the prompt of the model's family, as POST /rerank does.
 
@@ -155,69 +234,44 @@ class Scorer(LoadedScorer):
             query: the query.
             documents: at least one text.
             top_n: number of best documents to return; None: all.
-            instruction: replaces the family's own.
-            raw_scores: return raw scores instead of relevances from 0 to 1.
-            max_tokens_per_doc: cut longer documents at their end.
-            truncate: cut documents where their prompts would not fit the model.
-            on_error: "fail": a document that cannot be scored raises its error; "null": it is left
-                out of the ranking and stands in `errors`, and the others are ranked.
+            **options: see `FamilyOptions`.
 
         Raises:
             InvalidRequest: the model belongs to no known family of rerankers.
             GpuscoreError: as over HTTP.
         """
-        options = FamilyOptions(instruction, raw_scores, max_tokens_per_doc, truncate, on_error)
         return self._run(rerank_call(self._prompts, query, documents, top_n, options))
 
+    @takes_options
     def score_pairs(
-        self,
-        pairs: Iterable[tuple[str, str]],
-        *,
-        instruction: str | None = None,
-        raw_scores: bool = False,
-        max_tokens_per_doc: int | None = None,
-        truncate: bool = False,
-        on_error: OnError = "fail",
+        self, pairs: Iterable[tuple[str, str]], **options: Unpack[FamilyOptions]
     ) -> PairScores:
         """Score pairs of a query and a document, in the prompt of the model's family.
 
         Args:
             pairs: queries and documents.
-            instruction, raw_scores, max_tokens_per_doc, truncate: as in `rerank`.
-            on_error: as in `score`.
+            **options: see `FamilyOptions`.
 
         Raises:
             GpuscoreError: as `rerank`.
         """
-        options = FamilyOptions(instruction, raw_scores, max_tokens_per_doc, truncate, on_error)
         return self._run(pairs_call(self._prompts, pairs, options))
 
+    @takes_options
     def classify(
-        self,
-        texts: str | Iterable[str],
-        *,
-        query: str | None = None,
-        labels: Labels = None,
-        max_tokens_per_doc: int | None = None,
-        truncate: bool = False,
+        self, texts: str | Iterable[str], **options: Unpack[ClassifyOptions]
     ) -> Classification:
         """Return the probability of each class, as POST /v1/classify does.
 
         Args:
             texts: for a guard, texts to judge in its own prompt; for other models, whole prompts.
-            query: for guards: the user's message that each text answers.
-            labels: the classes to choose from, if not all of the model's: names of classes, or
-                texts of one token each.
-            max_tokens_per_doc: for guards: cut longer texts at their end.
-            truncate: for guards: cut texts where their prompts would not fit the model.
+            **options: see `ClassifyOptions`.
 
         Raises:
             MissingLabels: neither the model nor the call names classes.
             GpuscoreError: as over HTTP.
         """
-        return self._run(
-            classify_call(self._prompts, texts, query, labels, max_tokens_per_doc, truncate)
-        )
+        return self._run(classify_call(self._prompts, texts, options))
 
     def decide(self, text: str, questions: Iterable[Question]) -> list[Decision]:
         """Answer typed questions about one text, as POST /v1/decisions does.

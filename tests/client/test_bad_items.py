@@ -10,9 +10,8 @@ import pytest
 
 from client.conftest import KEY, WITH_KEY
 from gpuscore import AsyncScorer
-from gpuscore.client import BadAnswer, StatusError
+from gpuscore.client import StatusError
 from gpuscore.errors import GpuscoreError, InvalidRequest, PromptTooLong
-from support.scripted_server import Step, scripted
 from support.slow import slow
 
 QUERY = "query: a blue lamp\nitem: "
@@ -242,21 +241,6 @@ def test_in_this_process(scorer):
 
     for result in asyncio.run(ask()):
         assert [error.index for error in result.errors] == [0]
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        {"scores": [None]},
-        {"scores": [[0.5]], "errors": [{"index": 0, "code": "a", "message": "b"}]},
-        {"scores": [None], "errors": [{"index": 1, "code": "a", "message": "b"}]},
-    ],
-)
-def test_answers_that_do_not_fit(call, answer):
-    usage = {"prompt_tokens": 2, "total_tokens": 2}
-    step = Step(200, answer | {"model": "m", "usage": usage})
-    with scripted([step]) as server, pytest.raises(BadAnswer):
-        call(server.url, "score", "q", ["a"], labels=["yes"], on_error="null")
 
 
 def test_a_query_that_is_too_long_is_nobodys_item(url, call):

@@ -7,12 +7,12 @@ from email.utils import format_datetime
 
 import pytest
 
-from gpuscore.client import BadAnswer, ConnectionFailed, StatusError
+from client.conftest import WHOLE
+from gpuscore.client import ConnectionFailed, StatusError
 from gpuscore.client.retries import FIRST_BACKOFF, LONGEST_BACKOFF, Attempts, Policy, Reply
 from support.scripted_server import Step, refusal, scripted
 
-USAGE = {"prompt_tokens": 2, "total_tokens": 2}
-GOOD = Step(200, {"scores": [[0.5]], "model": "m", "usage": USAGE})
+GOOD = Step(200, WHOLE | {"scores": [[0.5]]})
 BUSY = refusal(429, "overloaded", Retry_After="1")
 
 
@@ -91,30 +91,6 @@ def test_the_time_left_goes_out(call):
         assert 7000 < second <= first - 300
         score(call, server)
         assert "x-request-timeout-ms" not in server.requests[-1][0], "the server's own limit"
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "<html>",
-        {"scores": [[0.5], [0.5]], "model": "m", "usage": USAGE},
-        {"scores": [[None]], "model": "m", "usage": USAGE},
-        {"scores": [[0.5]]},
-    ],
-)
-def test_answers_that_cannot_be_used(call, body):
-    with scripted([Step(200, body)]) as server:
-        with pytest.raises(BadAnswer):
-            score(call, server)
-        assert len(server.requests) == 1
-
-
-@pytest.mark.parametrize("indices", [[0, 0], [0, 2], [-1, 0]])
-def test_rankings_that_cannot_be_used(call, indices):
-    results = [{"index": i, "relevance_score": 0.5} for i in indices]
-    step = Step(200, {"results": results, "model": "m", "usage": USAGE})
-    with scripted([step]) as server, pytest.raises(BadAnswer):
-        call(server.url, "rerank", "q", ["a", "b"])
 
 
 def test_one_failure_ends_all_of_a_call(call):

@@ -5,11 +5,13 @@ else is refused by name and place."""
 import asyncio
 from collections import deque
 from copy import copy
+from functools import cache
+from inspect import isasyncgen, isawaitable
 
 import numpy as np
 import pytest
 
-from client.conftest import KEY, WITH_KEY
+from client.conftest import WITH_KEY
 from gpuscore import AsyncScorer, Choice, Noul, Predicate, Rating
 from gpuscore.client import AsyncClient, Client
 from gpuscore.errors import InvalidRequest
@@ -73,53 +75,66 @@ OF_IDS = LISTS | {
 
 
 @pytest.fixture(scope="session")
-def other():
-    opened = AsyncScorer("demo", threads=1, deterministic=True, max_batch_tokens=512)
-    yield opened
-    opened.close()
-
-
-@pytest.fixture(scope="session")
-def client(url):
-    with Client(url, KEY) as opened:
+def runner():
+    with asyncio.Runner() as opened:
         yield opened
 
 
+@pytest.fixture(scope="session")
+def facades(request, url, scorer, runner):
+    """A function that returns a facade by its name, opened once."""
+
+    @cache
+    def opened(name):
+        if name == "Scorer":
+            return scorer
+        if name == "AsyncScorer":
+            made = AsyncScorer("demo", threads=1, deterministic=True, max_batch_tokens=512)
+        else:
+            made = (Client if name == "Client" else AsyncClient)(url, **WITH_KEY)
+        end = made.close if hasattr(made, "close") else lambda: runner.run(made.aclose())
+        request.addfinalizer(end)
+        return made
+
+    return opened
+
+
+@pytest.fixture(scope="session")
+def client(facades):
+    return facades("Client")
+
+
+@pytest.fixture(scope="session")
+def other(facades):
+    return facades("AsyncScorer")
+
+
 @pytest.fixture(params=["Scorer", *slow("AsyncScorer"), *slow("Client"), "AsyncClient"])
-def ask(request, scorer):
+def ask(request, facades, runner):
     """ask(method, *arguments, **options) calls the method here, or of a server."""
-    if request.param == "Scorer":
-        return lambda method, *given, **more: getattr(scorer, method)(*given, **more)
-    if request.param == "Client":
-        client = request.getfixturevalue("client")
-        return lambda method, *given, **more: getattr(client, method)(*given, **more)
 
-    def run(method, *given, **more):
-        async def wait():
-            if request.param == "AsyncScorer":
-                opened = request.getfixturevalue("other")
-                return await getattr(opened, method)(*given, **more)
-            async with AsyncClient(request.getfixturevalue("url"), **WITH_KEY) as opened:
-                return await getattr(opened, method)(*given, **more)
+    async def wait(found):
+        return await found
 
-        return asyncio.run(wait())
+    def call(method, *given, **more):
+        found = getattr(facades(request.param), method)(*given, **more)
+        return runner.run(wait(found)) if isawaitable(found) else found
 
-    return run
+    return call
 
 
 @pytest.fixture(params=["Scorer", "AsyncScorer"])
-def many(request, scorer, other):
+def many(request, facades, runner):
     """many(requests, **options) lists the scores of `score_many`."""
-    if request.param == "Scorer":
-        return lambda *given, **more: [one.scores for one in scorer.score_many(*given, **more)]
 
-    def run(*given, **more):
-        async def wait():
-            return [one.scores async for one in other.score_many(*given, **more)]
+    async def wait(found):
+        return [one.scores async for one in found]
 
-        return asyncio.run(wait())
+    def call(*given, **more):
+        found = facades(request.param).score_many(*given, **more)
+        return runner.run(wait(found)) if isasyncgen(found) else [one.scores for one in found]
 
-    return run
+    return call
 
 
 def same(found, expected):
@@ -317,13 +332,13 @@ def test_a_text_is_no_list(ask):
 
 
 @pytest.mark.parametrize("value", NO_TEXTS, ids=shown)
-def test_a_bad_item_alone(scorer, other, value):
+def test_a_bad_item_alone(scorer, other, runner, value):
     """With `on_error="null"` it gets no score, also in a generator."""
     more = {"labels": LABELS, "on_error": "null"}
     alone = scorer.score(QUERY, ["a", "b"], labels=LABELS).scores
     for found in (
         scorer.score(QUERY, iter(["a", value, "b"]), **more),
-        asyncio.run(other.score(QUERY, iter(["a", value, "b"]), **more)),
+        runner.run(other.score(QUERY, iter(["a", value, "b"]), **more)),
         *scorer.score_many([(QUERY, iter(["a", value, "b"]))], **more),
     ):
         same(found.scores[[0, 2]], alone)

@@ -4,15 +4,14 @@ import json
 
 import pytest
 
+from client.conftest import USAGE, WHOLE
 from gpuscore import Choice, Noul, Predicate, Rating
 from gpuscore.client import BadAnswer
 from support.scripted_server import Step, scripted
 
-USAGE = {"prompt_tokens": 2, "total_tokens": 2, "input_tokens": 2}
-
 
 def answer(**fields):
-    return {"model": "m", "usage": USAGE} | fields
+    return WHOLE | fields
 
 
 ERROR = {"index": 0, "code": "a", "message": "b"}
@@ -36,6 +35,8 @@ WRONG_SCORES = [
     (ROW | {"on_error": "null"}, {"scores": GOOD_ROWS, "errors": [ERROR]}),
     (ROW | {"on_error": "null"}, {"scores": [None] * 2, "errors": [ERROR] * 2}),
     (ROW | {"on_error": "null"}, {"scores": [None] * 2, "errors": [ERROR | {"index": -1}, ERROR]}),
+    (ROW | {"on_error": "null"}, {"scores": [None, [0.5, 0.5]]}),
+    (ROW | {"on_error": "null"}, {"scores": [None] * 2, "errors": [ERROR | {"index": 2}]}),
     (LISTS, {"scores": GOOD_ROWS}),
     (LISTS, {"scores": [[0.5, 0.5], [0.5]]}),
     ({}, {"scores": [[0.5], [0.5, 0.5]]}),
@@ -47,8 +48,8 @@ WRONG_SCORES = [
     (ROWS, {"scores": GOOD_ROWS, "label_logprobs": [[-1.0]] * 2, "label_mass": [0.5, 0.5]}),
     (ROWS, {"scores": GOOD_ROWS, "label_logprobs": GOOD_ROWS, "label_mass": [0.5]}),
     (ROWS, {"scores": GOOD_ROWS, "label_logprobs": GOOD_ROWS, "label_mass": [[0.5], [0.5]]}),
-    (ROW, {"scores": GOOD_ROWS, "usage": {"prompt_tokens": -1}}),
-    (ROW, {"scores": GOOD_ROWS, "usage": {"prompt_tokens": 1.5}}),
+    (ROW, {"scores": GOOD_ROWS, "usage": USAGE | {"prompt_tokens": -1}}),
+    (ROW, {"scores": GOOD_ROWS, "usage": USAGE | {"prompt_tokens": 1.5}}),
     (ROW, {"scores": GOOD_ROWS, "model": 5}),
 ]
 
@@ -67,6 +68,11 @@ def test_wrong_scores(call, options, fields):
     wrong(call, answer(**fields), "score", *TWO, **options)
 
 
+@pytest.mark.parametrize("body", ["<html>", {"scores": GOOD_ROWS}])
+def test_what_is_no_answer_to_scores(call, body):
+    wrong(call, body, "score", *TWO, **ROW)
+
+
 def test_the_error_has_numbers(call):
     said = wrong(call, answer(scores=[[0.5] * 3]), "score", "q", ["a"], labels=["yes"])
     assert "3 columns" in said
@@ -82,6 +88,9 @@ def ranked(*indices, **more):
     [
         (ranked(0), {}),
         (ranked(), {}),
+        (ranked(0, 0), {}),
+        (ranked(0, 2), {}),
+        (ranked(-1, 0), {}),
         (ranked(0, 1), {"top_n": 1}),
         (ranked(), {"top_n": 1}),
         (ranked(1, errors=[ERROR]), {}),
@@ -96,22 +105,26 @@ def test_wrong_rankings(call, body, options):
     wrong(call, body, "rerank", *TWO, **options)
 
 
+def paired(*scores):
+    return [{"index": index, "object": "score", "score": score} for index, score in scores]
+
+
 @pytest.mark.parametrize(
     "data",
     [
-        [{"index": 0, "score": 0.5}],
-        [{"index": 1, "score": 0.5}, {"index": 0, "score": 0.5}],
-        [{"index": 0, "score": 0.5}] * 2,
-        [{"index": 0, "score": 0.5}, {"index": 1, "score": None}],
-        [{"index": 0, "score": 0.5}, {"index": 1, "score": HUGE}],
-        [{"index": 0, "score": 0.5}, {"index": 1, "score": [0.5]}],
+        paired((0, 0.5)),
+        paired((1, 0.5), (0, 0.5)),
+        paired((0, 0.5), (0, 0.5)),
+        paired((0, 0.5), (1, None)),
+        paired((0, 0.5), (1, HUGE)),
+        paired((0, 0.5), (1, [0.5])),
     ],
 )
 def test_wrong_pairs(call, data):
     wrong(call, answer(data=data), "score_pairs", [("q", "a"), ("q", "b")])
 
 
-CLASS = {"label": "yes", "probs": [0.7, 0.3]}
+CLASS = {"index": 0, "num_classes": 2, "label": "yes", "probs": [0.7, 0.3]}
 
 
 @pytest.mark.parametrize(
@@ -131,11 +144,12 @@ def test_wrong_classes(call, fields):
 
 
 QUESTIONS = [Predicate("It is red."), Choice("What?", ["a", "b"]), Rating("How?", ["low", "high"])]
-SHARES = [{"probability": 0.5}] * 2
-BASE = {"confidence": 0.5, "label_mass": 0.5}
-YES = {"type": "predicate", "probability": 0.5, "label_mass": 0.5}
+SHARES = [{"value": name, "probability": 0.5} for name in "ab"]
+LEVELS = [{"label": name, "value": 0, "probability": 0.5} for name in ("low", "high")]
+BASE = {"name": None, "confidence": 0.5, "label_mass": 0.5}
+YES = BASE | {"type": "predicate", "probability": 0.5}
 WHICH = BASE | {"type": "choice", "choice": "a", "probabilities": SHARES}
-HOW = BASE | {"type": "score", "score": 0.5, "probabilities": SHARES}
+HOW = BASE | {"type": "score", "score": 0.5, "probabilities": LEVELS}
 
 
 def test_right_decisions_are_right(call):
@@ -150,7 +164,7 @@ def test_right_decisions_are_right(call):
         [WHICH, YES, HOW],
         [YES, HOW, WHICH],
         [YES, WHICH | {"probabilities": SHARES * 2}, HOW],
-        [YES, WHICH, HOW | {"probabilities": SHARES[:1]}],
+        [YES, WHICH, HOW | {"probabilities": LEVELS[:1]}],
         [YES, WHICH | {"choice": "c"}, HOW],
         [YES | {"label_mass": HUGE}, WHICH, HOW],
         [YES, WHICH, HOW | {"score": "1"}],
@@ -164,7 +178,8 @@ NAMED = {"yes": Noul("Red?"), "what": Choice("What?", ["a", "b"]), "how": Rating
 NOUL = {"type": "noul", "noul": 0.5, "confidence": 0.5}
 ONE = {"type": "choice", "choice": "a", "confidence": 0.5, "probabilities": {"a": 0.5, "b": 0.5}}
 LEVEL = {"type": "score", "score": 0.5, "confidence": 0.5, "probabilities": {"0": 0.5, "1": 0.5}}
-TOLD = {name: {"label_mass": 0.5} for name in NAMED}
+LEVEL |= {"legend": {"0": "x", "1": "y"}}
+TOLD = {name: {"label_mass": 0.5, "argmax_is_label": None} for name in NAMED}
 
 
 def typed(yes=NOUL, what=ONE, how=LEVEL, told=TOLD):
@@ -187,26 +202,36 @@ def test_right_typed_answers_are_right(call):
         typed(what=ONE | {"probabilities": {"a": 0.5, "b": 0.2, "c": 0.3}}),
         typed(how=LEVEL | {"probabilities": {"0": 1.0}}),
         typed(yes=NOUL | {"noul": HUGE}),
-        typed(told={"yes": {"label_mass": 0.5}}),
+        typed(told={"yes": TOLD["yes"]}),
     ],
 )
 def test_wrong_typed_answers(call, body):
     wrong(call, body, "system_one", "t", NAMED)
 
 
-TOKENS = {"tokens": ["a", "b"], "token_logprobs": [None, -1.0]}
+TOKENS = {"tokens": ["a", "b"], "token_logprobs": [None, -1.0], "top_logprobs": None}
+TOKENS |= {"text_offset": [0, 1]}
+
+
+def completed(*logprobs):
+    return answer(choices=[{"index": 0, "text": "a", "logprobs": one} for one in logprobs])
+
+
+def test_right_completions_are_right(call):
+    with scripted([Step(200, completed(TOKENS))]) as server:
+        assert call(server.url, "completions", ["ab"]).completions[0].tokens == ("a", "b")
 
 
 @pytest.mark.parametrize(
-    "choices",
+    "body",
     [
-        [],
-        [{"text": "a"}],
-        [{"text": "a", "logprobs": TOKENS | {"token_logprobs": [None]}}],
-        [{"text": "a", "logprobs": TOKENS | {"token_logprobs": [None, HUGE]}}],
-        [{"text": "a", "logprobs": TOKENS | {"top_logprobs": [None]}}],
-        [{"text": "a", "logprobs": TOKENS | {"top_logprobs": [None, {"b": HUGE}]}}],
+        completed(),
+        completed(None),
+        completed(TOKENS | {"token_logprobs": [None]}),
+        completed(TOKENS | {"token_logprobs": [None, HUGE]}),
+        completed(TOKENS | {"top_logprobs": [None]}),
+        completed(TOKENS | {"top_logprobs": [None, {"b": HUGE}]}),
     ],
 )
-def test_wrong_completions(call, choices):
-    wrong(call, answer(choices=choices), "completions", ["ab"])
+def test_wrong_completions(call, body):
+    wrong(call, body, "completions", ["ab"])

@@ -10,18 +10,18 @@ from itertools import chain, repeat
 
 import pytest
 
+from client.conftest import WHOLE
 from gpuscore import Noul
 from gpuscore.client import BadAnswer, Client, ClientError, ConnectionFailed, StatusError
 from gpuscore.client.calls import MOST_VALUES
 from gpuscore.client.errors import LONGEST_TEXT, REQUEST_ID
 from gpuscore.client.options import MAX_ANSWER_BYTES
-from gpuscore.server.observe import record
+from gpuscore.types import record
 from support.raw_server import NAME, answering, slowly
 
 MB = 2**20
 CHUNK = b"10000\r\n" + b" " * 2**16 + b"\r\n"
 ZEROS = gzip.compress(bytes(64 * MB))
-USAGE = {"prompt_tokens": 2, "total_tokens": 2, "input_tokens": 2}
 OPTIONS = {"max_answer_bytes": MB}
 
 
@@ -62,7 +62,7 @@ def test_endless_answers(call, kind):
 
 
 def test_an_answer_at_the_limit(call):
-    body = json.dumps({"scores": [[0.5]], "model": "m", "usage": USAGE}).encode()
+    body = json.dumps(WHOLE | {"scores": [[0.5]]}).encode()
     for content, more in ((body, ()), (gzip.compress(body), ["Content-Encoding: gzip"])):
         whole = head(f"Content-Length: {len(content)}", *more) + content
         with answering(lambda whole=whole: [whole]) as server:
@@ -200,7 +200,7 @@ def test_errors_hold_plain_text(call, size):
         plain(failure(call, sent(status, text), StatusError, **once))
     plain(failure(call, [text.encode() + b"\r\n\r\n"], ConnectionFailed, **once))
     for answers in ({"a": {"type": text}}, {"a": {text: 1}}, {text: {}}):
-        whole = sent(200, {"answers": answers, "model": "m", "usage": USAGE, "diagnostics": {}})
+        whole = sent(200, WHOLE | {"answers": answers, "diagnostics": {}})
         with answering(lambda whole=whole: whole) as server, pytest.raises(BadAnswer) as caught:
             call(server.url, "system_one", "t", {"a": Noul("Red?")})
         plain(caught.value)

@@ -15,7 +15,7 @@ import gpuscore
 from gpuscore import AsyncScorer, Choice, ConfigError, GpuscoreError, Predicate, Rating, Scorer
 from gpuscore.config import ModelConfig
 from gpuscore.errors import InvalidRequest, MissingLabels, TokenIdOutOfRange
-from gpuscore.offline.loaded import LoadedScorer
+from gpuscore.offline.scorer import LoadedScorer
 from gpuscore.types.results import Ranking
 from support.connections import connected
 from support.serving import QUICK, serving

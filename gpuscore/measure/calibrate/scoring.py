@@ -9,8 +9,7 @@ from gpuscore.errors import GpuscoreError
 from gpuscore.measure.calibrate.rows import LabelledBody, refuse_bad
 from gpuscore.measure.calibrate.samples import Samples
 from gpuscore.offline.calls import Call
-from gpuscore.offline.loaded import LoadedScorer
-from gpuscore.offline.many import AHEAD, in_order
+from gpuscore.offline.scorer import LoadedScorer
 from gpuscore.prompts.calibration import KINDS, Kind
 from gpuscore.prompts.decision_reads import Read
 from gpuscore.prompts.decisions import DecisionPrompts, DecisionRequest
@@ -41,7 +40,7 @@ class LabelledScorer(LoadedScorer):
         self._check(path, rows, prompts)
         calls = (_call(_made(prompts, row)) for row in rows)
         gathered = {kind: _Gathered() for kind in KINDS}
-        found = in_order(calls, self._engine.score, AHEAD * self._backend.limits.max_tokens)
+        found = self._many(calls)
         questions = 0
         for number, (row, reads) in enumerate(zip(rows, found, strict=True), start=1):
             for read, logprobs in reads:
