@@ -49,12 +49,12 @@ ray.columns: offline.scorer
 measure.reports:
 measure.parity: backends config config.flags config.options config.sources models offline.scorer
   measure.reports tokenizers
-measure.parity.arguments: measure.parity config config.examples config.flags config.parser
+measure.parity.arguments: measure.parity config config.examples config.flags
   config.sources
 measure.parity.metrics: types.arrays
 measure.parity.machine: torch jax
 measure.parity.oracle: backends.torch.devices measure.parity torch transformers
-measure.calibrate: config config.flags config.parser config.served config.sources dialects
+measure.calibrate: config config.flags config.served config.sources dialects
   models.hub offline prompts measure.reports
 measure.evaluation: gpuscore config. client measure.parity.machine measure.reports models.hub
   offline.scorer
@@ -64,8 +64,8 @@ commands.info: backends commands.shares_table config. models.hub processes.repli
   prompts
 commands.doctor: gpuscore backends config config.sources server.http.auth server.http.address torch
 commands.shares_table: backends.common.sizing config config.served models.hub processes.replicas
-commands.bulk: config config.labels dialects prompts text
-commands.bulk.arguments: commands.bulk config config.flags config.labels config.parser
+commands.bulk: config config.flags dialects prompts text
+commands.bulk.arguments: commands.bulk config config.flags
   config.sources
 commands.bulk.command: gpuscore commands.bulk config. dialects models.hub processes
 commands.bulk.engines: config ray.bulk processes.replicas

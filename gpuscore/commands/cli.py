@@ -25,15 +25,17 @@ from gpuscore.config import (
 from gpuscore.config.examples import EXAMPLES
 from gpuscore.config.flags import (
     EPILOG,
+    CommandParser,
     HelpFormatter,
     add_flags,
+    add_label_flags,
     add_some_flags,
+    check_softmax,
     refuse_api_key,
     refuse_pipelines,
+    shown_sequences,
 )
-from gpuscore.config.labels import add_label_flags, check_softmax, shown_sequences
 from gpuscore.config.options import options
-from gpuscore.config.parser import CommandParser
 from gpuscore.config.served import check_one_source, check_single
 from gpuscore.config.sources import Settings, read_settings
 from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, LoadTimeout, UsageError

@@ -6,11 +6,10 @@ for the command line (`flags`), the environment and the file (`sources`).
 
 from dataclasses import dataclass
 
-from gpuscore.config.field import option
+from gpuscore.config.options import PREFIX, option
 
-PREFIX = "GPUSCORE_"  # every environment variable starts with it
 API_KEY = "api_key"  # not a field: a key comes from the environment or a key file only
-API_KEY_VARIABLE = "GPUSCORE_API_KEY"
+API_KEY_VARIABLE = f"{PREFIX}API_KEY"
 DRAIN_SPARE = 5.0  # seconds by which a drain may outlast the request timeout
 
 

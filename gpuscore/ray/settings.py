@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
-from gpuscore.config.field import option
-from gpuscore.config.options import Option, checked, options
+from gpuscore.config.options import Option, checked, option, options
 from gpuscore.config.sources import OPTIONS, read_settings
 from gpuscore.errors import ConfigError
 

@@ -5,9 +5,15 @@ from typing import Any
 
 from gpuscore.commands.bulk.options import DEFAULT_MAX_BAD, DEFAULT_SCORES_COLUMN
 from gpuscore.config import EngineConfig, FileConfig, ModelConfig, RequestLimits, ServerConfig
-from gpuscore.config.flags import EPILOG, HelpFormatter, add_flags, add_some_flags, refuse_api_key
-from gpuscore.config.labels import add_label_flags
-from gpuscore.config.parser import CommandParser
+from gpuscore.config.flags import (
+    EPILOG,
+    CommandParser,
+    HelpFormatter,
+    add_flags,
+    add_label_flags,
+    add_some_flags,
+    refuse_api_key,
+)
 from gpuscore.config.sources import Settings
 
 EXAMPLES = """\

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuscore.config.labels import check_softmax, shown_sequences
+from gpuscore.config.flags import check_softmax, shown_sequences
 from gpuscore.errors import ConfigError, UsageError
 
 DEFAULT_SCORES_COLUMN, DEFAULT_MAX_BAD = "scores", 0.01
