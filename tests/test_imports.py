@@ -49,8 +49,7 @@ ray.columns: offline.scorer
 measure.reports:
 measure.parity: backends config config.flags config.options config.sources models offline.scorer
   measure.reports tokenizers
-measure.parity.arguments: measure.parity config config.examples config.flags
-  config.sources
+measure.parity.arguments: measure.parity config config.examples config.flags config.sources
 measure.parity.metrics: types.arrays
 measure.parity.machine: torch jax
 measure.parity.oracle: backends.torch.devices measure.parity torch transformers
@@ -65,10 +64,8 @@ commands.info: backends commands.shares_table config. models.hub processes.repli
 commands.doctor: gpuscore backends config config.sources server.http.auth server.http.address torch
 commands.shares_table: backends.common.sizing config config.served models.hub processes.replicas
 commands.bulk: config config.flags dialects prompts text
-commands.bulk.arguments: commands.bulk config config.flags
-  config.sources
-commands.bulk.command: gpuscore commands.bulk config. dialects models.hub processes
-commands.bulk.engines: config ray.bulk processes.replicas
+commands.bulk.options: commands.bulk config config.flags config.sources
+commands.bulk.command: gpuscore commands.bulk config. dialects models.hub processes ray.bulk
 commands.bulk.parquet: commands.bulk pyarrow
 __main__: commands.cli
 """
@@ -160,7 +157,7 @@ def test_imports_go_one_way():
         ("gpuscore.measure.parity.oracle", "from gpuscore.offline.scorer import Scorer"),
         ("gpuscore.ray.host", "import torch"),
         ("gpuscore.server.run", "import ray"),
-        ("gpuscore.commands.bulk.json_lines", "import pyarrow"),
+        ("gpuscore.commands.bulk.line_rows", "import pyarrow"),
         ("gpuscore.commands.bulk.job", "from gpuscore.processes.worker.client import EngineClient"),
         ("gpuscore.commands.bulk.engines", "import ray"),
     ],

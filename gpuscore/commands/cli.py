@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuscore import __version__
-from gpuscore.commands.bulk.arguments import add_batch
+from gpuscore.commands.bulk.options import add_batch
 from gpuscore.config import (
     CONFIGS,
     EngineConfig,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuscore.config import API_KEY, API_KEY_VARIABLE, CONFIGS, PREFIX, FileConfig
-from gpuscore.config.options import ConfigT, Option, options, shown
+from gpuscore.config import API_KEY, API_KEY_VARIABLE, CONFIGS, FileConfig
+from gpuscore.config.options import PREFIX, ConfigT, Option, options, shown
 from gpuscore.errors import ConfigError
 
 DEFAULT, COMMAND_LINE = "default", "command line"

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from gpuscore.commands.bulk.progress import Progress
+from gpuscore.commands.bulk.job import Progress
 from gpuscore.commands.cli import main
 from support import programs
 from support.batch_jobs import (

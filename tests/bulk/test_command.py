@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuscore.commands.bulk.progress import Progress
+from gpuscore.commands.bulk.job import Progress
 from gpuscore.commands.cli import main
 from support import programs
 from support.batch_jobs import make_rows, read_jsonl, run, write_jsonl

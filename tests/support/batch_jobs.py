@@ -14,9 +14,8 @@ import pyarrow as pa
 from pyarrow import parquet
 
 import gpuscore
-from gpuscore.commands.bulk.job import BatchJob, run_job
+from gpuscore.commands.bulk.job import BatchJob, Progress, run_job
 from gpuscore.commands.bulk.options import BatchOptions
-from gpuscore.commands.bulk.progress import Progress
 from gpuscore.commands.bulk.writing import BatchOutcome
 from gpuscore.config import EngineConfig, RequestLimits
 from gpuscore.dialects.served import LoadedModel

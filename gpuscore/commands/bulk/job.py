@@ -7,21 +7,26 @@ any moment is continued by the next one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from gpuscore.commands.bulk.calls import RequestTask
 from gpuscore.commands.bulk.feeding import CountedRows, Feeder
-from gpuscore.commands.bulk.formats import check_inputs
-from gpuscore.commands.bulk.grouping import GROUP_ROWS, grouped
-from gpuscore.commands.bulk.inputs import InputFiles, find_inputs, identify, refuse_changed
+from gpuscore.commands.bulk.inputs import (
+    InputFiles,
+    check_inputs,
+    find_inputs,
+    identify,
+    refuse_changed,
+)
 from gpuscore.commands.bulk.options import BatchOptions
 from gpuscore.commands.bulk.planning import make_plan
-from gpuscore.commands.bulk.progress import Progress
 from gpuscore.commands.bulk.rows import AnswerLine, BadTextRow, TextRow
-from gpuscore.commands.bulk.sorting import MEMORY, merged
+from gpuscore.commands.bulk.sorting import GROUP_ROWS, MEMORY, grouped, merged
 from gpuscore.commands.bulk.store import BAD, FAILED, ResultStore
 from gpuscore.commands.bulk.tasks import Task, make_table_task
 from gpuscore.commands.bulk.work import (
@@ -61,6 +66,50 @@ class BatchJob:
     names: tuple[str, ...]
     prefix_cache: bool = True
     memory: int = MEMORY
+
+
+class Progress:
+    """The progress bars of one run, on standard error if that is a terminal.
+
+    Attributes:
+        prompt_tokens: of all prompts scored by this run, each counted as a whole.
+        computed_tokens: those of them that were computed; the others were shared or cached.
+        rows: rows that this run has scored or found bad.
+    """
+
+    def __init__(self, shown: bool = True) -> None:
+        self.rows = 0
+        self.prompt_tokens = self.computed_tokens = 0
+        self._disable = None if shown else True  # None: unless it is no terminal
+
+    @property
+    def cache_share(self) -> float:
+        """Share of the prompts' tokens that were not computed again."""
+        if not self.prompt_tokens:
+            return 0.0
+        return max(0.0, 1 - self.computed_tokens / self.prompt_tokens)
+
+    @contextmanager
+    def counting(self, name: str, rows: int | None = None) -> Iterator[Callable[[int], None]]:
+        """Show how many of so many rows are done, or how many are so far; yield what adds some."""
+        with self._bar(name, rows) as bar:
+            yield lambda rows: bar.update(rows) and None
+
+    @contextmanager
+    def scoring(self, rows: int, done: int) -> Iterator[Callable[[CountedRows], None]]:
+        """Show rows, rate, time left and the share of tokens that were not computed again."""
+        with self._bar("scoring", rows, done) as bar:
+
+            def report(counted: CountedRows) -> None:
+                self.prompt_tokens += counted.prompt_tokens
+                self.computed_tokens += counted.computed_tokens
+                bar.set_postfix_str(f"cached {self.cache_share:.0%}", refresh=False)
+                bar.update(counted.rows)
+
+            yield report
+
+    def _bar(self, name: str, rows: int | None, done: int = 0) -> "tqdm[None]":
+        return tqdm(total=rows, initial=done, desc=name, unit="row", disable=self._disable)
 
 
 Loading = Callable[[], AbstractContextManager[LoadedModel]]
@@ -141,7 +190,7 @@ def _score(
     with closing(ResultStore(work.path, task.width)) as store:
         resumed = work.read(PlanState) is not None
         if not resumed:
-            with progress.reading() as advance:
+            with progress.counting("reading") as advance:
                 make_plan(inputs, job.options, work, store, advance, job.memory)
         plan = work.need(PlanState)
         rows = merged(_sorted_files(work, plan))
@@ -214,7 +263,7 @@ def _write(job: BatchJob, inputs: InputFiles, work: WorkFolder, progress: Progre
     width = work.need(ScoredState).width
     with (
         closing(ResultStore(work.path, width)) as store,
-        progress.writing(plan.rows) as advance,
+        progress.counting("writing", plan.rows) as advance,
     ):
         if not store.holds(plan.rows):
             raise work.damaged(f"{RESULTS} is not of {plan.rows} rows with {width} scores each")

@@ -10,10 +10,8 @@ from typing import BinaryIO
 
 import msgspec
 
-from gpuscore.commands.bulk.formats import read_blocks
-from gpuscore.commands.bulk.inputs import InputFiles, sha256_of
+from gpuscore.commands.bulk.inputs import InputFiles, read_blocks, sha256_of, table_schema
 from gpuscore.commands.bulk.options import JSON_LINES, SUFFIXES, BatchOptions
-from gpuscore.commands.bulk.planning import output_schema
 from gpuscore.commands.bulk.rows import Block
 from gpuscore.commands.bulk.store import ANSWERED, BAD, FAILED, SCORED, ResultStore
 from gpuscore.commands.bulk.work import (
@@ -175,8 +173,7 @@ def _open(
         return write_lines
     from gpuscore.commands.bulk.parquet import ParquetOutput
 
-    schema = output_schema(inputs, options, plan)
-    table = ParquetOutput(path, schema, options.scores_column)
+    table = ParquetOutput(path, table_schema(inputs, plan.schema), options.scores_column)
     stack.callback(table.close)
 
     def write_table(block: Block, start: int, kinds: list[int], scores: Float64Array) -> None:
