@@ -59,10 +59,8 @@ measure.evaluation: gpuscore config. client measure.parity.machine measure.repor
   offline.scorer
 measure.evaluation.records: pyarrow
 measure.evaluation.measures: measure.evaluation measure.reports ir_measures scipy
-commands.info: backends commands.shares_table config. models.hub processes.replicas.placement
-  prompts
+commands.info: backends config. models.hub processes.replicas prompts
 commands.doctor: gpuscore backends config config.sources server.http.auth server.http.address torch
-commands.shares_table: backends.common.sizing config config.served models.hub processes.replicas
 commands.bulk: config config.flags dialects prompts text
 commands.bulk.options: commands.bulk config config.flags config.sources
 commands.bulk.command: gpuscore commands.bulk config. dialects models.hub processes ray.bulk

@@ -100,7 +100,7 @@ def make_parser() -> CommandParser:
     _add_score_flags(score)
     add_flags(score, ModelConfig, FileConfig)
     score.add_help_all()
-    add_batch(commands)
+    add_batch(commands, _batch)
     add_calibrate(commands)
     add_eval(commands)
     info = _add_command(
@@ -233,9 +233,15 @@ def _info(values: argparse.Namespace, settings: Settings) -> int:
 
 
 def _doctor(values: argparse.Namespace, settings: Settings) -> int:
-    from gpuscore.commands.doctor.checks import doctor
+    from gpuscore.commands.doctor import doctor
 
     return doctor(settings, as_json=values.json)
+
+
+def _batch(values: argparse.Namespace, settings: Settings) -> int:
+    from gpuscore.commands.bulk.command import batch
+
+    return batch(values, settings)
 
 
 def _read_items(source: str) -> list[str]:

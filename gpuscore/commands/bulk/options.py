@@ -1,7 +1,7 @@
 """The command line of `gpuscore batch`, and the options that no other command has."""
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -185,8 +185,8 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def add_batch(commands: Any) -> None:
-    """Add `batch` to the parser's commands."""
+def add_batch(commands: Any, run: Callable[[argparse.Namespace, Settings], int]) -> None:
+    """Add `batch`, which `run` runs, to the parser's commands."""
     parser: CommandParser = commands.add_parser(
         "batch",
         usage="gpuscore batch [MODEL] --input PATH --output PATH [OPTIONS]",
@@ -195,7 +195,7 @@ def add_batch(commands: Any) -> None:
         epilog=EXAMPLES + EPILOG,
         formatter_class=HelpFormatter,
     )
-    parser.set_defaults(command=_batch)
+    parser.set_defaults(command=run)
     refuse_api_key(parser)
     parser.add_help_all()
     _add_files(parser.add_argument_group("Input and output (command line only)"))
@@ -288,9 +288,3 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
     return int(text)
-
-
-def _batch(values: argparse.Namespace, settings: Settings) -> int:
-    from gpuscore.commands.bulk.command import batch
-
-    return batch(values, settings)
