@@ -16,7 +16,7 @@ from pyarrow import parquet
 import gpuscore
 from gpuscore.commands.bulk.job import BatchJob, Progress, run_job
 from gpuscore.commands.bulk.options import BatchOptions
-from gpuscore.commands.bulk.writing import BatchOutcome
+from gpuscore.commands.bulk.work import WrittenState
 from gpuscore.config import EngineConfig, RequestLimits
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.engine.engine import Engine
@@ -69,7 +69,7 @@ def run(
     progress: Progress | None = None,
     memory: int = 2**26,
     **options: Any,
-) -> BatchOutcome:
+) -> WrittenState:
     """Run a job of the columns `query` and `item` in this process."""
     wanted = BatchOptions(input, output, **(FIELDS | options))
     job = BatchJob(wanted, {**wanted.identity(), **(settings or {})}, ("demo",), memory=memory)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from gpuscore import __version__
 from gpuscore.commands.bulk.job import BatchJob, Progress, run_job
 from gpuscore.commands.bulk.options import BatchOptions, read_options
-from gpuscore.commands.bulk.writing import BatchOutcome
+from gpuscore.commands.bulk.work import WrittenState
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
 from gpuscore.config.served import check_single
 from gpuscore.config.sources import Settings
@@ -138,7 +138,7 @@ def _state_of(directory: Path) -> str:
     return ", ".join(f"{name} ({stat.st_size} bytes, {stat.st_mtime_ns})" for name, stat in found)
 
 
-def _summary(outcome: BatchOutcome, options: BatchOptions, rows: int, seconds: float) -> str:
+def _summary(outcome: WrittenState, options: BatchOptions, rows: int, seconds: float) -> str:
     """Say what is where, and how many rows this run has taken in how many seconds."""
     lines = [f"{_counted(outcome.scored, 'row')} in {options.output}"]
     if outcome.failed:

@@ -25,7 +25,7 @@ from gpuscore.commands.bulk.inputs import (
 )
 from gpuscore.commands.bulk.options import BatchOptions
 from gpuscore.commands.bulk.planning import make_plan
-from gpuscore.commands.bulk.rows import AnswerLine, BadTextRow, TextRow
+from gpuscore.commands.bulk.rows import AnswerLine, BadTextRow, Settled, TextRow
 from gpuscore.commands.bulk.sorting import GROUP_ROWS, MEMORY, grouped, merged
 from gpuscore.commands.bulk.store import BAD, FAILED, ResultStore
 from gpuscore.commands.bulk.tasks import Task, make_table_task
@@ -40,7 +40,6 @@ from gpuscore.commands.bulk.work import (
     locked,
 )
 from gpuscore.commands.bulk.writing import (
-    BatchOutcome,
     check_written,
     publish,
     refuse_existing,
@@ -115,7 +114,7 @@ class Progress:
 Loading = Callable[[], AbstractContextManager[LoadedModel]]
 
 
-def run_job(job: BatchJob, loading: Loading, progress: Progress) -> BatchOutcome:
+def run_job(job: BatchJob, loading: Loading, progress: Progress) -> WrittenState:
     """Run a job to its end.
 
     Args:
@@ -162,17 +161,12 @@ def _refuse_other(job: BatchJob, inputs: InputFiles, work: WorkFolder, known: Jo
     for name in {**known.settings, **job.settings}:
         was, now = known.settings.get(name), job.settings.get(name)
         if was != now:
-            raise ConfigError(
-                f"{name} was {_shown(was)} when this job began and is {_shown(now)}; {remedy}"
-            )
+            was, now = ("not set" if value is None else value for value in (was, now))
+            raise ConfigError(f"{name} was {was} when this job began and is {now}; {remedy}")
     try:
         refuse_changed(inputs, known.inputs)
     except ConfigError as error:
         raise ConfigError(f"{error}; {remedy}") from None
-
-
-def _shown(value: object) -> str:
-    return "not set" if value is None else str(value)
 
 
 def _score(
@@ -195,14 +189,16 @@ def _score(
         plan = work.need(PlanState)
         rows = merged(_sorted_files(work, plan))
         if resumed:
-            rows = _unfinished(rows, store)
-            _refuse_bad(job.options, store, plan.rows)
-        done = _finished(store, plan.rows)
+            rows = (row for row in rows if not store.kind(row.number))
+            if job.options.strict:
+                _refuse_bad(store, plan.rows)
+        done = sum(kind > 0 for kind in store.kinds(plan.rows))
         progress.rows = plan.rows - (done if resumed else 0)
         with progress.scoring(plan.rows, done) as report:
 
             def settle(counted: CountedRows) -> None:
-                _refuse(job.options, counted)
+                if job.options.strict:  # before it is noted, so that another run tries it again
+                    _refuse(counted.settled)
                 store.put(counted.settled)
                 report(counted)
 
@@ -229,28 +225,16 @@ def _sorted_files(work: WorkFolder, plan: PlanState) -> list[Path]:
     return paths
 
 
-def _unfinished(rows: Iterator[TextRow], store: ResultStore) -> Iterator[TextRow]:
-    return (row for row in rows if not store.kind(row.number))
-
-
-def _finished(store: ResultStore, rows: int) -> int:
-    return sum(kind > 0 for kind in store.kinds(rows))
-
-
-def _refuse_bad(options: BatchOptions, store: ResultStore, rows: int) -> None:
+def _refuse_bad(store: ResultStore, rows: int) -> None:
     """Raise InvalidRequest for a bad row of an earlier run, which was not strict."""
-    if not options.strict:
-        return
     for number, kind in enumerate(store.kinds(rows)):
         if kind in (BAD, FAILED):
             raise InvalidRequest(f"row {number + 1} of all: {store.text(number).decode()}")
 
 
-def _refuse(options: BatchOptions, counted: CountedRows) -> None:
-    """Raise InvalidRequest for a bad row, or a request that failed, of a strict job."""
-    if not options.strict:
-        return
-    match counted.settled:
+def _refuse(settled: Settled) -> None:
+    """Raise InvalidRequest for a bad row, or a request that failed."""
+    match settled:
         case BadTextRow(number, reason):
             raise InvalidRequest(f"row {number + 1} of all: {reason}")
         case AnswerLine(number, line, True):

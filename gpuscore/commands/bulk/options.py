@@ -93,9 +93,7 @@ class BatchOptions:
     @property
     def columns(self) -> list[str]:
         """The columns that are read, those of the text that prompts begin with first."""
-        columns = [self.item_column] if self.query_column is None else []
-        if self.query_column is not None:
-            columns = [self.query_column, self.item_column]
+        columns = [name for name in (self.query_column, self.item_column) if name is not None]
         return columns[::-1] if self.item_first else columns
 
     def check_columns(self, place: str, names: Iterable[str]) -> None:

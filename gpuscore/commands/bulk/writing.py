@@ -4,7 +4,6 @@ import hashlib
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,31 +28,6 @@ from gpuscore.types.arrays import Float64Array
 ANSWERS = (ANSWERED, FAILED)
 BUFFER = 2**20
 NO_ROWS = hashlib.sha256().hexdigest()  # of a file without rows
-
-
-@dataclass(frozen=True, slots=True)
-class BatchOutcome:
-    """Numbers of rows.
-
-    Attributes:
-        scored: rows of the output; for requests, those that were answered with an error included.
-        failed: requests that were answered with an error.
-        bad: rows in OUTPUT.bad.jsonl.
-    """
-
-    scored: int
-    failed: int
-    bad: int
-
-    @property
-    def rows(self) -> int:
-        """All rows of the input."""
-        return self.scored + self.bad
-
-    def too_bad(self, most: float) -> bool:
-        """Return True if all rows, or a larger share than this, are bad or failed."""
-        bad = self.bad + self.failed
-        return bad > 0 and (bad == self.rows or bad > most * self.rows)
 
 
 def write_output(
@@ -104,7 +78,7 @@ def check_written(options: BatchOptions, work: WorkFolder) -> None:
             raise work.damaged(f"{written.file} has {rows}, and {place} {what}")
 
 
-def publish(options: BatchOptions, work: WorkFolder) -> BatchOutcome:
+def publish(options: BatchOptions, work: WorkFolder) -> WrittenState:
     """Give the files their names and remove the work folder; may be called again after a kill.
 
     Raises:
@@ -118,7 +92,7 @@ def publish(options: BatchOptions, work: WorkFolder) -> BatchOutcome:
         new.rename(path)
     sync_folder(options.output.absolute().parent)
     work.remove()
-    return BatchOutcome(written.scored, written.failed, written.bad)
+    return written
 
 
 def refuse_existing(path: Path) -> None:
