@@ -196,9 +196,6 @@ def test_probabilities_over_the_whole_vocabulary(tmp_path):
 
 REFUSED = {
     "no suffix": ("in.txt", "x", {}, "supported: files that end with"),
-    "no column": ("in.csv", "query,text\nq,i\n", {}, "has no column item; it has query, text"),
-    "scores in CSV": ("in.csv", "query,item,scores\n", {}, "has a column scores"),
-    "scores in JSON": ("in.jsonl", '{"query":"q","item":"i","scores":1}', {}, "a column scores"),
     "a name twice": ("in.csv", "query,item,item\n", {}, "a name twice"),
     "no header": ("in.csv", "", {}, "no header"),
     "no Parquet": ("in.parquet", "PAR1", {}, "cannot be read as Parquet"),
