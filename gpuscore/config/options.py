@@ -6,7 +6,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, ParamSpec, TypeVar
 
 from gpuscore.errors import ConfigError
@@ -117,7 +117,11 @@ def _declared(make: Callable[OptionP, Option]) -> Callable[OptionP, Any]:
     return declare
 
 
-option = _declared(Option)  # declares a field of a configuration dataclass
+# Each declares a field of a configuration dataclass.
+option = _declared(Option)
+duration = partial(option, metavar="SECONDS", minimum=0.1, maximum=86400)
+tokens = partial(option, metavar="TOKENS", minimum=1)
+size_in_bytes = partial(option, metavar="BYTES", minimum=1)
 
 
 def options(*configs: type) -> Iterator[Option]:
