@@ -28,9 +28,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from report import keep, machine, table
 from spent import Spent, spent
 
-from gpuscore.commands.bulk.job import BatchJob, run_job
+from gpuscore.commands.bulk.job import BatchJob, Progress, run_job
 from gpuscore.commands.bulk.options import BatchOptions
-from gpuscore.commands.bulk.progress import Progress
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.models.hub import model_directory

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from gpuscore.commands import doctor
 from gpuscore.commands.cli import main
-from gpuscore.commands.doctor import checks as doctor
-from gpuscore.commands.doctor.packages import unmet
+from gpuscore.commands.doctor import unmet
 from gpuscore.config import ModelConfig, ServerConfig
 
 ROOT = Path(__file__).parents[1]
@@ -51,7 +51,7 @@ def test_an_extra_is_there_with_all_that_it_asks_for(capsys, monkeypatch):
             raise PackageNotFoundError
         return version(name)
 
-    monkeypatch.setattr("gpuscore.commands.doctor.packages.version", only_the_api)
+    monkeypatch.setattr("gpuscore.commands.doctor.version", only_the_api)
     assert (
         "otel no (opentelemetry-sdk is missing)"
         in found(capsys, "--port", "0")[1]["extras"]["found"]

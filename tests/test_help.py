@@ -8,7 +8,7 @@ import pytest
 
 from gpuscore.commands.cli import main, make_parser
 from gpuscore.config.fields import RARE
-from gpuscore.config.parser import CommandParser
+from gpuscore.config.flags import CommandParser
 from gpuscore.config.sources import OPTIONS, read_settings
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from generate.markdown import block, page, table
 from gpuscore.commands.cli import make_parser
-from gpuscore.config.parser import CommandParser
+from gpuscore.config.flags import CommandParser
 
 COLUMNS = "92"
 LONG = 4  # lines; shorter groups are repeated

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuscore import __version__
-from gpuscore.commands.bulk.arguments import add_batch
+from gpuscore.commands.bulk.options import add_batch
 from gpuscore.config import (
     CONFIGS,
     EngineConfig,
@@ -25,15 +25,17 @@ from gpuscore.config import (
 from gpuscore.config.examples import EXAMPLES
 from gpuscore.config.flags import (
     EPILOG,
+    CommandParser,
     HelpFormatter,
     add_flags,
+    add_label_flags,
     add_some_flags,
+    check_softmax,
     refuse_api_key,
     refuse_pipelines,
+    shown_sequences,
 )
-from gpuscore.config.labels import add_label_flags, check_softmax, shown_sequences
 from gpuscore.config.options import options
-from gpuscore.config.parser import CommandParser
 from gpuscore.config.served import check_one_source, check_single
 from gpuscore.config.sources import Settings, read_settings
 from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, LoadTimeout, UsageError
@@ -104,7 +106,7 @@ def make_parser() -> CommandParser:
     _add_score_flags(score)
     add_flags(score, ModelConfig, FileConfig)
     score.add_help_all()
-    add_batch(commands)
+    add_batch(commands, _batch)
     add_calibrate(commands)
     add_eval(commands)
     info = _add_command(
@@ -237,9 +239,15 @@ def _info(values: argparse.Namespace, settings: Settings) -> int:
 
 
 def _doctor(values: argparse.Namespace, settings: Settings) -> int:
-    from gpuscore.commands.doctor.checks import doctor
+    from gpuscore.commands.doctor import doctor
 
     return doctor(settings, as_json=values.json)
+
+
+def _batch(values: argparse.Namespace, settings: Settings) -> int:
+    from gpuscore.commands.bulk.command import batch
+
+    return batch(values, settings)
 
 
 def _read_items(source: str) -> list[str]:

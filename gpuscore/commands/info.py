@@ -10,18 +10,25 @@ from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.common.quantization import described
 from gpuscore.backends.common.shapes import count_parameters
 from gpuscore.backends.common.sizing import mebibytes
-from gpuscore.commands.shares_table import shares_table
 from gpuscore.config import EngineConfig, ModelConfig, ServerConfig
 from gpuscore.config.options import plain
 from gpuscore.config.served import ServedConfig, check_one_source, served_models
 from gpuscore.config.sources import DEFAULT, Settings
 from gpuscore.errors import ConfigError
 from gpuscore.models.hub import model_directory, model_name
-from gpuscore.processes.replicas.placement import Placement, placements
+from gpuscore.processes.replicas.placement import (
+    Needs,
+    Placement,
+    Sought,
+    ask_needs,
+    placements,
+    places_of_all,
+)
 from gpuscore.prompts.decision_files import read_asking
 from gpuscore.prompts.model import ModelFiles
 
 SHOWN_CLASSES = 8
+HEAD = ("model", "device", "cores", "weights", "one longest prompt", "most memory")
 
 
 def print_info(settings: Settings, device_memory: int | None) -> None:
@@ -44,7 +51,7 @@ def print_info(settings: Settings, device_memory: int | None) -> None:
         elif device_memory is not None:
             raise ConfigError(f"--device-memory plans for one model, not for {len(chosen)}")
         else:
-            print(shares_table(chosen, settings.make(EngineConfig)))
+            print(_shares_table(chosen, settings.make(EngineConfig)))
     finally:
         _print_settings(settings, resolved)
 
@@ -81,6 +88,46 @@ def _print_model(
         print(f"{name:<{width}}  {value}")
     if device_memory is not None:
         wanted.check()
+
+
+def _shares_table(chosen: Sequence[ServedConfig], engine: EngineConfig) -> str:
+    """Return the plan of several models, a row for each engine: where it runs, what it needs and
+    what it may take.
+
+    Raises:
+        ConfigError: as `places_of_all`.
+    """
+    sought = [
+        Sought(one.name, model_directory(one.config.model, one.config.revision), one.config)
+        for one in chosen
+    ]
+    asked: dict[str, list[Needs]] = {}
+
+    def ask(models: Sequence[Sought], place: Placement) -> list[Needs]:
+        asked[place.device] = ask_needs(models, place)
+        return asked[place.device]
+
+    rows: list[tuple[str, ...]] = [HEAD]
+    for number, places in enumerate(places_of_all(sought, engine.devices, ask)):
+        rows += [
+            _shares_row(sought[number].name, place, asked[place.device][number]) for place in places
+        ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def _shares_row(name: str, place: Placement, needs: Needs) -> tuple[str, ...]:
+    return (
+        name,
+        place.device if place.device != "auto" else needs.kind,
+        ", ".join(map(str, place.cores)) or "all",
+        mebibytes(needs.weights),
+        mebibytes(needs.prompt),
+        mebibytes(place.model.memory_limit or 0),
+    )
 
 
 def _model_rows(config: DecoderConfig) -> dict[str, str]:

@@ -4,7 +4,6 @@ from gpuscore.config.fields import (
     API_KEY,
     API_KEY_VARIABLE,
     CONFIGS,
-    PREFIX,
     EngineConfig,
     FileConfig,
     ModelConfig,
@@ -19,7 +18,6 @@ __all__ = [
     "EngineConfig",
     "FileConfig",
     "ModelConfig",
-    "PREFIX",
     "RequestLimits",
     "ServerConfig",
 ]

@@ -6,11 +6,10 @@ for the command line (`flags`), the environment and the file (`sources`).
 
 from dataclasses import dataclass
 
-from gpuscore.config.field import option
+from gpuscore.config.options import PREFIX, duration, option, size_in_bytes, tokens
 
-PREFIX = "GPUSCORE_"  # every environment variable starts with it
 API_KEY = "api_key"  # not a field: a key comes from the environment or a key file only
-API_KEY_VARIABLE = "GPUSCORE_API_KEY"
+API_KEY_VARIABLE = f"{PREFIX}API_KEY"
 DRAIN_SPARE = 5.0  # seconds by which a drain may outlast the request timeout
 
 
@@ -95,12 +94,8 @@ class ModelConfig:
         "our own; torch: plain operators; auto: torch on CPU, triton on CUDA",
         choices=("auto", "triton", "torch"),
     )
-    max_batch_tokens: int | None = option(
-        None,
-        "most tokens of one forward pass",
-        unset="2048 on CPU, 16384 on CUDA and TPU",
-        minimum=1,
-        metavar="TOKENS",
+    max_batch_tokens: int | None = tokens(
+        None, "most tokens of one forward pass", unset="2048 on CPU, 16384 on CUDA and TPU"
     )
     cuda_graph_tokens: int | None = option(
         None,
@@ -110,12 +105,8 @@ class ModelConfig:
         minimum=0,
         metavar="TOKENS",
     )
-    max_model_len: int | None = option(
-        None,
-        "longest prompt",
-        unset="the model's max_position_embeddings",
-        minimum=1,
-        metavar="TOKENS",
+    max_model_len: int | None = tokens(
+        None, "longest prompt", unset="the model's max_position_embeddings"
     )
     memory_fraction: float | None = option(
         None,
@@ -126,21 +117,17 @@ class ModelConfig:
         maximum=1.0,
         metavar="SHARE",
     )
-    kv_cache_size: int | None = option(
+    kv_cache_size: int | None = size_in_bytes(
         None,
         "memory for the keys and values of queries, such as 512MiB or 4GiB, instead of a share",
         unset="the share of --memory-fraction",
-        minimum=1,
-        metavar="BYTES",
         size=True,
     )
-    memory_limit: int | None = option(
+    memory_limit: int | None = size_in_bytes(
         None,
         "most memory of the device for weights, the largest batch, and keys and values together, "
         "such as 20GiB; several models share it",
         unset="all that is free",
-        minimum=1,
-        metavar="BYTES",
         size=True,
     )
     deterministic: bool = option(
@@ -250,11 +237,8 @@ class ServerConfig:
         metavar="NAME",
     )
     ui: bool = option(True, "serve pages for people: a playground at / and /status")
-    max_body_bytes: int = option(
-        16 * 2**20,
-        "largest request body, unpacked; a larger one gets 413",
-        minimum=1,
-        metavar="BYTES",
+    max_body_bytes: int = size_in_bytes(
+        16 * 2**20, "largest request body, unpacked; a larger one gets 413"
     )
     max_header_bytes: int = option(
         16 * 2**10,
@@ -267,52 +251,32 @@ class ServerConfig:
     max_inflight_per_key: int = option(
         256, "most requests in flight of one API key; more get 429", minimum=1
     )
-    max_answer_bytes: int = option(
+    max_answer_bytes: int = size_in_bytes(
         256 * 2**20,
         "largest answer, by what it can have at most; a request for a larger one gets 400",
-        minimum=1,
-        metavar="BYTES",
     )
-    max_queued_bytes: int = option(
+    max_queued_bytes: int = size_in_bytes(
         256 * 2**20,
         "most bytes of request bodies, and of answers by what they can have at most, in flight; "
         "more get 429 (one request is always admitted)",
-        minimum=1,
-        metavar="BYTES",
     )
     # Proxies and load balancers give up after 60 seconds by default: half of that is for the work
     # of other requests, half for the request's own.
-    max_queue_seconds: float = option(
+    max_queue_seconds: float = duration(
         30.0,
         "longest expected wait for other requests' work, from the measured token rate; longer: 429",
-        minimum=0.1,
-        maximum=86400,
-        metavar="SECONDS",
     )
-    header_timeout: float = option(
-        10.0, "time for a complete request head", minimum=0.1, maximum=86400, metavar="SECONDS"
+    header_timeout: float = duration(10.0, "time for a complete request head")
+    body_timeout: float = duration(30.0, "time for a complete request body")
+    send_timeout: float = duration(
+        30.0, "time in which a client must take some bytes of its answer"
     )
-    body_timeout: float = option(
-        30.0, "time for a complete request body", minimum=0.1, maximum=86400, metavar="SECONDS"
-    )
-    send_timeout: float = option(
-        30.0,
-        "time in which a client must take some bytes of its answer",
-        minimum=0.1,
-        maximum=86400,
-        metavar="SECONDS",
-    )
-    request_timeout: float = option(
-        120.0, "time for an answer; then 504", minimum=0.1, maximum=86400, metavar="SECONDS"
-    )
-    drain_timeout: float | None = option(
+    request_timeout: float = duration(120.0, "time for an answer; then 504")
+    drain_timeout: float | None = duration(
         None,
         "time for requests in flight to end after SIGTERM",
         unset=f"--request-timeout + {DRAIN_SPARE:g}",
         added=("request_timeout", DRAIN_SPARE),
-        minimum=0.1,
-        maximum=86400,
-        metavar="SECONDS",
     )
     log_requests: bool = option(
         True, "write one line per request to standard error, without any input text"
@@ -366,10 +330,8 @@ class RequestLimits:
 
     max_items: int = option(10000, "most items of one request", minimum=1)
     max_labels: int = option(128, "most labels of one item", minimum=1)
-    max_label_tokens: int = option(32, "most tokens of one label", minimum=1, metavar="TOKENS")
-    max_request_tokens: int = option(
-        1048576, "most tokens of a request; shared ones count once", minimum=1, metavar="TOKENS"
-    )
+    max_label_tokens: int = tokens(32, "most tokens of one label")
+    max_request_tokens: int = tokens(1048576, "most tokens of a request; shared ones count once")
     max_questions: int = option(
         1024, "most questions of a request to /v1/systemone", minimum=1, maximum=10000
     )
@@ -393,32 +355,22 @@ class EngineConfig:
         metavar="DEVICES",
     )
     max_queued_requests: int = option(1024, "most requests in flight; more get 429", minimum=1)
-    max_queued_tokens: int = option(
-        4 * 1048576,
-        "most tokens in flight; more get 429 (one request is always admitted)",
-        minimum=1,
-        metavar="TOKENS",
+    max_queued_tokens: int = tokens(
+        4 * 1048576, "most tokens in flight; more get 429 (one request is always admitted)"
     )
     max_queued_items: int = option(
         200000, "most items in flight; more get 429 (one request is always admitted)", minimum=1
     )
     prefix_cache: bool = option(True, "keep the keys and values of queries for later requests")
-    engine_timeout: float = option(
-        60.0,
-        "time for one forward pass; then the engine's process is killed and started again",
-        minimum=0.1,
-        maximum=86400,
-        metavar="SECONDS",
+    engine_timeout: float = duration(
+        60.0, "time for one forward pass; then the engine's process is killed and started again"
     )
     # Weights that fill a GPU of 141 GB take 24 minutes from a disk of 100 MB/s. Without a limit,
     # /health would report a load that hangs as alive.
-    load_timeout: float = option(
+    load_timeout: float = duration(
         1800.0,
         "time for loading and warming the model, without downloads; then the engine's process is "
         "killed",
-        minimum=0.1,
-        maximum=86400,
-        metavar="SECONDS",
     )
 
 

@@ -1,12 +1,19 @@
-"""The command-line flags, made from the fields of the configuration."""
+"""The command line: flags, made from the fields of the configuration; those of labels, which
+`gpuscore score` and `gpuscore batch` have in common; and the parser of a command."""
 
 import argparse
+import difflib
+import math
 import textwrap
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from gpuscore.config import API_KEY_VARIABLE
+from gpuscore.config.fields import API_KEY_VARIABLE, RARE
 from gpuscore.config.options import Option, options, plain, shown
+from gpuscore.errors import UsageError
+
+ALL = "--help-all"
 
 EPILOG = """\
 An option that is not marked as "command line only" may also be an environment
@@ -28,6 +35,72 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(text, width, break_on_hyphens=False)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose --help leaves out the settings of RARE; --help-all shows them.
+
+    Attributes:
+        every: the help shows all settings.
+    """
+
+    def __init__(self, **words: Any) -> None:
+        super().__init__(**({"allow_abbrev": False} | words))
+        self.every = False
+
+    def add_help_all(self) -> None:
+        """Add --help-all, for a command that has settings of RARE."""
+        self.add_argument(ALL, action=_HelpAll, nargs=0, help="show all options, the rare ones too")
+
+    def format_help(self) -> str:
+        with self._hidden():
+            return super().format_help()
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse; exit with a usage error for words that are not known, here and not in `main`.
+
+        The error shows a flag without what follows it, which may be a secret.
+        """
+        values, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+            self.error(self._there_is_no(flags[0]) if flags else f"{unknown[0]} is one too many")
+        return values, unknown
+
+    def _there_is_no(self, flag: str) -> str:
+        known = [
+            name
+            for action in self._actions
+            if action.help != argparse.SUPPRESS
+            for name in action.option_strings
+            if name.startswith("--")
+        ]
+        close = difflib.get_close_matches(flag, known, n=1)
+        nearest = f"did you mean {close[0]}? " if close else ""
+        shown = ALL if ALL in known else "--help"
+        return f"there is no {flag}; {nearest}`{self.prog} {shown}` shows all"
+
+    @contextmanager
+    def _hidden(self) -> Iterator[None]:
+        rare = [] if self.every else [one for one in self._actions if one.dest in RARE]
+        before = [one.help for one in rare]
+        for one in rare:
+            one.help = argparse.SUPPRESS
+        try:
+            yield
+        finally:
+            for one, text in zip(rare, before, strict=True):
+                one.help = text
+
+
+class _HelpAll(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        assert isinstance(parser, CommandParser)  # noqa: S101
+        parser.every = True
+        parser.print_help()
+        parser.exit()
 
 
 def add_flags(parser: argparse.ArgumentParser, *configs: type) -> None:
@@ -133,3 +206,71 @@ def _reader(item: Option) -> Callable[[str], Any]:
         return value
 
     return read
+
+
+def add_label_flags(group: Any, *, required: bool, default: str = "") -> None:
+    """Add the flags that name labels, and those that say what a score is.
+
+    Args:
+        group: of the parser.
+        required: one of the first two must be given.
+        default: said of --labels.
+    """
+    either = group.add_mutually_exclusive_group(required=required)
+    either.add_argument(
+        "--labels",
+        metavar="A,B",
+        help=f"label texts, or names of a classification model's classes{default}",
+    )
+    either.add_argument(
+        "--label-sequences",
+        type=label_sequences,
+        metavar="IDS,IDS",
+        help="labels as token ids, with spaces between those of one label: '12 7,9'",
+    )
+    group.add_argument(
+        "--label-length-normalization",
+        choices=("none", "mean"),
+        default="none",
+        help="mean: divide the logarithm of a label's probability by its number of tokens",
+    )
+    group.add_argument(
+        "--apply-softmax",
+        action="store_true",
+        help="softmax over the labels, instead of probabilities over the whole vocabulary, or over "
+        "all classes",
+    )
+    group.add_argument(
+        "--temperature",
+        type=_temperature,
+        default=1.0,
+        metavar="NUMBER",
+        help="divides the labels' logits; with --apply-softmax only (default: 1)",
+    )
+
+
+def check_softmax(values: argparse.Namespace) -> None:
+    """Raise UsageError for a temperature without a softmax."""
+    if values.temperature != 1 and not values.apply_softmax:
+        raise UsageError("--temperature needs --apply-softmax")
+
+
+def _temperature(text: str) -> float:
+    with suppress(ValueError):
+        number = float(text)
+        if 0 < number < math.inf:
+            return number
+    raise argparse.ArgumentTypeError(f"{text} is not a positive, finite number")
+
+
+def label_sequences(text: str) -> tuple[tuple[int, ...], ...]:
+    """Read sequences of token ids; an argparse type."""
+    words = [label.split() for label in text.split(",")]
+    if not all(word.isascii() and word.isdecimal() for label in words for word in label):
+        raise argparse.ArgumentTypeError("must be token ids, such as '12 7,9'")
+    return tuple(tuple(map(int, label)) for label in words)
+
+
+def shown_sequences(sequences: tuple[tuple[int, ...], ...]) -> str:
+    """Write sequences as --label-sequences takes them."""
+    return ",".join(" ".join(map(str, ids)) for ids in sequences)

@@ -4,16 +4,17 @@ import json
 import re
 import types
 import typing
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from functools import cache
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, partial
+from typing import Any, ParamSpec, TypeVar
 
-from gpuscore.config import CONFIGS, PREFIX
 from gpuscore.errors import ConfigError
 
 ConfigT = TypeVar("ConfigT")
+OptionP = ParamSpec("OptionP")
 
+PREFIX = "GPUSCORE_"  # every environment variable starts with it
 SHOWN_CHARACTERS = 60  # most characters of a value in an error
 _SIZE = re.compile(r"([0-9]{1,15})(|KiB|MiB|GiB|TiB)")
 _UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -21,21 +22,32 @@ _UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A field of a configuration dataclass; `config.fields.option` explains most attributes."""
+    """A setting: a field of a configuration dataclass, with its default, help and range.
 
-    name: str
-    kind: type  # bool, int, float or str
+    Attributes:
+        unset: describes the default None.
+        metavar: the value's name in the help; by default N, or the choices.
+        positional: the command line has the value without a flag.
+        size: the value is a number of bytes, and text may use KiB, MiB, GiB or TiB.
+        added: another field's name and a number: None stands for their sum.
+        repeated: a flag that may be given several times; its values are joined by commas, and the
+            environment and the file have them so.
+        name, kind: those of the field; kind is bool, int, float or str.
+    """
+
     default: Any
     help: str
-    unset: str
-    choices: tuple[str, ...]
-    minimum: float | None
-    maximum: float | None
-    metavar: str
-    positional: bool
-    size: bool
-    added: tuple[str, float] | None
-    repeated: str
+    unset: str = ""
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+    metavar: str = ""
+    positional: bool = False
+    size: bool = False
+    added: tuple[str, float] | None = None
+    repeated: str = ""
+    name: str = ""
+    kind: type = str
 
     @property
     def flag(self) -> str:
@@ -97,19 +109,37 @@ class Option:
             return text
 
 
+def _declared(make: Callable[OptionP, Option]) -> Callable[OptionP, Any]:
+    def declare(*args: OptionP.args, **kwargs: OptionP.kwargs) -> Any:
+        made = make(*args, **kwargs)
+        return field(default=made.default, metadata={"option": made})
+
+    return declare
+
+
+# Each declares a field of a configuration dataclass.
+option = _declared(Option)
+duration = partial(option, metavar="SECONDS", minimum=0.1, maximum=86400)
+tokens = partial(option, metavar="TOKENS", minimum=1)
+size_in_bytes = partial(option, metavar="BYTES", minimum=1)
+
+
 def options(*configs: type) -> Iterator[Option]:
-    """Yield the fields of the configuration dataclasses, by default of all."""
-    for config in configs or CONFIGS:
+    """Yield the fields of the configuration dataclasses."""
+    for config in configs:
         yield from _options_of(config)
 
 
 @cache
 def _options_of(config: Any) -> tuple[Option, ...]:
     hints = typing.get_type_hints(config)
-    return tuple(
-        Option(item.name, _scalar(hints[item.name]), item.default, **item.metadata)
-        for item in fields(config)
-    )
+    found = []
+    for item in fields(config):
+        made: Option = item.metadata["option"]
+        metavar = made.metavar or ("" if made.choices else "N")
+        kind = _scalar(hints[item.name])
+        found.append(replace(made, name=item.name, kind=kind, metavar=metavar))
+    return tuple(found)
 
 
 def checked(config: ConfigT) -> ConfigT:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuscore.config import API_KEY, API_KEY_VARIABLE, PREFIX, FileConfig
-from gpuscore.config.options import ConfigT, Option, options, shown
+from gpuscore.config import API_KEY, API_KEY_VARIABLE, CONFIGS, FileConfig
+from gpuscore.config.options import PREFIX, ConfigT, Option, options, shown
 from gpuscore.errors import ConfigError
 
 DEFAULT, COMMAND_LINE = "default", "command line"
-OPTIONS = {item.name: item for item in options()}
+OPTIONS = {item.name: item for item in options(*CONFIGS)}
 (CONFIG,) = options(FileConfig)
 _FLAG = re.compile(r"(?<![\w-])(?:--[a-z][a-z-]*[a-z]|MODEL)(?![\w-])")  # in error messages
 # Variables that Kubernetes sets in every pod for a Service named gpuscore or gpuscore-something.

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
-from gpuscore.config.field import option
-from gpuscore.config.options import Option, checked, options
+from gpuscore.config.options import Option, checked, duration, option, options
 from gpuscore.config.sources import OPTIONS, read_settings
 from gpuscore.errors import ConfigError
 
@@ -45,27 +44,11 @@ class RayConfig:
         maximum=3600,
         metavar="SECONDS",
     )
-    upscale_delay: float = option(
-        30.0,
-        "time for which more engines must be wanted",
-        minimum=0.0,
-        maximum=86400,
-        metavar="SECONDS",
+    upscale_delay: float = duration(30.0, "time for which more engines must be wanted", minimum=0.0)
+    downscale_delay: float = duration(
+        600.0, "time for which fewer engines must be wanted", minimum=0.0
     )
-    downscale_delay: float = option(
-        600.0,
-        "time for which fewer engines must be wanted",
-        minimum=0.0,
-        maximum=86400,
-        metavar="SECONDS",
-    )
-    look_back: float = option(
-        30.0,
-        "time over which the queued work is averaged",
-        minimum=0.1,
-        maximum=86400,
-        metavar="SECONDS",
-    )
+    look_back: float = duration(30.0, "time over which the queued work is averaged")
     num_gpus: float | None = option(
         None,
         "GPUs of an engine; a share lets engines share one",

@@ -7,10 +7,19 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from gpuscore.commands.bulk.json_lines import read_json_lines
+from gpuscore.commands.bulk.line_rows import read_json_lines
 from gpuscore.config import RequestLimits
 from gpuscore.errors import ConfigError, InvalidRequest
-from support.batch_jobs import check, fake_model, make_rows, read_jsonl, run, write_jsonl
+from support.batch_jobs import (
+    Killed,
+    check,
+    fake_model,
+    make_rows,
+    read_jsonl,
+    run,
+    stops_after,
+    write_jsonl,
+)
 from support.slow import slow
 
 GOOD = {"query": "q", "item": "good"}
@@ -53,7 +62,7 @@ def test_bad_lines(tmp_path):
 
 
 def test_a_line_without_an_end_takes_no_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpuscore.commands.bulk.json_lines.MAX_LINE", 100)
+    monkeypatch.setattr("gpuscore.commands.bulk.line_rows.MAX_LINE", 100)
     line = b'{"query": "q", "item": "%b"}' % (b"x" * 10**6)
     source, output = write_jsonl(tmp_path / "in.jsonl", [line, GOOD, line]), tmp_path / "out.jsonl"
     del line
@@ -70,7 +79,7 @@ def test_a_line_without_an_end_takes_no_memory(tmp_path, monkeypatch):
 
 
 def test_bad_rows_of_csv(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpuscore.commands.bulk.csv_rows.MAX_FIELD", 200)
+    monkeypatch.setattr("gpuscore.commands.bulk.line_rows.MAX_FIELD", 200)
     lines = [
         b"query,item",
         b"q,good",
@@ -146,14 +155,7 @@ def test_strict(tmp_path, line):
 def test_strict_sees_the_bad_rows_of_an_earlier_run(tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", [LINES[0][0], *make_rows(50)])
 
-    class Stop(Exception):
-        pass
-
-    def stopped(engine):
-        engine.score_all = lambda requests: (_ for _ in ()).throw(Stop)
-        return engine
-
-    with pytest.raises(Stop):
-        run(source, tmp_path / "out.jsonl", lambda: fake_model(stopped))
+    with pytest.raises(Killed):
+        run(source, tmp_path / "out.jsonl", stops_after(0))
     with pytest.raises(InvalidRequest, match="row 1 of all: query is null"):
         run(source, tmp_path / "out.jsonl", strict=True)

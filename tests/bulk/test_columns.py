@@ -5,26 +5,23 @@ import re
 
 import pytest
 
-from gpuscore.commands.bulk.progress import Progress
+from gpuscore.commands.bulk import command
+from gpuscore.commands.bulk.job import Progress, run_job
 from gpuscore.commands.cli import main
-from support import programs
 from support.batch_jobs import (
     check,
+    fake_model,
     make_rows,
     read_jsonl,
     read_output,
     run,
+    words,
     write_input,
     write_jsonl,
 )
 from support.serving import QUICK
 
 ROWS = make_rows(30)
-
-
-def words(tmp_path, source, *flags, output="out.jsonl"):
-    files = ["--input", str(source), "--output", str(tmp_path / output)]
-    return ["batch", "demo", *files, "--labels", "yes,no", *QUICK, *flags]
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
@@ -38,7 +35,7 @@ def words(tmp_path, source, *flags, output="out.jsonl"):
 )
 def test_refused_with_the_columns_that_are_there(tmp_path, capsys, kind, flags, message):
     source = write_input(tmp_path, kind, ROWS)
-    assert main(words(tmp_path, source, *flags)) == 2
+    assert main(words(source, tmp_path / "out.jsonl", *flags)) == 2
     told = capsys.readouterr().err
     assert message in told
     assert told.count("\n") == 1
@@ -54,13 +51,13 @@ def test_json_rows_are_searched_up_to_1000(tmp_path, capsys, place, code):
         outcome = run(source, tmp_path / "out.jsonl", query_column=None)
         assert (outcome.scored, outcome.bad) == (1, 2000)
         return
-    assert main(words(tmp_path, source)) == code
+    assert main(words(source, tmp_path / "out.jsonl")) == code
     assert "(its first 1000 rows) has no column item; it has text" in capsys.readouterr().err
 
 
 def test_names_of_columns_are_told_in_one_short_line(tmp_path, capsys):
     row = {"a\n\x1b[31m": 1} | {f"column {index}": 1 for index in range(500)}
-    assert main(words(tmp_path, write_jsonl(tmp_path / "in.jsonl", [row]))) == 2
+    assert main(words(write_jsonl(tmp_path / "in.jsonl", [row]), tmp_path / "out.jsonl")) == 2
     told = capsys.readouterr().err
     assert (told.count("\n"), "\x1b" in told) == (1, False)
     assert "and 481 more" in told
@@ -99,11 +96,20 @@ def test_a_late_row_with_a_field_of_that_name_is_bad(tmp_path, after):
     )
 
 
-def ended(tmp_path, *command):
-    done = programs.run(*command)
-    *said, last = done.stdout.splitlines()
-    assert re.fullmatch(r"\d+ rows?( by this run)? in \d+\.\d s, \d+\.\d rows/s", last), done
-    return done.returncode, [line.replace(f"{tmp_path}/", "") for line in said], done.stderr
+@pytest.fixture
+def ended(tmp_path, capsys, monkeypatch):
+    """Return a function that runs the command with the fake backend: its exit code, lines and
+    errors."""
+    monkeypatch.setattr(command, "run_job", lambda job, _, shown: run_job(job, fake_model, shown))
+
+    def run_to_end(*words):
+        code = main(words)
+        output, told = capsys.readouterr()
+        *said, last = output.splitlines()
+        assert re.fullmatch(r"\d+ rows?( by this run)? in \d+\.\d s, \d+\.\d rows/s", last), told
+        return code, [line.replace(f"{tmp_path}/", "") for line in said], told
+
+    return run_to_end
 
 
 @pytest.mark.parametrize(
@@ -116,10 +122,10 @@ def ended(tmp_path, *command):
         (0, ["--max-bad", "0"], 0),
     ],
 )
-def test_the_exit_code_tells_of_bad_rows(tmp_path, bad, flags, code):
+def test_the_exit_code_tells_of_bad_rows(ended, tmp_path, bad, flags, code):
     rows = [{**row, "item": None} if index < bad else row for index, row in enumerate(ROWS)]
     source = write_jsonl(tmp_path / "in.jsonl", rows)
-    found, said, told = ended(tmp_path, *words(tmp_path, source, *flags))
+    found, said, told = ended(*words(source, tmp_path / "out.jsonl", *flags))
     assert found == code
     good = f"{30 - bad} rows in out.jsonl"
     where = " in out.jsonl.bad.jsonl" if bad else ""
@@ -130,17 +136,17 @@ def test_the_exit_code_tells_of_bad_rows(tmp_path, bad, flags, code):
     assert not (tmp_path / "out.jsonl.work").exists()
 
 
-def test_requests_answered_with_an_error_count_as_bad(tmp_path):
+def test_requests_answered_with_an_error_count_as_bad(ended, tmp_path):
     body = {"query": "a", "items": ["b"], "labels": ["yes"]}
     lines = [
         {"custom_id": str(index), "method": "POST", "url": url, "body": body}
         for index, url in enumerate(["/v1/score"] * 3 + ["/v1/nowhere"])
     ]
     source = write_jsonl(tmp_path / "in.jsonl", lines)
-    command = ["batch", "demo", "--requests", "--input", str(source), *QUICK]
+    asked = ["batch", "demo", "--requests", "--input", str(source), *QUICK]
     for share, code in (("0.25", 0), ("0.24", 1)):
         output = ["--output", str(tmp_path / f"{share}.jsonl")]
-        found, said, told = ended(tmp_path, *command, *output, "--max-bad", share)
+        found, said, told = ended(*asked, *output, "--max-bad", share)
         assert found == code
         assert said == [
             f"4 rows in {share}.jsonl",
@@ -154,7 +160,7 @@ def test_requests_answered_with_an_error_count_as_bad(tmp_path):
 @pytest.mark.parametrize("share", ["2", "-0.1", "nan", "1%"])
 def test_a_share_is_from_0_to_1(tmp_path, capsys, share):
     with pytest.raises(SystemExit, match="2"):
-        main(words(tmp_path, tmp_path / "in.jsonl", "--max-bad", share))
+        main(words(tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--max-bad", share))
     assert f"{share} is not a share from 0 to 1" in capsys.readouterr().err
 
 

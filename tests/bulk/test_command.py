@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from gpuscore.commands.bulk.progress import Progress
+from gpuscore.commands.bulk.job import Progress
 from gpuscore.commands.cli import main
 from support import programs
-from support.batch_jobs import make_rows, read_jsonl, run, write_jsonl
+from support.batch_jobs import make_rows, read_jsonl, run, words, write_jsonl
 from support.serving import QUICK, children
 from support.terminal import on_terminal
 
+BY_QUERY = ("--query-column", "query")
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "score-a-file.md"
 
 
@@ -33,9 +34,9 @@ def test_the_page_shows_what_happens(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pairs, shown, *_ = blocks("json")
     Path("pairs.jsonl").write_text(pairs)
-    program, *words = shlex.split(blocks("sh")[0])
+    program, *shell = shlex.split(blocks("sh")[0])
     assert program == "gpuscore"
-    done = programs.run(*words, *QUICK)
+    done = programs.run(*shell, *QUICK)
     assert done.returncode == 1, done.stderr
     speed = re.compile(r"[\d.]+ s, [\d.]+ rows/s")
     assert speed.sub("", done.stdout) == speed.sub("", blocks("text")[0])
@@ -47,21 +48,22 @@ def test_the_page_shows_what_happens(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("flags", "message"),
     [
         (["--output", "out.csv"], "--output out.csv: the name must end with .jsonl or .parquet"),
         (["--input", "none.jsonl"], "--input none.jsonl: there is no such file or folder"),
         (["--item-first"], "--item-first needs --labels"),
+        (["--label-length-normalization", "mean"], "--label-length-normalization needs --labels"),
         (["--labels", "yes", "--instruction", "x"], "--instruction is for prompt families"),
         (["--query-column", "item"], "--query-column and --item-column are both item"),
         (["--ray", "auto"], "--ray needs Ray: pip install 'gpuscore[ray]'"),
         (["--ray-actors", "2"], "--ray-actors needs --ray"),
     ],
 )
-def test_refused_before_the_model_is_loaded(tmp_path, monkeypatch, capsys, words, message):
+def test_refused_before_the_model_is_loaded(tmp_path, monkeypatch, capsys, flags, message):
     monkeypatch.chdir(tmp_path)
     Path("in.jsonl").touch()
-    given = ["--input", "in.jsonl", "--output", "out.jsonl", *words]
+    given = ["--input", "in.jsonl", "--output", "out.jsonl", *flags]
     assert main(["batch", *given]) == 78
     assert message in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
@@ -70,8 +72,7 @@ def test_refused_before_the_model_is_loaded(tmp_path, monkeypatch, capsys, words
 @pytest.mark.slow
 def test_a_strict_job_ends_with_1(tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", [{"item": None}])
-    words = ["--input", source, "--output", tmp_path / "out.jsonl", "--labels", "yes", "--strict"]
-    done = programs.run("batch", *words, *QUICK)
+    done = programs.run(*words(source, tmp_path / "out.jsonl", "--strict"))
     assert done.returncode == 1
     assert "in.jsonl, row 1: item is null, not text" in done.stderr
 
@@ -80,25 +81,18 @@ def test_a_strict_job_ends_with_1(tmp_path):
 def test_a_lost_engine_loses_no_row_and_doubles_none(tmp_path):
     rows = make_rows(4000, queries=1000)
     source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
-    named = ["--input", source, "--output", output, "--query-column", "query"]
-    words = ["batch", "demo", *map(str, named), "--labels", "yes,no", *QUICK]
-    with open(os.devnull, "wb") as null:
-        process = programs.start("gpuscore", words, stdout=null, stderr=null)
-        try:
-            results = tmp_path / "out.jsonl.work" / "results"
-            while not (results.exists() and results.stat().st_size):
-                assert process.poll() is None
-                time.sleep(0.005)
-            (engine,) = children(process.pid)
-            os.kill(engine, signal.SIGKILL)
-            assert process.wait(300) == 0
-        finally:
-            process.kill()
-            process.wait()
+    with programs.started(*words(source, output, *BY_QUERY)) as process:
+        results = tmp_path / "out.jsonl.work" / "results"
+        while not (results.exists() and results.stat().st_size):
+            assert process.poll() is None
+            time.sleep(0.005)
+        (engine,) = children(process.pid)
+        os.kill(engine, signal.SIGKILL)
+        assert process.wait(300) == 0
     found = read_jsonl(output)
     assert [row["id"] for row in found] == list(range(4000))
     again = tmp_path / "again.jsonl"
-    assert programs.run(*[str(again) if w == str(output) else w for w in words]).returncode == 0
+    assert programs.run(*words(source, again, *BY_QUERY)).returncode == 0
     for one, two in zip(found, read_jsonl(again), strict=True):
         assert one["scores"] == pytest.approx(two["scores"], abs=1e-5)
 
@@ -124,32 +118,25 @@ def test_a_progress_bar_with_rate_time_left_and_cache_share(tmp_path, monkeypatc
 @pytest.mark.slow
 def test_an_engine_that_never_runs_is_exit_code_70(tmp_path):
     source, output = write_jsonl(tmp_path / "in.jsonl", make_rows(9)), tmp_path / "out.jsonl"
-    named = ["--input", source, "--output", output, "--query-column", "query"]
-    words = ["batch", "demo", *map(str, named), "--labels", "yes,no", *QUICK]
-    with open(os.devnull, "wb") as null:
-        process = programs.start("gpuscore", words, stdout=null, stderr=null)
-        try:
-            until = time.monotonic() + 120
-            while process.poll() is None and time.monotonic() < until:
-                for engine in children(process.pid):
-                    with suppress(ProcessLookupError):
-                        os.kill(engine, signal.SIGKILL)
-                time.sleep(0.05)
-            assert process.wait(1) == 70
-        finally:
-            process.kill()
-            process.wait()
+    job = words(source, output, *BY_QUERY)
+    with programs.started(*job) as process:
+        until = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < until:
+            for engine in children(process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(engine, signal.SIGKILL)
+            time.sleep(0.05)
+        assert process.wait(1) == 70
     assert not output.exists()
     assert (tmp_path / "out.jsonl.work" / "job.json").exists()
-    assert programs.run(*words).returncode == 0
+    assert programs.run(*job).returncode == 0
 
 
 def test_the_engines_lines_go_past_the_bars(tmp_path):
     """They are text, and each replaces the bar in whose line it would stand."""
     source = tmp_path / "rows.jsonl"
     write_jsonl(source, make_rows(50))
-    words = ("--input", str(source), "--output", str(tmp_path / "scored.jsonl"))
-    with on_terminal("batch", "demo", *words, "--labels", "yes,no", *QUICK) as (process, screen):
+    with on_terminal(*words(source, tmp_path / "scored.jsonl")) as (process, screen):
         assert process.wait(60) == 0
     assert "scoring: 100%" in screen.text
     assert '"message"' not in screen.text

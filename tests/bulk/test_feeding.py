@@ -22,11 +22,8 @@ def scored(tmp_path, loading):
     source, output = write_jsonl(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
     outcome = run(source, output, loading)
     found = read_jsonl(output)
-    bad = (
-        {row["row"] - 1 for row in read_jsonl(tmp_path / "out.jsonl.bad.jsonl")}
-        if outcome.bad
-        else set()
-    )
+    path = tmp_path / "out.jsonl.bad.jsonl"
+    bad = {row["row"] - 1 for row in read_jsonl(path)} if outcome.bad else set()
     good = [row for row in ROWS if row["id"] not in bad]
     assert [row["id"] for row in found] == [row["id"] for row in good], "once each, in order"
     check(good, [row["scores"] for row in found])
@@ -118,8 +115,6 @@ def test_a_row_that_fails_leaves_the_others_of_its_request(tmp_path):
     def fail(number, request):
         whole = {(*request.query_ids.tolist(), *ids.tolist()) for ids in request.item_ids}
         return failed(NonfiniteScore("not finite")) if whole & marks else None
-
-    from support.batch_jobs import encoder
 
     for ids in encoder().prompts(row["query"] + row["item"] for row in poison):
         marks.add(tuple(ids.tolist()))

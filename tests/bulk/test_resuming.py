@@ -14,33 +14,20 @@ from gpuscore import Scorer
 from gpuscore.commands.cli import main
 from gpuscore.errors import ConfigError
 from support import programs
-from support.batch_jobs import check, fake_model, make_rows, read_jsonl, run, write_jsonl
-from support.serving import QUICK
+from support.batch_jobs import (
+    Killed,
+    check,
+    fake_model,
+    make_rows,
+    read_jsonl,
+    run,
+    stops_after,
+    words,
+    write_jsonl,
+)
 
 ROWS = make_rows(25, queries=5)
 ROWS[3]["item"] = None
-
-
-class Killed(BaseException):
-    """Ends a job in the middle of scoring."""
-
-
-def stops_after(requests):
-    """Return a model whose engine lets this many requests through."""
-
-    def around(engine):
-        left, score_all = [requests], engine.score_all
-
-        def some(given):
-            left[0] -= len(given)
-            if left[0] < 0:
-                raise Killed
-            return score_all(given)
-
-        engine.score_all = some
-        return engine
-
-    return lambda: fake_model(around, max_tokens=16)  # few are in flight
 
 
 def unfinished(tmp_path, **words):
@@ -69,36 +56,30 @@ def test_killed_before_any_change_to_the_disk(tmp_path, after, step):
     assert len(read_jsonl(folder / "whole" / f"out.{after}.bad.jsonl")) == 1
 
 
-def killed_command(arguments, work, seconds):
+def killed_command(job, work, seconds):
     """Start the command, kill it some seconds after its first results; return False if it ended."""
-    with open(os.devnull, "wb") as null:
-        process = programs.start("gpuscore", arguments, stdout=null, stderr=null)
-        try:
-            results = work / "results"
-            until = time.monotonic() + 60
-            while process.poll() is None and time.monotonic() < until:
-                if seconds < 0 or (results.exists() and results.stat().st_size):
-                    time.sleep(abs(seconds))
-                    break
-                time.sleep(0.005)
-            process.send_signal(signal.SIGKILL)
-            return process.wait() != 0
-        finally:
-            process.kill()
-            process.wait()
+    with programs.started(*job) as process:
+        results = work / "results"
+        until = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < until:
+            if seconds < 0 or (results.exists() and results.stat().st_size):
+                time.sleep(abs(seconds))
+                break
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        return process.wait() != 0
 
 
-def arguments(source, output, *flags):
-    named = ["--input", source, "--output", output, "--query-column", "query"]
-    return [*map(str, ["batch", "demo", *named]), "--labels", "yes,no", *QUICK, *flags]
+def command(source, output, *flags):
+    return words(source, output, "--query-column", "query", *flags)
 
 
 def test_the_command_killed_while_it_scores(tmp_path, capsys):
     """It does not go on with other settings, and goes on with the same ones."""
     rows = make_rows(300, queries=40)
     source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet"
-    words, work = arguments(source, output), tmp_path / "out.parquet.work"
-    assert killed_command(words, work, 0.0), "it was not killed in time"
+    job, work = command(source, output), tmp_path / "out.parquet.work"
+    assert killed_command(job, work, 0.0), "it was not killed in time"
     assert work.exists()
     assert not output.exists()
     for changed, message in (
@@ -107,9 +88,9 @@ def test_the_command_killed_while_it_scores(tmp_path, capsys):
         (["--family", "none"], "--family was auto when this job began and is none"),
         (["--max-items", "7"], "--max-items was 10000 when this job began and is 7"),
     ):
-        assert main([*words, *changed]) == 78  # at once: no model is loaded
+        assert main([*job, *changed]) == 78  # at once: no model is loaded
         assert message in capsys.readouterr().err
-    done = programs.run(*words, "--engine-timeout", "50")
+    done = programs.run(*job, "--engine-timeout", "50")
     assert (done.returncode, work.exists()) == (0, False), done.stderr
     found = parquet.read_table(output).to_pylist()
     assert [row["id"] for row in found] == list(range(300))
@@ -125,13 +106,13 @@ def test_the_command_killed_often_gives_the_same_bits(tmp_path):
     rows = make_rows(3000, queries=40)
     source = write_jsonl(tmp_path / "in.jsonl", rows)
     whole, output = tmp_path / "whole.parquet", tmp_path / "killed.parquet"
-    assert programs.run(*arguments(source, whole, "--deterministic")).returncode == 0
-    words, work = arguments(source, output, "--deterministic"), tmp_path / "killed.parquet.work"
+    assert programs.run(*command(source, whole, "--deterministic")).returncode == 0
+    job, work = command(source, output, "--deterministic"), tmp_path / "killed.parquet.work"
     for seconds in (-0.4, 0.0, -0.8, 0.1, -1.2, 0.2, 0.3):
-        assert killed_command(words, work, seconds), "it was not killed in time"
+        assert killed_command(job, work, seconds), "it was not killed in time"
         assert work.exists() or seconds < 0
         assert not output.exists()
-    done = programs.run(*words)
+    done = programs.run(*job)
     assert (done.returncode, work.exists()) == (0, False), done.stderr
     assert whole.read_bytes() == output.read_bytes()
 

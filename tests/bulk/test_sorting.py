@@ -9,12 +9,11 @@ from itertools import groupby
 
 import pytest
 
-from gpuscore.commands.bulk.grouping import grouped
 from gpuscore.commands.bulk.inputs import find_inputs
 from gpuscore.commands.bulk.options import BatchOptions
 from gpuscore.commands.bulk.planning import make_plan
 from gpuscore.commands.bulk.rows import TextRow
-from gpuscore.commands.bulk.sorting import RowSorter, merged
+from gpuscore.commands.bulk.sorting import RowSorter, grouped, merged
 from gpuscore.commands.bulk.store import ResultStore
 from gpuscore.commands.bulk.work import WorkFolder
 from support import programs
@@ -113,7 +112,7 @@ def test_what_queries_begin_with_is_computed_once(tmp_path):
 
 
 def test_reading_and_sorting_take_bounded_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpuscore.commands.bulk.json_lines.BLOCK_BYTES", 2**18)
+    monkeypatch.setattr("gpuscore.commands.bulk.line_rows.BLOCK_BYTES", 2**18)
     padding = "x" * 1500
     source = tmp_path / "in.jsonl"
     with source.open("w") as file:

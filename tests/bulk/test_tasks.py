@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpuscore.commands.bulk.options import BatchOptions, check
 from gpuscore.errors import ConfigError
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.family import PromptFamily
@@ -109,11 +108,3 @@ def test_labels_of_several_tokens(tmp_path, labels, full, mean):
             shares = np.exp(values)
             want.append(shares if full else shares / shares.sum())
     np.testing.assert_allclose(found, want, rtol=1e-4)
-
-
-def test_a_length_needs_labels(tmp_path):
-    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
-    with pytest.raises(ConfigError, match="--label-length-normalization needs --labels"):
-        check(
-            BatchOptions(source, tmp_path / "out.jsonl", label_length_normalization="mean"),
-        )

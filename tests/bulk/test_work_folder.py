@@ -9,7 +9,16 @@ import pytest
 from pyarrow import parquet
 
 from gpuscore.errors import ConfigError
-from support.batch_jobs import check, fake_model, make_rows, read_jsonl, run, write_jsonl
+from support.batch_jobs import (
+    Killed,
+    check,
+    fake_model,
+    make_rows,
+    read_jsonl,
+    run,
+    stops_after,
+    write_jsonl,
+)
 from support.slow import slow
 
 ROWS = make_rows(25, queries=5)
@@ -23,24 +32,15 @@ ENDS = {
 }
 
 
-class Killed(BaseException):
-    """Ends a job."""
-
-
 def killed(*_, **__):
     raise Killed
-
-
-def loses(engine):
-    engine.score_all = killed
-    return engine
 
 
 def stopped(tmp_path, monkeypatch, step):
     """Leave a job that ended before this step; return its input and output."""
     source = write_jsonl(tmp_path / "in.jsonl", [*ROWS, BAD])
     output = tmp_path / ("out.parquet" if step == "typed" else "out.jsonl")
-    model = (lambda: fake_model(loses)) if step in ("score", "typed") else fake_model
+    model = stops_after(0) if step in ("score", "typed") else fake_model
     with monkeypatch.context() as patch:
         if step in ENDS:
             patch.setattr(ENDS[step], killed)

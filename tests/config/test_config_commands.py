@@ -79,7 +79,7 @@ def test_the_program_refuses_a_wrong_configuration(command, tmp_path):
 def test_an_error_found_after_reading_the_settings_names_its_source(
     name, value, want, source, tmp_path, monkeypatch, capsys
 ):
-    (item,) = [item for item in options() if item.name == name]
+    (item,) = [item for item in options(*CONFIGS) if item.name == name]
     arguments, place = [], f"environment {item.variable}"
     if source == "file":
         path = tmp_path / "gpuscore.toml"

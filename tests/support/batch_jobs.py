@@ -14,10 +14,9 @@ import pyarrow as pa
 from pyarrow import parquet
 
 import gpuscore
-from gpuscore.commands.bulk.job import BatchJob, run_job
+from gpuscore.commands.bulk.job import BatchJob, Progress, run_job
 from gpuscore.commands.bulk.options import BatchOptions
-from gpuscore.commands.bulk.progress import Progress
-from gpuscore.commands.bulk.writing import BatchOutcome
+from gpuscore.commands.bulk.work import WrittenState
 from gpuscore.config import EngineConfig, RequestLimits
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.engine.engine import Engine
@@ -26,6 +25,7 @@ from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.labels import label_tokens
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.probabilities import softmax
+from support.serving import QUICK
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 import fake
@@ -62,6 +62,34 @@ def fake_model(
         engine.close()
 
 
+class Killed(BaseException):
+    """Ends a job in the middle of scoring."""
+
+
+def stops_after(requests: int) -> Callable[[], Any]:
+    """Return what loads a model whose engine lets this many requests through."""
+
+    def around(engine: Any) -> Any:
+        left, score_all = [requests], engine.score_all
+
+        def some(given: Sequence[Any]) -> Any:
+            left[0] -= len(given)
+            if left[0] < 0:
+                raise Killed
+            return score_all(given)
+
+        engine.score_all = some
+        return engine
+
+    return lambda: fake_model(around, max_tokens=16)  # few are in flight
+
+
+def words(source: Path, output: Path, *flags: str) -> list[str]:
+    """Return the command line of a job of the demo model."""
+    named = ["--input", str(source), "--output", str(output)]
+    return ["batch", "demo", *named, "--labels", "yes,no", *QUICK, *flags]
+
+
 def run(
     input: Path,
     output: Path,
@@ -70,7 +98,7 @@ def run(
     progress: Progress | None = None,
     memory: int = 2**26,
     **options: Any,
-) -> BatchOutcome:
+) -> WrittenState:
     """Run a job of the columns `query` and `item` in this process."""
     wanted = BatchOptions(input, output, **(FIELDS | options))
     job = BatchJob(wanted, {**wanted.identity(), **(settings or {})}, ("demo",), memory=memory)
@@ -128,11 +156,16 @@ def read_jsonl(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
-def expected(rows: Sequence[dict[str, Any]], labels: Sequence[str] = LABELS) -> Any:
+def expected(rows: Sequence[dict[str, Any]]) -> Any:
     """Return the softmax over the labels [rows, labels] of query + item, prompt by prompt."""
-    ids = np.array(label_tokens(encoder(), labels))
+    return _expected(tuple(row["query"] + row["item"] for row in rows))
+
+
+@cache
+def _expected(prompts: tuple[str, ...]) -> Any:
+    ids = np.array(label_tokens(encoder(), LABELS))
     logits = []
-    for prompt in encoder().prompts(row["query"] + row["item"] for row in rows):
+    for prompt in encoder().prompts(prompts):
         hashed = fake.token_values(prompt, np.arange(len(prompt))).sum()
         logits.append(fake.logits_of(np.array([hashed] * len(ids)), ids))
     return softmax(np.array(logits, dtype=np.float64).reshape(-1, len(ids)))

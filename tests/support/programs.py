@@ -6,8 +6,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
@@ -139,6 +139,18 @@ def start_anew(
         text=True,
         start_new_session=session,
     )
+
+
+@contextmanager
+def started(*arguments: object) -> Iterator[Process]:
+    """Start a command of gpuscore, whose output is dropped; it is killed at the end."""
+    with open(os.devnull, "wb") as null:
+        process = start("gpuscore", [str(one) for one in arguments], stdout=null, stderr=null)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
 
 
 def run(*arguments: object, **environment: str) -> "subprocess.CompletedProcess[str]":

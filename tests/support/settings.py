@@ -11,7 +11,7 @@ from gpuscore.config.flags import add_flags
 from gpuscore.config.options import options
 from gpuscore.config.sources import read_settings
 
-OPTIONS = list(options())
+OPTIONS = list(options(*CONFIGS))
 
 
 SOURCES = ("file", "environment", "command line")  # from the weakest to the strongest

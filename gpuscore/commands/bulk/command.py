@@ -3,18 +3,17 @@
 import argparse
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from gpuscore import __version__
-from gpuscore.commands.bulk.engines import read_engines
-from gpuscore.commands.bulk.job import BatchJob, run_job
+from gpuscore.commands.bulk.job import BatchJob, Progress, run_job
 from gpuscore.commands.bulk.options import BatchOptions, read_options
-from gpuscore.commands.bulk.progress import Progress
-from gpuscore.commands.bulk.writing import BatchOutcome
+from gpuscore.commands.bulk.work import WrittenState
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
 from gpuscore.config.served import check_single
 from gpuscore.config.sources import Settings
@@ -22,10 +21,15 @@ from gpuscore.dialects.served import LoadedModel
 from gpuscore.errors import ConfigError
 from gpuscore.models.hub import model_directory, model_name
 from gpuscore.processes.announcement import LoadingBar
+from gpuscore.processes.replicas.replicas import Replicas
+from gpuscore.processes.replicas.start import start_replicas
 from gpuscore.processes.serving import asking, load_model, read_files
 
 EXIT_OK, EXIT_FAILED = 0, 1
 MODEL_FILES = (".json", ".safetensors", ".jinja")
+
+# The replicas, and what says where they are once they are ready.
+Started: TypeAlias = tuple[Replicas, Callable[[], str]]
 
 
 def batch(values: argparse.Namespace, settings: Settings) -> int:
@@ -38,7 +42,7 @@ def batch(values: argparse.Namespace, settings: Settings) -> int:
     options = read_options(values)
     model, limits = settings.make(ModelConfig), settings.make(RequestLimits)
     engine = settings.make(EngineConfig)
-    engines = read_engines(values, engine)
+    started = _engines(values, engine)
     server = settings.make(ServerConfig)
     family, asked = server.family, asking(server)
     directory = model_directory(model.model, model.revision)
@@ -46,7 +50,7 @@ def batch(values: argparse.Namespace, settings: Settings) -> int:
 
     @contextmanager
     def loading() -> Iterator[LoadedModel]:
-        with engines.started(directory, model, engine) as (replicas, places):
+        with started(directory, model, engine) as (replicas, places):
             files = read_files(directory, family, names[::-1], asked)
             with closing(LoadingBar(replicas.engines)):
                 loaded = load_model(files, limits, replicas)
@@ -69,19 +73,53 @@ def batch(values: argparse.Namespace, settings: Settings) -> int:
         names,
         engine.prefix_cache,
     )
-    started, progress = time.monotonic(), Progress()
+    begin, progress = time.monotonic(), Progress()
     try:
         outcome = run_job(job, loading, progress)
     except OSError as error:
         if error.filename is None:  # such as a full disk, which `__main__` reports
             raise
         raise ConfigError(f"{error.filename}: {error.strerror}") from error
-    print(_summary(outcome, options, progress.rows, time.monotonic() - started))
+    print(_summary(outcome, options, progress.rows, time.monotonic() - begin))
     if not outcome.too_bad(options.max_bad):
         return EXIT_OK
     bad = f"{outcome.bad + outcome.failed} of {outcome.rows} rows are bad"
     print(f"gpuscore: {bad}; --max-bad is {options.max_bad:g}", file=sys.stderr)
     return EXIT_FAILED
+
+
+def _engines(
+    values: argparse.Namespace, engine: EngineConfig
+) -> Callable[[Path, ModelConfig, EngineConfig], AbstractContextManager[Started]]:
+    """Return what starts a job's engines; they end with the context that it returns. A run may
+    continue another one's job elsewhere.
+
+    Raises:
+        ConfigError: options that do not fit together.
+    """
+    if values.ray is None:
+        if values.ray_actors is not None:
+            raise ConfigError("--ray-actors needs --ray")
+        return _here
+    if find_spec("ray") is None:
+        raise ConfigError("--ray needs Ray: pip install 'gpuscore[ray]'")
+    if engine.devices is not None:
+        raise ConfigError(
+            f"--ray excludes --devices {engine.devices}: Ray chooses nodes and their devices"
+        )
+
+    def on_cluster(*given: Any) -> AbstractContextManager[Started]:
+        from gpuscore.ray.bulk.pool import ray_replicas
+
+        return ray_replicas(values.ray, values.ray_actors, *given)
+
+    return on_cluster
+
+
+@contextmanager
+def _here(directory: Path, model: ModelConfig, engine: EngineConfig) -> Iterator[Started]:
+    with closing(start_replicas(directory, model, engine, log_format="text")) as replicas:
+        yield replicas, lambda: ""
 
 
 def _settings_of(config: Any) -> dict[str, Any]:
@@ -100,7 +138,7 @@ def _state_of(directory: Path) -> str:
     return ", ".join(f"{name} ({stat.st_size} bytes, {stat.st_mtime_ns})" for name, stat in found)
 
 
-def _summary(outcome: BatchOutcome, options: BatchOptions, rows: int, seconds: float) -> str:
+def _summary(outcome: WrittenState, options: BatchOptions, rows: int, seconds: float) -> str:
     """Say what is where, and how many rows this run has taken in how many seconds."""
     lines = [f"{_counted(outcome.scored, 'row')} in {options.output}"]
     if outcome.failed:

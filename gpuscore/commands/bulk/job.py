@@ -7,21 +7,26 @@ any moment is continued by the next one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from gpuscore.commands.bulk.calls import RequestTask
 from gpuscore.commands.bulk.feeding import CountedRows, Feeder
-from gpuscore.commands.bulk.formats import check_inputs
-from gpuscore.commands.bulk.grouping import GROUP_ROWS, grouped
-from gpuscore.commands.bulk.inputs import InputFiles, find_inputs, identify, refuse_changed
+from gpuscore.commands.bulk.inputs import (
+    InputFiles,
+    check_inputs,
+    find_inputs,
+    identify,
+    refuse_changed,
+)
 from gpuscore.commands.bulk.options import BatchOptions
 from gpuscore.commands.bulk.planning import make_plan
-from gpuscore.commands.bulk.progress import Progress
-from gpuscore.commands.bulk.rows import AnswerLine, BadTextRow, TextRow
-from gpuscore.commands.bulk.sorting import MEMORY, merged
+from gpuscore.commands.bulk.rows import AnswerLine, BadTextRow, Settled, TextRow
+from gpuscore.commands.bulk.sorting import GROUP_ROWS, MEMORY, grouped, merged
 from gpuscore.commands.bulk.store import BAD, FAILED, ResultStore
 from gpuscore.commands.bulk.tasks import Task, make_table_task
 from gpuscore.commands.bulk.work import (
@@ -35,7 +40,6 @@ from gpuscore.commands.bulk.work import (
     locked,
 )
 from gpuscore.commands.bulk.writing import (
-    BatchOutcome,
     check_written,
     publish,
     refuse_existing,
@@ -63,10 +67,54 @@ class BatchJob:
     memory: int = MEMORY
 
 
+class Progress:
+    """The progress bars of one run, on standard error if that is a terminal.
+
+    Attributes:
+        prompt_tokens: of all prompts scored by this run, each counted as a whole.
+        computed_tokens: those of them that were computed; the others were shared or cached.
+        rows: rows that this run has scored or found bad.
+    """
+
+    def __init__(self, shown: bool = True) -> None:
+        self.rows = 0
+        self.prompt_tokens = self.computed_tokens = 0
+        self._disable = None if shown else True  # None: unless it is no terminal
+
+    @property
+    def cache_share(self) -> float:
+        """Share of the prompts' tokens that were not computed again."""
+        if not self.prompt_tokens:
+            return 0.0
+        return max(0.0, 1 - self.computed_tokens / self.prompt_tokens)
+
+    @contextmanager
+    def counting(self, name: str, rows: int | None = None) -> Iterator[Callable[[int], None]]:
+        """Show how many of so many rows are done, or how many are so far; yield what adds some."""
+        with self._bar(name, rows) as bar:
+            yield lambda rows: bar.update(rows) and None
+
+    @contextmanager
+    def scoring(self, rows: int, done: int) -> Iterator[Callable[[CountedRows], None]]:
+        """Show rows, rate, time left and the share of tokens that were not computed again."""
+        with self._bar("scoring", rows, done) as bar:
+
+            def report(counted: CountedRows) -> None:
+                self.prompt_tokens += counted.prompt_tokens
+                self.computed_tokens += counted.computed_tokens
+                bar.set_postfix_str(f"cached {self.cache_share:.0%}", refresh=False)
+                bar.update(counted.rows)
+
+            yield report
+
+    def _bar(self, name: str, rows: int | None, done: int = 0) -> "tqdm[None]":
+        return tqdm(total=rows, initial=done, desc=name, unit="row", disable=self._disable)
+
+
 Loading = Callable[[], AbstractContextManager[LoadedModel]]
 
 
-def run_job(job: BatchJob, loading: Loading, progress: Progress) -> BatchOutcome:
+def run_job(job: BatchJob, loading: Loading, progress: Progress) -> WrittenState:
     """Run a job to its end.
 
     Args:
@@ -113,17 +161,12 @@ def _refuse_other(job: BatchJob, inputs: InputFiles, work: WorkFolder, known: Jo
     for name in {**known.settings, **job.settings}:
         was, now = known.settings.get(name), job.settings.get(name)
         if was != now:
-            raise ConfigError(
-                f"{name} was {_shown(was)} when this job began and is {_shown(now)}; {remedy}"
-            )
+            was, now = ("not set" if value is None else value for value in (was, now))
+            raise ConfigError(f"{name} was {was} when this job began and is {now}; {remedy}")
     try:
         refuse_changed(inputs, known.inputs)
     except ConfigError as error:
         raise ConfigError(f"{error}; {remedy}") from None
-
-
-def _shown(value: object) -> str:
-    return "not set" if value is None else str(value)
 
 
 def _score(
@@ -141,19 +184,21 @@ def _score(
     with closing(ResultStore(work.path, task.width)) as store:
         resumed = work.read(PlanState) is not None
         if not resumed:
-            with progress.reading() as advance:
+            with progress.counting("reading") as advance:
                 make_plan(inputs, job.options, work, store, advance, job.memory)
         plan = work.need(PlanState)
         rows = merged(_sorted_files(work, plan))
         if resumed:
-            rows = _unfinished(rows, store)
-            _refuse_bad(job.options, store, plan.rows)
-        done = _finished(store, plan.rows)
+            rows = (row for row in rows if not store.kind(row.number))
+            if job.options.strict:
+                _refuse_bad(store, plan.rows)
+        done = sum(kind > 0 for kind in store.kinds(plan.rows))
         progress.rows = plan.rows - (done if resumed else 0)
         with progress.scoring(plan.rows, done) as report:
 
             def settle(counted: CountedRows) -> None:
-                _refuse(job.options, counted)
+                if job.options.strict:  # before it is noted, so that another run tries it again
+                    _refuse(counted.settled)
                 store.put(counted.settled)
                 report(counted)
 
@@ -180,28 +225,16 @@ def _sorted_files(work: WorkFolder, plan: PlanState) -> list[Path]:
     return paths
 
 
-def _unfinished(rows: Iterator[TextRow], store: ResultStore) -> Iterator[TextRow]:
-    return (row for row in rows if not store.kind(row.number))
-
-
-def _finished(store: ResultStore, rows: int) -> int:
-    return sum(kind > 0 for kind in store.kinds(rows))
-
-
-def _refuse_bad(options: BatchOptions, store: ResultStore, rows: int) -> None:
+def _refuse_bad(store: ResultStore, rows: int) -> None:
     """Raise InvalidRequest for a bad row of an earlier run, which was not strict."""
-    if not options.strict:
-        return
     for number, kind in enumerate(store.kinds(rows)):
         if kind in (BAD, FAILED):
             raise InvalidRequest(f"row {number + 1} of all: {store.text(number).decode()}")
 
 
-def _refuse(options: BatchOptions, counted: CountedRows) -> None:
-    """Raise InvalidRequest for a bad row, or a request that failed, of a strict job."""
-    if not options.strict:
-        return
-    match counted.settled:
+def _refuse(settled: Settled) -> None:
+    """Raise InvalidRequest for a bad row, or a request that failed."""
+    match settled:
         case BadTextRow(number, reason):
             raise InvalidRequest(f"row {number + 1} of all: {reason}")
         case AnswerLine(number, line, True):
@@ -214,7 +247,7 @@ def _write(job: BatchJob, inputs: InputFiles, work: WorkFolder, progress: Progre
     width = work.need(ScoredState).width
     with (
         closing(ResultStore(work.path, width)) as store,
-        progress.writing(plan.rows) as advance,
+        progress.counting("writing", plan.rows) as advance,
     ):
         if not store.holds(plan.rows):
             raise work.damaged(f"{RESULTS} is not of {plan.rows} rows with {width} scores each")

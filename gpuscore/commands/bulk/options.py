@@ -1,12 +1,24 @@
-"""The options of a batch job that no other command has."""
+"""The command line of `gpuscore batch`, and the options that no other command has."""
 
 import argparse
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from gpuscore.config.labels import check_softmax, shown_sequences
+from gpuscore.config import EngineConfig, FileConfig, ModelConfig, RequestLimits, ServerConfig
+from gpuscore.config.flags import (
+    EPILOG,
+    CommandParser,
+    HelpFormatter,
+    add_flags,
+    add_label_flags,
+    add_some_flags,
+    check_softmax,
+    refuse_api_key,
+    shown_sequences,
+)
+from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError, UsageError
 
 DEFAULT_SCORES_COLUMN, DEFAULT_MAX_BAD = "scores", 0.01
@@ -14,6 +26,25 @@ JSON_LINES, CSV, PARQUET = "JSON lines", "CSV", "Parquet"
 SUFFIXES = {".jsonl": JSON_LINES, ".ndjson": JSON_LINES, ".csv": CSV, ".parquet": PARQUET}
 DEFAULT_ITEM_COLUMN = "item"
 SHOWN_NAMES = 20
+# Options that decide the scores and the output.
+IDENTITY = (
+    *("query_column", "item_column", "labels", "label_sequences", "label_length_normalization"),
+    *("apply_softmax", "temperature", "item_first", "instruction", "requests", "scores_column"),
+)
+EXAMPLES = """\
+Examples:
+
+  gpuscore batch Qwen/Qwen3-0.6B --input pairs.parquet --output scored.parquet \\
+    --query-column query --item-column item --labels yes,no
+  gpuscore batch Qwen/Qwen3-Reranker-0.6B --input pairs.jsonl --output scored.jsonl \\
+    --query-column query --item-column document
+  gpuscore batch Qwen/Qwen3-0.6B --input requests.jsonl --output answers.jsonl --requests
+
+The same command continues a job that was ended. Exit code 1: a label is not valid, or
+all rows or more than --max-bad of them are bad, or with --strict one. Exit code 2: the
+input has no such column.
+
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +93,7 @@ class BatchOptions:
     @property
     def columns(self) -> list[str]:
         """The columns that are read, those of the text that prompts begin with first."""
-        columns = [self.item_column] if self.query_column is None else []
-        if self.query_column is not None:
-            columns = [self.query_column, self.item_column]
+        columns = [name for name in (self.query_column, self.item_column) if name is not None]
         return columns[::-1] if self.item_first else columns
 
     def check_columns(self, place: str, names: Iterable[str]) -> None:
@@ -83,20 +112,12 @@ class BatchOptions:
 
     def identity(self) -> dict[str, Any]:
         """Return the flags that a resumed run must repeat, by name."""
-        sequences = self.label_sequences
-        return {
-            "--query-column": self.query_column,
-            "--item-column": self.item_column,
-            "--labels": None if self.labels is None else ",".join(self.labels),
-            "--label-sequences": sequences and shown_sequences(sequences),
-            "--label-length-normalization": self.label_length_normalization,
-            "--apply-softmax": self.apply_softmax,
-            "--temperature": self.temperature,
-            "--item-first": self.item_first,
-            "--instruction": self.instruction,
-            "--requests": self.requests,
-            "--scores-column": self.scores_column,
-        }
+        values = {name: getattr(self, name) for name in IDENTITY}
+        if self.labels is not None:
+            values["labels"] = ",".join(self.labels)
+        if self.label_sequences:
+            values["label_sequences"] = shown_sequences(self.label_sequences)
+        return {_flag(name): value for name, value in values.items()}
 
 
 def shown_names(names: Sequence[str]) -> str:
@@ -113,26 +134,16 @@ def read_options(values: argparse.Namespace) -> BatchOptions:
         ConfigError: options that do not fit together.
     """
     check_softmax(values)
-    labels = None if values.labels is None else tuple(values.labels.split(","))
-    item_column = values.item_column
-    options = BatchOptions(
-        input=Path(values.input),
-        output=Path(values.output),
-        query_column=values.query_column,
-        item_column=DEFAULT_ITEM_COLUMN if item_column is None else item_column,
-        labels=labels,
-        label_sequences=values.label_sequences,
-        label_length_normalization=values.label_length_normalization,
-        apply_softmax=values.apply_softmax,
-        temperature=values.temperature,
-        item_first=values.item_first,
-        instruction=values.instruction,
-        requests=values.requests,
-        strict=values.strict,
-        scores_column=values.scores_column or DEFAULT_SCORES_COLUMN,
-        max_bad=values.max_bad,
-    )
-    check(options, item_column is not None)
+    given = {item.name: getattr(values, item.name) for item in fields(BatchOptions)}
+    given |= {"input": Path(values.input), "output": Path(values.output)}
+    if values.labels is not None:
+        given["labels"] = tuple(values.labels.split(","))
+    if values.item_column is None:
+        del given["item_column"]
+    if not values.scores_column:
+        del given["scores_column"]
+    options = BatchOptions(**given)
+    check(options, values.item_column is not None)
     return options
 
 
@@ -156,19 +167,122 @@ def check(options: BatchOptions, names_items: bool = True) -> None:
 
 
 def _check_requests(options: BatchOptions, names_items: bool) -> None:
-    given = {
-        "--query-column": options.query_column,
-        "--item-column": names_items,
-        "--labels": options.labels,
-        "--label-sequences": options.label_sequences,
-        "--label-length-normalization": options.label_length_normalization != "none",
-        "--apply-softmax": options.apply_softmax,
-        "--item-first": options.item_first,
-        "--instruction": options.instruction,
-        "--scores-column": options.scores_column != DEFAULT_SCORES_COLUMN,
-    }
-    for flag, value in given.items():
-        if value:
-            raise ConfigError(f"--requests excludes {flag}: each line says what it asks for")
+    """Raise ConfigError for an option that says what each line says itself."""
+    for item in fields(options):
+        value = getattr(options, item.name)
+        differs = names_items if item.name == "item_column" else value and value != item.default
+        if differs and item.name in IDENTITY and item.name != "requests":
+            raise ConfigError(
+                f"--requests excludes {_flag(item.name)}: each line says what it asks for"
+            )
     if options.output_format != JSON_LINES:
         raise ConfigError(f"--output {options.output}: answers to requests are JSON lines (.jsonl)")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def add_batch(commands: Any, run: Callable[[argparse.Namespace, Settings], int]) -> None:
+    """Add `batch`, which `run` runs, to the parser's commands."""
+    parser: CommandParser = commands.add_parser(
+        "batch",
+        usage="gpuscore batch [MODEL] --input PATH --output PATH [OPTIONS]",
+        description="Score the rows of files; files in, files out.",
+        help="score the rows of files: JSON lines, CSV, Parquet",
+        epilog=EXAMPLES + EPILOG,
+        formatter_class=HelpFormatter,
+    )
+    parser.set_defaults(command=run)
+    refuse_api_key(parser)
+    parser.add_help_all()
+    _add_files(parser.add_argument_group("Input and output (command line only)"))
+    _add_rows(parser.add_argument_group("Rows (command line only)"))
+    _add_ray(parser.add_argument_group("Cluster (command line only)"))
+    asked = ("family", "decision_order", "calibration")
+    add_some_flags(parser, "Prompts", ServerConfig, asked)
+    add_flags(parser, ModelConfig, RequestLimits, EngineConfig, FileConfig)
+
+
+def _add_files(group: Any) -> None:
+    group.add_argument(
+        "--input",
+        required=True,
+        metavar="PATH",
+        help="a file (.jsonl, .csv or .parquet), or a folder of files of one format",
+    )
+    group.add_argument(
+        "--output",
+        required=True,
+        metavar="PATH",
+        help="a file (.jsonl or .parquet) with the input's columns and the scores, in the input's "
+        "order; it appears when the job is complete. OUTPUT.work keeps the state until then, "
+        "OUTPUT.bad.jsonl gets the rows that cannot be scored",
+    )
+    group.add_argument("--strict", action="store_true", help="end at the first bad row")
+    group.add_argument(
+        "--max-bad",
+        type=_share,
+        default=DEFAULT_MAX_BAD,
+        metavar="SHARE",
+        help="exit code 1 if all rows, or a larger share of them, are bad; the output is written "
+        f"all the same (default: {DEFAULT_MAX_BAD})",
+    )
+    group.add_argument(
+        "--requests",
+        action="store_true",
+        help="the input's lines are requests with custom_id, method, url and body, as OpenAI's "
+        "batch API takes them; the output's lines are their answers",
+    )
+
+
+def _add_rows(group: Any) -> None:
+    group.add_argument(
+        "--query-column", metavar="NAME", help="column of the queries (default: none, no query)"
+    )
+    group.add_argument(
+        "--item-column", metavar="NAME", help="column of the items or documents (default: item)"
+    )
+    group.add_argument(
+        "--scores-column",
+        metavar="NAME",
+        help=f"column that is added, for the scores (default: {DEFAULT_SCORES_COLUMN})",
+    )
+    own = "; prompts are query + item (default: those of the model's prompt family, in its prompts)"
+    add_label_flags(group, required=False, default=own)
+    group.add_argument("--item-first", action="store_true", help="prompts are item + query")
+    group.add_argument(
+        "--instruction", metavar="TEXT", help="replaces the instruction of the prompt family"
+    )
+
+
+def _add_ray(group: Any) -> None:
+    group.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="engines run in actors on the nodes of a Ray cluster: auto, HOST:PORT of its GCS, or "
+        "ray://HOST:PORT; needs gpuscore[ray] on every node (default: on this machine)",
+    )
+    group.add_argument(
+        "--ray-actors",
+        type=_count,
+        metavar="N",
+        help="number of actors with one engine each; those for which there is no room yet join "
+        "later (default: as many as the nodes have GPUs or, on CPUs, --threads CPUs for)",
+    )
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:  # true of NaN, too
+        raise argparse.ArgumentTypeError(f"{text} is not a share from 0 to 1")
+    return share
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
+    return int(text)

@@ -150,7 +150,7 @@ def table_of(rows: Sequence[Any], schema: Any) -> Any:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def try_table(rows: Sequence[dict[str, Any]], schema: Any, place: str) -> None:
+def try_table(rows: Sequence[dict[str, Any]], place: str, schema: Any) -> None:
     """Raise ConfigError if a value would not survive in its column."""
     with _converting(place):
         table_of(rows, schema)

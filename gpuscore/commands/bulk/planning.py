@@ -1,12 +1,11 @@
 """The first step of a job: read all rows, note the bad ones, sort the others."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias, cast
 
 from gpuscore.commands.bulk.calls import call_text
-from gpuscore.commands.bulk.formats import read_blocks, table_schema
-from gpuscore.commands.bulk.inputs import InputFiles
-from gpuscore.commands.bulk.json_lines import JsonBlock
+from gpuscore.commands.bulk.inputs import InputFiles, read_blocks
+from gpuscore.commands.bulk.line_rows import LineBlock
 from gpuscore.commands.bulk.options import JSON_LINES, PARQUET, BatchOptions
 from gpuscore.commands.bulk.rows import BadTextRow, Block, Problem, TextRow
 from gpuscore.commands.bulk.sorting import MEMORY, RowSorter
@@ -14,7 +13,9 @@ from gpuscore.commands.bulk.store import ResultStore
 from gpuscore.commands.bulk.work import SORTED, PlanState, WorkFolder
 from gpuscore.errors import InvalidRequest
 
-Advance = Callable[[int], None]
+Advance: TypeAlias = Callable[[int], None]
+Texts: TypeAlias = list[tuple[str, ...] | Problem]
+Check: TypeAlias = Callable[[Any, Texts], None]  # of a block, whose bad rows have no texts
 
 
 def make_plan(
@@ -36,11 +37,12 @@ def make_plan(
         InvalidRequest: a row is bad, and the job is strict.
     """
     sorter = RowSorter(work.path / SORTED, memory)
-    check = _checker(inputs, options)
+    check, finish = _checks(inputs, options)
     number = 0
-    for block in read_blocks(inputs, options, check.every_column):
+    # JSON lines have every column, so all must be UTF-8.
+    for block in read_blocks(inputs, options, every_column=options.output_format == JSON_LINES):
         found = _texts(block, options)
-        check.add(block, found)
+        check(block, found)
         for index, texts in enumerate(found):
             if isinstance(texts, Problem):
                 refuse_if_strict(options, block, index, texts.reason)
@@ -49,7 +51,7 @@ def make_plan(
                 sorter.add(_row(texts, number))
             number += 1
         advance(block.count)
-    schema = check.finish(read_blocks(inputs, options, every_column=True))
+    schema = finish()
     files = sorter.finish()
     store.sync()
     work.write(PlanState(number, [path.name for path in files], schema))
@@ -61,12 +63,13 @@ def refuse_if_strict(options: BatchOptions, block: Block, index: int, reason: st
         raise InvalidRequest(f"{place['file']}, row {place['row']}: {reason}")
 
 
-def _texts(block: Block, options: BatchOptions) -> list[tuple[str, ...] | Problem]:
-    if not isinstance(block, JsonBlock):
+def _texts(block: Block, options: BatchOptions) -> Texts:
+    if not isinstance(block, LineBlock):
         return block.texts(options.columns)
     rows = block.decoded()
     if options.requests:
-        return [call_text(*pair) for pair in zip(rows, block.raw, strict=True)]
+        lines = cast(list[bytes], block.rows)  # requests are JSON lines
+        return [call_text(*pair) for pair in zip(rows, lines, strict=True)]
     taken = Problem(f"there is a field {options.taken}")
     return [
         taken if isinstance(row, dict) and options.scores_column in row else texts
@@ -80,70 +83,32 @@ def _row(texts: tuple[str, ...], number: int) -> TextRow:
     return TextRow(first.encode(), rest.encode(), number)
 
 
-class _NoChecks:
-    """The checks of a format whose rows need none."""
-
-    every_column = False
-
-    def add(self, block: Any, texts: list[tuple[str, ...] | Problem]) -> None:
-        """Check the rows of a block, of which the bad ones have no texts."""
-
-    def finish(self, blocks: Iterator[Block]) -> bytes | None:
-        """Make the checks that need all rows; return a schema that is known only then."""
-        return None
-
-
-class _Utf8(_NoChecks):
-    """The check of Parquet's columns before they become JSON."""
-
-    every_column = True
-
-    def add(self, block: Any, texts: list[tuple[str, ...] | Problem]) -> None:
-        from gpuscore.commands.bulk.parquet import check_utf8
-
-        check_utf8(block)
-
-
-class _Schema(_NoChecks):
-    """The schema in Parquet of the objects of JSON lines."""
-
-    def __init__(self, options: BatchOptions) -> None:
-        from gpuscore.commands.bulk.parquet import SchemaFinder
-
-        self._finder, self._options = SchemaFinder(options.columns), options
-
-    def add(self, block: Any, texts: list[tuple[str, ...] | Problem]) -> None:
-        self._finder.add(*_objects(block, texts))
-
-    def finish(self, blocks: Iterator[Block]) -> bytes:
-        from gpuscore.commands.bulk.parquet import check_writable, schema_bytes, try_table
-
-        schema = self._finder.schema
-        if self._finder.promoted:
-            for block in blocks:
-                rows, place = _objects(block, _texts(block, self._options))
-                try_table(rows, schema, place)
-        check_writable(schema, self._options.scores_column)
-        return schema_bytes(schema)
-
-
-def _objects(block: Any, texts: list[tuple[str, ...] | Problem]) -> tuple[list[Any], str]:
+def _objects(block: Any, texts: Texts) -> tuple[list[Any], str]:
     """Return the objects of the good rows, and a description of their place."""
     pairs = zip(block.decoded(), texts, strict=True)
     rows = [row for row, text in pairs if not isinstance(text, Problem)]
     return rows, f"--input {block.path}, lines {block.places[0]} to {block.places[-1]}"
 
 
-def _checker(inputs: InputFiles, options: BatchOptions) -> _NoChecks:
+def _checks(inputs: InputFiles, options: BatchOptions) -> tuple[Check, Callable[[], bytes | None]]:
+    """Return the check of each block for the output's format, and the check after all of them,
+    which returns the schema if only then it is known."""
     kinds = inputs.format, options.output_format
     if kinds == (PARQUET, JSON_LINES):
-        return _Utf8()
-    return _Schema(options) if kinds == (JSON_LINES, PARQUET) else _NoChecks()
+        from gpuscore.commands.bulk.parquet import check_utf8
 
+        return lambda block, texts: check_utf8(block), lambda: None
+    if kinds != (JSON_LINES, PARQUET):
+        return lambda block, texts: None, lambda: None
+    from gpuscore.commands.bulk.parquet import SchemaFinder, check_writable, schema_bytes, try_table
 
-def output_schema(inputs: InputFiles, options: BatchOptions, plan: PlanState) -> Any:
-    """Return the Arrow schema of the input's columns."""
-    from gpuscore.commands.bulk.parquet import schema_of_bytes
+    finder = SchemaFinder(options.columns)
 
-    known = table_schema(inputs, options)
-    return schema_of_bytes(plan.schema or b"") if known is None else known
+    def finish() -> bytes:
+        schema = finder.schema
+        for block in read_blocks(inputs, options, every_column=True) if finder.promoted else ():
+            try_table(*_objects(block, _texts(block, options)), schema)
+        check_writable(schema, options.scores_column)
+        return schema_bytes(schema)
+
+    return lambda block, texts: finder.add(*_objects(block, texts)), finish

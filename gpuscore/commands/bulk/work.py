@@ -50,7 +50,14 @@ class ScoredState(_State, frozen=True):
 
 
 class WrittenState(_State, frozen=True):
-    """The note that the output is whole: numbers of rows, and the SHA-256 of both files."""
+    """The note that the output is whole, and the outcome of a job.
+
+    Attributes:
+        scored: rows of the output; for requests, those that were answered with an error included.
+        failed: requests that were answered with an error.
+        bad: rows in OUTPUT.bad.jsonl.
+        output, bad_rows: the SHA-256 of both files.
+    """
 
     file: ClassVar[str] = "written.json"
     scored: Count
@@ -58,6 +65,16 @@ class WrittenState(_State, frozen=True):
     bad: Count
     output: str
     bad_rows: str
+
+    @property
+    def rows(self) -> int:
+        """All rows of the input."""
+        return self.scored + self.bad
+
+    def too_bad(self, most: float) -> bool:
+        """Return True if all rows, or a larger share than this, are bad or failed."""
+        bad = self.bad + self.failed
+        return bad > 0 and (bad == self.rows or bad > most * self.rows)
 
 
 LOCK, RESULTS, TEXTS, OUTPUT, BAD_ROWS = "lock", "results", "texts", "output.new", "bad.new"

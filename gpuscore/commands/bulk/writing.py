@@ -4,16 +4,13 @@ import hashlib
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
-from gpuscore.commands.bulk.formats import read_blocks
-from gpuscore.commands.bulk.inputs import InputFiles, sha256_of
+from gpuscore.commands.bulk.inputs import InputFiles, read_blocks, sha256_of, table_schema
 from gpuscore.commands.bulk.options import JSON_LINES, SUFFIXES, BatchOptions
-from gpuscore.commands.bulk.planning import output_schema
 from gpuscore.commands.bulk.rows import Block
 from gpuscore.commands.bulk.store import ANSWERED, BAD, FAILED, SCORED, ResultStore
 from gpuscore.commands.bulk.work import (
@@ -31,31 +28,6 @@ from gpuscore.types.arrays import Float64Array
 ANSWERS = (ANSWERED, FAILED)
 BUFFER = 2**20
 NO_ROWS = hashlib.sha256().hexdigest()  # of a file without rows
-
-
-@dataclass(frozen=True, slots=True)
-class BatchOutcome:
-    """Numbers of rows.
-
-    Attributes:
-        scored: rows of the output; for requests, those that were answered with an error included.
-        failed: requests that were answered with an error.
-        bad: rows in OUTPUT.bad.jsonl.
-    """
-
-    scored: int
-    failed: int
-    bad: int
-
-    @property
-    def rows(self) -> int:
-        """All rows of the input."""
-        return self.scored + self.bad
-
-    def too_bad(self, most: float) -> bool:
-        """Return True if all rows, or a larger share than this, are bad or failed."""
-        bad = self.bad + self.failed
-        return bad > 0 and (bad == self.rows or bad > most * self.rows)
 
 
 def write_output(
@@ -106,7 +78,7 @@ def check_written(options: BatchOptions, work: WorkFolder) -> None:
             raise work.damaged(f"{written.file} has {rows}, and {place} {what}")
 
 
-def publish(options: BatchOptions, work: WorkFolder) -> BatchOutcome:
+def publish(options: BatchOptions, work: WorkFolder) -> WrittenState:
     """Give the files their names and remove the work folder; may be called again after a kill.
 
     Raises:
@@ -120,7 +92,7 @@ def publish(options: BatchOptions, work: WorkFolder) -> BatchOutcome:
         new.rename(path)
     sync_folder(options.output.absolute().parent)
     work.remove()
-    return BatchOutcome(written.scored, written.failed, written.bad)
+    return written
 
 
 def refuse_existing(path: Path) -> None:
@@ -175,8 +147,7 @@ def _open(
         return write_lines
     from gpuscore.commands.bulk.parquet import ParquetOutput
 
-    schema = output_schema(inputs, options, plan)
-    table = ParquetOutput(path, schema, options.scores_column)
+    table = ParquetOutput(path, table_schema(inputs, plan.schema), options.scores_column)
     stack.callback(table.close)
 
     def write_table(block: Block, start: int, kinds: list[int], scores: Float64Array) -> None:

@@ -4,8 +4,14 @@ import argparse
 from typing import Any
 
 from gpuscore.config import FileConfig, ModelConfig, ServerConfig
-from gpuscore.config.flags import EPILOG, HelpFormatter, add_flags, add_some_flags, refuse_api_key
-from gpuscore.config.parser import CommandParser
+from gpuscore.config.flags import (
+    EPILOG,
+    CommandParser,
+    HelpFormatter,
+    add_flags,
+    add_some_flags,
+    refuse_api_key,
+)
 from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError
 

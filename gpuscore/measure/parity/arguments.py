@@ -6,8 +6,7 @@ from typing import Any
 
 from gpuscore.config import FileConfig, ModelConfig
 from gpuscore.config.examples import EXAMPLES
-from gpuscore.config.flags import EPILOG, HelpFormatter, add_flags, refuse_api_key
-from gpuscore.config.parser import CommandParser
+from gpuscore.config.flags import EPILOG, CommandParser, HelpFormatter, add_flags, refuse_api_key
 from gpuscore.config.sources import Settings
 
 Command = Callable[[argparse.Namespace, Settings], int]

@@ -1,5 +1,7 @@
 """The messages from an actor to its driver, beside those of the engine's process."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias
 
 import msgspec
@@ -60,17 +62,6 @@ FromHost: TypeAlias = Result | Failure | Opened | Silent | Lost
 
 _KINDS = {kind.__name__: kind for kind in (ConfigError, EngineFailed, LoadTimeout)}
 
-_from_host: msgspec.msgpack.Decoder[FromHost] = msgspec.msgpack.Decoder(FromHost)
-_state = msgspec.msgpack.Decoder(ActorState)
-
-
-def decode_from_host(frame: bytes) -> FromHost:
-    """Decode a message of an actor; raise ProtocolError if the frame is not one."""
-    message: FromHost = decoded(_from_host, frame)
-    return message
-
-
-def decode_state(frame: bytes) -> ActorState:
-    """Decode an actor's state; raise ProtocolError if the frame is not one."""
-    message: ActorState = decoded(_state, frame)
-    return message
+# Decode a frame of an actor; raise ProtocolError if it is no such message.
+decode_from_host: Callable[[bytes], FromHost] = partial(decoded, msgspec.msgpack.Decoder(FromHost))
+decode_state: Callable[[bytes], ActorState] = partial(decoded, msgspec.msgpack.Decoder(ActorState))

@@ -1,16 +1,18 @@
-"""The checks of this machine, in the order in which a start depends on them."""
+"""`gpuscore doctor`: checks of this machine, each with what to do about what was found."""
 
 import json
+import operator
 import os
 import platform
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import torch
 
@@ -21,8 +23,6 @@ from gpuscore.backends.common.sizing import mebibytes
 from gpuscore.backends.torch.compiler import cc
 from gpuscore.backends.torch.devices import DRIVERS, choose_device
 from gpuscore.backends.torch.plan import computes_natively
-from gpuscore.commands.doctor.finding import Finding
-from gpuscore.commands.doctor.packages import installed
 from gpuscore.config import ModelConfig, ServerConfig
 from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError
@@ -32,6 +32,25 @@ from gpuscore.server.http.auth import read_api_keys
 LEAST_MEMORY = 2 * 2**30  # bytes; the weights of Qwen3-0.6B in float32 take 2.2 GiB
 LEAST_DISK = 5 * 2**30
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
+EXTRAS = ("batch", "client", "eval", "jax", "otel", "parity", "ray")  # those of users
+Level: TypeAlias = Literal["OK", "warning", "problem"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The outcome of one check.
+
+    Args:
+        name: of the check.
+        level: a problem keeps a server from starting; a warning makes it slower or limits it.
+        found: what is there.
+        remedy: what to do; empty if nothing is needed.
+    """
+
+    name: str
+    level: Level
+    found: str
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +78,7 @@ def examine(model: ModelConfig, server: ServerConfig) -> Iterator[Finding]:
     kind = None if device.level == "problem" else choose_device(model.device).type
     checked = Checked(model, server, kind)
     yield _python()
-    yield from installed()
+    yield from _installed()
     yield device
     for check in _CHECKS:
         yield from check(checked)
@@ -84,6 +103,53 @@ def _python() -> Finding:
     if sys.version_info[:2] in ((3, 11), (3, 12)):
         return Finding("Python", "OK", found)
     return Finding("Python", "problem", found, "install Python 3.11 or 3.12")
+
+
+def _installed() -> Iterator[Finding]:
+    """Compare what is installed with what gpuscore's package asks for."""
+    lines = requires("gpuscore") or []
+    wrong = [line for line in map(unmet, lines) if line]
+    if wrong:
+        remedy = "install gpuscore again in a new virtual environment"
+        yield Finding("packages", "problem", "; ".join(wrong), remedy)
+    else:
+        yield Finding("packages", "OK", f"gpuscore {__version__}, torch {version('torch')}")
+    yield Finding("extras", "OK", ", ".join(f"{name} {_extra(name, lines)}" for name in EXTRAS))
+
+
+def _extra(name: str, lines: Sequence[str]) -> str:
+    """Return yes if everything is there that an extra asks for, or no with what is not."""
+    asked = [line.partition(";")[0] for line in lines if re.search(rf"extra == .{name}\b", line)]
+    wrong = [line for line in map(unmet, asked) if line]
+    return f"no ({'; '.join(wrong)})" if wrong else "yes"
+
+
+def unmet(line: str) -> str | None:
+    """Return what is wrong about a requirement; None if it is met or belongs to an extra."""
+    wanted, _, marker = line.partition(";")
+    if "extra ==" in marker:
+        return None
+    name = re.split(r"[^\w.-]", wanted)[0]
+    try:
+        found = version(name)
+    except PackageNotFoundError:
+        return f"{name} is missing"
+    limits = [(sign, limit) for sign, limit in _LIMIT.findall(wanted)]
+    if all(_KEEPS[sign](_release(found), _release(limit)) for sign, limit in limits):
+        return None
+    return f"{name} is {found}, supported: {', '.join(sign + limit for sign, limit in limits)}"
+
+
+# The signs that pyproject.toml uses.
+_KEEPS = {">=": operator.ge, "<": operator.lt, "==": operator.eq}
+_LIMIT = re.compile(r"(>=|<|==)\s*([\d.]+)")
+_PARTS = 4  # of a release, so that 2.11 equals 2.11.0
+
+
+def _release(text: str) -> tuple[int, ...]:
+    """Return the numbers of a version, without what a build adds to them."""
+    numbers = [int(part) for part in re.findall(r"\d+", re.split(r"[^\d.]", text)[0])]
+    return tuple([*numbers, *[0] * _PARTS][:_PARTS])
 
 
 def _device(model: ModelConfig) -> Finding:
