@@ -10,13 +10,11 @@ from time import monotonic
 
 from gpuscore.backends.base import Backend
 from gpuscore.config import EngineConfig
-from gpuscore.engine.admission import MAX_RETRY_AFTER, Backlog
-from gpuscore.engine.collapse import check_collapse
-from gpuscore.engine.distinct import distinct_items
-from gpuscore.engine.rate import Rate
+from gpuscore.engine.admission import MAX_RETRY_AFTER, Backlog, Rate
 from gpuscore.engine.runner import Runner
-from gpuscore.engine.same_bits import check_same_bits
+from gpuscore.engine.start_checks import check_collapse, check_same_bits
 from gpuscore.engine.ticket import Progress, Ticket
+from gpuscore.engine.trees import distinct_items
 from gpuscore.errors import GpuscoreError, InsufficientMemory, InvalidRequest, Unavailable
 from gpuscore.types.label_nodes import with_nodes
 from gpuscore.types.limits import BackendLimits

@@ -6,8 +6,7 @@ import pytest
 
 from engine.test_admission import request
 from gpuscore.config import EngineConfig
-from gpuscore.engine.admission import Backlog
-from gpuscore.engine.counts import Counts
+from gpuscore.engine.admission import Backlog, Counts
 from gpuscore.errors import Overloaded
 from gpuscore.processes.fronts.board import Board
 

@@ -3,7 +3,7 @@
 import mmap
 
 from gpuscore.engine import admission
-from gpuscore.engine.counts import Counts
+from gpuscore.engine.admission import Counts
 from gpuscore.server.http import gate
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from gpuscore.engine.distinct import DistinctItems, distinct_items
+from gpuscore.engine.trees import DistinctItems, distinct_items
 from gpuscore.processes.replicas.parts import join
 from gpuscore.types.request import ScoreRequest, ScoreResult
 
