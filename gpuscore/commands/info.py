@@ -18,7 +18,7 @@ from gpuscore.config.sources import DEFAULT, Settings
 from gpuscore.errors import ConfigError
 from gpuscore.models.hub import model_directory, model_name
 from gpuscore.processes.replicas.placement import Placement, placements
-from gpuscore.prompts.decision_files import read_asking
+from gpuscore.prompts.decisions import read_asking
 from gpuscore.prompts.model import ModelFiles
 
 SHOWN_CLASSES = 8

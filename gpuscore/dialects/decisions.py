@@ -40,12 +40,13 @@ from gpuscore.prompts.decision_reads import DecisionReads, ReadAnswer
 from gpuscore.prompts.decision_texts import (
     DecisionQuestion,
     check_count,
+    check_questions,
     choice,
     level,
+    most_options,
     predicate,
 )
 from gpuscore.prompts.decisions import DecisionInput, DecisionRequest
-from gpuscore.prompts.system_one import check_questions, most_options
 from gpuscore.text.turns import Turns
 from gpuscore.types.record import RequestRecord
 

@@ -15,7 +15,7 @@ from gpuscore.dialects.fields import (
     refused,
 )
 from gpuscore.dialects.schema import PromptTokens, PromptTokensDetails
-from gpuscore.prompts.system_one import Content
+from gpuscore.prompts.decision_texts import Content
 
 Instructions = Annotated[
     Content | None, about("The question: text, or JSON that the model reads as text.")

@@ -22,8 +22,7 @@ from gpuscore.dialects.schema import decoding_errors
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.errors import InvalidRequest, TooManyTokens
 from gpuscore.text.joining import PromptBuilder
-from gpuscore.text.pieces import OverLimit
-from gpuscore.text.turns import Turns
+from gpuscore.text.turns import OverLimit, Turns
 from gpuscore.types.record import RequestRecord
 
 

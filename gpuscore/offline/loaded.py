@@ -11,8 +11,7 @@ from gpuscore.config.options import checked
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import ConfigError
 from gpuscore.models.hub import model_directory
-from gpuscore.prompts.decision_files import read_asking
-from gpuscore.prompts.decisions import ORDERS
+from gpuscore.prompts.decisions import ORDERS, read_asking
 from gpuscore.prompts.model import ModelFiles
 
 _UNLIMITED = RequestLimits(

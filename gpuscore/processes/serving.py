@@ -25,7 +25,7 @@ from gpuscore.processes.replicas.shares import Sought, places_of_all
 from gpuscore.processes.replicas.start import start_models
 from gpuscore.processes.replicas.together import AllReplicas
 from gpuscore.processes.worker.process import EngineListener
-from gpuscore.prompts.decision_files import Asking, read_asking
+from gpuscore.prompts.decisions import Asking, read_asking
 from gpuscore.prompts.model import ModelFiles
 from gpuscore.server.http.auth import ApiKeys, KeyReader, read_api_keys
 from gpuscore.server.http.cors import read_origins
@@ -34,7 +34,7 @@ from gpuscore.server.http.hosts import read_hosts
 from gpuscore.server.observe.tracing import read_tracer
 from gpuscore.server.run import serve
 from gpuscore.system.log import LogFormat, LogWriter, chosen_format, logging_to
-from gpuscore.text.tokenizer_info import TokenizerInfo, read_tokenizer_info
+from gpuscore.text.tokenizer import TokenizerInfo, read_tokenizer_info
 
 STANDARD_OUTPUT = 1
 

@@ -9,15 +9,27 @@ from itertools import groupby, islice
 import numpy as np
 
 from gpuscore.errors import ConfigError, InvalidRequest, PromptTooLong
-from gpuscore.prompts.family import DOCUMENT, INSTRUCTION, QUERY, PromptFamily, fields_of, filled
-from gpuscore.prompts.rerank_input import Rerank, RerankInput
-from gpuscore.prompts.room import DocumentRoom
-from gpuscore.prompts.templates import DocumentTemplate, QueryGroup, prompts_of, refused_group
+from gpuscore.prompts.family import (
+    DOCUMENT,
+    INSTRUCTION,
+    QUERY,
+    DocumentTemplate,
+    PromptFamily,
+    fields_of,
+    filled,
+)
+from gpuscore.prompts.rerank_input import (
+    DocumentRoom,
+    QueryGroup,
+    Rerank,
+    RerankInput,
+    prompts_of,
+    refused_group,
+)
 from gpuscore.text.controls import ControlToken, refused_controls
 from gpuscore.text.joining import PromptBuilder
-from gpuscore.text.pieces import OverLimit, beside
 from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.text.turns import ALONE, Turns
+from gpuscore.text.turns import ALONE, OverLimit, Turns, beside
 from gpuscore.types.arrays import NO_TOKENS, Float64Array, Int32Array
 from gpuscore.types.item_errors import ItemErrors, ItemsRefused
 from gpuscore.types.request import ScoreResult

@@ -21,8 +21,7 @@ from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from gpuscore.errors import DeadlineExceeded, Unavailable
-from gpuscore.text.pieces import PIECE_CHARS
-from gpuscore.text.turns import Turns
+from gpuscore.text.turns import PIECE_CHARS, Turns
 
 ResultT = TypeVar("ResultT")
 

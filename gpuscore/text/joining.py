@@ -15,14 +15,11 @@ from gpuscore.errors import (
     TooManyItems,
     TooManyTokens,
 )
-from gpuscore.text.checks import PromptChecks, PromptsFrom
-from gpuscore.text.factoring import factor, split, stop_over
-from gpuscore.text.ids import factor_ids
-from gpuscore.text.labels import LabelReader
-from gpuscore.text.pieces import is_long
+from gpuscore.text.checks import LabelReader, PromptChecks, PromptsFrom
+from gpuscore.text.factoring import factor, factor_ids, split, stop_over
 from gpuscore.text.score_input import ScoreInput, lists_of
 from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.text.turns import ALONE, Turns
+from gpuscore.text.turns import ALONE, Turns, is_long
 from gpuscore.types.arrays import Int32Array, common_prefix
 from gpuscore.types.item_errors import ItemErrors, ItemsRefused
 from gpuscore.types.label_nodes import most_tokens

@@ -13,9 +13,14 @@ from gpuscore.errors import ConfigError, InvalidRequest, PromptTooLong, TooManyT
 from gpuscore.prompts import decision_chat
 from gpuscore.prompts.calibration import KINDS, Calibration, Scaling, same_temperature
 from gpuscore.prompts.chat import ChatTemplate
-from gpuscore.prompts.decision_files import Asking, read_decision_settings
 from gpuscore.prompts.decision_texts import choice, level, predicate
-from gpuscore.prompts.decisions import DecisionInput, DecisionPrompts, DecisionSettings
+from gpuscore.prompts.decisions import (
+    Asking,
+    DecisionInput,
+    DecisionPrompts,
+    DecisionSettings,
+    read_decision_settings,
+)
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.limits import BackendLimits

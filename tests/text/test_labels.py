@@ -16,9 +16,9 @@ from gpuscore.errors import (
     TooManyTokens,
 )
 from gpuscore.text.joining import PromptBuilder
-from gpuscore.text.pieces import PIECE_CHARS
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.text.tokenizer import TextEncoder
+from gpuscore.text.turns import PIECE_CHARS
 from gpuscore.types.item_errors import ItemErrors
 from gpuscore.types.limits import BackendLimits
 from support.models import VOCAB, make_tokenizer
