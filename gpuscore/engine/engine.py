@@ -108,24 +108,19 @@ class Engine:
             InvalidRequest: items that continue each other are longer than a batch together.
             Unavailable: the engine is closed or has failed.
         """
-        (outcome,) = self._queue([request], progress)
+        (outcome,) = self.score_all([request], progress)
         if isinstance(outcome, GpuscoreError):
             raise outcome
         return outcome
 
     def score_all(
-        self, requests: Sequence[ScoreRequest]
+        self, requests: Sequence[ScoreRequest], progress: Progress | None = None
     ) -> "list[Future[ScoreResult] | GpuscoreError]":
         """Queue all these requests together, so that one batch may compute them all.
 
         Returns:
             For each request, its future, or the error that `score` would have raised.
         """
-        return self._queue(requests, None)
-
-    def _queue(
-        self, requests: Sequence[ScoreRequest], progress: Progress | None
-    ) -> "list[Future[ScoreResult] | GpuscoreError]":
         outcomes: list[Future[ScoreResult] | GpuscoreError] = []
         arrived = self.clock()
         distinct = [distinct_items(request) for request in requests]

@@ -154,7 +154,9 @@ class Runner:
         self.tally.nonfinite_rows += rows
         for item in broken:
             if work.alone or item in job.retried:
-                self._fail(job, _nonfinite(self._tickets[job].callers_item(item)))
+                param = f"items[{self._tickets[job].callers_item(item)}]"
+                message = f"the model's output for {param} is not finite"
+                self._fail(job, NonfiniteScore(message, param=param))
                 return
             of_long = share.long is not None and item == share.long[0]
             if item == QUERY or (job.request.every_position and of_long):
@@ -234,11 +236,6 @@ def _outside(error: Exception) -> Exception:
     """Return an error of a caller's function with that function's frames only."""
     assert error.__traceback__ is not None  # noqa: S101  (it was raised)
     return error.with_traceback(error.__traceback__.tb_next)
-
-
-def _nonfinite(item: int) -> NonfiniteScore:
-    param = f"items[{item}]"
-    return NonfiniteScore(f"the model's output for {param} is not finite", param=param)
 
 
 class Tally:

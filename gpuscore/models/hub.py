@@ -33,15 +33,9 @@ def model_directory(model: str, revision: str | None = None) -> Path:
     path = Path(model).expanduser()
     if path.is_file():
         refuse_file(path)
-    directory = path if path.is_dir() else _downloaded(model, path, revision)
+    directory = path if path.is_dir() else _from_hub(model, path, revision)
     refuse_other_formats(directory)
     return directory
-
-
-def _downloaded(model: str, path: Path, revision: str | None) -> Path:
-    if path.is_absolute() or model.startswith(("./", "../", "~")) or model.count("/") > 1:
-        raise ConfigError(f"MODEL {model}: the directory does not exist")
-    return _from_hub(model, revision)
 
 
 def model_name(model: str) -> str:
@@ -55,13 +49,13 @@ def model_name(model: str) -> str:
     return Path(os.path.abspath(path)).name or model  # not `resolve`: a link has a name of its own
 
 
-def _from_hub(model: str, revision: str | None) -> Path:
+def _from_hub(model: str, path: Path, revision: str | None) -> Path:
+    if path.is_absolute() or model.startswith(("./", "../", "~")) or model.count("/") > 1:
+        raise ConfigError(f"MODEL {model}: the directory does not exist")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         HfHubHTTPError,
         HFValidationError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
@@ -78,8 +72,6 @@ def _from_hub(model: str, revision: str | None) -> Path:
         raise ConfigError(f"MODEL {model} has no --revision {revision} on the hub") from error
     except RepositoryNotFoundError as error:
         raise ConfigError(f"the hub has no MODEL {model}, or it needs a login") from error
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError) as error:
-        raise ConfigError(offline) from error
     except (HfHubHTTPError, OSError) as error:
         raise ConfigError(offline) from error
 
@@ -161,23 +153,8 @@ def _refuse_kind(directory: Path, config: dict[str, Any]) -> None:
             raise ConfigError(f"{found}, {why.format(key=key)}; {DECODERS}")
 
 
-def _encoder_decoder(name: str, config: dict[str, Any]) -> str:
-    return "is_encoder_decoder" if config.get("is_encoder_decoder") is True else ""
-
-
-def _encoder(name: str, config: dict[str, Any]) -> str:
-    kind = config.get("model_type")
-    known = isinstance(kind, str) and ("bert" in kind or kind in _ENCODERS)
-    return "model_type" if known or name.endswith("ForMaskedLM") else ""
-
-
-def _not_only_text(name: str, config: dict[str, Any]) -> str:
-    return next((key for key in _TOWERS if config.get(key) is not None), "")
-
-
-def _headless(name: str, config: dict[str, Any]) -> str:
-    # GPT2LMHeadModel and its like have heads.
-    return "architectures" if name.endswith("Model") and "Head" not in name else ""
+def _is_encoder(kind: object) -> bool:
+    return isinstance(kind, str) and ("bert" in kind or kind in _ENCODERS)
 
 
 # Of transformers' encoders those whose names do not say "bert"; `new` is GTE's, with remote code.
@@ -186,19 +163,23 @@ _TOWERS = (
     *("vision_config", "vision_tower", "mm_vision_tower", "visual", "audio_config"),
     *("speech_config", "image_size"),
 )
-_KINDS: tuple[tuple[Callable[[str, dict[str, Any]], str], str], ...] = (
-    (_not_only_text, "which takes images or sound ({key}); choose a model of text only"),
+_KINDS: tuple[tuple[Callable[[str, dict[str, Any]], object], str], ...] = (
     (
-        _encoder_decoder,
+        lambda _, config: next((key for key in _TOWERS if config.get(key) is not None), ""),
+        "which takes images or sound ({key}); choose a model of text only",
+    ),
+    (
+        lambda _, config: config.get("is_encoder_decoder") is True,
         "an encoder-decoder; its decoder does not read the prompt itself",
     ),
     (
-        _encoder,
+        lambda name, config: name.endswith("ForMaskedLM") or _is_encoder(config.get("model_type")),
         "an encoder, whose tokens see those after them; serve it with text-embeddings-inference "
         "or sentence-transformers",
     ),
     (
-        _headless,
+        # GPT2LMHeadModel and its like have heads.
+        lambda name, _: name.endswith("Model") and "Head" not in name,
         "a model without a head, which gives embeddings and no probabilities; serve it with "
         "text-embeddings-inference or sentence-transformers",
     ),

@@ -88,7 +88,10 @@ def find_family(
         return _for_head(_resolved(FAMILIES[wanted], directory, specials), head)
     found = _sentence_transformers(directory, specials)
     if found is None:
-        known = _configured(directory) or by_name(names, architecture_name(directory))
+        config = read_object(directory / "config.json") or {}
+        known = by_name(names, architecture_name(directory))
+        if config.get("is_original_qwen3_reranker") is True:  # vLLM's key
+            known = QWEN3_RERANKER
         found = None if known is None else _resolved(known, directory, specials)
     if found is None or (head is not None and head.num_classes > 1):
         return None  # it is unknown which of several classes means relevant
@@ -146,12 +149,6 @@ def _resolved(family: AnyFamily, directory: Path, specials: Sequence[str]) -> Pr
         one_class=family.one_class,
         strip=True,  # many templates strip texts, so it is done for all of them
     )
-
-
-def _configured(directory: Path) -> PromptFamily | None:
-    """Return the family that config.json names with vLLM's key for Qwen3-Reranker, or None."""
-    config = read_object(directory / "config.json") or {}
-    return QWEN3_RERANKER if config.get("is_original_qwen3_reranker") is True else None
 
 
 def _sentence_transformers(directory: Path, specials: Sequence[str]) -> PromptFamily | None:

@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import repeat
 
 from gpuscore.errors import InvalidRequest
 from gpuscore.text.checks import PromptsFrom
 from gpuscore.text.controls import ControlToken
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.text.turns import OverLimit, Turns
-from gpuscore.types.arrays import NO_TOKENS, Int32Array
+from gpuscore.types.arrays import Int32Array
 from gpuscore.types.item_errors import ItemErrors, check_text, checked_texts
 from gpuscore.types.request import ScoreRequest
 
@@ -111,11 +110,6 @@ def prompts_of(groups: Sequence[QueryGroup], start: int) -> Iterator[Int32Array]
         if start < group.count:
             yield from group.prompts(start)
         start = max(0, start - group.count)
-
-
-def refused_group(count: int) -> QueryGroup:
-    """Return a group with empty prompts in the place of those that cannot be made."""
-    return QueryGroup(lambda start: repeat(NO_TOKENS, count - start), count, 0, [])
 
 
 SURE = 8  # tokens: a document that leaves so many free fits, however it merges with its neighbours

@@ -47,7 +47,11 @@ def refuse_other_ids(directory: Path, tokenizer: Tokenizer) -> None:
             f"{path}: split_special_tokens is {shown(config['split_special_tokens'])}; supported: "
             "false"
         )
-    _check_random(directory / "tokenizer.json", tokenizer)
+    if dropout := getattr(tokenizer.model, "dropout", None):
+        raise ConfigError(
+            f"{directory / 'tokenizer.json'}: dropout is {dropout}, which makes ids random; "
+            "supported: null or 0"
+        )
     if config.get("add_prefix_space") is True and config.get("tokenizer_class") in _REBUILT:
         _check_prefix(path, tokenizer)
     for token in as_object(config.get("added_tokens_decoder") or {}, str(path)).values():
@@ -140,15 +144,6 @@ def _check_added(
                 f"{path}: {key} says that {flag} of {shown(content)} is {shown(flags[flag])}, "
                 f"tokenizer.json {getattr(found, flag)}; supported: both alike"
             )
-
-
-def _check_random(path: Path, tokenizer: Tokenizer) -> None:
-    """Raise ConfigError if the same text may get other ids the next time."""
-    dropout = getattr(tokenizer.model, "dropout", None)
-    if dropout:
-        raise ConfigError(
-            f"{path}: dropout is {dropout}, which makes ids random; supported: null or 0"
-        )
 
 
 def _check_prefix(path: Path, tokenizer: Tokenizer) -> None:

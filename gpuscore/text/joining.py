@@ -110,19 +110,13 @@ class PromptBuilder:
         before = self
         if trie is not None:  # the last token of a label is not computed
             before = PromptBuilder(self.encoder, self.backend, self.limits, trie.longest - 1)
-        query, items = before._prompts(given, turns, errors)
+        parts = None if given.is_text or errors else before._ids_at_once(given)
+        query, items = before._one_by_one(given, turns, errors) if parts is None else parts
         need_lse, priority = given.need_lse or trie is not None, given.priority
         request = ScoreRequest(query, items, labels, need_lse, priority=priority, trie=trie)
         tokens = most_tokens(request, self.backend)
         _at_most(TooManyTokens, "items", tokens, self.limits.max_request_tokens)
         return request
-
-    def _prompts(
-        self, given: ScoreInput, turns: Turns, errors: ItemErrors | None
-    ) -> tuple[Int32Array, tuple[Int32Array, ...]]:
-        """Return the query and the items."""
-        parts = None if given.is_text or errors else self._ids_at_once(given)
-        return self._one_by_one(given, turns, errors) if parts is None else parts
 
     def _one_by_one(
         self, given: ScoreInput, turns: Turns, errors: ItemErrors | None

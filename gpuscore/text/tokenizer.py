@@ -72,6 +72,7 @@ class TextEncoder:
         specials = find_specials(tokenizer)
         self._specials = specials or Specials(NO_TOKENS, NO_TOKENS)
         self._boundaries = None if specials is None else find_boundaries(tokenizer)
+        self._first_cut = None if self._boundaries is None else self._boundaries.first
         # Half a second for a large vocabulary. A bound for tokens is one for some of them.
         self._least: LeastTokens | None = (
             find_least_tokens(tokenizer) if base is None else base._least
@@ -232,7 +233,7 @@ class TextEncoder:
         in_parts = special and self._boundaries is not None
         opening, closing = (self._specials.opening, self._specials.closing) if in_parts else NONE
         found, count = [opening], len(opening) + len(closing)
-        for begin, piece in pieces(text, self._boundaries and self._boundaries.first, turns):
+        for begin, piece in pieces(text, self._first_cut, turns):
             skipped = self._num_ids(piece[0]) if begin else 0
             (encoding,) = self._encode([piece], special and not in_parts)
             count += len(encoding) - skipped
@@ -260,7 +261,7 @@ class TextEncoder:
         if self._least is not None and is_long(text):
             text = text[: self._least.reach(text, count, turns) + PIECE_CHARS]
         seen = end = 0
-        for begin, piece in pieces(text, self._boundaries and self._boundaries.first, turns):
+        for begin, piece in pieces(text, self._first_cut, turns):
             skipped = self._num_ids(piece[0]) if begin else 0
             with _tokenizing():
                 (encoding,) = self._tokenizer.encode_batch([piece], add_special_tokens=False)
@@ -318,12 +319,8 @@ class TextEncoder:
         return self._for_callers[ids]
 
     def _decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
-        try:
+        with _tokenizing():
             return self._tokenizer.decode_batch(sequences, skip_special_tokens=False)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # a panic in the tokenizer is not an Exception
-            raise InternalError("the tokenizer failed") from error
 
     def _encode(self, texts: list[str], special: bool) -> list[Encoding]:
         # Unlike `encode`, the batch methods release the GIL.
