@@ -188,20 +188,18 @@ _KINDS: tuple[tuple[Callable[[str, dict[str, Any]], object], str], ...] = (
 
 def _refuse_unnamed_quantization(directory: Path, config: dict[str, Any]) -> None:
     """Refuse quantised weights of which config.json says nothing, or in another library's key."""
-    apart = read_object(directory / "hf_quant_config.json")
+    apart, mlx = read_object(directory / "hf_quant_config.json"), config.get("quantization")
+    found = ""
     if apart is not None and config.get("quantization_config") is None:
         inner = apart.get("quantization")
         method = inner.get("quant_algo") if isinstance(inner, dict) else None
+        found = f"ModelOpt to {shown(method)} (hf_quant_config.json)"
+    elif isinstance(mlx, dict) and "bits" in mlx:
+        found = f"MLX to {shown(mlx['bits'])} bits (config.json: quantization)"
+    if found:
         raise ConfigError(
-            f"MODEL {directory} is quantised by ModelOpt to {shown(method)} "
-            "(hf_quant_config.json); serve the original model, with --quantization int8 if it does "
-            "not fit"
-        )
-    mlx = config.get("quantization")
-    if isinstance(mlx, dict) and "bits" in mlx:
-        raise ConfigError(
-            f"MODEL {directory} is quantised by MLX to {shown(mlx['bits'])} bits (config.json: "
-            "quantization); serve the original model, with --quantization int8 if it does not fit"
+            f"MODEL {directory} is quantised by {found}; serve the original model, with "
+            "--quantization int8 if it does not fit"
         )
 
 

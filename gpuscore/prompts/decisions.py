@@ -14,8 +14,7 @@ from gpuscore.config import RequestLimits
 from gpuscore.errors import ConfigError, InvalidRequest, PromptTooLong, TooManyTokens
 from gpuscore.models.files import read_object, shown
 from gpuscore.prompts.calibration import Calibration, is_temperature, same_temperature
-from gpuscore.prompts.chat import ChatTemplate
-from gpuscore.prompts.decision_chat import DecisionChat
+from gpuscore.prompts.chat import ChatTemplate, DecisionChat
 from gpuscore.prompts.decision_reads import DecisionReads, with_labels
 from gpuscore.prompts.decision_texts import PAIRS, SINGLE, DecisionQuestion, json_text
 from gpuscore.prompts.rerank_input import RerankInput

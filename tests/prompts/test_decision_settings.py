@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from gpuscore import Choice, Noul, Rating, Scorer
 from gpuscore.config import RequestLimits
 from gpuscore.errors import ConfigError, InvalidRequest, PromptTooLong, TooManyTokens
-from gpuscore.prompts import decision_chat
+from gpuscore.prompts import chat
 from gpuscore.prompts.calibration import KINDS, Calibration, Scaling, same_temperature
 from gpuscore.prompts.chat import ChatTemplate
 from gpuscore.prompts.decision_texts import choice, level, predicate
@@ -80,7 +80,7 @@ def test_instructions_are_the_systems_turn_and_variables_reach_the_template():
 
 
 def test_renderings_are_kept_and_forgotten(monkeypatch):
-    monkeypatch.setattr(decision_chat, "KEPT", 2)
+    monkeypatch.setattr(chat, "KEPT", 2)
     ours, count = prompts(), []
     sound = ChatTemplate.marked
     monkeypatch.setattr(
