@@ -132,7 +132,7 @@ def test_imports_go_one_way():
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("gpuscore.engine.draft", "import torch"),
+        ("gpuscore.engine.jobs", "import torch"),
         ("gpuscore.engine.engine", "from gpuscore.backends.torch import backend"),
         ("gpuscore.engine.engine", "from gpuscore.processes.worker.client import EngineClient"),
         ("gpuscore.engine.engine", "from gpuscore.config.sources import read_settings"),
@@ -145,7 +145,7 @@ def test_imports_go_one_way():
         ("gpuscore.processes.fronts.front", "import torch"),
         ("gpuscore.types.batch", "from gpuscore.errors import InvalidRequest"),
         ("gpuscore_kernels.label_head.api", "from gpuscore.types.batch import PackedBatch"),
-        ("gpuscore.backends.torch.backend", "from gpuscore.engine.draft import draft_batch"),
+        ("gpuscore.backends.torch.backend", "from gpuscore.engine.jobs import draft_batch"),
         ("gpuscore.backends.jax.backend", "import torch"),
         ("gpuscore.backends.jax.backend", "from gpuscore.backends.torch.plan import plan_backend"),
         ("gpuscore.backends.common.plan", "import torch"),

@@ -24,7 +24,7 @@ from gpuscore.processes.replicas.placement import (
     placements,
     places_of_all,
 )
-from gpuscore.prompts.decision_files import read_asking
+from gpuscore.prompts.decisions import read_asking
 from gpuscore.prompts.model import ModelFiles
 
 SHOWN_CLASSES = 8

@@ -18,7 +18,7 @@ from gpuscore.dialects.wire import (
     Truncated,
     about,
 )
-from gpuscore.prompts.system_one import Content
+from gpuscore.prompts.decision_texts import Content
 
 
 class ScoreAnswer(msgspec.Struct, omit_defaults=True):

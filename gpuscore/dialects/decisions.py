@@ -41,9 +41,16 @@ from gpuscore.dialects.wire import (
 )
 from gpuscore.errors import InvalidRequest
 from gpuscore.prompts.decision_reads import DecisionReads, ReadAnswer
-from gpuscore.prompts.decision_texts import DecisionQuestion, check_count, choice, level, predicate
+from gpuscore.prompts.decision_texts import (
+    DecisionQuestion,
+    check_count,
+    check_questions,
+    choice,
+    level,
+    most_options,
+    predicate,
+)
 from gpuscore.prompts.decisions import DecisionInput, DecisionRequest
-from gpuscore.prompts.system_one import check_questions, most_options
 from gpuscore.text.turns import Turns
 from gpuscore.types.record import RequestRecord
 

@@ -45,15 +45,16 @@ from gpuscore.dialects.wire import (
 )
 from gpuscore.errors import GpuscoreError, InvalidRequest
 from gpuscore.prompts.decision_reads import DecisionReads, ReadAnswer
-from gpuscore.prompts.decision_texts import DecisionQuestion, json_text
-from gpuscore.prompts.decisions import DecisionInput
-from gpuscore.prompts.system_one import (
+from gpuscore.prompts.decision_texts import (
     Content,
+    DecisionQuestion,
     check_questions,
     choice_question,
+    json_text,
     noul_question,
     score_question,
 )
+from gpuscore.prompts.decisions import DecisionInput
 from gpuscore.text.turns import Turns
 from gpuscore.types.record import RequestRecord
 

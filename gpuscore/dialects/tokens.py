@@ -24,8 +24,7 @@ from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import ModelName, about, strict_decoder
 from gpuscore.errors import InvalidRequest, TooManyTokens
 from gpuscore.text.joining import PromptBuilder
-from gpuscore.text.pieces import OverLimit
-from gpuscore.text.turns import Turns
+from gpuscore.text.turns import OverLimit, Turns
 
 
 class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):

@@ -1,9 +1,11 @@
-"""The backlog: requests in flight, the wait that they cause, and the limits on them."""
+"""The backlog: requests in flight, the limits on them, and the wait at the present rate."""
 
+import math
 from collections.abc import Callable
 
+import numpy as np
+
 from gpuscore.config import EngineConfig
-from gpuscore.engine.counts import Counts
 from gpuscore.errors import Overloaded
 from gpuscore.types.request import ScoreRequest
 
@@ -13,6 +15,67 @@ _SIZES = 48  # sizes are counted by their number of binary digits
 _REQUESTS, _ITEMS, _TOKENS, _COUNT = range(4)
 _SUM = _COUNT + _SIZES
 PLACES = _SUM + _SIZES
+
+
+class Counts:
+    """Numbers by place, in a table with one row per process.
+
+    A process writes its own row only, so no lock is needed between processes: numbers of eight
+    bytes are written and read whole. Processes that compare with a limit at the same moment may all
+    find room for one more, so a limit holds within one unit for each further process.
+
+    Args:
+        table: of C int64 numbers, row by row.
+        width: places of a row.
+        row: of this process.
+        first: the place in the row that is place 0 here.
+    """
+
+    def __init__(self, table: memoryview, width: int, row: int = 0, first: int = 0) -> None:
+        self._table, self._width, self._first = table, width, first
+        self._own = row * width + first
+        self._alone = len(table) == width
+
+    @classmethod
+    def alone(cls, width: int) -> "Counts":
+        """Return counts that no other process shares."""
+        return cls(memoryview(bytearray(8 * width)).cast("q"), width)
+
+    def add(self, place: int, number: int) -> None:
+        """Add to this process's number. Calls of several threads need a lock."""
+        self._table[self._own + place] += number
+
+    def total(self, place: int) -> int:
+        """Return the sum over all processes."""
+        if self._alone:
+            return self._table[self._own + place]
+        return sum(self._table[self._first + place :: self._width])
+
+    def totals(self, start: int, stop: int) -> list[int]:
+        """Return the sums over all processes of the places from `start` to `stop` - 1."""
+        if self._alone:
+            return self._table[self._own + start : self._own + stop].tolist()
+        rows = np.frombuffer(self._table, np.int64).reshape(-1, self._width)
+        sums: list[int] = rows[:, self._first + start : self._first + stop].sum(axis=0).tolist()
+        return sums
+
+
+RATE_SECONDS = 5.0  # of work, after which its weight in the average has fallen to 1/e
+
+
+class Rate:
+    """A smoothed rate in tokens per second; one thread adds, any thread may read `value`."""
+
+    def __init__(self) -> None:
+        self.value = 0.0  # unknown
+        self._done = self._busy = 0.0
+
+    def add(self, done: float, seconds: float) -> None:
+        """Add `done` tokens computed in `seconds`."""
+        kept = math.exp(-seconds / RATE_SECONDS)
+        self._busy = kept * self._busy + seconds
+        self._done = kept * self._done + done
+        self.value = self._done / self._busy if self._busy > 0 else 0.0
 
 
 class Backlog:

@@ -10,13 +10,11 @@ from time import monotonic
 
 from gpuscore.backends.base import Backend
 from gpuscore.config import EngineConfig
-from gpuscore.engine.admission import MAX_RETRY_AFTER, Backlog
-from gpuscore.engine.collapse import check_collapse
-from gpuscore.engine.distinct import distinct_items
-from gpuscore.engine.rate import Rate
+from gpuscore.engine.admission import MAX_RETRY_AFTER, Backlog, Rate
 from gpuscore.engine.runner import Runner
-from gpuscore.engine.same_bits import check_same_bits
+from gpuscore.engine.start_checks import check_collapse, check_same_bits
 from gpuscore.engine.ticket import Progress, Ticket
+from gpuscore.engine.trees import distinct_items
 from gpuscore.errors import GpuscoreError, InsufficientMemory, InvalidRequest, Unavailable
 from gpuscore.types.label_nodes import with_nodes
 from gpuscore.types.limits import BackendLimits
@@ -110,24 +108,19 @@ class Engine:
             InvalidRequest: items that continue each other are longer than a batch together.
             Unavailable: the engine is closed or has failed.
         """
-        (outcome,) = self._queue([request], progress)
+        (outcome,) = self.score_all([request], progress)
         if isinstance(outcome, GpuscoreError):
             raise outcome
         return outcome
 
     def score_all(
-        self, requests: Sequence[ScoreRequest]
+        self, requests: Sequence[ScoreRequest], progress: Progress | None = None
     ) -> "list[Future[ScoreResult] | GpuscoreError]":
         """Queue all these requests together, so that one batch may compute them all.
 
         Returns:
             For each request, its future, or the error that `score` would have raised.
         """
-        return self._queue(requests, None)
-
-    def _queue(
-        self, requests: Sequence[ScoreRequest], progress: Progress | None
-    ) -> "list[Future[ScoreResult] | GpuscoreError]":
         outcomes: list[Future[ScoreResult] | GpuscoreError] = []
         arrived = self.clock()
         distinct = [distinct_items(request) for request in requests]

@@ -1,15 +1,17 @@
-"""The step: plan a batch, launch it, collect the batch before it, resolve finished requests."""
+"""The step: plan a batch, launch it, collect the batch before it, resolve finished requests.
+
+Also what is counted of the steps (`Tally`).
+"""
 
 import logging
+from bisect import bisect_left
 from collections.abc import Callable
 from time import monotonic
 
 from gpuscore.backends.base import Backend, DeviceLost, OutOfMemory, Pending
 from gpuscore.engine.jobs import QUERY, Job, Share, Work
-from gpuscore.engine.outcome import resolve
 from gpuscore.engine.scheduler import Scheduler
-from gpuscore.engine.tally import Tally
-from gpuscore.engine.ticket import Ticket
+from gpuscore.engine.ticket import Ticket, resolve
 from gpuscore.engine.trees import share_prefixes, without_trees
 from gpuscore.errors import (
     DeadlineExceeded,
@@ -19,8 +21,8 @@ from gpuscore.errors import (
     NonfiniteScore,
     causes,
 )
-from gpuscore.types.batch import RowScores
-from gpuscore.types.stats import EngineCounters
+from gpuscore.types.batch import PackedBatch, RowScores
+from gpuscore.types.stats import BATCH_ITEMS, BATCH_TOKENS, EngineCounters, SizeCounts
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +154,9 @@ class Runner:
         self.tally.nonfinite_rows += rows
         for item in broken:
             if work.alone or item in job.retried:
-                self._fail(job, _nonfinite(self._tickets[job].callers_item(item)))
+                param = f"items[{self._tickets[job].callers_item(item)}]"
+                message = f"the model's output for {param} is not finite"
+                self._fail(job, NonfiniteScore(message, param=param))
                 return
             of_long = share.long is not None and item == share.long[0]
             if item == QUERY or (job.request.every_position and of_long):
@@ -234,6 +238,55 @@ def _outside(error: Exception) -> Exception:
     return error.with_traceback(error.__traceback__.tb_next)
 
 
-def _nonfinite(item: int) -> NonfiniteScore:
-    param = f"items[{item}]"
-    return NonfiniteScore(f"the model's output for {param} is not finite", param=param)
+class Tally:
+    """Counters that the engine's thread writes and any thread may read.
+
+    A reader may see one counter before a batch and another one after it.
+    """
+
+    def __init__(self) -> None:
+        self.oom_retried = 0
+        self.oom_failed = 0
+        self.nonfinite_rows = 0
+        self._batches = 0
+        self._tokens = _SizeCount(BATCH_TOKENS)
+        self._items = _SizeCount(BATCH_ITEMS)
+
+    def collected(self, batch: PackedBatch) -> None:
+        """Count a collected batch, its tokens and its scored rows."""
+        self._batches += 1
+        self._tokens.add(batch.num_tokens)
+        self._items.add(len(batch.score_rows))
+
+    @property
+    def computed_tokens(self) -> int:
+        return self._tokens.total
+
+    def counters(self, cached_tokens: int, evicted_pages: int) -> EngineCounters:
+        """Return all counters, with the two that the scheduler and its pages keep."""
+        tokens = self._tokens.sizes()
+        return EngineCounters(
+            batches=self._batches,
+            computed_tokens=tokens.total,
+            cached_tokens=cached_tokens,
+            evicted_pages=evicted_pages,
+            oom_retried=self.oom_retried,
+            oom_failed=self.oom_failed,
+            nonfinite_rows=self.nonfinite_rows,
+            batch_tokens=tokens,
+            batch_items=self._items.sizes(),
+        )
+
+
+class _SizeCount:
+    def __init__(self, bounds: tuple[int, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self.total = 0
+
+    def add(self, size: int) -> None:
+        self._counts[bisect_left(self._bounds, size)] += 1
+        self.total += size
+
+    def sizes(self) -> SizeCounts:
+        return SizeCounts(tuple(self._counts), self.total)

@@ -17,8 +17,7 @@ from collections import deque
 
 import numpy as np
 
-from gpuscore.engine.draft import draft_batch, long_base, long_rest
-from gpuscore.engine.jobs import QUERY, Job, Share, Work
+from gpuscore.engine.jobs import QUERY, Job, Share, Work, draft_batch, long_base, long_rest
 from gpuscore.engine.pages import PageKey, PagePool, RowsOf, page_keys
 from gpuscore.types.limits import BackendLimits
 from gpuscore.types.request import ScoreRequest

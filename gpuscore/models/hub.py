@@ -1,11 +1,20 @@
-"""Model directories: of `demo`, of a local path, or of a name on the Hugging Face hub."""
+"""Model directories: of `demo`, of a local path, or of a name on the Hugging Face hub.
+
+Models in other formats and of other kinds are refused here with what the user can do with them.
+Everything here is refused elsewhere, too, but there the error can only name a missing file or an
+unknown architecture.
+"""
 
 import os
+import shlex
+import sys
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from gpuscore.errors import ConfigError
-from gpuscore.models.other_formats import refuse_file, refuse_other_formats
+from gpuscore.models.files import read_object, shown
 
 DEMO = "demo"
 # Weights in safetensors and the other files that are read; no other formats of the same weights.
@@ -24,15 +33,9 @@ def model_directory(model: str, revision: str | None = None) -> Path:
     path = Path(model).expanduser()
     if path.is_file():
         refuse_file(path)
-    directory = path if path.is_dir() else _downloaded(model, path, revision)
+    directory = path if path.is_dir() else _from_hub(model, path, revision)
     refuse_other_formats(directory)
     return directory
-
-
-def _downloaded(model: str, path: Path, revision: str | None) -> Path:
-    if path.is_absolute() or model.startswith(("./", "../", "~")) or model.count("/") > 1:
-        raise ConfigError(f"MODEL {model}: the directory does not exist")
-    return _from_hub(model, revision)
 
 
 def model_name(model: str) -> str:
@@ -46,13 +49,13 @@ def model_name(model: str) -> str:
     return Path(os.path.abspath(path)).name or model  # not `resolve`: a link has a name of its own
 
 
-def _from_hub(model: str, revision: str | None) -> Path:
+def _from_hub(model: str, path: Path, revision: str | None) -> Path:
+    if path.is_absolute() or model.startswith(("./", "../", "~")) or model.count("/") > 1:
+        raise ConfigError(f"MODEL {model}: the directory does not exist")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         HfHubHTTPError,
         HFValidationError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
@@ -69,7 +72,172 @@ def _from_hub(model: str, revision: str | None) -> Path:
         raise ConfigError(f"MODEL {model} has no --revision {revision} on the hub") from error
     except RepositoryNotFoundError as error:
         raise ConfigError(f"the hub has no MODEL {model}, or it needs a login") from error
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError) as error:
-        raise ConfigError(offline) from error
     except (HfHubHTTPError, OSError) as error:
         raise ConfigError(offline) from error
+
+
+OUT = "MERGED"  # the folder that a printed command writes
+DECODERS = "gpuscore serves decoders, such as Qwen/Qwen3-Reranker-0.6B"
+
+# Loads without running code from the file (weights_only), and copies tensors that share memory,
+# which safetensors does not write. One file at a time is in memory twice.
+_CONVERT = (
+    "import glob, torch; from safetensors.torch import save_file; d = {directory!r}; "
+    "save_file({{name: tensor.clone().contiguous() for path in sorted(glob.glob(glob.escape(d) + "
+    "'/pytorch_model*.bin')) for name, tensor in torch.load(path, map_location='cpu', "
+    "weights_only=True).items()}}, d + '/model.safetensors', {{'format': 'pt'}})"
+)
+# `AutoPeftModelFor...` reads the base model's name from the adapter's files.
+_MERGE = (
+    "from peft import AutoPeftModelFor{task}; from transformers import AutoTokenizer; "
+    "AutoPeftModelFor{task}.from_pretrained({directory!r}).merge_and_unload()"
+    ".save_pretrained({out!r}); AutoTokenizer.from_pretrained({base!r}).save_pretrained({out!r})"
+)
+_TASKS = {"CAUSAL_LM": "CausalLM", "SEQ_CLS": "SequenceClassification"}
+# Kinds of adapters in peft whose weights can be added to the base model's.
+_MERGED = ("LORA", "ADALORA", "LOHA", "LOKR", "IA3", "OFT", "BOFT", "VERA")
+
+
+def refuse_file(path: Path) -> None:
+    """Refuse a file in the place of a model directory.
+
+    Raises:
+        ConfigError: always.
+    """
+    if path.suffix == ".gguf":
+        raise ConfigError(f"MODEL {path} is a GGUF file, {_GGUF}")
+    if path.suffix in (".safetensors", ".json"):
+        raise ConfigError(f"MODEL {path} is a file; give its directory, {path.parent}")
+    raise ConfigError(f"MODEL {path} is a file; supported: a Hugging Face model directory")
+
+
+def refuse_other_formats(directory: Path) -> None:
+    """Refuse a model directory of a known other format or kind; all others pass.
+
+    Raises:
+        ConfigError: the directory has an adapter, weights of another format only, or a model that
+            is no decoder with a head; or its config.json cannot be read.
+    """
+    _refuse_adapter(directory)
+    config = read_object(directory / "config.json")
+    if config is not None:
+        _refuse_kind(directory, config)
+        _refuse_unnamed_quantization(directory, config)
+    _refuse_weights(directory)
+
+
+def _refuse_adapter(directory: Path) -> None:
+    """Refuse an adapter, even beside whole weights: transformers then loads the base model."""
+    adapter = read_object(directory / "adapter_config.json")
+    if adapter is None:
+        return
+    kind, base = adapter.get("peft_type"), adapter.get("base_model_name_or_path")
+    found = f"MODEL {directory} is a {shown(kind)} adapter of {shown(base)} (adapter_config.json)"
+    if kind not in _MERGED or not isinstance(base, str):
+        raise ConfigError(f"{found}; supported: whole models, so adapters that peft can merge")
+    task = _TASKS.get(str(adapter.get("task_type")), "CausalLM")
+    code = _MERGE.format(task=task, directory=str(directory), base=base, out=OUT)
+    raise ConfigError(
+        f"{found}; merge it into its base model and serve {OUT}: pip install peft transformers; "
+        f"{_python(code)}; delete adapter_config.json if the weights beside it are merged already"
+    )
+
+
+def _refuse_kind(directory: Path, config: dict[str, Any]) -> None:
+    """Refuse an encoder, an encoder-decoder, a model of images or sound, and one without a head."""
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    found = f"MODEL {directory} is {name or shown(config.get('model_type'))}"
+    for is_kind, why in _KINDS:
+        if key := is_kind(name, config):
+            raise ConfigError(f"{found}, {why.format(key=key)}; {DECODERS}")
+
+
+def _is_encoder(kind: object) -> bool:
+    return isinstance(kind, str) and ("bert" in kind or kind in _ENCODERS)
+
+
+# Of transformers' encoders those whose names do not say "bert"; `new` is GTE's, with remote code.
+_ENCODERS = frozenset({"electra", "mpnet", "new", "longformer", "big_bird", "ernie", "funnel"})
+_TOWERS = (
+    *("vision_config", "vision_tower", "mm_vision_tower", "visual", "audio_config"),
+    *("speech_config", "image_size"),
+)
+_KINDS: tuple[tuple[Callable[[str, dict[str, Any]], object], str], ...] = (
+    (
+        lambda _, config: next((key for key in _TOWERS if config.get(key) is not None), ""),
+        "which takes images or sound ({key}); choose a model of text only",
+    ),
+    (
+        lambda _, config: config.get("is_encoder_decoder") is True,
+        "an encoder-decoder; its decoder does not read the prompt itself",
+    ),
+    (
+        lambda name, config: name.endswith("ForMaskedLM") or _is_encoder(config.get("model_type")),
+        "an encoder, whose tokens see those after them; serve it with text-embeddings-inference "
+        "or sentence-transformers",
+    ),
+    (
+        # GPT2LMHeadModel and its like have heads.
+        lambda name, _: name.endswith("Model") and "Head" not in name,
+        "a model without a head, which gives embeddings and no probabilities; serve it with "
+        "text-embeddings-inference or sentence-transformers",
+    ),
+)
+
+
+def _refuse_unnamed_quantization(directory: Path, config: dict[str, Any]) -> None:
+    """Refuse quantised weights of which config.json says nothing, or in another library's key."""
+    apart, mlx = read_object(directory / "hf_quant_config.json"), config.get("quantization")
+    found = ""
+    if apart is not None and config.get("quantization_config") is None:
+        inner = apart.get("quantization")
+        method = inner.get("quant_algo") if isinstance(inner, dict) else None
+        found = f"ModelOpt to {shown(method)} (hf_quant_config.json)"
+    elif isinstance(mlx, dict) and "bits" in mlx:
+        found = f"MLX to {shown(mlx['bits'])} bits (config.json: quantization)"
+    if found:
+        raise ConfigError(
+            f"MODEL {directory} is quantised by {found}; serve the original model, with "
+            "--quantization int8 if it does not fit"
+        )
+
+
+def _refuse_weights(directory: Path) -> None:
+    """Refuse a directory whose weights are all in other formats than safetensors."""
+    if any((directory / name).exists() for name in _READ):
+        return
+    for pattern, why in _WEIGHTS:
+        found = sorted(path.name for path in directory.glob(pattern))
+        if found:
+            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+            reason = why.format(command=_python(_CONVERT.format(directory=str(directory))))
+            raise ConfigError(f"MODEL {directory} has its weights in {found[0]}{more}, {reason}")
+
+
+def _python(code: str) -> str:
+    """Return a command that runs code in this Python, which has torch and safetensors."""
+    return shlex.join([sys.executable, "-c", code])
+
+
+_READ = ("model.safetensors", "model.safetensors.index.json")
+_GGUF = (
+    "llama.cpp's format; supported: safetensors, so serve the model from which it was made (a hub "
+    "name or its directory), with --quantization int8 if it does not fit"
+)
+_WEIGHTS = (
+    (
+        "pytorch_model*.bin",
+        "pickled by torch; supported: safetensors. Convert them with {command}",
+    ),
+    ("*.gguf", _GGUF),
+    (
+        "consolidated*",
+        "the format of the model's authors; supported: safetensors as transformers writes them, "
+        "which the same repository on the hub usually has",
+    ),
+    ("*.onnx", "ONNX; supported: safetensors, so serve the model from which it was made"),
+    ("onnx/*.onnx", "ONNX; supported: safetensors, so serve the model from which it was made"),
+    ("tf_model*.h5", "TensorFlow's format; supported: safetensors"),
+    ("flax_model*.msgpack", "Flax's format; supported: safetensors"),
+)

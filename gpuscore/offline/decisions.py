@@ -7,16 +7,20 @@ from gpuscore.config import RequestLimits
 from gpuscore.errors import InvalidRequest
 from gpuscore.offline.calls import Call
 from gpuscore.prompts.decision_reads import ReadAnswer
-from gpuscore.prompts.decision_texts import DecisionQuestion, choice, json_text, level, predicate
-from gpuscore.prompts.decisions import DecisionInput
-from gpuscore.prompts.model import ModelPrompts
-from gpuscore.prompts.system_one import (
+from gpuscore.prompts.decision_texts import (
+    DecisionQuestion,
     check_questions,
+    choice,
     choice_question,
+    json_text,
+    level,
     most_options,
     noul_question,
+    predicate,
     score_question,
 )
+from gpuscore.prompts.decisions import DecisionInput
+from gpuscore.prompts.model import ModelPrompts
 from gpuscore.types.call_inputs import checked_questions, named_questions
 from gpuscore.types.item_errors import check_text
 from gpuscore.types.questions import (

@@ -23,8 +23,7 @@ from gpuscore.offline.calls import (
     score_calls,
 )
 from gpuscore.offline.decisions import decide_call, system_one_call
-from gpuscore.prompts.decision_files import read_asking
-from gpuscore.prompts.decisions import ORDERS
+from gpuscore.prompts.decisions import ORDERS, read_asking
 from gpuscore.prompts.model import ModelFiles
 from gpuscore.types.call_options import (
     ClassifyOptions,

@@ -23,7 +23,7 @@ from gpuscore.processes.replicas.placement import Sought, placements, places_of_
 from gpuscore.processes.replicas.replicas import Replicas
 from gpuscore.processes.replicas.start import AllReplicas, start_models
 from gpuscore.processes.worker.process import EngineListener
-from gpuscore.prompts.decision_files import Asking, read_asking
+from gpuscore.prompts.decisions import Asking, read_asking
 from gpuscore.prompts.model import ModelFiles
 from gpuscore.server.http.auth import ApiKeys, KeyReader, read_api_keys
 from gpuscore.server.http.descriptors import raise_limit, warn_of_limit
@@ -31,7 +31,7 @@ from gpuscore.server.http.headers import read_hosts, read_origins
 from gpuscore.server.observe.tracing import read_tracer
 from gpuscore.server.run import serve
 from gpuscore.system.log import LogFormat, LogWriter, chosen_format, logging_to
-from gpuscore.text.tokenizer_info import TokenizerInfo, read_tokenizer_info
+from gpuscore.text.tokenizer import TokenizerInfo, read_tokenizer_info
 
 if TYPE_CHECKING:
     from gpuscore.server.observe.spans import SpanTracer

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuscore.errors import InvalidRequest, MissingLabels
+from gpuscore.prompts.discovery import ClassifierHead
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.family import sigmoid
-from gpuscore.prompts.files import ClassifierHead
 from gpuscore.prompts.registry import names_of
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.text.joining import PromptBuilder

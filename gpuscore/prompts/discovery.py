@@ -1,12 +1,12 @@
-"""Finding the prompt family of a model directory, once, when the model is loaded.
+"""Facts of a model's files about its prompts: its classifier head, and its prompt family.
 
-The sources are, in this order: `--family`, the files of sentence-transformers beside the weights,
-the model's config.json, the model's name. If none of them names a family, none is guessed, and
-`/rerank` is refused with the reason.
+The family is found once, when the model is loaded. The sources are, in this order: `--family`, the
+files of sentence-transformers beside the weights, the model's config.json, the model's name. If
+none of them names a family, none is guessed, and `/rerank` is refused with the reason.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,49 @@ from gpuscore.errors import ConfigError
 from gpuscore.models.files import as_object, read_json, read_object, shown
 from gpuscore.prompts.chat import BESIDE, ChatTemplate, Messages, parts_of
 from gpuscore.prompts.family import DOCUMENT, INSTRUCTION, ONLY_CLASS, QUERY, PromptFamily, literal
-from gpuscore.prompts.files import ClassifierHead, architecture_name
 from gpuscore.prompts.registry import FAMILIES, QWEN3_RERANKER, AnyFamily, by_name
 
 LOGIT_SCORE = "LogitScore"
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifierHead:
+    """The head of a classification model.
+
+    Args:
+        num_classes: at least one.
+        exclusive: exactly one class is right, so probabilities are a softmax; else sigmoids.
+    """
+
+    num_classes: int
+    exclusive: bool
+
+
+def read_classifier_head(directory: Path) -> ClassifierHead | None:
+    """Return the classifier head, or None for a language model.
+
+    Raises:
+        ConfigError: the number of classes in config.json is not valid.
+    """
+    if not architecture_name(directory).endswith("ForSequenceClassification"):
+        return None
+    path = directory / "config.json"
+    config = read_object(path) or {}
+    names = config.get("id2label")
+    if names is None:
+        count = config.get("num_labels", 2)  # transformers' default
+    else:
+        count = len(as_object(names, f"{path}: id2label"))
+    if type(count) is not int or count < 1:
+        raise ConfigError(f"{path}: num_labels must be a positive integer, found {shown(count)}")
+    several = config.get("problem_type") == "multi_label_classification"
+    return ClassifierHead(count, exclusive=count > 1 and not several)
+
+
+def architecture_name(directory: Path) -> str:
+    """Return the architecture that config.json names; empty if it names none."""
+    names = (read_object(directory / "config.json") or {}).get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else ""
 
 
 def find_family(
@@ -49,7 +88,10 @@ def find_family(
         return _for_head(_resolved(FAMILIES[wanted], directory, specials), head)
     found = _sentence_transformers(directory, specials)
     if found is None:
-        known = _configured(directory) or by_name(names, architecture_name(directory))
+        config = read_object(directory / "config.json") or {}
+        known = by_name(names, architecture_name(directory))
+        if config.get("is_original_qwen3_reranker") is True:  # vLLM's key
+            known = QWEN3_RERANKER
         found = None if known is None else _resolved(known, directory, specials)
     if found is None or (head is not None and head.num_classes > 1):
         return None  # it is unknown which of several classes means relevant
@@ -107,12 +149,6 @@ def _resolved(family: AnyFamily, directory: Path, specials: Sequence[str]) -> Pr
         one_class=family.one_class,
         strip=True,  # many templates strip texts, so it is done for all of them
     )
-
-
-def _configured(directory: Path) -> PromptFamily | None:
-    """Return the family that config.json names with vLLM's key for Qwen3-Reranker, or None."""
-    config = read_object(directory / "config.json") or {}
-    return QWEN3_RERANKER if config.get("is_original_qwen3_reranker") is True else None
 
 
 def _sentence_transformers(directory: Path, specials: Sequence[str]) -> PromptFamily | None:

@@ -4,20 +4,31 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import groupby, islice
+from itertools import groupby, islice, repeat
 
 import numpy as np
 
 from gpuscore.errors import ConfigError, InvalidRequest, PromptTooLong
-from gpuscore.prompts.family import DOCUMENT, INSTRUCTION, QUERY, PromptFamily, fields_of, filled
-from gpuscore.prompts.rerank_input import Rerank, RerankInput
-from gpuscore.prompts.room import DocumentRoom
-from gpuscore.prompts.templates import DocumentTemplate, QueryGroup, prompts_of, refused_group
+from gpuscore.prompts.family import (
+    DOCUMENT,
+    INSTRUCTION,
+    QUERY,
+    DocumentTemplate,
+    PromptFamily,
+    fields_of,
+    filled,
+)
+from gpuscore.prompts.rerank_input import (
+    DocumentRoom,
+    QueryGroup,
+    Rerank,
+    RerankInput,
+    prompts_of,
+)
 from gpuscore.text.controls import ControlToken, refused_controls
 from gpuscore.text.joining import PromptBuilder
-from gpuscore.text.pieces import OverLimit, beside
 from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.text.turns import ALONE, Turns
+from gpuscore.text.turns import ALONE, OverLimit, Turns, beside
 from gpuscore.types.arrays import NO_TOKENS, Float64Array, Int32Array
 from gpuscore.types.item_errors import ItemErrors, ItemsRefused
 from gpuscore.types.request import ScoreResult
@@ -173,7 +184,8 @@ class FamilyPrompts:
                 raise
             for index in indices:
                 errors.add(index, error)
-        return refused_group(len(indices))
+        count = len(indices)  # empty prompts stand in the place of those that cannot be made
+        return QueryGroup(lambda start: repeat(NO_TOKENS, count - start), count, 0, [])
 
     def _of_query(
         self, given: RerankInput, query: str, indices: list[int], turns: Turns
@@ -273,7 +285,8 @@ class FamilyPrompts:
 
     def label_tokens(self, label: str) -> list[int]:
         """Return the tokens of a label after the prompt; raise ConfigError if it merges with it."""
-        closing = self._closing
+        last = self.family.parts[-1]  # with fields it differs from prompt to prompt
+        closing = "" if fields_of(last) else filled(last)
         own = self._own.continuing if len(self.family.parts) > 1 else self._own
         before = own.plain_ids(closing) if closing else NO_TOKENS
         ids = own.plain_ids(closing + label)
@@ -284,12 +297,6 @@ class FamilyPrompts:
                 "this tokenizer it is part of another token"
             )
         return tokens
-
-    @property
-    def _closing(self) -> str:
-        """The text of the prompt after which a label comes, if it is the same in all prompts."""
-        last = self.family.parts[-1]
-        return "" if fields_of(last) else filled(last)
 
     def _label_id(self, label: str) -> int:
         tokens = self.label_tokens(label)

@@ -120,3 +120,14 @@ def literal(text: str) -> str:
 def filled(part: str, **values: str) -> str:
     """Replace the fields of a part by values; fields inside the values are not replaced."""
     return part.format_map(values)
+
+
+class DocumentTemplate:
+    """The parts of a family's prompt, split at the part with the document."""
+
+    def __init__(self, parts: tuple[str, ...]) -> None:
+        place = next(i for i, part in enumerate(parts) if DOCUMENT in fields_of(part))
+        self.before, self.last, self.after = parts[:place], parts[place], parts[place + 1 :]
+        # The parts before the first caller's text.
+        fixed = next(i for i, part in enumerate(parts) if fields_of(part))
+        self.fixed = parts[:fixed]

@@ -10,12 +10,15 @@ from pathlib import Path
 from gpuscore.config import RequestLimits
 from gpuscore.errors import ConfigError, InvalidRequest
 from gpuscore.prompts.chat import ChatTemplate
-from gpuscore.prompts.decision_files import Asking, read_decision_settings
-from gpuscore.prompts.decisions import DecisionPrompts, DecisionSettings
-from gpuscore.prompts.discovery import find_family
+from gpuscore.prompts.decisions import (
+    Asking,
+    DecisionPrompts,
+    DecisionSettings,
+    read_decision_settings,
+)
+from gpuscore.prompts.discovery import ClassifierHead, find_family, read_classifier_head
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.family import PromptFamily
-from gpuscore.prompts.files import ClassifierHead, read_classifier_head
 from gpuscore.prompts.registry import names_of
 from gpuscore.prompts.rendering import TemplateLimit
 from gpuscore.text.joining import PromptBuilder

@@ -1,9 +1,14 @@
-"""A caller's query and documents, for the prompts of a family."""
+"""A caller's query and documents, for the prompts of a family, and the room for them there."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpuscore.errors import InvalidRequest
+from gpuscore.text.checks import PromptsFrom
+from gpuscore.text.controls import ControlToken
+from gpuscore.text.tokenizer import TextEncoder
+from gpuscore.text.turns import OverLimit, Turns
+from gpuscore.types.arrays import Int32Array
 from gpuscore.types.item_errors import ItemErrors, check_text, checked_texts
 from gpuscore.types.request import ScoreRequest
 
@@ -80,3 +85,84 @@ class Rerank:
 
     request: ScoreRequest
     truncated: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QueryGroup:
+    """The prompts of neighbouring documents that have the same query.
+
+    Args:
+        prompts: the ids of their prompts.
+        count: number of documents.
+        num_shared: number of first tokens that all prompts share, known from the query alone.
+        truncated: indices of the documents that were cut.
+    """
+
+    prompts: PromptsFrom
+    count: int
+    num_shared: int
+    truncated: list[int]
+
+
+def prompts_of(groups: Sequence[QueryGroup], start: int) -> Iterator[Int32Array]:
+    """Yield the prompts of all groups, one after the other, from a number on."""
+    for group in groups:
+        if start < group.count:
+            yield from group.prompts(start)
+        start = max(0, start - group.count)
+
+
+SURE = 8  # tokens: a document that leaves so many free fits, however it merges with its neighbours
+
+
+class DocumentRoom:
+    """The place of a document in the prompts of one query.
+
+    Args:
+        encoder: of the part of the prompt with the document.
+        head, tail: the text before and after the document in that part.
+        limit: tokens of that part.
+        turns: called before every piece of work.
+
+    Raises:
+        OverLimit: there is no room even without a document.
+    """
+
+    def __init__(
+        self, encoder: TextEncoder, head: str, tail: str, limit: int, turns: Turns
+    ) -> None:
+        self._encoder, self._tail, self._limit, self._turns = encoder, tail, limit, turns
+        self._free = limit - len(encoder.plain_ids(head + tail, turns, limit))
+        self._text = tail
+        self._joined = encoder.joined_from(head, lambda _: [self._text], False, turns, limit)
+
+    def cut(self, document: str) -> str | None:
+        """Return the document if it fits, else its longest beginning of whole tokens that does.
+
+        Return None if not even one token fits.
+        """
+        if self._free > SURE and self._first(document, self._free - SURE) == document:
+            return document
+        fits, over, count = 0, len(document) + 1, max(1, self._free)  # in tokens
+        while over - fits > 1:
+            short = self._first(document, count)
+            try:
+                excess = self._excess(short)
+            except ControlToken:
+                return document  # refused with its place when its prompt is made
+            if excess <= 0 and short == document:
+                return document
+            fits, over = (count, over) if excess <= 0 else (fits, count)
+            count = min(max(fits + 1, count - (excess or -1)), over - 1)
+        return self._first(document, fits) if fits else None
+
+    def _first(self, document: str, count: int) -> str:
+        return self._encoder.first_tokens(document, count, self._turns)
+
+    def _excess(self, document: str) -> int:
+        """Return by how many tokens the part with this document is too long."""
+        self._text = f"{document}{self._tail}"
+        try:
+            return len(next(self._joined(0))) - self._limit
+        except OverLimit as over:
+            return over.least - self._limit

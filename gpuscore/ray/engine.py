@@ -19,7 +19,7 @@ from ray.serve.handle import DeploymentHandle
 
 from gpuscore.config import EngineConfig
 from gpuscore.engine.admission import Backlog
-from gpuscore.engine.outcome import resolve
+from gpuscore.engine.ticket import resolve
 from gpuscore.errors import GpuscoreError, InternalError, Overloaded, Unavailable
 from gpuscore.processes.replicas.replicas import MAX_LOSSES
 from gpuscore.processes.replicas.router import home_digest

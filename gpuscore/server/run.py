@@ -15,7 +15,7 @@ import uvicorn
 from gpuscore.config import ServerConfig
 from gpuscore.dialects.dialect import LARGE
 from gpuscore.dialects.served import LoadedModel, ServedModel
-from gpuscore.engine.counts import Counts
+from gpuscore.engine.admission import Counts
 from gpuscore.server.api.app import create_app
 from gpuscore.server.http.address import address_of, bind, bind_metrics
 from gpuscore.server.http.auth import ApiKeys

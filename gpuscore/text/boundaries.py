@@ -126,7 +126,7 @@ def find_boundaries(tokenizer: Tokenizer) -> Boundaries | None:
     """Return the safe cuts of a tokenizer, or None if none can be proven."""
     normalizers = flat(tokenizer.normalizer, "normalizers")
     stages = flat(tokenizer.pre_tokenizer, "pretokenizers")
-    space = _image_of_space(normalizers) if normalizers is not None else None
+    space = image_of_space(normalizers) if normalizers is not None else None
     if stages is None or space is None or not _is_deterministic(tokenizer.model):
         return None
     starts, still_open = pretoken_starts(stages, space)
@@ -172,7 +172,7 @@ def _leaves(state: Mapping[str, Any], parts: str) -> Iterator[Mapping[str, Any]]
         yield from _leaves(part, parts)
 
 
-def _image_of_space(normalizers: Iterable[Mapping[str, Any]]) -> str | None:
+def image_of_space(normalizers: Iterable[Mapping[str, Any]]) -> str | None:
     """Return the character into which the normalizers turn ' '; None if one of them is unknown."""
     space = " "
     for normalizer in normalizers:

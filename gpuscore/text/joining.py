@@ -15,14 +15,11 @@ from gpuscore.errors import (
     TooManyItems,
     TooManyTokens,
 )
-from gpuscore.text.checks import PromptChecks, PromptsFrom
-from gpuscore.text.factoring import factor, split, stop_over
-from gpuscore.text.ids import factor_ids
-from gpuscore.text.labels import LabelReader
-from gpuscore.text.pieces import is_long
+from gpuscore.text.checks import LabelReader, PromptChecks, PromptsFrom
+from gpuscore.text.factoring import factor, factor_ids, split, stop_over
 from gpuscore.text.score_input import ScoreInput, lists_of
 from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.text.turns import ALONE, Turns
+from gpuscore.text.turns import ALONE, Turns, is_long
 from gpuscore.types.arrays import Int32Array, common_prefix
 from gpuscore.types.item_errors import ItemErrors, ItemsRefused
 from gpuscore.types.label_nodes import most_tokens
@@ -113,19 +110,13 @@ class PromptBuilder:
         before = self
         if trie is not None:  # the last token of a label is not computed
             before = PromptBuilder(self.encoder, self.backend, self.limits, trie.longest - 1)
-        query, items = before._prompts(given, turns, errors)
+        parts = None if given.is_text or errors else before._ids_at_once(given)
+        query, items = before._one_by_one(given, turns, errors) if parts is None else parts
         need_lse, priority = given.need_lse or trie is not None, given.priority
         request = ScoreRequest(query, items, labels, need_lse, priority=priority, trie=trie)
         tokens = most_tokens(request, self.backend)
         _at_most(TooManyTokens, "items", tokens, self.limits.max_request_tokens)
         return request
-
-    def _prompts(
-        self, given: ScoreInput, turns: Turns, errors: ItemErrors | None
-    ) -> tuple[Int32Array, tuple[Int32Array, ...]]:
-        """Return the query and the items."""
-        parts = None if given.is_text or errors else self._ids_at_once(given)
-        return self._one_by_one(given, turns, errors) if parts is None else parts
 
     def _one_by_one(
         self, given: ScoreInput, turns: Turns, errors: ItemErrors | None

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from gpuscore.text.boundaries import added_contents, flat
+from gpuscore.text.boundaries import added_contents, flat, image_of_space
 from gpuscore.text.pretokens import META
 from gpuscore.text.turns import ALONE, COPIED, Turns
 from gpuscore.types.arrays import Float64Array
@@ -110,7 +110,7 @@ def find_least_tokens(tokenizer: Tokenizer) -> LeastTokens | None:
     added = tokenizer.get_added_tokens_decoder().values()
     if normalizers is None or stages is None or any(t.lstrip or t.rstrip for t in added):
         return None
-    if not all(map(_keeps_units, normalizers)) or not all(map(_keeps_text, stages)):
+    if image_of_space(normalizers) is None or not all(map(_keeps_text, stages)):
         return None
     in_bytes = any(stage["type"] == "ByteLevel" for stage in stages)
     has_meta = any(part["type"] in ("Replace", "Metaspace") for part in (*normalizers, *stages))
@@ -122,15 +122,6 @@ def find_least_tokens(tokenizer: Tokenizer) -> LeastTokens | None:
         _byte_weights(vocab, contents) if in_bytes else _character_weights([*vocab, *contents])
     )
     return LeastTokens(weights, in_bytes, any(n["type"] == "NFC" for n in normalizers))
-
-
-def _keeps_units(normalizer: Mapping[str, Any]) -> bool:
-    match normalizer:
-        case {"type": "NFC"} | {"type": "Prepend"}:
-            return True
-        case {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}:
-            return True
-    return False
 
 
 def _keeps_text(stage: Mapping[str, Any]) -> bool:

@@ -5,17 +5,33 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from gpuscore.errors import ConfigError, InternalError, InvalidRequest
-from gpuscore.models.files import MAX_TOKENIZER, is_file
+from gpuscore.models.files import MAX_TOKENIZER, is_file, read_object
 from gpuscore.text.boundaries import find_boundaries
-from gpuscore.text.controls import Controls, Forbidden, find_controls, without_controls
-from gpuscore.text.declared import named_tokens, refuse_other_ids
+from gpuscore.text.controls import (
+    Controls,
+    Forbidden,
+    Specials,
+    find_controls,
+    find_specials,
+    without_controls,
+)
+from gpuscore.text.declared import (
+    continuing,
+    named_tokens,
+    rebuild,
+    refuse_other_ids,
+    token_text,
+)
 from gpuscore.text.least import LeastTokens, find_least_tokens
-from gpuscore.text.pieces import (
+from gpuscore.text.turns import (
+    ALONE,
     PIECE_CHARS,
+    Turns,
     batches,
     beside,
     check_limit,
@@ -23,12 +39,10 @@ from gpuscore.text.pieces import (
     is_long,
     pieces,
 )
-from gpuscore.text.rebuilt import continuing, rebuild
-from gpuscore.text.specials import Specials, find_specials
-from gpuscore.text.turns import ALONE, Turns
 from gpuscore.types.arrays import NO_TOKENS, Int32Array
 
 NONE = NO_TOKENS, NO_TOKENS
+SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class TextEncoder:
@@ -58,6 +72,7 @@ class TextEncoder:
         specials = find_specials(tokenizer)
         self._specials = specials or Specials(NO_TOKENS, NO_TOKENS)
         self._boundaries = None if specials is None else find_boundaries(tokenizer)
+        self._first_cut = None if self._boundaries is None else self._boundaries.first
         # Half a second for a large vocabulary. A bound for tokens is one for some of them.
         self._least: LeastTokens | None = (
             find_least_tokens(tokenizer) if base is None else base._least
@@ -108,7 +123,13 @@ class TextEncoder:
         Raises:
             OverLimit: the next prompt is longer than a piece and has more than `limit` tokens.
         """
-        return self._ids(prompts, special, turns, limit)
+        for batch in batches(prompts):
+            if is_long(batch[0]):
+                yield self._long(batch[0], special, turns, limit)
+                continue
+            turns.before(cost(batch))
+            for encoding in self._encode(batch, special):
+                yield self._allowed(np.array(encoding.ids, dtype=np.int32))
 
     def text(self, ids: Sequence[int]) -> str:
         """Return the text of the tokens, special ones included; unknown ids add nothing."""
@@ -155,7 +176,7 @@ class TextEncoder:
             bounds.first(query, turns=turns) if item_first else bounds.last(query, turns)
         )
         if not cut:
-            return lambda start: self._ids(
+            return lambda start: self.prompts(
                 (f"{i}{query}" if item_first else f"{query}{i}" for i in items(start)),
                 True,
                 turns,
@@ -170,7 +191,7 @@ class TextEncoder:
             opening, closing, skipped = shared[0]
             with beside(len(opening) + len(closing) - skipped, limit) as left:
                 texts = (f"{i}{head}" if item_first else f"{tail}{i}" for i in items(start))
-                for ids in self._ids(texts, False, turns, left):
+                for ids in self.prompts(texts, False, turns, left):
                     yield np.concatenate((opening, ids[skipped:], closing))
 
         return prompts
@@ -201,17 +222,6 @@ class TextEncoder:
         shared = self.plain_ids(query[:cut], turns, limit)
         return len(self._specials.opening) + len(shared)
 
-    def _ids(
-        self, texts: Iterable[str], special: bool, turns: Turns, limit: int | None
-    ) -> Iterator[Int32Array]:
-        for batch in batches(texts):
-            if is_long(batch[0]):
-                yield self._long(batch[0], special, turns, limit)
-                continue
-            turns.before(cost(batch))
-            for encoding in self._encode(batch, special):
-                yield self._allowed(np.array(encoding.ids, dtype=np.int32))
-
     def _allowed(self, ids: Int32Array) -> Int32Array:
         return ids if self._forbidden is None else self._forbidden.checked(ids)
 
@@ -223,7 +233,7 @@ class TextEncoder:
         in_parts = special and self._boundaries is not None
         opening, closing = (self._specials.opening, self._specials.closing) if in_parts else NONE
         found, count = [opening], len(opening) + len(closing)
-        for begin, piece in pieces(text, self._boundaries, turns):
+        for begin, piece in pieces(text, self._first_cut, turns):
             skipped = self._num_ids(piece[0]) if begin else 0
             (encoding,) = self._encode([piece], special and not in_parts)
             count += len(encoding) - skipped
@@ -237,12 +247,8 @@ class TextEncoder:
 
     def plain_ids(self, text: str, turns: Turns = ALONE, limit: int | None = None) -> Int32Array:
         """Return the ids of a text without special tokens around it; raises OverLimit."""
-        (ids,) = self._ids([text], False, turns, limit)
+        (ids,) = self.prompts([text], False, turns, limit)
         return ids
-
-    def plain(self, texts: Sequence[str], turns: Turns, limit: int) -> Iterator[Int32Array]:
-        """Yield the ids of each text, without special tokens; long ones may raise OverLimit."""
-        return self._ids(texts, False, turns, limit)
 
     def first_tokens(self, text: str, count: int, turns: Turns = ALONE) -> str:
         """Return the part of a text that its first `count` tokens cover; `count` is at least 1.
@@ -255,7 +261,7 @@ class TextEncoder:
         if self._least is not None and is_long(text):
             text = text[: self._least.reach(text, count, turns) + PIECE_CHARS]
         seen = end = 0
-        for begin, piece in pieces(text, self._boundaries, turns):
+        for begin, piece in pieces(text, self._first_cut, turns):
             skipped = self._num_ids(piece[0]) if begin else 0
             with _tokenizing():
                 (encoding,) = self._tokenizer.encode_batch([piece], add_special_tokens=False)
@@ -313,12 +319,8 @@ class TextEncoder:
         return self._for_callers[ids]
 
     def _decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
-        try:
+        with _tokenizing():
             return self._tokenizer.decode_batch(sequences, skip_special_tokens=False)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # a panic in the tokenizer is not an Exception
-            raise InternalError("the tokenizer failed") from error
 
     def _encode(self, texts: list[str], special: bool) -> list[Encoding]:
         # Unlike `encode`, the batch methods release the GIL.
@@ -337,3 +339,52 @@ def _tokenizing() -> Iterator[None]:
         raise
     except BaseException as error:  # a panic in the tokenizer is not an Exception
         raise InternalError("the tokenizer failed") from error
+
+
+class TokenizerInfo(msgspec.Struct):
+    """Special tokens as text, and other settings; None for those that no file has."""
+
+    tokenizer_class: str | None
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    chat_template: str | None
+    model_max_length: int | None
+
+
+def read_tokenizer_info(
+    directory: Path, encoder: TextEncoder, chat_template: str | None
+) -> TokenizerInfo:
+    """Read tokenizer_config.json, then special_tokens_map.json, then the ids in config.json.
+
+    Args:
+        directory: the model's.
+        encoder: gives the text of a token id.
+        chat_template: the model's chat template, read elsewhere.
+
+    Raises:
+        ConfigError: one of these files is not a JSON object.
+    """
+    config = read_object(directory / "tokenizer_config.json") or {}
+    model = read_object(directory / "config.json") or {}
+    special = (read_object(directory / "special_tokens_map.json") or {}) | config
+    tokens = {
+        name: token_text(special.get(name)) or _by_id(model.get(f"{name}_id"), encoder)
+        for name in SPECIAL_TOKENS
+    }
+    length = config.get("model_max_length")
+    return TokenizerInfo(
+        tokenizer_class=token_text(config.get("tokenizer_class")),
+        chat_template=chat_template,
+        # Some files have 10^30, which means no limit.
+        model_max_length=length if type(length) is int and length < 2**31 else None,
+        **tokens,
+    )
+
+
+def _by_id(value: object, encoder: TextEncoder) -> str | None:
+    """Return the text of a token id, or of the first id in a list."""
+    if isinstance(value, list) and value:
+        value = value[0]
+    return encoder.token_name(value) if type(value) is int and value >= 0 else None

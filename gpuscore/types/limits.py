@@ -19,9 +19,7 @@ class BackendLimits:
     deterministic_chunk: int = 0
     # Names of a classification model's classes, which are its labels. None = labels are tokens.
     classes: tuple[str, ...] | None = None
-    quantized: bool = (
-        False  # weights are of eight bits; the engine then asks known prompts at start
-    )
+    quantized: bool = False  # weights of eight bits: the engine asks known prompts at start
 
     @property
     def label_rows(self) -> int:

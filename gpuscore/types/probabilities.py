@@ -83,9 +83,10 @@ class PositionLogprobs:
 
 def position_logprobs(result: ScoreResult, label_ids: Sequence[Int32Array]) -> PositionLogprobs:
     """Return log-probabilities per row; the request has one label per row, lse and top tokens."""
-    top, top_ids, lse = _top(result)
+    top, top_ids = top_logprobs(result)
+    assert result.lse is not None  # noqa: S101  (there are top tokens)
     logits = np.concatenate(result.label_logits).astype(np.float64)
-    label = np.minimum(logits - lse, np.nextafter(top[:, -1], -np.inf))
+    label = np.minimum(logits - result.lse.astype(np.float64), np.nextafter(top[:, -1], -np.inf))
     is_top = np.concatenate(label_ids)[:, None] == top_ids  # [rows, num_top]
     label = np.where(is_top.any(axis=1), np.where(is_top, top, -np.inf).max(axis=1), label)
     return PositionLogprobs(label, top, top_ids)
@@ -93,16 +94,10 @@ def position_logprobs(result: ScoreResult, label_ids: Sequence[Int32Array]) -> P
 
 def top_logprobs(result: ScoreResult) -> tuple[Float64Array, Int32Array]:
     """Return log-probabilities and ids of each row's most probable tokens, [rows, num_top]."""
-    return _top(result)[:2]
-
-
-def _top(result: ScoreResult) -> tuple[Float64Array, Int32Array, Float64Array]:
-    """Return the same as `top_logprobs`, and the rows' log-sum-exp in float64."""
     lse, ids, logits = result.lse, result.top_ids, result.top_logits
     if lse is None or ids is None or logits is None:
         raise ValueError("the request did not ask for the log-sum-exp and the best tokens")
-    wide = lse.astype(np.float64)
-    return np.minimum(logits - wide[:, None], 0.0), ids, wide
+    return np.minimum(logits - lse.astype(np.float64)[:, None], 0.0), ids
 
 
 def _by_rows(

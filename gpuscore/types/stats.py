@@ -4,8 +4,6 @@ from dataclasses import dataclass, fields
 
 # Upper bounds of the histogram buckets in `SizeCounts`.
 BATCH_TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
-
-
 BATCH_ITEMS = (0, 1, 3, 10, 30, 100, 300, 1000, 3000)  # 0: only chunks that are not scored
 
 

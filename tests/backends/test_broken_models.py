@@ -10,13 +10,11 @@ from gpuscore.config import ModelConfig, RequestLimits
 from gpuscore.errors import ConfigError
 from gpuscore.prompts.chat import ChatTemplate
 from gpuscore.prompts.decisions import DecisionPrompts
-from gpuscore.prompts.discovery import find_family
+from gpuscore.prompts.discovery import find_family, read_classifier_head
 from gpuscore.prompts.documents import FamilyPrompts
-from gpuscore.prompts.files import read_classifier_head
 from gpuscore.prompts.rendering import TemplateLimit
 from gpuscore.text.joining import PromptBuilder
-from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.text.tokenizer_info import read_tokenizer_info
+from gpuscore.text.tokenizer import TextEncoder, read_tokenizer_info
 from support.broken_models import CASES, broken, make_bases
 from support.slow import slow
 

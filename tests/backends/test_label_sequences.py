@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gpuscore import Scorer, label_nodes
-from gpuscore.engine import draft
+from gpuscore.engine import jobs
 from gpuscore.types.label_trie import LabelTrie
 from support.backends import JAX_FAMILIES, needs_jax
 from support.models import FAMILIES, random_ids, reference_logprobs
@@ -168,8 +168,8 @@ def a_first_token_is_scored_from_the_wrong_row(monkeypatch):
         rows = np.where(own > 1, batch.score_rows - 1, batch.score_rows)
         return replace(batch, score_rows=rows.astype(np.int32))
 
-    pack = draft.pack_columns
-    monkeypatch.setattr(draft, "pack_columns", earlier)
+    pack = jobs.pack_columns
+    monkeypatch.setattr(jobs, "pack_columns", earlier)
 
 
 def a_node_is_at_the_items_position(monkeypatch):
@@ -180,8 +180,8 @@ def a_node_is_at_the_items_position(monkeypatch):
         batch.positions[starts] *= 2
         return batch
 
-    pack = draft.pack_columns
-    monkeypatch.setattr(draft, "pack_columns", unmoved)
+    pack = jobs.pack_columns
+    monkeypatch.setattr(jobs, "pack_columns", unmoved)
 
 
 def one_token_is_not_added(monkeypatch):

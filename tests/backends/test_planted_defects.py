@@ -13,7 +13,7 @@ import pytest
 from gpuscore import Scorer
 from gpuscore.backends.torch import backend, decoder, head, layers
 from gpuscore.backends.torch.attention import layout, operators
-from gpuscore.engine import draft
+from gpuscore.engine import jobs
 from gpuscore.text import joining
 from gpuscore_kernels.qk_norm_rope_store import reference as heads
 from gpuscore_kernels.routing import reference as routing
@@ -117,7 +117,7 @@ def item_positions_are_shifted(monkeypatch):
 
         return packed
 
-    patched(monkeypatch, draft, "pack_columns", shift)
+    patched(monkeypatch, jobs, "pack_columns", shift)
 
 
 def all_positions_are_scaled(monkeypatch):
@@ -138,14 +138,14 @@ def the_wrong_row_is_scored(monkeypatch):
 
         return packed
 
-    patched(monkeypatch, draft, "pack_columns", earlier)
+    patched(monkeypatch, jobs, "pack_columns", earlier)
 
 
 def a_page_is_swapped(monkeypatch):
     def swap(slots):
         return lambda pages, *a: slots(np.roll(pages, 1), *a)
 
-    patched(monkeypatch, draft, "page_slots", swap)
+    patched(monkeypatch, jobs, "page_slots", swap)
 
 
 def labels_are_off_by_one(monkeypatch):

@@ -15,8 +15,8 @@ from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.base import Prepared
 from gpuscore.backends.torch.linear import exact_on_this_cpu
 from gpuscore.config import EngineConfig, ModelConfig
-from gpuscore.engine.collapse import LENGTHS, check_collapse, known_labels, known_prompts
 from gpuscore.engine.engine import Engine
+from gpuscore.engine.start_checks import LENGTHS, check_collapse, known_labels, known_prompts
 from gpuscore.errors import ConfigError
 from gpuscore.models.hub import model_directory
 from gpuscore.processes.worker import child

@@ -11,12 +11,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpuscore.engine import draft, scheduler, trees
+from gpuscore.engine import jobs, scheduler, trees
 from gpuscore.engine.jobs import Share
 from gpuscore.engine.pages import PagePool, PageRows
-from gpuscore.engine.positions import Positions
 from gpuscore.engine.scheduler import Scheduler
-from gpuscore.engine.ticket import Ticket
+from gpuscore.engine.ticket import Positions, Ticket
 from support.simulation import simulate
 from support.slow import slow
 
@@ -136,13 +135,13 @@ def a_stale_page_is_found(monkeypatch):
 
 
 def the_wrong_parent(monkeypatch):
-    pack = draft.pack_columns
+    pack = jobs.pack_columns
 
     def first_parent(segments, prefixes, **options):
         segments.parent = [min(parent, 0) for parent in segments.parent]
         return pack(segments, prefixes, **options)
 
-    monkeypatch.setattr(draft, "pack_columns", first_parent)
+    monkeypatch.setattr(jobs, "pack_columns", first_parent)
 
 
 def tenants_share_pages(monkeypatch):

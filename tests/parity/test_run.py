@@ -14,7 +14,7 @@ from gpuscore.backends.jax import decoder as jax_model
 from gpuscore.backends.torch import decoder
 from gpuscore.commands.cli import main
 from gpuscore.config import ModelConfig
-from gpuscore.engine import draft
+from gpuscore.engine import jobs
 from gpuscore.measure.parity import arguments
 from gpuscore.measure.parity import workload as workloads
 from gpuscore.measure.parity.gates import judge, judge_pair
@@ -84,14 +84,14 @@ def test_float32_and_bfloat16_of_a_model_pass(tiny_model, few_items, capsys, tmp
 
 
 def item_positions_are_shifted(monkeypatch):
-    pack = draft.pack_columns
+    pack = jobs.pack_columns
 
     def shifted(segments, prefixes, **options):
         scored = [ids is not None for ids in segments.label_ids]
         segments.start = [sum(one) for one in zip(segments.start, scored, strict=True)]
         return pack(segments, prefixes, **options)
 
-    monkeypatch.setattr(draft, "pack_columns", shifted)
+    monkeypatch.setattr(jobs, "pack_columns", shifted)
 
 
 def positions_of_the_decoder_are_stretched(monkeypatch):
@@ -102,7 +102,7 @@ def positions_of_the_decoder_are_stretched(monkeypatch):
 
 
 def items_differ_with_their_company(monkeypatch):
-    pack = draft.pack_columns
+    pack = jobs.pack_columns
 
     def dependent(segments, prefixes, **options):
         scored = [index for index, ids in enumerate(segments.label_ids) if ids is not None]
@@ -110,7 +110,7 @@ def items_differ_with_their_company(monkeypatch):
             segments.token_ids[scored[0]] = segments.token_ids[scored[0]][::-1].copy()
         return pack(segments, prefixes, **options)
 
-    monkeypatch.setattr(draft, "pack_columns", dependent)
+    monkeypatch.setattr(jobs, "pack_columns", dependent)
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,9 @@ from gpuscore.config import RequestLimits
 from gpuscore.errors import ConfigError, InvalidRequest
 from gpuscore.prompts.chat import ChatTemplate
 from gpuscore.prompts.classes import NO_CLASSES
-from gpuscore.prompts.discovery import find_family
+from gpuscore.prompts.discovery import ClassifierHead, find_family
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.family import ONLY_CLASS
-from gpuscore.prompts.files import ClassifierHead
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.prompts.rendering import TemplateLimit
 from gpuscore.prompts.rerank_input import RerankInput

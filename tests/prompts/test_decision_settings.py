@@ -10,12 +10,17 @@ from transformers import PreTrainedTokenizerFast
 from gpuscore import Choice, Noul, Rating, Scorer
 from gpuscore.config import RequestLimits
 from gpuscore.errors import ConfigError, InvalidRequest, PromptTooLong, TooManyTokens
-from gpuscore.prompts import decision_chat
+from gpuscore.prompts import chat
 from gpuscore.prompts.calibration import KINDS, Calibration, Scaling, same_temperature
 from gpuscore.prompts.chat import ChatTemplate
-from gpuscore.prompts.decision_files import Asking, read_decision_settings
 from gpuscore.prompts.decision_texts import choice, level, predicate
-from gpuscore.prompts.decisions import DecisionInput, DecisionPrompts, DecisionSettings
+from gpuscore.prompts.decisions import (
+    Asking,
+    DecisionInput,
+    DecisionPrompts,
+    DecisionSettings,
+    read_decision_settings,
+)
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.limits import BackendLimits
@@ -75,7 +80,7 @@ def test_instructions_are_the_systems_turn_and_variables_reach_the_template():
 
 
 def test_renderings_are_kept_and_forgotten(monkeypatch):
-    monkeypatch.setattr(decision_chat, "KEPT", 2)
+    monkeypatch.setattr(chat, "KEPT", 2)
     ours, count = prompts(), []
     sound = ChatTemplate.marked
     monkeypatch.setattr(

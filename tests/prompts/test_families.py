@@ -23,8 +23,8 @@ from gpuscore.prompts.discovery import find_family
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.family import PromptFamily
 from gpuscore.prompts.rerank_input import RerankInput
+from gpuscore.text.checks import label_tokens
 from gpuscore.text.joining import PromptBuilder
-from gpuscore.text.labels import label_tokens
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.limits import BackendLimits
 from gpuscore.types.request import ScoreResult, Timings

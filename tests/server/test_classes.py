@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 import gpuscore
 from gpuscore import Scorer
 from gpuscore.prompts.classes import Classes
-from gpuscore.prompts.files import ClassifierHead, read_classifier_head
+from gpuscore.prompts.discovery import ClassifierHead, read_classifier_head
 from support.connections import check_error, connected
 from support.models import make_model, reference_logits
 from support.serving import QUICK, serving

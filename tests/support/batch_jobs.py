@@ -21,8 +21,8 @@ from gpuscore.config import EngineConfig, RequestLimits
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.engine.engine import Engine
 from gpuscore.prompts.model import ModelPrompts
+from gpuscore.text.checks import label_tokens
 from gpuscore.text.joining import PromptBuilder
-from gpuscore.text.labels import label_tokens
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.probabilities import softmax
 from support.serving import QUICK

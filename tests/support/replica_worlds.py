@@ -11,8 +11,7 @@ import numpy as np
 
 from gpuscore.config import EngineConfig
 from gpuscore.engine.admission import Backlog
-from gpuscore.engine.outcome import resolve
-from gpuscore.engine.ticket import Ticket
+from gpuscore.engine.ticket import Ticket, resolve
 from gpuscore.errors import DeadlineExceeded, Unavailable
 from gpuscore.processes.replicas.replicas import MAX_LOSSES, Replicas
 from gpuscore.processes.worker.link import Report

@@ -25,9 +25,9 @@ from gpuscore.prompts import registry
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.text.joining import PromptBuilder
-from gpuscore.text.pieces import PIECE_CHARS
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.text.tokenizer import TextEncoder
+from gpuscore.text.turns import PIECE_CHARS
 from gpuscore.types.item_errors import ItemError, ItemErrors, renumbered, spread
 from gpuscore.types.limits import BackendLimits
 from support.counted_turns import Turned

@@ -8,8 +8,8 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from gpuscore.text import boundaries
+from gpuscore.text.controls import find_specials
 from gpuscore.text.pretokens import LETTERS, STOPS, VISIBLE
-from gpuscore.text.specials import find_specials
 from gpuscore.text.tokenizer import TextEncoder
 from support.slow import slow
 from support.tokenizer_search import ENGLISH, check, pair, search

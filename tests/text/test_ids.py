@@ -8,7 +8,7 @@ import pytest
 
 from gpuscore.config import RequestLimits
 from gpuscore.errors import GpuscoreError
-from gpuscore.text.ids import factor_ids
+from gpuscore.text.factoring import factor_ids
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.types.limits import BackendLimits

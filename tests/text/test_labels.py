@@ -1,9 +1,8 @@
 """Promise: labels of one token make the request that they always made, and whatever is wrong with
 labels of several tokens is named with its numbers."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from gpuscore.config import RequestLimits
@@ -16,12 +15,13 @@ from gpuscore.errors import (
     TooManyTokens,
 )
 from gpuscore.text.joining import PromptBuilder
-from gpuscore.text.pieces import PIECE_CHARS
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.text.tokenizer import TextEncoder
+from gpuscore.text.turns import PIECE_CHARS
 from gpuscore.types.item_errors import ItemErrors
 from gpuscore.types.limits import BackendLimits
 from support.models import VOCAB, make_tokenizer
+from text.test_bad_items import check_same
 
 BACKEND = BackendLimits(64, 16, 100, 40, VOCAB)
 
@@ -42,13 +42,7 @@ def test_single_tokens_make_the_same_request_however_they_are_given():
         made = build(**labels)
         assert made.trie is None
         assert made.num_tokens == want.num_tokens
-        for field in fields(want):
-            one, two = getattr(made, field.name), getattr(want, field.name)
-            equal = np.array_equal if isinstance(one, np.ndarray) else lambda a, b: a is b
-            if isinstance(one, tuple):
-                assert [*map(list, one)] == [*map(list, two)]
-            else:
-                assert equal(one, two), field.name
+        check_same(made, want)
 
 
 def test_texts_are_tokenised_on_their_own_and_without_special_tokens():

@@ -12,13 +12,13 @@ from tokenizers import Tokenizer
 
 from gpuscore.config import RequestLimits
 from gpuscore.errors import DeadlineExceeded, LabelNotSingleToken, PromptTooLong
-from gpuscore.text import pieces
+from gpuscore.text import turns
+from gpuscore.text.checks import label_tokens
 from gpuscore.text.joining import PromptBuilder
-from gpuscore.text.labels import label_tokens
 from gpuscore.text.least import SHRINK, byte_alphabet, find_least_tokens
-from gpuscore.text.pieces import OverLimit
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.text.tokenizer import TextEncoder
+from gpuscore.text.turns import OverLimit
 from gpuscore.types.limits import BackendLimits
 from support.counted_turns import Turned
 from support.slow import slow
@@ -92,7 +92,7 @@ def test_the_alphabet_of_bytes_is_that_of_the_library():
 
 @pytest.fixture
 def short_pieces(monkeypatch):
-    monkeypatch.setattr(pieces, "PIECE_CHARS", 5)
+    monkeypatch.setattr(turns, "PIECE_CHARS", 5)
 
 
 @pytest.mark.parametrize("name", [*SOME, *slow(*OTHERS)])
@@ -125,7 +125,7 @@ def test_given_up_between_two_pieces():
     turned = Turned(3)
     with pytest.raises(DeadlineExceeded):
         next(encoder_of().prompts([ENGLISH * 10_000], True, turned))
-    assert max(turned.asked) < 2 * pieces.PIECE_CHARS
+    assert max(turned.asked) < 2 * turns.PIECE_CHARS
 
 
 def test_the_rest_of_a_text_that_is_too_long_is_not_encoded():
@@ -134,21 +134,21 @@ def test_the_rest_of_a_text_that_is_too_long_is_not_encoded():
         with pytest.raises(OverLimit) as over:
             next(encoder_of(name).prompts([ENGLISH * 20_000], True, turned, limit=500))
         assert over.value.least > 500
-        assert sum(turned.asked) < 2 * pieces.PIECE_CHARS
+        assert sum(turned.asked) < 2 * turns.PIECE_CHARS
 
 
 def test_many_short_texts_are_many_turns():
     """Their number takes time, whatever their lengths."""
     turned = Turned()
     assert len(list(encoder_of().prompts(["a"] * 10_000, True, turned))) == 10_000
-    assert sum(turned.asked) > 10_000 * pieces.PER_TEXT
-    assert max(turned.asked) <= pieces.PIECE_CHARS
+    assert sum(turned.asked) > 10_000 * turns.PER_TEXT
+    assert max(turned.asked) <= turns.PIECE_CHARS
 
 
 def test_a_cut_text_is_not_read_to_its_end():
     turned = Turned()
     assert len(encoder_of().first_tokens(ENGLISH * 20_000, 10, turned)) < 100
-    assert sum(turned.asked) < 2 * pieces.PIECE_CHARS
+    assert sum(turned.asked) < 2 * turns.PIECE_CHARS
 
 
 WITHOUT_CUT = [("qwen2", "a"), ("llama2", " ")]
@@ -162,7 +162,7 @@ def test_a_cut_text_without_a_safe_cut_is_not_read_to_its_end(name, character):
     tokenizer, encoder = pair(name)
     text, count, turned = character * 2_000_000, 10, Turned()
     cut = encoder.first_tokens(text, count, turned)
-    assert sum(turned.asked) < 4 * pieces.PIECE_CHARS
+    assert sum(turned.asked) < 4 * turns.PIECE_CHARS
     encoding = tokenizer.encode(text[:3000], add_special_tokens=False)
     assert cut == text[: encoding.offsets[count - 1][1]]
 

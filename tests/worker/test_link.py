@@ -8,8 +8,7 @@ from concurrent.futures import wait
 import pytest
 
 from gpuscore.config import EngineConfig, ModelConfig
-from gpuscore.engine.admission import PLACES
-from gpuscore.engine.counts import Counts
+from gpuscore.engine.admission import PLACES, Counts
 from gpuscore.errors import EngineFailed, Unavailable
 from gpuscore.processes.fronts.front import FrontLink
 from gpuscore.processes.worker.client import EngineClient, LinkedEngine

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from gpuscore.engine import admission
-from gpuscore.engine.counts import Counts
+from gpuscore.engine.admission import Counts
 from gpuscore.server.http import gate
 from gpuscore.server.observe.sums import Samples, Snapshot, add
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuscore.engine.distinct import DistinctItems, distinct_items
+from gpuscore.engine.trees import DistinctItems, distinct_items
 from gpuscore.types.request import ScoreRequest, ScoreResult, Timings
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)

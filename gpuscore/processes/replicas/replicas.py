@@ -8,9 +8,8 @@ from functools import partial
 from typing import TypeAlias, TypeVar
 
 from gpuscore.config import EngineConfig
-from gpuscore.engine.admission import Backlog
-from gpuscore.engine.counts import Counts
-from gpuscore.engine.outcome import resolve
+from gpuscore.engine.admission import Backlog, Counts
+from gpuscore.engine.ticket import resolve
 from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, InternalError, Unavailable
 from gpuscore.processes.replicas.flight import Flight, Part, split
 from gpuscore.processes.replicas.router import InFlight, Load, Router

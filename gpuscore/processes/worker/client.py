@@ -9,9 +9,8 @@ from itertools import count
 from typing import Generic, TypeVar
 
 from gpuscore.config import EngineConfig
-from gpuscore.engine.admission import MAX_RETRY_AFTER, Backlog
-from gpuscore.engine.counts import Counts
-from gpuscore.engine.outcome import resolve
+from gpuscore.engine.admission import MAX_RETRY_AFTER, Backlog, Counts
+from gpuscore.engine.ticket import resolve
 from gpuscore.errors import GpuscoreError, TooManyTokens, Unavailable
 from gpuscore.processes.worker.frames import MAX_FRAME, ProtocolError, Send, encode
 from gpuscore.processes.worker.link import ChildListener, EngineLink, Patience, Report, Supervisor

@@ -9,8 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 from gpuscore.config import ServerConfig
-from gpuscore.engine.admission import Backlog
-from gpuscore.engine.counts import Counts
+from gpuscore.engine.admission import Backlog, Counts
 from gpuscore.errors import Overloaded
 from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.http.exchange import Exchange
