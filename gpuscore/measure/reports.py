@@ -1,8 +1,6 @@
 """Tables as text and as HTML, and pages of them: what the reports of several commands share."""
 
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
@@ -16,23 +14,6 @@ td, th { padding: 3px 10px; text-align: right; vertical-align: top; white-space:
 th { border-bottom: 1px solid #888 } td:first-child, th:first-child { text-align: left }
 svg { max-width: 100%; height: auto }
 .failed { color: #b00020; font-weight: bold } td.text { text-align: left }"""
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A measure over queries and its 95 % interval; NaN without values, or with too few queries."""
-
-    value: float
-    low: float = math.nan
-    high: float = math.nan
-
-    def __format__(self, spec: str) -> str:
-        """Return the value, and the interval if there is one, with a format of numbers."""
-        if math.isnan(self.value):
-            return "-"
-        if math.isnan(self.low):
-            return f"{self.value:{spec}}"
-        return f"{self.value:{spec}} ({self.low:{spec}} to {self.high:{spec}})"
 
 
 def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -67,3 +48,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "numbe
     lines += ["".join(f"<td>{cell}</td>" for cell in cells) for cells in rows]
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f'<div class="wide"><table class="{kind}">{body}</table></div>'
+
+
+def text_table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "numbers") -> str:
+    """Return an HTML table of cells that are text, as `table` does of HTML."""
+    return table([*map(escape, head)], [[*map(escape, row)] for row in rows], kind)

@@ -13,8 +13,8 @@ from gpuscore.errors import ConfigError
 from gpuscore.measure.parity import bundle as bundles
 from gpuscore.measure.parity import workload as workloads
 from gpuscore.measure.parity.bundle import Bundle, read_bundle, write_bundle
-from gpuscore.measure.parity.fingerprint import Fingerprint, fingerprint
 from gpuscore.measure.parity.metrics import Errors
+from gpuscore.measure.parity.models import Fingerprint, fingerprint
 from gpuscore.measure.parity.runs import CaseResult, Run
 from gpuscore.measure.parity.workload import Case, Workload
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from gpuscore.backends.torch import loader
 from gpuscore.commands.cli import main
 from gpuscore.errors import ConfigError
-from gpuscore.measure.parity.cut_model import INDEX, CutModels
+from gpuscore.measure.parity.models import INDEX, CutModels
 from support.slow import slow
 
 LAYERS = 4

@@ -1,13 +1,14 @@
 """Reading labelled questions with the model."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 from gpuscore.dialects.system_one import decision_input
 from gpuscore.errors import GpuscoreError
 from gpuscore.measure.calibrate.rows import LabelledBody, refuse_bad
-from gpuscore.measure.calibrate.samples import Samples
+from gpuscore.measure.calibrate.samples import ReadSample, Samples
+from gpuscore.measure.progress import Counted
 from gpuscore.offline.calls import Call
 from gpuscore.offline.loaded import LoadedScorer
 from gpuscore.offline.many import AHEAD, in_order
@@ -24,14 +25,14 @@ class LabelledScorer(LoadedScorer):
     """A model that reads labelled questions."""
 
     def samples(
-        self, path: Path, rows: Sequence[LabelledBody], report: Callable[[int], None]
+        self, path: Path, rows: Sequence[LabelledBody], read: Counted
     ) -> dict[Kind, Samples]:
         """Return the samples of each type that the rows have.
 
         Args:
             path: of the rows' file, for errors.
             rows: of the file.
-            report: called with the number of rows read so far.
+            read: called after each row.
 
         Raises:
             InvalidRequest: the model cannot answer questions, or rows cannot be asked; the message
@@ -40,16 +41,16 @@ class LabelledScorer(LoadedScorer):
         prompts = self._prompts.questions
         self._check(path, rows, prompts)
         calls = (_call(_made(prompts, row)) for row in rows)
-        gathered = {kind: _Gathered() for kind in KINDS}
+        gathered = defaultdict[Kind, list[ReadSample]](list)
         found = in_order(calls, self._engine.score, AHEAD * self._backend.limits.max_tokens)
         questions = 0
-        for number, (row, reads) in enumerate(zip(rows, found, strict=True), start=1):
-            for read, logprobs in reads:
-                right, asked = row.right[read.question], questions + read.question
-                gathered[read.kind].add(read, logprobs, right, asked, row.number)
+        for row, reads in zip(rows, found, strict=True):
+            for one, logprobs in reads:
+                right, asked = row.right[one.question], questions + one.question
+                gathered[one.kind].append((logprobs, right, asked, row.number, one.turned))
             questions += len(row.right)
-            report(number)
-        return {kind: one.samples() for kind, one in gathered.items() if one.logprobs}
+            read(1)
+        return {kind: Samples.of(gathered[kind]) for kind in KINDS if kind in gathered}
 
     def _check(self, path: Path, rows: Sequence[LabelledBody], prompts: DecisionPrompts) -> None:
         """Raise InvalidRequest with the numbers of rows that cannot be asked, before any is."""
@@ -72,24 +73,3 @@ def _call(made: DecisionRequest) -> Call[Found]:
         return list(zip(made.reads.reads, made.reads.label_logprobs(result), strict=True))
 
     return Call(made.request, finish)
-
-
-@dataclass
-class _Gathered:
-    """Reads of one type of question, as they come."""
-
-    logprobs: list[Float64Array] = field(default_factory=list)
-    right: list[int] = field(default_factory=list)
-    questions: list[int] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-    turned: list[bool] = field(default_factory=list)
-
-    def add(self, read: Read, logprobs: Float64Array, right: int, question: int, row: int) -> None:
-        self.logprobs.append(logprobs)
-        self.right.append(right)
-        self.questions.append(question)
-        self.rows.append(row)
-        self.turned.append(read.turned)
-
-    def samples(self) -> Samples:
-        return Samples.of(self.logprobs, self.right, self.questions, self.rows, self.turned)

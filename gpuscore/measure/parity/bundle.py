@@ -21,8 +21,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from gpuscore.errors import ConfigError
-from gpuscore.measure.parity.fingerprint import Fingerprint
 from gpuscore.measure.parity.metrics import Errors
+from gpuscore.measure.parity.models import Fingerprint
 from gpuscore.measure.parity.runs import CaseResult, Run
 from gpuscore.measure.parity.workload import Case, Workload
 

@@ -12,9 +12,9 @@ import torch
 
 from gpuscore.backends.torch.devices import choose_device
 from gpuscore.errors import ConfigError
-from gpuscore.measure.parity.progress import Scored, unwatched
 from gpuscore.measure.parity.runs import CaseResult, Run, case_result
 from gpuscore.measure.parity.workload import Case, Ids, Workload
+from gpuscore.measure.progress import Counted, unwatched
 
 # Attention scores of all prompts of a batch, per head; 64 MiB in float32.
 ATTENTION_SCORES = 2**24
@@ -36,7 +36,7 @@ def run_oracle(
     dtype: str,
     device: str,
     threads: int | None = None,
-    scored: Scored = unwatched,
+    scored: Counted = unwatched,
 ) -> Run:
     """Run `Oracle.run` with --threads, then free its memory for the backends."""
     if threads is not None:
@@ -63,7 +63,7 @@ class Oracle:
     def __init__(self, directory: Path, dtype: str, device: str) -> None:
         self._model, self._dtype, self._device = _load(directory, dtype, device), dtype, device
 
-    def run(self, workload: Workload, scored: Scored = unwatched) -> Run:
+    def run(self, workload: Workload, scored: Counted = unwatched) -> Run:
         """Score every case; `scored` is called after each one."""
         results = {}
         for case in workload.cases:

@@ -11,8 +11,8 @@ from gpuscore.config import ModelConfig
 from gpuscore.config.options import options
 from gpuscore.errors import ConfigError
 from gpuscore.measure.parity.metrics import Errors, errors
-from gpuscore.measure.parity.progress import Scored, unwatched
 from gpuscore.measure.parity.workload import Case, Workload
+from gpuscore.measure.progress import Counted, unwatched
 from gpuscore.offline.scorer import Scorer
 from gpuscore.types.arrays import Float64Array
 from gpuscore.types.results import Scores
@@ -118,7 +118,7 @@ def run_workload(
     config: ModelConfig,
     workload: Workload,
     precision: str = "full",
-    scored: Scored = unwatched,
+    scored: Counted = unwatched,
 ) -> Run:
     """Score every case once, in order; then measure the throughput and score items alone.
 

@@ -40,15 +40,21 @@ from gpuscore.measure.parity.gates import (
     order_verdicts,
 )
 from gpuscore.measure.parity.measures import differences
-from gpuscore.measure.parity.report import STATES
+from gpuscore.measure.parity.report import (
+    EXIT_FAILED,
+    EXIT_OK,
+    HEAD,
+    STATES,
+    error_plots,
+    heading,
+    row,
+    verdict_line,
+)
 from gpuscore.measure.parity.runs import CaseResult, Run
-from gpuscore.measure.parity.svg import histogram, scatter
-from gpuscore.measure.parity.table import HEAD, row, verdict_line
 from gpuscore.measure.parity.workload import Case, Workload, make_workload, read_tokenizer
-from gpuscore.measure.reports import aligned, table, write_html
+from gpuscore.measure.reports import aligned, table, text_table, write_html
 from gpuscore.models.hub import model_directory
 
-EXIT_OK, EXIT_FAILED = 0, 1
 SUITE = sorted(
     (*checks_scores.CHECKS, *checks_requests.CHECKS), key=lambda one: int(one.id[1:].split(".")[0])
 )
@@ -169,17 +175,12 @@ def _run(server: CheckedServer, workload: Workload) -> Run:
 
 
 def _plots(workload: Workload, found: Comparison, verdicts: Sequence[Verdict]) -> str:
-    want, got = (
-        np.concatenate([run.results[case.name].values.ravel() for case in workload.cases])
-        for run in (found.want, found.got)
-    )
     cells = [(escape(v.gate), STATES[v.passed], escape(v.detail)) for v in verdicts]
     return (
-        f"<h2>{escape(found.got.name)} against {escape(found.want.name)}</h2>"
-        + table(HEAD, [tuple(map(escape, row(found)))])
+        heading(found)
+        + text_table(HEAD, [row(found)])
         + table(("gate", "verdict", "what was found"), cells)
-        + histogram(differences(workload, found.want, found.got)[0], "Errors")
-        + scatter(want, got, "Score by score")
+        + error_plots(workload, found, differences(workload, found.want, found.got)[0])
     )
 
 
@@ -205,7 +206,5 @@ def _summary(outcomes: Sequence[Outcome]) -> str:
 
 
 def _html(outcomes: Sequence[Outcome]) -> str:
-    rows = [
-        (one.check.id, one.state, escape(one.check.promise), escape(one.detail)) for one in outcomes
-    ]
-    return table(("check", "", "promise", "what was found"), rows)
+    rows = [(one.check.id, one.state, one.check.promise, one.detail) for one in outcomes]
+    return text_table(("check", "", "promise", "what was found"), rows)
