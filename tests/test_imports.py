@@ -56,6 +56,7 @@ measure.parity: backends config config.flags config.options config.sources model
 measure.parity.arguments: measure.parity config config.examples config.flags config.parser
   config.sources
 measure.parity.metrics: types.arrays
+measure.parity.conformance.server: measure.parity httpx tokenizers
 measure.parity.oracle: backends.torch.devices measure.parity measure.progress torch transformers
 measure.calibrate: config config.flags config.parser config.served config.sources dialects
   models.hub offline prompts measure.intervals measure.plots measure.progress

@@ -70,10 +70,9 @@ def evaluate(values: argparse.Namespace, settings: Settings) -> int:
 def _check(values: argparse.Namespace) -> None:
     if values.depth < 1 or values.concurrency < 1:
         raise ConfigError("--depth and --concurrency must be at least 1")
-    if values.margin is not None and values.margin < 0:
-        raise ConfigError("--margin must not be negative")
-    if values.price is not None and values.price < 0:
-        raise ConfigError("--price must not be negative")
+    for name in ("margin", "price"):
+        if (value := getattr(values, name)) is not None and value < 0:
+            raise ConfigError(f"--{name} must not be negative")
 
 
 def _data(values: argparse.Namespace) -> Ranked | Labelled:

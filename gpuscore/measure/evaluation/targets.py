@@ -125,36 +125,32 @@ def opened(target: Target) -> Iterator[Ask]:
 
     The function raises UsageError if it gets no scores.
     """
-    if target.url is not None:
-        from gpuscore.client import Client, ClientError
+    if target.url is None:
+        from gpuscore.offline.scorer import Scorer
 
-        _check_address(target.url)
-        with Client(target.url, os.environ.get(API_KEY_VARIABLE)) as client:
-
-            def ask_server(unit: Unit) -> UnitAnswer:
-                try:
-                    return _ask(client, target, unit)
-                except ClientError as error:
-                    if getattr(error, "code", None) != PromptTooLong.code:
-                        raise UsageError(f"{target.name}: {error}") from error
-                    return _nothing(unit, error.message)
-
-            yield ask_server
+        with Scorer(target.config, family=target.family) as scorer:
+            scorer.warmup()  # so that the first query's time is no other than the rest's
+            yield _asking(scorer, target, GpuscoreError)
         return
-    from gpuscore.offline.scorer import Scorer
+    from gpuscore.client import Client, ClientError
 
-    with Scorer(target.config, family=target.family) as scorer:
-        scorer.warmup()  # so that the first query's time is no other than the rest's
+    _check_address(target.url)
+    with Client(target.url, os.environ.get(API_KEY_VARIABLE)) as client:
+        yield _asking(client, target, ClientError)
 
-        def ask_model(unit: Unit) -> UnitAnswer:
-            try:
-                return _ask(scorer, target, unit)
-            except PromptTooLong as error:
-                return _nothing(unit, error.message)
-            except GpuscoreError as error:
-                raise UsageError(f"{target.name}: {error.message}") from error
 
-        yield ask_model
+def _asking(source: Any, target: Target, errors: type[Exception]) -> Ask:
+    """Return the function that asks a `Scorer` or a `Client`, which raise `errors`."""
+
+    def ask(unit: Unit) -> UnitAnswer:
+        try:
+            return _ask(source, target, unit)
+        except errors as error:
+            if getattr(error, "code", None) == PromptTooLong.code:
+                return _nothing(unit, vars(error)["message"])
+            raise UsageError(f"{target.name}: {error}") from error
+
+    return ask
 
 
 def _check_address(url: str) -> None:

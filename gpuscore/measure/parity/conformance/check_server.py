@@ -14,6 +14,7 @@ from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError
 from gpuscore.measure.parity.conformance import checks_requests, checks_scores
 from gpuscore.measure.parity.conformance.checks import (
+    DEVIATIONS,
     FAILED,
     KNOWN,
     OK,
@@ -21,11 +22,10 @@ from gpuscore.measure.parity.conformance.checks import (
     Outcome,
     run_checks,
 )
-from gpuscore.measure.parity.conformance.client import PlainClient
-from gpuscore.measure.parity.conformance.deviations import KNOWN as DEVIATIONS
 from gpuscore.measure.parity.conformance.server import (
     FEWEST,
     CheckedServer,
+    PlainClient,
     Reference,
     RequestRefused,
     meet,
@@ -132,7 +132,7 @@ def _reference(model: str, settings: Settings) -> Reference:
         found = oracle.score(Case("reference", [], prompts, [labels] * len(prompts)))
         return np.exp(found.values)
 
-    return Reference(directory, read_tokenizer(directory), probabilities)
+    return Reference(read_tokenizer(directory), probabilities)
 
 
 def _compare(one: CheckedServer, two: CheckedServer, tolerance: float) -> tuple[list[Verdict], str]:
