@@ -13,10 +13,9 @@ from gpuscore.config.served import check_single
 from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError, InvalidRequest
 from gpuscore.measure.calibrate.fit import fit, out_of_fold
+from gpuscore.measure.calibrate.labelled import LabelledScorer, read_rows
 from gpuscore.measure.calibrate.metrics import bins, measures
-from gpuscore.measure.calibrate.rows import read_rows
 from gpuscore.measure.calibrate.samples import Judged, Samples
-from gpuscore.measure.calibrate.scoring import LabelledScorer
 from gpuscore.measure.intervals import Interval
 from gpuscore.measure.plots import Bin, reliability
 from gpuscore.measure.progress import progress

@@ -27,7 +27,7 @@ from gpuscore.measure.evaluation.targets import (
     run_target,
     units_of,
 )
-from gpuscore.measure.machine import hardware
+from gpuscore.measure.machine import hardware, hardware_text
 from gpuscore.measure.progress import progress
 
 EXIT_OK, EXIT_FAILED = 0, 1
@@ -124,7 +124,6 @@ def _facts(values: argparse.Namespace, data: Ranked | Labelled, target: Target) 
         facts["computed"] = (
             f"{config.backend}, --dtype {config.dtype}, --quantization {config.quantization}"
         )
-        found = hardware(config.backend)
-        facts["hardware"] = ", ".join(str(found[n]) for n in ("tpu", "gpu", "cpu") if n in found)
+        facts["hardware"] = hardware_text(hardware(config.backend))
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     return facts | {"date": now, "gpuscore": __version__}

@@ -10,13 +10,13 @@ from gpuscore.backends import Plan, plan_backend
 from gpuscore.config import ModelConfig
 from gpuscore.config.sources import DEFAULT, Settings
 from gpuscore.errors import ConfigError
-from gpuscore.measure.machine import environment, hardware, versions
+from gpuscore.measure.machine import environment, hardware, hardware_text, versions
 from gpuscore.measure.parity.bundle import Bundle, read_bundle, refuse_different, write_bundle
 from gpuscore.measure.parity.gates import Comparison, Verdict, judge, judge_pair, packing
 from gpuscore.measure.parity.measures import differences
 from gpuscore.measure.parity.metrics import errors
 from gpuscore.measure.parity.models import fingerprint
-from gpuscore.measure.parity.report import EXIT_OK, conclude, hardware_of, listed, now
+from gpuscore.measure.parity.report import EXIT_OK, conclude, listed, now
 from gpuscore.measure.parity.runs import BackendSpec, Run, run_workload
 from gpuscore.measure.parity.workload import Workload, make_workload, query_numbers, read_tokenizer
 from gpuscore.measure.progress import progress
@@ -65,7 +65,7 @@ def run(values: argparse.Namespace, settings: Settings) -> int:
         if first.dtype == second.dtype and first.in_eight_bits == second.in_eight_bits:
             verdicts += judge_pair(workload, first, second)[1]
     title = f"Parity of {model_name(base.model)} with transformers in float32"
-    machine = hardware_of({"hardware": hardware("jax" if "jax" in frameworks else "torch")})
+    machine = hardware_text(hardware("jax" if "jax" in frameworks else "torch"))
     about |= {"date": now(), "hardware": machine, "versions": listed(versions())}
     against = "against transformers in float32, unless another run is named"
     return conclude(title, about, workload, comparisons, verdicts, values.report, against)
@@ -121,7 +121,7 @@ def compare(values: argparse.Namespace, settings: Settings) -> int:
     for other in bundles[1:]:
         refuse_different(bundles[0], other)
     facts = {
-        str(place): f"{bundle.run.name} on {hardware_of(bundle.about)}"
+        str(place): f"{bundle.run.name} on {hardware_text(bundle.about.get('hardware'))}"
         for place, bundle in zip(places, bundles, strict=True)
     }
     for place, what in facts.items():

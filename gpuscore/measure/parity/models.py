@@ -50,8 +50,8 @@ def fingerprint(directory: Path) -> Fingerprint:
     tokenizer = directory / "tokenizer.json"
     return Fingerprint(
         weights=_digest_of_weights(directory),
-        config=_digest(json.dumps(kept, sort_keys=True).encode()),
-        tokenizer=_digest(tokenizer.read_bytes()) if is_file(tokenizer) else None,
+        config=sha256(json.dumps(kept, sort_keys=True).encode()),
+        tokenizer=sha256(tokenizer.read_bytes()) if is_file(tokenizer) else None,
     )
 
 
@@ -94,7 +94,8 @@ def _digests(path: Path) -> dict[str, str]:
         return found
 
 
-def _digest(content: bytes) -> str:
+def sha256(content: bytes) -> str:
+    """Return a digest in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 

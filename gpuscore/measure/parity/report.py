@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -49,15 +48,6 @@ def listed(found: object) -> str:
     """Return names and versions as text."""
     parts = found if isinstance(found, dict) else {}
     return ", ".join(f"{name} {number}" for name, number in parts.items()) or "unknown"
-
-
-def hardware_of(about: Mapping[str, Any]) -> str:
-    """Return a bundle's description of its hardware, which is only shown."""
-    found = about.get("hardware")
-    parts = found if isinstance(found, dict) else {}
-    return (
-        ", ".join(str(parts[name]) for name in ("tpu", "gpu", "cpu") if name in parts) or "unknown"
-    )
 
 
 def conclude(
