@@ -28,18 +28,23 @@ def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(shown)
 
 
-def write_html(path: Path, title: str, parts: Sequence[str]) -> None:
-    """Write a page of `parts`, which are HTML; raise ConfigError if it cannot be written."""
+def write_html(path: Path, title: str, parts: Sequence[str], flag: str = "--report") -> None:
+    """Write a page of `parts`, which are HTML; raise ConfigError as `write`."""
     page = (
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title>"
         f"<style>{_STYLE}</style><h1>{escape(title)}</h1>\n" + "\n".join(parts) + "\n</html>\n"
     )
+    write(path, page, flag)
+
+
+def write(path: Path, text: str, flag: str) -> None:
+    """Write a file; raise ConfigError, with the flag that names it, if it cannot be written."""
     try:
-        path.write_text(page, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", newline="")
     except OSError as error:
-        raise ConfigError(f"--report {path}: {error}") from error
+        raise ConfigError(f"{flag} {path}: {error}") from error
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "numbers") -> str:

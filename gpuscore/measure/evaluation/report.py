@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from gpuscore.errors import ConfigError
 from gpuscore.measure.evaluation.data import Labelled, Ranked
 from gpuscore.measure.evaluation.measures import (
     RESAMPLES,
@@ -20,7 +19,7 @@ from gpuscore.measure.evaluation.measures import (
     verdict,
 )
 from gpuscore.measure.plots import intervals, sorted_changes
-from gpuscore.measure.reports import aligned, text_table, write_html
+from gpuscore.measure.reports import aligned, text_table, write, write_html
 
 MOST_ROWS = 50  # queries in the page; the CSV has all
 ABOUT = (
@@ -91,14 +90,7 @@ def write_json(path: Path, found: Evaluation) -> None:
     }
     made = {"facts": dict(found.facts), "runs": runs, "against": against}
     text = json.dumps(_plain(made | {"verdicts": found.verdicts}), indent=2)
-    _write(path, text + "\n")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8", newline="")
-    except OSError as error:
-        raise ConfigError(f"--output {path}: {error}") from error
+    write(path, text + "\n", "--output")
 
 
 def _plain(value: object) -> object:
@@ -140,6 +132,7 @@ def write_page(path: Path, found: Evaluation) -> None:
             "queries.csv has all.</p>",
             text_table(head, shown),
         ],
+        "--output",
     )
 
 
@@ -148,7 +141,7 @@ def write_queries(path: Path, found: Evaluation) -> None:
     head, rows = _per_query(found)
     made = io.StringIO(newline="")
     csv.writer(made).writerows([head, *rows])
-    _write(path, made.getvalue())
+    write(path, made.getvalue(), "--output")
 
 
 Lines = tuple[Sequence[str], list[Sequence[str]]]

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
@@ -60,6 +61,7 @@ SUITE = sorted(
 )
 # The cases of the workload that every server with SGLang's core fields accepts.
 COMPARED = ("short", "long", "500 items", "shared sub-prefixes", "item_first", "softmax")
+COLUMNS = ("check", "", "promise", "what was found")
 SMALLEST = 1e-300  # a probability of 0 has no logarithm
 
 
@@ -75,7 +77,11 @@ def check_server(values: argparse.Namespace, settings: Settings) -> int:
     for url, kind in ((values.url, values.kind), (values.url2, values.kind2)):
         if url is None:
             continue
-        server = _meet(PlainClient(url, key, values.timeout), values, reference)
+        client = PlainClient(url, key, values.timeout)
+        try:
+            server = meet(client, values.tolerance, values.vocab_size, reference, seed=0)
+        except RequestRefused as reason:
+            raise ConfigError(f"URL {client.url}: {reason}") from reason
         servers.append(server)
         print(f"{url} ({kind}): model {server.model}, {_known(server)}", flush=True)
         outcomes = []
@@ -83,8 +89,12 @@ def check_server(values: argparse.Namespace, settings: Settings) -> int:
             print(_line(outcome), flush=True)
             outcomes.append(outcome)
         print(_summary(outcomes))
+        rows = [(one.check.id, one.state, one.check.promise, one.detail) for one in outcomes]
         failed = failed or any(outcome.state == FAILED for outcome in outcomes)
-        parts += [f"<h2>{escape(url)} ({kind})</h2>", _html(outcomes)]
+        parts += [
+            f"<h2>{escape(url)} ({kind})</h2>",
+            text_table(("check", "", "promise", "what was found"), rows),
+        ]
     if len(servers) == 2:
         verdicts, shown = _compare(servers[0], servers[1], values.tolerance)
         failed = failed or any(verdict.failed for verdict in verdicts)
@@ -92,15 +102,6 @@ def check_server(values: argparse.Namespace, settings: Settings) -> int:
     if values.report is not None:
         write_html(Path(values.report), "Conformance to the contract of /v1/score", parts)
     return EXIT_FAILED if failed else EXIT_OK
-
-
-def _meet(
-    client: PlainClient, values: argparse.Namespace, reference: Reference | None
-) -> CheckedServer:
-    try:
-        return meet(client, values.tolerance, values.vocab_size, reference, seed=0)
-    except RequestRefused as reason:
-        raise ConfigError(f"URL {client.url}: {reason}") from reason
 
 
 def _key(settings: Settings) -> str | None:
@@ -196,15 +197,8 @@ def _line(outcome: Outcome) -> str:
 
 
 def _summary(outcomes: Sequence[Outcome]) -> str:
-    counts = {
-        state: sum(one.state == state for one in outcomes) for state in (OK, FAILED, KNOWN, SKIPPED)
-    }
+    counts = Counter(one.state for one in outcomes)
     return (
         f"{counts[OK]} passed, {counts[FAILED]} failed, {counts[KNOWN]} known deviations, "
         f"{counts[SKIPPED]} skipped"
     )
-
-
-def _html(outcomes: Sequence[Outcome]) -> str:
-    rows = [(one.check.id, one.state, one.check.promise, one.detail) for one in outcomes]
-    return text_table(("check", "", "promise", "what was found"), rows)
