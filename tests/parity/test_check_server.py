@@ -129,6 +129,7 @@ def test_the_suite_is_c1_to_c20():
     assert len({one.id for one in SUITE}) == len(SUITE)
     assert set().union(*NAMES.values()) == {one.id for one in SUITE}, "each is seen to fail below"
     assert all(set(table) <= {one.id for one in SUITE} for table in DEVIATIONS.values())
+    assert set(KINDS) == set(DEVIATIONS), "every kind can be asked for"
 
 
 @pytest.mark.parametrize("defect", NAMES)
@@ -136,10 +137,6 @@ def test_a_defect_is_named(met, plant, defect):
     plant({defect})
     found = states(met, NAMES[defect])
     assert found == dict.fromkeys(NAMES[defect], FAILED)
-
-
-def test_every_kind_can_be_asked_for():
-    assert set(KINDS) == set(DEVIATIONS)
 
 
 def test_a_known_deviation_is_no_failure(met, plant):

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from gpuscore.errors import ConfigError
 from gpuscore.models.files import as_object, is_file, read_object
@@ -147,6 +146,8 @@ class CutModels:
 
     def _write_layers(self) -> dict[int, tuple[Path, list[str]]]:
         """Write the tensors of each layer to a file; those of no layer have the number -1."""
+        from safetensors.torch import save_file  # with torch, which a comparison does without
+
         of_layers: dict[int, dict[str, Any]] = defaultdict(dict)
         for path in _weight_files(self._directory):
             file = _opened(path)

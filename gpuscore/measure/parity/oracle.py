@@ -38,12 +38,19 @@ def run_oracle(
     threads: int | None = None,
     scored: Counted = unwatched,
 ) -> Run:
-    """Run `Oracle.run` with --threads, then free its memory for the backends."""
+    """Score every case with --threads, then free the memory for the backends.
+
+    `scored` is called after each case.
+    """
     if threads is not None:
         torch.set_num_threads(threads)
-    found = Oracle(directory, dtype, device).run(workload, scored)
+    oracle, results = Oracle(directory, dtype, device), {}
+    for case in workload.cases:
+        results[case.name] = oracle.score(case)
+        scored(len(case.items))
+    del oracle
     free_memory()
-    return found
+    return Run(f"transformers:{dtype}", dtype, results)
 
 
 def free_memory() -> None:
@@ -61,19 +68,21 @@ class Oracle:
     """
 
     def __init__(self, directory: Path, dtype: str, device: str) -> None:
-        self._model, self._dtype, self._device = _load(directory, dtype, device), dtype, device
-
-    def run(self, workload: Workload, scored: Counted = unwatched) -> Run:
-        """Score every case; `scored` is called after each one."""
-        results = {}
-        for case in workload.cases:
-            results[case.name] = self.score(case)
-            scored(len(case.items))
-        return Run(f"transformers:{self._dtype}", self._dtype, results)
+        self._model, self._device = _load(directory, dtype, device), device
 
     def score(self, case: Case) -> CaseResult:
-        with _full_float32():
-            return _score(self._model, case, self._device)
+        """Score whole prompts, in batches of one length."""
+        prompts = case.prompt_ids()
+        logits: list[Any] = [None] * len(prompts)
+        lse = np.empty(len(prompts))
+        for rows in _together(prompts):
+            tokens = torch.tensor([prompts[row] for row in rows], device=self._device)
+            with torch.inference_mode(), _full_float32():
+                out = self._model(tokens, use_cache=False, logits_to_keep=1).logits
+            for row, found in zip(rows, out[:, -1].double().cpu(), strict=True):
+                logits[row] = found[case.label_ids[row]].numpy()
+                lse[row] = torch.logsumexp(found, dim=0).item()
+        return case_result(case, logits, lse)
 
 
 def _load(directory: Path, dtype: str, device: str) -> Any:
@@ -90,20 +99,6 @@ def _load(directory: Path, dtype: str, device: str) -> Any:
         directory, dtype=getattr(torch, dtype), attn_implementation="eager", trust_remote_code=False
     )
     return model.to(device).eval()
-
-
-def _score(model: Any, case: Case, device: str) -> CaseResult:
-    prompts = case.prompt_ids()
-    logits: list[Any] = [None] * len(prompts)
-    lse = np.empty(len(prompts))
-    for rows in _together(prompts):
-        tokens = torch.tensor([prompts[row] for row in rows], device=device)
-        with torch.inference_mode():
-            out = model(tokens, use_cache=False, logits_to_keep=1).logits[:, -1].double().cpu()
-        for row, found in zip(rows, out, strict=True):
-            logits[row] = found[case.label_ids[row]].numpy()
-            lse[row] = torch.logsumexp(found, dim=0).item()
-    return case_result(case, logits, lse)
 
 
 def _together(prompts: list[Ids]) -> Iterator[list[int]]:

@@ -2,6 +2,7 @@
 
 import json
 import ssl
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -268,14 +269,8 @@ def _find_vocab(ask: Callable[[int], ServerReply]) -> int | None:
     """Find the first id that is refused as a label, by bisection; None if none is refused."""
     if ask(LARGEST_VOCAB).status == 200:
         return None
-    valid, refused = SAFE_VOCAB - 1, LARGEST_VOCAB
-    while refused - valid > 1:
-        middle = (valid + refused) // 2
-        if ask(middle).status == 200:
-            valid = middle
-        else:
-            refused = middle
-    return refused
+    ids = range(SAFE_VOCAB, LARGEST_VOCAB)
+    return SAFE_VOCAB + bisect_left(ids, True, key=lambda id: ask(id).status != 200)
 
 
 def _find_query_len(ask: Callable[[int], ServerReply]) -> int:
