@@ -29,7 +29,7 @@ from scenarios import SHAPES, WORKLOADS, Workload, make_model
 
 from gpuscore import Scorer
 from gpuscore.config import ModelConfig
-from gpuscore.measure.parity.svg import histogram, scatter
+from gpuscore.measure.plots import histogram, scatter
 
 RESULTS = Path(__file__).parent / "results"
 SCRATCH = Path(__file__).parents[1] / "scratch"

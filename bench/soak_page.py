@@ -8,7 +8,7 @@ from pathlib import Path
 
 from soak_vitals import MIB, Sample
 
-from gpuscore.measure.parity.report import table, write_html
+from gpuscore.measure.reports import table, write_html
 
 WIDTH, HEIGHT, LEFT, FOOT = 920, 170, 60, 24
 COLOURS = ("#4477aa", "#cc6677")

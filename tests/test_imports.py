@@ -46,18 +46,22 @@ ray: gpuscore config. dialects engine models.hub processes system server ray sta
 ray.bulk: gpuscore config engine models.hub processes.replicas processes.worker ray
 ray.columns: offline.scorer
 measure.reports:
+measure.intervals: types.arrays
+measure.plots: measure.intervals types.arrays
+measure.progress:
+measure.machine: torch jax
 measure.parity: backends config config.flags config.options config.sources models offline.scorer
-  measure.reports tokenizers
+  measure.intervals measure.machine measure.plots measure.progress measure.reports tokenizers
 measure.parity.arguments: measure.parity config config.examples config.flags config.sources
 measure.parity.metrics: types.arrays
-measure.parity.machine: torch jax
-measure.parity.oracle: backends.torch.devices measure.parity torch transformers
+measure.parity.conformance.server: measure.parity httpx tokenizers
+measure.parity.oracle: backends.torch.devices measure.parity measure.progress torch transformers
 measure.calibrate: config config.flags config.served config.sources dialects
-  models.hub offline prompts measure.reports
-measure.evaluation: gpuscore config. client measure.parity.machine measure.reports models.hub
-  offline.scorer
-measure.evaluation.records: pyarrow
-measure.evaluation.measures: measure.evaluation measure.reports ir_measures scipy
+  models.hub offline prompts measure.intervals measure.plots measure.progress
+measure.evaluation: gpuscore config. client measure.intervals measure.machine measure.plots
+  measure.progress measure.reports models.hub offline.scorer
+measure.evaluation.data: measure.evaluation pyarrow
+measure.evaluation.measures: measure.evaluation measure.intervals measure.reports ir_measures scipy
 commands.info: backends config. models.hub processes.replicas prompts
 commands.doctor: gpuscore backends config config.sources server.http.auth server.http.address torch
 commands.bulk: config config.flags dialects prompts text

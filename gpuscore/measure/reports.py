@@ -1,8 +1,6 @@
 """Tables as text and as HTML, and pages of them: what the reports of several commands share."""
 
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
@@ -18,23 +16,6 @@ svg { max-width: 100%; height: auto }
 .failed { color: #b00020; font-weight: bold } td.text { text-align: left }"""
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A measure over queries and its 95 % interval; NaN without values, or with too few queries."""
-
-    value: float
-    low: float = math.nan
-    high: float = math.nan
-
-    def __format__(self, spec: str) -> str:
-        """Return the value, and the interval if there is one, with a format of numbers."""
-        if math.isnan(self.value):
-            return "-"
-        if math.isnan(self.low):
-            return f"{self.value:{spec}}"
-        return f"{self.value:{spec}} ({self.low:{spec}} to {self.high:{spec}})"
-
-
 def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return the table with aligned columns, the first one to the left, the others to the right."""
     lines = [head, *rows]
@@ -47,18 +28,23 @@ def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(shown)
 
 
-def write_html(path: Path, title: str, parts: Sequence[str]) -> None:
-    """Write a page of `parts`, which are HTML; raise ConfigError if it cannot be written."""
+def write_html(path: Path, title: str, parts: Sequence[str], flag: str = "--report") -> None:
+    """Write a page of `parts`, which are HTML; raise ConfigError as `write`."""
     page = (
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title>"
         f"<style>{_STYLE}</style><h1>{escape(title)}</h1>\n" + "\n".join(parts) + "\n</html>\n"
     )
+    write(path, page, flag)
+
+
+def write(path: Path, text: str, flag: str) -> None:
+    """Write a file; raise ConfigError, with the flag that names it, if it cannot be written."""
     try:
-        path.write_text(page, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", newline="")
     except OSError as error:
-        raise ConfigError(f"--report {path}: {error}") from error
+        raise ConfigError(f"{flag} {path}: {error}") from error
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "numbers") -> str:
@@ -67,3 +53,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "numbe
     lines += ["".join(f"<td>{cell}</td>" for cell in cells) for cells in rows]
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f'<div class="wide"><table class="{kind}">{body}</table></div>'
+
+
+def text_table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "numbers") -> str:
+    """Return an HTML table of cells that are text, as `table` does of HTML."""
+    return table([*map(escape, head)], [[*map(escape, row)] for row in rows], kind)

@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpuscore import Scorer, label_nodes
+from gpuscore import Scorer
+from gpuscore.types import label_nodes
 from gpuscore.engine import jobs
 from gpuscore.types.label_trie import LabelTrie
 from support.backends import JAX_FAMILIES, needs_jax

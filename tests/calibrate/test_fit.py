@@ -16,6 +16,10 @@ def rng():
     return np.random.default_rng(0)
 
 
+def samples_of(*columns):
+    return Samples.of(zip(*columns, strict=True))
+
+
 def drawn(rng, count=2000, labels=4, temperature=2.5, bias=(0.0, 0.0, 0.0, 0.0), ragged=True):
     """Draw log-probabilities, and right answers as they are with a temperature and a bias."""
     rows, right = [], []
@@ -27,7 +31,7 @@ def drawn(rng, count=2000, labels=4, temperature=2.5, bias=(0.0, 0.0, 0.0, 0.0),
         rows.append(row)
         right.append(int(rng.choice(size, p=shares)))
     numbers = list(range(count))
-    return Samples.of(rows, right, numbers, numbers, [False] * count)
+    return samples_of(rows, right, numbers, numbers, [False] * count)
 
 
 def loss(samples, inverse, bias):
@@ -72,9 +76,9 @@ def test_scipy_finds_no_lower_loss(rng, with_bias):
 def test_where_all_is_right_the_temperature_stays_in_its_range():
     rows = [np.array([-0.1, -3.0])] * 50
     numbers = list(range(50))
-    samples = Samples.of(rows, [0] * 50, numbers, numbers, [False] * 50)
+    samples = samples_of(rows, [0] * 50, numbers, numbers, [False] * 50)
     assert COLDEST <= fit(samples, with_bias=False).temperature < 0.1
-    samples = Samples.of(rows, [1] * 50, numbers, numbers, [False] * 50)
+    samples = samples_of(rows, [1] * 50, numbers, numbers, [False] * 50)
     assert fit(samples, with_bias=False).temperature == pytest.approx(HOTTEST)
     bias = fit(samples, with_bias=True).bias
     assert bias[1] > bias[0]
@@ -97,7 +101,7 @@ def test_answers_are_judged_without_their_row(rng):
 def test_two_orders_are_one_answer():
     given = np.log([0.7, 0.2, 0.1])
     turned = np.log([0.3, 0.3, 0.4])  # of the options in reverse order
-    samples = Samples.of([given, turned], [0, 0], [5, 5], [1, 1], [False, True])
+    samples = samples_of([given, turned], [0, 0], [5, 5], [1, 1], [False, True])
     assert samples.right.tolist() == [0, 2]
     assert samples.num_questions == 1
     judged = Judged.of(samples, samples.shares(Scaling()))
@@ -131,7 +135,7 @@ def test_measures_are_their_definitions(rng):
 def test_intervals_are_over_rows(rng):
     """Ten equal questions of a row say no more than one."""
     samples = drawn(rng, 200)
-    many = Samples.of(
+    many = samples_of(
         [row[np.isfinite(row)] for row in samples.logprobs for _ in range(10)],
         np.repeat(samples.right, 10).tolist(),
         list(range(2000)),

@@ -15,8 +15,7 @@ from gpuscore.commands.cli import main
 from gpuscore.config import ModelConfig
 from gpuscore.measure.evaluation.command import DEMO
 from gpuscore.measure.evaluation.data import read_lines
-from gpuscore.measure.evaluation.runs import file_name, run_target
-from gpuscore.measure.evaluation.targets import Target
+from gpuscore.measure.evaluation.targets import Target, file_name, run_target
 from support.pages import compare_numbers
 from support.serving import QUICK, serving
 
@@ -112,13 +111,13 @@ def test_it_goes_on_where_it_ended(data, target, tmp_path):
     found = run_target(target, data, tmp_path, 2, counts.append)
     assert counts[0] == 20 * len(marked)
     assert sum(counts) == data.pairs
-    assert sum(one.answer.tokens == 777 for one in found.answers.values()) == len(marked)
+    assert sum(one.tokens == 777 for one in found.answers.values()) == len(marked)
     counts.clear()
     run_target(target, data, tmp_path, 1, counts.append)
     assert counts == [data.pairs]  # everything is known, what was cut off, too
     fresh = run_target(target, data, tmp_path / "fresh", 1, lambda count: None)
     for query in data.queries:
-        got, want = (one.answers[query.id].answer.scores for one in (found, fresh))
+        got, want = (one.answers[query.id].scores for one in (found, fresh))
         assert got == pytest.approx(want, abs=1e-5)
     assert 0 < found.seconds <= sum(one.seconds for one in found.answers.values())
 

@@ -14,10 +14,10 @@ from gpuscore.measure.evaluation.measures import (
     by_query,
     classified,
     difference,
+    holds_margin,
     interval,
     parse,
 )
-from gpuscore.measure.evaluation.results import holds_margin
 
 
 def query(grades, id="q", judged=None):

@@ -10,11 +10,10 @@ from safetensors.torch import load_file, save_file
 
 from gpuscore.commands.cli import main
 from gpuscore.errors import ConfigError
-from gpuscore.measure.parity import bundle as bundles
 from gpuscore.measure.parity import workload as workloads
 from gpuscore.measure.parity.bundle import Bundle, read_bundle, write_bundle
-from gpuscore.measure.parity.fingerprint import Fingerprint, fingerprint
 from gpuscore.measure.parity.metrics import Errors
+from gpuscore.measure.parity.models import Fingerprint, fingerprint, sha256
 from gpuscore.measure.parity.runs import CaseResult, Run
 from gpuscore.measure.parity.workload import Case, Workload
 
@@ -62,7 +61,7 @@ def compare(a, b, *flags):
 
 def sums(directory):
     """Write the digests anew, as someone who edits a file and its digest would."""
-    lines = [f"{bundles._sha256((directory / n).read_bytes())}  {n}\n" for n in FILES]
+    lines = [f"{sha256((directory / n).read_bytes())}  {n}\n" for n in FILES]
     (directory / "SHA256SUMS").write_text("".join(lines))
 
 

@@ -9,10 +9,15 @@ from gpuscore.backends.common import nvidia
 from gpuscore.commands.cli import main
 from gpuscore.measure.parity.arguments import KINDS
 from gpuscore.measure.parity.conformance.check_server import SUITE
-from gpuscore.measure.parity.conformance.checks import FAILED, KNOWN, OK, SKIPPED, run_checks
-from gpuscore.measure.parity.conformance.client import PlainClient
-from gpuscore.measure.parity.conformance.deviations import KNOWN as DEVIATIONS
-from gpuscore.measure.parity.conformance.server import Reference, RequestRefused, meet
+from gpuscore.measure.parity.conformance.checks import (
+    DEVIATIONS,
+    FAILED,
+    KNOWN,
+    OK,
+    SKIPPED,
+    run_checks,
+)
+from gpuscore.measure.parity.conformance.server import PlainClient, Reference, RequestRefused, meet
 from support.serving import QUICK, serving
 from support.wrong_server import VOCAB, WrongServer, running
 
@@ -81,7 +86,7 @@ def stub():
 
 
 @pytest.fixture(scope="module")
-def met(stub, tmp_path_factory):
+def met(stub):
     """The facts that the suite finds out about the stub while it is right."""
     right = WrongServer()
 
@@ -90,7 +95,7 @@ def met(stub, tmp_path_factory):
         logits = np.stack([model.logits(prompt) for prompt in prompts])
         return (np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True))[:, labels]
 
-    reference = Reference(tmp_path_factory.mktemp("none"), BytesTokenizer, probabilities)
+    reference = Reference(BytesTokenizer, probabilities)
     return meet(PlainClient(stub.url, None, 10.0), TOLERANCE, None, reference, seed=0)
 
 
@@ -124,6 +129,7 @@ def test_the_suite_is_c1_to_c20():
     assert len({one.id for one in SUITE}) == len(SUITE)
     assert set().union(*NAMES.values()) == {one.id for one in SUITE}, "each is seen to fail below"
     assert all(set(table) <= {one.id for one in SUITE} for table in DEVIATIONS.values())
+    assert set(KINDS) == set(DEVIATIONS), "every kind can be asked for"
 
 
 @pytest.mark.parametrize("defect", NAMES)
@@ -131,10 +137,6 @@ def test_a_defect_is_named(met, plant, defect):
     plant({defect})
     found = states(met, NAMES[defect])
     assert found == dict.fromkeys(NAMES[defect], FAILED)
-
-
-def test_every_kind_can_be_asked_for():
-    assert set(KINDS) == set(DEVIATIONS)
 
 
 def test_a_known_deviation_is_no_failure(met, plant):

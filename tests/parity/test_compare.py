@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from gpuscore.commands.cli import main
+from gpuscore.measure.machine import environment, versions
 from gpuscore.measure.parity.bundle import Bundle, read_bundle, write_bundle
-from gpuscore.measure.parity.fingerprint import Fingerprint
-from gpuscore.measure.parity.machine import environment, versions
 from gpuscore.measure.parity.metrics import Errors
+from gpuscore.measure.parity.models import Fingerprint
 from gpuscore.measure.parity.runs import CaseResult, Run
 from gpuscore.measure.parity.workload import Case, Workload
 

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from gpuscore.measure.parity.bootstrap import FEWEST, RESAMPLES, Resamples
+from gpuscore.measure.intervals import FEWEST, RESAMPLES, Interval, Resamples
 from gpuscore.measure.parity.measures import (
     best_labels,
     by_length,
@@ -17,7 +17,6 @@ from gpuscore.measure.parity.measures import (
 from gpuscore.measure.parity.metrics import errors
 from gpuscore.measure.parity.runs import CaseResult, Run
 from gpuscore.measure.parity.workload import Case, Workload
-from gpuscore.measure.reports import Interval
 
 
 def workload(*cases):

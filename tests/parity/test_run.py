@@ -321,37 +321,31 @@ class TestCommandLine:
             ("torch:float32@", "asks for device ''"),
             ("torch:float32:a:b", "is not framework:dtype"),
             ("torch:float32,torch:float32", "names a backend twice"),
+            ("torch:float32:flashinfer", "flashinfer"),  # it cannot run on a CPU
+            # One of them needs a TPU; the other one is planned on the CPU first.
+            ("torch:float32@cpu,jax:float32@tpu", "--device tpu"),
         ],
     )
     def test_wrong_backends(self, backends, message, capsys):
         assert run("demo", backends=backends) == 78
         assert message in capsys.readouterr().err
 
-    @pytest.mark.parametrize("seed", ["-1", str(2**32)])
-    def test_a_seed_that_is_none(self, seed, capsys):
-        assert run("demo", "--seed", seed) == 78
-        assert f"--seed {seed} must be from 0" in capsys.readouterr().err
+    @pytest.mark.parametrize(
+        ("flags", "message"),
+        [
+            (("--seed", "-1"), "--seed -1 must be from 0"),
+            (("--seed", str(2**32)), f"--seed {2**32} must be from 0"),
+            (("--seeds", "0"), "--seeds 0 must be from 1 to 100"),
+            (("--seeds", "101"), "--seeds 101 must be from 1 to 100"),
+            (("--dtype", "bfloat16"), "--dtype is set beside --backends"),
+        ],
+    )
+    def test_wrong_flags(self, flags, message, capsys):
+        assert run("demo", *flags) == 78
+        assert message in capsys.readouterr().err
 
     def test_every_size_can_be_asked_for(self):
         assert set(arguments.SIZES) == set(workloads.SIZES)
-
-    def test_a_flag_that_the_backends_say_already(self, capsys):
-        assert run("demo", "--dtype", "bfloat16") == 78
-        assert "--dtype is set beside --backends" in capsys.readouterr().err
-
-    def test_a_device_of_one_backend(self, capsys):
-        """A TPU is needed by one of them, and the other one is planned on the CPU first."""
-        assert run("demo", backends="torch:float32@cpu,jax:float32@tpu") == 78
-        assert "--device tpu" in capsys.readouterr().err
-
-    @pytest.mark.parametrize("seeds", ["0", "101"])
-    def test_seeds_out_of_range(self, seeds, capsys):
-        assert run("demo", "--seeds", seeds) == 78
-        assert f"--seeds {seeds} must be from 1 to 100" in capsys.readouterr().err
-
-    def test_an_attention_that_cannot_run(self, capsys):
-        assert run("demo", backends="torch:float32:flashinfer") == 78
-        assert "flashinfer" in capsys.readouterr().err
 
     def test_specs(self):
         spec = BackendSpec.parse("torch:bfloat16:triton")

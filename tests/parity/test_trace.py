@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from gpuscore.backends.torch import loader
 from gpuscore.commands.cli import main
 from gpuscore.errors import ConfigError
-from gpuscore.measure.parity.cut_model import INDEX, CutModels
+from gpuscore.measure.parity.models import INDEX, CutModels
 from support.slow import slow
 
 LAYERS = 4
@@ -121,12 +121,11 @@ class TestCutModels:
             CutModels(tmp_path, tmp_path)
 
 
-def test_a_model_with_classes_is_refused(tiny_model, capsys):
-    assert trace(tiny_model("qwen2_classes")[0]) == 78
-    assert "language models, whose labels are tokens" in capsys.readouterr().err
-
-
-def test_a_quantised_model_is_refused(capsys):
-    directory = Path(__file__).parents[1] / "fixtures" / "quantized" / "qwen3-fp8-channel"
-    assert trace(directory) == 78
-    assert "linear layers are in w8a16; supported" in capsys.readouterr().err
+def test_models_that_cannot_be_traced(tiny_model, capsys):
+    quantised = Path(__file__).parents[1] / "fixtures" / "quantized" / "qwen3-fp8-channel"
+    for directory, message in (
+        (tiny_model("qwen2_classes")[0], "language models, whose labels are tokens"),
+        (quantised, "linear layers are in w8a16; supported"),
+    ):
+        assert trace(directory) == 78
+        assert message in capsys.readouterr().err

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import gpuscore
 from gpuscore.measure.parity.bundle import Bundle, read_bundle
-from gpuscore.measure.parity.fingerprint import fingerprint
 from gpuscore.measure.parity.gates import Verdict, judge, judge_pair
+from gpuscore.measure.parity.models import fingerprint
 from gpuscore.measure.parity.runs import Run
 from gpuscore.measure.parity.workload import Case, make_workload, read_tokenizer
 

@@ -8,19 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from gpuscore.config import ModelConfig
 from gpuscore.config.served import check_single
 from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError, InvalidRequest
-from gpuscore.measure.calibrate.diagram import diagram
 from gpuscore.measure.calibrate.fit import fit, out_of_fold
-from gpuscore.measure.calibrate.metrics import NAMES, Bin, bins, measures
-from gpuscore.measure.calibrate.rows import read_rows
+from gpuscore.measure.calibrate.labelled import LabelledScorer, read_rows
+from gpuscore.measure.calibrate.metrics import bins, measures
 from gpuscore.measure.calibrate.samples import Judged, Samples
-from gpuscore.measure.calibrate.scoring import LabelledScorer
-from gpuscore.measure.reports import Interval
+from gpuscore.measure.intervals import Interval
+from gpuscore.measure.plots import Bin, reliability
+from gpuscore.measure.progress import progress
 from gpuscore.models.hub import model_name
 from gpuscore.prompts.calibration import Calibration, Kind, Scaling
 
@@ -65,9 +63,9 @@ def calibrate(values: argparse.Namespace, settings: Settings) -> int:
     rows = read_rows(values.data)
     with (
         LabelledScorer(config, family="none", decision_order=order) as scorer,
-        tqdm(total=len(rows), unit="row", disable=True if len(rows) < BAR else None) as bar,
+        progress(len(rows), "row", BAR) as begin,
     ):
-        samples = scorer.samples(values.data, rows, lambda done: bar.update(done - bar.n) and None)
+        samples = scorer.samples(values.data, rows, begin(""))
     outcomes = {
         kind: outcome
         for kind, one in samples.items()
@@ -87,7 +85,7 @@ def calibrate(values: argparse.Namespace, settings: Settings) -> int:
     made = Calibration({kind: one.scaling for kind, one in outcomes.items()}, about)
     _write(values.output, json.dumps(made.as_json(), indent=1) + "\n")
     panels = {f"{kind}, {one.questions} questions": one.bins for kind, one in outcomes.items()}
-    _write(values.diagram, diagram(panels, f"Reliability of {about['model']}"))
+    _write(values.diagram, reliability(panels, f"Reliability of {about['model']}"))
     print(report(outcomes))
     if left:
         print(_too_few(left, values.folds))
@@ -117,8 +115,8 @@ def report(outcomes: Mapping[Kind, CalibratedKind]) -> str:
         lines.append(
             f"{kind}: {one.questions} questions, temperature {one.scaling.temperature:.4f}"
         )
-        for name in NAMES:
-            lines.append(f"  {name:9} {one.before[name]:.4f} -> {one.after[name]:.4f}")
+        for name, before in one.before.items():
+            lines.append(f"  {name:9} {before:.4f} -> {one.after[name]:.4f}")
     return "\n".join(lines)
 
 

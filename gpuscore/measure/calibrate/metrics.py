@@ -5,42 +5,35 @@ ECE is the expected calibration error of the most probable answer, in BINS bins 
 loss the negative logarithm of the right answer's probability; both are means over questions.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from gpuscore.measure.calibrate.samples import Judged
-from gpuscore.measure.reports import Interval
+from gpuscore.measure.intervals import Interval, Resamples
+from gpuscore.measure.plots import Bin
 from gpuscore.types.arrays import Float64Array
 
 BINS = 15
-RESAMPLES, LOW, HIGH = 1000, 2.5, 97.5  # percentiles
 LEAST = 1e-12  # of a probability in the log loss
-NAMES = ("accuracy", "ece", "brier", "log_loss")
-
-
-@dataclass(frozen=True, slots=True)
-class Bin:
-    """Questions whose most probable answer has a probability in one range."""
-
-    count: int
-    probability: float  # mean
-    accuracy: float
 
 
 def measures(judged: Judged, seed: int) -> dict[str, Interval]:
-    """Return each of NAMES; resamples draw rows, because questions of one row hang together."""
-    values = _per_question(judged)  # [3, Q], of which ECE needs the first two
-    rng = np.random.default_rng(seed)
-    rows = [np.flatnonzero(judged.rows == row) for row in np.unique(judged.rows)]
-    drawn = np.empty((RESAMPLES, len(NAMES)))
-    for number in range(RESAMPLES):
-        chosen = np.concatenate([rows[i] for i in rng.integers(len(rows), size=len(rows))])
-        drawn[number] = _means(values[:, chosen])
-    low, high = np.percentile(drawn, (LOW, HIGH), axis=0)
-    found = zip(_means(values).tolist(), low.tolist(), high.tolist(), strict=True)
-    return {name: Interval(*ends) for name, ends in zip(NAMES, found, strict=True)}
+    """Return accuracy, ECE, Brier score and log loss, each with its interval.
+
+    Resamples draw rows, because questions of one row hang together.
+    """
+    best, is_right, brier, loss = _per_question(judged)
+    rows, row = np.unique(judged.rows, return_inverse=True)
+    resamples = Resamples.seeded(len(rows), seed)
+    gaps = np.zeros((len(best), BINS))
+    gaps[np.arange(len(best)), _bin_of(best)] = is_right - best
+    drawn = np.abs(resamples.sums(gaps, row)).sum(axis=1) / resamples.sums(np.ones(len(row)), row)
+    return {
+        "accuracy": resamples.mean(is_right, row),
+        "ece": Interval.of(np.abs(gaps.sum(axis=0)).sum() / len(best), drawn),
+        "brier": resamples.mean(brier, row),
+        "log_loss": resamples.mean(loss, row),
+    }
 
 
 def bins(judged: Judged) -> list[Bin]:
@@ -67,13 +60,6 @@ def _per_question(judged: Judged) -> Float64Array:
             -np.log(np.maximum(shares[questions, judged.right], LEAST)),
         )
     )
-
-
-def _means(values: Float64Array) -> Float64Array:
-    best, is_right, brier, loss = values
-    place = _bin_of(best)
-    gap = np.bincount(place, is_right - best, minlength=BINS)
-    return np.array([is_right.mean(), np.abs(gap).sum() / len(best), brier.mean(), loss.mean()])
 
 
 def _bin_of(probability: Float64Array) -> NDArray[np.int64]:

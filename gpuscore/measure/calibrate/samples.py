@@ -1,7 +1,8 @@
 """Samples of one type of question: log-probabilities of the labels, and which one is right."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,9 @@ from gpuscore.prompts.calibration import Scaling
 from gpuscore.types.arrays import Float64Array
 
 Places = NDArray[np.int64]
+# Log-probabilities [L] of the labels, the label that answers in the order of the question's
+# options, numbers of question and row, and whether the options stood in reverse order.
+ReadSample: TypeAlias = tuple[Float64Array, int, int, int, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,24 +37,14 @@ class Samples:
     turned: NDArray[np.bool_]
 
     @classmethod
-    def of(
-        cls,
-        logprobs: Sequence[Float64Array],
-        right: Sequence[int],
-        questions: Sequence[int],
-        rows: Sequence[int],
-        turned: Sequence[bool],
-    ) -> "Samples":
-        """Return samples of reads with different numbers of labels.
-
-        Args:
-            right: the label that answers, in the order of the question's options.
-        """
-        table = np.full((len(logprobs), max(map(len, logprobs))), -np.inf)
+    def of(cls, reads: Iterable[ReadSample]) -> "Samples":
+        """Return samples of reads with different numbers of labels."""
+        logprobs, right, questions, rows, turned = zip(*reads, strict=True)
+        lengths = np.array([*map(len, logprobs)])
+        table = np.full((len(lengths), lengths.max()), -np.inf)
         for target, row in zip(table, logprobs, strict=True):
             target[: len(row)] = row
-        last = np.array([*map(len, logprobs)]) - 1
-        places = np.where(turned, last - np.array(right), right)
+        places = np.where(turned, lengths - 1 - np.array(right), right)
         numbers = np.array(questions)
         return cls(table, places.astype(np.int64), numbers, np.array(rows), np.array(turned))
 
@@ -63,13 +57,7 @@ class Samples:
 
     def part(self, chosen: NDArray[np.bool_]) -> "Samples":
         """Return the samples for which `chosen` [N] is True."""
-        return Samples(
-            self.logprobs[chosen],
-            self.right[chosen],
-            self.questions[chosen],
-            self.rows[chosen],
-            self.turned[chosen],
-        )
+        return Samples(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
     def shares(self, scaling: Scaling) -> Float64Array:
         """Return probabilities [N, most labels] of the labels."""

@@ -1,7 +1,6 @@
 """`gpuscore eval`: read the data, score it with each target, measure, report."""
 
 import argparse
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError
 from gpuscore.measure.evaluation.data import Labelled, Ranked, read_lines
 from gpuscore.measure.evaluation.folders import read_folder
-from gpuscore.measure.evaluation.measures import DEFAULT, parse
+from gpuscore.measure.evaluation.measures import DEFAULT, compared, first_stage, measured, parse
 from gpuscore.measure.evaluation.report import (
     Evaluation,
     as_text,
@@ -20,10 +19,16 @@ from gpuscore.measure.evaluation.report import (
     write_page,
     write_queries,
 )
-from gpuscore.measure.evaluation.results import compared, first_stage, measured
-from gpuscore.measure.evaluation.runs import ScoredRun, file_name, run_target, size_of, units_of
-from gpuscore.measure.evaluation.targets import Target, model_name_of, other
-from gpuscore.measure.parity.machine import hardware
+from gpuscore.measure.evaluation.targets import (
+    Target,
+    file_name,
+    model_name_of,
+    other,
+    run_target,
+    units_of,
+)
+from gpuscore.measure.machine import hardware, hardware_text
+from gpuscore.measure.progress import progress
 
 EXIT_OK, EXIT_FAILED = 0, 1
 DEMO = Path(__file__).parents[2] / "demo" / "ranking.jsonl"
@@ -40,7 +45,10 @@ def evaluate(values: argparse.Namespace, settings: Settings) -> int:
     if values.restart:
         for target in targets:
             (folder / file_name(target, data)).unlink(missing_ok=True)
-    runs = _scored(targets, data, folder, values.concurrency)
+    with progress(len(targets) * sum(len(unit.texts) for unit in units_of(data))) as begin:
+        runs = [
+            run_target(one, data, folder, values.concurrency, begin(one.name)) for one in targets
+        ]
     found = [measured(data, run, measures, values.seed) for run in runs]
     before = first_stage(data, measures, values.seed) if isinstance(data, Ranked) else None
     others = [*([before] if before is not None else []), *found[1:]]
@@ -62,10 +70,9 @@ def evaluate(values: argparse.Namespace, settings: Settings) -> int:
 def _check(values: argparse.Namespace) -> None:
     if values.depth < 1 or values.concurrency < 1:
         raise ConfigError("--depth and --concurrency must be at least 1")
-    if values.margin is not None and values.margin < 0:
-        raise ConfigError("--margin must not be negative")
-    if values.price is not None and values.price < 0:
-        raise ConfigError("--price must not be negative")
+    for name in ("margin", "price"):
+        if (value := getattr(values, name)) is not None and value < 0:
+            raise ConfigError(f"--{name} must not be negative")
 
 
 def _data(values: argparse.Namespace) -> Ranked | Labelled:
@@ -101,24 +108,6 @@ def _targets(values: argparse.Namespace, settings: Settings) -> list[Target]:
     return found
 
 
-def _scored(
-    targets: Sequence[Target], data: Ranked | Labelled, folder: Path, concurrency: int
-) -> list[ScoredRun]:
-    from tqdm import tqdm
-
-    each = sum(size_of(unit) for unit in units_of(data))
-    runs = []
-    with tqdm(total=each * len(targets), unit="item", leave=False, disable=None) as bar:
-
-        def advance(count: int) -> None:
-            bar.update(count)
-
-        for target in targets:
-            bar.set_description(target.name)
-            runs.append(run_target(target, data, folder, concurrency, advance))
-    return runs
-
-
 def _facts(values: argparse.Namespace, data: Ranked | Labelled, target: Target) -> dict[str, str]:
     facts = {"data": f"{values.data} ({data.name})"}
     if isinstance(data, Ranked):
@@ -135,7 +124,6 @@ def _facts(values: argparse.Namespace, data: Ranked | Labelled, target: Target) 
         facts["computed"] = (
             f"{config.backend}, --dtype {config.dtype}, --quantization {config.quantization}"
         )
-        found = hardware(config.backend)
-        facts["hardware"] = ", ".join(str(found[n]) for n in ("tpu", "gpu", "cpu") if n in found)
+        facts["hardware"] = hardware_text(hardware(config.backend))
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     return facts | {"date": now, "gpuscore": __version__}

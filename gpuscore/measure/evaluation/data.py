@@ -1,4 +1,7 @@
-"""The data of an evaluation as JSON lines: queries with graded documents, or labelled texts."""
+"""The data of an evaluation: queries with graded documents, or labelled texts.
+
+They are read from JSON lines; records of folders are also in Parquet files.
+"""
 
 import json
 from collections import Counter
@@ -6,11 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from gpuscore.errors import ConfigError
-from gpuscore.measure.evaluation.records import Record, json_lines
 
+# A place for errors, such as "line 3", and the record.
+Record: TypeAlias = tuple[str, Mapping[str, Any]]
 TEXTS_OF_A_UNIT = 64  # texts that are classified by one request
 
 
@@ -160,15 +164,12 @@ def _labelled(path: Path, rows: Sequence[Record]) -> Labelled:
             raise ConfigError(f"--data {path}: {place} needs text and label, both texts")
         texts.append(text)
         labels.append(label)
-    starts = range(0, len(texts), TEXTS_OF_A_UNIT)
-    return Labelled(path.name, tuple(_unit(start, texts, labels) for start in starts))
-
-
-def _unit(start: int, texts: Sequence[str], labels: Sequence[str]) -> LabelledTexts:
-    end = min(start + TEXTS_OF_A_UNIT, len(texts))
-    return LabelledTexts(
-        f"rows {start + 1} to {end}", tuple(texts[start:end]), tuple(labels[start:end])
-    )
+    units = []
+    for start in range(0, len(texts), TEXTS_OF_A_UNIT):
+        end = min(start + TEXTS_OF_A_UNIT, len(texts))
+        name = f"rows {start + 1} to {end}"
+        units.append(LabelledTexts(name, tuple(texts[start:end]), tuple(labels[start:end])))
+    return Labelled(path.name, tuple(units))
 
 
 def _is_number(value: object) -> bool:
@@ -179,3 +180,62 @@ def _refuse_twice(ids: Iterator[str] | Sequence[str], what: str) -> None:
     twice = [id for id, count in Counter(ids).items() if count > 1]
     if twice:
         raise ConfigError(f"--data {what} {twice[0]} is there twice")
+
+
+def json_lines(path: Path) -> Iterator[Record]:
+    """Yield the object of each line; raise ConfigError for one that is none."""
+    for number, line in lines(path):
+        try:
+            found = json.loads(line)
+        except ValueError as error:
+            raise ConfigError(f"{path}: line {number} is not JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise ConfigError(f"{path}: line {number} is no JSON object")
+        yield f"line {number}", found
+
+
+def lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield numbers and lines that are not empty, without keeping the file in memory."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield number, line.strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def records_of(folder: Path, name: str, split: str = "*") -> Iterator[Record]:
+    """Yield the records of `name.jsonl`, or of the files in the folder `name` (of one split).
+
+    Raises:
+        ConfigError: there are none, or Parquet needs pyarrow.
+    """
+    paths = files_of(folder, name, split)
+    if not paths:
+        raise ConfigError(f"--data {folder} has neither {name}.jsonl nor files in {name}/")
+    for path in paths:
+        yield from _parquet(path) if path.suffix == ".parquet" else json_lines(path)
+
+
+def files_of(folder: Path, name: str, split: str = "*") -> list[Path]:
+    """Return the files of `records_of`; none if there are none."""
+    if (folder / f"{name}.jsonl").is_file():
+        return [folder / f"{name}.jsonl"]
+    # As data sets are stored: test.jsonl, or test-00000-of-00001.parquet.
+    patterns = [f"{split}.jsonl", f"{split}.parquet", f"{split}-*.parquet"]
+    found = (path for pattern in patterns for path in (folder / name).glob(pattern))
+    return sorted(set(found))
+
+
+def _parquet(path: Path) -> Iterator[Record]:
+    try:
+        from pyarrow import parquet
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{path} needs pyarrow: pip install 'gpuscore[batch]'") from error
+    number = 0
+    with parquet.ParquetFile(path) as file:
+        for batch in file.iter_batches():
+            for row in batch.to_pylist():
+                number += 1
+                yield f"row {number}", row

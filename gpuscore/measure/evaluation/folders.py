@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from gpuscore.errors import ConfigError
-from gpuscore.measure.evaluation.data import Query, Ranked, ranked
-from gpuscore.measure.evaluation.records import files_of, lines, records_of
+from gpuscore.measure.evaluation.data import Query, Ranked, files_of, lines, ranked, records_of
 
 Qrels: TypeAlias = dict[str, dict[str, int]]
 Run: TypeAlias = dict[str, dict[str, float]]
@@ -45,10 +44,12 @@ def read_folder(
     }
     if lost := sorted(wanted - corpus.keys()):
         raise ConfigError(f"--data {folder}: document {lost[0]} is not in its corpus")
-    found = [
-        _query(id, text, chosen.get(id, ()), corpus, first, judged[id])
-        for id, text in queries.items()
-    ]
+    found = []
+    for id, text in queries.items():
+        ids = tuple(chosen.get(id, ()))
+        texts = tuple(corpus[one] for one in ids)
+        scores = None if first is None else tuple(first[id][one] for one in ids)
+        found.append(Query(id, text, ids, texts, scores, judged[id]))
     return ranked(folder.name, found)
 
 
@@ -75,19 +76,6 @@ def read_run(path: Path) -> Run:
         except ValueError:
             raise ConfigError(f"{path}: line {number} is none of a TREC run") from None
     return found
-
-
-def _query(
-    id: str,
-    text: str,
-    documents: Sequence[str],
-    corpus: Mapping[str, str],
-    first: Run | None,
-    grades: Mapping[str, int],
-) -> Query:
-    scores = None if first is None else tuple(first[id][one] for one in documents)
-    texts = tuple(corpus[one] for one in documents)
-    return Query(id, text, tuple(documents), texts, scores, grades)
 
 
 def _best(scores: Mapping[str, float], depth: int) -> list[str]:

@@ -10,18 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
-from gpuscore.errors import ConfigError
 from gpuscore.measure.evaluation.data import Labelled, Ranked
-from gpuscore.measure.evaluation.measures import RESAMPLES
-from gpuscore.measure.evaluation.plots import intervals, sorted_changes
-from gpuscore.measure.evaluation.results import (
+from gpuscore.measure.evaluation.measures import (
+    RESAMPLES,
     ComparedRuns,
     Measured,
     holds_margin,
-    signed,
     verdict,
 )
-from gpuscore.measure.reports import aligned, table, write_html
+from gpuscore.measure.plots import intervals, sorted_changes
+from gpuscore.measure.reports import aligned, text_table, write, write_html
 
 MOST_ROWS = 50  # queries in the page; the CSV has all
 ABOUT = (
@@ -92,14 +90,7 @@ def write_json(path: Path, found: Evaluation) -> None:
     }
     made = {"facts": dict(found.facts), "runs": runs, "against": against}
     text = json.dumps(_plain(made | {"verdicts": found.verdicts}), indent=2)
-    _write(path, text + "\n")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8", newline="")
-    except OSError as error:
-        raise ConfigError(f"--output {path}: {error}") from error
+    write(path, text + "\n", "--output")
 
 
 def _plain(value: object) -> object:
@@ -121,26 +112,27 @@ def write_page(path: Path, found: Evaluation) -> None:
         )
         for one in found.comparisons
     ]
-    facts = [(escape(name), escape(value)) for name, value in found.facts.items()]
+    changed = ["<h2>Differences</h2>", text_table(*_differences(found))]
     head, rows = _per_query(found)
     shown = _largest(found, rows)
     write_html(
         path,
         f"Evaluation of {found.runs[0].name} on {found.data.name}",
         [
-            table((), facts, "words"),
+            text_table((), list(found.facts.items()), "words"),
             *(f"<p><strong>{escape(text)}</strong></p>" for text in found.verdicts),
             "<h2>Measures</h2>",
-            _html(*_means(found)),
-            *(["<h2>Differences</h2>", _html(*_differences(found))] if found.comparisons else []),
+            text_table(*_means(found)),
+            *(changed if found.comparisons else []),
             *plots,
             "<h2>Speed</h2>",
-            _html(*_speed(found)),
+            text_table(*_speed(found)),
             f"<p>{escape(ABOUT.format(resamples=f'{RESAMPLES:,}'))}</p>",
             f"<h2>Queries</h2><p>{len(shown)} of {len(rows)}, the largest changes first; "
             "queries.csv has all.</p>",
-            _html(head, shown),
+            text_table(head, shown),
         ],
+        "--output",
     )
 
 
@@ -149,14 +141,10 @@ def write_queries(path: Path, found: Evaluation) -> None:
     head, rows = _per_query(found)
     made = io.StringIO(newline="")
     csv.writer(made).writerows([head, *rows])
-    _write(path, made.getvalue())
+    write(path, made.getvalue(), "--output")
 
 
 Lines = tuple[Sequence[str], list[Sequence[str]]]
-
-
-def _html(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return table([*map(escape, head)], [[*map(escape, row)] for row in rows])
 
 
 def _means(found: Evaluation) -> Lines:
@@ -171,8 +159,8 @@ def _differences(found: Evaluation) -> Lines:
         [
             one.theirs.name,
             name,
-            signed(change.mean.value),
-            f"{signed(change.mean.low)} to {signed(change.mean.high)}",
+            f"{change.mean.value:+.4f}",
+            f"{change.mean.low:+.4f} to {change.mean.high:+.4f}",
             f"{change.p:.4f}",
             str(change.better),
             str(change.worse),

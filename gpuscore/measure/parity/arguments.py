@@ -1,7 +1,7 @@
-"""The command line of `gpuscore parity`; each command imports its code when it runs."""
+"""The command line of `gpuscore parity`; the code of its commands is imported when one runs."""
 
 import argparse
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from gpuscore.config import FileConfig, ModelConfig
@@ -9,7 +9,6 @@ from gpuscore.config.examples import EXAMPLES
 from gpuscore.config.flags import EPILOG, CommandParser, HelpFormatter, add_flags, refuse_api_key
 from gpuscore.config.sources import Settings
 
-Command = Callable[[argparse.Namespace, Settings], int]
 # Copies of the keys of workload.SIZES, whose module imports NumPy and tokenizers, and of
 # deviations.KNOWN.
 SIZES = ("quick", "standard", "full")
@@ -38,7 +37,6 @@ def _add_run(commands: Any) -> None:
         "run",
         "[MODEL] --backends LIST [OPTIONS]",
         "compare backends with transformers in float32, on a fixed workload",
-        _run,
         exit_1="a gate failed",
         epilog=EPILOG,
     )
@@ -64,7 +62,6 @@ def _add_record(commands: Any) -> None:
         "record",
         "[MODEL] -o DIRECTORY [OPTIONS]",
         "score the workload and write a bundle, to compare on any machine",
-        _record,
         epilog=EPILOG,
     )
     group = record.add_argument_group("What to record (command line only)")
@@ -87,7 +84,6 @@ def _add_compare(commands: Any) -> None:
         "compare",
         "A B [...] [--reference EXACT ROUNDED] [OPTIONS]",
         "compare bundles of one model and one workload",
-        _compare,
         exit_1="a gate failed",
     )
     compare.add_argument(
@@ -112,7 +108,6 @@ def _add_trace(commands: Any) -> None:
         "trace",
         "[MODEL] [OPTIONS]",
         "name the first layer in which a backend errs over twice as much as transformers",
-        _trace,
         exit_1="there is such a layer",
         epilog=EPILOG,
     )
@@ -128,7 +123,6 @@ def _add_check_server(commands: Any) -> None:
         "check-server",
         "URL [URL2] [OPTIONS]",
         "check one or two servers against the contract of SGLang's /v1/score",
-        _check_server,
         exit_1="a check failed that is not a known deviation, or two servers differ",
     )
     check.add_argument("url", metavar="URL", help="such as http://127.0.0.1:8000")
@@ -217,7 +211,6 @@ def _add(
     name: str,
     usage: str,
     help: str,
-    run: Command,
     exit_1: str | None = None,
     epilog: str = "",
 ) -> CommandParser:
@@ -230,36 +223,21 @@ def _add(
         epilog=EXAMPLES[f"parity {name}"] + epilog,
         formatter_class=HelpFormatter,
     )
-    command.set_defaults(command=run)
+    command.set_defaults(command=partial(_run, name))
     refuse_api_key(command)
     return command
 
 
-def _run(values: argparse.Namespace, settings: Settings) -> int:
-    from gpuscore.measure.parity.commands import run
-
-    return run(values, settings)
-
-
-def _record(values: argparse.Namespace, settings: Settings) -> int:
-    from gpuscore.measure.parity.commands import record
-
-    return record(values, settings)
-
-
-def _compare(values: argparse.Namespace, settings: Settings) -> int:
-    from gpuscore.measure.parity.compare import compare
-
-    return compare(values)
-
-
-def _trace(values: argparse.Namespace, settings: Settings) -> int:
+def _run(name: str, values: argparse.Namespace, settings: Settings) -> int:
+    from gpuscore.measure.parity import commands
+    from gpuscore.measure.parity.conformance.check_server import check_server
     from gpuscore.measure.parity.trace import trace
 
-    return trace(values, settings)
-
-
-def _check_server(values: argparse.Namespace, settings: Settings) -> int:
-    from gpuscore.measure.parity.conformance.check_server import check_server
-
-    return check_server(values, settings)
+    runs = {
+        "run": commands.run,
+        "record": commands.record,
+        "compare": commands.compare,
+        "trace": trace,
+        "check-server": check_server,
+    }
+    return runs[name](values, settings)

@@ -9,7 +9,6 @@
 The digests reveal damage and edits. They are no signature: a forger can write new ones.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -21,8 +20,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from gpuscore.errors import ConfigError
-from gpuscore.measure.parity.fingerprint import Fingerprint
 from gpuscore.measure.parity.metrics import Errors
+from gpuscore.measure.parity.models import Fingerprint, sha256
 from gpuscore.measure.parity.runs import CaseResult, Run
 from gpuscore.measure.parity.workload import Case, Workload
 
@@ -62,7 +61,7 @@ def write_bundle(directory: Path, bundle: Bundle) -> None:
         RESULTS: save(_arrays(run)),
         ABOUT: json.dumps(about, indent=2, ensure_ascii=False).encode() + b"\n",
     }
-    files[SUMS] = "".join(f"{_sha256(files[name])}  {name}\n" for name in files).encode()
+    files[SUMS] = "".join(f"{sha256(files[name])}  {name}\n" for name in files).encode()
     try:
         directory.mkdir(parents=True)
         for name, content in files.items():
@@ -117,7 +116,7 @@ def _read(directory: Path) -> dict[str, bytes]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{directory} is not a bundle: {error}") from error
     for name, content in files.items():
-        if sums.get(name) != _sha256(content):
+        if sums.get(name) != sha256(content):
             raise ConfigError(
                 f"{directory / name} was changed after the bundle was written: its SHA-256 is not "
                 f"the one of {SUMS}"
@@ -150,7 +149,3 @@ def _named(workload: Workload) -> str:
 
 def _short(digest: str | None) -> str:
     return digest[:16] if digest else "none"
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

@@ -3,21 +3,20 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from gpuscore.measure.parity.bootstrap import Resamples
+from gpuscore.measure.intervals import Interval, Resamples
 from gpuscore.measure.parity.metrics import RankedScores, kendall_tau_b
 from gpuscore.measure.parity.runs import Run
 from gpuscore.measure.parity.workload import Case, Workload, query_numbers
-from gpuscore.measure.reports import Interval
 from gpuscore.types.arrays import BoolArray, Float64Array, Int64Array
 
 RANKED = 10  # least number of items in a ranking
 
 
-@dataclass(frozen=True, slots=True)
-class ByQuery:
+class ByQuery(NamedTuple):
     """Values with the query of each, by its number."""
 
     values: Float64Array
@@ -153,15 +152,11 @@ def by_query(workload: Workload, want: Run, got: Run) -> tuple[int, Mapping[str,
     resamples, bias = Resamples(count), ByQuery.join(signed)
     sizes = np.abs(bias.values)
     return count, {
-        "bias of log p": resamples.mean(bias.values, bias.queries),
+        "bias of log p": resamples.mean(*bias),
         "mean |d log p|": resamples.mean(sizes, bias.queries),
         "p99 |d log p|": resamples.quantile(sizes, bias.queries, 0.99),
-        "mean tau-b": resamples.mean(*_parts(ByQuery.join(taus))),
-        "best label flips": resamples.mean(*_parts(best_labels(workload, want, got))),
-        "threshold flips": resamples.mean(*_parts(threshold_flips(workload, want, got))),
-        "KL over labels": resamples.mean(*_parts(divergence(workload, want, got))),
+        "mean tau-b": resamples.mean(*ByQuery.join(taus)),
+        "best label flips": resamples.mean(*best_labels(workload, want, got)),
+        "threshold flips": resamples.mean(*threshold_flips(workload, want, got)),
+        "KL over labels": resamples.mean(*divergence(workload, want, got)),
     }
-
-
-def _parts(found: ByQuery) -> tuple[Float64Array, Int64Array]:
-    return found.values, found.queries

@@ -14,10 +14,10 @@ permitted fail a gate with the probability RATE, however many rankings there are
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import TypeAlias
 
 import numpy as np
 
@@ -64,37 +64,17 @@ class PermittedNoise:
         return drawn
 
 
-class Agreement(ABC):
-    """A measure of how well two orders agree, with 1 for the same order."""
-
-    fewest: int  # items of a ranking that it is about
-
-    @abstractmethod
-    def of(self, want: Float64Array, got: Float64Array) -> float:
-        """Measure the agreement of `got` [n] with `want` [n]."""
-
-    @abstractmethod
-    def drawn(self, want: Float64Array, noise: Float64Array) -> Float64Array:
-        """Measure that of `want` [n] plus noise [n, DRAWS], for each draw."""
-
-    @abstractmethod
-    def step(self, n: int) -> float:
-        """Return the difference that the least swap makes among n items."""
-
-    @abstractmethod
-    def by_chance(self, n: int) -> float:
-        """Return what one of a hundred random orders of n items exceeds, approximately."""
-
-
-class TauB(Agreement):
+class TauB:
     """Kendall's tau-b of all items."""
 
-    fewest = 2
+    fewest = 2  # items of a ranking that it is about
 
     def of(self, want: Float64Array, got: Float64Array) -> float:
+        """Measure the agreement of `got` [n] with `want` [n]; 1 for the same order."""
         return kendall_tau_b(want, got)
 
     def drawn(self, want: Float64Array, noise: Float64Array) -> Float64Array:
+        """Measure the agreement of `want` [n] plus noise [n, DRAWS] with `want`, for each draw."""
         order = np.argsort(want)
         want, noise = want[order], noise[order]
         most = 2 * float(np.abs(noise).max())
@@ -111,15 +91,19 @@ class TauB(Agreement):
         return found
 
     def step(self, n: int) -> float:
+        """Return the difference that the least swap makes among n items."""
         return 4 / (n * (n - 1))
 
     def by_chance(self, n: int) -> float:
-        """Use the variance of tau among random orders (Kendall 1938)."""
+        """Return what one of a hundred random orders of n items exceeds, approximately.
+
+        It follows from the variance of tau among random orders (Kendall 1938).
+        """
         return _UNLIKELY * math.sqrt(2 * (2 * n + 5) / (9 * n * (n - 1)))
 
 
-class TopOverlap(Agreement):
-    """The share of the ten best that are among the ten best."""
+class TopOverlap:
+    """The share of the ten best that are among the ten best; its methods are those of `TauB`."""
 
     fewest = 2 * TOP
 
@@ -142,6 +126,7 @@ class TopOverlap(Agreement):
         return share + _UNLIKELY * math.sqrt(variance)
 
 
+Agreement: TypeAlias = TauB | TopOverlap  # measures of how well two orders agree
 _UNLIKELY = NormalDist().inv_cdf(0.99)
 
 

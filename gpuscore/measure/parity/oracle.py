@@ -12,9 +12,9 @@ import torch
 
 from gpuscore.backends.torch.devices import choose_device
 from gpuscore.errors import ConfigError
-from gpuscore.measure.parity.progress import Scored, unwatched
 from gpuscore.measure.parity.runs import CaseResult, Run, case_result
 from gpuscore.measure.parity.workload import Case, Ids, Workload
+from gpuscore.measure.progress import Counted, unwatched
 
 # Attention scores of all prompts of a batch, per head; 64 MiB in float32.
 ATTENTION_SCORES = 2**24
@@ -36,14 +36,21 @@ def run_oracle(
     dtype: str,
     device: str,
     threads: int | None = None,
-    scored: Scored = unwatched,
+    scored: Counted = unwatched,
 ) -> Run:
-    """Run `Oracle.run` with --threads, then free its memory for the backends."""
+    """Score every case with --threads, then free the memory for the backends.
+
+    `scored` is called after each case.
+    """
     if threads is not None:
         torch.set_num_threads(threads)
-    found = Oracle(directory, dtype, device).run(workload, scored)
+    oracle, results = Oracle(directory, dtype, device), {}
+    for case in workload.cases:
+        results[case.name] = oracle.score(case)
+        scored(len(case.items))
+    del oracle
     free_memory()
-    return found
+    return Run(f"transformers:{dtype}", dtype, results)
 
 
 def free_memory() -> None:
@@ -61,19 +68,21 @@ class Oracle:
     """
 
     def __init__(self, directory: Path, dtype: str, device: str) -> None:
-        self._model, self._dtype, self._device = _load(directory, dtype, device), dtype, device
-
-    def run(self, workload: Workload, scored: Scored = unwatched) -> Run:
-        """Score every case; `scored` is called after each one."""
-        results = {}
-        for case in workload.cases:
-            results[case.name] = self.score(case)
-            scored(len(case.items))
-        return Run(f"transformers:{self._dtype}", self._dtype, results)
+        self._model, self._device = _load(directory, dtype, device), device
 
     def score(self, case: Case) -> CaseResult:
-        with _full_float32():
-            return _score(self._model, case, self._device)
+        """Score whole prompts, in batches of one length."""
+        prompts = case.prompt_ids()
+        logits: list[Any] = [None] * len(prompts)
+        lse = np.empty(len(prompts))
+        for rows in _together(prompts):
+            tokens = torch.tensor([prompts[row] for row in rows], device=self._device)
+            with torch.inference_mode(), _full_float32():
+                out = self._model(tokens, use_cache=False, logits_to_keep=1).logits
+            for row, found in zip(rows, out[:, -1].double().cpu(), strict=True):
+                logits[row] = found[case.label_ids[row]].numpy()
+                lse[row] = torch.logsumexp(found, dim=0).item()
+        return case_result(case, logits, lse)
 
 
 def _load(directory: Path, dtype: str, device: str) -> Any:
@@ -90,20 +99,6 @@ def _load(directory: Path, dtype: str, device: str) -> Any:
         directory, dtype=getattr(torch, dtype), attn_implementation="eager", trust_remote_code=False
     )
     return model.to(device).eval()
-
-
-def _score(model: Any, case: Case, device: str) -> CaseResult:
-    prompts = case.prompt_ids()
-    logits: list[Any] = [None] * len(prompts)
-    lse = np.empty(len(prompts))
-    for rows in _together(prompts):
-        tokens = torch.tensor([prompts[row] for row in rows], device=device)
-        with torch.inference_mode():
-            out = model(tokens, use_cache=False, logits_to_keep=1).logits[:, -1].double().cpu()
-        for row, found in zip(rows, out, strict=True):
-            logits[row] = found[case.label_ids[row]].numpy()
-            lse[row] = torch.logsumexp(found, dim=0).item()
-    return case_result(case, logits, lse)
 
 
 def _together(prompts: list[Ids]) -> Iterator[list[int]]:

@@ -1,57 +1,145 @@
-"""The HTML report: the tables of standard output, with plots."""
+"""Output of the commands that compare: tables and verdicts as text, and as an HTML page."""
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 
 import numpy as np
 
 from gpuscore.measure.parity.gates import Comparison, Verdict
-from gpuscore.measure.parity.measures import by_length
+from gpuscore.measure.parity.measures import by_length, by_query
 from gpuscore.measure.parity.metrics import errors
-from gpuscore.measure.parity.runs import Run
-from gpuscore.measure.parity.svg import histogram, scatter
-from gpuscore.measure.parity.table import ABOUT_RANKS, HEAD, measured, row
 from gpuscore.measure.parity.workload import Workload
-from gpuscore.measure.reports import table, write_html
+from gpuscore.measure.plots import histogram, scatter
+from gpuscore.measure.reports import aligned, table, text_table, write_html
 from gpuscore.types.arrays import Float64Array
 
-STATES = {True: "passed", False: '<span class="failed">failed</span>', None: "skipped"}
+EXIT_OK, EXIT_FAILED = 0, 1
+HEAD = (
+    "scores",
+    "against",
+    "max |d log p|",
+    "p99",
+    "mean",
+    "max |d p|",
+    "tau-b",
+    "top-10",
+    "inversions",
+    "alone",
+    "items/s",
+)
+ABOUT_RANKS = (
+    "(tau-b and top-10 are the smallest of all rankings, each of which has a limit of its own)"
+)
+ABOUT_INTERVALS = (
+    "(95 % intervals by bootstrap over {queries} queries; a threshold lies in the middle of each "
+    "ranking)"
+)
+WORDS = {True: "ok  ", False: "FAIL", None: "skip"}
+STATES = {True: "passed", False: '<span class="failed">failed</span>', None: "skipped"}  # HTML
 
 
-def write_report(
-    path: Path,
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def listed(found: object) -> str:
+    """Return names and versions as text."""
+    parts = found if isinstance(found, dict) else {}
+    return ", ".join(f"{name} {number}" for name, number in parts.items()) or "unknown"
+
+
+def conclude(
     title: str,
     facts: Mapping[str, str],
     workload: Workload,
     comparisons: Sequence[Comparison],
     verdicts: Sequence[Verdict],
+    report: str | None,
     reference: str,
-) -> None:
-    """Write a self-contained HTML file; raise ConfigError if it cannot be written."""
-    plots = [_plots(workload, found) for found in comparisons]
-    write_html(
-        path,
-        title,
-        [
-            table((), [(escape(name), escape(value)) for name, value in facts.items()], "words"),
+) -> int:
+    """Print tables and verdicts, and write the report; return the exit code.
+
+    Raises:
+        ConfigError: the report cannot be written.
+    """
+    rows = [row(found) for found in comparisons]
+    head, measures, note = _measured(workload, comparisons)
+    print(f"\n{aligned(HEAD, rows)}\n{ABOUT_RANKS}\n\n{aligned(head, measures)}\n{note}\n")
+    print(f"Gates, {reference}:")
+    for verdict in verdicts:
+        print(verdict_line(verdict))
+    if report is not None:
+        cells = [(v.gate, escape(v.subject), STATES[v.passed], escape(v.detail)) for v in verdicts]
+        parts = [
+            text_table((), list(facts.items()), "words"),
             "<h2>Differences</h2>",
-            table(HEAD, [tuple(map(escape, row(found))) for found in comparisons]),
+            text_table(HEAD, rows),
             f"<p>{escape(ABOUT_RANKS)}</p>",
-            _measured(workload, comparisons),
-            f"<h2>Gates</h2><p>{escape(reference)}</p>",
-            table(("gate", "of", "verdict", "found"), list(map(_verdict, verdicts)), "words"),
-            *plots,
-        ],
+            text_table(head, measures),
+            f"<p>{escape(note)}</p><h2>Gates</h2><p>{escape(reference)}</p>",
+            table(("gate", "of", "verdict", "found"), cells, "words"),
+        ]
+        parts += [_with_lengths(workload, found) for found in comparisons]
+        write_html(Path(report), title, parts)
+    return EXIT_FAILED if any(verdict.failed for verdict in verdicts) else EXIT_OK
+
+
+def row(found: Comparison) -> tuple[str, ...]:
+    """Return one row of the table, with the columns of `HEAD`."""
+    ranking, run = found.ranking, found.got
+    return (
+        run.name,
+        found.want.name,
+        f"{found.log_p.maximum:.1e}",
+        f"{found.log_p.p99:.1e}",
+        f"{found.log_p.mean:.1e}",
+        f"{found.p.maximum:.1e}",
+        "-" if ranking.tau is None else f"{ranking.tau:.4f}",
+        "-" if ranking.top is None else f"{ranking.top:.2f}",
+        f"{ranking.inversions} of {ranking.clear_pairs}",
+        "-" if run.alone is None else f"{run.alone.maximum:.1e}",
+        "-" if run.items_per_second is None else f"{run.items_per_second:.0f}",
     )
 
 
-def _plots(workload: Workload, found: Comparison) -> str:
+def _measured(
+    workload: Workload, comparisons: Sequence[Comparison]
+) -> tuple[tuple[str, ...], list[tuple[str, ...]], str]:
+    """Return head, rows and a note of the table of measures, with a column for each comparison."""
+    found = [by_query(workload, one.want, one.got) for one in comparisons]
+    names = found[0][1] if found else {}
+    rows = []
+    for name in names:
+        digits = ".4f" if name.endswith("tau-b") else ".2g"  # near 1 they are after the point
+        rows.append((name, *(f"{intervals[name]:{digits}}" for _, intervals in found)))
+    head = ("by query", *(one.got.name for one in comparisons))
+    return head, rows, ABOUT_INTERVALS.format(queries=found[0][0] if found else 0)
+
+
+def verdict_line(verdict: Verdict) -> str:
+    return f"{WORDS[verdict.passed]}  {verdict.subject}, {verdict.gate}: {verdict.detail}"
+
+
+def heading(found: Comparison) -> str:
+    return f"<h2>{escape(found.got.name)} against {escape(found.want.name)}</h2>"
+
+
+def error_plots(workload: Workload, found: Comparison, log_p: Float64Array) -> str:
+    """Return plots of the differences in log p [scores], and of one run against the other."""
+    want, got = (
+        np.concatenate([run.results[case.name].values.ravel() for case in workload.cases])
+        for run in (found.want, found.got)
+    )
+    return histogram(log_p, "Errors") + scatter(want, got, "Score by score")
+
+
+def _with_lengths(workload: Workload, found: Comparison) -> str:
     lengths = by_length(workload, found.want, found.got)
     return (
-        f"<h2>{escape(found.got.name)} against {escape(found.want.name)}</h2>"
-        + histogram(lengths.log_p, "Errors")
-        + scatter(_values(workload, found.want), _values(workload, found.got), "Score by score")
+        heading(found)
+        + error_plots(workload, found, lengths.log_p)
         + _by_tokens("tokens of the prompt", lengths.prompt, lengths.log_p)
         + _by_tokens("tokens of the item", lengths.item, lengths.log_p)
     )
@@ -68,19 +156,3 @@ def _by_tokens(what: str, tokens: Float64Array, differences: Float64Array) -> st
         numbers = (part.mean(), found.median, found.p99, found.maximum)
         rows.append((f"up to {2**power}", str(len(part)), *(f"{one:.1e}" for one in numbers)))
     return table((what, "scores", "bias", "median |d log p|", "p99", "max"), rows)
-
-
-def _measured(workload: Workload, comparisons: Sequence[Comparison]) -> str:
-    head, rows, note = measured(workload, comparisons)
-    return (
-        table(tuple(map(escape, head)), [tuple(map(escape, cells)) for cells in rows])
-        + f"<p>{escape(note)}</p>"
-    )
-
-
-def _verdict(verdict: Verdict) -> tuple[str, ...]:
-    return verdict.gate, escape(verdict.subject), STATES[verdict.passed], escape(verdict.detail)
-
-
-def _values(workload: Workload, run: Run) -> Float64Array:
-    return np.concatenate([run.results[case.name].values.ravel() for case in workload.cases])

@@ -11,8 +11,8 @@ from gpuscore.config import ModelConfig
 from gpuscore.config.options import options
 from gpuscore.errors import ConfigError
 from gpuscore.measure.parity.metrics import Errors, errors
-from gpuscore.measure.parity.progress import Scored, unwatched
 from gpuscore.measure.parity.workload import Case, Workload
+from gpuscore.measure.progress import Counted, unwatched
 from gpuscore.offline.scorer import Scorer
 from gpuscore.types.arrays import Float64Array
 from gpuscore.types.results import Scores
@@ -73,27 +73,22 @@ class BackendSpec:
             raise ConfigError(
                 f"--backends: {text!r} asks for device {device!r}; there are {', '.join(_DEVICES)}"
             )
-        return replace(cls._without_device(named), device=device or None)
-
-    @classmethod
-    def _without_device(cls, text: str) -> "BackendSpec":
-        parts = text.split(":")
+        parts = named.split(":")
         formats = DTYPES + PRECISIONS
         if len(parts) not in (2, 3) or parts[0] not in _FRAMEWORKS or parts[1] not in formats:
             raise ConfigError(
-                f"--backends: {text!r} is not framework:dtype[:attention][@device]; frameworks are "
-                f"{', '.join(_FRAMEWORKS)}, dtypes {', '.join(DTYPES)}, or of linear layers "
+                f"--backends: {named!r} is not framework:dtype[:attention][@device]; frameworks "
+                f"are {', '.join(_FRAMEWORKS)}, dtypes {', '.join(DTYPES)}, or of linear layers "
                 f"{', '.join(PRECISIONS)}"
             )
-        if len(parts) == 3 and parts[2] not in _ATTENTION:
+        framework, kind, attention = parts if len(parts) == 3 else (*parts, "auto")
+        if attention not in _ATTENTION:
             raise ConfigError(
-                f"--backends: {text!r} asks for attention {parts[2]!r}; there are "
+                f"--backends: {named!r} asks for attention {attention!r}; there are "
                 f"{', '.join(_ATTENTION)}"
             )
-        if parts[1] in PRECISIONS:
-            attention = parts[2] if len(parts) == 3 else "auto"
-            return cls(parts[0], "auto", attention, quantization=parts[1])
-        return cls(*parts)
+        dtype, quantization = ("auto", kind) if kind in PRECISIONS else (kind, "auto")
+        return cls(framework, dtype, attention, quantization, device or None)
 
     def __str__(self) -> str:
         ending = "" if self.attention == "auto" else f":{self.attention}"
@@ -118,7 +113,7 @@ def run_workload(
     config: ModelConfig,
     workload: Workload,
     precision: str = "full",
-    scored: Scored = unwatched,
+    scored: Counted = unwatched,
 ) -> Run:
     """Score every case once, in order; then measure the throughput and score items alone.
 

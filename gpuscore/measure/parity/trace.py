@@ -12,10 +12,10 @@ from gpuscore.config import ModelConfig
 from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError
 from gpuscore.measure.parity.commands import vocabulary
-from gpuscore.measure.parity.cut_model import CutModels
 from gpuscore.measure.parity.gates import RELATIVE
 from gpuscore.measure.parity.measures import asked
-from gpuscore.measure.parity.output import EXIT_FAILED, EXIT_OK
+from gpuscore.measure.parity.models import CutModels
+from gpuscore.measure.parity.report import EXIT_FAILED, EXIT_OK
 from gpuscore.measure.parity.runs import Run, score_case
 from gpuscore.measure.parity.workload import Case, Ids, Workload
 from gpuscore.models.hub import model_directory

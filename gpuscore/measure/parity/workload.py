@@ -55,6 +55,10 @@ class Workload:
     cases: tuple[Case, ...]
     left_out: tuple[str, ...] = ()  # cases that this model cannot have, with the reason
 
+    @property
+    def num_items(self) -> int:
+        return sum(len(case.items) for case in self.cases)
+
     def as_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True, ensure_ascii=False)
 

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
@@ -14,6 +15,7 @@ from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError
 from gpuscore.measure.parity.conformance import checks_requests, checks_scores
 from gpuscore.measure.parity.conformance.checks import (
+    DEVIATIONS,
     FAILED,
     KNOWN,
     OK,
@@ -21,11 +23,10 @@ from gpuscore.measure.parity.conformance.checks import (
     Outcome,
     run_checks,
 )
-from gpuscore.measure.parity.conformance.client import PlainClient
-from gpuscore.measure.parity.conformance.deviations import KNOWN as DEVIATIONS
 from gpuscore.measure.parity.conformance.server import (
     FEWEST,
     CheckedServer,
+    PlainClient,
     Reference,
     RequestRefused,
     meet,
@@ -40,20 +41,27 @@ from gpuscore.measure.parity.gates import (
     order_verdicts,
 )
 from gpuscore.measure.parity.measures import differences
-from gpuscore.measure.parity.report import STATES
+from gpuscore.measure.parity.report import (
+    EXIT_FAILED,
+    EXIT_OK,
+    HEAD,
+    STATES,
+    error_plots,
+    heading,
+    row,
+    verdict_line,
+)
 from gpuscore.measure.parity.runs import CaseResult, Run
-from gpuscore.measure.parity.svg import histogram, scatter
-from gpuscore.measure.parity.table import HEAD, row, verdict_line
 from gpuscore.measure.parity.workload import Case, Workload, make_workload, read_tokenizer
-from gpuscore.measure.reports import aligned, table, write_html
+from gpuscore.measure.reports import aligned, table, text_table, write_html
 from gpuscore.models.hub import model_directory
 
-EXIT_OK, EXIT_FAILED = 0, 1
 SUITE = sorted(
     (*checks_scores.CHECKS, *checks_requests.CHECKS), key=lambda one: int(one.id[1:].split(".")[0])
 )
 # The cases of the workload that every server with SGLang's core fields accepts.
 COMPARED = ("short", "long", "500 items", "shared sub-prefixes", "item_first", "softmax")
+COLUMNS = ("check", "", "promise", "what was found")
 SMALLEST = 1e-300  # a probability of 0 has no logarithm
 
 
@@ -69,7 +77,11 @@ def check_server(values: argparse.Namespace, settings: Settings) -> int:
     for url, kind in ((values.url, values.kind), (values.url2, values.kind2)):
         if url is None:
             continue
-        server = _meet(PlainClient(url, key, values.timeout), values, reference)
+        client = PlainClient(url, key, values.timeout)
+        try:
+            server = meet(client, values.tolerance, values.vocab_size, reference, seed=0)
+        except RequestRefused as reason:
+            raise ConfigError(f"URL {client.url}: {reason}") from reason
         servers.append(server)
         print(f"{url} ({kind}): model {server.model}, {_known(server)}", flush=True)
         outcomes = []
@@ -77,8 +89,12 @@ def check_server(values: argparse.Namespace, settings: Settings) -> int:
             print(_line(outcome), flush=True)
             outcomes.append(outcome)
         print(_summary(outcomes))
+        rows = [(one.check.id, one.state, one.check.promise, one.detail) for one in outcomes]
         failed = failed or any(outcome.state == FAILED for outcome in outcomes)
-        parts += [f"<h2>{escape(url)} ({kind})</h2>", _html(outcomes)]
+        parts += [
+            f"<h2>{escape(url)} ({kind})</h2>",
+            text_table(("check", "", "promise", "what was found"), rows),
+        ]
     if len(servers) == 2:
         verdicts, shown = _compare(servers[0], servers[1], values.tolerance)
         failed = failed or any(verdict.failed for verdict in verdicts)
@@ -86,15 +102,6 @@ def check_server(values: argparse.Namespace, settings: Settings) -> int:
     if values.report is not None:
         write_html(Path(values.report), "Conformance to the contract of /v1/score", parts)
     return EXIT_FAILED if failed else EXIT_OK
-
-
-def _meet(
-    client: PlainClient, values: argparse.Namespace, reference: Reference | None
-) -> CheckedServer:
-    try:
-        return meet(client, values.tolerance, values.vocab_size, reference, seed=0)
-    except RequestRefused as reason:
-        raise ConfigError(f"URL {client.url}: {reason}") from reason
 
 
 def _key(settings: Settings) -> str | None:
@@ -126,7 +133,7 @@ def _reference(model: str, settings: Settings) -> Reference:
         found = oracle.score(Case("reference", [], prompts, [labels] * len(prompts)))
         return np.exp(found.values)
 
-    return Reference(directory, read_tokenizer(directory), probabilities)
+    return Reference(read_tokenizer(directory), probabilities)
 
 
 def _compare(one: CheckedServer, two: CheckedServer, tolerance: float) -> tuple[list[Verdict], str]:
@@ -169,17 +176,12 @@ def _run(server: CheckedServer, workload: Workload) -> Run:
 
 
 def _plots(workload: Workload, found: Comparison, verdicts: Sequence[Verdict]) -> str:
-    want, got = (
-        np.concatenate([run.results[case.name].values.ravel() for case in workload.cases])
-        for run in (found.want, found.got)
-    )
     cells = [(escape(v.gate), STATES[v.passed], escape(v.detail)) for v in verdicts]
     return (
-        f"<h2>{escape(found.got.name)} against {escape(found.want.name)}</h2>"
-        + table(HEAD, [tuple(map(escape, row(found)))])
+        heading(found)
+        + text_table(HEAD, [row(found)])
         + table(("gate", "verdict", "what was found"), cells)
-        + histogram(differences(workload, found.want, found.got)[0], "Errors")
-        + scatter(want, got, "Score by score")
+        + error_plots(workload, found, differences(workload, found.want, found.got)[0])
     )
 
 
@@ -195,17 +197,8 @@ def _line(outcome: Outcome) -> str:
 
 
 def _summary(outcomes: Sequence[Outcome]) -> str:
-    counts = {
-        state: sum(one.state == state for one in outcomes) for state in (OK, FAILED, KNOWN, SKIPPED)
-    }
+    counts = Counter(one.state for one in outcomes)
     return (
         f"{counts[OK]} passed, {counts[FAILED]} failed, {counts[KNOWN]} known deviations, "
         f"{counts[SKIPPED]} skipped"
     )
-
-
-def _html(outcomes: Sequence[Outcome]) -> str:
-    rows = [
-        (one.check.id, one.state, escape(one.check.promise), escape(one.detail)) for one in outcomes
-    ]
-    return table(("check", "", "promise", "what was found"), rows)

@@ -1,18 +1,18 @@
 """C13 to C16 and C19 of the suite: edge cases and bad requests, which the server must survive."""
 
+import json
 import re
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from gpuscore.measure.parity.conformance.checks import Check, check
-from gpuscore.measure.parity.conformance.client import ServerReply
 from gpuscore.measure.parity.conformance.server import (
     CANARY,
     CheckedServer,
     RequestRefused,
+    ServerReply,
     Skipped,
 )
 
@@ -39,6 +39,45 @@ BAD_BODIES = {
 }
 
 
+SURVIVES = "refused with a message, and the server keeps working"
+
+
+def _refused(id: str, promise: str, content: bytes | None = None, **fields: Any) -> Check:
+    """Return the check that a request is refused with a message and the server answers as before.
+
+    Args:
+        id: of the check.
+        promise: of the check.
+        content: of the request; without it, a valid body with other `fields`.
+        fields: values, or functions of an id that the weights do not have.
+    """
+
+    def find(server: CheckedServer) -> str | None:
+        beyond = server.vocab if server.vocab_known else 2**31 - 1
+        made = {name: one(beyond) if callable(one) else one for name, one in fields.items()}
+        body = server.body(server.ids(5), server.items(2, 3)) | made
+        sent = json.dumps(body).encode() if content is None else content
+        return _not_refused(server.client.send("POST", "/v1/score", sent)) or _harmed(server)
+
+    return Check(id, promise, find)
+
+
+def _not_refused(reply: ServerReply) -> str | None:
+    if reply.status not in REFUSALS:
+        return f"not refused, {reply}"
+    return None if reply.message else f"refused without a message, {reply}"
+
+
+def _harmed(server: CheckedServer) -> str | None:
+    """Send a plain request after a bad one; return the fault that it shows, or None."""
+    try:
+        found = server.ask(*CANARY)
+    except RequestRefused as reason:
+        return f"afterwards a plain request fails: {reason}"
+    wrong = None if server.canary is None else server.differ(server.canary, found)
+    return f"before and after, a plain request's scores {wrong}" if wrong else None
+
+
 @check("C13.no-items", "a request without items gets empty scores")
 def no_items(server: CheckedServer) -> str | None:
     reply = server.send(server.ids(5), [])
@@ -59,9 +98,9 @@ def empty_query(server: CheckedServer) -> str | None:
     return server.differ(server.ask(item[:5], [item[5:]]), server.ask([], [item]))
 
 
-@check("C13.empty-labels", "an empty list of labels is refused")
-def empty_labels(server: CheckedServer) -> str | None:
-    return _refused(server, lambda: server.send(server.ids(5), server.items(2), []))
+empty_labels = _refused(
+    "C13.empty-labels", "an empty list of labels is refused", label_token_ids=[]
+)
 
 
 @check("C14.labels-null", "labels of null are refused, or stand for the model's own labels")
@@ -82,41 +121,18 @@ def null_labels(server: CheckedServer) -> str | None:
     return f"null labels and none {wrong}" if wrong else _harmed(server)
 
 
-def _bad_fields(name: str, fields: dict[str, Any]) -> Check:
-    def find(server: CheckedServer) -> str | None:
-        good = server.body(server.ids(5), server.items(2, 3))
-        return _refused(server, lambda: server.client.score(good | fields))
-
-    return Check(f"C14.{name}", "refused with a message, and the server keeps working", find)
-
-
-def _bad_body(name: str, body: bytes) -> Check:
-    def find(server: CheckedServer) -> str | None:
-        return _refused(server, lambda: server.client.post("/v1/score", body))
-
-    return Check(f"C14.{name}", "refused with a message, and the server keeps working", find)
-
-
-@check("C15.negative-label", "a label under 0 is refused")
-def negative_label(server: CheckedServer) -> str | None:
-    return _refused(server, lambda: server.send(server.ids(5), server.items(2), [-1]))
-
-
-@check("C15.negative-token", "a token under 0 is refused")
-def negative_token(server: CheckedServer) -> str | None:
-    return _refused(server, lambda: server.send([*server.ids(5), -1], server.items(2)))
-
-
-@check("C15.label-beyond", "a label that the weights do not have is refused")
-def label_beyond(server: CheckedServer) -> str | None:
-    beyond = server.vocab if server.vocab_known else 2**31 - 1
-    return _refused(server, lambda: server.send(server.ids(5), server.items(2), [beyond]))
-
-
-@check("C15.token-beyond", "a token that the weights do not have is refused")
-def token_beyond(server: CheckedServer) -> str | None:
-    beyond = server.vocab if server.vocab_known else 2**31 - 1
-    return _refused(server, lambda: server.send(server.ids(5), [[beyond]]))
+negative_label = _refused("C15.negative-label", "a label under 0 is refused", label_token_ids=[-1])
+negative_token = _refused("C15.negative-token", "a token under 0 is refused", query=[5, -1])
+label_beyond = _refused(
+    "C15.label-beyond",
+    "a label that the weights do not have is refused",
+    label_token_ids=lambda beyond: [beyond],
+)
+token_beyond = _refused(
+    "C15.token-beyond",
+    "a token that the weights do not have is refused",
+    items=lambda beyond: [[beyond]],
+)
 
 
 @check("C15.first-and-last", "the first and the last id are valid labels and tokens")
@@ -130,12 +146,7 @@ def first_and_last(server: CheckedServer) -> str | None:
 
 @check("C16.counts", "1, 15, 128 and 512 items score the same")
 def item_counts(server: CheckedServer) -> str | None:
-    query, items = server.ids(20), server.items(*[4] * 512)
-    want = server.ask(query, items)
-    for count in (1, 15, 128):
-        if wrong := server.differ(want[:count], server.ask(query, items[:count])):
-            return f"{count} of 512 items {wrong}"
-    return None
+    return server.first_ones(server.ids(20), server.items(*[4] * 512), (1, 15, 128), "of 512 items")
 
 
 @check("C16.large", "500 items of 20 tokens on a query of 2,000, or as long as the context allows")
@@ -185,36 +196,15 @@ def health(server: CheckedServer) -> str | None:
     bodies = [server.body(server.ids(50), server.items(*[10] * 50)) for _ in range(8)]
     with ThreadPoolExecutor(max_workers=len(bodies)) as threads:
         under_way = [threads.submit(server.client.score, body) for body in bodies]
-        reply = server.client.get("/health")
+        reply = server.client.send("GET", "/health")
         lost = [found for work in under_way if (found := work.result()).status != 200]
     if reply.status != 200:
         return str(reply)
     return str(lost[0]) if lost else None
 
 
-def _refused(server: CheckedServer, send: Callable[[], ServerReply]) -> str | None:
-    """Return None if the request is refused with a message and the server answers as before."""
-    return _not_refused(send()) or _harmed(server)
-
-
-def _not_refused(reply: ServerReply) -> str | None:
-    if reply.status not in REFUSALS:
-        return f"not refused, {reply}"
-    return None if reply.message else f"refused without a message, {reply}"
-
-
-def _harmed(server: CheckedServer) -> str | None:
-    """Send a plain request after a bad one; return the fault that it shows, or None."""
-    try:
-        found = server.ask(*CANARY)
-    except RequestRefused as reason:
-        return f"afterwards a plain request fails: {reason}"
-    wrong = None if server.canary is None else server.differ(server.canary, found)
-    return f"before and after, a plain request's scores {wrong}" if wrong else None
-
-
 CHECKS = (
     *(found for found in list(vars().values()) if isinstance(found, Check)),
-    *(_bad_fields(name, fields) for name, fields in BAD_FIELDS.items()),
-    *(_bad_body(name, body) for name, body in BAD_BODIES.items()),
+    *(_refused(f"C14.{name}", SURVIVES, **fields) for name, fields in BAD_FIELDS.items()),
+    *(_refused(f"C14.{name}", SURVIVES, content) for name, content in BAD_BODIES.items()),
 )

@@ -1,9 +1,11 @@
 """C1 to C12, C17, C18 and C20 of the suite: the scores of valid requests."""
 
+from functools import partial
+
 import numpy as np
 
 from gpuscore.measure.parity.conformance.checks import Check, check
-from gpuscore.measure.parity.conformance.server import CheckedServer, Ids, RequestRefused, Skipped
+from gpuscore.measure.parity.conformance.server import CheckedServer, RequestRefused, Skipped
 from gpuscore.types.arrays import Float64Array
 
 # SGLang #10979, with its spelling; reproducible to two digits, as the numbers in #18381 show.
@@ -129,17 +131,14 @@ def label_counts(server: CheckedServer) -> str | None:
 
 @check("C6.text", "SGLang's two pairs of prompts score as in transformers")
 def upstream_prompts(server: CheckedServer) -> str | None:
-    if server.reference is None or server.reference.tokenizer is None or not server.texts:
-        raise Skipped("needs --reference, with a tokenizer, and a server that takes text")
-    encode = server.reference.tokenizer.encode
+    encode = server.encoder()
     labels = [encode(text, add_special_tokens=False).ids for text in UPSTREAM_LABELS]
     if any(len(ids) != 1 for ids in labels):
         raise Skipped(f"{UPSTREAM_LABELS} are not one token each")
     columns = [ids[0] for ids in labels]
     for query, items, item_first in UPSTREAM:
         texts = [item + query if item_first else query + item for item in items]
-        exact = server.reference.probabilities([encode(text).ids for text in texts], columns)
-        want = exact / exact.sum(axis=1, keepdims=True)
+        want = server.exact([encode(text).ids for text in texts], columns)
         got = server.ask(query, items, columns, item_first=item_first)
         if (wrong := np.abs(want - got).max()) > HF_TOLERANCE:
             return f"{query!r}: off by {wrong:.1e}"
@@ -148,11 +147,8 @@ def upstream_prompts(server: CheckedServer) -> str | None:
 
 @check("C6.ids", "token ids score as in transformers in float32")
 def as_transformers(server: CheckedServer) -> str | None:
-    if server.reference is None:
-        raise Skipped("needs --reference")
     query, items = server.ids(40), server.items(1, 4, 20, 9)
-    exact = server.reference.probabilities([query + item for item in items], server.labels)
-    want = exact / exact.sum(axis=1, keepdims=True)
+    want = server.exact([query + item for item in items], server.labels)
     wrong = np.abs(want - server.ask(query, items)).max()
     return None if wrong <= HF_TOLERANCE else f"off by {wrong:.1e}, at most {HF_TOLERANCE}"
 
@@ -166,10 +162,9 @@ def item_first(server: CheckedServer) -> str | None:
 
 @check("C8.text", "text is scored as the ids of the joined string")
 def text_is_its_ids(server: CheckedServer) -> str | None:
-    if server.reference is None or server.reference.tokenizer is None or not server.texts:
-        raise Skipped("needs --reference, with a tokenizer, and a server that takes text")
+    encode = server.encoder()
     items = ["den", "den item: The chair", "ém ☃"]
-    prompts = [server.reference.tokenizer.encode(TEXT_QUERY + item).ids for item in items]
+    prompts = [encode(TEXT_QUERY + item).ids for item in items]
     want = np.concatenate([server.ask(ids[:-1], [ids[-1:]]) for ids in prompts])
     return server.differ(want, server.ask(TEXT_QUERY, items))
 
@@ -177,24 +172,34 @@ def text_is_its_ids(server: CheckedServer) -> str | None:
 @check("C9.ids", "an item scores the same alone, with one other and with 32")
 def alone_or_not(server: CheckedServer) -> str | None:
     items = server.items(*(1 + n % 9 for n in range(33)))
-    return _company(server, server.ids(40), items)
+    return server.first_ones(server.ids(40), items, (1, 2), "items and 33")
 
 
 @check("C9.text", "a text item scores the same alone, with one other and with 32")
 def alone_or_not_text(server: CheckedServer) -> str | None:
     if not server.texts:
         raise Skipped("the server takes no text")
-    return _company(server, TEXT_QUERY, [f"{n} item: chair {n * n}" for n in range(33)])
+    items = [f"{n} item: chair {n * n}" for n in range(33)]
+    return server.first_ones(TEXT_QUERY, items, (1, 2), "items and 33")
 
 
-@check("C10.same-length", "other tokens in one item change no other item")
-def isolation(server: CheckedServer) -> str | None:
-    return _mutate(server, 6)
+def _mutate(length: int, server: CheckedServer) -> str | None:
+    """Change one item and compare the others; rounding is allowed, because shapes may change."""
+    query, items = server.ids(40), server.items(*[6] * 12)
+    before = server.ask(query, items)
+    after = server.ask(query, [*items[:5], server.ids(length), *items[6:]])
+    if np.array_equal(before[5], after[5]):
+        raise RequestRefused("the item that was changed has the same scores")
+    others = np.arange(12) != 5
+    return server.differ(before[others], after[others])
 
 
-@check("C10.other-length", "another length of one item changes no other item")
-def isolation_of_lengths(server: CheckedServer) -> str | None:
-    return _mutate(server, 19)
+isolation = Check(
+    "C10.same-length", "other tokens in one item change no other item", partial(_mutate, 6)
+)
+isolation_of_lengths = Check(
+    "C10.other-length", "another length of one item changes no other item", partial(_mutate, 19)
+)
 
 
 @check("C11.distinct", "distinct items have distinct scores")
@@ -213,12 +218,7 @@ def identical(server: CheckedServer) -> str | None:
 
 @check("C12.sizes", "the first 1, 3 and 8 of 64 items score the same without the others")
 def sizes(server: CheckedServer) -> str | None:
-    query, items = server.ids(20), server.items(*[5] * 64)
-    want = server.ask(query, items)
-    for count in (1, 3, 8):
-        if wrong := server.differ(want[:count], server.ask(query, items[:count])):
-            return f"{count} of 64 items {wrong}"
-    return None
+    return server.first_ones(server.ids(20), server.items(*[5] * 64), (1, 3, 8), "of 64 items")
 
 
 @check("C12.concurrent", "concurrent requests score as they do one after the other")
@@ -269,25 +269,6 @@ def known_answer(server: CheckedServer) -> str | None:
         raise Skipped("the served model's name does not contain Qwen3-0.6B")
     query, items, labels, want = CALIFORNIA
     return _relative(np.array(want), server.ask(query, items, labels, apply_softmax=False))
-
-
-def _company(server: CheckedServer, query: str | Ids, items: list[Ids] | list[str]) -> str | None:
-    together = server.ask(query, items)
-    for count in (1, 2):
-        if wrong := server.differ(together[:count], server.ask(query, items[:count])):
-            return f"{count} items and 33 {wrong}"
-    return None
-
-
-def _mutate(server: CheckedServer, length: int) -> str | None:
-    """Change one item and compare the others; rounding is allowed, because shapes may change."""
-    query, items = server.ids(40), server.items(*[6] * 12)
-    before = server.ask(query, items)
-    after = server.ask(query, [*items[:5], server.ids(length), *items[6:]])
-    if np.array_equal(before[5], after[5]):
-        raise RequestRefused("the item that was changed has the same scores")
-    others = np.arange(12) != 5
-    return server.differ(before[others], after[others])
 
 
 def _relative(want: Float64Array, got: Float64Array) -> str | None:

@@ -1,15 +1,19 @@
 """A server under test: its properties, and the requests that checks send to it."""
 
+import json
+import ssl
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import httpx
 import numpy as np
 from tokenizers import Tokenizer
 
-from gpuscore.measure.parity.conformance.client import PlainClient, ServerReply
+from gpuscore.errors import ConfigError
 from gpuscore.types.arrays import Float64Array
 
 Ids = list[int]
@@ -29,10 +33,73 @@ class Skipped(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
-    """The served model's own files on this machine, and scores computed from them."""
+class ServerReply:
+    """A server's answer; without one, `status` is 0 and `text` has the reason."""
 
-    directory: Path
+    status: int
+    text: str
+
+    @property
+    def body(self) -> Any:
+        """The answer's JSON, or None if it is not JSON."""
+        try:
+            return json.loads(self.text)
+        except ValueError:
+            return None
+
+    @property
+    def message(self) -> str | None:
+        """The message of an error in OpenAI's shape or in SGLang's flat one; None without one."""
+        body = self.body if isinstance(self.body, dict) else {}
+        error = body.get("error", body)
+        found = error.get("message") if isinstance(error, dict) else None
+        return found if isinstance(found, str) else None
+
+    def __str__(self) -> str:
+        return f"status {self.status}: {self.text[:200]}" if self.status else self.text
+
+
+class PlainClient:
+    """A thread-safe client that opens one connection per request.
+
+    Args:
+        url: http or https, with or without a path before /v1/score.
+        key: sent as bearer token, or None.
+        timeout: seconds for connecting and for every read.
+
+    Raises:
+        ConfigError: the URL is not of this form.
+    """
+
+    def __init__(self, url: str, key: str | None, timeout: float) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"URL {url}: must begin with http:// or https:// and name a host")
+        self.url = url.rstrip("/")
+        self._http = httpx.Client(
+            headers={b"Authorization": f"Bearer {key}".encode()} if key else {},
+            timeout=timeout,
+            limits=httpx.Limits(max_keepalive_connections=0),
+            verify=ssl.create_default_context(),  # certificates that the system trusts
+            trust_env=False,
+        )
+
+    def score(self, body: object) -> ServerReply:
+        return self.send("POST", "/v1/score", json.dumps(body).encode())
+
+    def send(self, method: str, path: str, content: bytes | None = None) -> ServerReply:
+        headers = {} if content is None else {"Content-Type": "application/json"}
+        try:
+            answer = self._http.request(method, self.url + path, content=content, headers=headers)
+            return ServerReply(answer.status_code, answer.content.decode(errors="replace"))
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            return ServerReply(0, f"no answer: {error!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The served model's tokenizer on this machine, and scores computed from its files."""
+
     tokenizer: Tokenizer | None
     probabilities: Callable[[list[Ids], Ids], Float64Array]  # prompts, labels -> [N, labels]
 
@@ -59,6 +126,20 @@ class CheckedServer:
 
     def items(self, *lengths: int) -> list[Ids]:
         return [self.ids(length) for length in lengths]
+
+    def encoder(self) -> Callable[..., Any]:
+        """Return the tokenizer's `encode`; raise Skipped if texts cannot be compared by it."""
+        if self.reference is None or self.reference.tokenizer is None or not self.texts:
+            raise Skipped("needs --reference, with a tokenizer, and a server that takes text")
+        return self.reference.tokenizer.encode
+
+    def exact(self, prompts: list[Ids], labels: Ids) -> Float64Array:
+        """Return the reference's softmax [prompts, labels]; raise Skipped without one."""
+        if self.reference is None:
+            raise Skipped("needs --reference")
+        found = self.reference.probabilities(prompts, labels)
+        shares: Float64Array = found / found.sum(axis=1, keepdims=True)
+        return shares
 
     def body(
         self, query: str | Ids, items: Sequence[str | Ids], labels: Ids | None = None, **more: Any
@@ -125,6 +206,17 @@ class CheckedServer:
             f"{self.tolerance:g}, mean {self.tolerance / 2:g}"
         )
 
+    def first_ones(
+        self, query: str | Ids, items: Sequence[str | Ids], counts: Sequence[int], others: str
+    ) -> str | None:
+        """Score the first few of the items without the others; return how they differ, if they
+        do."""
+        together = self.ask(query, items)
+        for count in counts:
+            if wrong := self.differ(together[:count], self.ask(query, items[:count])):
+                return f"{count} {others} {wrong}"
+        return None
+
 
 def meet(
     client: PlainClient, tolerance: float, vocab: int | None, reference: Reference | None, seed: int
@@ -166,7 +258,7 @@ def meet(
 
 def _model_name(client: PlainClient) -> str:
     """Return the name in /v1/models, which sgl-jax requires in requests; else "default"."""
-    body = client.get("/v1/models").body
+    body = client.send("GET", "/v1/models").body
     try:
         return str(body["data"][0]["id"])
     except (KeyError, IndexError, TypeError):
@@ -177,14 +269,8 @@ def _find_vocab(ask: Callable[[int], ServerReply]) -> int | None:
     """Find the first id that is refused as a label, by bisection; None if none is refused."""
     if ask(LARGEST_VOCAB).status == 200:
         return None
-    valid, refused = SAFE_VOCAB - 1, LARGEST_VOCAB
-    while refused - valid > 1:
-        middle = (valid + refused) // 2
-        if ask(middle).status == 200:
-            valid = middle
-        else:
-            refused = middle
-    return refused
+    ids = range(SAFE_VOCAB, LARGEST_VOCAB)
+    return SAFE_VOCAB + bisect_left(ids, True, key=lambda id: ask(id).status != 200)
 
 
 def _find_query_len(ask: Callable[[int], ServerReply]) -> int:

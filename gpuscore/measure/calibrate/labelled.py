@@ -1,5 +1,8 @@
-"""Labelled questions: JSON lines whose rows are bodies of /v1/systemone with the right answers."""
+"""Labelled questions: JSON lines whose rows are bodies of /v1/systemone with the right answers, and
+what a model reads in them."""
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,11 +16,22 @@ from gpuscore.dialects.system_one import (
     SystemOneBody,
     SystemOneQuestion,
     check_body,
+    decision_input,
 )
 from gpuscore.dialects.wire import about, decoding_errors
-from gpuscore.errors import ConfigError, InvalidRequest
+from gpuscore.errors import ConfigError, GpuscoreError, InvalidRequest
+from gpuscore.measure.calibrate.samples import ReadSample, Samples
+from gpuscore.measure.progress import Counted
+from gpuscore.offline.calls import Call
+from gpuscore.offline.scorer import LoadedScorer
+from gpuscore.prompts.calibration import KINDS, Kind
+from gpuscore.prompts.decision_reads import Read
+from gpuscore.prompts.decisions import DecisionPrompts, DecisionRequest
+from gpuscore.types.arrays import Float64Array
+from gpuscore.types.request import ScoreResult
 
 MOST_SHOWN = 10  # bad rows in an error
+Found = list[tuple[Read, Float64Array]]  # the reads of a row, and their labels' log-probabilities
 
 
 class LabelledRow(SystemOneBody, forbid_unknown_fields=True, kw_only=True):
@@ -61,13 +75,13 @@ def read_rows(path: Path) -> list[LabelledBody]:
             rows.append(_row(number, line))
         except InvalidRequest as error:
             bad.append(f"row {number}: {error.message}")
-    refuse_bad(path, bad)
+    _refuse_bad(path, bad)
     if not rows:
         raise InvalidRequest(f"--data {path} has no rows")
     return rows
 
 
-def refuse_bad(path: Path, bad: list[str]) -> None:
+def _refuse_bad(path: Path, bad: list[str]) -> None:
     """Raise InvalidRequest with the first of these complaints, if there are any."""
     if bad:
         more = f"\n... and {len(bad) - MOST_SHOWN} more" if len(bad) > MOST_SHOWN else ""
@@ -103,3 +117,57 @@ def _place(question: SystemOneQuestion, answer: bool | int | str, param: str) ->
     if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < count:
         raise InvalidRequest(f"{param} must be a number from 0 to {count - 1}", param=param)
     return answer
+
+
+class LabelledScorer(LoadedScorer):
+    """A model that reads labelled questions."""
+
+    def samples(
+        self, path: Path, rows: Sequence[LabelledBody], read: Counted
+    ) -> dict[Kind, Samples]:
+        """Return the samples of each type that the rows have.
+
+        Args:
+            path: of the rows' file, for errors.
+            rows: of the file.
+            read: called after each row.
+
+        Raises:
+            InvalidRequest: the model cannot answer questions, or rows cannot be asked; the message
+                has their numbers.
+        """
+        prompts = self._prompts.questions
+        self._check(path, rows, prompts)
+        calls = (_call(_made(prompts, row)) for row in rows)
+        gathered = defaultdict[Kind, list[ReadSample]](list)
+        found = self._many(calls)
+        questions = 0
+        for row, reads in zip(rows, found, strict=True):
+            for one, logprobs in reads:
+                right, asked = row.right[one.question], questions + one.question
+                gathered[one.kind].append((logprobs, right, asked, row.number, one.turned))
+            questions += len(row.right)
+            read(1)
+        return {kind: Samples.of(gathered[kind]) for kind in KINDS if kind in gathered}
+
+    def _check(self, path: Path, rows: Sequence[LabelledBody], prompts: DecisionPrompts) -> None:
+        """Raise InvalidRequest with the numbers of rows that cannot be asked, before any is."""
+        bad = []
+        for row in rows:
+            try:
+                _made(prompts, row)
+            except GpuscoreError as error:
+                bad.append(f"row {row.number}: {error.message}")
+        _refuse_bad(path, bad)
+
+
+def _made(prompts: DecisionPrompts, row: LabelledBody) -> DecisionRequest:
+    return prompts.build(decision_input(row.body, prompts.limits))
+
+
+def _call(made: DecisionRequest) -> Call[Found]:
+    def finish(result: ScoreResult | None) -> Found:
+        assert result is not None  # noqa: S101  (there is a question)
+        return list(zip(made.reads.reads, made.reads.label_logprobs(result), strict=True))
+
+    return Call(made.request, finish)

@@ -70,6 +70,13 @@ def hardware(framework: str) -> dict[str, Any]:
     return found
 
 
+def hardware_text(found: object) -> str:
+    """Return what computes, of a description by `hardware`; of another one "unknown"."""
+    parts = found if isinstance(found, dict) else {}
+    named = [str(parts[name]) for name in ("tpu", "gpu", "cpu") if name in parts]
+    return ", ".join(named) or "unknown"
+
+
 def _cpu() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []

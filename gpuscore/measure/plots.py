@@ -1,0 +1,206 @@
+"""Plots as SVG, drawn without a plotting library: of parity, evaluation and calibration."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+import numpy as np
+
+from gpuscore.measure.intervals import Interval
+from gpuscore.types.arrays import Float64Array
+
+BLUE, RED, GREY = "#4477aa", "#cc6677", "#888"
+_DECADES = range(-9, 2)  # of |d log p|; smaller differences are in the first bar
+_SQUARE, _EDGE = (340, 260), 46  # pixels of a plot of differences, and around its frame
+_WIDTH, _MARGIN, _NAMES, _ROW = 620, 24, 220, 26  # of a plot of runs; its names and rows
+_MOST_BARS = 400
+_SIDE, _LEFT, _TOP, _GAP, _BELOW = 220, 48, 34, 40, 56  # of a reliability panel, and around it
+_LARGEST = 11.0  # radius
+_BEFORE, _AFTER = "#b0562b", "#1f6f8b"
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """Questions whose most probable answer has a probability in one range."""
+
+    count: int
+    probability: float  # mean
+    accuracy: float
+
+
+def histogram(differences: Float64Array, title: str) -> str:
+    """Plot the number of log-probabilities per size of their difference, in half decades."""
+    sizes = np.abs(differences[np.isfinite(differences)])
+    edges = np.arange(_DECADES.start, _DECADES.stop + 0.5, 0.5)
+    first, last = float(edges[0]), float(edges[-1])
+    logs = np.log10(np.maximum(sizes, 10.0**first))
+    counts, _ = np.histogram(np.clip(logs, first, last), bins=edges)
+    at = _scale(first, last, _EDGE, _SQUARE[0] - _EDGE)
+    most, wide = max(1, int(counts.max())), at(first + 0.5) - at(first) - 1
+    up = _scale(0, most, 0, _SQUARE[1] - 2 * _EDGE)
+    bars = [
+        _bar(at(left), _SQUARE[1] - _EDGE - up(count), wide, up(count), BLUE, str(count))
+        for left, count in zip(edges[:-1].tolist(), counts.tolist(), strict=True)
+    ]
+    ticks = [(at(d), f"1e{d}") for d in _DECADES if d % 2]
+    return _square(title, "|d log p|", f"up to {most}", bars, ticks)
+
+
+def scatter(want: Float64Array, got: Float64Array, title: str) -> str:
+    """Plot each score of one run against the other's; equal scores are on the line."""
+    both = np.isfinite(want) & np.isfinite(got)
+    want, got = want[both], got[both]
+    every = np.concatenate([want, got]) if want.size else np.array([0.0, 1.0])
+    low, high = float(every.min()), float(every.max())
+    high = high if high > low else low + 1.0
+    width, foot = _SQUARE[0], _SQUARE[1] - _EDGE
+    at, up = _scale(low, high, _EDGE, width - _EDGE), _scale(low, high, foot, _EDGE)
+    places = [(f"{at(x):.1f}", f"{up(y):.1f}") for x, y in zip(want, got, strict=True)]
+    dots = "".join(f'<circle cx="{x}" cy="{y}" r="1.3"/>' for x, y in dict.fromkeys(places))
+    inner = [
+        _path(f"M{_EDGE},{foot} L{width - _EDGE},{_EDGE}", RED),
+        f'<g fill="{BLUE}" fill-opacity="0.5">{dots}</g>',
+    ]
+    ticks = [(at(value), f"{value:.1f}") for value in (low, high)]
+    return _square(title, "log p that counts as right", "log p", inner, ticks)
+
+
+def intervals(title: str, rows: Sequence[tuple[str, Interval]]) -> str:
+    """Plot means with their 95 % intervals, one below the other."""
+    known = [value for _, one in rows for value in (one.low, one.high, one.value)]
+    known = [value for value in known if not np.isnan(value)] or [0.0, 1.0]
+    space = 0.1 * (max(known) - min(known)) or 0.05
+    at = _scale(min(known) - space, max(known) + space, _NAMES, _WIDTH - _MARGIN)
+    parts = []
+    for number, (name, one) in enumerate(rows):
+        y = 40 + _ROW * number
+        parts.append(_text(_NAMES - 10, y + 4, name, "end"))
+        if not np.isnan(one.low):
+            parts.append(_path(f"M{at(one.low):.1f},{y} H{at(one.high):.1f}", BLUE, 3))
+        parts.append(_circle(at(one.value), y, 5, BLUE, f"{one.value:.4f}"))
+    foot = 40 + _ROW * len(rows)
+    ticks = np.linspace(min(known), max(known), 3).tolist()
+    parts += [_text(at(value), foot, f"{value:.3f}", "middle") for value in ticks]
+    return _titled(title, foot + 12, parts)
+
+
+def sorted_changes(title: str, changes: Float64Array) -> str:
+    """Plot the change of each query, largest first, with no change as a line."""
+    values = np.sort(changes[~np.isnan(changes)])[::-1]
+    if values.size > _MOST_BARS:  # as many as there is room for, evenly chosen
+        values = values[np.linspace(0, values.size - 1, _MOST_BARS).round().astype(int)]
+    height, most = 200, max(1e-9, float(np.abs(values).max(initial=0.0)))
+    wide = (_WIDTH - 2 * _MARGIN) / max(1, values.size)
+    middle = height / 2 + 14
+    parts = []
+    for index, value in enumerate(values.tolist()):
+        tall, x = abs(value) / most * (height / 2 - 24), _MARGIN + index * wide
+        top, colour = (middle - tall, BLUE) if value > 0 else (middle, RED)
+        parts.append(_bar(x, top, max(0.5, wide - 0.5), tall, colour, f"{value:+.4f}"))
+    parts.append(_path(f"M{_MARGIN},{middle} H{_WIDTH - _MARGIN}", GREY))
+    parts.append(_text(_MARGIN, height + 4, f"up to {most:.3f}; a bar is a query"))
+    return _titled(title, height + 12, parts)
+
+
+def reliability(panels: Mapping[str, tuple[Sequence[Bin], Sequence[Bin]]], title: str) -> str:
+    """Plot how often the most probable answer is right, by its probability.
+
+    A bin on the diagonal says what it means; the area of its circle is the number of its questions.
+
+    Args:
+        panels: by type of question, the bins before and after calibration.
+        title: of the file.
+    """
+    width, height = _LEFT + len(panels) * (_SIDE + _GAP), _TOP + _SIDE + _BELOW
+    turned = f'transform="translate(14 {_TOP + _SIDE / 2:g}) rotate(-90)"'
+    parts = [
+        f"<title>{escape(title)}</title>",
+        f'<rect width="{width}" height="{height}" fill="#fff"/>',
+        f'<text {turned} text-anchor="middle">share that is right</text>',
+    ]
+    for number, (name, (before, after)) in enumerate(panels.items()):
+        parts += _panel(_LEFT + number * (_SIDE + _GAP), name, before, after)
+    for x, colour, said in (
+        (_LEFT + 6, _BEFORE, "before"),
+        (_LEFT + 76, _AFTER, "after, on rows that it was not fitted on"),
+    ):
+        parts += [_circle(x, height - 18, 5, colour), _text(x + 10, height - 14, said)]
+    return _svg(width, height, parts, 11, "#333") + "\n"
+
+
+def _panel(left: int, name: str, before: Sequence[Bin], after: Sequence[Bin]) -> Iterable[str]:
+    bottom, middle = _TOP + _SIDE, left + _SIDE / 2
+    at, up = _scale(0, 1, left, left + _SIDE), _scale(0, 1, bottom, _TOP)
+    yield _text(middle, _TOP - 12, name, "middle")
+    yield _text(middle, bottom + 28, "probability of the most probable answer", "middle")
+    yield _frame(left, _TOP, _SIDE, _SIDE)
+    yield _path(f"M{left} {bottom}L{left + _SIDE} {_TOP}", GREY)
+    for share in (0, 0.5, 1):
+        yield _text(at(share), bottom + 14, f"{share:g}", "middle")
+        yield _text(left - 5, up(share) + 4, f"{share:g}", "end")
+    most = max((one.count for one in (*before, *after)), default=1)
+    for found, colour in ((before, _BEFORE), (after, _AFTER)):
+        path = " ".join(f"{at(one.probability):.1f},{up(one.accuracy):.1f}" for one in found)
+        yield f'<polyline points="{path}" fill="none" stroke="{colour}"/>'
+        for one in found:
+            radius = max(1.5, _LARGEST * (one.count / most) ** 0.5)
+            said = f"{one.count} questions: {one.probability:.3f} said, {one.accuracy:.3f} right"
+            yield _circle(at(one.probability), up(one.accuracy), radius, colour, said)
+
+
+def _square(
+    title: str, x: str, y: str, inner: Iterable[str], ticks: Iterable[tuple[float, str]]
+) -> str:
+    """Return a plot with a frame, in which `inner` is drawn, and texts around it."""
+    width, height = _SQUARE
+    parts = [
+        _text(width / 2, 18, title, "middle"),
+        _text(width / 2, height - 10, x, "middle"),
+        _text(_EDGE, _EDGE - 8, y),
+        _frame(_EDGE, _EDGE, width - 2 * _EDGE, height - 2 * _EDGE),
+        *(_text(at, height - _EDGE + 14, text, "middle") for at, text in ticks),
+    ]
+    return _svg(width, height, [*parts, *inner], 11)
+
+
+def _titled(title: str, height: float, parts: Iterable[str]) -> str:
+    head = f'<text x="{_MARGIN}" y="16" font-weight="bold">{escape(title)}</text>'
+    return _svg(_WIDTH, height, [head, *parts])
+
+
+def _svg(
+    width: float, height: float, parts: Iterable[str], size: int = 12, ink: str = "currentColor"
+) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
+        f'width="{width:g}" height="{height:g}" font-family="sans-serif" font-size="{size}" '
+        f'fill="{ink}">' + "\n".join(parts) + "</svg>"
+    )
+
+
+def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
+    """Return a function from values between `low` and `high` to pixels."""
+    return lambda value: start + (value - low) / (high - low) * (end - start)
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _path(path: str, colour: str, width: float = 1) -> str:
+    return f'<path d="{path}" stroke="{colour}" stroke-width="{width}" fill="none"/>'
+
+
+def _frame(x: float, y: float, width: float, height: float) -> str:
+    place = f'x="{x}" y="{y}" width="{width}" height="{height}"'
+    return f'<rect {place} fill="none" stroke="{GREY}"/>'
+
+
+def _bar(x: float, y: float, width: float, height: float, colour: str, title: str) -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
+    return f'<rect {place} fill="{colour}"><title>{escape(title)}</title></rect>'
+
+
+def _circle(x: float, y: float, radius: float, colour: str, title: str = "") -> str:
+    place = f'cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}"'
+    return f'<circle {place} fill="{colour}" fill-opacity="0.8"><title>{title}</title></circle>'

@@ -1,0 +1,30 @@
+"""The progress bar of a command that measures, on standard error if that is a terminal."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeAlias
+
+# Called with the number of items that are done.
+Counted: TypeAlias = Callable[[int], None]
+
+
+def unwatched(count: int) -> None:
+    """Do nothing, as a `Counted` of which nobody shows the progress."""
+
+
+@contextmanager
+def progress(total: int, unit: str = "item", least: int = 0) -> Iterator[Callable[[str], Counted]]:
+    """Show a bar over all items, if there are at least so many.
+
+    Yields:
+        A function that begins a part, given its name, and returns what the part has to call.
+    """
+    from tqdm import tqdm
+
+    with tqdm(total=total, unit=unit, leave=False, disable=total < least or None) as bar:
+
+        def begin(name: str) -> Counted:
+            bar.set_description(name)
+            return lambda count: bar.update(count) and None
+
+        yield begin
