@@ -168,7 +168,7 @@ fixtures: $(FIXTURES_VENV)/.installed
 # compiled before are found in .cache/kernels. After a wanted change: make check-kernels ARGS=--update
 check-kernels: setup $(TRITON_VENV)/.installed
 	@status=0; for python in $(BIN) $(TRITON_VENV)/bin; do \
-	  $$python/python -P -m gpuscore_kernels.compile_check $(ARGS) || status=1; \
+	  PYTHONPATH=tools $$python/python -P -m kernel_code $(ARGS) || status=1; \
 	done; exit $$status
 
 check-kernels-all:

@@ -27,11 +27,11 @@ from gpu_work import GOALS
 from report import RESULTS, commit, now, table
 from scenarios import QWEN3_06B
 
-from gpuscore_kernels.compile_check import CACHE
 from gpuscore_kernels.extend_attention import TileConfig
 from gpuscore_kernels.extend_attention.config import config_of
-from gpuscore_kernels.generated.compiled import facts_of, triton_version
-from gpuscore_kernels.generated.facts import CodeFacts
+from kernel_code.check import CACHE
+from kernel_code.compiled import facts_of, triton_version
+from kernel_code.facts import CodeFacts
 
 LABEL = "PREDICTED, not measured"
 PREDICTED = [goal for goal in GOALS if goal.share is not None]

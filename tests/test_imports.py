@@ -520,16 +520,6 @@ def test_every_module_has_its_row():
         assert placed or name in free, name
 
 
-DEVELOPER_TOOLS = ("gpuscore_kernels.compile_check", "gpuscore_kernels.generated")
-
-
-def test_production_kernels_do_not_import_developer_tools():
-    for name, path in modules():
-        if name.startswith("gpuscore_kernels.") and not name.startswith(DEVELOPER_TOOLS):
-            found = [t for t in imports(path.read_text()) if t.startswith(DEVELOPER_TOOLS)]
-            assert not found, name
-
-
 def test_implementations_do_not_import_the_reference():
     for name, path in modules():
         if name.startswith("gpuscore_kernels.") and not name.endswith((".api", ".reference")):

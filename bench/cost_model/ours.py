@@ -21,8 +21,8 @@ from gpuscore_kernels.extend_attention.triton import (
     extend_attention_kernel,
     signature,
 )
-from gpuscore_kernels.generated.facts import CodeFacts, LoopFacts, copied_bytes, matrix_flop
 from gpuscore_kernels.variant import ARCHES, Variant
+from kernel_code.facts import CodeFacts, LoopFacts, copied_bytes, matrix_flop
 
 THREADS = 32
 

@@ -6,7 +6,7 @@ from itertools import product
 from cost_model.cards import Card
 from cost_model.judge import Errors, may_choose
 from gpuscore_kernels.extend_attention import TileConfig
-from gpuscore_kernels.generated.facts import CodeFacts
+from kernel_code.facts import CodeFacts
 
 
 def candidates(shipped: TileConfig) -> Iterator[TileConfig]:

@@ -35,7 +35,7 @@ from scenarios import QWEN3_06B, SHAPES, Workload
 
 from gpuscore_kernels.extend_attention import TileConfig, TileShape
 from gpuscore_kernels.extend_attention.layout import NUM_ROWS
-from gpuscore_kernels.generated.facts import CodeFacts, LoopFacts
+from kernel_code.facts import CodeFacts, LoopFacts
 
 ROOT = Path(__file__).parents[2]
 CARD = Card("one", "One", 90, 4, 1.0, 1000, 500, "nowhere")

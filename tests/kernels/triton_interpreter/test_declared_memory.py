@@ -15,8 +15,6 @@ from torch import Tensor
 
 from gpuscore.backends.torch.attention.triton import layout_of
 from gpuscore_kernels.add_rms_norm import add_rms_norm
-from gpuscore_kernels.compile_check import kernels as folders
-from gpuscore_kernels.compile_check import variants
 from gpuscore_kernels.expert_mlp import expert_mlp
 from gpuscore_kernels.extend_attention import build_tiles, extend_attention, upload
 from gpuscore_kernels.extend_attention.config import TileConfig
@@ -27,6 +25,8 @@ from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
 from gpuscore_kernels.quantized import quantize_rows, quantized_product
 from gpuscore_kernels.quantized_rows import quantized_gated, quantized_norm
 from gpuscore_kernels.routing import route
+from kernel_code.check import kernels as folders
+from kernel_code.check import variants
 from support.attention_inputs import inputs, requests
 from support.kernels import DEVICE, INTERPRETED
 from support.kernels import randn as random_numbers
