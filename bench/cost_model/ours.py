@@ -34,7 +34,7 @@ def shipped_arch(card: Card) -> int:
 
 def variant_of(arch: int, group: int, dim: int, config: TileConfig) -> Variant:
     """Return the variant of bfloat16 with pages, for one configuration."""
-    choices = {"pool": True, "cap": False, "merge": False, "need_lse": False}
+    choices = {"cap": False, "need_lse": False}
     return Variant(
         name=described(config),
         kernel=extend_attention_kernel,

@@ -51,7 +51,7 @@ def test_every_stage_can_be_tried_on_a_cpu(tmp_path, capsys):
     assert done["tests"]["tests"] > 0
     assert any(row["scorer"] == "gpuscore" and row["wall ms"] > 0 for row in done["bench"]["rows"])
     assert {row["cached"] for row in done["attention"]["rows"]} == {True, False}
-    assert set(done["attention"]["fastest"].values()) <= {"torch", "two-pass"}
+    assert set(done["attention"]["fastest"].values()) == {"torch"}
     assert "parity-float32" in "".join(done["parity with a CPU"]["compared"])
     assert "torch:bfloat16" in "".join(done["parity with transformers"]["compared"])
     page = (tmp_path / "gpu-day.html").read_text()
@@ -114,7 +114,7 @@ def check_results_of_a_card(results):
     assert all(row["device ms"] > 0 for row in ours)
     assert any("replay of a graph" in row["name"] for row in bench["profile"]["300"])
     ways = {row["way"] for row in results["attention"]["rows"]}
-    assert ways == {"triton", "two-pass", "torch varlen", "FlexAttention"}
+    assert ways == {"triton", "torch varlen", "FlexAttention"}
     assert {row["kernel"] for row in results["kernels"]["kernels"]} >= {"gated", "label_logits"}
     assert "parity-float32" in "".join(results["parity with a CPU"]["compared"])
     assert "torch:bfloat16" in "".join(results["parity with transformers"]["compared"])
@@ -286,7 +286,11 @@ def test_predictions_are_of_this_card(name, card):
 def test_the_fastest_is_one_of_ours():
     rows = [
         {"workload": "x", "cached": False, "way": way, "ours": ours, "ms": ms}
-        for way, ours, ms in (("triton", True, 2.0), ("two-pass", True, 1.5), ("varlen", False, 1))
+        for way, ours, ms in (
+            ("triton", True, 2.0),
+            ("flashinfer", True, 1.5),
+            ("varlen", False, 1),
+        )
     ]
     rows.append({"workload": "x", "cached": True, "way": "triton", "ours": True, "ms": 3.0})
-    assert fastest(rows) == {"x": "two-pass", "x, prefix cached": "triton"}
+    assert fastest(rows) == {"x": "flashinfer", "x, prefix cached": "triton"}

@@ -215,14 +215,12 @@ class TorchBackend:
         return launcher
 
     def _decoder(self, config: DecoderConfig, weights: DecoderWeights, pdl: bool) -> Decoder:
-        plan = self.plan
         return Decoder(
             config,
             weights,
             self._compiler(pdl),
             self._by_rows,
             self._own,
-            plan.mlp_rows,
             pdl,
             self._lookup,
         )

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -20,7 +19,7 @@ from gpuscore.backends.torch.layers import (
     rms_norm,
     rotary_tables,
 )
-from gpuscore.backends.torch.linear import Linear, Products, Rows, rows_of, split
+from gpuscore.backends.torch.linear import Linear, Products, Rows, rows_of
 from gpuscore.backends.torch.mixture import EightBitMixture, MixtureWeights, mixture_mlp
 from gpuscore.backends.torch.tiles import ByRows, all_at_once
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
@@ -71,8 +70,6 @@ class Decoder:
         by_rows: applies a stage to all rows at once, or tile by tile.
         own: implementation of what has a kernel of ours and is more than a function of rows:
             everything between the QKV product and attention, and mixtures of experts.
-        mlp_rows: rows of a dense MLP at a time, so that its intermediate results stay in a GPU's
-            cache; None = all.
         pdl: kernels begin before the kernel before has ended, where they take that as an argument.
         lookup: reads embeddings.
     """
@@ -84,7 +81,6 @@ class Decoder:
         compiler: Compiler = eagerly,
         by_rows: ByRows = all_at_once,
         own: Implementation = "reference",
-        mlp_rows: int | None = None,
         pdl: bool = False,
         lookup: Lookup = functional.embedding,
     ) -> None:
@@ -92,7 +88,6 @@ class Decoder:
         self._lookup = lookup
         self._by_rows = by_rows
         self._own: Implementation = own
-        self._mlp_rows = mlp_rows
         # The kernel stores keys and values itself, but not tile by tile: padding has no slots.
         self._stores = own == "triton" and by_rows is all_at_once
         self._q_size = config.num_heads * config.head_dim
@@ -267,11 +262,6 @@ class Decoder:
         return normed
 
     def _mlp(self, mlp: MlpWeights, x: Rows) -> Tensor:
-        if self._mlp_rows is None or len(x) <= self._mlp_rows:
-            return self._dense_mlp(mlp, x)
-        return torch.cat([self._dense_mlp(mlp, rows) for rows in split(x, self._mlp_rows)])
-
-    def _dense_mlp(self, mlp: MlpWeights, x: Rows) -> Tensor:
         activation = self.config.activation
         inner: Rows
         if self._product.takes_quantized(mlp.down):

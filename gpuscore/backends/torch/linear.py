@@ -90,14 +90,6 @@ class QuantizedRows:
 Rows: TypeAlias = Tensor | QuantizedRows
 
 
-def split(rows: Rows, size: int) -> list[Rows]:
-    """Return pieces of `size` rows; the last one may have fewer."""
-    if isinstance(rows, Tensor):
-        return list(torch.split(rows, size))
-    pieces = zip(torch.split(rows.q, size), torch.split(rows.scale, size), strict=True)
-    return [QuantizedRows(q, scale, rows.dtype) for q, scale in pieces]
-
-
 class Products:
     """Computes the products of rows with linear layers.
 

@@ -44,17 +44,6 @@ def lay_out_attention(
     )
 
 
-def lay_out_shared(
-    batch: PackedBatch, page_size: int, window: int | None, device: torch.device
-) -> tuple[tuple[DensePass, ...], tuple[DensePass, ...]]:
-    """Lay out the dense passes only: for all rows, and for the scored ones."""
-    planner = _Builder(batch, page_size, window, device, None)
-    return (
-        tuple(planner.dense_passes(np.arange(batch.num_tokens))),
-        tuple(planner.dense_passes(batch.score_rows)),
-    )
-
-
 class _Builder:
     """One batch divided into blocks: whole segments, or pieces of them with tiling."""
 
@@ -103,11 +92,11 @@ class _Builder:
             for members, (ancestor,) in _groups(ancestors):
                 if ancestor >= 0:
                     before = self._before(ancestor, -1)
-                    yield from self._dense_pass(rows, members, none, before, again=True)
+                    yield from self._dense_pass(rows, members, none, before)
         for members, (block,) in _groups(np.where(below, later, -1)) if below.any() else ():
             if block >= 0:
                 before = self._before(-1, block)
-                yield from self._dense_pass(rows, members, none, before, again=True)
+                yield from self._dense_pass(rows, members, none, before)
 
     def _apart(self) -> np.ndarray:
         """Return True for the segments whose root has a pass of its own, without the cached slots.
@@ -131,7 +120,6 @@ class _Builder:
         members: np.ndarray,
         slots: np.ndarray,
         before: list[slice],
-        again: bool = False,
     ) -> Iterator[DensePass]:
         """Yield the pass of rows[members] over cached slots and these rows, unless it is empty."""
         # Position of the first key: cached slots are a request's first tokens.
@@ -147,7 +135,7 @@ class _Builder:
             masked = self.window is not None if self.tiling else first.max() > reached
             calls = tuple(self._dense_calls(members, first - reached if masked else None))
             run = None if self.tiling else run_of(slots)
-            yield DensePass(calls, index_of(slots, self.device), run, left, again)
+            yield DensePass(calls, index_of(slots, self.device), run, left)
 
     def _before(self, ancestor: int, block: int) -> list[slice]:
         """Rows of this batch that a block sees before its own: an ancestor's, its segment's."""

@@ -42,7 +42,6 @@ class DensePass:
     slots: Tensor  # [P]; without those outside of every row's window
     run: slice | None  # the slots, if they are consecutive and may be read in place
     before: tuple[slice, ...]  # rows of an ancestor, and of earlier blocks of the same segment
-    again: bool  # its rows may have had a pass before
 
 
 @dataclass(frozen=True, slots=True)
