@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gpuscore.backends.common.sizing import mebibytes
+from gpuscore.backends.common.plan import mebibytes
 from gpuscore.config import EngineConfig
 from gpuscore.config.served import ServedConfig
 from gpuscore.hub import model_directory

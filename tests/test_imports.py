@@ -172,7 +172,6 @@ ALLOWED = {
     "gpuscore.replicas": {
         *DATA,
         "gpuscore.backends.common.plan",
-        "gpuscore.backends.common.sizing",
         "gpuscore.config",
         "gpuscore.engine",
         "gpuscore.log",
@@ -256,7 +255,7 @@ ALLOWED = {
     "gpuscore.backends.allocator": set(),
     "gpuscore.backends.needs": {"gpuscore.backends", "gpuscore.config", "gpuscore.errors"},
     "gpuscore.shares_table": {
-        "gpuscore.backends.common.sizing",
+        "gpuscore.backends.common.plan",
         "gpuscore.config",
         "gpuscore.config.served",
         "gpuscore.hub",

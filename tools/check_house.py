@@ -19,7 +19,7 @@ FOLDERS = (
     *("tests", "tests_clients", "tests_ray", "tests_web", "tools", "training"),
 )
 
-MAX_LINES, MAX_TEST_LINES = 300, 400
+MAX_LINES, MAX_TEST_LINES = 400, 400
 # Files that may be longer, with their limit and the reason.
 LONGER = {
     "gpuscore/backends/common/hf_config.py": (365, "every field of config.json that is read"),

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from gpuscore.backends.common.plan import ENGINE_BYTES
-from gpuscore.backends.common.sizing import mebibytes
+from gpuscore.backends.common.plan import ENGINE_BYTES, mebibytes
 from gpuscore.config import API_KEY_VARIABLE, ModelConfig
 from gpuscore.errors import ConfigError, EngineFailed, LoadTimeout
 from gpuscore.replicas.placement import Placement, core_parts, placements

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gpuscore.backends import plan_backend
-from gpuscore.backends.common import known_batch
+from gpuscore.backends.common import known_answer as common
 from gpuscore.backends.torch import known_answer
 from gpuscore.backends.torch.attention import choice
 from gpuscore.backends.torch.attention.choice import attention_factory, choose_attention
@@ -176,7 +176,7 @@ def not_causal(batch):
 
 @pytest.mark.parametrize("rule", [blind_to_parents, not_causal])
 def test_backends_are_held_to_the_rule_itself(model, monkeypatch, rule):
-    monkeypatch.setattr(known_batch, "visible_rows", rule)
+    monkeypatch.setattr(common, "visible_rows", rule)
     read = model("qwen3")
     factory = attention_factory("torch", read, CPU, torch.float32, merge_partials, None)
     with pytest.raises(ConfigError, match="--attention x computes something else"):

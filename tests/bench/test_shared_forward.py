@@ -36,7 +36,7 @@ from gpu_work import GOALS, Goal
 from scenarios import QWEN3_32B, SHAPES, Workload
 
 from gpuscore.backends import create_backend, plan_backend
-from gpuscore.backends.torch.ranks.group import RankGroup
+from gpuscore.backends.torch.group import RankGroup
 from gpuscore.backends.torch.ranks.messages import words_of
 from gpuscore.config import ModelConfig
 from gpuscore_kernels.extend_attention import TileShape

@@ -1,7 +1,7 @@
 """The decoder that all supported architectures share: norms, rotary attention, a gated MLP."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -22,6 +22,7 @@ from gpuscore.backends.torch.layers import (
 from gpuscore.backends.torch.linear import Linear, Products, Rows, rows_of
 from gpuscore.backends.torch.mixture import EightBitMixture, MixtureWeights, mixture_mlp
 from gpuscore.backends.torch.tiles import ByRows, all_at_once
+from gpuscore_kernels.label_head import repeating_rows
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
 from gpuscore_kernels.qk_norm_rope_store.api import Implementation
 
@@ -269,3 +270,30 @@ class Decoder:
         else:
             inner = self._gated(self._product(mlp.gate_up, x), activation)
         return self._product(mlp.down, inner)
+
+
+def shortened(
+    config: DecoderConfig, weights: DecoderWeights
+) -> tuple[DecoderConfig, DecoderWeights]:
+    """Return the same model with one layer of each kind and the last layer.
+
+    Layers run one after the other, so a batch takes as much memory as with all layers, but much
+    less time. The same holds for tiles of the label head, of which a CPU gets the first ones.
+    """
+    mixture = config.mixture
+    kinds: dict[object, int] = {}
+    for layer, window in enumerate(config.windows):
+        kinds.setdefault((window, mixture is not None and mixture.layers[layer]), layer)
+    chosen = sorted({*kinds.values(), config.num_layers - 1})
+    short = replace(
+        config,
+        num_layers=len(chosen),
+        windows=tuple(config.windows[layer] for layer in chosen),
+        mixture=mixture
+        and replace(mixture, layers=tuple(mixture.layers[layer] for layer in chosen)),
+    )
+    head = weights.lm_head
+    if head.device.type == "cpu":
+        head = head[: repeating_rows(head.shape[1])]
+    layers = tuple(weights.layers[layer] for layer in chosen)
+    return short, replace(weights, layers=layers, lm_head=head)

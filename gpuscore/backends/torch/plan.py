@@ -11,6 +11,7 @@ from gpuscore.backends.common.architectures import Architecture, read_architectu
 from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig
 from gpuscore.backends.common.plan import (
     MAX_BATCH_TOKENS,
+    PagePlan,
     check_weights,
     choose_dtype,
     choose_max_model_len,
@@ -25,14 +26,12 @@ from gpuscore.backends.common.shards import (
     refuse_with_ranks,
     settings_of_a_rank,
 )
-from gpuscore.backends.common.sizing import PagePlan
 from gpuscore.backends.torch.attention.choice import choose_attention
 from gpuscore.backends.torch.compiler import use_compiler
-from gpuscore.backends.torch.deterministic import TILING, steady_threads
-from gpuscore.backends.torch.devices import check_devices, choose_device
-from gpuscore.backends.torch.eight_bits import why_not_in_eight_bits
+from gpuscore.backends.torch.devices import check_devices, choose_device, memory_of
 from gpuscore.backends.torch.kernels import use_kernels
-from gpuscore.backends.torch.memory import memory_of
+from gpuscore.backends.torch.linear import why_not_in_eight_bits
+from gpuscore.backends.torch.tiles import TILING, steady_threads
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.limits import BackendLimits

@@ -10,7 +10,7 @@ import torch
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.torch import backend as backend_module
-from gpuscore.backends.torch import eight_bits, loader
+from gpuscore.backends.torch import linear, loader
 from gpuscore.backends.torch.attention.layout import Tiling
 from gpuscore.batch import Prefix, Segment, pack, page_slots
 from gpuscore.config import ModelConfig
@@ -135,7 +135,7 @@ def unpacked(monkeypatch):
     """Leave weights in eight bits as on CUDA; on a CPU they are packed for oneDNN, whose sums are
     not exact on every CPU."""
     monkeypatch.setattr(loader, "pack", lambda linear: linear)
-    monkeypatch.setattr(eight_bits, "exact_on_this_cpu", lambda: True)
+    monkeypatch.setattr(linear, "exact_on_this_cpu", lambda: True)
 
 
 def largest_difference(some, others):

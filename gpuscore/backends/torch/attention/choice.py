@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.torch.attention.layout import Tiling
 from gpuscore.backends.torch.attention.operators import Merge, TorchAttention
-from gpuscore.backends.torch.attention.passes import Tiling
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.batch import PackedBatch
 from gpuscore.errors import ConfigError
