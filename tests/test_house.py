@@ -28,8 +28,8 @@ def test_the_repository_follows_the_rules(house, capsys):
 
 
 def test_a_long_file_is_found(house):
-    assert list(house.long_files({"gpuscore/x.py": 300, "tests/test_x.py": 400})) == []
-    found = house.long_files({"gpuscore/x.py": 301, "tests/test_x.py": 401})
+    assert list(house.long_files({"gpuscore/x.py": 400, "tests/test_x.py": 400})) == []
+    found = house.long_files({"gpuscore/x.py": 401, "tests/test_x.py": 401})
     assert [line.split()[0] for line in found] == ["gpuscore/x.py", "tests/test_x.py"]
 
 

@@ -211,7 +211,8 @@ class ShardedVocabulary:
     """This rank's tokens of the embedding and the head, of a vocabulary that the ranks divide.
 
     No row of logits over the vocabulary leaves a rank: of each scored row the ranks exchange its
-    log-sum-exp and the most probable tokens, and add up the logits of labels, which one of them has.
+    log-sum-exp and the most probable tokens, and add up the logits of labels, which one of them
+    has.
 
     Args:
         group: the ranks.

@@ -3,8 +3,8 @@
 Matrix products, reductions and even element-wise functions need not give a row the same bits when
 the number of rows changes: libraries choose other loops, and vectors end elsewhere. With tiles of
 one shape they do, so a row's result does not depend on the rest of the batch (Thinking Machines,
-"Defeating nondeterminism in LLM inference", 2025). `--deterministic` chooses tiles, and threads that
-share their work evenly.
+"Defeating nondeterminism in LLM inference", 2025). `--deterministic` chooses tiles, and threads
+that share their work evenly.
 """
 
 from collections.abc import Callable, Iterator
