@@ -54,17 +54,16 @@ def check_known_answer(
                 .to(device)
                 for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)
             )
-            want = torch.from_numpy(
-                by_the_rule(
-                    batch,
-                    page_size,
-                    config.windows[layer],
-                    config.attention_scale,
-                    config.attention_softcap,
-                    [_exact(side.transpose(0, 1)) for side in pool.layers[layer]],
-                    [_exact(x) for x in (q, k, v)],
-                )
-            ).to(device, torch.float32)
+            exact = by_the_rule(
+                batch,
+                page_size,
+                config.windows[layer],
+                config.attention_scale,
+                config.attention_softcap,
+                [_exact(side).swapaxes(0, 1) for side in pool.layers[layer]],
+                [_exact(x) for x in (q, k, v)],
+            )
+            want = torch.from_numpy(exact.astype(np.float32)).to(device)
             if layer == config.num_layers - 1:
                 scored = torch.from_numpy(batch.score_rows.astype(np.int64)).to(device)
                 q, want = q[scored], want[scored]
