@@ -252,7 +252,6 @@ ALLOWED = {
         "gpuscore.server",
         "opentelemetry",
     },
-    "gpuscore.backends.allocator": set(),
     "gpuscore.backends.needs": {"gpuscore.backends", "gpuscore.config", "gpuscore.errors"},
     "gpuscore.shares_table": {
         "gpuscore.backends.common.plan",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpuscore.backends.allocator import set_allocator
+from gpuscore.backends import set_allocator
 from gpuscore.backends.common import plan
 from gpuscore.backends.torch.devices import choose_device
 from gpuscore.errors import ConfigError
