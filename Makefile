@@ -153,7 +153,7 @@ $(FIXTURES_VENV)/.installed: tests/fixtures/make/requirements.txt
 # that was compiled before are found in .cache/kernels. After a wanted change: ARGS=--update
 check-kernels: setup $(TRITON_VENV)/.installed
 	@status=0; for python in $(BIN) $(TRITON_VENV)/bin; do \
-	  $$python/python -P -m gpuscore_kernels.compile_check $(ARGS) || status=1; \
+	  PYTHONPATH=tools $$python/python -P -m kernel_code $(ARGS) || status=1; \
 	done; exit $$status
 
 # Compiles the programs of --backend jax for TPU v5e and v6e, without a TPU, checks the code against

@@ -106,7 +106,7 @@ def stages(device: str, folder: Path, *, trial: bool) -> list[Stage]:
         ),
         Stage(
             "generated code",
-            ((*python, "-m", "gpuscore_kernels.compile_check"),),
+            ((*python, "-m", "kernel_code"),),
             lambda printed: {"last line": printed.strip().splitlines()[-1]},
             limit=240,
         ),
@@ -203,7 +203,7 @@ def clear(path: Path) -> None:
 
 def run_command(command: Command, printed: Path, limit: float) -> int:
     """Run a command without a network, add what it prints to a file, and return its exit status."""
-    paths = os.pathsep.join((str(ROOT), str(ROOT / "kernels")))
+    paths = os.pathsep.join((str(ROOT), str(ROOT / "kernels"), str(ROOT / "tools")))
     with printed.open("ab") as out:
         return run_group(
             command,

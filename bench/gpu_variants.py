@@ -36,11 +36,7 @@ DEFAULT = Variant("gpuscore")
 OTHERS = (
     Variant("graphs off", {"cuda_graph_tokens": 0}),
     Variant("--kernels torch", {"kernels": "torch"}),
-    Variant("--attention two-pass", {"attention": "two-pass"}),
     Variant("no dependent launches", plan={"pdl": False}),
-    Variant("MLP, all rows at once", plan={"mlp_rows": None}),
-    Variant("MLP, 2048 rows at a time", plan={"mlp_rows": 2048}),
-    Variant("MLP, 4096 rows at a time", plan={"mlp_rows": 4096}),
     Variant("--attention triton", {"attention": "triton"}),
     Variant("--attention torch", {"attention": "torch"}),
     Variant("--attention flashinfer", {"attention": "flashinfer"}),
@@ -103,7 +99,6 @@ def facts(plan: TorchPlan) -> dict[str, Any]:
         "dependent launches": plan.pdl,
         "kernels": "triton" if plan.kernels else "torch",
         "graph tokens": plan.graph_tokens,
-        "mlp rows": plan.mlp_rows,
         "batch tokens": plan.max_tokens,
         "deterministic": plan.deterministic,
     }

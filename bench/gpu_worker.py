@@ -81,8 +81,7 @@ class Worker:
             yield Section("HTTP", self.http, limit=200, needs=60)
         yield Section("transformers", self.transformers)
         yield Section("profile", self.profile)
-        # The batches of a quick run are too small for parts of the MLP.
-        for variant in (one for one in OTHERS if not (self.quick and "mlp_rows" in one.plan)):
+        for variant in OTHERS:
             yield Section(variant.name, partial(self.variant, variant))
 
     # ---- what they do ----

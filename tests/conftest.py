@@ -5,7 +5,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # A run starts some hundred processes: write .pyc files, so that each module is compiled only once.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-# As the server sets it (gpuscore/backends/allocator.py), for the tests on a GPU.
+# As the server sets it (`set_allocator` of gpuscore/backends), for the tests on a GPU.
 os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 # A client of httpx reads all certificates, which takes 30 ms; no test speaks TLS.
 os.environ.pop("SSL_CERT_FILE", None)

@@ -27,15 +27,12 @@ UNSAFE_CALLS = {
     *("torch.load", "torch.jit.load", "torch.export.load", "torch.hub.load", "yaml.load"),
     *("yaml.unsafe_load", "os.system", "os.popen", "pd.read_pickle"),
 }
-COMPILE_CHECK = "kernels/gpuscore_kernels/compile_check.py"
 # Each use with the reason why no stranger's data reaches it.
 ALLOWED = {
     (
         "gpuscore/processes/worker/__main__.py",
         "import_module",
     ): "the backend's factory, from the server's own table",
-    (COMPILE_CHECK, "import_module"): "a development tool; names of its own folders",
-    (COMPILE_CHECK, "multiprocessing"): "a development tool; processes that it starts itself",
 }
 # Licences that allow the images to be passed on. Look at any other licence before adding it.
 PERMISSIVE = re.compile(

@@ -29,10 +29,10 @@ class Container:
         self._runc = ["runc", "--root", str(workshop.runtime)]
         self._name = image.rsplit(":", 1)[1]
         self._bundle = workshop.scratch(f"bundle-{self._name}")
-        self._cache = workshop.scratch(f"cache-{self._name}")
+        self.cache = workshop.scratch(f"cache-{self._name}")
         user, group = map(int, self.config["User"].split(":"))
-        self._cache.chmod(0o700)
-        subprocess.run(["chown", f"{user}:{group}", self._cache], check=True)
+        self.cache.chmod(0o700)
+        subprocess.run(["chown", f"{user}:{group}", self.cache], check=True)
         self._user = {"uid": user, "gid": group}
         self._temporary = temporary
         self._process: subprocess.Popen[bytes] | None = None
@@ -139,7 +139,7 @@ class Container:
             },
             _tmpfs("/dev", "strictatime", "mode=755"),
             _tmpfs("/dev/shm", "mode=1777"),
-            {"destination": "/cache", "source": str(self._cache), "options": ["bind", "rw"]},
+            {"destination": "/cache", "source": str(self.cache), "options": ["bind", "rw"]},
         ]
         if self._temporary:
             mounts.append(_tmpfs("/tmp", "mode=1777"))

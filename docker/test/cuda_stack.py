@@ -5,17 +5,18 @@ compiled at run time (Triton's kernels and its C code, FlashInfer's CUDA code) m
 """
 
 import json
+import shutil
 from collections.abc import Mapping
 from importlib.metadata import Distribution, PathDistribution
 from pathlib import Path
 
 from container import Container
-from workshop import REFUSED, expect, step
+from workshop import REFUSED, REPOSITORY, expect, step
 
 DRIVER = ("libcuda.so.1", "libnvidia-ml.so.1")  # libraries of the host's driver
 # Networks between machines and launchers of jobs there: NVSHMEM's and cuFile's plugins for them.
 CLUSTER = ("libmlx5.so", "libfabric.so", "libucs.so", "libmpi.so", "libpmix.so", "liboshmem.so")
-KERNELS_SECONDS = 3600  # time limit of compile_check
+KERNELS_SECONDS = 3600  # time limit of check_kernels
 LARGE = 50e6  # bytes of a package that is listed by itself
 
 # Run by the container's Python: imports the stack, then loads every library of torch and NVIDIA.
@@ -25,7 +26,7 @@ import torch
 site = pathlib.Path(sysconfig.get_path("purelib"))
 mapped = {line.split()[-1] for line in open("/proc/self/maps") if str(site) in line}
 import flashinfer, triton
-from gpuscore.backends.torch.attention import flashinfer as ours, triton as kernels, two_pass
+from gpuscore.backends.torch.attention import flashinfer as ours, triton as kernels
 flashinfer.BatchPrefillWithPagedKVCacheWrapper, flashinfer.MultiLevelCascadeAttentionWrapper
 libraries = sorted({*site.glob("torch/lib/*.so*"), *site.glob("nvidia/**/*.so*")})
 refused = {}
@@ -140,7 +141,8 @@ def check_stack(container: Container) -> None:
 def check_kernels(container: Container, every: bool) -> None:
     """Compile our kernels with the image's Triton, as `make check-kernels` does."""
     which = ["--all"] if every else []
-    check = ("python", "-P", "-m", "gpuscore_kernels.compile_check", *which)
+    shutil.copytree(REPOSITORY / "tools" / "kernel_code", container.cache / "kernel_code")
+    check = ("env", "PYTHONPATH=/cache", "python", "-P", "-m", "kernel_code", *which)
     output = container.run_instead(*check, "--cache", "/cache/kernels", seconds=KERNELS_SECONDS)
     print(f"  {output.splitlines()[-1]}")
 

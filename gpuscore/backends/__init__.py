@@ -2,13 +2,14 @@
 
 import logging
 import os
+import platform
+import sys
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpuscore.backends.allocator import set_allocator
 from gpuscore.backends.base import Backend, Prepared, Progress, unreported
 from gpuscore.backends.common.quantization import described
 from gpuscore.config import ModelConfig
@@ -21,6 +22,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Plan: TypeAlias = "TorchPlan | JaxPlan"
+
+# Settings of torch's allocator for CUDA, which torch reads from the environment. Batches have all
+# sizes. In blocks of fixed addresses, what is free between them would soon be too small for the
+# largest batch; segments that grow have no such gaps.
+ALLOCATOR = "expandable_segments:True"
+# torch's name, and its older one.
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def plan_backend(directory: Path, config: ModelConfig) -> Plan:
@@ -78,3 +86,15 @@ def _end_process(line: str) -> None:
     logger.critical(line)
     logging.shutdown()  # writes the line
     os._exit(1)
+
+
+def set_allocator() -> None:
+    """Choose growing segments, unless the environment has settings or torch was imported before.
+
+    torch reads the variable while it is imported, so this comes first. Segments need Linux, and not
+    the one in Windows: its driver fails at their first allocation (pytorch issue 192330).
+    """
+    chosen = any(name in os.environ for name in ALLOCATOR_VARIABLES)
+    native = sys.platform == "linux" and "microsoft" not in platform.release().lower()
+    if native and "torch" not in sys.modules and not chosen:
+        os.environ[ALLOCATOR_VARIABLES[0]] = ALLOCATOR

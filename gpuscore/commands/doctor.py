@@ -18,8 +18,7 @@ import torch
 
 from gpuscore import __version__
 from gpuscore.backends.common.memory import HostMemory
-from gpuscore.backends.common.nvidia import nvidia_device
-from gpuscore.backends.common.sizing import mebibytes
+from gpuscore.backends.common.plan import mebibytes, nvidia_device
 from gpuscore.backends.torch.compiler import cc
 from gpuscore.backends.torch.devices import DRIVERS, choose_device
 from gpuscore.backends.torch.plan import computes_natively

@@ -7,9 +7,9 @@ from typing import Any
 from gpuscore.backends import Plan, plan_backend
 from gpuscore.backends.common.estimate import ABOUT, MemoryPlan, plan_memory
 from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.common.plan import mebibytes
 from gpuscore.backends.common.quantization import described
 from gpuscore.backends.common.shapes import count_parameters
-from gpuscore.backends.common.sizing import mebibytes
 from gpuscore.config import EngineConfig, ModelConfig, ServerConfig
 from gpuscore.config.options import plain
 from gpuscore.config.served import ServedConfig, check_one_source, served_models

@@ -59,15 +59,13 @@ class ModelConfig:
     )
     attention: str = option(
         "auto",
-        "attention kernels; triton: one launch for pages and packed rows; two-pass: a library's "
-        "kernel over shared keys, then ours; flashinfer, flashinfer-cascade: from an optional "
-        "package; torch: plain operators; with --backend jax, xla: plain operators, pallas: a "
-        "kernel for TPUs, not run on hardware yet; auto: torch on CPU, triton on CUDA, and with "
-        "--backend jax pallas on TPU, otherwise xla",
+        "attention kernels; triton: one launch for pages and packed rows; flashinfer, "
+        "flashinfer-cascade: from an optional package; torch: plain operators; with --backend "
+        "jax, xla: plain operators, pallas: a kernel for TPUs, not run on hardware yet; auto: "
+        "torch on CPU, triton on CUDA, and with --backend jax pallas on TPU, otherwise xla",
         choices=(
             "auto",
             "triton",
-            "two-pass",
             "flashinfer",
             "flashinfer-cascade",
             "torch",

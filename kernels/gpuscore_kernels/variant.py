@@ -1,4 +1,4 @@
-"""`Variant`: one way to compile a Triton kernel, for `compile_check`."""
+"""`Variant`: one way to compile a Triton kernel, for `make check-kernels`."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gpuscore.backends.torch.attention.choice import attention_factory
-from gpuscore.backends.torch.attention.flashinfer_layout import lay_out_cascade, lay_out_items
+from gpuscore.backends.torch.attention.flashinfer import lay_out_cascade, lay_out_items
 from gpuscore.backends.torch.attention.operators import TorchAttention
 from gpuscore.backends.torch.known_answer import check_known_answer
 from gpuscore.backends.torch.kv_pool import KVPool

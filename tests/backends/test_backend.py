@@ -13,7 +13,7 @@ import torch
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.base import DeviceLost, OutOfMemory
-from gpuscore.backends.torch.failures import translated
+from gpuscore.backends.torch.work_thread import translated
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import InsufficientMemory, InternalError

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpuscore.backends.allocator import set_allocator
-from gpuscore.backends.common import nvidia
+from gpuscore.backends import set_allocator
+from gpuscore.backends.common import plan
 from gpuscore.backends.torch.devices import choose_device
 from gpuscore.errors import ConfigError
 
@@ -32,7 +32,7 @@ def unusable(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "init", init)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(nvidia, "NODES", tmp_path)
+    monkeypatch.setattr(plan, "NODES", tmp_path)
     for name in ("nvidiactl", "nvidia0", "nvidia1"):
         (tmp_path / name).touch()
     return tmp_path

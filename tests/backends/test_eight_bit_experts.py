@@ -16,13 +16,13 @@ from gpuscore.backends.common.architectures import read_architecture
 from gpuscore.backends.common.hf_config import Mixture, RawConfig
 from gpuscore.backends.torch import mixture
 from gpuscore.backends.torch.backend import TorchBackend
-from gpuscore.backends.torch.eight_bits import why_not_in_eight_bits
 from gpuscore.backends.torch.linear import (
     DenseLinear,
     PackedLinear,
     Products,
     QuantizedLinear,
     pack,
+    why_not_in_eight_bits,
 )
 from gpuscore.backends.torch.loader import load_weights
 from gpuscore.backends.torch.mixture import EightBitMixture, MixtureWeights, mixture_mlp

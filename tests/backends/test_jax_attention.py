@@ -105,8 +105,7 @@ def test_heads_that_fill_tiles_are_rotated_alike(dtype):
     """A TPU's path, head by head, against that of all heads at once."""
     import jax.numpy as jnp
 
-    from gpuscore.backends.jax.decoder import norm_and_rotate_heads
-    from gpuscore.backends.jax.rotary import rotary_tables, sliced
+    from gpuscore.backends.jax.decoder import norm_and_rotate_heads, rotary_tables, sliced
     from support.attention_inputs import heads_alone
 
     config, rng = heads_alone(3, 1, 16), np.random.default_rng(0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gpuscore.backends import plan_backend
-from gpuscore.backends.common import known_batch
+from gpuscore.backends.common import known_answer as common
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.types.batch import visible_rows
@@ -100,6 +100,6 @@ def test_the_rule_itself_is_asked(check, monkeypatch):
     def blind_to_parents(batch):
         return visible_rows(replace(batch, parent=np.full_like(batch.parent, -1)))
 
-    monkeypatch.setattr(known_batch, "visible_rows", blind_to_parents)
+    monkeypatch.setattr(common, "visible_rows", blind_to_parents)
     with pytest.raises(ConfigError, match="--attention xla computes something else"):
         check(attends_of("xla"))

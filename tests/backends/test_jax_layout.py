@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from gpuscore.backends.jax.launched import split
 from gpuscore.backends.jax.layout import (
     ProgramSizes,
     TileSizes,
@@ -14,7 +15,6 @@ from gpuscore.backends.jax.layout import (
     trips,
 )
 from gpuscore.backends.jax.padding import padded
-from gpuscore.backends.jax.splitting import split
 from gpuscore.types.batch import Prefix, Segment, pack, page_slots, visible_rows
 from support.batches import in_one_batch, int32, item_segments, random_batch
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from gpuscore import Scorer
-from gpuscore.types import label_nodes
 from gpuscore.engine import jobs
+from gpuscore.types import label_nodes
 from gpuscore.types.label_trie import LabelTrie
 from support.backends import JAX_FAMILIES, needs_jax
 from support.models import FAMILIES, random_ids, reference_logprobs

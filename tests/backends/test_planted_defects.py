@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gpuscore import Scorer
-from gpuscore.backends.torch import backend, decoder, head, layers
+from gpuscore.backends.torch import backend, decoder, launcher, layers
 from gpuscore.backends.torch.attention import layout, operators
 from gpuscore.engine import jobs
 from gpuscore.text import joining
@@ -151,7 +151,7 @@ def a_page_is_swapped(monkeypatch):
 def labels_are_off_by_one(monkeypatch):
     patched(
         monkeypatch,
-        head,
+        launcher,
         "label_logits",
         lambda run: lambda h, w, r, ids, **k: run(h, w, r, (ids - 1).clamp(min=0), **k),
     )
@@ -161,7 +161,7 @@ def the_vocabulary_is_cut_short(monkeypatch):
     """The log-sum-exp misses the last tenth of the vocabulary."""
     patched(
         monkeypatch,
-        head,
+        launcher,
         "vocab_statistics",
         lambda run: lambda h, w, rows, **k: run(h, w[: len(w) * 9 // 10], rows, **k),
     )
@@ -247,7 +247,9 @@ def scores_are_not_capped(monkeypatch):
 
 
 def logits_are_not_capped(monkeypatch):
-    patched(monkeypatch, head, "label_logits", lambda run: lambda *a, softcap, **k: run(*a, **k))
+    patched(
+        monkeypatch, launcher, "label_logits", lambda run: lambda *a, softcap, **k: run(*a, **k)
+    )
 
 
 def the_norms_miss_their_one(monkeypatch):

@@ -137,7 +137,7 @@ def test_what_is_not_computed_is_refused(name, wanted, message):
 
 
 def test_a_cpu_without_exact_sums_is_refused(monkeypatch):
-    monkeypatch.setattr("gpuscore.backends.torch.eight_bits.exact_on_this_cpu", lambda: False)
+    monkeypatch.setattr("gpuscore.backends.torch.linear.exact_on_this_cpu", lambda: False)
     with pytest.raises(ConfigError, match="neither VNNI nor AMX"):
         plan_backend(FOLDER / "qwen3-int8", ModelConfig(device="cpu"))
 

@@ -45,7 +45,7 @@ def test_every_stage_can_be_tried_on_a_cpu(tmp_path, capsys):
     assert done["tests"]["tests"] > 0
     assert any(row["scorer"] == "gpuscore" and row["wall ms"] > 0 for row in done["bench"]["rows"])
     assert {row["cached"] for row in done["attention"]["rows"]} == {True, False}
-    assert set(done["attention"]["fastest"].values()) <= {"torch", "two-pass"}
+    assert set(done["attention"]["fastest"].values()) == {"torch"}
     assert "parity-float32" in "".join(done["parity with a CPU"]["compared"])
     assert "torch:bfloat16" in "".join(done["parity with transformers"]["compared"])
     page = (tmp_path / "gpu-day.html").read_text()
@@ -172,7 +172,11 @@ def test_the_page_shows_rows_and_what_was_not_reached(tmp_path):
 def test_the_fastest_is_one_of_ours():
     rows = [
         {"workload": "x", "cached": False, "way": way, "ours": ours, "ms": ms}
-        for way, ours, ms in (("triton", True, 2.0), ("two-pass", True, 1.5), ("varlen", False, 1))
+        for way, ours, ms in (
+            ("triton", True, 2.0),
+            ("flashinfer", True, 1.5),
+            ("varlen", False, 1),
+        )
     ]
     rows.append({"workload": "x", "cached": True, "way": "triton", "ours": True, "ms": 3.0})
-    assert fastest(rows) == {"x": "two-pass", "x, prefix cached": "triton"}
+    assert fastest(rows) == {"x": "flashinfer", "x, prefix cached": "triton"}

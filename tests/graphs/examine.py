@@ -15,13 +15,13 @@ import numpy as np
 
 from gpuscore.backends import plan_backend
 from gpuscore.backends.common.batches import largest_batches
-from gpuscore.backends.common.sizing import MeasuredMemory
+from gpuscore.backends.common.plan import MeasuredMemory
 from gpuscore.backends.torch import backend as backend_module
 from gpuscore.backends.torch import loader
 from gpuscore.backends.torch.backend import TorchBackend
+from gpuscore.backends.torch.decoder import shortened
 from gpuscore.backends.torch.graph_launcher import GraphLauncher
 from gpuscore.backends.torch.plan import TorchPlan
-from gpuscore.backends.torch.shortened import shortened
 from gpuscore.config import ModelConfig
 from gpuscore.types.batch import PackedBatch
 from graphs.device import H200, device

@@ -12,10 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from gpuscore_kernels.compile_check import check, keys, label, measure_all, variants
-from gpuscore_kernels.generated.baseline import PACKAGE, baseline_path, read_baseline
-from gpuscore_kernels.generated.compiled import facts_of, fingerprint, tool, triton_version
 from gpuscore_kernels.variant import ARCHES
+from kernel_code.check import (
+    BASELINES,
+    PACKAGE,
+    check,
+    keys,
+    label,
+    measure_all,
+    read_baseline,
+    variants,
+)
+from kernel_code.compiled import facts_of, fingerprint, tool, triton_version
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".cache" / "kernels"  # as in make check-kernels
@@ -50,9 +58,10 @@ def test_shipped_variants_compile(which):
     version = triton_version() if which == "of the tests" else IMAGE_TRITON
     count = len(list(keys(quick=True, version=version)))
     assert count <= MOST_QUICK
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(PACKAGE.parent)))}
+    paths = map(str, (ROOT, PACKAGE.parent, ROOT / "tools"))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(
-        [PYTHONS[which], "-P", "-m", "gpuscore_kernels.compile_check", "--processes", "1"],
+        [PYTHONS[which], "-P", "-m", "kernel_code", "--processes", "1"],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -98,9 +107,9 @@ def test_there_are_baselines_for_the_versions_that_may_be_installed_and_no_other
     (image,) = [line for line in extras["cuda"] if line.startswith("triton")]
     assert image == f"triton=={IMAGE_TRITON}"
     versions = {IMAGE_TRITON, tests.removeprefix("triton==").split(";")[0]}
-    for kernel in {path.parent for path in PACKAGE.glob("*/triton.py")}:
-        found = {path.name for path in kernel.glob("compile_baseline*.json")}
-        assert found == {baseline_path(kernel.name, version).name for version in versions}
+    folders = {path.parent.name for path in PACKAGE.glob("*/triton.py")}
+    found = {path.name for path in BASELINES.iterdir()}
+    assert found == {f"{kernel}.{version}.json" for kernel in folders for version in versions}
 
 
 def test_the_page_has_the_numbers_of_the_baselines():
@@ -149,7 +158,7 @@ def test_facts_are_kept_by_source(tmp_path, monkeypatch):
     first = facts_of(variant, 90, tmp_path)
     (path,) = tmp_path.rglob("*.json")
     assert path.parent.name == triton_version()
-    monkeypatch.setattr("gpuscore_kernels.generated.compiled.compiled_facts", None)
+    monkeypatch.setattr("kernel_code.compiled.compiled_facts", None)
     assert facts_of(variant, 90, tmp_path) == first
 
 

@@ -7,14 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from gpuscore_kernels.generated.compiled import joined
-from gpuscore_kernels.generated.facts import CodeFacts, LoopFacts, copied_bytes, matrix_flop, width
-from gpuscore_kernels.generated.handover import ptx_before_wait, sass_before_wait
-from gpuscore_kernels.generated.occupancy import MULTIPROCESSORS, resident_blocks
-from gpuscore_kernels.generated.rules import complaints, row
-from gpuscore_kernels.generated.sass import read_listing, read_loops
-from gpuscore_kernels.generated.ttgir import read_ir_loops
 from gpuscore_kernels.variant import ARCHES, LoopRule, Variant
+from kernel_code.compiled import joined
+from kernel_code.facts import (
+    MULTIPROCESSORS,
+    CodeFacts,
+    LoopFacts,
+    copied_bytes,
+    matrix_flop,
+    resident_blocks,
+    width,
+)
+from kernel_code.rules import complaints, row
+from kernel_code.sass import ptx_before_wait, read_listing, read_loops, sass_before_wait
+from kernel_code.ttgir import read_ir_loops
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="needs triton, which is for Linux"

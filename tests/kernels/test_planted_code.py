@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuscore_kernels.generated.compiled import facts_of
-from gpuscore_kernels.generated.rules import complaints, row
 from gpuscore_kernels.variant import Variant
+from kernel_code.compiled import facts_of
+from kernel_code.rules import complaints, row
 from support.kernels import planted
 
 pytestmark = [

@@ -5,7 +5,7 @@ import importlib.util
 
 import pytest
 
-from gpuscore_kernels.generated.compiled import compiled_variant
+from kernel_code.compiled import compiled_variant
 from support.kernels import planted
 
 pytestmark = [

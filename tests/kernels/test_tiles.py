@@ -39,7 +39,7 @@ EDGES = [
 ]
 
 
-def wanted(batch, rows, window, shared=True):
+def wanted(batch, rows, window):
     """Return each row's keys by position: slots as they are, rows of the batch numbered from SLOTS
     on."""
     seen = visible_rows(batch)
@@ -50,9 +50,9 @@ def wanted(batch, rows, window, shared=True):
         request = batch.request_of[segment]
         slots = [
             (i, batch.page_table[request, i // PAGE] * PAGE + i % PAGE)
-            for i in range(batch.prefix_lens[request] if shared else 0)
+            for i in range(batch.prefix_lens[request])
         ]
-        packed = [j for j in np.flatnonzero(seen[row]) if shared or segment_of[j] == segment]
+        packed = np.flatnonzero(seen[row])
         own = sorted((batch.positions[j], SLOTS + j) for j in packed)
         edge = batch.positions[row] - (window or 10**9)
         found[index] = [key for position, key in slots + own if position > edge]
@@ -88,11 +88,11 @@ def masked_keys(table, entries, position, segment, edge):
     ]
 
 
-def check(batch, shape, rows=None, window=None, shared=True):
-    table = build_tiles(layout_of(batch, PAGE), shape, rows=rows, window=window, shared=shared)
+def check(batch, shape, rows=None, window=None):
+    table = build_tiles(layout_of(batch, PAGE), shape, rows=rows, window=window)
     rows = np.arange(batch.num_tokens) if rows is None else rows
     # Equal lists: each key once, no other, and in the order of positions.
-    assert looked_at(table) == wanted(batch, rows, window, shared)
+    assert looked_at(table) == wanted(batch, rows, window)
     assert table.tiles.dtype == table.masked.dtype == table.rows.dtype == np.int32
     masked_only = window is None
     assert not masked_only or (table.tiles[:, MASKED_START] == table.tiles[:, MASKED_AFTER]).all()
@@ -106,7 +106,6 @@ def test_every_visible_pair_once(seed, window, shape):
     rng = np.random.default_rng(seed)
     batch = random_batch(rng, SLOTS, PAGE)
     check(batch, shape, window=window)
-    check(batch, shape, window=window, shared=False)
     check(batch, shape, rows=rng.permutation(batch.score_rows), window=window)
     every_third = np.arange(batch.num_tokens, dtype=np.int32)[::3]
     check(batch, shape, rows=every_third, window=window)
@@ -140,16 +139,16 @@ def test_both_builders_make_the_same_tables(seed, shape):
     batch = random_batch(rng, SLOTS, PAGE)
     small = [*(query_and_items(*sizes) for sizes in EDGES), chain([16, 16, 5, 40])]
     small += [beside([35, 0, 1, 2]), beside([0, 3, 0])]
-    for one, shared in [(batch, True), (batch, False), *((edge, True) for edge in small)]:
-        builder = TableBuilder(layout_of(one, PAGE), shape, shared=shared)
+    for one in (batch, *small):
+        builder = TableBuilder(layout_of(one, PAGE), shape)
         backwards = replace(builder.layout, request_of=builder.layout.request_of[::-1].copy())
         for layout in (builder.layout, backwards):  # requests may stand in any order
-            builder = TableBuilder(layout, shape, shared=shared)
+            builder = TableBuilder(layout, shape)
             every_third = rng.permutation(one.num_tokens).astype(np.int32)[::3]
             choices = [None, rng.permutation(one.score_rows), every_third, np.empty(0, np.int32)]
             expected = builder.tables_at_once(choices, None)
             pool_tiles = builder.pool_tiles if builder.has_prefix else None
-            by_tile = SmallBatch(layout, shape, shared, pool_tiles)
+            by_tile = SmallBatch(layout, shape, pool_tiles)
             for rows, table in zip(choices, expected, strict=True):
                 assert_equal(by_tile.table(rows), table)
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpuscore.backends.common import nvidia
+from gpuscore.backends.common import plan
 from gpuscore.commands.cli import main
 from gpuscore.measure.parity.arguments import KINDS
 from gpuscore.measure.parity.conformance.check_server import SUITE
@@ -230,7 +230,7 @@ class TestCommand:
 
     def test_the_oracle_leaves_no_device_unused(self, tiny_model, tmp_path, monkeypatch, capsys):
         (tmp_path / "nvidia0").touch()
-        monkeypatch.setattr(nvidia, "NODES", tmp_path)
+        monkeypatch.setattr(plan, "NODES", tmp_path)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         directory, _ = tiny_model("qwen3")

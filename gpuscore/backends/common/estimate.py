@@ -9,6 +9,7 @@ from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig
 from gpuscore.backends.common.plan import (
     ITEM_SIZE,
     MAX_BATCH_TOKENS,
+    PagePlan,
     check_weights,
     choose_dtype,
     choose_max_model_len,
@@ -17,7 +18,6 @@ from gpuscore.backends.common.plan import (
 from gpuscore.backends.common.quantization import Precision, choose_precision
 from gpuscore.backends.common.shapes import count_weight_bytes
 from gpuscore.backends.common.shards import Shard, refuse_quantized, refuse_with_ranks
-from gpuscore.backends.common.sizing import PagePlan
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 

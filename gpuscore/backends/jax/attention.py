@@ -15,9 +15,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from gpuscore.backends.jax.heads import Heads
-from gpuscore.backends.jax.indexing import one_of, part, put
 from gpuscore.backends.jax.layout import Bounds, Rows, Tables, Tiles, TileSizes
-from gpuscore.backends.jax.products import contract
+from gpuscore.backends.jax.products import contract, one_of, part, put
 
 LOWEST = -1e30  # finite, so that a row without visible keys gets no NaN from inf - inf
 

@@ -15,19 +15,16 @@ from jax import Array
 
 from gpuscore.backends.base import DeviceLost, OutOfMemory, Progress, unreported
 from gpuscore.backends.common.batches import warmup_batches
-from gpuscore.backends.common.checks import check_ids
-from gpuscore.backends.common.sizing import mebibytes
+from gpuscore.backends.common.plan import check_ids, mebibytes
 from gpuscore.backends.jax.attention import Attend, Pool, XlaAttend
-from gpuscore.backends.jax.kept_bytes import KeptBytes
 from gpuscore.backends.jax.known_answer import TOKENS, check_known_answer
-from gpuscore.backends.jax.launched import Launched, LaunchedPart, joined, wanted_statistics
+from gpuscore.backends.jax.launched import Launched, LaunchedPart, joined, split, wanted_statistics
 from gpuscore.backends.jax.layout import ProgramSizes, page_entries, product_tiles
 from gpuscore.backends.jax.padding import padded
 from gpuscore.backends.jax.plan import JaxPlan
 from gpuscore.backends.jax.platform import as_config_error, keep_programs
 from gpuscore.backends.jax.programs import Programs, ScoredRows, compile_programs
-from gpuscore.backends.jax.splitting import split
-from gpuscore.backends.jax.weights import load_weights
+from gpuscore.backends.jax.weights import KeptBytes, load_weights
 from gpuscore.types.batch import PackedBatch, RowScores
 from gpuscore.types.limits import BackendLimits
 

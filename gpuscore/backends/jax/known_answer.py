@@ -1,8 +1,4 @@
-"""A check at start that attention and page writes follow the mask rule on this device.
-
-Compilers for devices differ between versions and chips. A wrong mask would change scores without an
-error.
-"""
+"""A check at start that attention and page writes follow the mask rule on this device."""
 
 from functools import partial
 
@@ -13,17 +9,14 @@ from jax import Array
 from numpy.typing import NDArray
 
 from gpuscore.backends.common.hf_config import DecoderConfig
-from gpuscore.backends.common.known_batch import known_batch, request_mask
+from gpuscore.backends.common.known_answer import TOLERANCE, by_the_rule, check_error, known_batch
 from gpuscore.backends.jax.attention import Attend, Attention, Pool, store
 from gpuscore.backends.jax.decoder import EVERYTHING
 from gpuscore.backends.jax.heads import Heads
 from gpuscore.backends.jax.layout import ProgramSizes, divided
 from gpuscore.backends.jax.padding import padded
 from gpuscore.errors import ConfigError
-from gpuscore.types.batch import PackedBatch, prefix_slots
 
-# Largest norm of the error over the norm of the answer; a correct kernel stays several times lower.
-TOLERANCE = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 2e-2}
 LAYER, LAYERS = 1, 2  # the one that is written and read, of so many
 TOKENS = 128  # rows of the batch at most
 
@@ -65,7 +58,7 @@ def check_known_answer(
         found = run(buffer, Pool(pages), np.int32(window or EVERYTHING), q, k, v)
         every, scored, kept = (_exact(x) for x in found)
         own = [_exact(x)[:rows] for x in (q, k, v)]
-        want = _by_the_rule(batch, model.attention_scale, window, page_size, *held, *own)
+        want = by_the_rule(batch, page_size, window, model.attention_scale, None, held, own)
         _compare(name, dtype, every[:rows], want)
         _compare(name, dtype, scored[: len(batch.score_rows)], want[batch.score_rows])
         written = batch.slot_mapping >= 0
@@ -105,49 +98,10 @@ def _run(
     return outputs[0], outputs[1], jnp.stack(kept)
 
 
-def _by_the_rule(
-    batch: PackedBatch,
-    scale: float,
-    window: int | None,
-    page_size: int,
-    *sides: NDArray[np.float64],
-) -> NDArray[np.float64]:
-    """Compute attention with an explicit mask, request by request.
-
-    Args:
-        batch, scale, window, page_size: what to compute.
-        sides: cached keys and values [slots, Hkv, D]; q [T, H, D], k and v [T, Hkv, D].
-
-    Returns:
-        [T, H, D].
-    """
-    cached, q, new = sides[:2], sides[2], sides[3:]
-    request_of = np.repeat(batch.request_of, np.diff(batch.cu_seqlens))
-    out, group = np.empty_like(q), q.shape[1] // new[0].shape[1]
-    for request in range(len(batch.prefix_lens)):
-        own = np.flatnonzero(request_of == request)
-        slots = prefix_slots(batch, request, page_size)
-        keys, values = (
-            np.concatenate((before[slots], rows[own])).repeat(group, axis=1)
-            for before, rows in zip(cached, new, strict=True)
-        )
-        scores = np.einsum("qhd,khd->hqk", q[own], keys) * scale
-        scores[:, ~request_mask(batch, own, len(slots), window)] = -np.inf
-        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
-        weights /= weights.sum(axis=2, keepdims=True)
-        out[own] = np.einsum("hqk,khd->qhd", weights, values)
-    return out
-
-
 def _exact(x: Array) -> NDArray[np.float64]:
     return np.asarray(x.astype(jnp.float32)).astype(np.float64)
 
 
 def _compare(name: str, dtype: str, got: NDArray[np.float64], want: NDArray[np.float64]) -> None:
     error = float(np.linalg.norm(got - want) / np.linalg.norm(want))
-    if not error <= TOLERANCE[dtype]:
-        raise ConfigError(
-            f"--attention {name} computes something else than the mask rule on this device: the "
-            f"relative error of a known answer is {error:.1e}, allowed {TOLERANCE[dtype]:.0e}; "
-            "choose another --attention"
-        )
+    check_error(f"--attention {name}", "", error, TOLERANCE[dtype])

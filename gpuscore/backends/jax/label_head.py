@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from gpuscore.backends.jax.indexing import chosen, part, put
-from gpuscore.backends.jax.products import contract
+from gpuscore.backends.jax.products import chosen, contract, part, put
 from gpuscore.types.request import MAX_TOP
 
 VOCAB_TILE = 4096

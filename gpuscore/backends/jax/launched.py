@@ -1,7 +1,7 @@
-"""Batches that a `JaxBackend` has launched, and their results."""
+"""Batches that a `JaxBackend` has divided and launched, and their results."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
@@ -9,6 +9,7 @@ from jax import Array
 
 from gpuscore.backends.jax.label_head import MANY, NOTHING, ONE
 from gpuscore.backends.jax.programs import ScoredRows
+from gpuscore.types.arrays import Int32Array
 from gpuscore.types.batch import PackedBatch, RowScores
 
 
@@ -71,3 +72,49 @@ def wanted_statistics(batch: PackedBatch) -> int:
     if batch.num_top > 1:
         return MANY
     return ONE if batch.num_top or batch.need_lse.any() else NOTHING
+
+
+def split(batch: PackedBatch, entries: Int32Array, room: int) -> Iterator[PackedBatch]:
+    """Yield batches whose prefixes fit a program's lists of pages; together they are the batch.
+
+    Each holds whole trees, in their order.
+
+    Rows of one tree see no rows of another, so every row keeps what it sees.
+
+    Args:
+        batch: to divide.
+        entries: [R] entries of each request's page list; at most `room` each.
+        room: entries of all requests of a batch that is yielded.
+    """
+    if entries[np.unique(batch.request_of)].sum() <= room:
+        yield batch
+        return
+    first, held = 0, set[int]()
+    for root in np.flatnonzero(batch.parent < 0).tolist():
+        request = int(batch.request_of[root])
+        if sum(int(entries[other]) for other in held | {request}) > room:
+            yield segments_of(batch, first, root)
+            first, held = root, set()
+        held.add(request)
+    yield segments_of(batch, first, len(batch.parent))
+
+
+def segments_of(batch: PackedBatch, first: int, stop: int) -> PackedBatch:
+    """Return a batch of the segments from `first` to `stop`, which must be whole trees."""
+    rows = slice(int(batch.cu_seqlens[first]), int(batch.cu_seqlens[stop]))
+    scored = slice(*np.searchsorted(batch.score_rows, (rows.start, rows.stop)).tolist())
+    labels = slice(int(batch.cu_labels[scored.start]), int(batch.cu_labels[scored.stop]))
+    parent = batch.parent[first:stop]
+    return replace(
+        batch,
+        token_ids=batch.token_ids[rows],
+        positions=batch.positions[rows],
+        cu_seqlens=batch.cu_seqlens[first : stop + 1] - np.int32(rows.start),
+        parent=np.where(parent < 0, parent, parent - np.int32(first)),
+        request_of=batch.request_of[first:stop],
+        slot_mapping=batch.slot_mapping[rows],
+        score_rows=batch.score_rows[scored] - np.int32(rows.start),
+        cu_labels=batch.cu_labels[scored.start : scored.stop + 1] - np.int32(labels.start),
+        label_token_ids=batch.label_token_ids[labels],
+        need_lse=batch.need_lse[scored],
+    )

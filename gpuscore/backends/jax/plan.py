@@ -12,6 +12,7 @@ from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig
 from gpuscore.backends.common.plan import (
     ITEM_SIZE,
     MAX_BATCH_TOKENS,
+    PagePlan,
     check_weights,
     choose_dtype,
     choose_max_model_len,
@@ -20,7 +21,6 @@ from gpuscore.backends.common.plan import (
 from gpuscore.backends.common.quantization import EightBits, Precision, choose_precision
 from gpuscore.backends.common.shapes import count_weight_bytes
 from gpuscore.backends.common.shards import refuse_with_ranks
-from gpuscore.backends.common.sizing import PagePlan
 from gpuscore.backends.jax.heads import Heads
 from gpuscore.backends.jax.label_head import VOCAB_TILE
 from gpuscore.backends.jax.layout import (

@@ -12,7 +12,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 import jax
 
 from gpuscore.backends.common.memory import HostMemory
-from gpuscore.backends.common.nvidia import nvidia_device
+from gpuscore.backends.common.plan import nvidia_device
 from gpuscore.errors import ConfigError
 
 CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")

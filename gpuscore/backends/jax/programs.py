@@ -14,7 +14,6 @@ from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.jax.attention import Attend, Attention, Pool, store
 from gpuscore.backends.jax.decoder import Chosen, Weights, forward
 from gpuscore.backends.jax.heads import Heads
-from gpuscore.backends.jax.indexing import part, put
 from gpuscore.backends.jax.label_head import LABEL_TILE, label_logits, vocab_statistics
 from gpuscore.backends.jax.layout import (
     ProgramSizes,
@@ -23,6 +22,7 @@ from gpuscore.backends.jax.layout import (
     buffer_length,
     divided,
 )
+from gpuscore.backends.jax.products import part, put
 
 # Labels of one call for those that have no room in a batch's array, per token of the bucket; still
 # more take several calls.

@@ -1,5 +1,8 @@
 """Reads `Weights` from a model directory, with the layers' weights of one kind stacked."""
 
+import hashlib
+import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -190,3 +193,38 @@ def _finite(name: str, tensor: np.ndarray) -> np.ndarray:
     if not np.isfinite(tensor.astype(np.float32)).all():
         raise ConfigError(f"tensor {name}, or its scale, holds NaN or infinity in {tensor.dtype}")
     return tensor
+
+
+logger = logging.getLogger(__name__)
+
+
+class KeptBytes:
+    """The memory of one compiled program, in a file beside it: a start then knows it before.
+
+    Args:
+        directory: of `--compile-cache`; None = nothing is kept.
+        identity: everything that the figure depends on.
+    """
+
+    def __init__(self, directory: str | None, identity: str) -> None:
+        name = f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}-bytes"
+        self._path = None if directory is None else Path(directory) / name
+
+    def read(self) -> int | None:
+        """Return the bytes; None if none are kept."""
+        if self._path is None or not self._path.exists():
+            return None
+        text = self._path.read_text(encoding="ascii", errors="replace")
+        return int(text) if text.isdecimal() else None
+
+    def write(self, count: int) -> None:
+        """Keep the bytes; a directory that cannot be written gives a warning."""
+        if self._path is None:
+            return
+        part = self._path.with_suffix(f".{os.getpid()}")
+        try:
+            part.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(str(count), encoding="ascii")
+            part.replace(self._path)
+        except OSError as error:
+            logger.warning("--compile-cache: the size of a program is not kept: %s", error)

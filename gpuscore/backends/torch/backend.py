@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,35 +12,34 @@ from torch.nn import functional
 
 from gpuscore.backends.base import OutOfMemory, Progress, unreported
 from gpuscore.backends.common.batches import largest_batches, largest_in_parts, warmup_batches
-from gpuscore.backends.common.checks import check_ids
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.common.memory import Memory
-from gpuscore.backends.common.sizing import measure, mebibytes
+from gpuscore.backends.common.plan import check_ids, measure, mebibytes
 from gpuscore.backends.torch.attention.choice import attention_factory
 from gpuscore.backends.torch.attention.triton import TritonAttention
 from gpuscore.backends.torch.compiler import Compiler, eagerly
-from gpuscore.backends.torch.decoder import Decoder, DecoderWeights, Lookup
-from gpuscore.backends.torch.deterministic import TILING
-from gpuscore.backends.torch.failures import translated
+from gpuscore.backends.torch.decoder import Decoder, DecoderWeights, Lookup, shortened
+from gpuscore.backends.torch.devices import memory_of, sum_in_float32
 from gpuscore.backends.torch.graph_launcher import GraphLauncher, Passes
-from gpuscore.backends.torch.head import Head, WholeHead
+from gpuscore.backends.torch.group import RankGroup
 from gpuscore.backends.torch.kernels import in_triton
-from gpuscore.backends.torch.known_answer import check_kernels, check_known_answer
-from gpuscore.backends.torch.known_mixture import mixture_calls
-from gpuscore.backends.torch.known_products import eight_bit_calls
+from gpuscore.backends.torch.known_answer import check_known_answer
+from gpuscore.backends.torch.known_kernels import check_kernels
 from gpuscore.backends.torch.kv_pool import KVPool
-from gpuscore.backends.torch.launcher import Finish, Launcher, PlainLauncher
+from gpuscore.backends.torch.launcher import (
+    Finish,
+    Head,
+    Launcher,
+    PlainLauncher,
+    ShardedVocabulary,
+    WholeHead,
+)
 from gpuscore.backends.torch.loader import load_weights
-from gpuscore.backends.torch.memory import memory_of
 from gpuscore.backends.torch.plan import TorchPlan
-from gpuscore.backends.torch.precision import sum_in_float32
 from gpuscore.backends.torch.queues import queue_of
-from gpuscore.backends.torch.ranks.group import RankGroup
-from gpuscore.backends.torch.ranks.vocabulary import ShardedVocabulary
 from gpuscore.backends.torch.rows_in_c import in_c
-from gpuscore.backends.torch.shortened import shortened
-from gpuscore.backends.torch.tiles import all_at_once, in_tiles
-from gpuscore.backends.torch.work_thread import WorkThread
+from gpuscore.backends.torch.tiles import TILING, all_at_once, in_tiles
+from gpuscore.backends.torch.work_thread import WorkThread, translated
 from gpuscore.errors import ConfigError
 from gpuscore.system.heap import keep_freed_blocks
 from gpuscore.types.batch import PackedBatch, RowScores
@@ -120,9 +118,7 @@ class TorchBackend:
                 plan.pages.size,
             )
         if plan.kernels:
-            eight_bits = eight_bit_calls(config, weights, plan.pdl)
-            others = chain(mixture_calls(config, weights), eight_bits)
-            check_kernels(config, weights, plan.pdl, others)
+            check_kernels(config, weights, plan.pdl)
         try:
             # Only for the measurement: a few layers and a single page.
             self.launcher = self._make_launcher(*shortened(config, weights), num_pages=1)
@@ -215,14 +211,12 @@ class TorchBackend:
         return launcher
 
     def _decoder(self, config: DecoderConfig, weights: DecoderWeights, pdl: bool) -> Decoder:
-        plan = self.plan
         return Decoder(
             config,
             weights,
             self._compiler(pdl),
             self._by_rows,
             self._own,
-            plan.mlp_rows,
             pdl,
             self._lookup,
         )

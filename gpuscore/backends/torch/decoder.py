@@ -1,11 +1,10 @@
 """The decoder that all supported architectures share: norms, rotary attention, a gated MLP."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -20,9 +19,10 @@ from gpuscore.backends.torch.layers import (
     rms_norm,
     rotary_tables,
 )
-from gpuscore.backends.torch.linear import Linear, Products, Rows, rows_of, split
+from gpuscore.backends.torch.linear import Linear, Products, Rows, rows_of
 from gpuscore.backends.torch.mixture import EightBitMixture, MixtureWeights, mixture_mlp
 from gpuscore.backends.torch.tiles import ByRows, all_at_once
+from gpuscore_kernels.label_head import repeating_rows
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
 from gpuscore_kernels.qk_norm_rope_store.api import Implementation
 
@@ -71,8 +71,6 @@ class Decoder:
         by_rows: applies a stage to all rows at once, or tile by tile.
         own: implementation of what has a kernel of ours and is more than a function of rows:
             everything between the QKV product and attention, and mixtures of experts.
-        mlp_rows: rows of a dense MLP at a time, so that its intermediate results stay in a GPU's
-            cache; None = all.
         pdl: kernels begin before the kernel before has ended, where they take that as an argument.
         lookup: reads embeddings.
     """
@@ -84,7 +82,6 @@ class Decoder:
         compiler: Compiler = eagerly,
         by_rows: ByRows = all_at_once,
         own: Implementation = "reference",
-        mlp_rows: int | None = None,
         pdl: bool = False,
         lookup: Lookup = functional.embedding,
     ) -> None:
@@ -92,7 +89,6 @@ class Decoder:
         self._lookup = lookup
         self._by_rows = by_rows
         self._own: Implementation = own
-        self._mlp_rows = mlp_rows
         # The kernel stores keys and values itself, but not tile by tile: padding has no slots.
         self._stores = own == "triton" and by_rows is all_at_once
         self._q_size = config.num_heads * config.head_dim
@@ -267,11 +263,6 @@ class Decoder:
         return normed
 
     def _mlp(self, mlp: MlpWeights, x: Rows) -> Tensor:
-        if self._mlp_rows is None or len(x) <= self._mlp_rows:
-            return self._dense_mlp(mlp, x)
-        return torch.cat([self._dense_mlp(mlp, rows) for rows in split(x, self._mlp_rows)])
-
-    def _dense_mlp(self, mlp: MlpWeights, x: Rows) -> Tensor:
         activation = self.config.activation
         inner: Rows
         if self._product.takes_quantized(mlp.down):
@@ -279,3 +270,30 @@ class Decoder:
         else:
             inner = self._gated(self._product(mlp.gate_up, x), activation)
         return self._product(mlp.down, inner)
+
+
+def shortened(
+    config: DecoderConfig, weights: DecoderWeights
+) -> tuple[DecoderConfig, DecoderWeights]:
+    """Return the same model with one layer of each kind and the last layer.
+
+    Layers run one after the other, so a batch takes as much memory as with all layers, but much
+    less time. The same holds for tiles of the label head, of which a CPU gets the first ones.
+    """
+    mixture = config.mixture
+    kinds: dict[object, int] = {}
+    for layer, window in enumerate(config.windows):
+        kinds.setdefault((window, mixture is not None and mixture.layers[layer]), layer)
+    chosen = sorted({*kinds.values(), config.num_layers - 1})
+    short = replace(
+        config,
+        num_layers=len(chosen),
+        windows=tuple(config.windows[layer] for layer in chosen),
+        mixture=mixture
+        and replace(mixture, layers=tuple(mixture.layers[layer] for layer in chosen)),
+    )
+    head = weights.lm_head
+    if head.device.type == "cpu":
+        head = head[: repeating_rows(head.shape[1])]
+    layers = tuple(weights.layers[layer] for layer in chosen)
+    return short, replace(weights, layers=layers, lm_head=head)

@@ -223,7 +223,7 @@ class GraphLauncher:
     def _forward(self, by: Passes, places: Places, words: Tensor) -> Tensor:
         """Return hidden states of the scored rows after the final norm."""
         tables = [
-            place.on_device(words, by.attention.shape, window, own_only=False)
+            place.on_device(words, by.attention.shape, window)
             for place, window in zip(places.tables, self._windows, strict=True)
         ]
         nothing = words[:0]

@@ -1,17 +1,40 @@
-"""Keys and values of cached query tokens, by slot (slot = page * page_size + offset)."""
+"""Keys and values of cached query tokens, by slot (slot = page * page_size + offset).
+
+Indices of rows and slots are slices where they are consecutive.
+"""
 
 import math
 import mmap
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gpuscore.backends.common.hf_config import DecoderConfig
-from gpuscore.backends.torch.indices import Rows, index_of, rows_at
 from gpuscore.types.arrays import Int32Array
 from gpuscore_kernels.qk_norm_rope_store import Pages
+
+Rows: TypeAlias = Tensor | slice  # slices are read and written in place
+
+
+def rows_at(indices: np.ndarray, device: torch.device) -> Rows:
+    """Return the slice of consecutive indices, else the indices as a tensor."""
+    run = run_of(indices)
+    return index_of(indices, device) if run is None else run
+
+
+def run_of(indices: np.ndarray) -> slice | None:
+    """Return the slice of consecutive indices [n]; None if there are none, or they are not."""
+    if len(indices) == 0 or (np.diff(indices) != 1).any():
+        return None
+    return slice(int(indices[0]), int(indices[-1]) + 1)
+
+
+def index_of(values: np.ndarray, device: torch.device) -> Tensor:
+    """Return the indices as int64 on the device."""
+    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(device)
 
 
 class KVPool:

@@ -13,8 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.common.quantization import LINEAR, EightBits
+from gpuscore.backends.common.shapes import weight_shapes
 from gpuscore.backends.torch.compiler import Compiler, eagerly
-from gpuscore_kernels.quantized import quantize_rows, quantized_product
+from gpuscore_kernels.quantized import fp8, quantize_rows, quantized_product
 from gpuscore_kernels.quantized.api import Implementation, ProductImplementation
 from gpuscore_kernels.quantized.reference import quantize_rows as plain_quantize_rows
 from gpuscore_kernels.quantized_rows import quantized_gated, quantized_norm
@@ -88,14 +91,6 @@ class QuantizedRows:
 
 
 Rows: TypeAlias = Tensor | QuantizedRows
-
-
-def split(rows: Rows, size: int) -> list[Rows]:
-    """Return pieces of `size` rows; the last one may have fewer."""
-    if isinstance(rows, Tensor):
-        return list(torch.split(rows, size))
-    pieces = zip(torch.split(rows.q, size), torch.split(rows.scale, size), strict=True)
-    return [QuantizedRows(q, scale, rows.dtype) for q, scale in pieces]
 
 
 class Products:
@@ -298,3 +293,37 @@ def _onednn(q: Tensor, linear: PackedLinear) -> Tensor:
         "",
     )
     return product
+
+
+def why_not_in_eight_bits(
+    model: DecoderConfig, device: torch.device, dtype: torch.dtype, kernels: bool, kind: EightBits
+) -> str | None:
+    """Say why linear layers are not computed in a format here; None if they are.
+
+    Args:
+        model: its configuration.
+        device, dtype: of the model.
+        kernels: Triton's kernels run.
+        kind: the format.
+    """
+    if model.mixture is not None and (device.type != "cpu" or kernels):
+        return "mixtures of experts are computed in eight bits on CPUs only, with --kernels torch"
+    if device.type == "cuda" and not kernels:
+        return "products in eight bits on CUDA need --kernels triton"
+    if kind == "fp8":
+        return _why_not_fp8(model, device, dtype)
+    if device.type == "cpu" and not exact_on_this_cpu():
+        return "this CPU has neither VNNI nor AMX, without which sums of INT8 overflow"
+    return None
+
+
+def _why_not_fp8(model: DecoderConfig, device: torch.device, dtype: torch.dtype) -> str | None:
+    if device.type != "cuda":
+        return f"device {device.type} does not compute FP8"
+    capability, shapes = torch.cuda.get_device_capability(device), weight_shapes(model)
+    for part in sorted(LINEAR):
+        outputs, width = shapes[part]
+        reason = fp8.refusal(capability, outputs, width, dtype, blocks=False)
+        if reason is not None:
+            return reason
+    return None

@@ -16,6 +16,7 @@ from gpuscore.backends.common.quantization import Precision
 from gpuscore.backends.common.shapes import weight_shapes
 from gpuscore.backends.common.shards import ALL
 from gpuscore.backends.torch.decoder import DecoderWeights, LayerWeights, MlpWeights
+from gpuscore.backends.torch.group import RankGroup
 from gpuscore.backends.torch.linear import (
     DenseLinear,
     Linear,
@@ -26,7 +27,6 @@ from gpuscore.backends.torch.linear import (
     stack,
 )
 from gpuscore.backends.torch.mixture import EightBitMixture, MixtureWeights
-from gpuscore.backends.torch.ranks.group import RankGroup
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.quantized.reference import quantize_rows, spread
 

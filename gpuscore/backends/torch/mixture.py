@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from gpuscore.backends.common.hf_config import Mixture
+from gpuscore.backends.torch.group import RankGroup
 from gpuscore.backends.torch.layers import gated
 from gpuscore.backends.torch.linear import Linear, PackedLinear, Products
-from gpuscore.backends.torch.ranks.group import RankGroup
 from gpuscore_kernels.expert_mlp import expert_mlp
 from gpuscore_kernels.expert_mlp.api import Implementation
 from gpuscore_kernels.expert_mlp.reference import by_tiles, mixed

@@ -11,6 +11,7 @@ from gpuscore.backends.common.architectures import Architecture, read_architectu
 from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig
 from gpuscore.backends.common.plan import (
     MAX_BATCH_TOKENS,
+    PagePlan,
     check_weights,
     choose_dtype,
     choose_max_model_len,
@@ -25,23 +26,17 @@ from gpuscore.backends.common.shards import (
     refuse_with_ranks,
     settings_of_a_rank,
 )
-from gpuscore.backends.common.sizing import PagePlan
 from gpuscore.backends.torch.attention.choice import choose_attention
 from gpuscore.backends.torch.compiler import use_compiler
-from gpuscore.backends.torch.deterministic import TILING, steady_threads
-from gpuscore.backends.torch.devices import check_devices, choose_device
-from gpuscore.backends.torch.eight_bits import why_not_in_eight_bits
+from gpuscore.backends.torch.devices import check_devices, choose_device, memory_of
 from gpuscore.backends.torch.kernels import use_kernels
-from gpuscore.backends.torch.memory import memory_of
+from gpuscore.backends.torch.linear import why_not_in_eight_bits
+from gpuscore.backends.torch.tiles import TILING, steady_threads
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.types.limits import BackendLimits
 from gpuscore_kernels.launch import has_pdl
 
-# Rows of an MLP at a time, by compute capability, so that results between its products (12 KiB a
-# row at 3,072 columns in bfloat16, gate and up) stay in the cache. A card gets an entry once that
-# was measured to be faster (`make bench-gpu`); other cards compute all rows at once.
-MLP_ROWS: dict[tuple[int, int], int] = {}
 # Tokens of the largest batch that runs as a CUDA graph. A larger one takes the GPU longer than its
 # launches take the host, and would lose more to padding. Triton's interpreter has no graphs.
 GRAPH_TOKENS = {"cpu": 0, "cuda": 4096}
@@ -69,7 +64,6 @@ class TorchPlan:
     kernels: bool  # Triton's kernels for row-wise functions, heads and experts
     deterministic: bool
     attention: str  # one of attention.choice.NAMES
-    mlp_rows: int | None  # rows of a dense MLP at a time; None = all
     graph_tokens: int | None  # of the largest CUDA graph; None = no `GraphLauncher`
     identity: str  # see BackendLimits
     precision: Precision = "full"  # of linear layers
@@ -161,7 +155,6 @@ def plan_backend(directory: Path, config: ModelConfig, rank: int = 0) -> TorchPl
         kernels=kernels,
         deterministic=config.deterministic,
         attention=attention,
-        mlp_rows=_mlp_rows(device),
         graph_tokens=_graph_tokens(config, device, attention, kernels),
         identity=f"{directory} {config.revision} {dtype} {precision}",
         precision=precision,
@@ -193,12 +186,6 @@ def _max_tokens(config: ModelConfig, device: torch.device) -> int:
             f"--max-batch-tokens {limit} is under the {TILING.block} of --deterministic"
         )
     return limit
-
-
-def _mlp_rows(device: torch.device) -> int | None:
-    if device.type != "cuda":
-        return None
-    return MLP_ROWS.get(torch.cuda.get_device_capability(device))
 
 
 def _graph_tokens(

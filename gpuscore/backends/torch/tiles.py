@@ -3,15 +3,21 @@
 Matrix products, reductions and even element-wise functions need not give a row the same bits when
 the number of rows changes: libraries choose other loops, and vectors end elsewhere. With tiles of
 one shape they do, so a row's result does not depend on the rest of the batch (Thinking Machines,
-"Defeating nondeterminism in LLM inference", 2025).
+"Defeating nondeterminism in LLM inference", 2025). `--deterministic` chooses tiles, and threads
+that share their work evenly.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.torch.attention.layout import Tiling
+from gpuscore_kernels.expert_mlp.reference import TILE
+from gpuscore_kernels.label_head import tile_shapes
 
 # A function that computes each row on its own; the first dimension of its tensors is the rows. An
 # argument may be None.
@@ -48,3 +54,45 @@ def _tile(rows: Tensor | None, start: int, size: int) -> Tensor | None:
     if missing == 0:
         return tile
     return functional.pad(tile, (0, 0) * (tile.dim() - 1) + (0, missing))
+
+
+# Rows of every call of an operator: few, because a small request is padded to them, and a multiple
+# of every page size.
+TILING = Tiling(block=128, rows=128, group=512)
+
+GRAIN = 32768  # torch gives element-wise work one thread per this many elements, rounded up
+VECTOR = 16  # elements; one or two vectors of float32, depending on the CPU
+
+
+def steady_threads(config: DecoderConfig, threads: int) -> int:
+    """Return the most threads, up to `threads`, that share all element-wise work evenly.
+
+    torch computes the rest at the end of a thread's share without vectors, and functions such as
+    exp then round differently. A thread's share of n elements is n / t, where t = min(threads,
+    n / GRAIN rounded up). With uneven shares, rows of a tile near the ends of shares would get
+    other bits. One or two threads always divide a tile's rows evenly.
+    """
+    if config.attention_softcap is not None:
+        return min(threads, 2)  # a soft-cap works on one score per key, so sizes vary
+    sizes = list(_elements(config))
+    return next(t for t in range(threads, 0, -1) if all(_is_even(size, t) for size in sizes))
+
+
+def _is_even(elements: int, threads: int) -> bool:
+    used = min(threads, -(-elements // GRAIN))
+    return elements % (used * VECTOR) == 0 or used == 1
+
+
+def _elements(config: DecoderConfig) -> Iterator[int]:
+    """Yield the sizes, in elements, of all element-wise work on one tile."""
+    heads = config.num_heads + 2 * config.num_kv_heads
+    inner = config.intermediate_size
+    for width in (config.hidden_size, heads * config.head_dim, inner, 2 * inner):
+        yield TILING.rows * width
+    for kv in (config.num_heads, config.num_kv_heads):
+        yield TILING.rows * kv * config.head_dim
+    if config.mixture is not None:
+        yield TILE * config.mixture.intermediate_size
+        yield TILING.rows * config.mixture.top_k * config.hidden_size
+    for rows, labels in tile_shapes(TILING.rows, config.label_rows, config.hidden_size):
+        yield rows * labels

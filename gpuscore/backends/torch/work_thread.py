@@ -1,9 +1,15 @@
-"""A thread that does a backend's work for the device, in the order in which it is given."""
+"""A thread that does a backend's work for the device, and the meaning of the work's errors."""
 
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from threading import Lock
 from typing import TypeVar
+
+import torch
+
+from gpuscore.backends.base import DeviceLost, OutOfMemory
+from gpuscore.errors import causes
 
 ResultT = TypeVar("ResultT")
 
@@ -53,3 +59,85 @@ def _finished(work: Callable[[], ResultT]) -> "Future[ResultT]":
     except Exception as error:  # noqa: BLE001  (the future's `result` raises it)
         future.set_exception(error)
     return future
+
+
+# Texts of a RuntimeError for too little memory. On a CPU: from torch's allocator on Linux and on
+# other systems, and from C++. On CUDA: from the runtime and Triton, outside of torch's allocator,
+# and from libraries that allocate for themselves.
+_OUT_OF_MEMORY = (
+    *("can't allocate memory", "not enough memory", "std::bad_alloc"),
+    *("CUDA error: out of memory", "Triton Error [CUDA]: out of memory"),
+    *("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
+)
+
+# Errors of CUDA's driver after which the process has to end, according to its documentation; Triton
+# and cuBLAS raise a plain RuntimeError for them.
+_FROM_CUDA = ("Triton Error [CUDA]", "CUBLAS_STATUS_")
+_FATAL = (
+    *("illegal memory access", "misaligned address", "illegal instruction"),
+    *("invalid program counter", "operation not supported on global/shared address space"),
+    *("hardware stack error", "unspecified launch failure", "device-side assert triggered"),
+    *("launch timed out", "uncorrectable ECC error", "uncorrectable NVLink error"),
+    *("context is destroyed", "unknown error", "EXECUTION_FAILED", "INTERNAL_ERROR"),
+)
+
+
+def translated(run: Callable[[], ResultT], device: torch.device) -> ResultT:
+    """Call `run`, which computes on `device`.
+
+    Raises:
+        OutOfMemory: there was too little memory, for torch or a library.
+        DeviceLost: a CUDA error after which every CUDA call of the process fails.
+        Exception: any other error of `run`.
+    """
+    try:
+        return run()
+    except Exception as error:
+        failure = _meaning(error, device)
+        _delete_variables(error)
+        del run
+        if failure is None:
+            raise
+        raise failure from error
+
+
+def _meaning(error: Exception, device: torch.device) -> Exception | None:
+    """Return what the engine is to get instead of `error`; None = that itself."""
+    text = str(error)
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return OutOfMemory(text)
+    if isinstance(error, RuntimeError) and any(one in text for one in _OUT_OF_MEMORY):
+        return OutOfMemory(text)
+    if isinstance(error, torch.AcceleratorError) or _is_fatal(text):
+        return DeviceLost(text)
+    reason = _lost(device)
+    return None if reason is None else DeviceLost(f"{text}; the device then said: {reason}")
+
+
+def _is_fatal(text: str) -> bool:
+    return any(one in text for one in _FROM_CUDA) and any(one in text for one in _FATAL)
+
+
+def _lost(device: torch.device) -> str | None:
+    """Return the error with which a CUDA device answers every call, or None if it still works.
+
+    Libraries report such errors in texts of their own; the device tells for certain.
+    """
+    if device.type != "cuda":
+        return None
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def _delete_variables(error: BaseException) -> None:
+    """Delete the local variables of all frames that failed on the way to `error`.
+
+    An error may be kept for long: in a future until the next batch has run, and by a caller of
+    `Scorer` for as long as it likes. Its traceback refers to the frames of the failed batch, and
+    these to its tensors. Lines and names, which the log shows, stay.
+    """
+    for one in causes(error):
+        traceback.clear_frames(one.__traceback__)

@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from gpuscore.backends.common.plan import ENGINE_BYTES, MEMORY_FRACTION
-from gpuscore.backends.common.sizing import mebibytes
+from gpuscore.backends.common.plan import ENGINE_BYTES, MEMORY_FRACTION, mebibytes
 from gpuscore.config import API_KEY_VARIABLE, ModelConfig
 from gpuscore.errors import ConfigError, EngineFailed, LoadTimeout
 

@@ -55,7 +55,7 @@ def extend_attention(
     Raises:
         ValueError: shapes or dtypes do not fit.
     """
-    check(q, k, v, tiles, scale, config)
+    _check(q, k, v, tiles, scale, config)
     for pool in (pool_k, pool_v):
         if pool.dim() != 3 or (pool.shape[0], pool.shape[2]) != k.shape[1:]:
             raise ValueError(f"shapes do not fit: pool {tuple(pool.shape)}, k {tuple(k.shape)}")
@@ -71,8 +71,8 @@ def extend_attention(
         q,
         k,
         v,
-        (pool_k, pool_v),
-        None,
+        pool_k,
+        pool_v,
         tiles,
         scale=scale,
         softcap=softcap,
@@ -81,7 +81,7 @@ def extend_attention(
     )
 
 
-def check(
+def _check(
     q: Tensor, k: Tensor, v: Tensor, tiles: DeviceTiles, scale: float, config: TileConfig
 ) -> None:
     """Raise ValueError for arguments that the kernels cannot compute."""

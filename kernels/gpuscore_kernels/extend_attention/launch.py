@@ -1,4 +1,4 @@
-"""The launch of `extend_attention_kernel`, for `extend_attention` and `items_merge`."""
+"""The launch of `extend_attention_kernel`."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def _launch(group: int, dim: int, config: TileConfig, **choices: Any) -> CachedL
         constants(group, dim, config, **choices),
         {"num_warps": config.num_warps, "num_stages": config.num_stages} | pdl_option(config.pdl),
         free=1,
-        dtypes=(0, 3, 4, 7, 8),  # q, the pool and earlier results; tables are int32
+        dtypes=(0, 3, 4),  # q and the pool; tables are int32
     )
 
 
@@ -27,8 +27,8 @@ def launch(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    pool: tuple[Tensor, Tensor] | None,
-    before: tuple[Tensor, Tensor] | None,
+    pool_k: Tensor,
+    pool_v: Tensor,
     tiles: DeviceTiles,
     *,
     scale: float,
@@ -36,20 +36,17 @@ def launch(
     need_lse: bool,
     config: TileConfig,
 ) -> tuple[Tensor, Tensor | None]:
-    """Launch `extend_attention` (with `pool`) or `items_merge` (with `before`); see their `api`."""
+    """Launch `api.extend_attention`."""
     num_rows, heads, dim = q.shape
     out = q.new_empty(num_rows, heads, dim)
     lse = q.new_empty((num_rows, heads), dtype=torch.float32)
     num_tiles, kv_heads = tiles.tiles.shape[0], k.shape[1]
     if num_tiles == 0:
         return out, lse if need_lse else None
-    pool_k, pool_v = pool or (k.transpose(0, 1), v.transpose(0, 1))  # unused
-    before_out, before_lse = before or (out, lse)  # unused
     log2_e = LOG2_E.value
     of_rows = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2])
     of_pool = (*pool_k.stride()[1::-1], *pool_v.stride()[1::-1])
     of_results = (*out.stride()[:2], *lse.stride())
-    of_before = of_results if before is None else (*before_out.stride()[:2], *before_lse.stride())
     tables = (tiles.rows, tiles.tiles, tiles.pool_tiles, tiles.masked)
     factor = scale * log2_e if softcap is None else 2 * scale * log2_e / softcap
     chosen = _launch(
@@ -57,14 +54,12 @@ def launch(
         dim,
         config,
         window=tiles.window,
-        pool=pool is not None,
         cap=softcap is not None,
-        merge=before is not None,
         need_lse=need_lse,
     )
     chosen(
         (num_tiles, kv_heads),
-        (q, k, v, pool_k, pool_v, out, lse, before_out, before_lse, *tables),
-        (num_rows, factor, softcap or 0.0, *of_rows, *of_pool, *of_results, *of_before),
+        (q, k, v, pool_k, pool_v, out, lse, *tables),
+        (num_rows, factor, softcap or 0.0, *of_rows, *of_pool, *of_results),
     )
     return out, lse if need_lse else None

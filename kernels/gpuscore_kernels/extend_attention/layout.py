@@ -63,7 +63,6 @@ class TileTable:
 
     shape: TileShape
     window: int | None
-    own_only: bool  # without prefix and ancestors
     rows: Ints  # [3, M] in the order of tiles: query row, its position, its segment
     tiles: Ints  # [n, TILE_FIELDS], tiles with most keys first
     pool_tiles: Ints  # first slot of every full tile of a cached prefix

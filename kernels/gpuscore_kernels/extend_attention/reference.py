@@ -11,13 +11,13 @@ def extend_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    pool: tuple[Tensor, Tensor] | None,
+    pool: tuple[Tensor, Tensor],
     tiles: DeviceTiles,
     *,
     scale: float,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute `api.extend_attention`; without a `pool` the table must have no shared keys."""
+    """Compute `api.extend_attention`."""
     compute = torch.promote_types(q.dtype, torch.float32)
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     lse = torch.full(q.shape[:2], -torch.inf, dtype=compute, device=q.device)
@@ -25,8 +25,7 @@ def extend_attention(
         rows, position, segment = tiles.rows[:, tile[0] : tile[0] + tile[1]].long()
         slots, packed, visible = _keys(tiles, tile, position, segment)
         keys, values = (
-            _gather(own, None if pool is None else pool[side], slots, packed).to(compute)
-            for side, own in enumerate((k, v))
+            _gather(own, pool[side], slots, packed).to(compute) for side, own in enumerate((k, v))
         )
         group = q.shape[1] // k.shape[1]
         scores = torch.einsum("mhd,hsd->mhs", q[rows].to(compute), keys.repeat_interleave(group, 0))
@@ -41,10 +40,9 @@ def extend_attention(
     return out, lse
 
 
-def _gather(own: Tensor, pool: Tensor | None, slots: Tensor, packed: Tensor) -> Tensor:
+def _gather(own: Tensor, pool: Tensor, slots: Tensor, packed: Tensor) -> Tensor:
     """Gather keys or values, [Hkv, keys, D]; those of the pool come first."""
-    mine = own[packed].transpose(0, 1)
-    return mine if pool is None else torch.cat((pool[:, slots], mine), dim=1)
+    return torch.cat((pool[:, slots], own[packed].transpose(0, 1)), dim=1)
 
 
 def _keys(

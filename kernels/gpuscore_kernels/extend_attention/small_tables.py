@@ -50,15 +50,15 @@ class SmallBatch:
     """Builds the tables of one batch that have no window.
 
     Args:
-        layout, shape, shared: as for `build_tiles`.
+        layout, shape: as for `build_tiles`.
         pool_tiles: first slots of all full tiles of all prefixes, and the first one's place of each
             request; None = there is no prefix.
     """
 
     def __init__(
-        self, layout: Layout, shape: TileShape, shared: bool, pool_tiles: tuple[Ints, Wide] | None
+        self, layout: Layout, shape: TileShape, pool_tiles: tuple[Ints, Wide] | None
     ) -> None:
-        self.layout, self.shape, self.shared = layout, shape, shared
+        self.layout, self.shape = layout, shape
         self.starts: list[int] = layout.cu_seqlens.tolist()
         self.parent: list[int] = layout.parent.tolist()
         self.request: list[int] = layout.request_of.tolist()
@@ -70,14 +70,14 @@ class SmallBatch:
         self.depth = max(map(len, self.ancestors))
         # Rows of a tile share these: prefix and root.
         roots = [above[0] if above else -1 for above in self.ancestors]
-        self.groups = [*zip(self.request, roots, strict=True)] if shared else [(0, 0)] * len(roots)
+        self.groups = [*zip(self.request, roots, strict=True)]
         self.pool_tiles = np.zeros(0, np.int32) if pool_tiles is None else pool_tiles[0]
         self.pool_start = None if pool_tiles is None else pool_tiles[1].tolist()
 
     def _ancestors(self, segment: int) -> list[int]:
         """Return the ancestors whose keys a segment's rows see, from the root down."""
         found: list[int] = []
-        while self.shared and (segment := self.parent[segment]) >= 0:
+        while (segment := self.parent[segment]) >= 0:
             found.insert(0, segment)
         return found
 
@@ -97,7 +97,6 @@ class SmallBatch:
         return TileTable(
             shape=self.shape,
             window=None,
-            own_only=not self.shared,
             rows=self._rows(order, runs, row),
             tiles=_array([tiles[index] for index in by_work], TILE_FIELDS),
             pool_tiles=self.pool_tiles if tiles else self.pool_tiles[:0],

@@ -35,7 +35,6 @@ class DeviceTiles:
 
     shape: TileShape
     window: int | None
-    own_only: bool  # without prefix and ancestors
     rows: Tensor  # [3, M]
     tiles: Tensor  # [n, TILE_FIELDS]
     pool_tiles: Tensor
@@ -85,13 +84,11 @@ class TablePlace:
             tiles[:count, POOL_START : POOL_END + 1] += tail
         return end
 
-    def on_device(
-        self, words: Tensor, shape: TileShape, window: int | None, own_only: bool
-    ) -> DeviceTiles:
+    def on_device(self, words: Tensor, shape: TileShape, window: int | None) -> DeviceTiles:
         """Return the table in an array of words that is on a device."""
         rows, tiles = self._rows(words), self._tiles(words)
         masked = words[: len(words) // MASKED_FIELDS * MASKED_FIELDS].view(-1, MASKED_FIELDS)
-        return DeviceTiles(shape, window, own_only, rows, tiles, words, masked)
+        return DeviceTiles(shape, window, rows, tiles, words, masked)
 
     def _rows(self, words: WordsT) -> WordsT:
         return words[self.start : self.start + 3 * self.rows].reshape(3, self.rows)
@@ -124,6 +121,6 @@ def upload(tables: Sequence[TileTable], device: torch.device) -> list[DeviceTile
         host = host.pin_memory()
     moved = host.to(device, non_blocking=True)
     return [
-        place.on_device(moved, table.shape, table.window, table.own_only)
+        place.on_device(moved, table.shape, table.window)
         for place, table in zip(places, tables, strict=True)
     ]

@@ -54,7 +54,6 @@ def build_tiles(
     *,
     rows: Ints | None = None,
     window: int | None = None,
-    shared: bool = True,
 ) -> TileTable:
     """Build the table of a batch.
 
@@ -63,12 +62,11 @@ def build_tiles(
         shape: sizes of tiles.
         rows: [M] rows of the batch that are query rows, in any order; None = all.
         window: a row sees only keys at positions above its own minus this; None = all.
-        shared: False leaves out prefix and ancestors, the keys that rows share.
 
     Raises:
         ValueError: a tile of keys would not lie within one page.
     """
-    (table,) = TableBuilder(layout, shape, shared=shared).tables([rows], window)
+    (table,) = TableBuilder(layout, shape).tables([rows], window)
     return table
 
 
@@ -76,22 +74,22 @@ class TableBuilder:
     """Builds the tables of one batch; holds what they have in common.
 
     Args:
-        layout, shape, shared: as for `build_tiles`.
+        layout, shape: as for `build_tiles`.
 
     Raises:
         ValueError: a tile of keys would not lie within one page.
     """
 
-    def __init__(self, layout: Layout, shape: TileShape, *, shared: bool = True) -> None:
+    def __init__(self, layout: Layout, shape: TileShape) -> None:
         if layout.page_size % shape.keys or shape.keys % shape.own:
             raise ValueError(f"{shape} does not fit pages of {layout.page_size} tokens")
-        self.layout, self.shape, self.shared = layout, shape, shared
+        self.layout, self.shape = layout, shape
 
     def tables(self, rows: Sequence[Ints | None], window: int | None = None) -> list[TileTable]:
         """Build a table for each of these choices of rows, as `build_tiles` does."""
         if window is None and is_small(self.layout, self.shape, rows):
             pool = self.pool_tiles if self.has_prefix else None
-            small = SmallBatch(self.layout, self.shape, self.shared, pool)
+            small = SmallBatch(self.layout, self.shape, pool)
             return [small.table(one) for one in rows]
         return self.tables_at_once(rows, window)
 
@@ -110,18 +108,18 @@ class TableBuilder:
             own, entries = _from_first(tiles[start:stop], masked)
             pool_tiles = self.pool_tiles[0] if len(own) else self.pool_tiles[0][:0]
             table = one.table(), own.take(order, axis=0), pool_tiles, entries
-            found.append(TileTable(self.shape, window, not self.shared, *table))
+            found.append(TileTable(self.shape, window, *table))
             row += len(one.order)
         return found
 
     # Sources that a batch does not have are skipped.
     @cached_property
     def lineage(self) -> list[Wide]:
-        return ancestors_from_root(self.layout.parent) if self.shared else []
+        return ancestors_from_root(self.layout.parent)
 
     @cached_property
     def has_prefix(self) -> bool:
-        return self.shared and bool(self.layout.prefix_lens.any())
+        return bool(self.layout.prefix_lens.any())
 
     @cached_property
     def segments(self) -> Segments:
@@ -136,8 +134,6 @@ class TableBuilder:
     def _groups(self) -> Wide:
         """Return a number per segment; rows of a tile have the same, as they share these keys."""
         layout = self.layout
-        if not self.shared:
-            return np.zeros(len(layout.parent), np.int64)
         root = self.lineage[0] if self.lineage else -1
         return layout.request_of.astype(np.int64) * (len(layout.parent) + 1) + root
 

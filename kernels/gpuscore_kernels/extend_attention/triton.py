@@ -98,7 +98,6 @@ def _masked_step(
     WINDOW: tl.constexpr,
     D: tl.constexpr,
     OWN: tl.constexpr,
-    POOL: tl.constexpr,
     CAP: tl.constexpr,
 ):
     """Add all masked tiles of one range of the table."""
@@ -109,15 +108,11 @@ def _masked_step(
         count = tl.load(entry + NUM_KEYS)
         key_position = tl.load(entry + KEY_POSITION) + offset_n
         whose = tl.load(entry + SEGMENT)
-        if POOL:
-            packed = tl.load(entry + IS_PACKED) != 0
-            from_k = tl.where(packed, k + start * stride_k, pool_k + start * stride_pk)
-            from_v = tl.where(packed, v + start * stride_v, pool_v + start * stride_pv)
-            step_k = tl.where(packed, stride_k, stride_pk)
-            step_v = tl.where(packed, stride_v, stride_pv)
-        else:
-            from_k, step_k = k + start * stride_k, stride_k
-            from_v, step_v = v + start * stride_v, stride_v
+        packed = tl.load(entry + IS_PACKED) != 0
+        from_k = tl.where(packed, k + start * stride_k, pool_k + start * stride_pk)
+        from_v = tl.where(packed, v + start * stride_v, pool_v + start * stride_pv)
+        step_k = tl.where(packed, stride_k, stride_pk)
+        step_v = tl.where(packed, stride_v, stride_pv)
         visible = (offset_n[None, :] < count) & (key_position[None, :] <= position[:, None])
         visible = visible & ((whose < 0) | (segment[:, None] == whose))
         if WINDOW > 0:
@@ -137,8 +132,6 @@ def extend_attention_kernel(
     pool_v,
     out,  # [M, H, D]
     lse,  # float32 [M, H]
-    before_out,  # [M, H, D] partial result over other keys ...
-    before_lse,  # ... float32 [M, H]
     rows,  # int32 [3, M]
     tiles,  # int32 [n, TILE_FIELDS]
     pool_tiles,  # int32
@@ -160,10 +153,6 @@ def extend_attention_kernel(
     stride_oh,
     stride_lm,
     stride_lh,
-    stride_bm,
-    stride_bh,
-    stride_blm,
-    stride_blh,
     WINDOW: tl.constexpr,  # 0 = none
     GROUP: tl.constexpr,  # heads per KV head
     D: tl.constexpr,
@@ -171,10 +160,8 @@ def extend_attention_kernel(
     BM: tl.constexpr,
     BN: tl.constexpr,
     OWN: tl.constexpr,
-    POOL: tl.constexpr,  # read the pool and ancestors too
     CARRY: tl.constexpr,  # load a pool tile's slot one iteration early
     CAP: tl.constexpr,
-    MERGE: tl.constexpr,  # continue from before_out and before_lse
     NEED_LSE: tl.constexpr,
     PDL: tl.constexpr,  # begin before the kernel before has ended
 ):
@@ -199,19 +186,9 @@ def extend_attention_kernel(
 
     at = row[:, None] * stride_qm + head[:, None] * stride_qh + offset_d[None, :]
     q_tile = tl.load(q + at, mask=in_head, other=0.0)
-    if MERGE:
-        from_lse = row * stride_blm + head * stride_blh
-        top = tl.load(before_lse + from_lse, mask=real, other=0.0) * LOG2_E
-        nothing = top < NEVER
-        top = tl.where(nothing, NEVER, top)
-        total = tl.where(nothing, 0.0, 1.0)
-        at = row[:, None] * stride_bm + head[:, None] * stride_bh + offset_d[None, :]
-        acc = tl.load(before_out + at, mask=in_head, other=0.0).to(tl.float32)
-        acc = tl.where(nothing[:, None], 0.0, acc)
-    else:
-        top = tl.full([BM], NEVER, tl.float32)
-        total = tl.zeros([BM], tl.float32)
-        acc = tl.zeros([BM, D_PAD], tl.float32)
+    top = tl.full([BM], NEVER, tl.float32)
+    total = tl.zeros([BM], tl.float32)
+    acc = tl.zeros([BM, D_PAD], tl.float32)
 
     k_head = k + wide_head * stride_kh
     v_head = v + wide_head * stride_vh
@@ -225,28 +202,25 @@ def extend_attention_kernel(
             begin, after, masked, q_tile, top, total, acc, position, segment,
             pool_k_head, pool_v_head, k_head, v_head,
             stride_pks, stride_pvs, stride_kt, stride_vt,
-            offset_d, scale, cap, WINDOW, D, OWN, POOL, CAP,
+            offset_d, scale, cap, WINDOW, D, OWN, CAP,
         )  # fmt: skip
-    if POOL:
-        pool_begin = tl.load(tile + POOL_START)
-        pool_end = tl.load(tile + POOL_END)
-        # A copy whose address is loaded in the same iteration would wait for that load, and Triton
-        # would not start it before the product of the iteration before.
+    pool_begin = tl.load(tile + POOL_START)
+    pool_end = tl.load(tile + POOL_END)
+    # A copy whose address is loaded in the same iteration would wait for that load, and Triton
+    # would not start it before the product of the iteration before.
+    if CARRY:
+        next_slot = tl.load(pool_tiles + pool_begin, mask=pool_begin < pool_end, other=0)
+    for index in tl.range(pool_begin, pool_end):
         if CARRY:
-            next_slot = tl.load(pool_tiles + pool_begin, mask=pool_begin < pool_end, other=0)
-        for index in tl.range(pool_begin, pool_end):
-            if CARRY:
-                slot = next_slot.to(tl.int64)
-                next_slot = tl.load(pool_tiles + index + 1, mask=index + 1 < pool_end, other=0)
-            else:
-                slot = tl.load(pool_tiles + index).to(tl.int64)
-            from_k = pool_k_head + slot * stride_pks
-            from_v = pool_v_head + slot * stride_pvs
-            keys = _load_keys(from_k, offset_n, offset_d, stride_pks, BN, D, False)
-            values = _load_keys(from_v, offset_n, offset_d, stride_pvs, BN, D, False)
-            top, total, acc = _step(
-                q_tile, keys, values, top, total, acc, True, scale, cap, False, CAP
-            )
+            slot = next_slot.to(tl.int64)
+            next_slot = tl.load(pool_tiles + index + 1, mask=index + 1 < pool_end, other=0)
+        else:
+            slot = tl.load(pool_tiles + index).to(tl.int64)
+        from_k = pool_k_head + slot * stride_pks
+        from_v = pool_v_head + slot * stride_pvs
+        keys = _load_keys(from_k, offset_n, offset_d, stride_pks, BN, D, False)
+        values = _load_keys(from_v, offset_n, offset_d, stride_pvs, BN, D, False)
+        top, total, acc = _step(q_tile, keys, values, top, total, acc, True, scale, cap, False, CAP)
     num_packed = tl.load(tile + NUM_PACKED)
     num_root = tl.load(tile + NUM_ROOT)
     root_base = tl.load(tile + ROOT_BASE)
@@ -262,7 +236,7 @@ def extend_attention_kernel(
         after, end, masked, q_tile, top, total, acc, position, segment,
         pool_k_head, pool_v_head, k_head, v_head,
         stride_pks, stride_pvs, stride_kt, stride_vt,
-        offset_d, scale, cap, WINDOW, D, OWN, POOL, CAP,
+        offset_d, scale, cap, WINDOW, D, OWN, CAP,
     )  # fmt: skip
 
     at = row[:, None] * stride_om + head[:, None] * stride_oh + offset_d[None, :]
@@ -282,9 +256,7 @@ def constants(
     config: TileConfig,
     *,
     window: int | None,
-    pool: bool,
     cap: bool,
-    merge: bool,
     need_lse: bool,
 ) -> dict[str, Any]:
     """Compile-time arguments of the kernel."""
@@ -296,10 +268,8 @@ def constants(
         "BM": config.rows,
         "BN": config.keys,
         "OWN": config.own,
-        "POOL": pool,
         "CARRY": config.carry_slot,
         "CAP": cap,
-        "MERGE": merge,
         "NEED_LSE": need_lse,
         "PDL": config.pdl,
     }
@@ -307,16 +277,14 @@ def constants(
 
 def variants() -> Iterator[Variant]:
     """Yield every configuration, and every compile-time choice with some of them."""
-    every, merge = {"pool": True, "merge": False}, {"pool": False, "merge": True}
     plain: dict[str, Any] = {"window": None, "cap": False, "need_lse": False}
     for dim, group in ((64, 4), (96, 1), (128, 2), (256, 2)):
         quick = ARCHES if dim == 128 else ()
-        yield from _variants("bf16", dim, group, every | plain, quick=quick)
-        yield from _variants("fp32", dim, group, every | plain)
-    yield from _variants("bf16", 128, 2, merge | plain, quick=(90,))
-    yield from _variants("bf16", 128, 7, every | plain | {"need_lse": True})
+        yield from _variants("bf16", dim, group, plain, quick=quick)
+        yield from _variants("fp32", dim, group, plain)
+    yield from _variants("bf16", 128, 7, plain | {"need_lse": True})
     gemma = {"window": 4096, "cap": True, "need_lse": False}
-    yield from _variants("bf16", 256, 2, every | gemma)
+    yield from _variants("bf16", 256, 2, gemma)
 
 
 def _variants(
@@ -325,7 +293,7 @@ def _variants(
     """Yield one variant per configuration that an architecture has."""
     itemsize = 2 if number == "bf16" else 4
     configs = {arch: config_of(arch, dim, itemsize) for arch in ARCHES}
-    chosen = [name for name, value in choices.items() if value and name != "pool"]
+    chosen = [name for name, value in choices.items() if value]
     for config in dict.fromkeys(configs.values()):
         arches = tuple(arch for arch in ARCHES if configs[arch] == config)
         carry = " carry" * config.carry_slot
@@ -368,12 +336,12 @@ def _loop_rules(config: TileConfig) -> dict[str, LoopRule]:
 
 def signature(number: str) -> dict[str, str]:
     """Types of the kernel's arguments; `number` is Triton's name of the dtype, such as bf16."""
-    tensors = ("q", "k", "v", "pool_k", "pool_v", "out", "before_out")
+    tensors = ("q", "k", "v", "pool_k", "pool_v", "out")
     tables = ("rows", "tiles", "pool_tiles", "masked")
     strides = [name for name in extend_attention_kernel.arg_names if name.startswith("stride_")]
     return (
         dict.fromkeys(tensors, f"*{number}")
-        | dict.fromkeys(("lse", "before_lse"), "*fp32")
+        | {"lse": "*fp32"}
         | dict.fromkeys(tables, "*i32")
         | dict.fromkeys(("num_rows", *strides), "i32")
         | dict.fromkeys(("scale", "cap"), "fp32")
@@ -382,5 +350,5 @@ def signature(number: str) -> dict[str, str]:
 
 def divisible() -> tuple[str, ...]:
     """Arguments that are multiples of 16; strides of log-sum-exps are numbers of heads, so not."""
-    others = ("num_rows", "scale", "cap", "stride_lm", "stride_lh", "stride_blm", "stride_blh")
+    others = ("num_rows", "scale", "cap", "stride_lm", "stride_lh")
     return tuple(name for name in signature("bf16") if name not in others)

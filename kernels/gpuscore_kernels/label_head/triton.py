@@ -7,6 +7,7 @@ kernel with locks, where the order of summing varies.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -14,11 +15,33 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
-from gpuscore_kernels.label_head.config import Config, config_for
 from gpuscore_kernels.label_head.statistics import MAX_TOP, VocabStatistics
-from gpuscore_kernels.launch import arch_of, next_power_of_two
+from gpuscore_kernels.launch import INTERPRETER, LaunchConfig, arch_of, next_power_of_two
 from gpuscore_kernels.slice_merge.triton import merge, no_best, top_constants, with_best
 from gpuscore_kernels.variant import ARCHES, LoopRule, Variant
+
+
+@dataclass(frozen=True, slots=True)
+class Config(LaunchConfig):
+    """Tiles of the kernel; see `LaunchConfig`."""
+
+    BLOCK_M: int  # rows
+    BLOCK_N: int  # tokens
+    BLOCK_K: int  # elements of a row at a time
+    SLICES: int  # slices of the vocabulary, one program each; a power of two
+
+
+def config_for(arch: int, dtype: torch.dtype) -> Config:
+    """Return the configuration. Three stages of bfloat16 take 64 KiB of shared memory, on sm_90 96,
+    and every architecture has 99: a product runs while the next tiles are copied."""
+    if arch == INTERPRETER:
+        return Config(16, 32, 16, SLICES=4, num_warps=4, num_stages=1)
+    # Without tensor cores accumulators and operands are in registers. With 8 warps two blocks would
+    # share a multiprocessor at the 128 registers that this leaves a thread, and spill a few.
+    if dtype == torch.float32:
+        return Config(64, 64, 32, SLICES=128, num_warps=16, num_stages=2)
+    return Config(128, 128, 64, SLICES=128, num_warps=8, num_stages=3)
+
 
 LABEL_BLOCK = 1024  # elements of a dot product at a time
 # With several best tokens each slice of a row keeps as many, so rows are computed in parts: these

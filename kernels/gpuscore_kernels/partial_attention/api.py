@@ -13,10 +13,10 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from gpuscore_kernels.partial_attention import cpu, cuda, reference
+from gpuscore_kernels.partial_attention import cpu, reference
 from gpuscore_kernels.partial_attention.visibility import Visibility
 
-Implementation: TypeAlias = Literal["reference", "cpu", "flash"]
+Implementation: TypeAlias = Literal["reference", "cpu"]
 
 
 def partial_attention(
@@ -47,21 +47,16 @@ def partial_attention(
         skip_hidden: leave out keys that `first_key` hides from all rows computed together. If
             false, every sum is over all S keys, so a row's bits do not depend on the other rows'
             windows.
-        impl: "reference" (any device, never leaves out keys), "cpu", or torch's operator for CUDA,
-            "flash", which takes float16 and bfloat16, but no masks and no soft-cap.
+        impl: "reference" (any device, never leaves out keys) or "cpu".
 
     Returns:
         out [B, H, M, D] in q's dtype, and lse [B, H, M], natural log (float32; float64 for float64
         inputs). A row without visible keys has out 0 and lse -inf.
 
     Raises:
-        ValueError: shapes do not fit, or `impl` does not support an argument.
+        ValueError: shapes do not fit.
     """
     _check(q, k, v, causal, key_mask, first_key)
-    if impl == "flash":
-        if causal or key_mask is not None or first_key is not None or softcap is not None:
-            raise ValueError("flash computes neither masks nor soft-caps")
-        return cuda.flash(q, k, v, scale)
     visible = Visibility(causal, key_mask, first_key)
     if impl == "reference":
         return reference.partial_attention(q, k, v, scale=scale, visible=visible, softcap=softcap)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpuscore.backends.torch import backend, known_answer
+from gpuscore.backends.torch import backend, known_kernels
 from support.kept import model_directory
 from support.kernels import INTERPRETED
 from support.quick_interpreter import shorten, steady_products
@@ -57,7 +57,7 @@ def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(backend, "warmup_batches", lambda *a: iter(()))
         monkeypatch.setattr(backend, "largest_batches", lambda *a: iter(()))
         monkeypatch.setattr(backend, "largest_in_parts", lambda *a, **how: iter(()))
-        monkeypatch.setattr(known_answer, "ROWS", 5)
+        monkeypatch.setattr(known_kernels, "ROWS", 5)
 
 
 @pytest.fixture(autouse=True)

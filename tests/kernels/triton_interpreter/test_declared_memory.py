@@ -15,18 +15,17 @@ from torch import Tensor
 
 from gpuscore.backends.torch.attention.triton import layout_of
 from gpuscore_kernels.add_rms_norm import add_rms_norm
-from gpuscore_kernels.compile_check import kernels as folders
-from gpuscore_kernels.compile_check import variants
 from gpuscore_kernels.expert_mlp import expert_mlp
 from gpuscore_kernels.extend_attention import build_tiles, extend_attention, upload
 from gpuscore_kernels.extend_attention.config import TileConfig
 from gpuscore_kernels.gated import gated
-from gpuscore_kernels.items_merge import items_merge
 from gpuscore_kernels.label_head import label_logits, vocab_statistics
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
 from gpuscore_kernels.quantized import quantize_rows, quantized_product
 from gpuscore_kernels.quantized_rows import quantized_gated, quantized_norm
 from gpuscore_kernels.routing import route
+from kernel_code.check import kernels as folders
+from kernel_code.check import variants
 from support.attention_inputs import inputs, requests
 from support.kernels import DEVICE, INTERPRETED
 from support.kernels import randn as random_numbers
@@ -191,18 +190,9 @@ def attention(window=None, need_lse=False):
     )
 
 
-def attention_in_two_passes():
-    batch = requests((20, 3, [2, 5]), (0, 4, [1]), page_size=16, num_pages=6)
-    q, k, v, _, _ = inputs(batch, 16, 6, (2, 1), 16, torch.float32, DEVICE).all()
-    tiles = apart(build_tiles(layout_of(batch, 16), TILES.shape(2), shared=False))
-    before = randn(*q.shape, seed=9), randn(*q.shape[:2], seed=10)
-    items_merge(q, k, v, *before, tiles, scale=0.3, config=TILES, impl="triton")
-
-
 def attentions():
     attention()
     attention(window=7, need_lse=True)
-    attention_in_two_passes()
 
 
 def mixtures():

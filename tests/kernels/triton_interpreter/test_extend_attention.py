@@ -1,4 +1,4 @@
-"""Promise: `extend_attention` and `items_merge` on Triton equal the float64 reference.
+"""Promise: `extend_attention` on Triton equals the float64 reference.
 
 They run in the interpreter, or on a GPU if there is one.
 """
@@ -16,11 +16,9 @@ from gpuscore_kernels.extend_attention import (
     build_tiles,
     extend_attention,
     launch,
-    reference,
     upload,
 )
 from gpuscore_kernels.extend_attention import triton as kernels
-from gpuscore_kernels.items_merge import items_merge
 from support import attention_oracle as oracle
 from support.attention_inputs import inputs, relative_error, requests
 from support.kernels import DEVICE, DTYPES, INTERPRETED, TOLERANCE, choose_anew, planted
@@ -193,32 +191,6 @@ def item_bits(config, window, request, item):
     moved = [x.to(DEVICE) for x in given.all()]
     out, _ = extend_attention(*moved, tiles, scale=0.3, config=config, impl="triton")
     return out[start : start + 21].cpu().numpy()
-
-
-@pytest.mark.parametrize("dtype", [DTYPES[0], *slow(*DTYPES[1:])])
-def test_items_merge(dtype):
-    """The reference computes the shared keys first; requests without any get -inf and NaN from
-    it."""
-    batch = requests(*MIXED, page_size=PAGE, num_pages=PAGES)
-    given = inputs(batch, PAGE, PAGES, HEADS, 16, dtype, DEVICE)
-    whole = table_of(batch, CONFIG, HEADS)
-    own = table_of(batch, CONFIG, HEADS, shared=False)
-    exact = [x.double() for x in given.all()]
-    options = {"scale": 0.3, "need_lse": True, "config": CONFIG}
-    want, want_lse = extend_attention(*exact, whole, **options, impl="reference")
-    own_out, own_lse = reference.extend_attention(*exact[:3], None, own, scale=0.3, softcap=None)
-    shared_lse = want_lse + torch.log1p(-torch.exp(own_lse - want_lse))
-    share = torch.exp(shared_lse - want_lse).unsqueeze(-1)
-    shared = (want - torch.exp(own_lse - want_lse).unsqueeze(-1) * own_out) / share
-    blind = share.squeeze(-1) < 1e-9
-    shared_lse = shared_lse.masked_fill(blind, -torch.inf).float()
-    shared = shared.masked_fill(blind.unsqueeze(-1), torch.nan).to(dtype)
-    assert blind.any()
-    assert not blind.all()
-    for impl in ("triton", "reference"):
-        out, lse = items_merge(*given.all()[:3], shared, shared_lse, own, **options, impl=impl)
-        assert relative_error(out, want) <= TOLERANCE[dtype]
-        assert float((lse - want_lse).abs().max()) <= LSE_TOLERANCE
 
 
 DEFECTS = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gpuscore_kernels.expert_mlp import expert_mlp
-from gpuscore_kernels.expert_mlp.config import most_tiles
+from gpuscore_kernels.expert_mlp.triton import most_tiles
 from gpuscore_kernels.routing import route
 from support.kernels import (
     DEVICE,

@@ -19,7 +19,6 @@ from gpuscore_kernels.extend_attention.layout import NUM_ROWS, TileShape
 from gpuscore_kernels.extend_attention.reference import extend_attention
 from gpuscore_kernels.extend_attention.table import DeviceTiles
 from gpuscore_kernels.gated.reference import gated
-from gpuscore_kernels.items_merge.reference import items_merge
 from gpuscore_kernels.label_head.reference import label_logits
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
 from gpuscore_kernels.quantized.reference import quantize_rows, quantized_product
@@ -86,16 +85,7 @@ DECLARED = {
     ),
     "merge_best_kernel": Declared("peaks sums best_ids best_logits", "lse top_ids top_logits"),
     "extend_attention_kernel": Declared(
-        "q k v pool_k pool_v before_out before_lse rows tiles pool_tiles masked",
-        "out lse",
-        {
-            "pool_k": "POOL",
-            "pool_v": "POOL",
-            "pool_tiles": "POOL",
-            "before_out": "MERGE",
-            "before_lse": "MERGE",
-            "lse": "NEED_LSE",
-        },
+        "q k v pool_k pool_v rows tiles pool_tiles masked", "out lse", {"lse": "NEED_LSE"}
     ),
     "route_kernel": Declared("logits filled", "weights chosen counts", {"filled": "HAS_FILLED"}),
     "place_kernel": Declared("chosen counts", "places rows starts"),
@@ -204,17 +194,12 @@ def _merge_best(a: Bound) -> None:
 def _extend_attention(a: Bound) -> None:
     tiles = a["tiles"][a["tiles"][:, NUM_ROWS] > 0]  # padding does nothing
     shape = TileShape(a["BM"] // a["GROUP"], a["BN"], a["OWN"])
-    table = DeviceTiles(
-        shape, a["WINDOW"] or None, False, a["rows"], tiles, a["pool_tiles"], a["masked"]
-    )
+    table = DeviceTiles(shape, a["WINDOW"] or None, a["rows"], tiles, a["pool_tiles"], a["masked"])
     factor = a["scale"] / 1.4426950408889634  # the kernel's exponentials have base 2
     cap = a["cap"] if a["CAP"] else None
     rows = (a["q"], a["k"], a["v"])
     options = {"scale": factor if cap is None else factor * cap / 2, "softcap": cap}
-    if a["MERGE"]:
-        out, lse = items_merge(*rows, a["before_out"], a["before_lse"], table, **options)
-    else:
-        out, lse = extend_attention(*rows, (a["pool_k"], a["pool_v"]), table, **options)
+    out, lse = extend_attention(*rows, (a["pool_k"], a["pool_v"]), table, **options)
     a["out"].copy_(out)
     if a["NEED_LSE"]:
         a["lse"].copy_(lse)

@@ -1,20 +1,13 @@
-"""Supported architectures; each is one small file over the shared decoder."""
+"""Supported architectures; each is one function over the shared decoder."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import ModuleType
 
-from gpuscore.backends.common.architectures import (
-    gemma,
-    gemma2,
-    gemma3,
-    llama,
-    mistral,
-    qwen2,
-    qwen3,
-    qwen3_moe,
-)
 from gpuscore.backends.common.architectures.classifiers import ENDING, head_weights, with_classes
+from gpuscore.backends.common.architectures.gemma import gemma, gemma2, gemma3
+from gpuscore.backends.common.architectures.llama import llama, mistral
+from gpuscore.backends.common.architectures.names import MODEL_WEIGHTS, layer_weights
+from gpuscore.backends.common.architectures.qwen import qwen2, qwen3, qwen3_moe
 from gpuscore.backends.common.config_keys import with_absent
 from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig
 from gpuscore.backends.common.quantization import Storage, read_storage
@@ -32,14 +25,21 @@ class Architecture:
     storage: Storage | None = None  # of quantised linear layers; None = nothing is quantised
 
 
-_LANGUAGE_MODELS: dict[str, ModuleType] = {
-    module.ARCHITECTURE: module
-    for module in (gemma, gemma2, gemma3, llama, mistral, qwen2, qwen3, qwen3_moe)
+# Each function reads the configuration of the architecture of this name, which it is given.
+_LANGUAGE_MODELS: dict[str, Callable[[RawConfig, str], DecoderConfig]] = {
+    "GemmaForCausalLM": gemma,
+    "Gemma2ForCausalLM": gemma2,
+    "Gemma3ForCausalLM": gemma3,
+    "LlamaForCausalLM": llama,
+    "MistralForCausalLM": mistral,
+    "Qwen2ForCausalLM": qwen2,
+    "Qwen3ForCausalLM": qwen3,
+    "Qwen3MoeForCausalLM": qwen3_moe,
 }
 # Architectures whose classification models were compared with transformers'.
-_CLASSIFIERS: dict[str, ModuleType] = {
-    module.ARCHITECTURE.replace("ForCausalLM", ENDING): module
-    for module in (gemma2, llama, mistral, qwen2, qwen3)
+_CLASSIFIERS = {
+    f"{name}{ENDING}": _LANGUAGE_MODELS[f"{name}ForCausalLM"]
+    for name in ("Gemma2", "Llama", "Mistral", "Qwen2", "Qwen3")
 }
 
 
@@ -53,9 +53,10 @@ def read_architecture(raw: RawConfig) -> Architecture:
             f"config.json: architectures is {shown(architectures)}; "
             f"supported: {', '.join(sorted(supported))}"
         )
-    module, raw = supported[name], RawConfig(with_absent(name, raw.fields))
-    config, weights = module.read_config(raw), module.MODEL_WEIGHTS
+    language = name.replace(ENDING, "ForCausalLM")
+    raw = RawConfig(with_absent(name, raw.fields))
+    config, weights = supported[name](raw, language), MODEL_WEIGHTS
     if name in _CLASSIFIERS:
         config, weights = with_classes(config, name, raw), head_weights(weights)
-    layers = tuple(module.layer_weights(config, layer) for layer in range(config.num_layers))
+    layers = tuple(layer_weights(config, layer) for layer in range(config.num_layers))
     return Architecture(config, weights, layers, read_storage(raw.fields))

@@ -1,14 +1,15 @@
-"""Llama 2 and 3.x, with the llama3 rotary scaling; optional biases."""
+"""Llama 2 and 3.x, and Mistral."""
 
-from gpuscore.backends.common.architectures.names import MODEL_WEIGHTS, layer_weights
-from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig, decoder_config
-
-ARCHITECTURE = "LlamaForCausalLM"
-__all__ = ["ARCHITECTURE", "MODEL_WEIGHTS", "layer_weights", "read_config"]
+from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig, decoder_config, every_layer
 
 
-def read_config(raw: RawConfig) -> DecoderConfig:
+def llama(raw: RawConfig, name: str) -> DecoderConfig:
+    """Read Llama: optional biases; its llama3 rotary scaling is read for every architecture."""
     bias = raw.flag("attention_bias")
-    return decoder_config(
-        raw, ARCHITECTURE, qkv_bias=bias, o_bias=bias, mlp_bias=raw.flag("mlp_bias")
-    )
+    return decoder_config(raw, name, qkv_bias=bias, o_bias=bias, mlp_bias=raw.flag("mlp_bias"))
+
+
+def mistral(raw: RawConfig, name: str) -> DecoderConfig:
+    """Read Mistral: no biases; `sliding_window`, unless null, applies to every layer."""
+    windows = every_layer(raw, windowed=raw.get("sliding_window") is not None)
+    return decoder_config(raw, name, windows=windows)

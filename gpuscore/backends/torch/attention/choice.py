@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.torch.attention.layout import Tiling
 from gpuscore.backends.torch.attention.operators import Merge, TorchAttention
-from gpuscore.backends.torch.attention.passes import Tiling
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.errors import ConfigError
 from gpuscore.types.batch import PackedBatch
@@ -91,11 +91,6 @@ def attention_factory(
         return lambda config, pool: TritonAttention(
             config, pool, steady=tiling is not None, pdl=pdl
         )
-    if name == "two-pass":
-        from gpuscore.backends.torch.attention.two_pass import TwoPassAttention, choose_dense
-
-        dense = choose_dense(device)
-        return lambda config, pool: TwoPassAttention(config, pool, dense)
     if name.startswith("flashinfer"):
         from gpuscore.backends.torch.attention import flashinfer
 
@@ -127,16 +122,6 @@ def _why_not_triton(model: DecoderConfig, device: torch.device, dtype: torch.dty
     return None
 
 
-def _why_not_two_pass(model: DecoderConfig, device: torch.device, dtype: torch.dtype) -> str | None:
-    if device.type == "cpu":
-        return None
-    if any(model.windows) or model.attention_softcap is not None:
-        return "the library's kernels support neither sliding windows nor soft-caps with a prefix"
-    if dtype == torch.float32:
-        return "the library's kernels do not support float32; supported: bfloat16, float16"
-    return _why_not_triton(model, device, dtype)
-
-
 def _why_not_flashinfer(
     model: DecoderConfig, device: torch.device, dtype: torch.dtype
 ) -> str | None:
@@ -156,7 +141,6 @@ def _why_not_flashinfer(
 _REASONS = {
     "torch": _why_not_torch,
     "triton": _why_not_triton,
-    "two-pass": _why_not_two_pass,
     "flashinfer": _why_not_flashinfer,
     "flashinfer-cascade": _why_not_flashinfer,
 }

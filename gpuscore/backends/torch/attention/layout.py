@@ -8,22 +8,95 @@ batch nor on which of its keys were computed in an earlier batch.
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from gpuscore.backends.torch.attention.passes import (
-    ALIGNED,
-    AttentionLayout,
-    CausalGroup,
-    DenseCall,
-    DensePass,
-    ScoredGroup,
-    Tiling,
-)
-from gpuscore.backends.torch.indices import Rows, index_of, rows_at, run_of
+from gpuscore.backends.torch.kv_pool import Rows, index_of, rows_at, run_of
 from gpuscore.types.batch import PackedBatch, prefix_slots
 from gpuscore_kernels.extend_attention.layout import ancestors_from_root
+
+# With tiling, the numbers of rows and keys of a call are multiples of this. torch's CPU operator
+# puts the work spaces of its threads end to end, and MKL's products round differently at other
+# alignments, so a row's bits would otherwise depend on the thread that computes it.
+ALIGNED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """Fixed numbers of rows; every segment starts at a multiple of `block` in its sequence."""
+
+    block: int  # rows that attend to each other in one causal pass; keys before them are shared
+    rows: int  # rows of one call of a dense pass
+    group: int  # approximate rows of one call of a causal pass, over several blocks
+
+
+@dataclass(frozen=True, slots=True)
+class DenseCall:
+    """Query rows of one call; with tiling, the rows after `count` repeat the last one."""
+
+    rows: Rows
+    count: int
+    first_key: Tensor | None  # [rows] first visible key among the shared ones; None = all visible
+
+
+@dataclass(frozen=True, slots=True)
+class DensePass:
+    """Query rows that share the same keys: cached slots, then rows of this batch.
+
+    The first pass of a row has its request's prefix and its root; each ancestor below the root has
+    a pass of its own.
+    """
+
+    calls: tuple[DenseCall, ...]
+    slots: Tensor  # [P]; without those outside of every row's window
+    run: slice | None  # the slots, if they are consecutive and may be read in place
+    before: tuple[slice, ...]  # rows of an ancestor, and of earlier blocks of the same segment
+
+
+@dataclass(frozen=True, slots=True)
+class CausalGroup:
+    """Whole blocks of similar length, computed in one call.
+
+    Shorter blocks are padded by repeating their own last row, which no earlier row sees. In the
+    last layer, query rows are numbered by their place among the scored ones; a row that is not
+    scored has a stand-in, which is computed and dropped. Consecutive rows are slices, which are
+    read and written in place.
+    """
+
+    length: int  # rows of a block
+    gather: Rows  # [n, length], or a slice of n * length: rows of the batch
+    queries: Rows  # their query rows, in the same form
+    keep: Tensor | None  # places in the flattened [n * length] whose results are kept; None = all
+    rows: Rows  # query rows of those results
+    first_key: Tensor | None  # [length]; None = no window
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredGroup:
+    """Single scored rows with the visible part of their own block.
+
+    With tiling, the rows after `count` repeat the last one, and each row is computed `times` times.
+    """
+
+    rows: Tensor  # [n] places among the scored rows
+    count: int
+    times: int
+    gather: Tensor  # [n, length] rows of the batch
+    key_mask: Tensor  # bool [n, length]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayout:
+    """Index tensors of one batch; `scored` parts serve the last layer."""
+
+    dense: tuple[DensePass, ...]
+    causal: tuple[CausalGroup, ...]
+    scored_dense: tuple[DensePass, ...]
+    scored_causal: tuple[CausalGroup, ...]  # blocks with several scored rows
+    scored: tuple[ScoredGroup, ...]  # the others
 
 
 def lay_out_attention(
@@ -41,17 +114,6 @@ def lay_out_attention(
         scored_dense=tuple(planner.dense_passes(batch.score_rows)),
         scored_causal=tuple(planner.scored_causal_groups()),
         scored=tuple(planner.scored_groups()),
-    )
-
-
-def lay_out_shared(
-    batch: PackedBatch, page_size: int, window: int | None, device: torch.device
-) -> tuple[tuple[DensePass, ...], tuple[DensePass, ...]]:
-    """Lay out the dense passes only: for all rows, and for the scored ones."""
-    planner = _Builder(batch, page_size, window, device, None)
-    return (
-        tuple(planner.dense_passes(np.arange(batch.num_tokens))),
-        tuple(planner.dense_passes(batch.score_rows)),
     )
 
 
@@ -103,11 +165,11 @@ class _Builder:
             for members, (ancestor,) in _groups(ancestors):
                 if ancestor >= 0:
                     before = self._before(ancestor, -1)
-                    yield from self._dense_pass(rows, members, none, before, again=True)
+                    yield from self._dense_pass(rows, members, none, before)
         for members, (block,) in _groups(np.where(below, later, -1)) if below.any() else ():
             if block >= 0:
                 before = self._before(-1, block)
-                yield from self._dense_pass(rows, members, none, before, again=True)
+                yield from self._dense_pass(rows, members, none, before)
 
     def _apart(self) -> np.ndarray:
         """Return True for the segments whose root has a pass of its own, without the cached slots.
@@ -131,7 +193,6 @@ class _Builder:
         members: np.ndarray,
         slots: np.ndarray,
         before: list[slice],
-        again: bool = False,
     ) -> Iterator[DensePass]:
         """Yield the pass of rows[members] over cached slots and these rows, unless it is empty."""
         # Position of the first key: cached slots are a request's first tokens.
@@ -147,7 +208,7 @@ class _Builder:
             masked = self.window is not None if self.tiling else first.max() > reached
             calls = tuple(self._dense_calls(members, first - reached if masked else None))
             run = None if self.tiling else run_of(slots)
-            yield DensePass(calls, index_of(slots, self.device), run, left, again)
+            yield DensePass(calls, index_of(slots, self.device), run, left)
 
     def _before(self, ancestor: int, block: int) -> list[slice]:
         """Rows of this batch that a block sees before its own: an ancestor's, its segment's."""

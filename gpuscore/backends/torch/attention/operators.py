@@ -18,10 +18,14 @@ import torch
 from torch import Tensor
 
 from gpuscore.backends.common.hf_config import DecoderConfig
-from gpuscore.backends.torch.attention.layout import lay_out_attention
-from gpuscore.backends.torch.attention.passes import CausalGroup, DensePass, ScoredGroup, Tiling
-from gpuscore.backends.torch.indices import Rows
-from gpuscore.backends.torch.kv_pool import KVPool
+from gpuscore.backends.torch.attention.layout import (
+    CausalGroup,
+    DensePass,
+    ScoredGroup,
+    Tiling,
+    lay_out_attention,
+)
+from gpuscore.backends.torch.kv_pool import KVPool, Rows
 from gpuscore.types.batch import PackedBatch
 from gpuscore_kernels.partial_attention import partial_attention
 from gpuscore_kernels.partial_attention.api import Implementation

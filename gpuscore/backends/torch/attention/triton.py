@@ -56,7 +56,7 @@ class TritonAttention:
         return other
 
     def tables(self, batch: PackedBatch) -> list[TileTable]:
-        return build_tables(batch, self.config, self.pool.page_size, self.shape, shared=True)
+        return build_tables(batch, self.config, self.pool.page_size, self.shape)
 
     def prepare(self, batch: PackedBatch) -> "TritonPass":
         return self.planned(upload(self.tables(batch), self.pool.device))
@@ -114,11 +114,9 @@ def build_tables(
     config: DecoderConfig,
     page_size: int,
     shape: TileShape,
-    *,
-    shared: bool,
 ) -> list[TileTable]:
     """Build one table of all rows for each of `table_windows`, then one of the scored rows."""
-    builder = TableBuilder(layout_of(batch, page_size), shape, shared=shared)
+    builder = TableBuilder(layout_of(batch, page_size), shape)
     tables: list[TileTable] = []
     last: list[TileTable] = []
     for window in table_windows(config):

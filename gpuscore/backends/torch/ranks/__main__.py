@@ -26,8 +26,8 @@ from threading import Event, Lock, Thread
 from time import sleep
 
 from gpuscore.backends.torch.backend import TorchBackend
+from gpuscore.backends.torch.group import PeerLost, RankGroup
 from gpuscore.backends.torch.plan import plan_backend
-from gpuscore.backends.torch.ranks.group import PeerLost, RankGroup
 from gpuscore.backends.torch.ranks.messages import BEAT, Kind, batch_of, frames, send
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError

@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from gpuscore.backends.base import DeviceLost, Progress, unreported
 from gpuscore.backends.torch.backend import TorchBackend
+from gpuscore.backends.torch.group import PeerLost, RankGroup
 from gpuscore.backends.torch.launcher import Finish
 from gpuscore.backends.torch.plan import TorchPlan
-from gpuscore.backends.torch.ranks.group import PeerLost, RankGroup
 from gpuscore.backends.torch.ranks.messages import Kind, words_of
 from gpuscore.backends.torch.ranks.peers import Peers
 from gpuscore.types.batch import PackedBatch, RowScores

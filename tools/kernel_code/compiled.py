@@ -16,21 +16,22 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from gpuscore_kernels.generated.facts import MMA, WGMMA, CodeFacts, LoopFacts, count
-from gpuscore_kernels.generated.handover import ptx_before_wait, sass_before_wait, worse
-from gpuscore_kernels.generated.sass import SassLoop, read_listing, read_loops
-from gpuscore_kernels.generated.ttgir import IrLoop, read_ir_loops
 from gpuscore_kernels.launch import pdl_option
 from gpuscore_kernels.variant import Variant
+from kernel_code.facts import MMA, WGMMA, CodeFacts, LoopFacts, count
+from kernel_code.sass import (
+    SassLoop,
+    ptx_before_wait,
+    read_listing,
+    read_loops,
+    sass_before_wait,
+    worse,
+)
+from kernel_code.ttgir import IrLoop, read_ir_loops
 
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 MATRIX = (*WGMMA, *MMA)
-READERS = (
-    "compiled.py",
-    "handover.py",
-    "sass.py",
-    "ttgir.py",
-)  # files that decide what facts there are
+READERS = ("compiled.py", "sass.py", "ttgir.py")  # files that decide what facts there are
 
 
 def facts_of(variant: Variant, arch: int, cache: Path | None) -> CodeFacts:

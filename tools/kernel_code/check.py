@@ -1,14 +1,14 @@
 """Gate on the generated code: compile every shipped Triton kernel for every architecture, without
 a GPU, and read what the compiler has made of it.
 
-    python -P -m gpuscore_kernels.compile_check            # what `make test-all` compiles
-    python -P -m gpuscore_kernels.compile_check --all      # everything
-    python -P -m gpuscore_kernels.compile_check --update   # everything; rewrites the baselines
-    python -P -m gpuscore_kernels.compile_check --facts    # as JSON, one line per variant
+    python -P -m kernel_code            # what `make test-all` compiles
+    python -P -m kernel_code --all      # everything
+    python -P -m kernel_code --update   # everything; rewrites the baselines
+    python -P -m kernel_code --facts    # as JSON, one line per variant
 
 A variant fails if it does not compile, spills registers, exceeds a limit, waits for copies that
 could be under way (`Variant.loops`), touches memory before it has waited for the kernel before it
-(programmatic dependent launch), or is worse than its kernel's baseline (`generated/rules.py`).
+(programmatic dependent launch), or is worse than its kernel's baseline (`rules.py`).
 Each version of Triton has baselines of its own, because it makes other code.
 """
 
@@ -18,30 +18,37 @@ import json
 import multiprocessing
 import os
 import pkgutil
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
 from pathlib import Path
 from typing import TypeAlias
 
-from gpuscore_kernels.generated.baseline import (
-    PACKAGE,
-    Baseline,
-    baseline_path,
-    read_baseline,
-    write_baseline,
-)
-from gpuscore_kernels.generated.compiled import facts_of, triton_version
-from gpuscore_kernels.generated.facts import CodeFacts
-from gpuscore_kernels.generated.rules import complaints, row
+import gpuscore_kernels
 from gpuscore_kernels.variant import Variant
+from kernel_code.compiled import facts_of, triton_version
+from kernel_code.facts import CodeFacts
+from kernel_code.rules import Row, complaints, row
 
 CACHE = Path(".cache/kernels")  # of the working directory
+PACKAGE = Path(gpuscore_kernels.__file__).parent
+BASELINES = Path(__file__).with_name("baselines")
+Baseline: TypeAlias = Mapping[str, Row]
 
 # Kernel's folder, variant's name, architecture. A compiling process finds the variant by these.
 Key: TypeAlias = tuple[str, str, int]
 Result: TypeAlias = tuple[Key, CodeFacts | str]  # or the error as text
+
+
+def baseline_path(kernel: str, triton: str) -> Path:
+    return BASELINES / f"{kernel}.{triton}.json"
+
+
+def read_baseline(kernel: str, triton: str) -> Baseline:
+    """Rows of a kernel's folder; none where there is no file for this version of Triton."""
+    path = baseline_path(kernel, triton)
+    rows: Baseline = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return rows
 
 
 def kernels() -> list[str]:
@@ -123,12 +130,13 @@ def measure_all(
 
 def write_baselines(results: Sequence[Result]) -> None:
     for kernel in kernels():
-        rows = {
-            label(key): row(got)
+        lines = ",\n".join(
+            f"  {json.dumps(label(key))}: {json.dumps(row(got))}"
             for key, got in results
             if key[0] == kernel and isinstance(got, CodeFacts)
-        }
-        write_baseline(kernel, triton_version(), rows)
+        )
+        path = baseline_path(kernel, triton_version())
+        path.write_text("{\n" + lines + "\n}\n", encoding="utf-8")
 
 
 def check(results: Iterable[Result], baselines: Mapping[str, Baseline]) -> int:
@@ -210,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="compile_check")
+    parser = argparse.ArgumentParser(prog="kernel_code")
     parser.add_argument("--all", action="store_true", help="every variant, not only the quick ones")
     parser.add_argument("--update", action="store_true", help="every variant; rewrite baselines")
     parser.add_argument("--facts", action="store_true", help="print facts as JSON, check nothing")
@@ -220,7 +228,3 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--no-cache", action="store_true", help="compile everything again")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

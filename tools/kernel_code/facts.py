@@ -8,9 +8,8 @@ four warps that compute it together.
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any, TypeAlias
-
-from gpuscore_kernels.generated.occupancy import resident_blocks
 
 Opcodes: TypeAlias = Mapping[str, int]  # number of instructions by opcode
 
@@ -20,6 +19,45 @@ WARPS_OF_WGMMA = 4
 _SHAPE = re.compile(r"HGMMA\.(?:SP\.)?(\d+)x(\d+)x(\d+)\.")
 # m, n and k as digits of 1 or 2 places: HMMA.16816 is 16 x 8 x 16, HMMA.1688 is 16 x 8 x 8.
 _OLD_SHAPE = re.compile(r"HMMA\.(16)(8)(16|8)\.")
+
+# Limits are those of the CUDA C++ Programming Guide's table of compute capabilities.
+KIB = 1024
+REGISTERS = 64 * 1024  # of a multiprocessor, on all architectures here
+PARTITIONS = 4  # of a multiprocessor; a warp's registers are in one of them
+REGISTER_UNIT = 256  # a warp gets a multiple of this
+RESERVED = KIB  # shared memory that the system takes of each block
+
+
+@dataclass(frozen=True, slots=True)
+class Multiprocessor:
+    """Limits of one architecture."""
+
+    warps: int
+    blocks: int
+    shared: int  # bytes
+    block_shared: int  # bytes that one block may have
+
+
+MULTIPROCESSORS: Mapping[int, Multiprocessor] = MappingProxyType(
+    {
+        80: Multiprocessor(64, 32, 164 * KIB, 163 * KIB),
+        89: Multiprocessor(48, 24, 100 * KIB, 99 * KIB),
+        90: Multiprocessor(64, 32, 228 * KIB, 227 * KIB),
+        120: Multiprocessor(48, 24, 100 * KIB, 99 * KIB),
+    }
+)
+
+
+def resident_blocks(arch: int, warps: int, registers: int, shared: int) -> int:
+    """Return how many blocks of `warps` warps fit, with `registers` per thread.
+
+    `shared` is a block's shared memory in bytes. 0 means that not one block fits.
+    """
+    limits = MULTIPROCESSORS[arch]
+    of_warp = -(-registers * 32 // REGISTER_UNIT) * REGISTER_UNIT
+    by_registers = REGISTERS // PARTITIONS // of_warp * PARTITIONS // warps
+    by_shared = limits.shared // (shared + RESERVED)
+    return min(limits.blocks, limits.warps // warps, by_registers, by_shared)
 
 
 def count(opcodes: Opcodes, *prefixes: str) -> int:

@@ -1,31 +1,44 @@
-"""Qwen3-MoE: Qwen3 whose MLPs are mixtures of experts in some or all layers."""
+"""Qwen2, Qwen2.5, Qwen3 and Qwen3-MoE."""
 
-from gpuscore.backends.common.architectures.names import MODEL_WEIGHTS, layer_weights
+from typing import Any
+
 from gpuscore.backends.common.hf_config import (
     DecoderConfig,
     Mixture,
     RawConfig,
     decoder_config,
     every_layer,
+    upper_layer_windows,
 )
 from gpuscore.errors import ConfigError
 from gpuscore.models.files import shown
 
-ARCHITECTURE = "Qwen3MoeForCausalLM"
-__all__ = ["ARCHITECTURE", "MODEL_WEIGHTS", "layer_weights", "read_config"]
+
+def qwen2(raw: RawConfig, name: str) -> DecoderConfig:
+    """Read Qwen2 and Qwen2.5: biases on the query, key and value projections."""
+    return decoder_config(raw, name, windows=upper_layer_windows(raw), qkv_bias=True)
 
 
-def read_config(raw: RawConfig) -> DecoderConfig:
-    bias, windowed = raw.flag("attention_bias"), raw.flag("use_sliding_window")
+def qwen3(raw: RawConfig, name: str) -> DecoderConfig:
+    """Read Qwen3: RMS norm of each head's query and key before the rotary embedding."""
     return decoder_config(
         raw,
-        ARCHITECTURE,
-        windows=every_layer(raw, windowed),
-        mixture=_mixture(raw),
-        qk_norm=True,
-        qkv_bias=bias,
-        o_bias=bias,
+        name,
+        head_dim=raw.integer("head_dim", 128),
+        windows=upper_layer_windows(raw),
+        **_every_qwen3(raw),
     )
+
+
+def qwen3_moe(raw: RawConfig, name: str) -> DecoderConfig:
+    """Read Qwen3-MoE: Qwen3 whose MLPs are mixtures of experts in some or all layers."""
+    windows = every_layer(raw, raw.flag("use_sliding_window"))
+    return decoder_config(raw, name, windows=windows, mixture=_mixture(raw), **_every_qwen3(raw))
+
+
+def _every_qwen3(raw: RawConfig) -> dict[str, Any]:
+    bias = raw.flag("attention_bias")
+    return {"qk_norm": True, "qkv_bias": bias, "o_bias": bias}
 
 
 def _mixture(raw: RawConfig) -> Mixture:

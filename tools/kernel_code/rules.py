@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
-from gpuscore_kernels.generated.facts import CodeFacts, LoopFacts
-from gpuscore_kernels.generated.occupancy import MULTIPROCESSORS
 from gpuscore_kernels.variant import LoopRule, Variant
+from kernel_code.facts import MULTIPROCESSORS, CodeFacts, LoopFacts
 
 GROWTH = 1.1  # registers and issue slots may grow by less than a tenth
 COPY_BYTES = 16  # the widest asynchronous copy of a thread; narrower ones need more issue slots

@@ -1,0 +1,204 @@
+"""A check at start that Triton's kernels agree with their references on this machine."""
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.torch.decoder import DecoderWeights
+from gpuscore.backends.torch.known_answer import TOLERANCE, compare
+from gpuscore.backends.torch.linear import (
+    Products,
+    QuantizedLinear,
+    QuantizedRows,
+    rows_of,
+)
+from gpuscore.backends.torch.mixture import MixtureWeights
+from gpuscore_kernels.add_rms_norm import add_rms_norm
+from gpuscore_kernels.expert_mlp import expert_mlp
+from gpuscore_kernels.gated import gated
+from gpuscore_kernels.label_head import MAX_TOP, label_logits, vocab_statistics
+from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
+from gpuscore_kernels.qk_norm_rope_store.api import Implementation
+from gpuscore_kernels.quantized import quantize_rows
+from gpuscore_kernels.quantized.config import FEW_ROWS
+from gpuscore_kernels.routing import Routing, route
+
+Run: TypeAlias = Callable[[Implementation], tuple[Tensor, ...]]
+
+ROWS = 33  # rows of the inputs of kernels
+OUTPUTS = 160  # of a weight in eight bits, more than a tile has; the reference needs much memory
+
+
+def check_kernels(model: DecoderConfig, weights: DecoderWeights, pdl: bool = False) -> None:
+    """Raise ConfigError if a kernel of `--kernels triton` differs from its reference.
+
+    Args:
+        model, weights: norms of the first layer and the label head are taken from them; rows are
+            random.
+        pdl: kernels begin before the kernel before has ended.
+    """
+    with torch.inference_mode():
+        for name, run in chain(
+            _kernel_calls(model, weights, pdl),
+            _mixture_calls(model, weights),
+            _eight_bit_calls(model, weights, pdl),
+        ):
+            # The reference comes first, so that no copy stands before the kernel (see `pdl`).
+            for want, got in zip(run("reference"), run("triton"), strict=True):
+                compare("--kernels triton", f" in {name}", got, want, TOLERANCE[want.dtype])
+
+
+def _kernel_calls(
+    model: DecoderConfig, weights: DecoderWeights, pdl: bool
+) -> Iterator[tuple[str, Run]]:
+    """Yield each kernel's name, and a function that calls it or its reference on the same rows."""
+    generator, head = torch.Generator().manual_seed(0), weights.lm_head
+    eps, one_plus = model.rms_norm_eps, model.one_plus_norms
+    layer, heads, kv_heads = weights.layers[0], model.num_heads, model.num_kv_heads
+
+    def rows(columns: int) -> Tensor:
+        return torch.randn(ROWS, columns, generator=generator).to(head)
+
+    x, delta, gate_up = rows(model.hidden_size), rows(model.hidden_size), rows(2 * head.shape[1])
+    qkv = rows((heads + 2 * kv_heads) * model.head_dim)
+    cos, sin = rows(model.head_dim // 2).float(), rows(model.head_dim // 2).float()
+    chosen = torch.arange(0, ROWS, 2, device=head.device)
+    labels = chosen * 7919 % len(head)
+
+    def with_pages(impl: Implementation) -> tuple[Tensor, ...]:
+        k, v = (qkv.new_zeros(kv_heads, 2 * ROWS, model.head_dim) for _ in range(2))
+        slots = torch.arange(-2, ROWS - 2, device=head.device) * 2
+        heads_of_rows = qk_norm_rope_store(
+            qkv,
+            cos,
+            sin,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            q_norm=layer.q_norm,
+            k_norm=layer.k_norm,
+            eps=eps,
+            one_plus=one_plus,
+            pages=Pages(k, v, slots),
+            pdl=pdl,
+            impl=impl,
+        )
+        return *heads_of_rows, k, v
+
+    many, cap = min(MAX_TOP, len(head)), model.final_softcap
+
+    def statistics(num_top: int, impl: Implementation) -> tuple[Tensor, ...]:
+        found = vocab_statistics(x, head, chosen, num_top=num_top, softcap=cap, impl=impl)
+        lse, top, top_logits = found
+        assert top is not None and top_logits is not None  # noqa: S101, PT018  (it was asked for)
+        # Ids may differ where two tokens are as likely; their logits may not.
+        rows = chosen.repeat_interleave(num_top)
+        best = label_logits(x, head, rows, top.reshape(-1), softcap=cap, impl="reference")
+        return lse, best, top_logits.reshape(-1)
+
+    def logits(impl: Implementation) -> tuple[Tensor, ...]:
+        return (label_logits(x, head, chosen, labels, softcap=cap, impl=impl),)
+
+    def norm(impl: Implementation) -> tuple[Tensor, ...]:
+        weight = layer.input_norm
+        return add_rms_norm(x, delta, weight, eps=eps, one_plus=one_plus, pdl=pdl, impl=impl)
+
+    yield "add_rms_norm", norm
+    yield "gated", lambda i: (gated(gate_up, model.activation, pdl=pdl, impl=i),)
+    yield "qk_norm_rope_store", with_pages
+    yield "label_logits", logits
+    yield "vocab_statistics", lambda i: statistics(1, i)
+    yield "vocab_statistics with many tokens", lambda i: statistics(many, i)
+
+
+def _mixture_calls(model: DecoderConfig, weights: DecoderWeights) -> Iterator[tuple[str, Run]]:
+    """Yield each kernel's name, and a function that calls it or its reference on the same rows.
+
+    The first layer with a mixture is taken; without one there are no kernels. The last row is
+    padding.
+    """
+    mlp = next((x.mlp for x in weights.layers if isinstance(x.mlp, MixtureWeights)), None)
+    if mlp is None:
+        return
+    generator, mixture = torch.Generator().manual_seed(0), mlp.mixture
+    x = torch.randn(ROWS, model.hidden_size, generator=generator).to(mlp.router)
+    logits = _without_ties(ROWS, mixture.num_experts, generator).to(mlp.router)
+    filled = torch.full((1,), ROWS - 1, dtype=torch.int32, device=x.device)
+
+    def routing(impl: Implementation) -> Routing:
+        return route(
+            logits, top_k=mixture.top_k, norm_top_k=mixture.norm_top_k, filled=filled, impl=impl
+        )
+
+    def routes(impl: Implementation) -> tuple[Tensor, ...]:
+        found = routing(impl)
+        return found.weights, found.places.float(), found.starts.float()
+
+    def results(impl: Implementation) -> tuple[Tensor, ...]:
+        given = routing(impl)
+        return (expert_mlp(x, given, mlp.gate_up, mlp.down, model.activation, impl=impl),)
+
+    yield "route", routes
+    yield "expert_mlp", results
+
+
+def _without_ties(rows: int, experts: int, generator: torch.Generator) -> Tensor:
+    """Return logits [rows, experts] of which the 256 largest of each row differ in every dtype.
+
+    Of equally probable experts an implementation may choose any.
+    """
+    ranks = torch.rand(rows, experts, generator=generator).argsort(dim=1)
+    return (ranks - experts) / 16
+
+
+def _eight_bit_calls(
+    model: DecoderConfig, weights: DecoderWeights, pdl: bool
+) -> Iterator[tuple[str, Run]]:
+    """Yield the same for the first layer's output projection, if it is in eight bits.
+
+    Few rows and many have tiles of their own, except in Triton's interpreter.
+    """
+    layer = weights.layers[0]
+    linear = rows_of(layer.o, 0, OUTPUTS) if isinstance(layer.o, QuantizedLinear) else layer.o
+    if not isinstance(linear, QuantizedLinear):
+        return
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(FEW_ROWS + 1, linear.weight.shape[1], generator=generator)
+    yield from _row_calls(model, linear, x[:ROWS].to(layer.input_norm), pdl)
+    for count in (ROWS, len(x)) if linear.weight.is_cuda else (ROWS,):
+        some = x[:count].to(layer.input_norm)
+
+        def product(impl: Implementation, x: Tensor = some) -> tuple[Tensor, ...]:
+            return (Products(impl=impl, pdl=pdl)(linear, x),)
+
+        yield "quantized_product", product
+
+
+def _row_calls(
+    model: DecoderConfig, linear: QuantizedLinear, x: Tensor, pdl: bool
+) -> Iterator[tuple[str, Run]]:
+    """Yield the same for what makes the rows of products in eight bits."""
+    gate_up, weight = torch.cat((x, x.flip(1)), dim=1), x[0]
+    eps, one_plus = model.rms_norm_eps, model.one_plus_norms
+
+    def rows(impl: Implementation) -> tuple[Tensor, ...]:
+        q, scale = quantize_rows(x, linear.weight.dtype, pdl=pdl, impl=impl)
+        return (_as_numbers(QuantizedRows(q, scale, x.dtype)),)
+
+    def norm(impl: Implementation) -> tuple[Tensor, ...]:
+        products = Products(impl=impl, pdl=pdl)
+        total, normed = products.norm(linear, x, x.flip(1), weight, eps, one_plus)
+        return total, _as_numbers(normed)
+
+    def gated(impl: Implementation) -> tuple[Tensor, ...]:
+        products = Products(impl=impl, pdl=pdl)
+        return (_as_numbers(products.gated(linear, gate_up, model.activation)),)
+
+    yield from (("quantize_rows", rows), ("quantized_norm", norm), ("quantized_gated", gated))
+
+
+def _as_numbers(rows: QuantizedRows) -> Tensor:
+    return (rows.q.float() * rows.scale[:, None]).to(rows.dtype)

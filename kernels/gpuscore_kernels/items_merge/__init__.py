@@ -1,3 +1,0 @@
-from gpuscore_kernels.items_merge.api import items_merge
-
-__all__ = ["items_merge"]

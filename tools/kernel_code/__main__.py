@@ -1,0 +1,5 @@
+import sys
+
+from kernel_code.check import main
+
+sys.exit(main())
