@@ -10,11 +10,9 @@ import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
-from support.connections import KEYS, PAGE, POISON, canary, connected
+from support.connections import KEYS, POISON, canary, connected
 from support.models import make_model
 from support.serving import RunningServer, serving
-from support.tape_engine import HELD
-from support.tape_servers import in_flight, let_go, tape_server
 from support.watched_server import ALICE, BOB, Watched, collector
 
 
@@ -102,22 +100,6 @@ def stranger(limited_server) -> Iterator[httpx.Client]:
     """A client without a key of a server that needs one."""
     with connected(limited_server) as opened:
         yield opened
-
-
-@pytest.fixture(scope="module")
-def full() -> Iterator[httpx.Client]:
-    """A client of a server that accepts one request at a time, and bodies of a megabyte."""
-    limits = {"max_body_bytes": 10**6, "cors_origin": f"{PAGE},http://localhost:3000"}
-    with tape_server(server=limits, engine={"max_queued_requests": 1}) as (_, client):
-        yield client
-
-
-@pytest.fixture
-def busy(full) -> Iterator[httpx.Client]:
-    """The same client while that one request is in flight."""
-    with in_flight(full, HELD) as held:
-        yield full
-        assert let_go(held).status == 200
 
 
 @pytest.fixture

@@ -20,13 +20,28 @@ from gpuscore.server.http.headers import read_origins
 from support.connections import PAGE, Connection, check_error, under_way
 from support.serving import wait_until
 from support.tape_engine import HELD, MARK
-from support.tape_servers import JSON, body_of, in_flight, let_go
+from support.tape_servers import JSON, body_of, in_flight, let_go, tape_server
 
 GOOD = json.dumps({"items": [[5]], "label_token_ids": [3]}).encode()
 SCORE = ("POST", "/v1/score")
 UPGRADE = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAM")
 OTHER = "https://evil.example.org"
 CHUNKED = ("Content-Type: application/json", "Transfer-Encoding: chunked")
+
+
+@pytest.fixture(scope="module")
+def full():
+    """A client of a server that accepts one request at a time, and bodies of a megabyte."""
+    limits = {"max_body_bytes": 10**6, "cors_origin": f"{PAGE},http://localhost:3000"}
+    with tape_server(server=limits, engine={"max_queued_requests": 1}) as (_, client):
+        yield client
+
+
+@pytest.fixture
+def busy(full):
+    with in_flight(full, HELD) as held:
+        yield full
+        assert let_go(held).status == 200
 
 
 def resident(server):

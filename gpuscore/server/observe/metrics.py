@@ -56,11 +56,11 @@ class Metrics:
         vllm_names: bool = False,
     ) -> None:
         self._own = CollectorRegistry(auto_describe=False)  # of this process
-        self._own.register(_ProcessCollector(state))
+        self._own.register(_Scraped(lambda: _of_process(state())))
         self.registry = CollectorRegistry(auto_describe=False)
         # First, because asking the others also brings the engine's present statistics.
         self.registry.register(SummedCollector(self._own, others) if others else self._own)
-        self.registry.register(_StateCollector(state, vllm_names))
+        self.registry.register(_Scraped(lambda: _of_server(state(), vllm_names)))
         self._requests = Counter(
             "gpuscore_requests",
             "Requests answered or given up; code is the error's, empty without an error; model is "
@@ -173,35 +173,31 @@ class Metrics:
         return counter
 
 
-class _ProcessCollector(Collector):
-    """The samples of this process that are read at the time of a scrape."""
+class _Scraped(Collector):
+    """Samples that are read at the time of a scrape."""
 
-    def __init__(self, state: Callable[[], ServerState]) -> None:
-        self._state = state
-
-    def collect(self) -> Iterator[Metric]:
-        state = self._state()
-        yield _gauge("requests_running", "HTTP requests in progress", state.running)
-        yield _count("log_lines_dropped", "Log lines not written", state.log_lines_dropped)
-        yield _count("connections_refused", "Connections over the limit", state.connections_refused)
-        if state.replicas:
-            yield rerun_metric(state.replicas)
-
-
-class _StateCollector(Collector):
-    """The samples of the whole server that are read at the time of a scrape."""
-
-    def __init__(self, state: Callable[[], ServerState], vllm_names: bool) -> None:
-        self._state, self._vllm_names = state, vllm_names
+    def __init__(self, read: Callable[[], Iterator[Metric]]) -> None:
+        self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        state = self._state()
-        yield InfoMetricFamily("gpuscore_build", "Version", {"version": __version__})
-        yield _gauge("up", "1 while the process and its engine are alive", state.up)
-        yield _gauge("ready", "1 while requests can be scored", state.ready)
-        yield from engine_metrics(state.replicas)
-        if self._vllm_names:
-            yield from vllm_metrics(state.replicas)
+        return self._read()
+
+
+def _of_process(state: ServerState) -> Iterator[Metric]:
+    yield _gauge("requests_running", "HTTP requests in progress", state.running)
+    yield _count("log_lines_dropped", "Log lines not written", state.log_lines_dropped)
+    yield _count("connections_refused", "Connections over the limit", state.connections_refused)
+    if state.replicas:
+        yield rerun_metric(state.replicas)
+
+
+def _of_server(state: ServerState, vllm_names: bool) -> Iterator[Metric]:
+    yield InfoMetricFamily("gpuscore_build", "Version", {"version": __version__})
+    yield _gauge("up", "1 while the process and its engine are alive", state.up)
+    yield _gauge("ready", "1 while requests can be scored", state.ready)
+    yield from engine_metrics(state.replicas)
+    if vllm_names:
+        yield from vllm_metrics(state.replicas)
 
 
 def _gauge(name: str, what: str, value: float) -> Metric:
