@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 from uuid import uuid4
 
 import msgspec
 
 from gpuscore.client.errors import BadAnswer, StatusError
+from gpuscore.client.options import RequestOptions
 from gpuscore.client.results import Model
 from gpuscore.client.retries import UNREADABLE, Reply
 from gpuscore.client.split import Body, SplitLimits
@@ -22,6 +24,7 @@ from gpuscore.dialects.answers import (
 )
 from gpuscore.dialects.wire import FailedItem, ShortUsage, TokenUsage
 from gpuscore.types.item_errors import ItemError
+from gpuscore.types.results import TokenCounts
 
 ResultT = TypeVar("ResultT", covariant=True)
 ListAnswer: TypeAlias = (
@@ -133,74 +136,59 @@ class Answered(Generic[AnswerT]):
                 raise bad_answer(self.reply, what)
 
 
-@dataclass(frozen=True, slots=True)
-class ListCall(Generic[AnswerT]):
-    """A call whose list may be divided among several requests.
+class Common(TokenCounts):
+    """The arguments that all results of lists have: the first model's name, and sums of tokens."""
+
+    model: str
+    request_ids: tuple[str, ...]
+
+
+def list_call(
+    path: str,
+    body: Body,
+    kind: type[AnswerT],
+    options: RequestOptions,
+    limits: SplitLimits,
+    join: Callable[[Sequence[Answered[AnswerT]], Common], ResultT],
+) -> ClientCall[ResultT]:
+    """Return a call whose list may be divided among several requests.
 
     Args:
         path: the route.
         body: its list, and the fields that all requests share.
         kind: of each answer.
-        request_id: of the call; None: a new one.
+        options: of the call.
+        limits: of each request.
+        join: makes the result of the answers, in the list's order; may raise BadAnswer.
     """
+    ranges = list(body.parts(limits))
+    whole = options["request_id"] or new_id()
+    ids = [whole] if len(ranges) == 1 else [f"{whole}-{n}" for n in range(len(ranges))]
+    posts = [
+        Post(path, partial(body.encode, *bounds), part_id, bounds[0])
+        for bounds, part_id in zip(ranges, ids, strict=True)
+    ]
 
-    path: str
-    body: Body
-    kind: type[AnswerT]
-    request_id: str | None
-
-    def call(
-        self,
-        limits: SplitLimits,
-        join: "Callable[[Sequence[Answered[AnswerT]], Common], ResultT]",
-    ) -> ClientCall[ResultT]:
-        ranges = list(self.body.parts(limits))
-
-        def join_replies(replies: Sequence[Reply]) -> ResultT:
-            found = [
-                Answered(decode(reply, self.kind), reply, *bounds)
-                for reply, bounds in zip(replies, ranges, strict=True)
-            ]
-            asked = self.body.shared.get("on_error") == "null"
-            for one in found:
-                one.check_errors(asked)
-            return join(found, _common(found))
-
-        return ClientCall(self._posts(ranges), join_replies)
-
-    def _posts(self, ranges: list[tuple[int, int]]) -> list[Post]:
-        body, request_id = self.body, self.request_id or new_id()
-        ids = [request_id]
-        if len(ranges) > 1:
-            ids = [f"{request_id}-{number}" for number in range(len(ranges))]
-        return [
-            Post(self.path, lambda bounds=bounds: body.encode(*bounds), part_id, bounds[0])  # type: ignore[misc]
-            for bounds, part_id in zip(ranges, ids, strict=True)
+    def join_replies(replies: Sequence[Reply]) -> ResultT:
+        found = [
+            Answered(decode(reply, kind), reply, *bounds)
+            for reply, bounds in zip(replies, ranges, strict=True)
         ]
+        asked = body.shared.get("on_error") == "null"
+        for one in found:
+            one.check_errors(asked)
+        return join(found, _common(found))
 
-
-@dataclass(frozen=True, slots=True)
-class Common:
-    """Fields of all results of lists; `of_result` has them as arguments."""
-
-    model: str
-    prompt_tokens: int
-    cached_tokens: int
-    request_ids: tuple[str, ...]
-
-    @property
-    def of_result(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+    return ClientCall(posts, join_replies)
 
 
 def _common(found: Sequence[Answered[Any]]) -> Common:
-    """Return the first model's name, and the sums of the tokens."""
     tokens = [one.tokens for one in found]
     return Common(
-        found[0].answer.model,
-        sum(prompt for prompt, _ in tokens),
-        sum(cached for _, cached in tokens),
-        tuple(one.reply.request_id for one in found),
+        model=found[0].answer.model,
+        prompt_tokens=sum(prompt for prompt, _ in tokens),
+        cached_tokens=sum(cached for _, cached in tokens),
+        request_ids=tuple(one.reply.request_id for one in found),
     )
 
 

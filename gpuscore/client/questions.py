@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from gpuscore.client.calls import Answered, ClientCall, Common, ListCall
+from gpuscore.client.calls import Answered, ClientCall, Common, list_call
 from gpuscore.client.options import RequestOptions, fields_of
 from gpuscore.client.split import Body, SplitLimits, as_json
 from gpuscore.config import RequestLimits
@@ -63,8 +63,7 @@ def decide_call(
         return made
 
     body = Body({"input": text} | fields_of(RequestOptions, options), asked)
-    call = ListCall("/v1/decisions", body, DecisionsAnswer, options["request_id"])
-    return call.call(most, join)
+    return list_call("/v1/decisions", body, DecisionsAnswer, options, most, join)
 
 
 def system_one_call(
@@ -105,8 +104,7 @@ def system_one_call(
         return made
 
     body = Body(shared, {"questions": pairs}, is_object=True)
-    call = ListCall("/v1/systemone", body, SystemOneAnswer, options["request_id"])
-    return call.call(most, join)
+    return list_call("/v1/systemone", body, SystemOneAnswer, options, most, join)
 
 
 def _question(question: Question) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gpuscore.client.calls import Answered, ClientCall, Common, ListCall
+from gpuscore.client.calls import Answered, ClientCall, Common, list_call
 from gpuscore.client.options import FamilyRequestOptions, ScoreRequestOptions, fields_of
 from gpuscore.client.results import PairsResponse, RerankResponse, ScoreResponse
 from gpuscore.client.split import Body, SplitLimits, as_json
@@ -63,11 +63,11 @@ def score_call(
             label_mass=_numbers(mass) if options["logprobs"] else None,
             labels=names,
             errors=tuple(error for one in found for error in one.errors),
-            **common.of_result,
+            **common,
         )
 
-    body, request_id = Body(shared, lists), options["request_id"]
-    return ListCall("/v1/score", body, ScoreAnswer, request_id).call(limits, join)
+    body = Body(shared, lists)
+    return list_call("/v1/score", body, ScoreAnswer, options, limits, join)
 
 
 def rerank_call(
@@ -112,11 +112,11 @@ def rerank_call(
             truncated=np.array([cut for _, _, cut in best], dtype=np.bool_),
             documents=tuple(read[place] for place in places),
             errors=tuple(error for one in found for error in one.errors),
-            **common.of_result,
+            **common,
         )
 
-    body, request_id = Body(shared, {"documents": elements}), options["request_id"]
-    return ListCall("/v1/rerank", body, RerankAnswer, request_id).call(limits, join)
+    body = Body(shared, {"documents": elements})
+    return list_call("/v1/rerank", body, RerankAnswer, options, limits, join)
 
 
 def pairs_call(
@@ -147,11 +147,11 @@ def pairs_call(
             scores=_numbers([pair.score for pair in pairs]),
             truncated=np.array([pair.truncated for pair in pairs], dtype=np.bool_),
             errors=tuple(error for one in found for error in one.errors),
-            **common.of_result,
+            **common,
         )
 
-    body, request_id = Body(shared, lists), options["request_id"]
-    return ListCall("/v1/score", body, PairsAnswer, request_id).call(limits, join)
+    body = Body(shared, lists)
+    return list_call("/v1/score", body, PairsAnswer, options, limits, join)
 
 
 def _widths(

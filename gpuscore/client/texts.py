@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from gpuscore.client.calls import Answered, ClientCall, Common, ListCall
+from gpuscore.client.calls import Answered, ClientCall, Common, list_call
 from gpuscore.client.options import ClassifyRequestOptions, PromptRequestOptions, fields_of
 from gpuscore.client.results import ClassifyResponse, Completion, CompletionsResponse
 from gpuscore.client.split import Body, SplitLimits, as_json
@@ -36,11 +36,10 @@ def classify_call(
             probabilities=np.array([text.probs for text in data], dtype=np.float64),
             best=tuple(text.label for text in data),
             truncated=np.array([text.truncated for text in data], dtype=np.bool_),
-            **common.of_result,
+            **common,
         )
 
-    request_id = options["request_id"]
-    return ListCall("/v1/classify", body, ClassifyAnswer, request_id).call(limits, join)
+    return list_call("/v1/classify", body, ClassifyAnswer, options, limits, join)
 
 
 def completions_call(
@@ -61,10 +60,9 @@ def completions_call(
             right = all(_is_whole(choice, options["logprobs"]) for choice in one.answer.choices)
             one.check(right, "lists of tokens and log-probabilities of different lengths")
         choices = [choice for one in found for choice in one.answer.choices]
-        return CompletionsResponse(tuple(map(_completion, choices)), **common.of_result)
+        return CompletionsResponse(tuple(map(_completion, choices)), **common)
 
-    request_id = options["request_id"]
-    return ListCall("/v1/completions", body, CompletionAnswer, request_id).call(limits, join)
+    return list_call("/v1/completions", body, CompletionAnswer, options, limits, join)
 
 
 def _prompts(given: str | Ids | Iterable[str] | Iterable[Ids]) -> list[str | list[int]]:

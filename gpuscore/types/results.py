@@ -1,16 +1,21 @@
-"""The results of `Scorer`'s methods, which those of the clients extend."""
+"""The results of `Scorer`'s methods, which those of the clients extend, and their tables."""
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
+from importlib import import_module
+from itertools import chain, count
 from typing import Any, TypeAlias, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuscore.errors import ConfigError
 from gpuscore.types.arrays import BoolArray, Float32Array, Float64Array
 from gpuscore.types.item_errors import ItemError, spread
-from gpuscore.types.tables import Table, distinct
 
+SHOWN_ROWS = 20  # of a table in a notebook
 Document: TypeAlias = str | Mapping[str, Any]
 
 
@@ -19,6 +24,42 @@ class TokenCounts(TypedDict):
 
     prompt_tokens: int
     cached_tokens: int
+
+
+class Table(ABC):
+    """The base of results that are tables."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def columns(self) -> Mapping[str, Sequence[Any]]:
+        """Return the name and the values of each column."""
+
+    def to_pandas(self) -> Any:
+        """Return a pandas.DataFrame with a row for each item or document.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        try:
+            pandas = import_module("pandas")
+        except ImportError as error:
+            raise ConfigError("to_pandas needs pandas: pip install pandas") from error
+        return pandas.DataFrame(dict(self.columns()))
+
+    def _repr_html_(self) -> str:
+        """Return the first SHOWN_ROWS rows as an HTML table, which notebooks show."""
+        columns = self.columns()
+        total = max((len(values) for values in columns.values()), default=0)
+        head = "".join(f"<th>{escape(str(name))}</th>" for name in columns)
+        rows = "".join(
+            "<tr>"
+            + "".join(f"<td>{_cell(values[i])}</td>" for values in columns.values())
+            + "</tr>"
+            for i in range(min(total, SHOWN_ROWS))
+        )
+        more = f"<p>{total - SHOWN_ROWS} more rows</p>" if total > SHOWN_ROWS else ""
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{more}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,3 +201,20 @@ def column(values: Float64Array | None, errors: Sequence[ItemError], count: int)
     """Return float64 [count]: the values in their order, and NaN in the places of errors."""
     spread_out = spread([] if values is None else values.tolist(), errors, count)
     return np.array([np.nan if value is None else value for value in spread_out], dtype=np.float64)
+
+
+def distinct(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
+    """Return names of columns that differ from each other and from those taken.
+
+    One that repeats an earlier name gets a number: "yes", "yes (2)".
+    """
+    found, used = [], set(taken)
+    for name in names:
+        numbered = (f"{name} ({number})" for number in count(2))
+        found.append(next(one for one in chain([name], numbered) if one not in used))
+        used.add(found[-1])
+    return found
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else escape(str(value))

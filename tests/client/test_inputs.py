@@ -308,6 +308,18 @@ def test_what_is_no_list(ask, value):
         refused(ask, "choices", "decide", TEXT, [Choice("a", value)])
 
 
+def test_options_that_do_not_exist(ask, many):
+    calls = {"score": ("q", ["a"]), "classify": (["a"],), "rerank": ("q", ["a"])}
+    for method, given in (calls | {"score_pairs": ([("q", "a")],)}).items():
+        with pytest.raises(TypeError, match="'lables'; there are .*, on_error|'lables'.* labels, "):
+            ask(method, *given, lables=["yes"])
+    for method, given in {"decide": ("a", []), "system_one": ("a", {})}.items():
+        with pytest.raises(TypeError, match="unexpected keyword argument 'lables'"):
+            ask(method, *given, lables=["yes"])
+    with pytest.raises(TypeError, match="'lables'; there are labels, "):
+        many([("q", ["a"])], lables=["yes"])
+
+
 def test_what_many_refuses(many):
     def refuse(place, requests, **more):
         with pytest.raises(InvalidRequest, match=place):

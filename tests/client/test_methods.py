@@ -80,6 +80,9 @@ def test_decisions(url, scorer, call, split):
     assert (found[0].answer, found[0].label_mass) == (expected[0].answer, expected[0].label_mass)
     assert found[0].probabilities == pytest.approx(expected[0].probabilities)
     assert found[0].confidence == pytest.approx(expected[0].confidence)
+    for one in expected:
+        assert sum(one.probabilities.values()) == pytest.approx(1)
+        assert one.confidence == max(one.probabilities.values())
 
 
 ASKED = {

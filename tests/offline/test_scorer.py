@@ -70,53 +70,6 @@ def test_rerank_as_over_http(scorer, client):
     assert cut.truncated.any()
 
 
-def test_pairs_as_over_http(scorer, client):
-    queries = [QUERY, "a lamp", QUERY, "wool"]
-    answer = ask(client, "/v1/score", queries=queries, documents=DOCUMENTS)
-    pairs = list(zip(queries, DOCUMENTS, strict=True))
-    close(scorer.score_pairs(pairs).scores, [one["score"] for one in answer["data"]])
-
-
-def test_classes_as_over_http(scorer, client):
-    texts = [f"query: {QUERY}\nitem: {document}" for document in DOCUMENTS]
-    answer = ask(client, "/v1/classify", input=texts, labels=["yes", "no"])
-    found = scorer.classify(texts, labels=["yes", "no"])
-    assert found.classes == ("yes", "no")
-    assert list(found.best) == [one["label"] for one in answer["data"]]
-    close(found.probabilities, [one["probs"] for one in answer["data"]])
-    assert scorer.classify(texts[0], labels=["yes", "no"]).best == found.best[:1]
-
-
-def test_decisions_as_over_http(scorer, client):
-    asked = [
-        {"type": "predicate", "instructions": QUESTIONS[0].statement},
-        {
-            "type": "choice",
-            "instructions": QUESTIONS[1].question,
-            "choices": [
-                {"value": name, "description": text} for name, text in QUESTIONS[1].choices.items()
-            ],
-        },
-        {
-            "type": "score",
-            "instructions": QUESTIONS[2].question,
-            "levels": [{"label": name} for name in QUESTIONS[2].levels],
-        },
-    ]
-    answers = ask(client, "/v1/decisions", input=TEXT, questions=asked)["answers"]
-    yes, about, anger = scorer.decide(TEXT, QUESTIONS)
-    close(yes.answer, answers[0]["probability"])
-    assert about.answer == answers[1]["choice"]
-    close(
-        list(about.probabilities.values()), [c["probability"] for c in answers[1]["probabilities"]]
-    )
-    close(anger.answer, answers[2]["score"])
-    for decision, answer in zip((yes, about, anger), answers, strict=True):
-        close(decision.label_mass, answer["label_mass"])
-        close(sum(decision.probabilities.values()), 1)
-        close(decision.confidence, max(decision.probabilities.values()))
-
-
 def test_many_requests_in_the_given_order(scorer):
     sizes = [1, 3, 0, 40, 2, 1] * 14
     requests = [
