@@ -223,13 +223,6 @@ def test_what_is_wrong_is_one_sentence(arguments, code, message, capsys, monkeyp
     assert error.count("\n") == 1
 
 
-def test_info(capsys):
-    assert main(["info", "demo"]) == 0
-    shown = capsys.readouterr().out
-    for part in ("Qwen3ForCausalLM", "4,096 tokens", "tokenizer.json", "cpu, float32", "MiB"):
-        assert part in shown
-
-
 @pytest.mark.parametrize(
     "command", [[], ["serve"], ["parity"], ["parity", "compare"], ["parity", "check-server"]]
 )

@@ -44,6 +44,8 @@ def values_in(shown: str) -> dict[str, str]:
 def test_resolved_values_stand_beside_given_ones(capsys):
     assert main(["info", "demo", "--device", "cpu", "--max-model-len", "2048"]) == 0
     shown = capsys.readouterr().out
+    for part in ("Qwen3ForCausalLM", "2,048 tokens", "tokenizer.json", "cpu, float32", "MiB"):
+        assert part in shown
     values = values_in(shown)
     assert values["device"] == "cpu", "given, so nothing is added"
     assert values["dtype"] == "auto -> float32"
