@@ -17,7 +17,8 @@ from gpuscore_kernels.label_head.reference import (
     repeating_rows,
     tile_shapes,
 )
-from gpuscore_kernels.label_head.statistics import MAX_TOP, VocabStatistics
+from gpuscore_kernels.label_head.statistics import VocabStatistics
+from gpuscore_kernels.slice_merge import MAX_TOP
 
 __all__ = [
     "MAX_TOP",

@@ -1,10 +1,8 @@
-"""Result type of `vocab_statistics`, and its limit."""
+"""Result type of `vocab_statistics`."""
 
 from typing import NamedTuple
 
 from torch import Tensor
-
-MAX_TOP = 20  # best tokens of a row
 
 
 class VocabStatistics(NamedTuple):

@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
-from gpuscore_kernels.label_head.statistics import MAX_TOP
 from gpuscore_kernels.launch import next_power_of_two
+from gpuscore_kernels.slice_merge import MAX_TOP
 from gpuscore_kernels.variant import Variant
 
 BEST_WARPS = 4  # a row has thousands of candidates if several tokens are wanted
