@@ -17,7 +17,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: setup serve test test-all test-hostile test-clients test-web test-ray test-gpu \
         check check-kernels check-tpu check-graphs check-streams format golden \
-        bench-cpu bench-gpu bench-host bench-host-parts bench-parity bench-serve gpu-day soak \
+        bench-cpu bench-gpu bench-host bench-host-parts bench-serve gpu-day soak \
         docs docs-serve locks image image-test manifests-test audit clean
 
 # Everything that make test and make check need.
@@ -232,9 +232,6 @@ bench-host: setup
 # Host time of a request around the device's work; without a device.
 bench-host-parts: setup
 	PYTHONPATH=tests $(BIN)/python -P bench/host_parts.py $(ARGS)
-
-bench-parity: setup
-	$(BIN)/python -P bench/parity.py $(ARGS)
 
 bench-serve: setup
 	$(BIN)/python -P bench/serve.py $(ARGS)
