@@ -216,7 +216,7 @@ bench-cpu: setup
 # Under 8 minutes on a CUDA device. No virtual environment: torch, triton and transformers of PYTHON
 # are enough, and for SERVE=1, which adds the rows over HTTP, the server's dependencies.
 bench-gpu:
-	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) bench/gpu.py \
+	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) bench/gpu_day.py --bench \
 	  $(if $(SERVE),--serve) $(ARGS)
 
 # On a CUDA device, at most 25 minutes, no network: tests, benches, attention backends, parity, and the
