@@ -2,7 +2,7 @@
 
     python -P bench/gpu_sections.py FOLDER NAME --device cpu --trial
 
-Writes its findings into FOLDER after every row, and reads what `ceilings` and `reference` left there.
+Writes its findings into FOLDER after every row, and reads what `ceilings` and `reference` left.
 The exit code is 1 if a row was wrong or failed.
 """
 
