@@ -256,7 +256,7 @@ $(VENV)/.docs: $(STAMP)
 	$(BIN)/pip install --quiet --editable '.[docs]'
 	@touch $@
 
-# An hour of mixed traffic and faults; the page with plots goes to bench/results/.
+# An hour of mixed traffic and faults; the page goes to bench/results/.
 MINUTES ?= 60
 soak: setup
 	$(BIN)/python -P bench/soak.py --minutes $(MINUTES) $(ARGS)
