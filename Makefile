@@ -17,7 +17,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: setup serve test test-all test-hostile test-clients test-web test-ray test-gpu \
         check check-kernels check-tpu check-graphs check-streams format golden \
-        bench-cpu bench-gpu bench-host bench-host-parts bench-parity bench-serve gpu-day soak \
+        bench-cpu bench-gpu bench-host bench-host-parts bench-serve gpu-day soak \
         docs docs-serve locks image image-test manifests-test audit clean
 
 # Everything that make test and make check need.
@@ -216,7 +216,7 @@ bench-cpu: setup
 # Under 8 minutes on a CUDA device. No virtual environment: torch, triton and transformers of PYTHON
 # are enough, and for SERVE=1, which adds the rows over HTTP, the server's dependencies.
 bench-gpu:
-	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) bench/gpu.py \
+	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) bench/gpu_day.py --bench \
 	  $(if $(SERVE),--serve) $(ARGS)
 
 # On a CUDA device, at most 25 minutes, no network: tests, benches, attention backends, parity, and the
@@ -232,9 +232,6 @@ bench-host: setup
 # Host time of a request around the device's work; without a device.
 bench-host-parts: setup
 	PYTHONPATH=tests $(BIN)/python -P bench/host_parts.py $(ARGS)
-
-bench-parity: setup
-	$(BIN)/python -P bench/parity.py $(ARGS)
 
 bench-serve: setup
 	$(BIN)/python -P bench/serve.py $(ARGS)
@@ -259,7 +256,7 @@ $(VENV)/.docs: $(STAMP)
 	$(BIN)/pip install --quiet --editable '.[docs]'
 	@touch $@
 
-# An hour of mixed traffic and faults; the page with plots goes to bench/results/.
+# An hour of mixed traffic and faults; the page goes to bench/results/.
 MINUTES ?= 60
 soak: setup
 	$(BIN)/python -P bench/soak.py --minutes $(MINUTES) $(ARGS)

@@ -1,4 +1,4 @@
-"""Attention of one layer on a CUDA device: our kernels against libraries, checked, then timed.
+"""Attention of one layer on a CUDA device: every backend of ours, checked, then timed.
 
 Heads of Qwen3-0.6B (16 query heads, 8 KV heads, head size 128 or --dim), bfloat16, random keys. All
 implementations compute the same batch; one that differs from the float32 reference is not timed.
@@ -7,7 +7,6 @@ The ceiling is torch's own matrix product in the same run.
 
     python -P bench/attention.py            # both workloads
     python -P bench/attention.py --cached   # with the shared prefix in pages
-    python -P bench/attention.py --configs --dim 64   # only ours, by launch configuration
     python -P bench/attention.py --trial    # with small sizes; nothing is kept
     python -P bench/attention.py --device cpu  # a trial without a card
 """
@@ -17,14 +16,12 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
-from triton.runtime.errors import OutOfResources
 
 sys.path.insert(0, str(Path(__file__).parent))
 from ceiling import product_seconds
@@ -34,12 +31,9 @@ from report import keep
 from gpuscore.backends.common.hf_config import DecoderConfig, Rope
 from gpuscore.backends.torch.attention.choice import attention_factory, choose_attention
 from gpuscore.backends.torch.attention.operators import TorchAttention
-from gpuscore.backends.torch.attention.triton import TritonAttention
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.errors import ConfigError
 from gpuscore.types.batch import PackedBatch, Prefix, Segment, pack
-from gpuscore_kernels.extend_attention import TileConfig
-from gpuscore_kernels.extend_attention.config import config_for
 from gpuscore_kernels.partial_attention import merge_partials
 
 Sizes: TypeAlias = tuple[int, int, int]  # tokens of the query, items, tokens of an item
@@ -87,53 +81,7 @@ def visible_pairs(prefix: int, items: int, length: int, cached: bool) -> int:
     return own + (0 if cached else prefix * (prefix + 1) // 2)
 
 
-def flex_attention(
-    batch: PackedBatch, q: Tensor, k: Tensor, v: Tensor, scale: float
-) -> Callable[[], Tensor]:
-    """Return a call of FlexAttention with the mask rule as block mask, which is not timed."""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    lengths = torch.from_numpy(np.diff(batch.cu_seqlens).astype(np.int64))
-    segment = torch.repeat_interleave(torch.arange(len(lengths)), lengths).to(q.device)
-    parent = torch.from_numpy(batch.parent.astype(np.int64)).to(q.device)
-
-    def visible(_b: Tensor, _h: Tensor, row: Tensor, key: Tensor) -> Tensor:
-        own = (segment[row] == segment[key]) & (key <= row)
-        return own | (parent[segment[row]] == segment[key])
-
-    mask = create_block_mask(visible, None, None, len(q), len(k), device=q.device.type)
-    run = torch.compile(flex_attention)
-    sides = [x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)]
-    return lambda: (
-        run(*sides, block_mask=mask, enable_gqa=True, scale=scale).squeeze(0).transpose(0, 1)
-    )
-
-
-def varlen(
-    batch: PackedBatch, q: Tensor, k: Tensor, v: Tensor, scale: float
-) -> Callable[[], Tensor]:
-    """Return a call of torch's FlashAttention-2: shared keys, own segments, merged by torch."""
-    starts = torch.from_numpy(batch.cu_seqlens).to(q.device)
-    prefix, longest = int(batch.cu_seqlens[1]), int(np.diff(batch.cu_seqlens).max())
-    queries, keys = (torch.tensor([0, n], device=q.device).int() for n in (len(q) - prefix, prefix))
-
-    def flash(q: Tensor, k: Tensor, v: Tensor, *lengths: object) -> tuple[Tensor, Tensor]:
-        out, lse, *_ = torch.ops.aten._flash_attention_forward(
-            q, k, v, *lengths, False, scale=scale
-        )
-        return out, lse.transpose(0, 1)
-
-    def run() -> Tensor:
-        out, lse = flash(q, k, v, starts, starts, longest, longest, 0.0, True)
-        dense = (queries, keys, len(q) - prefix, prefix, 0.0, False)
-        shared = flash(q[prefix:], k[:prefix], v[:prefix], *dense)
-        out[prefix:] = merge_partials(out[prefix:], lse[prefix:], *shared)[0]
-        return out
-
-    return run
-
-
-Way: TypeAlias = tuple[str, Callable[[], Tensor], bool]  # its name, and if it is ours
+Way: TypeAlias = tuple[str, Callable[[], Tensor]]
 
 
 @dataclass(frozen=True)
@@ -161,9 +109,9 @@ class Layer:
         exact = TorchAttention(model, pools[1], "reference", merge_partials).prepare(batch)
         return cls(model, batch, pools[0], rows, exact.run(0, *(x.float() for x in rows)))
 
-    def ways(self, cached: bool) -> Iterator[Way]:
+    def ways(self) -> Iterator[Way]:
         """Yield all implementations that run on this device."""
-        device, scale = self.pool.device, self.model.attention_scale
+        device = self.pool.device
         for way in OURS if device.type == "cuda" else ON_CPU:
             try:
                 choose_attention(way, self.model, device, torch.bfloat16, False)
@@ -172,28 +120,7 @@ class Layer:
                 continue
             make = attention_factory(way, self.model, device, torch.bfloat16, merge_partials, None)
             planned = make(self.model, self.pool).prepare(self.batch)
-            yield way, partial(planned.run, 0, *self.rows), True
-        if device.type == "cuda" and not cached:  # neither supports pages
-            yield "torch varlen", varlen(self.batch, *self.rows, scale), False
-            yield "FlexAttention", flex_attention(self.batch, *self.rows, scale), False
-
-    def configurations(self) -> Iterator[Way]:
-        """Yield our kernel with the shipped launch configuration, then with others."""
-        shipped = config_for(self.pool.device, self.model.head_dim, torch.bfloat16)
-        carry = shipped.carry_slot
-        others = (
-            TileConfig(rows, keys, min(32, keys), warps, stages, carry_slot=carry)
-            for rows, keys, warps, stages in product((64, 128), (32, 64), (4, 8), (2, 3, 4))
-        )
-        for config in (shipped, *(other for other in others if other != shipped)):
-            attention = TritonAttention(self.model, self.pool, steady=False)
-            attention.use(config)
-            planned = attention.prepare(self.batch)
-            yield described(config), partial(planned.run, 0, *self.rows), True
-
-
-def described(config: TileConfig) -> str:
-    return f"{config.rows}x{config.keys} {config.num_warps} warps {config.num_stages} stages"
+            yield way, partial(planned.run, 0, *self.rows)
 
 
 def measure(
@@ -201,12 +128,8 @@ def measure(
 ) -> Iterator[Row]:
     """Yield a row for each implementation that is right on this device."""
     print(f"{name}{', prefix cached' if cached else ''}: {layer.batch.num_tokens} rows")
-    for way, run, ours in ways:
-        try:
-            error = float((run().float() - layer.want).norm() / layer.want.norm())
-        except OutOfResources as reason:
-            print(f"  {way:26} {reason}")
-            continue
+    for way, run in ways:
+        error = float((run().float() - layer.want).norm() / layer.want.norm())
         if not error <= TOLERANCE:
             print(f"  {way:26} relative error {error:.1e}: not timed")
             continue
@@ -215,14 +138,13 @@ def measure(
         print(f"  {way:26} {ms:8.3f} ms {rate:8.1f} TFLOP/s   relative error {error:.1e}")
         yield {
             **{"workload": name, "dim": layer.model.head_dim, "cached": cached, "way": way},
-            **{"ours": ours, "ms": ms, "TFLOP/s": rate, "relative error": error},
+            **{"ms": ms, "TFLOP/s": rate, "relative error": error},
         }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Attention kernels on a CUDA device.")
     parser.add_argument("--cached", action="store_true", help="the shared prefix is cached")
-    parser.add_argument("--configs", action="store_true", help="ours by launch configuration")
     parser.add_argument("--dim", type=int, default=128, help="elements of a head")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--trial", action="store_true", help="small sizes; always on a CPU")
@@ -242,10 +164,9 @@ def main() -> None:
         for workload, sizes in (TRIAL if trial else WORKLOADS).items():
             batch = make_batch(*sizes, options.cached)
             layer = Layer.random(model_of(options.dim), batch, device)
-            ways = layer.configurations() if options.configs else layer.ways(options.cached)
             flops = 4 * HEADS * options.dim * visible_pairs(*sizes, options.cached)
             repeat = 2 if trial else 30
-            for row in measure(workload, layer, ways, flops, options.cached, repeat):
+            for row in measure(workload, layer, layer.ways(), flops, options.cached, repeat):
                 if options.output or not trial:
                     keep("attention", {"bench": "attention", "device": name} | row, options.output)
 

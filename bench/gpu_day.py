@@ -1,39 +1,52 @@
-"""Everything that a CUDA card can tell, in at most 25 minutes, without a network and without hands.
+"""Measure what a CUDA card can tell, without a network and without hands.
 
-    make gpu-day                             # needs a CUDA device; continues what is in gpu-day/
+    make bench-gpu                           # times only; under 8 minutes, no network
+    make bench-gpu SERVE=1                   # also over HTTP; needs the server's dependencies
+    make bench-gpu ARGS='--sections "ceil;ref;gpuscore"'   # those whose names begin so
+    make bench-gpu ARGS=--trial              # small sizes, whose figures mean nothing
+    make gpu-day                             # all; continues what is in gpu-day/
     make gpu-day ARGS='--output DIR'         # another folder
-    make gpu-day ARGS=--trial                # the same with small sizes; its figures mean nothing
     make gpu-day ARGS='--device cpu'         # a trial without a card
 
-PYTHON needs torch, Triton, transformers and pytest with their dependencies, and msgspec, without
-which parity fails; FlashInfer and pytest-xdist are used if they are installed. The stages are the
-gate on generated code, the tests, the benches, attention backends side by side, and parity with
-scores that a CPU has recorded. Each is a process of its own with a time limit; if one fails or
-hangs, only its findings are lost.
+PYTHON needs torch, Triton, transformers and, for the day, pytest with their dependencies, and
+msgspec, without which parity fails; FlashInfer and pytest-xdist are used if they are installed.
 
-The folder holds one JSON file with all findings, one page with tables, and what each stage printed.
-The same command continues a run that ended early: stages that are done are kept. The exit code is 1
-if a stage failed or was not reached.
+The bench times the goals' workloads against ceilings measured in the same run. Every result is
+first compared with the reference. The day has these sections, the tests, attention backends side by
+side, parity with scores that a CPU has recorded, and the gate on generated code. Each stage is a
+process of its own with a time limit; if one fails or hangs, only its own findings are lost.
+
+The day's folder holds one JSON file with all findings, one page with tables, and what each stage
+printed. The same command continues a run that ended early: stages that are done are kept. The exit
+code is 1 if a stage failed or was not reached; a row that is wrong fails its section.
 """
 
 import argparse
-import json
 import sys
+import tempfile
 import time
+from collections.abc import Iterable, Iterator
+from html import escape
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from card import card
-from gpu_day_page import write_page
-from gpu_day_stages import Stage, run_stage, stages
-from gpu_state import replace_json
-from report import commit, now
+from gpu_day_stages import Stage, in_time, run_stage, sections, stages
+from report import RESULTS, Row, commit, now, read_json, replace_json, short, table
+
+from gpuscore.measure import reports
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "gpu-day"
 MARGIN = 20.0  # seconds kept for the page
 NO_DEVICE = 78
+BENCH = (
+    *("scorer", "workload", "sizes", "device ms", "wall ms", "items/s", "of floor", "goal", "met"),
+    "failed",
+)
+FLOORS = ("floor of", "sizes", "tokens", "TFLOP", "ms", "at shapes ms", "linear TFLOP/s", "items/s")
+ATTENTION = ("workload", "cached", "way", "ms", "TFLOP/s", "relative error")
 Found = dict[str, Any]
 
 
@@ -41,29 +54,58 @@ def main(argv: list[str] | None = None) -> int:
     options = arguments(argv)
     about = describe(options.device, options.trial)
     if about is None:
-        print("make gpu-day needs a CUDA device; this torch sees none")
+        print("make gpu-day and make bench-gpu need a CUDA device; this torch sees none")
         return NO_DEVICE
-    folder: Path = options.output.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    day = Day.open(folder, about)
-    day.run(stages(options.device, folder, trial=options.trial), options.minutes)
-    page = write_page(folder, day.found)
-    print(f"\nwritten to {day.path} and {page}")
+    day = bench(options, about) if options.bench else whole_day(options, about)
+    print("\n".join(f"\n{table(rows)}" for rows in tables(day.found) if rows))
     for name, why in day.missing.items():
         print(f"{name}: {why}")
     return int(bool(day.missing))
+
+
+def bench(options: argparse.Namespace, about: Found) -> "Day":
+    """Run the bench's sections; the findings of a trial are kept in --output only."""
+    with tempfile.TemporaryDirectory(prefix="gpuscore-bench-") as work:
+        folder = options.output or (Path(work) if options.trial else RESULTS)
+        folder.mkdir(parents=True, exist_ok=True)
+        day = Day.open(folder.resolve() / f"gpu-{now().replace(':', '')}.json", about)
+        planned = sections(
+            options.device,
+            Path(work),
+            trial=options.trial,
+            serve=options.serve,
+            shape=options.shape,
+        )
+        chosen = tuple(f"bench: {name}" for name in options.sections.split(";"))
+        planned = in_time([one for one in planned if one.name.startswith(chosen)], options.trial)
+        day.run(planned, Path(work), options.minutes or (30.0 if options.trial else 7.8))
+    return day
+
+
+def whole_day(options: argparse.Namespace, about: Found) -> "Day":
+    folder: Path = (options.output or FOLDER).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    day = Day.open(folder / "gpu-day.json", about)
+    planned = stages(options.device, folder, trial=options.trial)
+    day.run(planned, folder, options.minutes or 25.0)
+    print(f"\nwritten to {day.path} and {write_page(folder, day.found)}")
+    return day
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--bench", action="store_true", help="the bench's sections only")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument(
         "--trial", action="store_true", help="small sizes and few tests; always with --device cpu"
     )
-    parser.add_argument("--minutes", type=float, default=25.0, help="time limit of this run")
-    parser.add_argument("--output", type=Path, default=FOLDER, metavar="DIR")
+    parser.add_argument("--minutes", type=float, help="time limit; default: 25, of the bench 7.8")
+    parser.add_argument("--output", type=Path, metavar="DIR")
+    parser.add_argument("--serve", action="store_true", help="bench: also over HTTP")
+    parser.add_argument("--shape", help="bench: qwen3-0.6b, small or tiny")
+    parser.add_argument("--sections", default="", metavar="A;B", help="bench: names begin so")
     options = parser.parse_args(argv)
     options.trial |= options.device == "cpu"
     return options
@@ -80,30 +122,28 @@ def describe(kind: str, trial: bool) -> Found | None:
 
 
 class Day:
-    """The findings of all runs in one folder, rewritten after every stage."""
+    """The findings of all runs in one file, rewritten after every stage."""
 
     def __init__(self, path: Path, found: Found) -> None:
         self.path, self.found = path, found
         self.stages: dict[str, Found] = found["stages"]
 
     @classmethod
-    def open(cls, folder: Path, about: Found) -> "Day":
-        """Start a day, or continue the folder's.
+    def open(cls, path: Path, about: Found) -> "Day":
+        """Start a day, or continue the file's.
 
         Raises:
-            SystemExit: the folder's findings are of another card, commit or version.
+            SystemExit: the file's findings are of another card, commit or version.
         """
-        path = folder / "gpu-day.json"
         if not path.exists():
-            found: Found = {"bench": "gpu-day", "date": now(), "about": about, "stages": {}}
-            return cls(path, found)
-        found = json.loads(path.read_text())
+            return cls(path, {"bench": path.stem, "date": now(), "about": about, "stages": {}})
+        found = read_json(path)
         if found["about"] != about:
             sys.exit(f"{path} is about {found['about']}, this is {about}; give another --output")
         return cls(path, found)
 
-    def run(self, planned: list[Stage], minutes: float) -> None:
-        """Run the stages that are not done, until the time is up."""
+    def run(self, planned: list[Stage], folder: Path, minutes: float) -> None:
+        """Run the stages that are not done, until the time is up; they write to the folder."""
         end = time.monotonic() + 60 * minutes - MARGIN
         self.found["planned"] = [stage.name for stage in planned]
         for stage in planned:
@@ -116,7 +156,7 @@ class Day:
                 self._keep(stage.name, {"status": "not reached", "why": why})
                 continue
             print(f"{stage.name}: at most {min(stage.limit, left):.0f} s", flush=True)
-            self._keep(stage.name, run_stage(stage, self.path.parent, min(stage.limit, left)))
+            self._keep(stage.name, run_stage(stage, folder, min(stage.limit, left)))
 
     def _keep(self, name: str, result: Found) -> None:
         self.stages[name] = result
@@ -131,6 +171,72 @@ class Day:
             for name, about in self.stages.items()
             if about["status"] != "done"
         }
+
+
+def tables(found: Found) -> Iterator[list[Row]]:
+    """Yield the floors, the rows of the bench's sections, and those of attention, as text."""
+    stages = {name: about.get("found", {}) for name, about in found["stages"].items()}
+    floors = stages.get("bench: ceilings", {}).get("floors", {})
+    yield _cells([{"floor of": name} | floor for name, floor in floors.items()], FLOORS)
+    named = [about.get("rows", ()) for name, about in stages.items() if name.startswith("bench: ")]
+    yield _cells([_marked(row) for rows in named for row in rows], BENCH)
+    yield _cells(stages.get("attention", {}).get("rows", ()), ATTENTION)
+
+
+def _marked(row: Row) -> Row:
+    """Return a row that says in its last column why it has no time."""
+    bad = [f"{key}: {row[key]}" for key in ("failed", "unavailable") if row.get(key)]
+    bad += [f"WRONG, not timed: {row.get('errors')}"] if row.get("wrong") else []
+    return row | {"failed": "; ".join(bad)}
+
+
+def _cells(rows: Iterable[Row], names: Iterable[str]) -> list[Row]:
+    return [{name: short(row.get(name)) for name in names} for row in rows]
+
+
+def write_page(folder: Path, found: Found) -> Path:
+    """Write gpu-day.html into the folder and return its path."""
+    path = folder / "gpu-day.html"
+    done = {name: about["found"] for name, about in found["stages"].items() if "found" in about}
+    fastest = done.get("attention", {}).get("fastest", {})
+    compared = [
+        f"<h3>{escape(name)}</h3><pre>{escape(chr(10).join(about['compared']))}</pre>"
+        for name, about in done.items()
+        if "compared" in about
+    ]
+    titles = ("Floors", "Bench", "Attention of one layer")
+    measured = [
+        part
+        for title, rows in zip(titles, tables(found), strict=True)
+        for part in (f"<h2>{title}</h2>", _html(rows))
+    ]
+    facts = [("date", found["date"]), *found["about"].items()]
+    parts = [
+        reports.table(("", ""), [(name, escape(str(value))) for name, value in facts]),
+        "<h2>Stages</h2>",
+        reports.table(("stage", "status", "seconds", ""), list(_statuses(found))),
+        *measured,
+        reports.table(("workload", "our fastest"), list(fastest.items())),
+        "<h2>Parity</h2>",
+        *compared,
+    ]
+    reports.write_html(path, "gpu-day", parts)
+    return path
+
+
+def _statuses(found: Found) -> Iterator[tuple[str, ...]]:
+    for name in found["planned"]:
+        about = found["stages"].get(name, {"status": "not reached"})
+        status = about["status"]
+        shown = status if status == "done" else f'<span class="failed">{escape(status)}</span>'
+        seconds, why = str(about.get("seconds", "")), escape(str(about.get("why", "")))
+        yield escape(name), shown, seconds, f'<span class="text">{why}</span>'
+
+
+def _html(rows: list[Row]) -> str:
+    if not rows:
+        return "<p>Not measured.</p>"
+    return reports.table(list(rows[0]), [[*map(escape, row.values())] for row in rows])
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from group import run_group
+from report import read_json
 
 ROOT = Path(__file__).parents[1]
 BENCH = ROOT / "bench"
@@ -38,6 +40,16 @@ TRIED = {
 }
 # On a card, a trial takes minutes with the default's many sizes of graphs and its large batches.
 SMALL_BATCHES = ("--cuda-graph-tokens=64", "--max-batch-tokens=512", "--kv-cache-size=64MiB")
+# Sections of the bench, and seconds (limit, needs) of those that take long. The first variant
+# compiles all kernels and captures all graphs.
+SECTIONS = (
+    *("ceilings", "reference", "gpuscore", "HTTP", "transformers", "profile", "graphs off"),
+    *("--kernels torch", "no dependent launches", "--attention triton", "--attention torch"),
+    *("--attention flashinfer", "--attention flashinfer-cascade", "--quantization fp8"),
+    *("--quantization int8", "--deterministic"),
+)
+LIMITS = {"reference": (150.0, 30.0), "gpuscore": (330.0, 60.0), "HTTP": (240.0, 60.0)}
+MEASURED = 5  # of them come before attention and parity in the day of a card
 TAIL = 2000  # characters of a failed stage's output that are kept with its findings
 Found = dict[str, Any]
 Command = Sequence[str | Path]
@@ -65,7 +77,8 @@ class Stage:
 
 
 def stages(device: str, folder: Path, *, trial: bool) -> list[Stage]:
-    """Return all stages, the most important first: those that say whether results are right.
+    """Return all stages of the day, the most important first: those that say whether results are
+    right.
 
     The tests that need a card for themselves are a stage on a card only.
 
@@ -74,45 +87,59 @@ def stages(device: str, folder: Path, *, trial: bool) -> list[Stage]:
         folder: gets what they write.
         trial: with small sizes.
     """
-    python = (sys.executable, "-P")
-    own = ("--device", device, *(("--trial",) if trial else ()))
-    bench = folder / "bench"
-    small = ("--shape=tiny", "--quick", "--minutes=30") if trial else ()
-    lines = {name: folder / f"{name}.jsonl" for name in ("kernels", "attention")}
+    bench, rows = (sys.executable, "-P", BENCH / "attention.py"), folder / "attention.jsonl"
+    own = ("--output", rows, "--device", device, *(("--trial",) if trial else ()))
+    first, variants = sections(device, folder, trial=trial), []
+    if device == "cuda":
+        first, variants = first[:MEASURED], first[MEASURED:]
     planned = [
         *tests(device, folder, trial),
-        Stage(
-            "bench",
-            ((*python, BENCH / "gpu.py", "--device", device, "--output", bench,
-              "--scratch", folder / "weights", *small),),
-            lambda _: newest(bench),
-            limit=510,
-            needs=120,
-        ),
+        *first,
         Stage(
             "attention",
-            ((*python, BENCH / "attention.py", "--output", lines["attention"], *own),
-             (*python, BENCH / "attention.py", "--cached", "--output", lines["attention"], *own)),
-            lambda _: with_fastest(json_lines(lines["attention"])),
+            ((*bench, *own), (*bench, "--cached", *own)),
+            lambda _: with_fastest(json_lines(rows)),
             limit=240,
-            clears=lines["attention"],
+            clears=rows,
         ),
         *parity(device, folder, trial),
         Stage(
-            "kernels",
-            ((*python, BENCH / "kernels.py", "--output", lines["kernels"], *own),),
-            lambda _: json_lines(lines["kernels"])[-1],
-            limit=120,
-        ),
-        Stage(
             "generated code",
-            ((*python, "-m", "kernel_code"),),
+            ((sys.executable, "-P", "-m", "kernel_code"),),
             lambda printed: {"last line": printed.strip().splitlines()[-1]},
             limit=240,
         ),
-    ]  # fmt: skip
-    # A trial computes on a CPU, which may have other work.
-    return [replace(stage, limit=10 * stage.limit) for stage in planned] if trial else planned
+        *variants,
+    ]
+    return in_time(planned, trial)
+
+
+def sections(
+    device: str, folder: Path, *, trial: bool, serve: bool = False, shape: str | None = None
+) -> list[Stage]:
+    """Return the sections of `make bench-gpu`, each a process; what one finds is kept if it fails.
+
+    Args:
+        device, folder, trial: as for `stages`.
+        serve: also over HTTP.
+        shape: of the model; by default that of Qwen3-0.6B, in a trial a tiny one.
+    """
+    scratch = folder / "weights" if trial else ROOT / "scratch"
+    own = ["--device", device, "--scratch", scratch, *(("--trial",) if trial else ())]
+    own += ["--shape", shape or ("tiny" if trial else "qwen3-0.6b")]
+
+    def section(name: str) -> Stage:
+        command = (sys.executable, "-P", BENCH / "gpu_sections.py", *own, "--", folder, name)
+        path = found_of(folder, name)
+        limit, needs = LIMITS.get(name, (120.0, 30.0))
+        return Stage(f"bench: {name}", (command,), lambda _: read_json(path), limit, needs, path)
+
+    return [section(name) for name in SECTIONS if serve or name != "HTTP"]
+
+
+def in_time(planned: Sequence[Stage], trial: bool) -> list[Stage]:
+    """Return the stages; a trial computes on a CPU, which may have other work, and gets longer."""
+    return [replace(one, limit=10 * one.limit) for one in planned] if trial else [*planned]
 
 
 def tests(device: str, folder: Path, trial: bool) -> list[Stage]:
@@ -173,24 +200,42 @@ def parity(device: str, folder: Path, trial: bool) -> list[Stage]:
 
 
 def run_stage(stage: Stage, folder: Path, limit: float) -> Found:
-    """Run a stage's commands; return its status, seconds and findings."""
-    begun, printed = time.monotonic(), folder / f"{stage.name.replace(' ', '-')}.txt"
+    """Run a stage's commands; return its status, seconds and findings.
+
+    A stage that fails keeps what it had found, if that can be read.
+    """
+    begun, printed = time.monotonic(), folder / f"{slug(stage.name)}.txt"
     printed.write_text("")
     if stage.clears is not None:
         clear(stage.clears)
+    found, why = {}, ""
     try:
         for command in stage.commands:
             code = run_command(command, printed, limit - (time.monotonic() - begun))
             if code:
-                return failed(f"ended with {code}", begun, printed)
-        found = stage.read(printed.read_text())
+                why = f"ended with {code}"
+                break
     except subprocess.TimeoutExpired:
-        return failed(f"took more than {limit:.0f} s", begun, printed)
+        why = f"took more than {limit:.0f} s"
+    try:
+        found = {"found": stage.read(printed.read_text(errors="replace"))}
     except (OSError, LookupError, ValueError, ElementTree.ParseError) as error:
-        return failed(
-            f"its findings cannot be read: {type(error).__name__} {error}", begun, printed
-        )
-    return {"status": "done", "seconds": round(time.monotonic() - begun, 1), "found": found}
+        why = why or f"its findings cannot be read: {type(error).__name__} {error}"
+    done = {"seconds": round(time.monotonic() - begun, 1), **found}
+    if not why:
+        return {"status": "done", **done}
+    tail = printed.read_text(errors="replace")[-TAIL:]
+    return {"status": "failed", "why": f"{why}, see {printed.name}", **done, "printed": tail}
+
+
+def slug(name: str) -> str:
+    """Return a name as part of a file's."""
+    return re.sub(r"[^\w.]+", "-", name)
+
+
+def found_of(folder: Path, section: str) -> Path:
+    """Return the file of a section's findings."""
+    return folder / f"bench-{slug(section)}.json"
 
 
 def clear(path: Path) -> None:
@@ -216,15 +261,6 @@ def run_command(command: Command, printed: Path, limit: float) -> int:
         )
 
 
-def failed(why: str, begun: float, printed: Path) -> Found:
-    return {
-        "status": "failed",
-        "why": f"{why}, see {printed.name}",
-        "seconds": round(time.monotonic() - begun, 1),
-        "printed": printed.read_text(errors="replace")[-TAIL:],
-    }
-
-
 def tests_of(report: Path) -> Found:
     """Return the counts of a JUnit report and the names of its failures."""
     suite = ElementTree.parse(report).getroot()[0]
@@ -239,12 +275,6 @@ def tests_of(report: Path) -> Found:
     return counts | {"failed": bad}
 
 
-def newest(folder: Path) -> Found:
-    """Return the findings of the last run of bench/gpu.py in a folder."""
-    found: Found = json.loads(max(folder.glob("gpu-*.json")).read_text())
-    return found
-
-
 def json_lines(path: Path) -> list[Found]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -254,11 +284,9 @@ def with_fastest(rows: Sequence[Found]) -> Found:
 
 
 def fastest(rows: Sequence[Found]) -> dict[str, str]:
-    """Return the fastest of our attention backends for each workload."""
+    """Return the fastest attention backend for each workload."""
     best: dict[str, Found] = {}
     for row in rows:
-        if not row["ours"]:
-            continue
         name = row["workload"] + (", prefix cached" if row["cached"] else "")
         if name not in best or row["ms"] < best[name]["ms"]:
             best[name] = row

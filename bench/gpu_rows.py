@@ -18,26 +18,26 @@ import torch
 from clock import Taken
 from gpu_reference import Reference
 from gpu_work import LABELS, Batches, Draws, Goal, first_of
+from report import Row
 from scenarios import Request
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedModel
 
-from gpuscore.backends.base import Backend, Pending
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.config import EngineConfig, RequestLimits
 from gpuscore.engine.engine import Engine
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.types.arrays import Float64Array
-from gpuscore.types.batch import PackedBatch, RowScores
-from gpuscore.types.limits import BackendLimits
 from gpuscore.types.probabilities import label_logprobs
 
-Row: TypeAlias = dict[str, Any]
 Floors: TypeAlias = dict[str, dict[str, float]]  # by workload
 
 IN_FLIGHT = 4
 WHOLE_TOKENS = 200_000  # larger workloads are timed on a sample with padded batches
 SAMPLE = 64  # items of the sample
+PROFILED = 25  # kernels
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ class Rows:
     # ---- the engine ----
 
     def engine(self, backend: TorchBackend) -> None:
-        """Measure from lists of ids to log-probabilities, as `Scorer` computes; ends its engine."""
-        engine = Engine(KeptOpen(backend), EngineConfig())
+        """Measure from lists of ids to log-probabilities, as `Scorer` does; closes the backend."""
+        engine = Engine(backend, EngineConfig())
         builder = PromptBuilder(None, backend.limits, UNLIMITED)
         try:
             self.each("engine", partial(self._in_engine, engine, builder))
@@ -226,27 +226,35 @@ class Rows:
 UNLIMITED = RequestLimits(max_items=1 << 30, max_labels=1 << 30, max_request_tokens=1 << 30)
 
 
-class KeptOpen:
-    """A backend that stays open when its engine closes it."""
+def profiled(backend: TorchBackend, goal: Goal) -> list[Row]:
+    """Return the kernels that take most of one request's time; on a CPU, torch's operators.
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    Raises:
+        RuntimeError: the profiler saw no kernels.
+    """
+    batches = Batches(backend, goal.workload)
+    works = batches.packed(Draws(goal.workload, backend.limits.vocab_rows, seed=6000).next())
+    on_cuda = backend.device.type == "cuda"
 
-    @property
-    def limits(self) -> BackendLimits:
-        return self._backend.limits
+    def run() -> None:
+        for wait in [backend.launcher.launch(work.batch) for work in works]:
+            wait()
 
-    def warmup(self) -> None:
-        self._backend.warmup()
-
-    def extend(self, batch: PackedBatch) -> Pending:
-        return self._backend.extend(batch)
-
-    def collect(self, pending: Pending) -> RowScores:
-        return self._backend.collect(pending)
-
-    def close(self) -> None:
-        """Do nothing: the owner of the backend closes it."""
+    run()
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_cuda else [])
+    with profile(activities=activities, acc_events=True) as found:
+        run()
+    rows: list[Row] = []
+    for event in found.key_averages():
+        # An operator's time includes its kernels, which are events of their own: count only one.
+        if (event.device_type == DeviceType.CUDA) == on_cuda:
+            spent = event.self_device_time_total if on_cuda else event.self_cpu_time_total
+            rows.append({"ms": spent / 1e3, "calls": event.count, "name": event.key})
+    total = sum(row["ms"] for row in rows)
+    if not total:
+        raise RuntimeError("torch's profiler saw no kernels on this machine")
+    rows.sort(key=lambda row: -row["ms"])
+    return [row | {"share": round(row["ms"] / total, 4)} for row in rows[:PROFILED]]
 
 
 def release() -> None:

@@ -5,10 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gpu_rows import release
-
 from gpuscore.backends import plan_backend
-from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.backends.torch.plan import TorchPlan
 from gpuscore.config import ModelConfig
 
@@ -33,7 +30,7 @@ class Variant:
 # On these random weights eight bits err more than bfloat16; a wrong kernel errs by far more.
 EIGHT_BITS = 12.0
 DEFAULT = Variant("gpuscore")
-OTHERS = (
+VARIANTS = (
     Variant("graphs off", {"cuda_graph_tokens": 0}),
     Variant("--kernels torch", {"kernels": "torch"}),
     Variant("no dependent launches", plan={"pdl": False}),
@@ -63,33 +60,10 @@ def model_options(directory: Path, device: str, quick: bool) -> dict[str, Any]:
     }
 
 
-class Loaded:
-    """At most one backend at a time, loaded and warm."""
-
-    def __init__(self, directory: Path, device: str, quick: bool) -> None:
-        self.directory = directory
-        self.options = model_options(directory, device, quick)
-        self._variant: Variant | None = None
-        self._backend: TorchBackend | None = None
-
-    def plan(self, variant: Variant) -> TorchPlan:
-        """Return the variant's plan; raises ConfigError if it cannot run on this machine."""
-        config = ModelConfig(str(self.directory), **self.options | variant.config)
-        return replace(plan_backend(self.directory, config), **variant.plan)
-
-    def backend(self, variant: Variant) -> TorchBackend:
-        if self._backend is None or self._variant != variant:
-            plan = self.plan(variant)
-            self.close()
-            self._backend, self._variant = TorchBackend(plan), variant
-            self._backend.warmup()
-        return self._backend
-
-    def close(self) -> None:
-        if self._backend is not None:
-            self._backend.close()
-        self._backend = self._variant = None
-        release()
+def plan_of(directory: Path, variant: Variant, device: str, quick: bool) -> TorchPlan:
+    """Return the variant's plan; raises ConfigError if it cannot run on this machine."""
+    options = model_options(directory, device, quick) | variant.config
+    return replace(plan_backend(directory, ModelConfig(str(directory), **options)), **variant.plan)
 
 
 def facts(plan: TorchPlan) -> dict[str, Any]:

@@ -27,12 +27,12 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gpu_work import GOALS, LABELS, Draws, all_batches
-from host_time import NARROW, driver_that_does_nothing
+from host_time import NARROW, driver_that_does_nothing, launcher_of
 from report import keep, table
 from scenarios import Request, Workload
 
 from gpuscore.backends.torch.backend import TorchBackend
-from gpuscore.backends.torch.graph_launcher import GraphLauncher, Passes
+from gpuscore.backends.torch.graph_launcher import GraphLauncher
 from gpuscore.backends.torch.work_thread import WorkThread
 from gpuscore.config import EngineConfig, RequestLimits
 from gpuscore.engine.engine import Engine
@@ -52,19 +52,10 @@ WORKLOADS = {goal.name: goal.workload for goal in GOALS if not goal.workload.cac
 @contextmanager
 def launcher_without_device() -> Iterator[GraphLauncher]:
     """Make a launcher with a graph of every size, whose forward passes leave zeros."""
-    from gpuscore.backends.common.architectures import read_architecture
-    from gpuscore.backends.common.hf_config import RawConfig
-    from gpuscore.backends.torch import loader
-    from gpuscore.backends.torch.attention.triton import TritonAttention
-    from gpuscore.backends.torch.decoder import Decoder
-    from gpuscore.backends.torch.kernels import in_triton
-    from gpuscore.backends.torch.kv_pool import KVPool
-    from gpuscore.backends.torch.queues import HostQueue
-    from graphs.models import QWEN3_06B, EmptyFiles
+    from graphs.models import QWEN3_06B
 
-    device = torch.device("cpu")
-    architecture = read_architecture(RawConfig(QWEN3_06B | NARROW | {"vocab_size": VOCAB}))
-    files = EmptyFiles(Path(), architecture, "pt", device="cpu")
+    pages = 1, LIMITS.page_size
+    config = QWEN3_06B | NARROW | {"vocab_size": VOCAB}
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode())
         stack.enter_context(driver_that_does_nothing())
@@ -72,16 +63,9 @@ def launcher_without_device() -> Iterator[GraphLauncher]:
         from gpuscore_kernels.label_head import triton as label_head
 
         stack.enter_context(mock.patch.object(label_head, "arch_of", _hopper))
-        stack.enter_context(mock.patch.object(loader, "_finite", lambda what, tensor: tensor))
-        weights = loader._Checkpoint(files, architecture, torch.bfloat16, device, "full").read()
-        decoder = Decoder(architecture.config, weights, in_triton, own="triton")
-        pool = KVPool(architecture.config, 1, LIMITS.page_size, torch.bfloat16, device)
-        pool.device = torch.device("cuda")  # by which attention chooses its tiles
-        attention = TritonAttention(architecture.config, pool, steady=False)
-        passes = Passes(decoder, attention)
-        launcher = GraphLauncher(pool, passes, passes, HostQueue(), GRAPH_TOKENS)
+        launcher = launcher_of(config, torch.device("cpu"), torch.bfloat16, pages, GRAPH_TOKENS)
         launcher._graphs = dict.fromkeys(launcher.buckets, _nothing)
-        hidden = torch.zeros(LIMITS.max_tokens, weights.lm_head.shape[1], dtype=torch.bfloat16)
+        hidden = torch.zeros(LIMITS.max_tokens, NARROW["hidden_size"], dtype=torch.bfloat16)
         stack.enter_context(mock.patch.object(launcher, "_forward", partial(_same, hidden)))
         yield launcher
 

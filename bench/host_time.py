@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
@@ -32,6 +32,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from report import keep, table
 
 from gpuscore_kernels.cached_launch import CachedLaunch
+
+if TYPE_CHECKING:
+    from gpuscore.backends.torch.graph_launcher import GraphLauncher
 
 DRIVER = """
 int cuPointerGetAttribute(void *out, int attribute, unsigned long long pointer) {
@@ -98,17 +101,27 @@ def driver_that_does_nothing() -> Iterator[None]:
                 yield
 
 
-def forward_pass(
-    config: dict[str, Any], tokens: int, device: torch.device, dtype: torch.dtype
-) -> Callable[[], object]:
-    """Return an eager forward pass of the graph runner over empty tensors."""
+def launcher_of(
+    config: dict[str, Any],
+    device: torch.device,
+    dtype: torch.dtype,
+    pages: tuple[int, int] = (64, 64),
+    graph_tokens: int = 0,
+) -> "GraphLauncher":
+    """Return the graph launcher of a model with empty weights.
+
+    Args:
+        config: config.json's.
+        device, dtype: of its tensors.
+        pages: number of KV pages, and tokens of each.
+        graph_tokens: the largest graph's.
+    """
     from gpuscore.backends.common.architectures import read_architecture
     from gpuscore.backends.common.hf_config import RawConfig
     from gpuscore.backends.torch import loader
     from gpuscore.backends.torch.attention.triton import TritonAttention
-    from gpuscore.backends.torch.buckets import Bucket
     from gpuscore.backends.torch.decoder import Decoder
-    from gpuscore.backends.torch.graph_launcher import GraphLauncher, Passes, Places
+    from gpuscore.backends.torch.graph_launcher import GraphLauncher, Passes
     from gpuscore.backends.torch.kernels import in_triton
     from gpuscore.backends.torch.kv_pool import KVPool
     from gpuscore.backends.torch.queues import HostQueue
@@ -119,14 +132,22 @@ def forward_pass(
     with mock.patch.object(loader, "_finite", lambda what, tensor: tensor):
         weights = loader._Checkpoint(files, architecture, dtype, device, "full").read()
     decoder = Decoder(architecture.config, weights, in_triton, own="triton")
-    pool = KVPool(architecture.config, 64, 64, dtype, device)
+    pool = KVPool(architecture.config, *pages, dtype, device)
     pool.device = torch.device("cuda")  # by which attention chooses its tiles
-    attention = TritonAttention(architecture.config, pool, steady=False)
-    passes = Passes(decoder, attention)
-    launcher = GraphLauncher(pool, passes, passes, HostQueue(), 0)
+    passes = Passes(decoder, TritonAttention(architecture.config, pool, steady=False))
+    return GraphLauncher(pool, passes, passes, HostQueue(), graph_tokens)
+
+
+def forward_pass(
+    launcher: "GraphLauncher", tokens: int, device: torch.device
+) -> Callable[[], object]:
+    """Return an eager forward pass of the launcher over empty tensors."""
+    from gpuscore.backends.torch.buckets import Bucket
+    from gpuscore.backends.torch.graph_launcher import Places
+
     places = Places.of(Bucket(tokens, 16, 16), 2)
     words = torch.zeros(places.end, dtype=torch.int32, device=device)
-    return lambda: launcher._forward(passes, places, words)
+    return lambda: launcher._forward(launcher._single, places, words)
 
 
 def measure(
@@ -204,8 +225,10 @@ def main() -> int:
 
     torch.set_num_threads(1)
     with torch.inference_mode(), driver_that_does_nothing():
-        run = forward_pass(dict(QWEN3_06B), options.tokens, META, torch.bfloat16)
-        narrow = forward_pass(QWEN3_06B | NARROW, 16, CPU, torch.float32)
+        whole = launcher_of(dict(QWEN3_06B), META, torch.bfloat16)
+        run = forward_pass(whole, options.tokens, META)
+        few = launcher_of(QWEN3_06B | NARROW, CPU, torch.float32)
+        narrow = forward_pass(few, 16, CPU)
         rows = measure(run, narrow, options.rounds)
     print(table(rows))
     keep("host-time", {"tokens": options.tokens, "rows": rows})

@@ -5,10 +5,12 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+Row: TypeAlias = dict[str, Any]
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -57,6 +59,26 @@ def keep(name: str, result: dict[str, Any], path: Path | None = None) -> None:
     with path.open("a") as file:
         file.write(line + "\n")
     print(line)
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def replace_json(path: Path, found: Mapping[str, Any]) -> None:
+    """Write a file atomically: a run that ends meanwhile leaves the earlier findings."""
+    fresh = path.with_suffix(".part")
+    fresh.write_text(json.dumps(found, indent=1) + "\n")
+    os.replace(fresh, path)
+
+
+def short(value: Any) -> str:
+    """Return a table's cell: numbers with four digits, yes and no, nothing for None."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return "" if value is None else str(value)
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -9,8 +9,7 @@
     make bench-serve ARGS='--backend fake --stages ladder --ladder 64,1024 --http-workers 1,2'
 
 Stages: `ladder` keeps 1 to 1,024 requests in flight, cache cold and warm; `poisson` sends 50, 80,
-100 and 150 % of the ladder's best rate; `report003` sends 70 requests/s of 120 + 10 x 180;
-`report002` keeps 128, 512 and 1,024 of those in flight. Latency counts from the scheduled arrival.
+100 and 150 % of the ladder's best rate. Latency counts from the scheduled arrival.
 With several numbers of HTTP workers, their servers take turns. The client shares the machine with
 the server. The exit code is 1 if a score was wrong, a request
 was lost, or an answer had an unexpected status.
@@ -37,8 +36,7 @@ from traffic import LABELS, Oracle, Shape, Traffic, make, poisson, summary
 
 SCRATCH = Path(__file__).parents[1] / "scratch"
 LADDER = Shape(120, 10, 18)
-REPORT = Shape(120, 10, 180)  # of reports 002 and 003
-STAGES = ("ladder", "poisson", "report003", "report002")
+STAGES = ("ladder", "poisson")
 POOL = 32  # queries of a warm cache
 WARMUP = 2.0  # seconds of an open loop that do not count
 SHOWN = [
@@ -170,7 +168,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--backend", choices=("fake", "model", "both"), default="both")
     parser.add_argument("--quick", action="store_true", help="few requests")
-    parser.add_argument("--stages", default=None, metavar="A,B", help="of the four above")
+    parser.add_argument("--stages", default=None, metavar="A,B", help="of the two above")
     parser.add_argument("--ladder", default=None, metavar="C,C", help="requests in flight")
     parser.add_argument("--requests", type=int, default=None, help="of each closed loop, at least")
     parser.add_argument("--seconds", type=float, default=None, help="of each open loop")
@@ -193,7 +191,6 @@ def plan_of(options: argparse.Namespace, backend: str) -> Plan:
     if backend == "model":
         plan.ladder = plan.warm_ladder = [1, 8, 64] if not options.quick else [8]
         plan.at_least = 200 if not options.quick else 100
-        plan.stages = ["ladder", "poisson"] if options.quick else plan.stages
     plan.stages = options.stages.split(",") if options.stages else plan.stages
     if options.ladder:
         plan.ladder = [int(c) for c in options.ladder.split(",")]
@@ -265,12 +262,6 @@ def run_stage(bench: Bench, stage: str) -> None:
         for percent in plan.loads:
             rate = bench.peak() * percent / 100
             bench.poisson(stage, f"{percent} % of peak", rate, LADDER, warm=False)
-    elif stage == "report003":
-        for warm in (False, True):
-            bench.poisson(stage, "70 requests/s", 70, REPORT, warm)
-    elif stage == "report002":
-        for clients in (c for c in (128, 512, 1024) if c <= max(plan.ladder)):
-            bench.closed(stage, clients, REPORT, False, 2 * plan.at_least)
     else:
         raise SystemExit(f"unknown stage {stage}; stages: {', '.join(STAGES)}")
 

@@ -6,7 +6,7 @@
 Every answer is compared with the answer that the same request got alone at the start. The faults
 are kill -9 and SIGSTOP of the engine, every 90 s in the first 40 % of the time, so that the last
 engine's memory can be watched; and all the time short pauses of the engine and reloads of the key
-file. Writes a page with plots and, without --output, a line to results/. The exit code is 1 if an
+file. Writes a page and, without --output, a line to results/. The exit code is 1 if an
 answer was wrong, lost or outside of the contract, or if memory, descriptors or threads grew.
 """
 

@@ -14,7 +14,6 @@ import pytest
 import yaml
 from generate.links import problems
 from generate.lists import problems as broken_lists
-from generate.picture import kind, picture, segments
 
 from gpuscore.config import CONFIGS
 from gpuscore.config.options import options
@@ -179,19 +178,6 @@ def test_make_targets_that_are_cited_exist():
     for page in (page for page in pages() if str(page.relative_to(ROOT)) not in HISTORY):
         for target in re.findall(r"`make ([a-z-]+)", page.read_text(encoding="utf-8")):
             assert target in targets, (page, target)
-
-
-def test_the_picture_is_drawn_by_its_script():
-    assert picture() == (DOCS / "assets" / "mask.svg").read_text(encoding="utf-8")
-
-
-def test_the_picture_shows_the_mask_rule():
-    query, *items = parts = segments(3, (2, 1))
-    for row in range(6):
-        own = next(part for part in parts if part.start <= row < part.end)
-        for column in range(6):
-            seen = own.start <= column <= row or (own in items and column < query.end)
-            assert bool(kind(row, column, parts)) == seen
 
 
 def test_the_check_of_the_site_finds_what_is_wrong(tmp_path):

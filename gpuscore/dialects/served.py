@@ -9,7 +9,7 @@ from gpuscore.config.served import ANY_MODEL, listed
 from gpuscore.engine.admission import Backlog
 from gpuscore.errors import GpuscoreError, InvalidRequest, ModelNotFound, Unavailable
 from gpuscore.prompts.model import ModelPrompts
-from gpuscore.text.tokenizer import TokenizerInfo
+from gpuscore.text.tokenizer_info import TokenizerInfo
 from gpuscore.types.limits import BackendLimits
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.stats import ReplicaState

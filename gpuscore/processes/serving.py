@@ -31,7 +31,7 @@ from gpuscore.server.http.headers import read_hosts, read_origins
 from gpuscore.server.observe.tracing import read_tracer
 from gpuscore.server.run import serve
 from gpuscore.system.log import LogFormat, LogWriter, chosen_format, logging_to
-from gpuscore.text.tokenizer import TokenizerInfo, read_tokenizer_info
+from gpuscore.text.tokenizer_info import TokenizerInfo, read_tokenizer_info
 
 if TYPE_CHECKING:
     from gpuscore.server.observe.spans import SpanTracer

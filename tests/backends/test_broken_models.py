@@ -14,7 +14,8 @@ from gpuscore.prompts.discovery import find_family, read_classifier_head
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.rendering import TemplateLimit
 from gpuscore.text.joining import PromptBuilder
-from gpuscore.text.tokenizer import TextEncoder, read_tokenizer_info
+from gpuscore.text.tokenizer import TextEncoder
+from gpuscore.text.tokenizer_info import read_tokenizer_info
 from support.broken_models import CASES, broken, make_bases
 from support.slow import slow
 

@@ -6,7 +6,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from gpuscore.errors import ConfigError
-from gpuscore.text.tokenizer import TextEncoder, read_tokenizer_info
+from gpuscore.text.tokenizer import TextEncoder
+from gpuscore.text.tokenizer_info import read_tokenizer_info
 from support.connections import MARKER, check_error
 from support.models import make_tokenizer
 

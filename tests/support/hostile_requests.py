@@ -53,7 +53,6 @@ class Entry:
         slow: True if it takes more than some milliseconds.
         rfc: the place that defines the right answer, if there is one.
         why: the reason for the right answer, in a sentence.
-        theirs: uvicorn's wrong answers with each of its parsers, as `shown` writes them.
     """
 
     name: str
@@ -66,7 +65,6 @@ class Entry:
     slow: bool
     rfc: str
     why: str
-    theirs: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -137,10 +135,9 @@ def _entry(given: dict[str, Any], parts: dict[str, str]) -> Entry:
     sent = given.pop("send")
     steps = tuple(_step(step, parts) for step in (sent if isinstance(sent, list) else [sent]))
     answers = _statuses(given.pop("answers"))
-    theirs = {kind: given.pop(kind) for kind in ("httptools", "h11") if kind in given}
     bodiless = frozenset(given.pop("bodiless", ()))
     usual = {"slow": False, "optional": False, "rfc": "", "closes": None, "fails": False}
-    return Entry(**(usual | given), steps=steps, answers=answers, bodiless=bodiless, theirs=theirs)
+    return Entry(**(usual | given), steps=steps, answers=answers, bodiless=bodiless)
 
 
 def _statuses(given: str | list[Any]) -> Statuses:
@@ -174,14 +171,10 @@ class Attacker:
 
     Args:
         bodiless: see Entry.
-        strict: True if each answer must state its length; otherwise the last one need not.
     """
 
-    def __init__(
-        self, address: tuple[str, int], bodiless: Iterable[int] = (), strict: bool = True
-    ) -> None:
-        self.outcome, self._strict = Outcome(), strict
-        self._endless = False  # in a wrong answer of uvicorn that lasts until the connection ends
+    def __init__(self, address: tuple[str, int], bodiless: Iterable[int] = ()) -> None:
+        self.outcome = Outcome()
         self._bodiless = frozenset(bodiless)
         self._socket = socket.create_connection(address, timeout=PATIENCE)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -263,18 +256,13 @@ class Attacker:
 
     def _take(self) -> bool:
         """Take one complete answer from the buffer; raises ValueError if it is not HTTP."""
-        if self._endless:
-            return False
         head, found, rest = self._buffer.partition(b"\r\n\r\n")
         if not found:
             return False
         status, headers = _head(head)
         number = sum(answer.status >= 200 for answer in self.outcome.answers)
         bare = status < 200 or status in (204, 304) or number in self._bodiless
-        if not (bare or self._strict or "content-length" in headers):
-            length, self._endless = len(rest), True
-        else:
-            length = 0 if bare else int(headers["content-length"])
+        length = 0 if bare else int(headers["content-length"])
         if len(rest) < length:
             return False
         self.outcome.answers.append(Answer(status, headers, rest[:length]))
