@@ -1,0 +1,168 @@
+"""The server under load, as a process of its own.
+
+    python bench/launch.py '{"server": {...}, "engine": {...}, "fake": {...}}'
+
+serves the backend of bench/fake.py; everything else is as in `gpuscore serve`. `serving` starts and
+stops either this or the real command.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Target:
+    address: tuple[str, int]
+    pid: int
+
+    def cpu_seconds(self) -> float:
+        """CPU seconds of the server and its running descendants."""
+        return sum(map(_cpu_seconds, _family(self.pid)))
+
+    def cpu_by_kind(self) -> dict[str, float]:
+        """CPU seconds of the engine's process, and of all others together, which are for HTTP."""
+        engine = sum(_cpu_seconds(p) for p in _family(self.pid) if _is_engine(p))
+        return {"engine": engine, "http": self.cpu_seconds() - engine}
+
+    def memory_mib(self) -> float:
+        pages = sum(int(Path(f"/proc/{p}/statm").read_text().split()[1]) for p in _family(self.pid))
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+@contextmanager
+def serving(arguments: Sequence[str], log: IO[bytes] | None = None) -> Iterator[Target]:
+    """Run this Python with the arguments; enter the block once the server is ready, then stop it.
+
+    Its standard error goes to `log`, or where ours goes.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-P", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+        env={k: v for k, v in os.environ.items() if not k.startswith("GPUSCORE_")},
+    )
+    try:
+        yield Target(_address(process), process.pid)
+        process.send_signal(signal.SIGTERM)
+        if process.wait(timeout=60):
+            raise RuntimeError(f"the server ended with {process.returncode}")
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def fake_server(**configs: dict[str, Any]) -> list[str]:
+    """Return arguments for `serving`.
+
+    Args:
+        configs: fields of ServerConfig, EngineConfig and FakeBackend, as `server`, `engine` and
+            `fake`.
+    """
+    return [__file__, json.dumps(configs)]
+
+
+def real_server(model: Path, *flags: str) -> list[str]:
+    return ["-m", "gpuscore", "serve", str(model), "--port", "0", *flags]
+
+
+def _address(process: "subprocess.Popen[str]") -> tuple[str, int]:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "ready on http://" in line:
+            host, port = line.split("ready on http://")[1].split(" ")[0].rsplit(":", 1)
+            return host, int(port)
+    raise RuntimeError(f"the server ended with {process.wait()} before it was ready")
+
+
+def _family(pid: int) -> list[int]:
+    """Process ids of a process and its descendants."""
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found += _family(int(child))
+    return found
+
+
+def _is_engine(pid: int) -> bool:
+    return b"gpuscore.processes.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / TICK
+
+
+def main(configs: dict[str, dict[str, Any]]) -> int:
+    """Serve as gpuscore/processes/serving.py does, with another backend."""
+    from gpuscore.config import EngineConfig, ModelConfig, ServerConfig
+    from gpuscore.dialects.served import ServedModel
+    from gpuscore.processes.replicas.start import start_replicas
+    from gpuscore.server.http.auth import ApiKeys
+    from gpuscore.server.run import serve
+
+    # The engine's process makes the backend and reads both.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    os.environ["BENCH_FAKE"] = json.dumps(configs.get("fake", {}))
+    engine = EngineConfig(**configs.get("engine", {}))
+    make = partial(start_replicas, Path("/nowhere"), ModelConfig(), engine, "fake:prepare")
+    server = ServerConfig(**{"port": 0, "log_requests": False} | configs.get("server", {}))
+    if server.http_workers > 1:
+        return _serve_by_fronts(make, server, engine)
+    replicas = make()
+    with closing(replicas):
+        models = [(ServedModel("fake"), partial(_load, replicas))]
+        return serve(models, server, ApiKeys([]), _announce)
+
+
+def _serve_by_fronts(make: Any, server: Any, engine: Any) -> int:
+    from gpuscore.config import ModelConfig
+    from gpuscore.dialects.served import ServedModel
+    from gpuscore.processes.fronts.front import FrontApp, FrontModel
+    from gpuscore.processes.fronts.parent import FrontSetup
+    from gpuscore.processes.replicas.placement import placements
+    from gpuscore.server.http.auth import ApiKeys
+
+    keys = ApiKeys([])
+    devices = tuple(place.device for place in placements(ModelConfig(), engine.devices))
+    setup = FrontSetup(server.http_workers, [len(devices)])
+    app = FrontApp([FrontModel(ServedModel("fake"), devices, _load)], server, engine, keys)
+    with (
+        closing(setup.forker(lambda text: app)) as forker,
+        closing(make(listeners=setup.listeners)) as replicas,
+    ):
+        forker.prepare("")
+        forker.prepared()
+        replicas.wait_planned()
+        return setup.run(forker, server, keys, replicas, replicas.engines, _announce)
+
+
+def _load(replicas: Any) -> Any:
+    from gpuscore.config import RequestLimits
+    from gpuscore.dialects.served import LoadedModel
+    from gpuscore.prompts.model import ModelPrompts
+    from gpuscore.text.joining import PromptBuilder
+
+    builder = PromptBuilder(None, replicas.wait_ready(), RequestLimits())
+    return LoadedModel(replicas, ModelPrompts(builder), replicas.wait_ended)
+
+
+def _announce(address: str) -> None:
+    print(f"ready on http://{address} ", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))
