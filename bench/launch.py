@@ -131,15 +131,15 @@ def main(configs: dict[str, dict[str, Any]]) -> int:
 def _serve_by_fronts(make: Any, server: Any, engine: Any) -> int:
     from gpuscore.config import ModelConfig
     from gpuscore.dialects.served import ServedModel
-    from gpuscore.processes.fronts.front import FrontApp, FrontModel
-    from gpuscore.processes.fronts.parent import FrontSetup
+    from gpuscore.processes.fronts.front import FrontApp
+    from gpuscore.processes.fronts.parent import Fronts, FrontSetup
     from gpuscore.processes.replicas.placement import placements
     from gpuscore.server.http.auth import ApiKeys
 
     keys = ApiKeys([])
     devices = tuple(place.device for place in placements(ModelConfig(), engine.devices))
     setup = FrontSetup(server.http_workers, [len(devices)])
-    app = FrontApp([FrontModel(ServedModel("fake"), devices, _load)], server, engine, keys)
+    app = FrontApp([(ServedModel("fake"), _load)], devices, server, engine, keys)
     with (
         closing(setup.forker(lambda text: app)) as forker,
         closing(make(listeners=setup.listeners)) as replicas,
@@ -147,7 +147,7 @@ def _serve_by_fronts(make: Any, server: Any, engine: Any) -> int:
         forker.prepare("")
         forker.prepared()
         replicas.wait_planned()
-        return setup.run(forker, server, keys, replicas, replicas.engines, _announce)
+        return Fronts(setup, forker, server, keys, replicas, _announce).run()
 
 
 def _load(replicas: Any) -> Any:
