@@ -16,9 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuscore.backends.base import Prepared
-from gpuscore.types.arrays import Int32Array
-from gpuscore.types.batch import PackedBatch, RowScores
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits, Int32Array, PackedBatch, RowScores
 
 U64 = NDArray[np.uint64]
 VOCAB = 32_000

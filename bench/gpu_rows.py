@@ -29,8 +29,8 @@ from gpuscore.config import EngineConfig, RequestLimits
 from gpuscore.engine.engine import Engine
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
-from gpuscore.types.arrays import Float64Array
-from gpuscore.types.probabilities import label_logprobs
+from gpuscore.types.batch import Float64Array
+from gpuscore.types.labels import label_logprobs
 
 Floors: TypeAlias = dict[str, dict[str, float]]  # by workload
 

@@ -17,7 +17,7 @@ from traffic import QUANTILES, Shape, Traffic, make, poisson, summary
 from gpuscore.backends.base import Backend
 from gpuscore.config import EngineConfig
 from gpuscore.engine.engine import Engine
-from gpuscore.types.probabilities import label_logprobs
+from gpuscore.types.labels import label_logprobs
 
 NEEDS = ("fastapi", "httptools", "msgspec", "prometheus_client", "uvicorn")
 PROMPT = Shape(280, 1, 20)

@@ -12,8 +12,7 @@ from scenarios import Request, Workload
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.engine.jobs import Work
 from gpuscore.engine.scheduler import Scheduler
-from gpuscore.types.arrays import Float64Array
-from gpuscore.types.batch import RowScores
+from gpuscore.types.batch import Float64Array, RowScores
 from gpuscore.types.request import ScoreRequest
 
 LABELS = [11, 23]

@@ -39,9 +39,8 @@ from gpuscore.engine.engine import Engine
 from gpuscore.engine.scheduler import Scheduler
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
-from gpuscore.types.batch import PackedBatch
-from gpuscore.types.limits import BackendLimits
-from gpuscore.types.probabilities import label_logprobs
+from gpuscore.types.batch import BackendLimits, PackedBatch
+from gpuscore.types.labels import label_logprobs
 
 VOCAB = 151_936
 LIMITS = BackendLimits(16_384, 64, 4096, 40_960, VOCAB)

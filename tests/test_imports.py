@@ -45,14 +45,14 @@ ray: gpuscore config. dialects engine models.hub processes system server ray sta
 ray.bulk: gpuscore config engine models.hub processes.replicas processes.worker ray
 ray.columns: offline.scorer
 measure.reports:
-measure.intervals: types.arrays
-measure.plots: measure.intervals types.arrays
+measure.intervals: types.batch
+measure.plots: measure.intervals types.batch
 measure.progress:
 measure.machine: torch jax
 measure.parity: backends config config.flags config.options config.sources models offline.scorer
   measure.intervals measure.machine measure.plots measure.progress measure.reports tokenizers
 measure.parity.arguments: measure.parity config config.examples config.flags config.sources
-measure.parity.metrics: types.arrays
+measure.parity.metrics: types.batch
 measure.parity.conformance.server: measure.parity httpx tokenizers
 measure.parity.oracle: backends.torch.devices measure.parity measure.progress torch transformers
 measure.calibrate: config config.flags config.served config.sources dialects
@@ -88,7 +88,7 @@ ALLOWED = {
     "gpuscore.errors": set(),
     "gpuscore.types": {"gpuscore.errors", "gpuscore.types"},
     "gpuscore.types.stats": set(),
-    "gpuscore.types.batch": {"gpuscore.types.arrays"},
+    "gpuscore.types.batch": {"gpuscore.types.batch"},
     "gpuscore_kernels": {"gpuscore_kernels", "torch", "triton"},
 }
 

@@ -23,9 +23,9 @@ def pages() -> Iterator[tuple[str, str]]:
             "`Scorer` and `AsyncScorer` score in the same process, without a server.",
             "::: gpuscore.offline.scorer.Scorer",
             "::: gpuscore.offline.async_scorer.AsyncScorer",
-            *(f"::: gpuscore.types.call_options.{name}" for name in CALL_OPTIONS),
+            *(f"::: gpuscore.types.call_arguments.{name}" for name in CALL_OPTIONS),
             *(f"::: gpuscore.types.results.{name}" for name in RESULTS),
-            "::: gpuscore.types.item_errors.ItemError",
+            "::: gpuscore.types.results.ItemError",
             *(f"::: gpuscore.types.questions.{name}" for name in QUESTIONS),
             "## ModelConfig",
             "`gpuscore.config.ModelConfig` is a frozen dataclass with the settings of a model and "

@@ -23,8 +23,7 @@ from gpuscore.dialects.answers import (
     SystemOneAnswer,
 )
 from gpuscore.dialects.wire import FailedItem, ShortUsage, TokenUsage
-from gpuscore.types.item_errors import ItemError
-from gpuscore.types.results import TokenCounts
+from gpuscore.types.results import ItemError, TokenCounts
 
 ResultT = TypeVar("ResultT", covariant=True)
 ListAnswer: TypeAlias = (

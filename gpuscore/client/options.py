@@ -8,7 +8,7 @@ import httpx
 
 from gpuscore.client.retries import Policy
 from gpuscore.client.split import MAX_BYTES, MAX_ITEMS, SplitLimits
-from gpuscore.types.call_options import (
+from gpuscore.types.call_arguments import (
     ClassifyOptions,
     FamilyOptions,
     ScoreOptions,

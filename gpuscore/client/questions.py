@@ -20,9 +20,7 @@ from gpuscore.dialects.answers import (
     SystemOneAnswer,
 )
 from gpuscore.errors import InvalidRequest
-from gpuscore.types.call_inputs import checked_questions, named_questions
-from gpuscore.types.call_options import checked_options
-from gpuscore.types.item_errors import check_text
+from gpuscore.types.call_arguments import checked_options, checked_questions, named_questions
 from gpuscore.types.questions import (
     Choice,
     Decision,
@@ -33,6 +31,7 @@ from gpuscore.types.questions import (
     TypedQuestion,
     levels_of,
 )
+from gpuscore.types.results import check_text
 
 _Decided: TypeAlias = PredicateAnswer | ChoiceAnswer | LevelAnswer
 _Typed: TypeAlias = NoulAnswer | NamedChoiceAnswer | ScoreLevelAnswer

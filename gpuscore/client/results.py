@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpuscore.types.arrays import Float64Array
+from gpuscore.types.batch import Float64Array
 from gpuscore.types.results import Classification, PairScores, Ranking, Scores
 
 

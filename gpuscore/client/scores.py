@@ -10,10 +10,17 @@ from gpuscore.client.options import FamilyRequestOptions, ScoreRequestOptions, f
 from gpuscore.client.results import PairsResponse, RerankResponse, ScoreResponse
 from gpuscore.client.split import Body, SplitLimits, as_json
 from gpuscore.dialects.answers import PairsAnswer, RerankAnswer, ScoreAnswer
-from gpuscore.types.call_inputs import listed, pairs_of, text_or_ids
-from gpuscore.types.call_options import Items, ScoreOptions, Text, checked_options, label_names
-from gpuscore.types.item_errors import check_text
-from gpuscore.types.results import Document, rectangle
+from gpuscore.types.call_arguments import (
+    Items,
+    ScoreOptions,
+    Text,
+    checked_options,
+    label_names,
+    listed,
+    pairs_of,
+    text_or_ids,
+)
+from gpuscore.types.results import Document, check_text, rectangle
 
 ReadT = TypeVar("ReadT")
 

@@ -21,7 +21,7 @@ from gpuscore.client.results import (
 from gpuscore.client.scores import pairs_call, rerank_call, score_call
 from gpuscore.client.sending import Sender
 from gpuscore.client.texts import classify_call, completions_call
-from gpuscore.types.call_options import Ids, Items, Text, takes_options
+from gpuscore.types.call_arguments import Ids, Items, Text, takes_options
 from gpuscore.types.questions import Decision, Question, TypedAnswer, TypedQuestion
 from gpuscore.types.results import Document
 

@@ -9,9 +9,8 @@ from gpuscore.client.options import ClassifyRequestOptions, PromptRequestOptions
 from gpuscore.client.results import ClassifyResponse, Completion, CompletionsResponse
 from gpuscore.client.split import Body, SplitLimits, as_json
 from gpuscore.dialects.answers import ClassifyAnswer, CompletionAnswer, CompletionChoice, Logprobs
-from gpuscore.types.call_inputs import listed, text_or_ids, token_ids
-from gpuscore.types.call_inputs import texts as texts_of
-from gpuscore.types.call_options import Ids, checked_options
+from gpuscore.types.call_arguments import Ids, checked_options, listed, text_or_ids, token_ids
+from gpuscore.types.call_arguments import texts as texts_of
 
 
 def classify_call(

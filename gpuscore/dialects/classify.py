@@ -39,8 +39,8 @@ from gpuscore.dialects.wire import (
 )
 from gpuscore.errors import InvalidRequest
 from gpuscore.prompts.classes import ClassifyInput, build_classes
-from gpuscore.text.turns import Turns
-from gpuscore.types.probabilities import label_mass
+from gpuscore.text.boundaries import Turns
+from gpuscore.types.labels import label_mass
 from gpuscore.types.record import RequestRecord
 
 

@@ -24,8 +24,8 @@ from gpuscore.dialects.dialect import (
 )
 from gpuscore.dialects.wire import PromptTokensDetails, TokenUsage
 from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.types.arrays import NO_TOKENS, Int32Array
-from gpuscore.types.probabilities import PositionLogprobs, position_logprobs, top_logprobs
+from gpuscore.types.batch import NO_TOKENS, Int32Array
+from gpuscore.types.labels import PositionLogprobs, position_logprobs, top_logprobs
 from gpuscore.types.request import ScoreResult
 
 _CHOICE_BYTES = 192  # the names of a choice's fields and its index

@@ -35,10 +35,10 @@ from gpuscore.dialects.wire import (
     strict_decoder,
 )
 from gpuscore.errors import InvalidRequest, MixedInputTypes, TooManyTokens
-from gpuscore.text.factoring import alike, positions_cut
+from gpuscore.text.boundaries import Turns
 from gpuscore.text.joining import PromptBuilder
-from gpuscore.text.turns import Turns
-from gpuscore.types.arrays import Int32Array
+from gpuscore.text.score_input import alike, positions_cut
+from gpuscore.types.batch import Int32Array
 from gpuscore.types.record import RequestRecord
 from gpuscore.types.request import MAX_TOP, ScoreRequest
 

@@ -51,7 +51,7 @@ from gpuscore.prompts.decision_texts import (
     predicate,
 )
 from gpuscore.prompts.decisions import DecisionInput, DecisionRequest
-from gpuscore.text.turns import Turns
+from gpuscore.text.boundaries import Turns
 from gpuscore.types.record import RequestRecord
 
 

@@ -22,10 +22,10 @@ from gpuscore.dialects.wire import (
     encode_error,
 )
 from gpuscore.errors import GpuscoreError
-from gpuscore.text.turns import Turns
-from gpuscore.types.item_errors import ItemError
+from gpuscore.text.boundaries import Turns
 from gpuscore.types.record import RequestRecord
 from gpuscore.types.request import ScoreRequest, ScoreResult
+from gpuscore.types.results import ItemError
 
 # Up to these sizes, preparing a request of token ids takes about a millisecond, so it is done on
 # the event loop.

@@ -34,7 +34,7 @@ from gpuscore.dialects.wire import (
 )
 from gpuscore.errors import InvalidRequest
 from gpuscore.prompts.rerank_input import RerankInput
-from gpuscore.types.item_errors import ItemErrors, spread
+from gpuscore.types.results import ItemErrors, spread
 
 Texts = str | list[str | None]
 # Names of both sides. vLLM has renamed them twice and accepts all names.

@@ -10,9 +10,9 @@ from gpuscore.dialects.dialect import PreparedBody, Scored
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.errors import InvalidRequest
 from gpuscore.prompts.rerank_input import RerankInput
-from gpuscore.text.turns import Turns
-from gpuscore.types.arrays import Float64Array
-from gpuscore.types.item_errors import ItemErrors, scored_places
+from gpuscore.text.boundaries import Turns
+from gpuscore.types.batch import Float64Array
+from gpuscore.types.results import ItemErrors, scored_places
 
 
 class RankingFields(Protocol):

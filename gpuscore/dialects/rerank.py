@@ -49,9 +49,9 @@ from gpuscore.dialects.wire import (
 )
 from gpuscore.errors import GpuscoreError, InvalidRequest
 from gpuscore.prompts.rerank_input import RerankInput
-from gpuscore.types.item_errors import ItemErrors
-from gpuscore.types.probabilities import label_mass
+from gpuscore.types.labels import label_mass
 from gpuscore.types.record import RequestRecord
+from gpuscore.types.results import ItemErrors
 
 Document: TypeAlias = str | dict[str, Any]
 

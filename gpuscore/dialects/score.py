@@ -38,14 +38,19 @@ from gpuscore.dialects.score_body import Ids, ScoreBody, Text, decode_in_parts
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import PromptTokensDetails, TokenUsage, decoding_errors
 from gpuscore.errors import InvalidRequest
+from gpuscore.text.boundaries import Turns
 from gpuscore.text.score_input import ScoreInput
-from gpuscore.text.turns import Turns
-from gpuscore.types.arrays import Float64Array
-from gpuscore.types.item_errors import ItemErrors, spread
-from gpuscore.types.label_nodes import per_token
-from gpuscore.types.probabilities import check_temperature, label_logprobs, label_mass, label_scores
+from gpuscore.types.batch import Float64Array
+from gpuscore.types.labels import (
+    check_temperature,
+    label_logprobs,
+    label_mass,
+    label_scores,
+    per_token,
+)
 from gpuscore.types.record import RequestRecord
 from gpuscore.types.request import ScoreResult
+from gpuscore.types.results import ItemErrors, spread
 
 
 @dataclass(frozen=True, slots=True)

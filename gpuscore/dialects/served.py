@@ -10,7 +10,7 @@ from gpuscore.engine.admission import Backlog
 from gpuscore.errors import GpuscoreError, InvalidRequest, ModelNotFound, Unavailable
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.text.tokenizer_info import TokenizerInfo
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.stats import ReplicaState
 

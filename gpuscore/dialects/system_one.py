@@ -55,7 +55,7 @@ from gpuscore.prompts.decision_texts import (
     score_question,
 )
 from gpuscore.prompts.decisions import DecisionInput
-from gpuscore.text.turns import Turns
+from gpuscore.text.boundaries import Turns
 from gpuscore.types.record import RequestRecord
 
 Instructions = Annotated[

@@ -23,8 +23,8 @@ from gpuscore.dialects.paths import DETOKENIZE_PATH, TOKENIZE_PATH
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import ModelName, about, strict_decoder
 from gpuscore.errors import InvalidRequest, TooManyTokens
+from gpuscore.text.boundaries import OverLimit, Turns
 from gpuscore.text.joining import PromptBuilder
-from gpuscore.text.turns import OverLimit, Turns
 
 
 class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):

@@ -16,8 +16,8 @@ from gpuscore.engine.start_checks import check_collapse, check_same_bits
 from gpuscore.engine.ticket import Progress, Ticket
 from gpuscore.engine.trees import distinct_items
 from gpuscore.errors import GpuscoreError, InsufficientMemory, InvalidRequest, Unavailable
-from gpuscore.types.label_nodes import with_nodes
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits
+from gpuscore.types.labels import with_nodes
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.stats import EngineStats
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from gpuscore.engine.pages import PageKey, PageRows
-from gpuscore.types.arrays import NO_TOKENS, Int32Array
 from gpuscore.types.batch import (
+    NO_TOKENS,
+    BackendLimits,
+    Int32Array,
     PackedBatch,
     Prefix,
     Segment,
@@ -17,7 +19,6 @@ from gpuscore.types.batch import (
     pack_columns,
     page_slots,
 )
-from gpuscore.types.limits import BackendLimits
 from gpuscore.types.request import ScoreRequest
 
 QUERY = -1  # in place of an item, where the query's own rows are meant

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from gpuscore.types.arrays import Float32Array, Int32Array
+from gpuscore.types.batch import Float32Array, Int32Array
 from gpuscore.types.request import ScoreRequest
 
 

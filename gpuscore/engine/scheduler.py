@@ -19,7 +19,7 @@ import numpy as np
 
 from gpuscore.engine.jobs import QUERY, Job, Share, Work, draft_batch, long_base, long_rest
 from gpuscore.engine.pages import PageKey, PagePool, RowsOf, page_keys
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import ScoreRequest
 
 QUANTUM = 512  # tokens that a request may take per round

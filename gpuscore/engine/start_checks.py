@@ -19,9 +19,17 @@ from numpy.typing import NDArray
 
 from gpuscore.backends.base import Backend
 from gpuscore.errors import ConfigError
-from gpuscore.types.arrays import NO_TOKENS, Float64Array, Int32Array
-from gpuscore.types.batch import Prefix, RowScores, Segment, pack, page_slots
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import (
+    NO_TOKENS,
+    BackendLimits,
+    Float64Array,
+    Int32Array,
+    Prefix,
+    RowScores,
+    Segment,
+    pack,
+    page_slots,
+)
 
 logger = logging.getLogger(__name__)
 

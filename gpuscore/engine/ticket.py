@@ -12,11 +12,9 @@ from gpuscore.engine.jobs import QUERY, Share
 from gpuscore.engine.pages import PageRows
 from gpuscore.engine.trees import DistinctItems, SharedItems
 from gpuscore.errors import GpuscoreError
-from gpuscore.types.arrays import BoolArray, Float32Array, Int32Array
-from gpuscore.types.batch import PackedBatch, RowScores
-from gpuscore.types.label_nodes import added_up
-from gpuscore.types.label_trie import LabelTrie
-from gpuscore.types.request import ScoreRequest, ScoreResult, Timings
+from gpuscore.types.batch import BoolArray, Float32Array, Int32Array, PackedBatch, RowScores
+from gpuscore.types.labels import added_up
+from gpuscore.types.request import LabelTrie, ScoreRequest, ScoreResult, Timings
 
 Places = NDArray[np.integer]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpuscore.types.arrays import NO_TOKENS, Int32Array, common_prefix, sorted_order
+from gpuscore.types.batch import NO_TOKENS, Int32Array, common_prefix, sorted_order
 from gpuscore.types.request import ScoreRequest, ScoreResult
 
 LEAST = 4  # tokens of a prefix

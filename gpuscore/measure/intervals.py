@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscore.types.arrays import Float64Array, Int64Array
+from gpuscore.types.batch import Float64Array, Int64Array
 
 RESAMPLES, FEWEST, LEVEL = 1000, 5, 0.95
 _AT_ONCE = 2**22  # elements of an array

@@ -7,7 +7,7 @@ from html import escape
 import numpy as np
 
 from gpuscore.measure.intervals import Interval
-from gpuscore.types.arrays import Float64Array
+from gpuscore.types.batch import Float64Array
 
 BLUE, RED, GREY = "#4477aa", "#cc6677", "#888"
 _DECADES = range(-9, 2)  # of |d log p|; smaller differences are in the first bar

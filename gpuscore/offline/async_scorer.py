@@ -16,7 +16,7 @@ from gpuscore.offline.calls import (
 from gpuscore.offline.decisions import decide_call, system_one_call
 from gpuscore.offline.scorer import LoadedScorer
 from gpuscore.prompts.model import ModelPrompts
-from gpuscore.types.call_options import (
+from gpuscore.types.call_arguments import (
     ClassifyOptions,
     FamilyOptions,
     Items,

@@ -14,38 +14,45 @@ from gpuscore.prompts.classes import Classes, ClassifyInput, build_classes
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.text.score_input import ScoreInput
-from gpuscore.types.arrays import BoolArray, Float32Array, Float64Array
-from gpuscore.types.call_inputs import check_list, listed, pair, pairs_of, text_or_ids
-from gpuscore.types.call_inputs import texts as texts_of
-from gpuscore.types.call_options import (
+from gpuscore.types.batch import BoolArray, Float32Array, Float64Array
+from gpuscore.types.call_arguments import (
     ClassifyOptions,
     FamilyOptions,
     Items,
     LocalScoreOptions,
     Text,
+    check_list,
     checked_options,
     is_mean,
     label_names,
+    listed,
+    pair,
+    pairs_of,
+    text_or_ids,
 )
-from gpuscore.types.item_errors import (
-    ItemErrors,
-    check_on_error,
-    check_text,
-    checked_texts,
-    scored_places,
-    spread,
+from gpuscore.types.call_arguments import texts as texts_of
+from gpuscore.types.labels import (
+    check_temperature,
+    label_logprobs,
+    label_mass,
+    label_scores,
+    per_token,
 )
-from gpuscore.types.label_nodes import per_token
-from gpuscore.types.probabilities import check_temperature, label_logprobs, label_mass, label_scores
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.results import (
     Classification,
+    ItemErrors,
     PairScores,
     Ranking,
     Scores,
     TokenCounts,
+    check_on_error,
+    check_text,
+    checked_texts,
     column,
     rectangle,
+    scored_places,
+    spread,
 )
 
 ValueT = TypeVar("ValueT")

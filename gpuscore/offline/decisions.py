@@ -21,8 +21,7 @@ from gpuscore.prompts.decision_texts import (
 )
 from gpuscore.prompts.decisions import DecisionInput
 from gpuscore.prompts.model import ModelPrompts
-from gpuscore.types.call_inputs import checked_questions, named_questions
-from gpuscore.types.item_errors import check_text
+from gpuscore.types.call_arguments import checked_questions, named_questions
 from gpuscore.types.questions import (
     Choice,
     Decision,
@@ -34,6 +33,7 @@ from gpuscore.types.questions import (
     levels_of,
 )
 from gpuscore.types.request import ScoreResult
+from gpuscore.types.results import check_text
 
 
 def decide_call(

@@ -25,7 +25,7 @@ from gpuscore.offline.calls import (
 from gpuscore.offline.decisions import decide_call, system_one_call
 from gpuscore.prompts.decisions import ORDERS, read_asking
 from gpuscore.prompts.model import ModelFiles
-from gpuscore.types.call_options import (
+from gpuscore.types.call_arguments import (
     ClassifyOptions,
     FamilyOptions,
     Items,

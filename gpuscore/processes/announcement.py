@@ -24,7 +24,7 @@ from gpuscore.prompts.model import ModelPrompts
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits
 
 QUERY = "Which animals live in the sea?"
 TEXTS = ["Whales and dolphins live in the sea.", "Camels live in the desert."]

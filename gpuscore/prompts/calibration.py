@@ -19,8 +19,8 @@ import numpy as np
 
 from gpuscore.errors import ConfigError
 from gpuscore.models.files import read_object
-from gpuscore.types.arrays import Float64Array
-from gpuscore.types.probabilities import softmax
+from gpuscore.types.batch import Float64Array
+from gpuscore.types.labels import softmax
 
 Kind: TypeAlias = Literal["noul", "choice", "score"]  # of questions, by System One's names
 KINDS: tuple[Kind, ...] = get_args(Kind)

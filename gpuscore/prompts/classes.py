@@ -10,11 +10,11 @@ from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.family import sigmoid
 from gpuscore.prompts.registry import names_of
 from gpuscore.prompts.rerank_input import RerankInput
+from gpuscore.text.boundaries import ALONE, Turns
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
-from gpuscore.text.turns import ALONE, Turns
-from gpuscore.types.arrays import Float64Array
-from gpuscore.types.probabilities import softmax
+from gpuscore.types.batch import Float64Array
+from gpuscore.types.labels import softmax
 from gpuscore.types.request import ScoreRequest
 
 NO_CLASSES = (

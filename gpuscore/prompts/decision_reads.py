@@ -11,12 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscore.prompts.calibration import Calibration, Kind
-from gpuscore.types.arrays import Float64Array
-from gpuscore.types.label_nodes import with_families
-from gpuscore.types.label_trie import LabelTrie
-from gpuscore.types.limits import BackendLimits
-from gpuscore.types.probabilities import label_logprobs
-from gpuscore.types.request import ScoreRequest, ScoreResult
+from gpuscore.types.batch import BackendLimits, Float64Array
+from gpuscore.types.labels import label_logprobs, with_families
+from gpuscore.types.request import LabelTrie, ScoreRequest, ScoreResult
 
 
 @dataclass(frozen=True, slots=True)

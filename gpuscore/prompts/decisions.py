@@ -18,10 +18,9 @@ from gpuscore.prompts.chat import ChatTemplate, DecisionChat
 from gpuscore.prompts.decision_reads import DecisionReads, with_labels
 from gpuscore.prompts.decision_texts import PAIRS, SINGLE, DecisionQuestion, json_text
 from gpuscore.prompts.rerank_input import RerankInput
+from gpuscore.text.boundaries import ALONE, Turns
 from gpuscore.text.joining import PromptBuilder
-from gpuscore.text.turns import ALONE, Turns
-from gpuscore.types.label_trie import LabelTrie
-from gpuscore.types.request import ScoreRequest
+from gpuscore.types.request import LabelTrie, ScoreRequest
 
 FIXED, BALANCED = ORDERS = "fixed", "balanced"  # balanced: choices are read in two orders
 

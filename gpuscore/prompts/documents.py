@@ -25,13 +25,13 @@ from gpuscore.prompts.rerank_input import (
     RerankInput,
     prompts_of,
 )
+from gpuscore.text.boundaries import ALONE, OverLimit, Turns, beside
 from gpuscore.text.controls import ControlToken, refused_controls
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.text.turns import ALONE, OverLimit, Turns, beside
-from gpuscore.types.arrays import NO_TOKENS, Float64Array, Int32Array
-from gpuscore.types.item_errors import ItemErrors, ItemsRefused
+from gpuscore.types.batch import NO_TOKENS, Float64Array, Int32Array
 from gpuscore.types.request import ScoreResult
+from gpuscore.types.results import ItemErrors, ItemsRefused
 
 
 class FamilyPrompts:

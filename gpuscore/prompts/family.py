@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from gpuscore.types.arrays import Float64Array
+from gpuscore.types.batch import Float64Array
 
 QUERY, DOCUMENT, INSTRUCTION = "query", "document", "instruction"
 # The only label of a model whose head gives one number instead of a vocabulary, see `one_class`.

@@ -23,7 +23,7 @@ from gpuscore.prompts.registry import names_of
 from gpuscore.prompts.rendering import TemplateLimit
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits
 
 NO_RERANKER = (
     "this model belongs to no known family of rerankers: name its family (--family; family= in "

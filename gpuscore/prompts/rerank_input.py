@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpuscore.errors import InvalidRequest
+from gpuscore.text.boundaries import OverLimit, Turns
 from gpuscore.text.checks import PromptsFrom
 from gpuscore.text.controls import ControlToken
 from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.text.turns import OverLimit, Turns
-from gpuscore.types.arrays import Int32Array
-from gpuscore.types.item_errors import ItemErrors, check_text, checked_texts
+from gpuscore.types.batch import Int32Array
 from gpuscore.types.request import ScoreRequest
+from gpuscore.types.results import ItemErrors, check_text, checked_texts
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuscore.offline.scorer import Scorer
-from gpuscore.types.call_inputs import texts
+from gpuscore.types.call_arguments import texts
 
 # A batch as Ray Data passes it with batch_format="numpy".
 Columns = dict[str, NDArray[Any]]

@@ -26,7 +26,7 @@ from gpuscore.processes.replicas.router import home_digest
 from gpuscore.processes.worker.frames import ProtocolError, encode
 from gpuscore.processes.worker.messages import Failure, to_error, to_result
 from gpuscore.ray.messages import Ask, HostReply, HostState, ask, decode, fingerprint
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.stats import ReplicaState
 

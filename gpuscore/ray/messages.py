@@ -21,7 +21,7 @@ from gpuscore.processes.worker.messages import (
     score_message,
     to_request,
 )
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import ScoreRequest
 from gpuscore.types.stats import EngineStats
 

@@ -15,7 +15,7 @@ from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.http.gate import Gate
 from gpuscore.server.http.headers import LOOPBACK, read_hosts, read_origins
 from gpuscore.server.http.protocol import ScoreProtocol
-from gpuscore.server.http.rounds import Listener, Postponed, Rounds
+from gpuscore.server.http.timing import Listener, Postponed, Rounds
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.service import ScoringService
 

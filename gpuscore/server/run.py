@@ -23,7 +23,7 @@ from gpuscore.server.http.descriptors import warn_of_limit
 from gpuscore.server.http.gate import Gate
 from gpuscore.server.http.headers import LOOPBACK, read_hosts, read_origins
 from gpuscore.server.http.protocol import ScoreProtocol
-from gpuscore.server.http.rounds import Listener, Postponed, Rounds
+from gpuscore.server.http.timing import Listener, Postponed, Rounds
 from gpuscore.server.metrics_port import metrics_port
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.observe.sums import Samples, Snapshot

@@ -26,7 +26,7 @@ from gpuscore.dialects.served import (
 )
 from gpuscore.errors import GpuscoreError, Unavailable
 from gpuscore.server.text_work import LargeBodies, TextWork, Trimmer, permits_here
-from gpuscore.text.turns import Turns
+from gpuscore.text.boundaries import Turns
 from gpuscore.types.record import ENGINE, RequestRecord
 from gpuscore.types.request import ScoreRequest, ScoreResult
 

@@ -13,7 +13,7 @@ import uvicorn
 
 from gpuscore.config import ServerConfig
 from gpuscore.server.http.gate import Gate
-from gpuscore.server.http.rounds import Rounds
+from gpuscore.server.http.timing import Rounds
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.service import ScoringService
 

@@ -31,7 +31,7 @@ from typing import Any, Generic, TypeVar
 from gpuscore.dialects.dialect import LARGE
 from gpuscore.errors import DeadlineExceeded, Unavailable
 from gpuscore.system.heap import collect_and_trim
-from gpuscore.text.turns import PIECE_CHARS, Turns
+from gpuscore.text.boundaries import PIECE_CHARS, Turns
 
 ResultT = TypeVar("ResultT")
 

@@ -21,13 +21,12 @@ from gpuscore.errors import (
     TooManyLabels,
     TooManyTokens,
 )
+from gpuscore.text.boundaries import ALONE, COPIED, OverLimit, Turns
 from gpuscore.text.score_input import ScoreInput, lists_of
 from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.text.turns import ALONE, COPIED, OverLimit, Turns
-from gpuscore.types.arrays import NO_TOKENS, Int32Array
-from gpuscore.types.item_errors import OF_ITEMS, ItemErrors, ItemsRefused
-from gpuscore.types.label_trie import LabelTrie
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import NO_TOKENS, BackendLimits, Int32Array
+from gpuscore.types.request import LabelTrie
+from gpuscore.types.results import OF_ITEMS, ItemErrors, ItemsRefused
 
 PromptsFrom = Callable[[int], Iterator[Int32Array]]  # the prompts from this number on
 FEW = 16  # up to this many ids are checked one by one

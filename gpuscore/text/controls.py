@@ -35,7 +35,7 @@ from gpuscore.models.files import shown
 from gpuscore.text.boundaries import flat
 from gpuscore.text.least import byte_alphabet
 from gpuscore.text.pretokens import META
-from gpuscore.types.arrays import Int32Array
+from gpuscore.types.batch import Int32Array
 
 MARKER = re.compile(
     r"<[|\uff5c].*\w.*|<.*\w.*[|\uff5c]>|\uff5c.+\uff5c"  # <|im_end|>, <|turn>, <turn|>

@@ -15,16 +15,14 @@ from gpuscore.errors import (
     TooManyItems,
     TooManyTokens,
 )
+from gpuscore.text.boundaries import ALONE, Turns, is_long
 from gpuscore.text.checks import LabelReader, PromptChecks, PromptsFrom
-from gpuscore.text.factoring import factor, factor_ids, split, stop_over
-from gpuscore.text.score_input import ScoreInput, lists_of
+from gpuscore.text.score_input import ScoreInput, factor, factor_ids, lists_of, split, stop_over
 from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.text.turns import ALONE, Turns, is_long
-from gpuscore.types.arrays import Int32Array, common_prefix
-from gpuscore.types.item_errors import ItemErrors, ItemsRefused
-from gpuscore.types.label_nodes import most_tokens
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits, Int32Array, common_prefix
+from gpuscore.types.labels import most_tokens
 from gpuscore.types.request import ScoreRequest
+from gpuscore.types.results import ItemErrors, ItemsRefused
 
 
 class PromptBuilder:

@@ -34,10 +34,9 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from gpuscore.text.boundaries import added_contents, flat, image_of_space
+from gpuscore.text.boundaries import ALONE, COPIED, Turns, added_contents, flat, image_of_space
 from gpuscore.text.pretokens import META
-from gpuscore.text.turns import ALONE, COPIED, Turns
-from gpuscore.types.arrays import Float64Array
+from gpuscore.types.batch import Float64Array
 
 SHRINK = 4
 WINDOW = 1 << 16  # characters that are counted at a time

@@ -10,7 +10,18 @@ from tokenizers import Encoding, Tokenizer
 
 from gpuscore.errors import ConfigError, InternalError, InvalidRequest
 from gpuscore.models.files import MAX_TOKENIZER, is_file
-from gpuscore.text.boundaries import find_boundaries
+from gpuscore.text.boundaries import (
+    ALONE,
+    PIECE_CHARS,
+    Turns,
+    batches,
+    beside,
+    check_limit,
+    cost,
+    find_boundaries,
+    is_long,
+    pieces,
+)
 from gpuscore.text.controls import (
     Controls,
     Forbidden,
@@ -26,18 +37,7 @@ from gpuscore.text.declared import (
     refuse_other_ids,
 )
 from gpuscore.text.least import LeastTokens, find_least_tokens
-from gpuscore.text.turns import (
-    ALONE,
-    PIECE_CHARS,
-    Turns,
-    batches,
-    beside,
-    check_limit,
-    cost,
-    is_long,
-    pieces,
-)
-from gpuscore.types.arrays import NO_TOKENS, Int32Array
+from gpuscore.types.batch import NO_TOKENS, Int32Array
 
 NONE = NO_TOKENS, NO_TOKENS
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")

@@ -1,4 +1,4 @@
-"""`PackedBatch`, the input of one forward pass, and `pack`, which builds it.
+"""A forward pass's input: `PackedBatch`, `pack`, which builds it, and the limits of a backend.
 
     query [0 .. cut)     items, each at positions cut .. cut + len
     +----------------+---------+--------+----------+
@@ -14,10 +14,55 @@ Sizes in shape comments: T tokens, S segments, R requests, N scored rows, L labe
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gpuscore.types.arrays import BoolArray, Float32Array, Int32Array
+Int32Array: TypeAlias = NDArray[np.int32]
+Int64Array: TypeAlias = NDArray[np.int64]
+Float32Array: TypeAlias = NDArray[np.float32]
+Float64Array: TypeAlias = NDArray[np.float64]
+BoolArray: TypeAlias = NDArray[np.bool_]
+
+NO_TOKENS: Int32Array = np.empty(0, dtype=np.int32)
+
+
+def common_prefix(a: Int32Array, b: Int32Array) -> int:
+    """Return the number of first tokens that both have."""
+    length = min(len(a), len(b))
+    differ = a[:length] != b[:length]
+    return int(differ.argmax()) if differ.any() else length
+
+
+def sorted_order(sequences: Sequence[Int32Array]) -> list[int]:
+    """Return the places of sequences of token ids, sorted as the ids are: a prefix comes first."""
+    # Of ids, which are not negative, big-endian bytes sort as the ids do.
+    return sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">i4").tobytes())
+
+
+@dataclass(frozen=True, slots=True)
+class BackendLimits:
+    """Limits of a backend; the engine plans batches within them."""
+
+    max_tokens: int  # tokens of one batch
+    page_size: int  # tokens of one KV page
+    num_pages: int  # KV pages
+    max_model_len: int  # tokens of one prompt
+    vocab_rows: int  # valid token ids of prompts are 0 <= id < vocab_rows
+    token_buckets: tuple[int, ...] = ()  # padded batch sizes; empty = ragged
+    identity: str = ""  # model, revision and dtype, to which cached keys and values belong
+    # If not 0: a row's result has the same bits in every batch, provided that the chunks of a
+    # sequence end at multiples of this many tokens and that the cut depends on the query alone.
+    deterministic_chunk: int = 0
+    # Names of a classification model's classes, which are its labels. None = labels are tokens.
+    classes: tuple[str, ...] | None = None
+    quantized: bool = False  # weights of eight bits: the engine asks known prompts at start
+
+    @property
+    def label_rows(self) -> int:
+        """Number of valid label ids: 0 <= id < label_rows."""
+        return self.vocab_rows if self.classes is None else len(self.classes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import torch
 
 from gpuscore import Scorer
 from gpuscore.backends import create_backend, plan_backend
-from gpuscore.backends.torch.tiles import all_at_once
+from gpuscore.backends.torch.layers import all_at_once
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import ConfigError

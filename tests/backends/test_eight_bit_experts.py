@@ -29,8 +29,8 @@ from gpuscore.backends.torch.mixture import EightBitMixture, MixtureWeights, mix
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.expert_mlp.reference import TILE
-from gpuscore_kernels.gated.reference import gated
 from gpuscore_kernels.quantized.reference import quantize_rows
+from gpuscore_kernels.reference import gated
 from support.eight_bits import needs_int8
 from support.models import random_ids
 from support.quantized import FOLDER

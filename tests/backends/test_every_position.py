@@ -13,8 +13,8 @@ import torch
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine.engine import Engine
-from gpuscore.types.arrays import NO_TOKENS
-from gpuscore.types.probabilities import position_logprobs
+from gpuscore.types.batch import NO_TOKENS
+from gpuscore.types.labels import position_logprobs
 from gpuscore.types.request import ScoreRequest
 from support.backends import needs_jax
 from support.models import random_ids

@@ -11,7 +11,7 @@ from gpuscore.backends.torch import kernels
 from gpuscore.backends.torch.kernels import in_triton, use_kernels
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
-from gpuscore_kernels.qk_norm_rope_store.reference import rotate
+from gpuscore_kernels.reference import rotate
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

@@ -8,8 +8,8 @@ import pytest
 
 from gpuscore import Scorer
 from gpuscore.engine import jobs
-from gpuscore.types import label_nodes
-from gpuscore.types.label_trie import LabelTrie
+from gpuscore.types import labels as label_nodes
+from gpuscore.types.request import LabelTrie
 from support.backends import JAX_FAMILIES, needs_jax
 from support.models import FAMILIES, random_ids, reference_logprobs
 from support.slow import slow

@@ -15,7 +15,7 @@ from gpuscore.backends.torch import backend, decoder, launcher, layers
 from gpuscore.backends.torch.attention import layout, operators
 from gpuscore.engine import jobs
 from gpuscore.text import joining
-from gpuscore_kernels.qk_norm_rope_store import reference as heads
+from gpuscore_kernels import reference as heads
 from gpuscore_kernels.routing import reference as routing
 from support.models import random_ids, reference_logprobs
 

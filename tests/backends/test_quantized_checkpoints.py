@@ -20,8 +20,7 @@ from gpuscore.backends import plan_backend
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
-from gpuscore.types.arrays import NO_TOKENS
-from gpuscore.types.batch import Prefix, Segment, pack
+from gpuscore.types.batch import NO_TOKENS, Prefix, Segment, pack
 from support.eight_bits import needs_int8
 from support.quantized import FOLDER, NAMES, recorded
 from support.slow import slow

@@ -11,7 +11,7 @@ import pytest
 
 from gpuscore.config import EngineConfig
 from gpuscore.engine.engine import Engine
-from gpuscore.types.probabilities import label_scores
+from gpuscore.types.labels import label_scores
 from gpuscore.types.request import ScoreRequest
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))

@@ -10,7 +10,7 @@ from gpuscore.config import EngineConfig
 from gpuscore.engine.admission import Backlog, Counts
 from gpuscore.errors import Overloaded
 from gpuscore.processes.fronts.board import Board
-from gpuscore.types.arrays import NO_TOKENS
+from gpuscore.types.batch import NO_TOKENS
 from gpuscore.types.request import ScoreRequest
 
 

@@ -22,7 +22,7 @@ from gpuscore.models.hub import model_directory
 from gpuscore.processes.worker import child
 from gpuscore.processes.worker.frames import FrameReader, FrameWriter, encode
 from gpuscore.processes.worker.messages import Close, Ready, Refused, Start, decode_from_child
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits
 from support.backends import JAX_FAMILIES, needs_jax
 from support.eight_bits import needs_int8
 from support.models import CLASSIFIERS, FAMILIES, make_tokenizer

@@ -7,8 +7,7 @@ from gpuscore import Scorer
 from gpuscore.config import EngineConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import NonfiniteScore
-from gpuscore.types.label_trie import LabelTrie
-from gpuscore.types.request import ScoreRequest
+from gpuscore.types.request import LabelTrie, ScoreRequest
 from support.models import make_model, random_ids
 from support.tape_backend import TapeBackend, tape_logit, tape_lse
 

@@ -12,8 +12,8 @@ from gpuscore.engine.engine import Engine
 from gpuscore.engine.runner import Runner
 from gpuscore.engine.trees import share_prefixes
 from gpuscore.errors import InvalidRequest, NonfiniteScore
-from gpuscore.types.arrays import NO_TOKENS
-from gpuscore.types.probabilities import position_logprobs
+from gpuscore.types.batch import NO_TOKENS
+from gpuscore.types.labels import position_logprobs
 from gpuscore.types.request import ScoreRequest, ScoreResult, Timings
 from support.stepped_runner import run, submit
 from support.tape_backend import TapeBackend, tape_logit, tape_lse

@@ -12,10 +12,15 @@ from gpuscore.backends.base import OutOfMemory
 from gpuscore.config import EngineConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import InsufficientMemory, NonfiniteScore
-from gpuscore.types.label_nodes import most_tokens, per_token, with_nodes
-from gpuscore.types.label_trie import LabelTrie
-from gpuscore.types.probabilities import label_logprobs, label_mass, label_scores
-from gpuscore.types.request import ScoreRequest
+from gpuscore.types.labels import (
+    label_logprobs,
+    label_mass,
+    label_scores,
+    most_tokens,
+    per_token,
+    with_nodes,
+)
+from gpuscore.types.request import LabelTrie, ScoreRequest
 from support.slow import slow
 from support.tape_backend import TapeBackend, tape_logit, tape_lse
 

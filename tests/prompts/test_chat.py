@@ -21,7 +21,7 @@ from gpuscore.prompts.rendering import TemplateLimit
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits
 from support.families import QWEN_SPECIALS, ids_of, qwen_like
 from support.tokenizers import trained
 

@@ -8,7 +8,7 @@ from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits
 from support.families import ids_of, qwen_like
 
 

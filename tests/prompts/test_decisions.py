@@ -12,7 +12,7 @@ from gpuscore.prompts.decision_texts import choice, level, predicate
 from gpuscore.prompts.decisions import DecisionInput, DecisionPrompts
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits
 from support.families import QWEN_SPECIALS, qwen_like
 
 LIMITS = BackendLimits(512, 16, 400, 700, 2000)

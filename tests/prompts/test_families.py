@@ -26,7 +26,7 @@ from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.text.checks import label_tokens
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import ScoreResult, Timings
 from support.counted_turns import Turned
 from support.families import QWEN_SPECIALS, ids_of, qwen_like

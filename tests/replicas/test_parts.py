@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from gpuscore.processes.replicas.flight import join, split
-from gpuscore.types.label_trie import LabelTrie
-from gpuscore.types.request import ScoreRequest, ScoreResult, Timings
+from gpuscore.types.request import LabelTrie, ScoreRequest, ScoreResult, Timings
 
 
 def request_of(rng, count, every=False):

@@ -16,7 +16,7 @@ from gpuscore.processes.replicas.router import (
     Router,
 )
 from gpuscore.processes.worker.link import Report
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import ScoreRequest
 
 LIMITS = BackendLimits(

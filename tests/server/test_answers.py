@@ -26,7 +26,7 @@ from gpuscore.dialects.answers import (
 from gpuscore.dialects.dialect import list_json, object_json, text_bytes, text_json, value_bytes
 from gpuscore.dialects.paths import GENERATING_PATHS
 from gpuscore.dialects.table import DIALECT_OF, DIALECTS
-from gpuscore.server.api.answers import LARGE_ANSWER
+from gpuscore.server.api.bodies import LARGE_ANSWER
 from support.connections import Connection, check_error, connected
 from support.error_table import covers
 from support.serving import serving, wait_until

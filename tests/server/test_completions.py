@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gpuscore.dialects.completion_answer import TokenTexts
-from gpuscore.types.arrays import NO_TOKENS
+from gpuscore.types.batch import NO_TOKENS
 from support.connections import MARKER, check_error
 from support.models import random_ids
 from support.stub_service import StubEngine, ask, loaded, stub_service

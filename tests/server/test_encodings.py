@@ -13,10 +13,10 @@ from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.dialects.table import DIALECT_OF
 from gpuscore.errors import InvalidRequest, UnsupportedMediaType
 from gpuscore.prompts.model import ModelPrompts
-from gpuscore.server.api.body import ENCODINGS, PIECE, check_encoding, check_ended, unpacker
+from gpuscore.server.api.bodies import ENCODINGS, PIECE, check_encoding, check_ended, unpacker
 from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.http.gate import Gate
-from gpuscore.server.http.rounds import Rounds
+from gpuscore.server.http.timing import Rounds
 from gpuscore.server.service import ScoringService
 from gpuscore.text.joining import PromptBuilder
 from support.connections import Connection, check_error, post

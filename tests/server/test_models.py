@@ -14,7 +14,7 @@ from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.http.gate import Gate
-from gpuscore.server.http.rounds import Rounds
+from gpuscore.server.http.timing import Rounds
 from gpuscore.server.service import ScoringService
 from gpuscore.text.joining import PromptBuilder
 from server.test_fronts import connected_anew

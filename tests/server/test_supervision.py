@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from gpuscore.processes.worker.link import TICK, Patience
-from gpuscore.server.http.rounds import ACCEPTS
+from gpuscore.server.http.timing import ACCEPTS
 from support import tape_engine as tape_child
 from support.connections import (
     Connection,

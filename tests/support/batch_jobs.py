@@ -24,7 +24,7 @@ from gpuscore.prompts.model import ModelPrompts
 from gpuscore.text.checks import label_tokens
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.types.probabilities import softmax
+from gpuscore.types.labels import softmax
 from support.serving import QUICK
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))

@@ -1,7 +1,7 @@
 """Turns for tests: they count the pieces and can give the work up."""
 
 from gpuscore.errors import DeadlineExceeded
-from gpuscore.text.turns import Turns
+from gpuscore.text.boundaries import Turns
 
 
 class Turned(Turns):

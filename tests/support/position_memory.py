@@ -13,7 +13,7 @@ from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.common.memory import HostMemory
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine.engine import Engine
-from gpuscore.types.arrays import NO_TOKENS
+from gpuscore.types.batch import NO_TOKENS
 from gpuscore.types.request import ScoreRequest
 
 

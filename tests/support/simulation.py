@@ -25,8 +25,7 @@ from gpuscore.errors import (
     NonfiniteScore,
     Unavailable,
 )
-from gpuscore.types.batch import PackedBatch, RowScores, lineage
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits, PackedBatch, RowScores, lineage
 from gpuscore.types.request import ScoreRequest, ScoreResult
 
 GARBAGE = -9  # what a failed batch leaves in the pages that it should have written

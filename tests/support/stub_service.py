@@ -14,7 +14,7 @@ from gpuscore.server.api.app import create_app
 from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.service import ScoringService
 from gpuscore.text.joining import PromptBuilder
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import ScoreResult, Timings
 from gpuscore.types.stats import (
     BATCH_ITEMS,

@@ -12,8 +12,7 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from gpuscore.types.batch import PackedBatch, RowScores, lineage
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits, PackedBatch, RowScores, lineage
 
 
 def tape_logit(prompt: Sequence[int], label: int) -> np.float32:

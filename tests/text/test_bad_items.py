@@ -24,12 +24,12 @@ from gpuscore.errors import (
 from gpuscore.prompts import registry
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.rerank_input import RerankInput
+from gpuscore.text.boundaries import PIECE_CHARS
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.text.turns import PIECE_CHARS
-from gpuscore.types.item_errors import ItemError, ItemErrors, renumbered, spread
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits
+from gpuscore.types.results import ItemError, ItemErrors, renumbered, spread
 from support.counted_turns import Turned
 from support.families import qwen_like
 from support.models import VOCAB, make_tokenizer

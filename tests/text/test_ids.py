@@ -8,10 +8,9 @@ import pytest
 
 from gpuscore.config import RequestLimits
 from gpuscore.errors import GpuscoreError
-from gpuscore.text.factoring import factor_ids
 from gpuscore.text.joining import PromptBuilder
-from gpuscore.text.score_input import ScoreInput
-from gpuscore.types.limits import BackendLimits
+from gpuscore.text.score_input import ScoreInput, factor_ids
+from gpuscore.types.batch import BackendLimits
 
 VOCAB = 5
 BUILDER = PromptBuilder(

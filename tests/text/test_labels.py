@@ -14,12 +14,12 @@ from gpuscore.errors import (
     TooManyLabels,
     TooManyTokens,
 )
+from gpuscore.text.boundaries import PIECE_CHARS
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.text.turns import PIECE_CHARS
-from gpuscore.types.item_errors import ItemErrors
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits
+from gpuscore.types.results import ItemErrors
 from support.models import VOCAB, make_tokenizer
 from text.test_bad_items import check_same
 

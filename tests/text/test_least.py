@@ -12,14 +12,14 @@ from tokenizers import Tokenizer
 
 from gpuscore.config import RequestLimits
 from gpuscore.errors import DeadlineExceeded, LabelNotSingleToken, PromptTooLong
-from gpuscore.text import turns
+from gpuscore.text import boundaries as turns
+from gpuscore.text.boundaries import OverLimit
 from gpuscore.text.checks import label_tokens
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.least import SHRINK, byte_alphabet, find_least_tokens
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.text.turns import OverLimit
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits
 from support.counted_turns import Turned
 from support.slow import slow
 from support.tokenizer_search import ENGLISH, HARD, pair, plain, searched, texts

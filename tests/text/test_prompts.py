@@ -20,13 +20,12 @@ from gpuscore.errors import (
     TooManyLabels,
     TooManyTokens,
 )
+from gpuscore.text.boundaries import ALONE, PIECE_CHARS
 from gpuscore.text.checks import label_tokens
-from gpuscore.text.factoring import factor
 from gpuscore.text.joining import PromptBuilder
-from gpuscore.text.score_input import ScoreInput
+from gpuscore.text.score_input import ScoreInput, factor
 from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.text.turns import ALONE, PIECE_CHARS
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits
 from support.counted_turns import Turned
 from support.models import VOCAB, make_tokenizer
 

@@ -16,7 +16,7 @@ from gpuscore.prompts.family import PromptFamily
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits
 from support.families import ids_of
 from support.real_vocabularies import FOLDER, MISSING, PACKAGES, REAL
 

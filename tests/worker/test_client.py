@@ -26,7 +26,7 @@ from gpuscore.processes.worker.client import EngineClient
 from gpuscore.processes.worker.link import Patience
 from gpuscore.processes.worker.messages import Start
 from gpuscore.processes.worker.process import command
-from gpuscore.types.arrays import NO_TOKENS
+from gpuscore.types.batch import NO_TOKENS
 from gpuscore.types.request import ScoreRequest
 from support import tape_engine as tape_child
 from support.serving import running, wait_until

@@ -32,9 +32,8 @@ from gpuscore.processes.worker.messages import (
     to_request,
     to_result,
 )
-from gpuscore.types.label_trie import LabelTrie
-from gpuscore.types.limits import BackendLimits
-from gpuscore.types.request import ScoreRequest, ScoreResult, Timings
+from gpuscore.types.batch import BackendLimits
+from gpuscore.types.request import LabelTrie, ScoreRequest, ScoreResult, Timings
 from gpuscore.types.stats import NO_STATS
 
 

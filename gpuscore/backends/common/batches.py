@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from gpuscore.types.arrays import Int32Array
-from gpuscore.types.batch import PackedBatch, Prefix, Segment, pack
+from gpuscore.types.batch import Int32Array, PackedBatch, Prefix, Segment, pack
 from gpuscore.types.request import MAX_TOP
 
 SMALL = 64  # tokens of a warm-up batch

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuscore.errors import ConfigError
-from gpuscore.types.arrays import BoolArray
 from gpuscore.types.batch import (
+    BoolArray,
     PackedBatch,
     Prefix,
     Segment,

@@ -25,8 +25,7 @@ from gpuscore.backends.jax.plan import JaxPlan
 from gpuscore.backends.jax.platform import as_config_error, keep_programs
 from gpuscore.backends.jax.programs import Programs, ScoredRows, compile_programs
 from gpuscore.backends.jax.weights import KeptBytes, load_weights
-from gpuscore.types.batch import PackedBatch, RowScores
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits, PackedBatch, RowScores
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from gpuscore.backends.common.hf_config import DecoderConfig, Llama3Rope, Rope
 from gpuscore.backends.jax.attention import Pool
 from gpuscore.backends.jax.layout import Tiles, TileSizes, product_tiles
 from gpuscore.backends.jax.products import Quantized, chosen, linear, one_of, part, put, rows_of
-from gpuscore.types.arrays import Float32Array
+from gpuscore.types.batch import Float32Array
 
 Rotary: TypeAlias = tuple[Array, Array]  # cos and sin, float32 [T, D / 2]
 

@@ -9,8 +9,7 @@ from jax import Array
 
 from gpuscore.backends.jax.label_head import MANY, NOTHING, ONE
 from gpuscore.backends.jax.programs import ScoredRows
-from gpuscore.types.arrays import Int32Array
-from gpuscore.types.batch import PackedBatch, RowScores
+from gpuscore.types.batch import Int32Array, PackedBatch, RowScores
 
 
 @dataclass(frozen=True, slots=True)

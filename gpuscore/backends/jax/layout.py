@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from gpuscore.types.arrays import Int32Array
+from gpuscore.types.batch import Int32Array
 
 # Only tiles that hold a row are computed, so the empty part of a bucket costs little.
 SMALLEST_BUCKET, GROWTH = 64, 8

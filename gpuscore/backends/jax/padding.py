@@ -13,8 +13,7 @@ from gpuscore.backends.jax.layout import (
     divided,
     page_entries,
 )
-from gpuscore.types.arrays import Int32Array
-from gpuscore.types.batch import PackedBatch
+from gpuscore.types.batch import Int32Array, PackedBatch
 
 
 def padded(batch: PackedBatch, sizes: ProgramSizes, page_size: int, wanted: int) -> Int32Array:

@@ -33,7 +33,7 @@ from gpuscore.backends.jax.layout import (
 from gpuscore.backends.jax.platform import find_device, free_memory, kind_of
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import MAX_TOP
 
 ARCHITECTURES = tuple(

@@ -34,16 +34,15 @@ from gpuscore.backends.torch.launcher import (
     ShardedVocabulary,
     WholeHead,
 )
+from gpuscore.backends.torch.layers import TILING, all_at_once, in_tiles
 from gpuscore.backends.torch.loader import load_weights
 from gpuscore.backends.torch.plan import TorchPlan
 from gpuscore.backends.torch.queues import queue_of
 from gpuscore.backends.torch.rows_in_c import in_c
-from gpuscore.backends.torch.tiles import TILING, all_at_once, in_tiles
 from gpuscore.backends.torch.work_thread import WorkThread, translated
 from gpuscore.errors import ConfigError
 from gpuscore.system.heap import keep_freed_blocks
-from gpuscore.types.batch import PackedBatch, RowScores
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits, PackedBatch, RowScores
 from gpuscore_kernels.label_head import few_products
 from gpuscore_kernels.label_head.api import Implementation as HeadImplementation
 from gpuscore_kernels.partial_attention import merge_partials

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from gpuscore.backends.torch.buckets import Bucket
 from gpuscore.backends.torch.launcher import label_rows, wanted_rows
-from gpuscore.types.arrays import Int32Array
-from gpuscore.types.batch import PackedBatch
+from gpuscore.types.batch import Int32Array, PackedBatch
 from gpuscore_kernels.extend_attention import TablePlace, TileTable, aligned, list_words
 
 

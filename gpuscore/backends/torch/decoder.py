@@ -12,7 +12,9 @@ from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.torch.compiler import Compiler, eagerly
 from gpuscore.backends.torch.kv_pool import KeptRows
 from gpuscore.backends.torch.layers import (
+    ByRows,
     add_and_norm,
+    all_at_once,
     gated,
     inverse_frequencies,
     norm_and_rotate,
@@ -21,7 +23,6 @@ from gpuscore.backends.torch.layers import (
 )
 from gpuscore.backends.torch.linear import Linear, Products, Rows, rows_of
 from gpuscore.backends.torch.mixture import EightBitMixture, MixtureWeights, mixture_mlp
-from gpuscore.backends.torch.tiles import ByRows, all_at_once
 from gpuscore_kernels.label_head import repeating_rows
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
 from gpuscore_kernels.qk_norm_rope_store.api import Implementation

@@ -32,8 +32,7 @@ from gpuscore.backends.torch.known_answer import check_replay, filled_batch
 from gpuscore.backends.torch.kv_pool import KeptRows, KVPool
 from gpuscore.backends.torch.launcher import Finish, row_scores
 from gpuscore.backends.torch.queues import Queue, Replay
-from gpuscore.types.arrays import Int32Array
-from gpuscore.types.batch import PackedBatch, RowScores
+from gpuscore.types.batch import Int32Array, PackedBatch, RowScores
 from gpuscore_kernels.extend_attention import TileTable, list_words
 from gpuscore_kernels.label_head import label_logits, vocab_statistics
 from gpuscore_kernels.launch import next_power_of_two

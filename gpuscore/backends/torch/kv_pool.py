@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gpuscore.backends.common.hf_config import DecoderConfig
-from gpuscore.types.arrays import Int32Array
+from gpuscore.types.batch import Int32Array
 from gpuscore_kernels.qk_norm_rope_store import Pages
 
 Rows: TypeAlias = Tensor | slice  # slices are read and written in place

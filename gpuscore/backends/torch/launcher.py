@@ -15,7 +15,7 @@ from gpuscore.backends.torch.attention.choice import AttentionBackend
 from gpuscore.backends.torch.decoder import Decoder
 from gpuscore.backends.torch.group import RankGroup
 from gpuscore.backends.torch.kv_pool import KeptRows, KVPool
-from gpuscore.backends.torch.tiles import ByRows
+from gpuscore.backends.torch.layers import ByRows
 from gpuscore.types.batch import PackedBatch, RowScores
 from gpuscore_kernels.label_head import (
     Products,

@@ -1,18 +1,30 @@
-"""Pure functions of the decoder. Shapes: T rows, E hidden size, H heads, D head size.
+"""Pure functions of the decoder, and computation of a batch's rows all at once or in tiles.
 
-Rounding points are the same for every dtype: norms and the rotary embedding compute in float32 and
-round their result once; projections and the residual stream stay in the model's dtype.
+Shapes: T rows, E hidden size, H heads, D head size. Rounding points are the same for every dtype:
+norms and the rotary embedding compute in float32 and round their result once; projections and the
+residual stream stay in the model's dtype.
+
+Matrix products, reductions and even element-wise functions need not give a row the same bits when
+the number of rows changes: libraries choose other loops, and vectors end elsewhere. With tiles of
+one shape they do, so a row's result does not depend on the rest of the batch (Thinking Machines,
+"Defeating nondeterminism in LLM inference", 2025). `--deterministic` chooses tiles, and threads
+that share their work evenly.
 """
 
 import math
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from gpuscore.backends.common.hf_config import Llama3Rope, Rope
-from gpuscore_kernels.add_rms_norm.reference import rms_norm
-from gpuscore_kernels.gated.reference import gated
+from gpuscore.backends.common.hf_config import DecoderConfig, Llama3Rope, Rope
+from gpuscore.backends.torch.attention.layout import Tiling
+from gpuscore_kernels.expert_mlp.reference import TILE
+from gpuscore_kernels.label_head import tile_shapes
 from gpuscore_kernels.qk_norm_rope_store import qk_norm_rope_store
+from gpuscore_kernels.reference import gated, rms_norm
 
 __all__ = [
     "add_and_norm",
@@ -85,3 +97,82 @@ def rotary_tables(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tenso
     """Return cos and sin, float32 [T, D / 2]."""
     angles = positions.float().unsqueeze(1) * frequencies
     return angles.cos(), angles.sin()
+
+
+# A function that computes each row on its own; the first dimension of its tensors is the rows. An
+# argument may be None.
+Stage: TypeAlias = Callable[..., tuple[Tensor, ...]]
+ByRows: TypeAlias = Callable[..., tuple[Tensor, ...]]  # (stage, *its tensors)
+
+
+def all_at_once(stage: Stage, *rows: Tensor | None) -> tuple[Tensor, ...]:
+    """Apply `stage` to all rows in one call."""
+    return stage(*rows)
+
+
+def in_tiles(size: int) -> ByRows:
+    """Return a function that applies a stage to `size` rows at a time; zeros pad the last tile."""
+
+    def apply(stage: Stage, first: Tensor, *others: Tensor | None) -> tuple[Tensor, ...]:
+        count = len(first)
+        if count == 0:
+            return stage(first, *others)
+        tiles = [
+            stage(*(_tile(x, start, size) for x in (first, *others)))
+            for start in range(0, count, size)
+        ]
+        return tuple(torch.cat(parts)[:count] for parts in zip(*tiles, strict=True))
+
+    return apply
+
+
+def _tile(rows: Tensor | None, start: int, size: int) -> Tensor | None:
+    if rows is None:
+        return None
+    tile = rows[start : start + size]
+    missing = size - len(tile)
+    if missing == 0:
+        return tile
+    return functional.pad(tile, (0, 0) * (tile.dim() - 1) + (0, missing))
+
+
+# Rows of every call of an operator: few, because a small request is padded to them, and a multiple
+# of every page size.
+TILING = Tiling(block=128, rows=128, group=512)
+
+GRAIN = 32768  # torch gives element-wise work one thread per this many elements, rounded up
+VECTOR = 16  # elements; one or two vectors of float32, depending on the CPU
+
+
+def steady_threads(config: DecoderConfig, threads: int) -> int:
+    """Return the most threads, up to `threads`, that share all element-wise work evenly.
+
+    torch computes the rest at the end of a thread's share without vectors, and functions such as
+    exp then round differently. A thread's share of n elements is n / t, where t = min(threads,
+    n / GRAIN rounded up). With uneven shares, rows of a tile near the ends of shares would get
+    other bits. One or two threads always divide a tile's rows evenly.
+    """
+    if config.attention_softcap is not None:
+        return min(threads, 2)  # a soft-cap works on one score per key, so sizes vary
+    sizes = list(_elements(config))
+    return next(t for t in range(threads, 0, -1) if all(_is_even(size, t) for size in sizes))
+
+
+def _is_even(elements: int, threads: int) -> bool:
+    used = min(threads, -(-elements // GRAIN))
+    return elements % (used * VECTOR) == 0 or used == 1
+
+
+def _elements(config: DecoderConfig) -> Iterator[int]:
+    """Yield the sizes, in elements, of all element-wise work on one tile."""
+    heads = config.num_heads + 2 * config.num_kv_heads
+    inner = config.intermediate_size
+    for width in (config.hidden_size, heads * config.head_dim, inner, 2 * inner):
+        yield TILING.rows * width
+    for kv in (config.num_heads, config.num_kv_heads):
+        yield TILING.rows * kv * config.head_dim
+    if config.mixture is not None:
+        yield TILE * config.mixture.intermediate_size
+        yield TILING.rows * config.mixture.top_k * config.hidden_size
+    for rows, labels in tile_shapes(TILING.rows, config.label_rows, config.hidden_size):
+        yield rows * labels

@@ -30,11 +30,11 @@ from gpuscore.backends.torch.attention.choice import choose_attention
 from gpuscore.backends.torch.compiler import use_compiler
 from gpuscore.backends.torch.devices import check_devices, choose_device, memory_of
 from gpuscore.backends.torch.kernels import use_kernels
+from gpuscore.backends.torch.layers import TILING, steady_threads
 from gpuscore.backends.torch.linear import why_not_in_eight_bits
-from gpuscore.backends.torch.tiles import TILING, steady_threads
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits
 from gpuscore_kernels.launch import has_pdl
 
 # Tokens of the largest batch that runs as a CUDA graph. A larger one takes the GPU longer than its

@@ -25,10 +25,10 @@ from gpuscore.dialects.served import LoadedModel, ModelTable, ServedModel
 from gpuscore.dialects.table import DIALECT_OF
 from gpuscore.dialects.wire import encode_error
 from gpuscore.errors import GpuscoreError, MethodNotAllowed, NotFound
-from gpuscore.text.turns import ALONE
-from gpuscore.types.item_errors import renumbered, scored_places
+from gpuscore.text.boundaries import ALONE
 from gpuscore.types.record import RequestRecord
 from gpuscore.types.request import ScoreResult
+from gpuscore.types.results import renumbered, scored_places
 
 OK = 200
 ID_DIGITS = 24

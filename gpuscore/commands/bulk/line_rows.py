@@ -14,7 +14,7 @@ import msgspec
 
 from gpuscore.commands.bulk.rows import Problem
 from gpuscore.errors import ConfigError
-from gpuscore.types.arrays import Float64Array
+from gpuscore.types.batch import Float64Array
 
 MAX_LINE = 64 * 2**20  # bytes of one line; a file without line ends must not fill the memory
 MAX_FIELD = 16 * 2**20  # characters; bounds the memory that a quote without an end takes

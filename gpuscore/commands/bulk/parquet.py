@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from gpuscore.commands.bulk.rows import Problem
 from gpuscore.errors import ConfigError
-from gpuscore.types.arrays import Float64Array
+from gpuscore.types.batch import Float64Array
 
 BLOCK_ROWS = 4096
 GROUP_ROWS, GROUP_BYTES = 2**17, 64 * 2**20  # of a row group that is written

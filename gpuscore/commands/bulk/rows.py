@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from gpuscore.types.arrays import Float64Array
+from gpuscore.types.batch import Float64Array
 
 
 class TextRow(NamedTuple):

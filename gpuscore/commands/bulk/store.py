@@ -16,7 +16,7 @@ import numpy as np
 
 from gpuscore.commands.bulk.rows import AnswerLine, BadTextRow, RowScoring, Settled
 from gpuscore.commands.bulk.work import RESULTS, TEXTS
-from gpuscore.types.arrays import Float64Array
+from gpuscore.types.batch import Float64Array
 
 SCORED, BAD, ANSWERED, FAILED = 1, 2, 3, 4  # kinds of a row's result; 0: none yet
 READ_ROWS = 4096

@@ -15,9 +15,8 @@ from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
-from gpuscore.types.arrays import Float64Array
-from gpuscore.types.label_nodes import per_token
-from gpuscore.types.probabilities import label_scores, softmax
+from gpuscore.types.batch import Float64Array
+from gpuscore.types.labels import label_scores, per_token, softmax
 from gpuscore.types.request import ScoreRequest, ScoreResult
 
 _INDEX = re.compile(r"\[(\d+)\]$")  # of the item that an error is about

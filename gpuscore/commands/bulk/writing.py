@@ -23,7 +23,7 @@ from gpuscore.commands.bulk.work import (
     sync_folder,
 )
 from gpuscore.errors import ConfigError
-from gpuscore.types.arrays import Float64Array
+from gpuscore.types.batch import Float64Array
 
 ANSWERS = (ANSWERED, FAILED)
 BUFFER = 2**20

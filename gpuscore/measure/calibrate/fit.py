@@ -8,8 +8,8 @@ import numpy as np
 
 from gpuscore.measure.calibrate.samples import Judged, Places, Samples
 from gpuscore.prompts.calibration import MAX_BIAS, Scaling
-from gpuscore.types.arrays import Float64Array
-from gpuscore.types.probabilities import softmax
+from gpuscore.types.batch import Float64Array
+from gpuscore.types.labels import softmax
 
 COLDEST, HOTTEST = 0.05, 20.0  # temperatures; where all is right, the best one would be 0
 STEPS = 100

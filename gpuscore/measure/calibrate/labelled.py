@@ -27,7 +27,7 @@ from gpuscore.offline.scorer import LoadedScorer
 from gpuscore.prompts.calibration import KINDS, Kind
 from gpuscore.prompts.decision_reads import Read
 from gpuscore.prompts.decisions import DecisionPrompts, DecisionRequest
-from gpuscore.types.arrays import Float64Array
+from gpuscore.types.batch import Float64Array
 from gpuscore.types.request import ScoreResult
 
 MOST_SHOWN = 10  # bad rows in an error

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from gpuscore.measure.calibrate.samples import Judged
 from gpuscore.measure.intervals import Interval, Resamples
 from gpuscore.measure.plots import Bin
-from gpuscore.types.arrays import Float64Array
+from gpuscore.types.batch import Float64Array
 
 BINS = 15
 LEAST = 1e-12  # of a probability in the log loss

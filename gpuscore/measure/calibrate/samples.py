@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuscore.prompts.calibration import Scaling
-from gpuscore.types.arrays import Float64Array
+from gpuscore.types.batch import Float64Array
 
 Places = NDArray[np.int64]
 # Log-probabilities [L] of the labels, the label that answers in the order of the question's

@@ -14,7 +14,7 @@ from gpuscore.errors import ConfigError
 from gpuscore.measure.evaluation.data import Labelled, Query, Ranked
 from gpuscore.measure.evaluation.targets import ScoredRun
 from gpuscore.measure.intervals import Interval
-from gpuscore.types.arrays import Float64Array
+from gpuscore.types.batch import Float64Array
 
 RESAMPLES = 9999
 AUC_RESAMPLES = 999  # it is no mean, so each resample is computed by itself

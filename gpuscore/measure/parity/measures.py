@@ -11,7 +11,7 @@ from gpuscore.measure.intervals import Interval, Resamples
 from gpuscore.measure.parity.metrics import RankedScores, kendall_tau_b
 from gpuscore.measure.parity.runs import Run
 from gpuscore.measure.parity.workload import Case, Workload, query_numbers
-from gpuscore.types.arrays import BoolArray, Float64Array, Int64Array
+from gpuscore.types.batch import BoolArray, Float64Array, Int64Array
 
 RANKED = 10  # least number of items in a ranking
 

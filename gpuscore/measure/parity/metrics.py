@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscore.types.arrays import Float64Array
+from gpuscore.types.batch import Float64Array
 
 TOP = 10
 

@@ -22,7 +22,7 @@ from typing import TypeAlias
 import numpy as np
 
 from gpuscore.measure.parity.metrics import TOP, RankedScores, kendall_tau_b, top_overlap
-from gpuscore.types.arrays import Float64Array
+from gpuscore.types.batch import Float64Array
 
 DRAWS, RATE = 999, 0.01
 # The distance at this place of the sorted draws is exceeded with the probability RATE.

@@ -13,7 +13,7 @@ from gpuscore.measure.parity.metrics import errors
 from gpuscore.measure.parity.workload import Workload
 from gpuscore.measure.plots import histogram, scatter
 from gpuscore.measure.reports import aligned, table, text_table, write_html
-from gpuscore.types.arrays import Float64Array
+from gpuscore.types.batch import Float64Array
 
 EXIT_OK, EXIT_FAILED = 0, 1
 HEAD = (

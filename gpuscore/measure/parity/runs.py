@@ -14,7 +14,7 @@ from gpuscore.measure.parity.metrics import Errors, errors
 from gpuscore.measure.parity.workload import Case, Workload
 from gpuscore.measure.progress import Counted, unwatched
 from gpuscore.offline.scorer import Scorer
-from gpuscore.types.arrays import Float64Array
+from gpuscore.types.batch import Float64Array
 from gpuscore.types.results import Scores
 
 _CHOICES = {item.name: item.choices for item in options(ModelConfig)}

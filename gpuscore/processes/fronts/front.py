@@ -37,7 +37,7 @@ from gpuscore.processes.worker.client import LinkedEngine
 from gpuscore.processes.worker.frames import FrameReader, FrameWriter, ProtocolError
 from gpuscore.processes.worker.link import TICK, ChildListener, EngineLink, Patience
 from gpuscore.server.http.auth import ApiKeys
-from gpuscore.server.http.rounds import Listener
+from gpuscore.server.http.timing import Listener
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.observe.sums import Samples, Snapshot
 from gpuscore.server.run import FrontShare, serve

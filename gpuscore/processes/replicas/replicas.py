@@ -15,9 +15,9 @@ from gpuscore.processes.replicas.flight import Flight, Part, split
 from gpuscore.processes.replicas.router import InFlight, Load, Router
 from gpuscore.processes.worker.client import LinkedEngine
 from gpuscore.processes.worker.link import EngineLink
-from gpuscore.types.item_errors import renumbered
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import ScoreRequest, ScoreResult
+from gpuscore.types.results import renumbered
 from gpuscore.types.stats import ReplicaState
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from gpuscore.processes.worker.link import Report
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import ScoreRequest
 
 # Tokens of a query that choose its home: longer than most instructions, so that queries that share

@@ -16,7 +16,7 @@ from gpuscore.processes.worker.link import Patience
 from gpuscore.processes.worker.messages import Start
 from gpuscore.processes.worker.process import TORCH, EngineListener, command
 from gpuscore.system.log import LogFormat
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits
 
 
 def start_replicas(

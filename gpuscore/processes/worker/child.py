@@ -49,8 +49,7 @@ from gpuscore.processes.worker.messages import (
 )
 from gpuscore.system.heap import collect_and_trim
 from gpuscore.system.log import LogFormat
-from gpuscore.types.batch import PackedBatch, RowScores
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits, PackedBatch, RowScores
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.stats import EngineStats
 

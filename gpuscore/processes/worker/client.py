@@ -24,7 +24,7 @@ from gpuscore.processes.worker.messages import (
     to_result,
 )
 from gpuscore.processes.worker.process import EngineListener
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.stats import EngineStats
 

@@ -26,7 +26,7 @@ from gpuscore.processes.worker.messages import (
     decode_from_child,
 )
 from gpuscore.processes.worker.process import EngineListener, EngineProcess
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits
 from gpuscore.types.stats import NO_COUNTERS, NO_STATS, EngineStats
 
 logger = logging.getLogger(__name__)

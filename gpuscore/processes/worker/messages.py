@@ -17,10 +17,8 @@ from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.errors import GpuscoreError, InternalError
 from gpuscore.processes.worker.frames import Message, ProtocolError, decoded
 from gpuscore.system.log import LogFormat
-from gpuscore.types.arrays import Float32Array, Int32Array
-from gpuscore.types.label_trie import LabelTrie
-from gpuscore.types.limits import BackendLimits
-from gpuscore.types.request import ScoreRequest, ScoreResult, Timings
+from gpuscore.types.batch import BackendLimits, Float32Array, Int32Array
+from gpuscore.types.request import LabelTrie, ScoreRequest, ScoreResult, Timings
 from gpuscore.types.stats import EngineStats
 
 Natural: TypeAlias = Annotated[int, Meta(ge=0)]

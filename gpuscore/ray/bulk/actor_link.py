@@ -29,7 +29,7 @@ from gpuscore.ray.bulk.messages import (
 )
 from gpuscore.ray.bulk.node import Digests, NodeFacts
 from gpuscore.ray.bulk.remote_actor import ActorLost, RemoteActor, Room
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits
 from gpuscore.types.stats import EngineStats
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import msgspec
 from gpuscore.errors import ConfigError, EngineFailed, LoadTimeout
 from gpuscore.processes.worker.frames import Message, decoded
 from gpuscore.processes.worker.messages import Failure, Natural, Result
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits
 from gpuscore.types.stats import EngineStats
 
 

@@ -17,7 +17,7 @@ from gpuscore.processes.worker.messages import Start
 from gpuscore.ray.bulk.actor_link import ActorLink, Hosting
 from gpuscore.ray.bulk.cluster import Slot, connected, slots
 from gpuscore.ray.bulk.node import NodeFacts, digests
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits
 
 
 class ActorEngine(LinkedEngine[ActorLink]):

@@ -31,8 +31,7 @@ from gpuscore.errors import (
     MethodNotAllowed,
     NotFound,
 )
-from gpuscore.server.api.answers import answer, error_response
-from gpuscore.server.api.body import check_content_type, count, read_body
+from gpuscore.server.api.bodies import answer, check_content_type, count, error_response, read_body
 from gpuscore.server.api.openapi import DocumentedApp
 from gpuscore.server.api.pages import add_docs, add_metrics, add_pages, add_probes, add_ui
 from gpuscore.server.http.auth import NO_KEY, ApiKeys

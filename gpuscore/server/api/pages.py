@@ -31,7 +31,7 @@ from gpuscore.dialects.served import (
     ServedModel,
 )
 from gpuscore.errors import InvalidRequest, Unavailable
-from gpuscore.server.api.answers import json_response
+from gpuscore.server.api.bodies import json_response
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.service import ScoringService
 

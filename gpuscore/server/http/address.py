@@ -4,7 +4,7 @@ import socket
 
 from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError
-from gpuscore.server.http.rounds import Listener
+from gpuscore.server.http.timing import Listener
 
 BACKLOG = 2048  # connections that the kernel holds for one socket
 

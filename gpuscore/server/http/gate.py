@@ -13,7 +13,7 @@ from gpuscore.engine.admission import Backlog, Counts
 from gpuscore.errors import Overloaded
 from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.http.exchange import Exchange
-from gpuscore.server.http.rounds import Rounds
+from gpuscore.server.http.timing import Rounds
 from gpuscore.server.service import ScoringService
 
 # A round of the event loop starts the work of at most this many requests, or of requests with about

@@ -13,12 +13,11 @@ from uvicorn.server import ServerState
 from gpuscore.config import ServerConfig
 from gpuscore.dialects.table import DIALECT_OF, error_answer
 from gpuscore.errors import GpuscoreError, Overloaded, RequestTimeout
-from gpuscore.server.http.deadlines import Deadline, Departure, Outlet
 from gpuscore.server.http.exchange import CLOSE, MORE, Exchange, Fields, head_of, scope_of
 from gpuscore.server.http.gate import Gate
 from gpuscore.server.http.headers import Origins, head_refusal
 from gpuscore.server.http.parser import RequestHead, RequestParser
-from gpuscore.server.http.rounds import Postponed
+from gpuscore.server.http.timing import Deadline, Departure, Outlet, Postponed
 from gpuscore.server.observe.operations import Operations, server_timing
 from gpuscore.types.record import UNMATCHED, Headers, RequestRecord, new_record, record_of
 

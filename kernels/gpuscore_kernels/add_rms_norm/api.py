@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias
 
 from torch import Tensor
 
-from gpuscore_kernels.add_rms_norm import reference
+from gpuscore_kernels import reference
 
 Implementation: TypeAlias = Literal["reference", "triton"]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpuscore_kernels.gated.reference import gated
+from gpuscore_kernels.reference import gated
 from gpuscore_kernels.routing import Routing
 
 TILE = 32  # rows that an expert computes at a time

@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias
 
 from torch import Tensor
 
-from gpuscore_kernels.gated import reference
+from gpuscore_kernels import reference
 
 Implementation: TypeAlias = Literal["reference", "triton"]
 ACTIVATIONS = ("silu", "gelu_tanh")

@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias
 
 from torch import Tensor
 
-from gpuscore_kernels.qk_norm_rope_store import reference
+from gpuscore_kernels import reference
 from gpuscore_kernels.qk_norm_rope_store.pages import Pages
 
 Implementation: TypeAlias = Literal["reference", "triton"]

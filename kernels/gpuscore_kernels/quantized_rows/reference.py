@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 
-from gpuscore_kernels.add_rms_norm.reference import add_rms_norm
-from gpuscore_kernels.gated.reference import gated
 from gpuscore_kernels.quantized.reference import quantize_rows
+from gpuscore_kernels.reference import add_rms_norm, gated
 
 
 def quantized_norm(

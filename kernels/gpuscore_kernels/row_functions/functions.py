@@ -43,7 +43,7 @@ class RowFunctions:
             function.argtypes, function.restype = arguments, None
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
-        """Norm x [T, E], as `add_rms_norm.reference`."""
+        """Norm x [T, E], as `reference.rms_norm`."""
         return self._norm(x, None, weight, eps, one_plus)[1]
 
     def add_and_norm(
@@ -118,7 +118,7 @@ class RowFunctions:
         return q.transpose(0, 1), k.transpose(0, 1), v
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
-        """Return act(gate) * up [T, I] of gate_up [T, 2 I], as `gated.reference`."""
+        """Return act(gate) * up [T, I] of gate_up [T, 2 I], as `reference.gated`."""
         rows, columns = len(gate_up), gate_up.shape[1] // 2
         self._check(gate_up, (rows, 2 * columns))
         out = gate_up.new_empty(rows, columns)

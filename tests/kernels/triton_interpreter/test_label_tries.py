@@ -6,8 +6,7 @@ import pytest
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine.engine import Engine
-from gpuscore.types.label_trie import LabelTrie
-from gpuscore.types.request import ScoreRequest
+from gpuscore.types.request import LabelTrie, ScoreRequest
 from support.slow import slow
 from support.token_ids import random_ids
 

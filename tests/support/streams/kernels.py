@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from gpuscore_kernels.add_rms_norm.reference import add_rms_norm
 from gpuscore_kernels.extend_attention.layout import NUM_ROWS, TileShape
 from gpuscore_kernels.extend_attention.reference import extend_attention
 from gpuscore_kernels.extend_attention.table import DeviceTiles
-from gpuscore_kernels.gated.reference import gated
-from gpuscore_kernels.label_head.reference import label_logits
+from gpuscore_kernels.label_head import label_logits
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
 from gpuscore_kernels.quantized.reference import quantize_rows, quantized_product
+from gpuscore_kernels.reference import add_rms_norm, gated
 from gpuscore_kernels.routing.reference import choose
 from support.streams.checker import Span
 from support.streams.recorder import Recorder, without_recording
@@ -149,7 +148,7 @@ def _qk_norm_rope_store(a: Bound) -> None:
 def _label_logits(a: Bound) -> None:
     cap = a["softcap"] if a["HAS_CAP"] else None
     rows, ids = a["rows"], a["label_ids"]
-    a["out"].copy_(label_logits(a["hidden"], a["weight"], rows, ids, cap, 2**22))
+    a["out"].copy_(label_logits(a["hidden"], a["weight"], rows, ids, softcap=cap, impl="reference"))
 
 
 def _slice_statistics(a: Bound) -> None:

@@ -19,7 +19,7 @@ from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.errors import ConfigError
 from gpuscore.types.batch import PackedBatch
 from gpuscore_kernels.extend_attention.config import MAX_HEAD_DIM, config_for
-from gpuscore_kernels.partial_attention.api import Implementation
+from gpuscore_kernels.partial_attention import Implementation
 
 FLASHINFER_HEADS = (64, 128, 256)
 

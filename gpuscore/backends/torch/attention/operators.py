@@ -27,8 +27,7 @@ from gpuscore.backends.torch.attention.layout import (
 )
 from gpuscore.backends.torch.kv_pool import KVPool, Rows
 from gpuscore.types.batch import PackedBatch
-from gpuscore_kernels.partial_attention import partial_attention
-from gpuscore_kernels.partial_attention.api import Implementation
+from gpuscore_kernels.partial_attention import Implementation, partial_attention
 
 # `merge_partials`, or a form of it that writes into its first two arguments and returns them.
 Merge: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]

@@ -12,8 +12,7 @@ from gpuscore.backends.torch.launcher import Finish
 from gpuscore.backends.torch.plan import TorchPlan
 from gpuscore.backends.torch.ranks.messages import Kind, words_of
 from gpuscore.backends.torch.ranks.peers import Peers
-from gpuscore.types.batch import PackedBatch, RowScores
-from gpuscore.types.limits import BackendLimits
+from gpuscore.types.batch import BackendLimits, PackedBatch, RowScores
 
 ResultT = TypeVar("ResultT")
 

@@ -8,8 +8,7 @@ from enum import Enum
 
 import numpy as np
 
-from gpuscore.types.arrays import Int32Array
-from gpuscore.types.batch import PackedBatch
+from gpuscore.types.batch import Int32Array, PackedBatch
 
 BEAT = 0.5  # seconds
 _HEAD = struct.Struct("<cI")

@@ -6,7 +6,7 @@ import numpy as np
 
 from gpuscore.measure.parity.conformance.checks import Check, check
 from gpuscore.measure.parity.conformance.server import CheckedServer, RequestRefused, Skipped
-from gpuscore.types.arrays import Float64Array
+from gpuscore.types.batch import Float64Array
 
 # SGLang #10979, with its spelling; reproducible to two digits, as the numbers in #18381 show.
 CALIFORNIA = (

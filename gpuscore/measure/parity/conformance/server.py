@@ -14,7 +14,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from gpuscore.errors import ConfigError
-from gpuscore.types.arrays import Float64Array
+from gpuscore.types.batch import Float64Array
 
 Ids = list[int]
 LARGEST_VOCAB = 2**31 - 1
