@@ -11,10 +11,9 @@ import pytest
 
 from gpuscore.commands.bulk.inputs import find_inputs
 from gpuscore.commands.bulk.options import BatchOptions
-from gpuscore.commands.bulk.planning import make_plan
 from gpuscore.commands.bulk.rows import TextRow
-from gpuscore.commands.bulk.sorting import RowSorter, grouped, merged
-from gpuscore.commands.bulk.store import ResultStore
+from gpuscore.commands.bulk.steps import make_plan
+from gpuscore.commands.bulk.store import ResultStore, RowSorter, grouped, merged
 from gpuscore.commands.bulk.work import WorkFolder
 from support import programs
 from support.batch_jobs import check, encoder, fake_model, make_rows, read_jsonl, run, write_jsonl
@@ -24,7 +23,7 @@ from support.batch_jobs import check, encoder, fake_model, make_rows, read_jsonl
 @pytest.mark.parametrize("memory", [1, 1000, 2**20])
 def test_rows_are_sorted_on_disk(tmp_path, monkeypatch, count, memory):
     """With memory for one row there are more files than are read at a time."""
-    monkeypatch.setattr("gpuscore.commands.bulk.sorting.FAN_IN", 5)
+    monkeypatch.setattr("gpuscore.commands.bulk.store.FAN_IN", 5)
     rng = random.Random(1)
     texts = [bytes(rng.choices(b"ab\0\n\xff", k=rng.randint(0, 6))) for _ in range(2 * count)]
     rows = [TextRow(texts[2 * i], texts[2 * i + 1], i) for i in range(count)]
@@ -112,7 +111,7 @@ def test_what_queries_begin_with_is_computed_once(tmp_path):
 
 
 def test_reading_and_sorting_take_bounded_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpuscore.commands.bulk.line_rows.BLOCK_BYTES", 2**18)
+    monkeypatch.setattr("gpuscore.commands.bulk.inputs.BLOCK_BYTES", 2**18)
     padding = "x" * 1500
     source = tmp_path / "in.jsonl"
     with source.open("w") as file:
