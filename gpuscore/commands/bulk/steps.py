@@ -74,7 +74,9 @@ def make_plan(
         check(block, found)
         for index, texts in enumerate(found):
             if isinstance(texts, Problem):
-                refuse_if_strict(options, block, index, texts.reason)
+                if options.strict:
+                    place = block.about(index)
+                    raise InvalidRequest(f"{place['file']}, row {place['row']}: {texts.reason}")
                 store.put(BadTextRow(number, texts.reason))
             else:
                 sorter.add(_row(texts, number))
@@ -84,12 +86,6 @@ def make_plan(
     files = sorter.finish()
     store.sync()
     work.write(PlanState(number, [path.name for path in files], schema))
-
-
-def refuse_if_strict(options: BatchOptions, block: Block, index: int, reason: str) -> None:
-    if options.strict:
-        place = block.about(index)
-        raise InvalidRequest(f"{place['file']}, row {place['row']}: {reason}")
 
 
 def _texts(block: Block, options: BatchOptions) -> Texts:

@@ -9,7 +9,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -60,23 +60,6 @@ class Unit:
     losses: int = 0  # of engines that had it in flight
 
 
-class Task(Protocol):
-    """A kind of job."""
-
-    @property
-    def width(self) -> int:
-        """Number of scores of a row; 1 for texts."""
-
-    def units(self, rows: Sequence[TextRow]) -> Iterator[Unit | Settled]:
-        """Yield requests for neighbouring rows, and the outcomes that are known without one."""
-
-    def settle(self, unit: Unit, result: ScoreResult) -> Settled:
-        """Return the outcome of the unit's rows."""
-
-    def failed(self, unit: Unit, error: GpuscoreError) -> Iterator[Unit | Settled]:
-        """Yield smaller requests instead of one that failed, or the outcome of a single row."""
-
-
 class TableTask:
     """The scores of a table's rows.
 
@@ -115,6 +98,7 @@ class TableTask:
         return RowScoring([row.number for row in unit.rows], self._scores(unit.request, result))
 
     def failed(self, unit: Unit, error: GpuscoreError) -> Iterator[Unit | Settled]:
+        """Yield smaller requests instead of one that failed, or the outcome of a single row."""
         if len(unit.rows) == 1:
             yield _bad(unit.rows[0], error)
             return
@@ -357,3 +341,6 @@ def _line(
     response = ResponsePart(status, record.request_id, msgspec.Raw(body))
     made = OutputLine(f"batch_req_{record.request_id}", line.custom_id, response)
     return AnswerLine(row.number, msgspec.json.encode(made), status != OK)
+
+
+Task: TypeAlias = TableTask | RequestTask
