@@ -55,50 +55,6 @@ class _Received:
         raise BadAnswer(f"an answer that cannot be used: status {status}, {what}", self._id)
 
 
-def received(
-    http: httpx.Client, request: httpx.Request, request_id: str, seconds: float, most: int
-) -> Reply:
-    """Send a request and return its reply.
-
-    Args:
-        request_id: of the request, for errors.
-        seconds: for the whole of it.
-        most: bytes of the unpacked body.
-
-    Raises:
-        httpx.RequestError: there is no whole answer, or not in time.
-        BadAnswer: it is too large.
-    """
-    request.extensions["trace"] = _watch
-    token = _until.set(monotonic() + seconds)
-    try:
-        with closing(http.send(request, stream=True)) as answer:
-            body = _Received(answer, request_id, most)
-            for piece in answer.iter_bytes():
-                _left(None)  # a transport of the caller's own may have no connection to watch
-                body.add(piece)
-            return body.reply()
-    finally:
-        _until.reset(token)
-
-
-async def received_async(
-    http: httpx.AsyncClient, request: httpx.Request, request_id: str, seconds: float, most: int
-) -> Reply:
-    """Send a request and return its reply; see `received`."""
-    try:
-        async with (
-            asyncio.timeout(seconds),
-            aclosing(await http.send(request, stream=True)) as answer,
-        ):
-            body = _Received(answer, request_id, most)
-            async for piece in answer.aiter_bytes():
-                body.add(piece)
-            return body.reply()
-    except TimeoutError:
-        raise httpx.ReadTimeout(f"no whole answer in {seconds:.3g} s", request=request) from None
-
-
 def _watch(event: str, info: dict[str, Any]) -> None:
     """Give a new connection the time limits of all attempts that use it: a `trace` of httpx."""
     opened = ("connect_tcp.complete", "connect_unix_socket.complete", "start_tls.complete")
@@ -224,7 +180,27 @@ class Sender:
         raise ClientError("given up, because another part of the call failed", request_id)
 
     def _exchange(self, request: httpx.Request, request_id: str, seconds: float) -> Reply:
-        return received(self._http, request, request_id, seconds, self._settings.max_answer_bytes)
+        """Send a request and return its reply.
+
+        Args:
+            request_id: of the request, for errors.
+            seconds: for the whole of it.
+
+        Raises:
+            httpx.RequestError: there is no whole answer, or not in time.
+            BadAnswer: it is too large.
+        """
+        request.extensions["trace"] = _watch
+        token = _until.set(monotonic() + seconds)
+        try:
+            with closing(self._http.send(request, stream=True)) as answer:
+                body = _Received(answer, request_id, self._settings.max_answer_bytes)
+                for piece in answer.iter_bytes():
+                    _left(None)  # a transport of the caller's own may have no connection to watch
+                    body.add(piece)
+                return body.reply()
+        finally:
+            _until.reset(token)
 
 
 class AsyncSender:
@@ -309,5 +285,16 @@ class AsyncSender:
             await asyncio.sleep(seconds)
 
     async def _exchange(self, request: httpx.Request, request_id: str, seconds: float) -> Reply:
-        most = self._settings.max_answer_bytes
-        return await received_async(self._http, request, request_id, seconds, most)
+        """Send a request and return its reply; see `Sender._exchange`."""
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                aclosing(await self._http.send(request, stream=True)) as answer,
+            ):
+                body = _Received(answer, request_id, self._settings.max_answer_bytes)
+                async for piece in answer.aiter_bytes():
+                    body.add(piece)
+                return body.reply()
+        except TimeoutError:
+            late = f"no whole answer in {seconds:.3g} s"
+            raise httpx.ReadTimeout(late, request=request) from None

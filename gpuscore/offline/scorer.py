@@ -37,6 +37,7 @@ from gpuscore.types.questions import Decision, Question, TypedAnswer, TypedQuest
 from gpuscore.types.results import Classification, PairScores, Ranking, Scores
 
 ValueT = TypeVar("ValueT")
+GivenP = ParamSpec("GivenP")
 
 # Batches whose tokens many calls in a row keep in the engine, so that it never waits for texts.
 AHEAD = 8
@@ -298,9 +299,6 @@ class Scorer(LoadedScorer):
         return call.finish(self._engine.score(call.request, progress).result())
 
 
-GivenP = ParamSpec("GivenP")
-
-
 class AsyncScorer(LoadedScorer):
     """`Scorer` for asyncio: the same methods, which let other tasks run while they wait.
 
@@ -370,7 +368,8 @@ class AsyncScorer(LoadedScorer):
         call = await asyncio.to_thread(prepare, self._prompts, *given, **more)
         if call.request is None:
             return call.finish(None)
-        return call.finish(await asyncio.wrap_future(self._engine.score(call.request)))
+        result = await asyncio.wrap_future(self._engine.score(call.request))
+        return call.finish(result)
 
     async def __aenter__(self) -> "AsyncScorer":
         return self
