@@ -10,8 +10,7 @@ from gpuscore.errors import ConfigError, GpuscoreError
 from gpuscore.types.questions import Choice, Decision, Noul, Predicate, Rating, TypedAnswer
 
 if TYPE_CHECKING:
-    from gpuscore.offline.async_scorer import AsyncScorer
-    from gpuscore.offline.scorer import Scorer
+    from gpuscore.offline.scorer import AsyncScorer, Scorer
 
 __version__ = "0.1.0"
 __all__ = [
@@ -33,8 +32,7 @@ def __getattr__(name: str) -> Any:
     if name not in ("Scorer", "AsyncScorer"):
         raise AttributeError(f"module 'gpuscore' has no attribute {name!r}")
     try:
-        from gpuscore.offline.async_scorer import AsyncScorer
-        from gpuscore.offline.scorer import Scorer
+        from gpuscore.offline.scorer import AsyncScorer, Scorer
     except ModuleNotFoundError as error:
         from gpuscore.system.extras import remedy
 

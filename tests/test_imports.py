@@ -157,7 +157,7 @@ def test_imports_go_one_way():
         ("gpuscore.measure.parity.oracle", "from gpuscore.offline.scorer import Scorer"),
         ("gpuscore.ray.host", "import torch"),
         ("gpuscore.server.run", "import ray"),
-        ("gpuscore.commands.bulk.line_rows", "import pyarrow"),
+        ("gpuscore.commands.bulk.inputs", "import pyarrow"),
         ("gpuscore.commands.bulk.job", "from gpuscore.processes.worker.client import EngineClient"),
         ("gpuscore.commands.bulk.engines", "import ray"),
     ],

@@ -10,9 +10,8 @@ from gpuscore import __version__
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.processes.worker.messages import Start, decode_to_child
-from gpuscore.ray.bulk.cluster import RayNode, Slot, slots
 from gpuscore.ray.bulk.node import NodeFacts
-from gpuscore.ray.bulk.pool import start_message
+from gpuscore.ray.bulk.pool import RayNode, Slot, slots, start_message
 
 MODEL = ModelConfig()
 SMALL, LARGE = RayNode("a", "10.0.0.1", 8, 0), RayNode("b", "10.0.0.2", 16, 5)

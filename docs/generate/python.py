@@ -22,7 +22,7 @@ def pages() -> Iterator[tuple[str, str]]:
             "Scorer in Python",
             "`Scorer` and `AsyncScorer` score in the same process, without a server.",
             "::: gpuscore.offline.scorer.Scorer",
-            "::: gpuscore.offline.async_scorer.AsyncScorer",
+            "::: gpuscore.offline.scorer.AsyncScorer",
             *(f"::: gpuscore.types.call_arguments.{name}" for name in CALL_OPTIONS),
             *(f"::: gpuscore.types.results.{name}" for name in RESULTS),
             "::: gpuscore.types.results.ItemError",

@@ -1,6 +1,6 @@
 """Clients of a gpuscore server: `Client` and `AsyncClient`, over httpx (the extra `client`)."""
 
-from gpuscore.client.asynchronous import AsyncClient
+from gpuscore.client.clients import AsyncClient, Client
 from gpuscore.client.errors import BadAnswer, ClientError, ConnectionFailed, StatusError
 from gpuscore.client.results import (
     ClassifyResponse,
@@ -11,7 +11,6 @@ from gpuscore.client.results import (
     RerankResponse,
     ScoreResponse,
 )
-from gpuscore.client.synchronous import Client
 
 __all__ = [
     "AsyncClient",

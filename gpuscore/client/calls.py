@@ -8,11 +8,10 @@ from uuid import uuid4
 
 import msgspec
 
-from gpuscore.client.errors import BadAnswer, StatusError
-from gpuscore.client.options import RequestOptions
+from gpuscore.client.errors import BadAnswer
+from gpuscore.client.options import Body, RequestOptions, SplitLimits
 from gpuscore.client.results import Model
 from gpuscore.client.retries import UNREADABLE, Reply
-from gpuscore.client.split import Body, SplitLimits
 from gpuscore.dialects.answers import (
     ClassifyAnswer,
     CompletionAnswer,
@@ -54,10 +53,6 @@ class Post:
     content: Callable[[], bytes]
     request_id: str
     first: int = 0
-
-    def in_whole(self, error: StatusError) -> StatusError:
-        """Return an error about one of its elements with the element's place in the whole list."""
-        return error.moved(self.first)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from gpuscore.client.calls import Answered, ClientCall, Common, list_call
-from gpuscore.client.options import RequestOptions, fields_of
-from gpuscore.client.split import Body, SplitLimits, as_json
+from gpuscore.client.options import Body, RequestOptions, SplitLimits, as_json, fields_of
 from gpuscore.config import RequestLimits
 from gpuscore.dialects.answers import (
     MAX_QUESTIONS,

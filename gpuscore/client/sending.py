@@ -1,20 +1,86 @@
-"""Sending the requests of a call and waiting for their answers: the base of both clients."""
+"""Sending the requests of a call, and receiving each answer within a time and a size.
+
+The times of httpx are of single reads and writes, so a server that sends a byte now and then would
+hold a call for hours. asyncio can end any wait. A blocking call ends in time because its connection
+gives each read and write only what is left.
+"""
 
 import asyncio
 import threading
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import aclosing, closing
+from contextvars import ContextVar
+from functools import partial
+from math import inf
 from time import monotonic
-from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import httpx
 
 from gpuscore.client.calls import ClientCall, Post, models_of, new_id
-from gpuscore.client.errors import BadAnswer, ClientError, StatusError
+from gpuscore.client.errors import REQUEST_ID, BadAnswer, ClientError, StatusError
 from gpuscore.client.options import LATE, ClientOptions, settings_of
-from gpuscore.client.receiving import received, received_async
 from gpuscore.client.results import Model
 from gpuscore.client.retries import Attempts, Reply
+
+CODINGS = ("identity", "gzip", "deflate")  # httpx unpacks these piece by piece
+WRITTEN = 2**14  # bytes that a socket takes at once, so that no write waits twice
+_until = ContextVar("_until", default=inf)  # on the clock `monotonic`, of this thread's attempt
+
+
+class _Received:
+    """An answer's body as it arrives; raises BadAnswer once it is over `most` bytes."""
+
+    def __init__(self, answer: httpx.Response, request_id: str, most: int) -> None:
+        self._answer, self._id, self._most = answer, request_id, most
+        self._content = bytearray()
+        coding = answer.headers.get("content-encoding", "identity")
+        if coding.lower() not in CODINGS:
+            self._refuse(f"Content-Encoding {coding}")
+
+    def add(self, piece: bytes) -> None:
+        size = len(self._content) + len(piece)
+        if size > self._most:
+            self._refuse(f"at least {size} bytes, the limit is {self._most} (max_answer_bytes)")
+        self._content += piece
+
+    def reply(self) -> Reply:
+        """Return the whole reply, with the server's request id if that is a valid one."""
+        found = self._answer.headers.get("x-request-id", "")
+        request_id = found if REQUEST_ID.fullmatch(found) else self._id
+        return Reply(self._answer.status_code, self._answer.headers, self._content, request_id)
+
+    def _refuse(self, what: str) -> None:
+        status = self._answer.status_code
+        raise BadAnswer(f"an answer that cannot be used: status {status}, {what}", self._id)
+
+
+def _watch(event: str, info: dict[str, Any]) -> None:
+    """Give a new connection the time limits of all attempts that use it: a `trace` of httpx."""
+    opened = ("connect_tcp.complete", "connect_unix_socket.complete", "start_tls.complete")
+    if event.endswith(opened):
+        stream = info["return_value"]
+        stream.read = partial(_read, stream.read)
+        stream.write = partial(_write, stream.write)
+
+
+def _read(read: Any, max_bytes: int, timeout: float | None = None) -> bytes:
+    found: bytes = read(max_bytes, _left(timeout))
+    return found
+
+
+def _write(write: Any, buffer: bytes, timeout: float | None = None) -> None:
+    for start in range(0, len(buffer), WRITTEN):
+        write(buffer[start : start + WRITTEN], _left(timeout))
+
+
+def _left(timeout: float | None) -> float | None:
+    """Return the seconds of the next wait; raise httpx.ReadTimeout if there are none left."""
+    left = _until.get() - monotonic()
+    if left <= 0:
+        raise httpx.ReadTimeout("no whole answer in time")
+    return timeout if left == inf else min(left, inf if timeout is None else timeout)
+
 
 ResultT = TypeVar("ResultT")
 
@@ -59,12 +125,7 @@ class Sender:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _do(self, job: ClientCall[ResultT]) -> ResultT:
@@ -76,7 +137,7 @@ class Sender:
                 content = part.content()
                 return self._send("POST", part.path, content, part.request_id, until, given_up)
             except ClientError as error:
-                shown = part.in_whole(error) if isinstance(error, StatusError) else error
+                shown = error.moved(part.first) if isinstance(error, StatusError) else error
                 failures.append(shown)
                 raise shown from None
 
@@ -119,7 +180,27 @@ class Sender:
         raise ClientError("given up, because another part of the call failed", request_id)
 
     def _exchange(self, request: httpx.Request, request_id: str, seconds: float) -> Reply:
-        return received(self._http, request, request_id, seconds, self._settings.max_answer_bytes)
+        """Send a request and return its reply.
+
+        Args:
+            request_id: of the request, for errors.
+            seconds: for the whole of it.
+
+        Raises:
+            httpx.RequestError: there is no whole answer, or not in time.
+            BadAnswer: it is too large.
+        """
+        request.extensions["trace"] = _watch
+        token = _until.set(monotonic() + seconds)
+        try:
+            with closing(self._http.send(request, stream=True)) as answer:
+                body = _Received(answer, request_id, self._settings.max_answer_bytes)
+                for piece in answer.iter_bytes():
+                    _left(None)  # a transport of the caller's own may have no connection to watch
+                    body.add(piece)
+                return body.reply()
+        finally:
+            _until.reset(token)
 
 
 class AsyncSender:
@@ -162,12 +243,7 @@ class AsyncSender:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def _do(self, job: ClientCall[ResultT]) -> ResultT:
@@ -180,7 +256,7 @@ class AsyncSender:
                 try:
                     return await self._send("POST", part.path, content, part.request_id, until)
                 except StatusError as error:
-                    raise part.in_whole(error) from None
+                    raise error.moved(part.first) from None
 
         tasks = [asyncio.ensure_future(send(part)) for part in job.parts]
         try:
@@ -209,5 +285,16 @@ class AsyncSender:
             await asyncio.sleep(seconds)
 
     async def _exchange(self, request: httpx.Request, request_id: str, seconds: float) -> Reply:
-        most = self._settings.max_answer_bytes
-        return await received_async(self._http, request, request_id, seconds, most)
+        """Send a request and return its reply; see `Sender._exchange`."""
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                aclosing(await self._http.send(request, stream=True)) as answer,
+            ):
+                body = _Received(answer, request_id, self._settings.max_answer_bytes)
+                async for piece in answer.aiter_bytes():
+                    body.add(piece)
+                return body.reply()
+        except TimeoutError:
+            late = f"no whole answer in {seconds:.3g} s"
+            raise httpx.ReadTimeout(late, request=request) from None

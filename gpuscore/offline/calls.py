@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from gpuscore.errors import GpuscoreError, InvalidRequest
-from gpuscore.prompts.classes import Classes, ClassifyInput, build_classes
+from gpuscore.prompts.classes import ClassifyInput, build_classes
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.text.score_input import ScoreInput
@@ -282,21 +282,17 @@ def classify_call(
 
     def finish(result: ScoreResult | None) -> Classification:
         assert result is not None  # noqa: S101  (there is a text)
-        return _classified(classes, request, result)
+        logits = np.stack(result.label_logits).astype(np.float64)
+        names = tuple(classes.labels)
+        return Classification(
+            classes=names,
+            probabilities=classes.probabilities(logits),
+            best=tuple(names[index] for index in logits.argmax(axis=1).tolist()),
+            truncated=_flags(classes.truncated, len(logits)),
+            **_usage(request, result),
+        )
 
     return Call(request, finish)
-
-
-def _classified(classes: Classes, request: ScoreRequest, result: ScoreResult) -> Classification:
-    logits = np.stack(result.label_logits).astype(np.float64)
-    names = tuple(classes.labels)
-    return Classification(
-        classes=names,
-        probabilities=classes.probabilities(logits),
-        best=tuple(names[index] for index in logits.argmax(axis=1).tolist()),
-        truncated=_flags(classes.truncated, len(logits)),
-        **_usage(request, result),
-    )
 
 
 def _flags(indices: Sequence[int], count: int) -> BoolArray:

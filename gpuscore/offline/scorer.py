@@ -1,10 +1,10 @@
-"""`Scorer`: scoring in this process, without the server."""
+"""Scoring in this process, without the server: `Scorer`, and `AsyncScorer` for asyncio."""
 
+import asyncio
 import sys
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import fields
-from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
@@ -24,7 +24,7 @@ from gpuscore.offline.calls import (
 )
 from gpuscore.offline.decisions import decide_call, system_one_call
 from gpuscore.prompts.decisions import ORDERS, read_asking
-from gpuscore.prompts.model import ModelFiles
+from gpuscore.prompts.model import ModelFiles, ModelPrompts
 from gpuscore.types.call_arguments import (
     ClassifyOptions,
     FamilyOptions,
@@ -37,18 +37,11 @@ from gpuscore.types.questions import Decision, Question, TypedAnswer, TypedQuest
 from gpuscore.types.results import Classification, PairScores, Ranking, Scores
 
 ValueT = TypeVar("ValueT")
+GivenP = ParamSpec("GivenP")
 
 # Batches whose tokens many calls in a row keep in the engine, so that it never waits for texts.
 AHEAD = 8
-_UNLIMITED = RequestLimits(
-    max_items=sys.maxsize,
-    max_labels=sys.maxsize,
-    max_label_tokens=sys.maxsize,
-    max_request_tokens=sys.maxsize,
-    max_questions=sys.maxsize,
-    max_options=sys.maxsize,
-    max_levels=sys.maxsize,
-)
+_UNLIMITED = RequestLimits(**{item.name: sys.maxsize for item in fields(RequestLimits)})
 # Callers in this process wait for their own calls; none is refused.
 _NO_QUEUE_LIMIT = EngineConfig(
     max_queued_requests=sys.maxsize, max_queued_tokens=sys.maxsize, max_queued_items=sys.maxsize
@@ -148,12 +141,7 @@ class LoadedScorer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def warmup(self) -> None:
@@ -309,3 +297,103 @@ class Scorer(LoadedScorer):
         if call.request is None:
             return call.finish(None)
         return call.finish(self._engine.score(call.request, progress).result())
+
+
+class AsyncScorer(LoadedScorer):
+    """`Scorer` for asyncio: the same methods, which let other tasks run while they wait.
+
+    Texts are prepared in threads. A cancelled call drops its work that has not begun.
+    """
+
+    @takes_options
+    async def score(
+        self, query: Text, items: Items, **options: Unpack[LocalScoreOptions]
+    ) -> Scores:
+        """See `Scorer.score`."""
+        return await self._run(score_call, query, items, options)
+
+    @takes_options
+    async def score_many(
+        self, requests: Iterable[tuple[Text, Items]], **options: Unpack[LocalScoreOptions]
+    ) -> AsyncGenerator[Scores, None]:
+        """See `Scorer.score_many`; iterate with `async for`. `requests` is read in threads."""
+        async for scores in _iterated(self._many(score_calls(self._prompts, requests, options))):
+            yield scores
+
+    @takes_options
+    async def rerank(
+        self,
+        query: str,
+        documents: Iterable[str],
+        top_n: int | None = None,
+        **options: Unpack[FamilyOptions],
+    ) -> Ranking:
+        """See `Scorer.rerank`."""
+        return await self._run(rerank_call, query, documents, top_n, options)
+
+    @takes_options
+    async def score_pairs(
+        self, pairs: Iterable[tuple[str, str]], **options: Unpack[FamilyOptions]
+    ) -> PairScores:
+        """See `Scorer.score_pairs`."""
+        return await self._run(pairs_call, pairs, options)
+
+    @takes_options
+    async def classify(
+        self, texts: str | Iterable[str], **options: Unpack[ClassifyOptions]
+    ) -> Classification:
+        """See `Scorer.classify`."""
+        return await self._run(classify_call, texts, options)
+
+    async def decide(self, text: str, questions: Iterable[Question]) -> list[Decision]:
+        """See `Scorer.decide`."""
+        return await self._run(decide_call, text, questions)
+
+    async def system_one(
+        self,
+        state: Any,
+        questions: Mapping[str, TypedQuestion],
+        *,
+        instructions: str | None = None,
+    ) -> dict[str, TypedAnswer]:
+        """See `Scorer.system_one`."""
+        return await self._run(system_one_call, state, questions, instructions)
+
+    async def _run(
+        self,
+        prepare: Callable[Concatenate[ModelPrompts, GivenP], Call[ValueT]],
+        *given: GivenP.args,
+        **more: GivenP.kwargs,
+    ) -> ValueT:
+        call = await asyncio.to_thread(prepare, self._prompts, *given, **more)
+        if call.request is None:
+            return call.finish(None)
+        result = await asyncio.wrap_future(self._engine.score(call.request))
+        return call.finish(result)
+
+    async def __aenter__(self) -> "AsyncScorer":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.close)
+
+
+async def _iterated(values: Generator[ValueT, None, None]) -> AsyncGenerator[ValueT, None]:
+    """Yield the values, each computed in a thread; close the generator at an early end."""
+
+    def end(step: "asyncio.Future[ValueT | None]") -> None:
+        if not step.cancelled():
+            step.exception()  # of a call that nobody awaits any more
+        values.close()
+
+    step = None
+    try:
+        while True:
+            step = asyncio.ensure_future(asyncio.to_thread(next, values, None))
+            value = await asyncio.shield(step)  # a thread goes on when its task is cancelled
+            if value is None:
+                return
+            yield value
+    finally:
+        if step is not None:  # a generator cannot be closed while it runs
+            step.add_done_callback(end)

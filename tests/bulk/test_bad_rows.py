@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from gpuscore.commands.bulk.line_rows import read_json_lines
+from gpuscore.commands.bulk.inputs import read_json_lines
 from gpuscore.config import RequestLimits
 from gpuscore.errors import ConfigError, InvalidRequest
 from support.batch_jobs import (
@@ -62,7 +62,7 @@ def test_bad_lines(tmp_path):
 
 
 def test_a_line_without_an_end_takes_no_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpuscore.commands.bulk.line_rows.MAX_LINE", 100)
+    monkeypatch.setattr("gpuscore.commands.bulk.inputs.MAX_LINE", 100)
     line = b'{"query": "q", "item": "%b"}' % (b"x" * 10**6)
     source, output = write_jsonl(tmp_path / "in.jsonl", [line, GOOD, line]), tmp_path / "out.jsonl"
     del line
@@ -79,7 +79,7 @@ def test_a_line_without_an_end_takes_no_memory(tmp_path, monkeypatch):
 
 
 def test_bad_rows_of_csv(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpuscore.commands.bulk.line_rows.MAX_FIELD", 200)
+    monkeypatch.setattr("gpuscore.commands.bulk.inputs.MAX_FIELD", 200)
     lines = [
         b"query,item",
         b"q,good",

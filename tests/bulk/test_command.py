@@ -1,5 +1,6 @@
 """Promise: `gpuscore batch` does what its page shows, tells what it refuses, and outlives its
-engine."""
+engine. It says at its start that a column is missing or that the name of the scores is taken, and
+ends with 1 if more rows are bad than --max-bad allows."""
 
 import fcntl
 import json
@@ -15,10 +16,21 @@ from pathlib import Path
 
 import pytest
 
-from gpuscore.commands.bulk.job import Progress
+from gpuscore.commands.bulk import command
+from gpuscore.commands.bulk.job import Progress, run_job
 from gpuscore.commands.cli import main
 from support import programs
-from support.batch_jobs import make_rows, read_jsonl, run, words, write_jsonl
+from support.batch_jobs import (
+    check,
+    fake_model,
+    make_rows,
+    read_jsonl,
+    read_output,
+    run,
+    words,
+    write_input,
+    write_jsonl,
+)
 from support.serving import QUICK, children
 from support.terminal import on_terminal
 
@@ -142,3 +154,158 @@ def test_the_engines_lines_go_past_the_bars(tmp_path):
     assert '"message"' not in screen.text
     (before,) = re.findall(r"(.{4})\d\d:\d\d:\d\d info: memory: ", screen.text, re.DOTALL)
     assert before == "\r\x1b[K"
+
+
+ROWS = make_rows(30)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--item-column", "text"], " has no column text; it has id, query, item"),
+        (["--query-column", "text"], " has no column text; it has id, query, item"),
+        (["--scores-column", "id"], "has a column id already; --scores-column names another"),
+    ],
+)
+def test_refused_with_the_columns_that_are_there(tmp_path, capsys, kind, flags, message):
+    source = write_input(tmp_path, kind, ROWS)
+    assert main(words(source, tmp_path / "out.jsonl", *flags)) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == [source.name]
+
+
+@pytest.mark.parametrize(("place", "code"), [(1000, 2), (999, None), (2000, 2)])
+def test_json_rows_are_searched_up_to_1000(tmp_path, capsys, place, code):
+    rows = [{"text": "a"}] * 2000
+    rows.insert(place, {"item": "b"})
+    source = write_jsonl(tmp_path / "in.jsonl", rows)
+    if code is None:
+        outcome = run(source, tmp_path / "out.jsonl", query_column=None)
+        assert (outcome.scored, outcome.bad) == (1, 2000)
+        return
+    assert main(words(source, tmp_path / "out.jsonl")) == code
+    assert "(its first 1000 rows) has no column item; it has text" in capsys.readouterr().err
+
+
+def test_names_of_columns_are_told_in_one_short_line(tmp_path, capsys):
+    row = {"a\n\x1b[31m": 1} | {f"column {index}": 1 for index in range(500)}
+    assert main(words(write_jsonl(tmp_path / "in.jsonl", [row]), tmp_path / "out.jsonl")) == 2
+    told = capsys.readouterr().err
+    assert (told.count("\n"), "\x1b" in told) == (1, False)
+    assert "and 481 more" in told
+
+
+def test_rows_that_are_no_objects_have_no_columns_to_tell(tmp_path):
+    outcome = run(write_jsonl(tmp_path / "in.jsonl", [b"{", b"7"]), tmp_path / "out.jsonl")
+    assert (outcome.scored, outcome.bad) == (0, 2)
+
+
+@pytest.mark.parametrize("after", ["jsonl", "parquet"])
+@pytest.mark.parametrize("before", ["jsonl", "csv", "parquet"])
+def test_scores_get_another_name(tmp_path, before, after):
+    rows = [{**row, "scores": "mine"} for row in ROWS]
+    output = tmp_path / f"out.{after}"
+    run(write_input(tmp_path, before, rows), output, scores_column="p")
+    found = read_output(output)
+    assert list(found[0]) == ["id", "query", "item", "scores", "p"]
+    assert {row["scores"] for row in found} == {"mine"}
+    check(ROWS, [row["p"] for row in found])
+
+
+@pytest.mark.parametrize("after", ["jsonl", "parquet"])
+def test_a_late_row_with_a_field_of_that_name_is_bad(tmp_path, after):
+    """Rows are read one after the other, so only the first ones can be refused at the start."""
+    rows = make_rows(1200)
+    rows.insert(1100, {**rows[0], "scores": 7})
+    output = tmp_path / f"out.{after}"
+    outcome = run(write_jsonl(tmp_path / "in.jsonl", rows), output)
+    assert (outcome.scored, outcome.bad) == (1200, 1)
+    (bad,) = read_jsonl(tmp_path / f"out.{after}.bad.jsonl")
+    assert (bad["line"], bad["input"]["scores"]) == (1101, 7)
+    assert bad["reason"] == "there is a field scores already; --scores-column names another"
+    check(
+        [row for row in rows if "scores" not in row], [row["scores"] for row in read_output(output)]
+    )
+
+
+@pytest.fixture
+def ended(tmp_path, capsys, monkeypatch):
+    """Return a function that runs the command with the fake backend: its exit code, lines and
+    errors."""
+    monkeypatch.setattr(command, "run_job", lambda job, _, shown: run_job(job, fake_model, shown))
+
+    def run_to_end(*words):
+        code = main(words)
+        output, told = capsys.readouterr()
+        *said, last = output.splitlines()
+        assert re.fullmatch(r"\d+ rows?( by this run)? in \d+\.\d s, \d+\.\d rows/s", last), told
+        return code, [line.replace(f"{tmp_path}/", "") for line in said], told
+
+    return run_to_end
+
+
+@pytest.mark.parametrize(
+    ("bad", "flags", "code"),
+    [
+        (30, [], 1),
+        (30, ["--max-bad", "1"], 1),
+        (1, [], 1),
+        (1, ["--max-bad", "0.04"], 0),
+        (0, ["--max-bad", "0"], 0),
+    ],
+)
+def test_the_exit_code_tells_of_bad_rows(ended, tmp_path, bad, flags, code):
+    rows = [{**row, "item": None} if index < bad else row for index, row in enumerate(ROWS)]
+    source = write_jsonl(tmp_path / "in.jsonl", rows)
+    found, said, told = ended(*words(source, tmp_path / "out.jsonl", *flags))
+    assert found == code
+    good = f"{30 - bad} rows in out.jsonl"
+    where = " in out.jsonl.bad.jsonl" if bad else ""
+    assert said == [good, f"{bad} bad row{'s' * (bad != 1)}{where}"]
+    share = "0.04" if "0.04" in flags else flags[-1] if flags else "0.01"
+    assert (f"{bad} of 30 rows are bad; --max-bad is {share}" in told) == (code == 1)
+    assert len(read_jsonl(tmp_path / "out.jsonl")) == 30 - bad
+    assert not (tmp_path / "out.jsonl.work").exists()
+
+
+def test_requests_answered_with_an_error_count_as_bad(ended, tmp_path):
+    body = {"query": "a", "items": ["b"], "labels": ["yes"]}
+    lines = [
+        {"custom_id": str(index), "method": "POST", "url": url, "body": body}
+        for index, url in enumerate(["/v1/score"] * 3 + ["/v1/nowhere"])
+    ]
+    source = write_jsonl(tmp_path / "in.jsonl", lines)
+    asked = ["batch", "demo", "--requests", "--input", str(source), *QUICK]
+    for share, code in (("0.25", 0), ("0.24", 1)):
+        output = ["--output", str(tmp_path / f"{share}.jsonl")]
+        found, said, told = ended(*asked, *output, "--max-bad", share)
+        assert found == code
+        assert said == [
+            f"4 rows in {share}.jsonl",
+            "1 of them answered with an error",
+            "0 bad rows",
+        ]
+        assert ("1 of 4 rows are bad" in told) == (code == 1)
+        assert len(read_jsonl(tmp_path / f"{share}.jsonl")) == 4
+
+
+@pytest.mark.parametrize("share", ["2", "-0.1", "nan", "1%"])
+def test_a_share_is_from_0_to_1(tmp_path, capsys, share):
+    with pytest.raises(SystemExit, match="2"):
+        main(words(tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--max-bad", share))
+    assert f"{share} is not a share from 0 to 1" in capsys.readouterr().err
+
+
+def test_the_last_line_is_about_this_run(tmp_path, monkeypatch):
+    """Rows that an earlier run has scored took none of its time."""
+    source = write_jsonl(tmp_path / "in.jsonl", [{"item": None}, *ROWS])
+    first, second = Progress(shown=False), Progress(shown=False)
+    with monkeypatch.context() as patch:
+        patch.setattr("gpuscore.commands.bulk.job.write_output", None)
+        with pytest.raises(TypeError):
+            run(source, tmp_path / "out.jsonl", progress=first)
+    run(source, tmp_path / "out.jsonl", progress=second)
+    assert (first.rows, second.rows) == (31, 0)

@@ -94,7 +94,7 @@ def test_columns_of_parquet_as_json(tmp_path):
 
 def test_types_of_json_in_parquet(tmp_path, monkeypatch):
     """Fields come and go; integers become floats only where that loses nothing."""
-    monkeypatch.setattr("gpuscore.commands.bulk.line_rows.BLOCK_ROWS", 2)
+    monkeypatch.setattr("gpuscore.commands.bulk.inputs.BLOCK_ROWS", 2)
     rows = [
         {"query": "q", "item": "a", "n": 2**53, "list": [1]},
         {"query": "q", "item": "b", "late": {"deep": True}, "n": None},
@@ -119,7 +119,7 @@ def test_types_of_json_in_parquet(tmp_path, monkeypatch):
     ],
 )
 def test_json_that_parquet_cannot_hold(tmp_path, monkeypatch, values, message):
-    monkeypatch.setattr("gpuscore.commands.bulk.line_rows.BLOCK_ROWS", 2)
+    monkeypatch.setattr("gpuscore.commands.bulk.inputs.BLOCK_ROWS", 2)
     rows = [{"query": "q", "item": "a", "value": value} for value in values]
     with pytest.raises(ConfigError, match=message) as caught:
         run(write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet")

@@ -1,5 +1,6 @@
 """Promise: rows that share a query, or that begin alike, are grouped whatever their order, in
-memory that does not grow with the rows."""
+memory that does not grow with the rows; a result is read as it was written, or counts as not
+there."""
 
 import json
 import random
@@ -7,14 +8,23 @@ import tracemalloc
 from collections import Counter
 from itertools import groupby
 
+import numpy as np
 import pytest
 
 from gpuscore.commands.bulk.inputs import find_inputs
 from gpuscore.commands.bulk.options import BatchOptions
-from gpuscore.commands.bulk.planning import make_plan
-from gpuscore.commands.bulk.rows import TextRow
-from gpuscore.commands.bulk.sorting import RowSorter, grouped, merged
-from gpuscore.commands.bulk.store import ResultStore
+from gpuscore.commands.bulk.rows import AnswerLine, BadTextRow, RowScoring, TextRow
+from gpuscore.commands.bulk.steps import make_plan
+from gpuscore.commands.bulk.store import (
+    ANSWERED,
+    BAD,
+    FAILED,
+    SCORED,
+    ResultStore,
+    RowSorter,
+    grouped,
+    merged,
+)
 from gpuscore.commands.bulk.work import WorkFolder
 from support import programs
 from support.batch_jobs import check, encoder, fake_model, make_rows, read_jsonl, run, write_jsonl
@@ -24,7 +34,7 @@ from support.batch_jobs import check, encoder, fake_model, make_rows, read_jsonl
 @pytest.mark.parametrize("memory", [1, 1000, 2**20])
 def test_rows_are_sorted_on_disk(tmp_path, monkeypatch, count, memory):
     """With memory for one row there are more files than are read at a time."""
-    monkeypatch.setattr("gpuscore.commands.bulk.sorting.FAN_IN", 5)
+    monkeypatch.setattr("gpuscore.commands.bulk.store.FAN_IN", 5)
     rng = random.Random(1)
     texts = [bytes(rng.choices(b"ab\0\n\xff", k=rng.randint(0, 6))) for _ in range(2 * count)]
     rows = [TextRow(texts[2 * i], texts[2 * i + 1], i) for i in range(count)]
@@ -112,7 +122,7 @@ def test_what_queries_begin_with_is_computed_once(tmp_path):
 
 
 def test_reading_and_sorting_take_bounded_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpuscore.commands.bulk.line_rows.BLOCK_BYTES", 2**18)
+    monkeypatch.setattr("gpuscore.commands.bulk.inputs.BLOCK_BYTES", 2**18)
     padding = "x" * 1500
     source = tmp_path / "in.jsonl"
     with source.open("w") as file:
@@ -143,3 +153,54 @@ def test_memory_does_not_grow_with_the_rows(tmp_path):
         peaks.append(float(done.stdout.split("peak:")[1]))
     print(f"peaks: {peaks} MiB")
     assert peaks[1] - peaks[0] < 32
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A store of rows with three scores, in which row 1 has none."""
+    made = ResultStore(tmp_path, 3)
+    made.put(RowScoring([4, 0], np.array([[0.1, -0.0, np.inf], [1e-300, 0.2, 0.7]])))
+    made.put(BadTextRow(2, "the reason, ☃"))
+    made.put(AnswerLine(3, b"{}", failed=False))
+    made.put(AnswerLine(6, b"", failed=True))
+    yield made
+    made.close()
+
+
+KINDS = [SCORED, 0, BAD, ANSWERED, SCORED, 0, FAILED]
+
+
+def test_results_are_read_as_they_were_written(store, tmp_path):
+    for reader in (store, ResultStore(tmp_path, 3)):
+        kinds, scores = reader.scan(0, 9)
+        assert kinds == [*KINDS, 0, 0]
+        assert [reader.kind(number) for number in range(7)] == KINDS
+        assert scores[[0, 4]].tolist() == [[1e-300, 0.2, 0.7], [0.1, -0.0, np.inf]]
+        texts = [reader.text(number) for number in (2, 3, 6)]
+        assert texts == ["the reason, ☃".encode(), b"{}", b""]
+    again = ResultStore(tmp_path, 3)
+    again.put(BadTextRow(1, "later"))
+    assert (again.text(1), again.text(2)) == (b"later", "the reason, ☃".encode())
+
+
+def test_every_changed_byte_is_noticed(store, tmp_path):
+    for name, row in (("results", 4), ("results", 2), ("texts", 2)):
+        path = tmp_path / name
+        content = path.read_bytes()
+        size = len((tmp_path / "results").read_bytes()) // 7
+        begin, end = (row * size, (row + 1) * size) if name == "results" else (0, 16 + 15)
+        for index in range(begin, end):
+            changed = bytearray(content)
+            changed[index] ^= 0x10
+            path.write_bytes(changed)
+            assert store.kind(row) == 0, (name, index)
+        path.write_bytes(content)
+        assert store.kind(row) != 0
+
+
+def test_a_result_at_another_rows_place_is_noticed(store, tmp_path):
+    path = tmp_path / "results"
+    content = path.read_bytes()
+    size = len(content) // 7
+    path.write_bytes(content[size * 4 : size * 5] * 7)
+    assert [store.kind(number) for number in range(7)] == [0, 0, 0, 0, SCORED, 0, 0]

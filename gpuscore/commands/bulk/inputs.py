@@ -1,19 +1,213 @@
-"""The input files of a job: checks at its start, reading, and how a change of them is found."""
+"""The input files of a job: checks at its start, reading, and how a change of them is found.
 
+The bytes of a JSON line are written as they were read. Every column of CSV is text: nothing is
+guessed. Python's reader is used, not Arrow's: it goes on after a bad row and knows its line.
+"""
+
+import csv
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
-from gpuscore.commands.bulk.line_rows import read_csv, read_header, read_json_lines
 from gpuscore.commands.bulk.options import CSV, JSON_LINES, PARQUET, SUFFIXES, BatchOptions
-from gpuscore.commands.bulk.rows import Block
+from gpuscore.commands.bulk.rows import Block, Problem
 from gpuscore.errors import ConfigError
+from gpuscore.types.batch import Float64Array
+
+MAX_LINE = 64 * 2**20  # bytes of one line; a file without line ends must not fill the memory
+MAX_FIELD = 16 * 2**20  # characters; bounds the memory that a quote without an end takes
+BLOCK_ROWS, BLOCK_BYTES = 4096, 4 * 2**20
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+Decoded: TypeAlias = dict[str, Any] | Problem
+
+
+@dataclass(slots=True)
+class LineBlock:
+    """Rows of a file.
+
+    Attributes:
+        first: number of the first row in the file, from 1; a header is not counted.
+        rows: JSON lines without white space around them, or decoded rows of CSV.
+        places: the lines on which the rows begin, from 1.
+    """
+
+    path: Path
+    first: int
+    rows: list[bytes | Decoded] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    _decoded: list[Decoded] | None = None
+
+    @property
+    def count(self) -> int:
+        return len(self.rows)
+
+    def decoded(self) -> list[Decoded]:
+        """Return every row as an object, or the reason why it is none."""
+        if self._decoded is None:
+            rows = self.rows
+            self._decoded = [_decode(row) if isinstance(row, bytes) else row for row in rows]
+        return self._decoded
+
+    def texts(self, columns: Sequence[str]) -> list[tuple[str, ...] | Problem]:
+        return [_texts(row, columns) for row in self.decoded()]
+
+    def lines(self, keep: Sequence[int], scores: Float64Array, name: str) -> list[bytes]:
+        found, added = [], msgspec.json.encode(name)
+        for index, values in zip(keep, scores.tolist(), strict=True):
+            row = self.rows[index]
+            line = row if isinstance(row, bytes) else msgspec.json.encode(row)
+            found.append(b"%b,%b:%b}" % (line[:-1].rstrip(), added, msgspec.json.encode(values)))
+        return found
+
+    def table(self, keep: Sequence[int], schema: Any) -> Any:
+        from gpuscore.commands.bulk.parquet import table_of
+
+        rows = self.decoded()
+        return table_of([rows[index] for index in keep], schema)
+
+    def about(self, index: int) -> dict[str, Any]:
+        place = {"file": self.path.name, "row": self.first + index, "line": self.places[index]}
+        match self.rows[index]:
+            case Problem():
+                return place
+            case bytes(line) if isinstance(self.decoded()[index], dict):
+                return {**place, "input": msgspec.Raw(line)}
+            case bytes(line):
+                return {**place, "input": line.decode("utf-8", errors="backslashreplace")}
+            case row:
+                return {**place, "input": row}
+
+
+def read_json_lines(path: Path) -> Iterator[LineBlock]:
+    """Yield a file's rows; lines of white space only are no rows."""
+    return _blocks(path, ((place, len(line), line) for place, line in _numbered(path) if line))
+
+
+def read_csv(path: Path) -> Iterator[LineBlock]:
+    """Yield a file's rows; empty lines are no rows."""
+    return _blocks(path, _csv_rows(path, read_header(path)))
+
+
+def read_header(path: Path) -> list[str]:
+    """Return the names of CSV's columns; raise ConfigError for no header, or a name twice."""
+    try:
+        header = next(_csv_lists(path), (1, None))[1]
+    except UnicodeDecodeError:
+        header = None
+    if not isinstance(header, list):
+        raise ConfigError(f"--input {path}: the first line is no header of a CSV file")
+    if len(set(header)) < len(header):
+        raise ConfigError(f"--input {path}: the header has a name twice: {', '.join(header)}")
+    return header
+
+
+def _blocks(path: Path, rows: Iterable[tuple[int, int, bytes | Decoded]]) -> Iterator[LineBlock]:
+    """Yield blocks of bounded size of rows, each of which comes with its line and its size."""
+    block, size = LineBlock(path, 1), 0
+    for place, length, row in rows:
+        block.rows.append(row)
+        block.places.append(place)
+        size += length
+        if block.count == BLOCK_ROWS or size > BLOCK_BYTES:
+            yield block
+            block, size = LineBlock(path, block.first + block.count), 0
+    if block.rows:
+        yield block
+
+
+def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines with their numbers; of one that is too long, MAX_LINE + 1 bytes."""
+    number = 0
+    with path.open("rb") as file:
+        while line := file.readline(MAX_LINE + 1):
+            number += 1
+            rest = line
+            while not rest.endswith(b"\n") and (rest := file.readline(MAX_LINE)):
+                pass
+            yield number, (line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line).strip()
+
+
+def _decode(line: bytes) -> Decoded:
+    if len(line) > MAX_LINE:
+        return Problem(f"the line has over {MAX_LINE} bytes")
+    try:
+        found = msgspec.json.decode(line)
+    except UnicodeDecodeError as error:
+        return Problem(f"the line is not UTF-8: {error.reason}")
+    except (msgspec.DecodeError, RecursionError) as error:
+        return Problem(f"the line is not JSON: {error}")
+    if not isinstance(found, dict):
+        return Problem(f"the line is {_kind(found)}, not an object")
+    return found
+
+
+def _texts(row: Decoded, columns: Sequence[str]) -> tuple[str, ...] | Problem:
+    if isinstance(row, Problem):
+        return row
+    for name in columns:
+        if name not in row:
+            return Problem(f"there is no field {name}")
+        if not isinstance(row[name], str):
+            return Problem(f"{name} is {_kind(row[name])}, not text")
+    return tuple(row[name] for name in columns)
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true or false"
+    names = {int: "a number", float: "a number", str: "text", list: "an array", dict: "an object"}
+    return names[type(value)]
+
+
+def _csv_rows(path: Path, header: list[str]) -> Iterator[tuple[int, int, Decoded]]:
+    reader = _csv_lists(path)
+    next(reader)
+    for place, row in reader:
+        if isinstance(row, Problem):
+            yield place, 0, row
+        elif len(row) != len(header):
+            problem = f"the row has {len(row)} fields, the header has {len(header)}"
+            yield place, 0, Problem(problem)
+        else:
+            yield place, sum(map(len, row)), dict(zip(header, row, strict=True))
+
+
+def _csv_lists(path: Path) -> Iterator[tuple[int, list[str] | Problem]]:
+    """Yield each row, the header too, with the number of its first line."""
+    csv.field_size_limit(MAX_FIELD)  # of the whole process; nothing else here reads CSV
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        while True:
+            place = reader.line_num + 1
+            try:
+                row = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                to = f" to {reader.line_num}" if reader.line_num > place else ""
+                yield place, Problem(f"the row is not CSV (lines {place}{to}): {error}")
+                continue
+            if row:
+                yield place, row if _is_utf8(row) else Problem("the row is not UTF-8")
+
+
+def _is_utf8(row: list[str]) -> bool:
+    """Return False if a byte was read as a lone surrogate, because it is not UTF-8."""
+    try:
+        "".join(row).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
 
 FIRST_ROWS = 1000  # of JSON lines, which have no header
 

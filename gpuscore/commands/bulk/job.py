@@ -14,7 +14,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from gpuscore.commands.bulk.calls import RequestTask
 from gpuscore.commands.bulk.feeding import CountedRows, Feeder
 from gpuscore.commands.bulk.inputs import (
     InputFiles,
@@ -24,11 +23,24 @@ from gpuscore.commands.bulk.inputs import (
     refuse_changed,
 )
 from gpuscore.commands.bulk.options import BatchOptions
-from gpuscore.commands.bulk.planning import make_plan
 from gpuscore.commands.bulk.rows import AnswerLine, BadTextRow, Settled, TextRow
-from gpuscore.commands.bulk.sorting import GROUP_ROWS, MEMORY, grouped, merged
-from gpuscore.commands.bulk.store import BAD, FAILED, ResultStore
-from gpuscore.commands.bulk.tasks import Task, make_table_task
+from gpuscore.commands.bulk.steps import (
+    check_written,
+    make_plan,
+    publish,
+    refuse_existing,
+    write_output,
+)
+from gpuscore.commands.bulk.store import (
+    BAD,
+    FAILED,
+    GROUP_ROWS,
+    MEMORY,
+    ResultStore,
+    grouped,
+    merged,
+)
+from gpuscore.commands.bulk.tasks import RequestTask, Task, make_table_task
 from gpuscore.commands.bulk.work import (
     RESULTS,
     SORTED,
@@ -38,12 +50,6 @@ from gpuscore.commands.bulk.work import (
     WorkFolder,
     WrittenState,
     locked,
-)
-from gpuscore.commands.bulk.writing import (
-    check_written,
-    publish,
-    refuse_existing,
-    write_output,
 )
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.errors import ConfigError, InvalidRequest

@@ -146,8 +146,7 @@ def check_writable(schema: Any, name: str) -> None:
 
 def table_of(rows: Sequence[Any], schema: Any) -> Any:
     """Return objects as a table; a field that an object lacks is null."""
-    arrays = [pa.array([row.get(field.name) for row in rows], field.type) for field in schema]
-    return pa.Table.from_arrays(arrays, schema=schema)
+    return pa.Table.from_pylist(list(rows), schema=schema)
 
 
 def try_table(rows: Sequence[dict[str, Any]], place: str, schema: Any) -> None:

@@ -1,29 +1,143 @@
-"""The last step of a job: the output, in the input's order."""
+"""The steps of a job that read the whole input: the first notes the bad rows and sorts the others,
+the last one writes the output in the input's order."""
 
 import hashlib
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, TypeAlias, cast
 
 import msgspec
 
-from gpuscore.commands.bulk.inputs import InputFiles, read_blocks, sha256_of, table_schema
-from gpuscore.commands.bulk.options import JSON_LINES, SUFFIXES, BatchOptions
-from gpuscore.commands.bulk.rows import Block
-from gpuscore.commands.bulk.store import ANSWERED, BAD, FAILED, SCORED, ResultStore
+from gpuscore.commands.bulk.inputs import (
+    InputFiles,
+    LineBlock,
+    read_blocks,
+    sha256_of,
+    table_schema,
+)
+from gpuscore.commands.bulk.options import JSON_LINES, PARQUET, SUFFIXES, BatchOptions
+from gpuscore.commands.bulk.rows import BadTextRow, Block, Problem, TextRow
+from gpuscore.commands.bulk.store import (
+    ANSWERED,
+    BAD,
+    FAILED,
+    MEMORY,
+    SCORED,
+    ResultStore,
+    RowSorter,
+)
+from gpuscore.commands.bulk.tasks import call_text
 from gpuscore.commands.bulk.work import (
     BAD_ROWS,
     OUTPUT,
+    SORTED,
     PlanState,
     WorkFolder,
     WrittenState,
     sync_file,
     sync_folder,
 )
-from gpuscore.errors import ConfigError
+from gpuscore.errors import ConfigError, InvalidRequest
 from gpuscore.types.batch import Float64Array
+
+Advance: TypeAlias = Callable[[int], None]
+Texts: TypeAlias = list[tuple[str, ...] | Problem]
+Check: TypeAlias = Callable[[Any, Texts], None]  # of a block, whose bad rows have no texts
+
+
+def make_plan(
+    inputs: InputFiles,
+    options: BatchOptions,
+    work: WorkFolder,
+    store: ResultStore,
+    advance: Advance,
+    memory: int = MEMORY,
+) -> None:
+    """Write sorted rows, bad rows and the number of all rows into the work folder.
+
+    Args:
+        advance: called with the number of rows read since the last call.
+        memory: bytes of rows that are sorted in memory.
+
+    Raises:
+        ConfigError: the rows do not fit the output's format.
+        InvalidRequest: a row is bad, and the job is strict.
+    """
+    sorter = RowSorter(work.path / SORTED, memory)
+    check, finish = _checks(inputs, options)
+    number = 0
+    # JSON lines have every column, so all must be UTF-8.
+    for block in read_blocks(inputs, options, every_column=options.output_format == JSON_LINES):
+        found = _texts(block, options)
+        check(block, found)
+        for index, texts in enumerate(found):
+            if isinstance(texts, Problem):
+                if options.strict:
+                    place = block.about(index)
+                    raise InvalidRequest(f"{place['file']}, row {place['row']}: {texts.reason}")
+                store.put(BadTextRow(number, texts.reason))
+            else:
+                sorter.add(_row(texts, number))
+            number += 1
+        advance(block.count)
+    schema = finish()
+    files = sorter.finish()
+    store.sync()
+    work.write(PlanState(number, [path.name for path in files], schema))
+
+
+def _texts(block: Block, options: BatchOptions) -> Texts:
+    if not isinstance(block, LineBlock):
+        return block.texts(options.columns)
+    rows = block.decoded()
+    if options.requests:
+        lines = cast(list[bytes], block.rows)  # requests are JSON lines
+        return [call_text(*pair) for pair in zip(rows, lines, strict=True)]
+    taken = Problem(f"there is a field {options.taken}")
+    return [
+        taken if isinstance(row, dict) and options.scores_column in row else texts
+        for row, texts in zip(rows, block.texts(options.columns), strict=True)
+    ]
+
+
+def _row(texts: tuple[str, ...], number: int) -> TextRow:
+    """Return a row to sort; its only text is the rest if there is no other one."""
+    first, rest = ("", *texts)[-2:]
+    return TextRow(first.encode(), rest.encode(), number)
+
+
+def _objects(block: Any, texts: Texts) -> tuple[list[Any], str]:
+    """Return the objects of the good rows, and a description of their place."""
+    pairs = zip(block.decoded(), texts, strict=True)
+    rows = [row for row, text in pairs if not isinstance(text, Problem)]
+    return rows, f"--input {block.path}, lines {block.places[0]} to {block.places[-1]}"
+
+
+def _checks(inputs: InputFiles, options: BatchOptions) -> tuple[Check, Callable[[], bytes | None]]:
+    """Return the check of each block for the output's format, and the check after all of them,
+    which returns the schema if only then it is known."""
+    kinds = inputs.format, options.output_format
+    if kinds == (PARQUET, JSON_LINES):
+        from gpuscore.commands.bulk.parquet import check_utf8
+
+        return lambda block, texts: check_utf8(block), lambda: None
+    if kinds != (JSON_LINES, PARQUET):
+        return lambda block, texts: None, lambda: None
+    from gpuscore.commands.bulk.parquet import SchemaFinder, check_writable, schema_bytes, try_table
+
+    finder = SchemaFinder(options.columns)
+
+    def finish() -> bytes:
+        schema = finder.schema
+        for block in read_blocks(inputs, options, every_column=True) if finder.promoted else ():
+            try_table(*_objects(block, _texts(block, options)), schema)
+        check_writable(schema, options.scores_column)
+        return schema_bytes(schema)
+
+    return lambda block, texts: finder.add(*_objects(block, texts)), finish
+
 
 ANSWERS = (ANSWERED, FAILED)
 BUFFER = 2**20
