@@ -157,9 +157,9 @@ check-kernels: setup $(TRITON_VENV)/.installed
 	done; exit $$status
 
 # Compiles the programs of --backend jax for TPU v5e and v6e, without a TPU, checks the code against
-# tests/tpu_code/baseline.json and predicts times; at most 20 minutes on two cores. Facts of programs
-# that were compiled before are found in .cache/tpu. After a wanted change: make check-tpu
-# ARGS=--update; what make test-all compiles: ARGS=--quick
+# tests/tpu_code/baseline.json; at most 20 minutes on two cores. Facts of programs that were compiled
+# before are found in .cache/tpu. After a wanted change: make check-tpu ARGS=--update; what make
+# test-all compiles: ARGS=--quick
 check-tpu: setup $(TPU_VENV)/.installed
 	PYTHONPATH=$(CURDIR)/tests $(TPU_VENV)/bin/python -P -m tpu_code.check $(ARGS)
 

@@ -13,21 +13,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import jax
-import numpy as np
-
 from gpuscore.backends.jax import plan as planning
 from gpuscore.backends.jax.backend import attends_of, pool_shapes
-from gpuscore.backends.jax.label_head import ONE
-from gpuscore.backends.jax.layout import ProgramSizes, page_entries
-from gpuscore.backends.jax.padding import padded
+from gpuscore.backends.jax.layout import ProgramSizes
 from gpuscore.backends.jax.plan import JaxPlan
 from gpuscore.backends.jax.programs import TracedPrograms, options_of, trace_programs
 from gpuscore.backends.jax.weights import weight_shapes_of
 from gpuscore.config import ModelConfig
-from gpuscore.engine.scheduler import Scheduler
-from gpuscore.types.batch import PackedBatch
-from gpuscore.types.request import ScoreRequest
 from support.model_configs import LLAMA_1B, QWEN3_06B, QWEN3_8B
 from tpu_code.chips import CHIPS, V5E, V6E, Chip
 
@@ -147,36 +139,3 @@ def weights_of(plan: JaxPlan) -> Any:
 
 def compiler_options(case: Case) -> dict[str, Any]:
     return options_of(plan_of(case.model, case.chip).device)
-
-
-def batches_of(case: Case, query: int, items: int, item: int) -> list[PackedBatch]:
-    """Return the batches of a request, as the engine plans them."""
-    plan = plan_of(case.model, case.chip)
-    scheduler = Scheduler(plan.limits(page_count(plan, CHIPS[case.chip])))
-    labels = (np.array([11, 23], np.int32),) * items
-    ids = (np.full(item, 1, np.int32),) * items
-    scheduler.add(ScoreRequest(np.full(query, 1, np.int32), ids, labels, need_lse=True))
-    found = []
-    while (work := scheduler.next_batch()) is not None:
-        found.append(work.batch)
-    return found
-
-
-def program_of(model: str, chip: str, batch: PackedBatch) -> Case:
-    """Return the program that a batch runs in."""
-    plan = plan_of(model, chip)
-    lens = batch.prefix_lens[np.unique(batch.request_of)]
-    for sizes in plan.sizes():
-        pages = page_entries(lens, sizes.tiling, plan.pages.size).sum()
-        if sizes.tokens >= batch.num_tokens and sizes.pages >= pages:
-            return Case(model, chip, EXTEND, sizes)
-    raise ValueError(f"no program holds {batch.num_tokens} tokens and their pages")
-
-
-def arguments_of(case: Case, batch: PackedBatch) -> list[Any]:
-    """Return the flat arguments of an `extend` program: arrays of integers, and shapes."""
-    plan = plan_of(case.model, case.chip)
-    count = page_count(plan, CHIPS[case.chip])
-    buffer = padded(batch, case.sizes, plan.pages.size, ONE)
-    everything = (weights_of(plan), pool_shapes(plan, count), buffer)
-    return list(jax.tree.leaves(everything))

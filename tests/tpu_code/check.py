@@ -33,7 +33,6 @@ from tpu_code.cases import (
 )
 from tpu_code.chips import CHIPS
 from tpu_code.facts import Facts, measure, versions
-from tpu_code.report import print_predictions
 from tpu_code.rules import Planned, Row, complaints, row
 
 BASELINE = Path(__file__).with_name("baseline.json")
@@ -133,9 +132,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in baseline.keys() - {case.name for case in chosen}:
             print(f"{name} in {BASELINE.name}: there is no such program")
             failed += 1
-    if every or options.predict:
-        cache = None if options.no_cache else CACHE
-        failed += print_predictions(chosen, cache, update=options.update)
     seconds = time.monotonic() - start
     print(f"{versions()}: {len(chosen)} programs, {failed} failed, {seconds:.0f} s")
     return 1 if failed else 0
@@ -146,7 +142,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="only what make test-all compiles")
     parser.add_argument("--only", default="", help="only programs with this text in their names")
     parser.add_argument("--update", action="store_true", help="rewrite the baseline")
-    parser.add_argument("--predict", action="store_true", help="print predicted times as well")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--no-cache", action="store_true", help="compile everything again")
     return parser

@@ -1,7 +1,7 @@
 """`Facts` of a compiled program, in numbers and names; kept by what was lowered.
 
-A program takes up to a minute to compile. Facts depend on the lowered program, the places of its
-loops in our source, XLA's options and versions, and the modules here that read it.
+A program takes up to a minute to compile. Facts depend on the lowered program, XLA's options and
+versions, and the modules here that read it.
 """
 
 import hashlib
@@ -15,17 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from tpu_code.cases import EXTEND, Case, compiler_options, traced
-from tpu_code.chips import CHIPS
-from tpu_code.hlo import Instruction, Program, Where
-from tpu_code.kernel_calls import KernelMemory, declared
-from tpu_code.trips import loop_places
-from tpu_code.work import FREE, KERNEL, Place, places
+from tpu_code.hlo import Instruction, Program
+from tpu_code.kernel_memory import KernelMemory, declared
 
-READERS = ("chips.py", "facts.py", "hlo.py", "kernel_calls.py", "work.py")
+READERS = ("chips.py", "facts.py", "hlo.py", "kernel_memory.py")
+KERNEL = "tpu_custom_call"
 # Instructions that are counted in a layer; all others too, together. Those of the second line are
 # also counted inside of fusions.
 COUNTED = ("fusion", "while", "copy")
 MOVING = ("dynamic-slice", "dynamic-update-slice", "scatter", "gather")
+# Instructions that are not counted, because they take no time of their own.
+FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional"}
+FREE |= {"call", "after-all", "partition-id", "opt-barrier", "copy-start", "copy-done"}
+FREE |= {"slice-start", "slice-done", "async-start", "async-update", "async-done"}
 # Instructions that have an array's shape, but no new memory for it.
 SAME_MEMORY = {"parameter", "get-tuple-element", "bitcast", "tuple", "while", "conditional", "call"}
 SAME_MEMORY |= {"opt-barrier", "dynamic-update-slice", "scatter", "copy-done"}
@@ -65,7 +67,7 @@ class Facts:
     outside: Mapping[str, int]  # the same, of everything else
     copies: tuple[str, ...]  # instructions that make an array as large as a layer of the pool
     kernels: tuple[CompiledKernel, ...]
-    work: tuple[Place, ...]
+    cycles: int  # XLA's estimate of all code, each instruction run once, without kernels
 
     @property
     def batch_bytes(self) -> int:
@@ -89,16 +91,8 @@ class Facts:
                 "arguments": tuple(Argument(**one) for one in data["arguments"]),
                 "copies": tuple(data["copies"]),
                 "kernels": tuple(kernels),
-                "work": tuple(_place(one) for one in data["work"]),
             }
         )
-
-
-def _place(data: Mapping[str, Any]) -> Place:
-    frames, turns = data["where"]
-    where = Where(tuple((name, line) for name, line in frames), tuple(turns))
-    costly = tuple((name, cycles) for name, cycles in data["costly"])
-    return Place(**{**data, "where": where, "costly": costly})
 
 
 def facts_of(case: Case, cache: Path | None) -> Facts:
@@ -111,7 +105,7 @@ def facts_of(case: Case, cache: Path | None) -> Facts:
     lowered = one.lower()
     if cache is None:
         return compiled_facts(case, one, lowered)
-    path = cache / versions() / f"{fingerprint(case, one, lowered)}.json"
+    path = cache / versions() / f"{fingerprint(case, lowered)}.json"
     if path.is_file():
         return Facts.from_json(json.loads(path.read_text(encoding="utf-8")))
     facts = compiled_facts(case, one, lowered)
@@ -135,15 +129,10 @@ def versions() -> str:
     return f"jaxlib-{metadata.version('jaxlib')}-libtpu-{metadata.version('libtpu')}"
 
 
-def fingerprint(case: Case, one: Any, lowered: Any) -> str:
-    """Hash of a lowered program with the places of its loops in our source, and of this reader."""
+def fingerprint(case: Case, lowered: Any) -> str:
+    """Hash of a lowered program and of this reader."""
     reader = [Path(__file__).with_name(name).read_bytes() for name in READERS]
-    parts = (
-        case.chip,
-        str(lowered.as_text()),
-        loop_places(one.jaxpr),
-        sorted(compiler_options(case).items()),
-    )
+    parts = (case.chip, str(lowered.as_text()), sorted(compiler_options(case).items()))
     return hashlib.sha256(repr(parts).encode() + b"".join(reader)).hexdigest()
 
 
@@ -166,7 +155,7 @@ def compiled_facts(case: Case, one: Any, lowered: Any) -> Facts:
         outside=_counts(program, every, without=body),
         copies=tuple(_copies(program, every, min((a.bytes for a in pool), default=0) // layers)),
         kernels=tuple(_kernels(every, declared(one.jaxpr))),
-        work=tuple(places(program, CHIPS[case.chip])),
+        cycles=sum(one.cycles for one in every),
     )
 
 

@@ -1,5 +1,4 @@
-"""Reads XLA's optimised HLO: computations, instructions, layouts, and where in our source they come
-from."""
+"""Reads XLA's optimised HLO: computations, instructions and layouts."""
 
 import json
 import math
@@ -7,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "bf16": 2, "f16": 2, "token": 0, "opaque": 0}
 _ARRAY = re.compile(r"(\w+)\[([\d,<=]*)\](?:\{([^}]*)\})?")
@@ -18,19 +17,6 @@ _CALLED = re.compile(
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _CONFIG = "backend_config="
 
-Frames: TypeAlias = tuple[tuple[str, int], ...]  # (function, line), the innermost first
-
-
-class Where(NamedTuple):
-    """A loop's or branch's place in our source.
-
-    Python's loops write several of XLA's from one line. `turns` tells them apart: the numbers, from
-    0, of those around it and its own, the outermost first, without zeros.
-    """
-
-    frames: Frames = ()
-    turns: tuple[int, ...] = ()
-
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -40,20 +26,15 @@ class Shape:
     dims: tuple[int, ...]
     order: tuple[int, ...]  # dimensions, the one that changes fastest first
     tile: tuple[int, ...]  # its first tile; arrays are padded to whole ones
-    space: int  # 0: HBM, 1: VMEM, 2 and more: scalars and semaphores
 
     @property
     def itemsize(self) -> float:
         return BYTES[self.dtype] if self.dtype in BYTES else int(re.sub(r"\D", "", self.dtype)) / 8
 
     @property
-    def elements(self) -> int:
-        return math.prod(self.dims)
-
-    @property
     def bytes(self) -> int:
         """Bytes of the elements."""
-        return int(self.elements * self.itemsize)
+        return int(math.prod(self.dims) * self.itemsize)
 
     @property
     def padded(self) -> int:
@@ -98,10 +79,9 @@ class Instruction:
         return found if isinstance(found, dict) else {}
 
     @property
-    def cycles(self) -> int | None:
-        """XLA's estimate of its time; None where XLA has none."""
-        found = self.config.get("window_config", {}).get("estimated_cycles")
-        return None if found is None else int(found)
+    def cycles(self) -> int:
+        """XLA's estimate of its time; 0 where XLA has none."""
+        return int(self.config.get("window_config", {}).get("estimated_cycles", 0))
 
     @property
     def vector_memory(self) -> int:
@@ -112,11 +92,6 @@ class Instruction:
     def attribute(self, name: str) -> str | None:
         found = re.search(rf"{name}=(\"[^\"]*\"|\{{[^}}]*\}}|[^,\s]+)", self.attributes)
         return None if found is None else found[1].strip('"')
-
-    @property
-    def frame(self) -> int | None:
-        found = re.search(r"stack_frame_id=(\d+)", self.attributes)
-        return None if found is None else int(found[1])
 
 
 @dataclass(frozen=True)
@@ -146,16 +121,10 @@ class Program:
         self.head, _, _ = text.partition("\n")
         self.computations: dict[str, Computation] = {}
         self.entry = ""
-        lines = text.splitlines()
-        self._frames = _Frames(lines)
-        self._read(lines)
+        self._read(text.splitlines())
 
     def of(self, name: str) -> Computation:
         return self.computations[name]
-
-    def frames(self, one: Instruction) -> Frames:
-        """Return the functions of our source that an instruction comes from, each once."""
-        return () if one.frame is None else tuple(dict.fromkeys(self._frames.chain(one.frame)))
 
     def within(self, name: str) -> Iterator[Instruction]:
         """Yield the instructions that a computation runs, with those of its loops and branches.
@@ -222,49 +191,10 @@ def _cut(text: str) -> tuple[str, str]:
 def _shape(dtype: str, dims: str, layout: str) -> Shape:
     order, _, rest = layout.partition(":")
     tile = re.search(r"T\(([\d,]+)\)", rest)
-    space = re.search(r"S\((\d+)\)", rest)
     sizes = tuple(int(size) for size in re.findall(r"\d+", dims))
     return Shape(
         dtype,
         sizes,
         tuple(int(dim) for dim in order.split(",") if dim) or tuple(reversed(range(len(sizes)))),
         tuple(int(size) for size in tile[1].split(",")) if tile else (),
-        int(space[1]) if space else 0,
     )
-
-
-class _Frames:
-    """The tables of functions and stack frames in front of the computations."""
-
-    def __init__(self, lines: list[str]) -> None:
-        self._functions: dict[int, str] = {}
-        self._places: dict[int, tuple[int, int]] = {}  # function, line
-        self._stack: dict[int, tuple[int, int]] = {}  # place, parent
-        table = ""
-        for line in lines:
-            if line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
-                table = line
-            elif line.startswith(("%", "ENTRY")):
-                break
-            elif line and line[0].isdigit():
-                self._add(table, line)
-
-    def chain(self, frame: int) -> Frames:
-        found = []
-        while frame in self._stack:
-            place, parent = self._stack[frame]
-            function, line = self._places[place]
-            found.append((self._functions[function], line))
-            frame = parent
-        return tuple(found)
-
-    def _add(self, table: str, line: str) -> None:
-        number = int(line.split(" ", 1)[0])
-        if table == "FunctionNames":
-            self._functions[number] = line.split('"')[1]
-        values = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", line)}
-        if table == "FileLocations":
-            self._places[number] = (values["function_name_id"], values["line"])
-        elif table == "StackFrames":
-            # XLA writes parents one too high: 1 means none.
-            self._stack[number] = (values["file_location_id"], values["parent_frame_id"] - 1)

@@ -1,65 +1,76 @@
-"""Memory of a Pallas kernel: contents of small integer arrays, only shapes of others."""
+"""Memory that the Pallas calls of a traced program declare."""
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tpu_code.integers import Value, known
+LANES, SUBLANES = 128, 8
 
 
-@dataclass
-class Memory:
-    """A kernel's reference. Contents are None where they are not known."""
+@dataclass(frozen=True, slots=True)
+class KernelMemory:
+    """Memory that a kernel declares; bytes."""
 
-    value: Value
-
-    @classmethod
-    def empty(cls, aval: Any) -> "Memory":
-        """Return scratch memory; integers that were not written are as good as zero."""
-        inner = getattr(aval, "inner_aval", aval)
-        return cls(np.zeros(inner.shape, inner.dtype) if known(inner) else None)
+    name: str
+    scalar: int  # SMEM: lists and numbers that are prefetched, and scratch
+    vector: int  # VMEM: two of each block, and scratch
+    estimated: bool  # has a `cost_estimate`, from which XLA schedules around it
 
 
-def read(eqn: Any, inputs: list[Any]) -> Value:
-    memory, *indices = inputs
-    place = _place(eqn, indices)
-    aval = eqn.outvars[0].aval
-    if memory.value is None or place is None or not known(aval):
-        return None
-    return np.asarray(memory.value[place]).reshape(aval.shape)
+def declared(jaxpr: Any) -> list[KernelMemory]:
+    """Return the memory of each Pallas call of a program, in order."""
+    return [_declared(eqn) for eqn in _calls(getattr(jaxpr, "jaxpr", jaxpr))]
 
 
-def write(eqn: Any, inputs: list[Any]) -> Value:
-    """Write; return what was there."""
-    memory, new, *indices = inputs
-    if memory.value is None:
-        return None
-    place = _place(eqn, indices)
-    if place is None or not isinstance(new, np.ndarray | np.generic):
-        memory.value = None
-        return None
-    before = np.asarray(memory.value[place]).copy()
-    memory.value = memory.value.copy()
-    memory.value[place] = np.asarray(new).reshape(before.shape)
-    return before
+def _calls(jaxpr: Any) -> Iterator[Any]:
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "pallas_call":
+            yield eqn
+            continue
+        for value in eqn.params.values():
+            for one in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(one, "jaxpr", one)
+                if hasattr(inner, "eqns"):
+                    yield from _calls(inner)
 
 
-def _place(eqn: Any, indices: list[Any]) -> tuple[Any, ...] | None:
-    """Return an index for NumPy; None if a part of it is not known."""
-    if any(one is None for one in indices):
-        return None
-    transforms = eqn.params["tree"].unflatten(indices)
-    place: tuple[Any, ...] = ()
-    for transform in transforms:
-        if place or not hasattr(transform, "indices"):
-            return None  # a view of a view: no kernel takes bounds through one
-        place = tuple(_along(one) for one in transform.indices)
-    return place or (Ellipsis,)
+def _declared(eqn: Any) -> KernelMemory:
+    mapping, kernel = eqn.params["grid_mapping"], eqn.params["jaxpr"]
+    scalar = sum(_scalar_bytes(one.aval) for one in kernel.invars[: mapping.num_index_operands])
+    vector = 0
+    for block in mapping.block_mappings:
+        space = _space(block.transformed_block_aval)
+        if space == "smem":
+            scalar += 2 * _scalar_bytes(block.transformed_block_aval)
+        elif space not in ("any", "hbm", "semaphore_mem"):  # those a kernel copies for itself
+            vector += 2 * _vector_bytes(block.transformed_block_aval)
+    for aval in mapping.scratch_avals:
+        space = _space(aval)
+        scalar += _scalar_bytes(aval) if space == "smem" else 0
+        vector += _vector_bytes(aval) if space == "vmem" else 0
+    name = str(eqn.params.get("name") or kernel.debug_info.func_name)
+    return KernelMemory(name, scalar, vector, eqn.params.get("cost_estimate") is not None)
 
 
-def _along(index: Any) -> Any:
-    if hasattr(index, "start"):
-        first = int(index.start)
-        return slice(first, first + index.size * index.stride, index.stride)
-    return int(index) if np.ndim(index) == 0 else np.asarray(index)
+def _space(aval: Any) -> str:
+    return str(getattr(aval, "memory_space", "default")).lower().rpartition(".")[2]
+
+
+def _scalar_bytes(aval: Any) -> int:
+    return math.prod(aval.shape) * np.dtype(aval.dtype).itemsize
+
+
+def _vector_bytes(aval: Any) -> int:
+    return _padded_elements(aval.shape) * np.dtype(aval.dtype).itemsize
+
+
+def _padded_elements(shape: tuple[int, ...]) -> int:
+    """Elements of whole registers: the last two dimensions are padded to 8 x 128."""
+    if not shape:
+        return 0  # the scalar unit's
+    *outer, rows, lanes = (1, *shape) if len(shape) == 1 else shape
+    padded = -(-rows // SUBLANES) * SUBLANES * (-(-lanes // LANES) * LANES)
+    return math.prod(outer) * padded
