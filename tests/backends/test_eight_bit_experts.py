@@ -28,7 +28,7 @@ from gpuscore.backends.torch.loader import load_weights
 from gpuscore.backends.torch.mixture import EightBitMixture, MixtureWeights, mixture_mlp
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
-from gpuscore_kernels.expert_mlp.reference import TILE
+from gpuscore_kernels.expert_mlp import TILE
 from gpuscore_kernels.quantized.reference import quantize_rows
 from gpuscore_kernels.reference import gated
 from support.eight_bits import needs_int8

@@ -16,7 +16,7 @@ from gpuscore.backends.torch.attention import layout, operators
 from gpuscore.engine import jobs
 from gpuscore.text import joining
 from gpuscore_kernels import reference as heads
-from gpuscore_kernels.routing import reference as routing
+from gpuscore_kernels import routing
 from support.models import random_ids, reference_logprobs
 
 LABELS = [3, 17]

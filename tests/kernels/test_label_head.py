@@ -8,7 +8,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpuscore_kernels import label_head
-from gpuscore_kernels.label_head import MAX_TOP, api
 from support.kernels import between_nans
 from support.memory import most_in_use
 
@@ -20,8 +19,8 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 @pytest.fixture(params=["pieces", "whole tiles"])
 def conversion(request, monkeypatch):
     """Both ways to convert half-precision weights; pieces have 4 rows of 17 weights."""
-    monkeypatch.setattr(api, "FEW_ROWS", 1000 if request.param == "pieces" else -1)
-    monkeypatch.setattr(api, "CACHED_PIECE", 4 * 17)
+    monkeypatch.setattr(label_head, "FEW_ROWS", 1000 if request.param == "pieces" else -1)
+    monkeypatch.setattr(label_head, "CACHED_PIECE", 4 * 17)
 
 
 @pytest.fixture
@@ -49,7 +48,7 @@ def make(rows, vocab, width, dtype):
         *((63, 257, tile) for tile in (100, 1 << 22)),  # tiles of 1 would take seconds
     ],
 )
-@pytest.mark.parametrize("num_top", [1, 2, MAX_TOP])
+@pytest.mark.parametrize("num_top", [1, 2, label_head.MAX_TOP])
 def test_statistics(rows, vocab, max_tile, dtype, num_top):
     hidden, weight, logits = make(rows, vocab, 17, dtype)
     lse, top, top_logits = vocab_statistics(hidden, weight, num_top=num_top, max_tile=max_tile)
@@ -98,10 +97,10 @@ def test_ties_of_more_tokens_than_are_wanted(max_tile):
     rng = torch.Generator().manual_seed(0)
     weight = torch.randint(0, 5, (300, 1), generator=rng).float()
     hidden = torch.tensor([[1.0], [0.0], [-1.0]])
-    found = vocab_statistics(hidden, weight, num_top=MAX_TOP, max_tile=max_tile)
+    found = vocab_statistics(hidden, weight, num_top=label_head.MAX_TOP, max_tile=max_tile)
     want = (hidden @ weight.T).sort(dim=1, descending=True, stable=True)
-    assert torch.equal(found.top_ids, want.indices[:, :MAX_TOP])
-    assert torch.equal(found.top_logits, want.values[:, :MAX_TOP])
+    assert torch.equal(found.top_ids, want.indices[:, : label_head.MAX_TOP])
+    assert torch.equal(found.top_logits, want.values[:, : label_head.MAX_TOP])
 
 
 @pytest.mark.usefixtures("conversion", "new_memory_is_nan")
@@ -128,7 +127,7 @@ def test_strides(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("num_top", [1, 5])
-@pytest.mark.parametrize("rows", [9, api.FEW_ROWS, api.FEW_ROWS + 1, 128])
+@pytest.mark.parametrize("rows", [9, label_head.FEW_ROWS, label_head.FEW_ROWS + 1, 128])
 def test_packed_as_alone(rows, dtype, num_top):
     """Other rows change no more than the order of sums, whichever way each call converts.
 
@@ -171,7 +170,7 @@ def test_few_rows_convert_pieces_that_a_cache_holds(dtype):
     hidden, weight, _ = make(3, 20_000, 256, dtype)
     with Largest(weight) as largest:
         vocab_statistics(hidden, weight, num_top=1)
-    assert 0 < largest.size <= 4 * api.CACHED_PIECE
+    assert 0 < largest.size <= 4 * label_head.CACHED_PIECE
 
 
 def test_chosen_rows():
@@ -206,11 +205,11 @@ def test_no_rows(dtype):
 def test_the_first_rows_of_a_head_take_as_much_memory_as_all(rows):
     """Count what the allocator gives out; bench/LOG.md says what fragments take."""
     width = 256
-    weight = torch.ones(8 * api.MAX_TILE // width, width, dtype=torch.bfloat16)
+    weight = torch.ones(8 * label_head.MAX_TILE // width, width, dtype=torch.bfloat16)
     first = weight[: label_head.repeating_rows(width)]
     assert len(first) < len(weight) / 2
     hidden = torch.ones(rows, width, dtype=torch.bfloat16)
     part, whole = (
         most_in_use(partial(vocab_statistics, hidden, some, num_top=1)) for some in (first, weight)
     )
-    assert whole == part > 4 * api.MAX_TILE
+    assert whole == part > 4 * label_head.MAX_TILE

@@ -43,8 +43,8 @@ from gpuscore.backends.torch.work_thread import WorkThread, translated
 from gpuscore.errors import ConfigError
 from gpuscore.system.heap import keep_freed_blocks
 from gpuscore.types.batch import BackendLimits, PackedBatch, RowScores
+from gpuscore_kernels import Implementation
 from gpuscore_kernels.label_head import few_products
-from gpuscore_kernels.label_head.api import Implementation as HeadImplementation
 from gpuscore_kernels.partial_attention import merge_partials
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class TorchBackend:
         sum_in_float32()
         self.plan = plan
         self.device = plan.device
-        self._own: HeadImplementation = "triton" if plan.kernels else "reference"
+        self._own: Implementation = "triton" if plan.kernels else "reference"
         self._group, config = group, plan.part
         self._thread = WorkThread(
             ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-backend")

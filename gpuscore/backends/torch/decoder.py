@@ -23,9 +23,9 @@ from gpuscore.backends.torch.layers import (
 )
 from gpuscore.backends.torch.linear import Linear, Products, Rows, rows_of
 from gpuscore.backends.torch.mixture import EightBitMixture, MixtureWeights, mixture_mlp
+from gpuscore_kernels import Implementation
 from gpuscore_kernels.label_head import repeating_rows
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
-from gpuscore_kernels.qk_norm_rope_store.api import Implementation
 
 # attend(layer, q [M, H, D], k [T, Hkv, D], v [T, Hkv, D]) -> [M, H, D]. M is T, except in the
 # last layer, where q holds the scored rows only.

@@ -17,15 +17,16 @@ from gpuscore.backends.torch.linear import (
     rows_of,
 )
 from gpuscore.backends.torch.mixture import MixtureWeights
+from gpuscore_kernels import Implementation
 from gpuscore_kernels.add_rms_norm import add_rms_norm
 from gpuscore_kernels.expert_mlp import expert_mlp
 from gpuscore_kernels.gated import gated
-from gpuscore_kernels.label_head import MAX_TOP, label_logits, vocab_statistics
+from gpuscore_kernels.label_head import label_logits, vocab_statistics
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
-from gpuscore_kernels.qk_norm_rope_store.api import Implementation
 from gpuscore_kernels.quantized import quantize_rows
 from gpuscore_kernels.quantized.config import FEW_ROWS
 from gpuscore_kernels.routing import Routing, route
+from gpuscore_kernels.slice_merge import MAX_TOP
 
 Run: TypeAlias = Callable[[Implementation], tuple[Tensor, ...]]
 

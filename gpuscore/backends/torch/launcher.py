@@ -17,13 +17,13 @@ from gpuscore.backends.torch.group import RankGroup
 from gpuscore.backends.torch.kv_pool import KeptRows, KVPool
 from gpuscore.backends.torch.layers import ByRows
 from gpuscore.types.batch import PackedBatch, RowScores
+from gpuscore_kernels import Implementation
 from gpuscore_kernels.label_head import (
     Products,
     VocabStatistics,
     label_logits,
     vocab_statistics,
 )
-from gpuscore_kernels.label_head.api import Implementation
 
 
 class Head(Protocol):

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from gpuscore.backends.common.hf_config import DecoderConfig, Llama3Rope, Rope
 from gpuscore.backends.torch.attention.layout import Tiling
-from gpuscore_kernels.expert_mlp.reference import TILE
+from gpuscore_kernels.expert_mlp import TILE
 from gpuscore_kernels.label_head import tile_shapes
 from gpuscore_kernels.qk_norm_rope_store import qk_norm_rope_store
 from gpuscore_kernels.reference import gated, rms_norm

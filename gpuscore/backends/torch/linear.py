@@ -17,8 +17,8 @@ from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.common.quantization import LINEAR, EightBits
 from gpuscore.backends.common.shapes import weight_shapes
 from gpuscore.backends.torch.compiler import Compiler, eagerly
-from gpuscore_kernels.quantized import fp8, quantize_rows, quantized_product
-from gpuscore_kernels.quantized.api import Implementation, ProductImplementation
+from gpuscore_kernels import Implementation
+from gpuscore_kernels.quantized import ProductImplementation, fp8, quantize_rows, quantized_product
 from gpuscore_kernels.quantized.reference import quantize_rows as plain_quantize_rows
 from gpuscore_kernels.quantized_rows import quantized_gated, quantized_norm
 

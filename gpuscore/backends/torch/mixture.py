@@ -10,9 +10,8 @@ from gpuscore.backends.common.hf_config import Mixture
 from gpuscore.backends.torch.group import RankGroup
 from gpuscore.backends.torch.layers import gated
 from gpuscore.backends.torch.linear import Linear, PackedLinear, Products
-from gpuscore_kernels.expert_mlp import expert_mlp
-from gpuscore_kernels.expert_mlp.api import Implementation
-from gpuscore_kernels.expert_mlp.reference import by_tiles, mixed
+from gpuscore_kernels import Implementation
+from gpuscore_kernels.expert_mlp import by_tiles, expert_mlp, mixed
 from gpuscore_kernels.routing import Routing, route
 
 

@@ -4,16 +4,13 @@ The mask rule: a row sees its request's cached prefix, all of its segment's ance
 segment up to itself. A tile table (`tiles`), built once per batch, lists the keys that rows see.
 """
 
-from typing import Literal, TypeAlias
-
 import torch
 from torch import Tensor
 
+from gpuscore_kernels import Implementation
 from gpuscore_kernels.extend_attention import reference
 from gpuscore_kernels.extend_attention.config import MAX_HEAD_DIM, TileConfig
 from gpuscore_kernels.extend_attention.table import DeviceTiles
-
-Implementation: TypeAlias = Literal["reference", "triton"]
 
 
 def extend_attention(

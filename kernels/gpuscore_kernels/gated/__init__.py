@@ -1,3 +1,44 @@
-from gpuscore_kernels.gated.api import gated
+"""The activation of a gated MLP: SwiGLU and GeGLU."""
 
-__all__ = ["gated"]
+from torch import Tensor
+
+from gpuscore_kernels import Implementation, reference
+
+ACTIVATIONS = ("silu", "gelu_tanh")
+
+
+def gated(gate_up: Tensor, activation: str, *, pdl: bool = False, impl: Implementation) -> Tensor:
+    """Return act(gate) * up.
+
+    Args:
+        gate_up: [T, 2I], the gate's columns, then the up projection's; the elements of a row are
+            contiguous, rows need not be.
+        activation: "silu" (SwiGLU) or "gelu_tanh" (GeGLU with tanh's approximation).
+        pdl: with "triton", begin before the kernel before has ended (`launch.has_pdl`).
+        impl: "reference" (any device) or "triton".
+
+    Returns:
+        [T, I] in gate_up's dtype; the activation is float32 inside and rounded before the product.
+
+    Raises:
+        ValueError: the number of columns is odd, or the activation is unknown.
+    """
+    check_gate_up(gate_up, activation)
+    if impl == "reference":
+        return reference.gated(gate_up, activation)
+    from gpuscore_kernels.gated import triton
+
+    return triton.gated(gate_up, activation, pdl)
+
+
+def check_gate_up(gate_up: Tensor, activation: str) -> None:
+    """Raise ValueError unless the shape is [T, 2I] and there is such an activation."""
+    if gate_up.dim() != 2 or gate_up.shape[1] % 2:
+        raise ValueError(f"gate_up must be [T, 2I], got {tuple(gate_up.shape)}")
+    check_activation(activation)
+
+
+def check_activation(name: str) -> None:
+    """Raise ValueError if there is no such activation."""
+    if name not in ACTIVATIONS:
+        raise ValueError(f"activation {name!r}; supported: {', '.join(ACTIVATIONS)}")

@@ -1,21 +1,252 @@
-from gpuscore_kernels.label_head.api import (
-    MAX_TOP,
-    Products,
-    VocabStatistics,
-    few_products,
-    label_logits,
-    repeating_rows,
-    tile_shapes,
-    vocab_statistics,
-)
+"""The label head: logits of a few label tokens, and the full-vocabulary log-sum-exp.
 
-__all__ = [
-    "MAX_TOP",
-    "Products",
-    "VocabStatistics",
-    "few_products",
-    "label_logits",
-    "repeating_rows",
-    "tile_shapes",
-    "vocab_statistics",
-]
+All products are float32 (float64 for float64 inputs), and the [N, V] logits never exist as a whole.
+The final norm is already applied to the rows: the decoder computes it together with the last sum of
+the residual stream (`add_rms_norm`).
+
+In plain torch, no more than `max_tile` elements of logits or of gathered or converted weights are
+held at a time.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from gpuscore_kernels import Implementation
+from gpuscore_kernels.slice_merge import MAX_TOP
+
+MAX_TILE = 1 << 22
+
+# (rows [n, E] in float32, weights [v, E]) -> float32 [n, v]
+Products: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+# Converting a tile of half-precision weights and reading it back from memory takes longer than its
+# product with few rows. So for up to FEW_ROWS rows a CPU converts pieces that its caches still hold
+# when they are multiplied. Smaller pieces are a little faster on a quiet machine, and slower on a
+# busy one, because threads wait for each other after each piece. With more rows the product hides
+# the conversion. bench/LOG.md has the measurements.
+FEW_ROWS = 64
+CACHED_PIECE = 1 << 20  # elements, 4 MiB of float32
+
+
+class VocabStatistics(NamedTuple):
+    """Statistics of each row over the vocabulary; see `vocab_statistics`."""
+
+    lse: Tensor
+    top_ids: Tensor | None
+    top_logits: Tensor | None
+
+
+def label_logits(
+    hidden: Tensor,
+    weight: Tensor,
+    rows: Tensor,
+    label_ids: Tensor,
+    *,
+    softcap: float | None = None,
+    max_tile: int = MAX_TILE,
+    impl: Implementation,
+) -> Tensor:
+    """Return the logit of token `label_ids[i]` in row `rows[i]`; reads only these weight rows.
+
+    Args:
+        hidden: [N, E] after the final norm.
+        weight: [V, E] of the LM head.
+        rows: int [L], 0 <= rows < N.
+        label_ids: int [L], 0 <= label_ids < V.
+        softcap: logits z become softcap * tanh(z / softcap).
+        max_tile: elements of gathered weights that the reference holds at a time.
+        impl: "reference" (any device) or "triton".
+
+    Returns:
+        float [L]. Each is one dot product, so it does not depend on the other rows.
+
+    Raises:
+        ValueError: shapes or dtypes do not fit.
+    """
+    _check(hidden, weight)
+    if rows.shape != label_ids.shape or rows.dim() != 1:
+        raise ValueError(f"{tuple(rows.shape)} rows for {tuple(label_ids.shape)} labels")
+    if impl == "reference":
+        return _label_logits(hidden, weight, rows, label_ids, softcap, max_tile)
+    from gpuscore_kernels.label_head import triton
+
+    return triton.label_logits(hidden, weight, rows, label_ids, softcap)
+
+
+def vocab_statistics(
+    hidden: Tensor,
+    weight: Tensor,
+    rows: Tensor | None = None,
+    *,
+    num_top: int,
+    softcap: float | None = None,
+    max_tile: int = MAX_TILE,
+    products: Products | None = None,
+    impl: Implementation,
+) -> VocabStatistics:
+    """Return each row's log-sum-exp over all V logits, and the largest (lower ids on a tie).
+
+    Args:
+        hidden: [N, E] after the final norm.
+        weight: [V, E] of the LM head.
+        rows: int [M], rows of `hidden` to compute; None = all.
+        num_top: number of best tokens to return with their logits, at most MAX_TOP.
+        softcap: logits z become softcap * tanh(z / softcap).
+        max_tile: elements of logits and of converted weights that the reference holds at a time.
+        products: of rows in float32 with tiles of weights, in place of the reference's
+            `few_products`.
+        impl: "reference" (any device) or "triton".
+
+    Returns:
+        lse float [M], natural log; top_ids int64 [M, num_top] and top_logits float [M, num_top],
+        the largest first, or None. Places after the V-th hold -inf. The top logits are those that
+        went into the log-sum-exp; `label_logits` sums the same tokens' products in another order.
+        With "triton" the vocabulary is divided into slices, whose number and order of summing
+        depend only on the device's architecture and the dtype.
+
+    Raises:
+        ValueError: shapes or dtypes do not fit, or `num_top` is too large.
+    """
+    _check(hidden, weight)
+    if not 0 <= num_top <= MAX_TOP:
+        raise ValueError(f"{num_top} top tokens, the limit is {MAX_TOP}")
+    if impl == "reference":
+        if rows is not None:
+            hidden = hidden.index_select(0, rows)
+        return _vocab_statistics(hidden, weight, num_top, softcap, max_tile, products)
+    from gpuscore_kernels.label_head import triton
+
+    return triton.vocab_statistics(hidden, weight, rows, num_top, softcap)
+
+
+def _check(hidden: Tensor, weight: Tensor) -> None:
+    fits = hidden.dim() == weight.dim() == 2 and hidden.shape[1] == weight.shape[1]
+    if not fits or hidden.dtype != weight.dtype:
+        raise ValueError(
+            f"shapes or dtypes do not fit: hidden {tuple(hidden.shape)} {hidden.dtype}, "
+            f"weight {tuple(weight.shape)} {weight.dtype}"
+        )
+
+
+def _label_logits(
+    hidden: Tensor,
+    weight: Tensor,
+    rows: Tensor,
+    label_ids: Tensor,
+    softcap: float | None,
+    max_tile: int,
+) -> Tensor:
+    compute = torch.promote_types(hidden.dtype, torch.float32)
+    logits = torch.empty(len(rows), dtype=compute, device=hidden.device)
+    step = _power_of_two(max_tile // hidden.shape[1])
+    for start in range(0, len(rows), step):
+        part = slice(start, start + step)
+        left = hidden.index_select(0, rows[part]).to(compute)
+        right = weight.index_select(0, label_ids[part]).to(compute)
+        logits[part] = _capped((left * right).sum(dim=1), softcap)
+    return logits
+
+
+def _vocab_statistics(
+    hidden: Tensor,
+    weight: Tensor,
+    num_top: int,
+    softcap: float | None,
+    max_tile: int,
+    products: Products | None = None,
+) -> VocabStatistics:
+    num_rows, width = hidden.shape
+    compute = torch.promote_types(hidden.dtype, torch.float32)
+    hidden = hidden.to(compute)
+    lse = torch.full((num_rows,), -torch.inf, dtype=compute, device=hidden.device)
+    best = lse.new_full((num_rows, num_top), -torch.inf)
+    best_ids = torch.zeros(num_rows, num_top, dtype=torch.int64, device=hidden.device)
+    vocab_step, row_step = _tile(width, max_tile)
+    in_pieces = hidden.device.type == "cpu" and num_rows <= FEW_ROWS
+    multiply = products or few_products
+    for v0 in range(0, weight.shape[0], vocab_step):
+        tile = weight[v0 : v0 + vocab_step]  # [v, E]
+        tile = tile if in_pieces else tile.to(compute)
+        for n0 in range(0, num_rows, row_step):
+            rows = slice(n0, n0 + row_step)
+            logits = _capped(multiply(hidden[rows], tile), softcap)  # [n, v]
+            lse[rows] = torch.logaddexp(lse[rows], torch.logsumexp(logits, dim=1))
+            if num_top:
+                values, ids = _largest(logits, min(num_top, logits.shape[1]))
+                best[rows], best_ids[rows] = _merged(best[rows], best_ids[rows], values, ids + v0)
+    return VocabStatistics(lse, *((best_ids, best) if num_top else (None, None)))
+
+
+def _largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return each row's `count` largest logits, the largest first, and their columns.
+
+    Of equal logits the first columns are chosen and come first.
+    """
+    if count == 1:
+        return logits.max(dim=1, keepdim=True)
+    values, columns = logits.topk(count, dim=1)
+    # Which of equal logits `topk` finds is not defined. It matters for the smallest ones.
+    least = values[:, -1:]
+    tied = ((logits == least).sum(dim=1) > (values == least).sum(dim=1)).nonzero()[:, 0]
+    if len(tied):
+        every, order = logits[tied].sort(dim=1, descending=True, stable=True)
+        values[tied], columns[tied] = every[:, :count], order[:, :count]
+    columns, order = columns.sort(dim=1)
+    values, by_value = values.gather(1, order).sort(dim=1, descending=True, stable=True)
+    return values, columns.gather(1, by_value)
+
+
+def _merged(best: Tensor, ids: Tensor, values: Tensor, new_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest of those so far and of a later tile, both in the order of `_largest`."""
+    count = best.shape[1]
+    if count == 1:
+        better = values > best
+        return torch.where(better, values, best), torch.where(better, new_ids, ids)
+    every, order = torch.cat((best, values), 1).sort(dim=1, descending=True, stable=True)
+    return every[:, :count], torch.cat((ids, new_ids), 1).gather(1, order[:, :count])
+
+
+def few_products(hidden: Tensor, weight: Tensor) -> Tensor:
+    """Return hidden [n, E] @ weight.T [E, v]; weights of another dtype are converted in pieces."""
+    if weight.dtype == hidden.dtype:
+        return hidden @ weight.T
+    vocab, width = weight.shape
+    step = min(vocab, max(1, CACHED_PIECE // width))
+    logits, buffer = hidden.new_empty(len(hidden), vocab), hidden.new_empty(step, width)
+    for start in range(0, vocab, step):
+        piece = weight[start : start + step]
+        converted = buffer[: len(piece)].copy_(piece)
+        torch.mm(hidden, converted.T, out=logits[:, start : start + step])
+    return logits
+
+
+def tile_shapes(num_rows: int, vocab: int, width: int) -> set[tuple[int, int]]:
+    """Shapes [n, v] of the tiles of logits in `vocab_statistics`, for 2^k rows of this width."""
+    vocab_step, row_step = _tile(width, MAX_TILE)
+    rows = min(num_rows, row_step)
+    return {(rows, v) for v in (min(vocab, vocab_step), vocab % vocab_step) if v}
+
+
+def repeating_rows(width: int) -> int:
+    """Rows of the vocabulary after which the memory of `vocab_statistics` grows no more.
+
+    A tile may be converted, or its logits be computed, while those of the tile before are held.
+    """
+    return 3 * _tile(width, MAX_TILE)[0]
+
+
+def _tile(width: int, max_tile: int) -> tuple[int, int]:
+    vocab_step = max(1, max_tile // width)
+    return vocab_step, _power_of_two(max_tile // vocab_step)
+
+
+def _power_of_two(most: int) -> int:
+    """Largest power of two up to `most`, at least 1; so 2^n rows are divided into equal tiles."""
+    return 1 << (max(1, most).bit_length() - 1)
+
+
+def _capped(logits: Tensor, softcap: float | None) -> Tensor:
+    return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)

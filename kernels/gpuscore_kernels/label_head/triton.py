@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
-from gpuscore_kernels.label_head.statistics import VocabStatistics
+from gpuscore_kernels.label_head import VocabStatistics
 from gpuscore_kernels.launch import INTERPRETER, LaunchConfig, arch_of, next_power_of_two
 from gpuscore_kernels.slice_merge import MAX_TOP
 from gpuscore_kernels.slice_merge.triton import merge, no_best, top_constants, with_best

@@ -12,7 +12,7 @@ from torch import Tensor
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
 from gpuscore_kernels.dependent_launch import let_next_kernel_begin, wait_for_kernel_before
 from gpuscore_kernels.launch import next_power_of_two, pdl_option, row_warps
-from gpuscore_kernels.qk_norm_rope_store.pages import Pages
+from gpuscore_kernels.qk_norm_rope_store import Pages
 from gpuscore_kernels.variant import Variant, as_launched
 
 BLOCK = 1024  # elements of a program, approximately

@@ -1,3 +1,77 @@
-from gpuscore_kernels.quantized_rows.api import quantized_gated, quantized_norm
+"""Norm and activation before a product of eight bits, with rows quantised in the same pass.
 
-__all__ = ["quantized_gated", "quantized_norm"]
+The result in the model's dtype is rounded to it, as if it were stored, but only its eight bits are.
+"""
+
+import torch
+from torch import Tensor
+
+from gpuscore_kernels import Implementation, reference
+from gpuscore_kernels.add_rms_norm import check_rows
+from gpuscore_kernels.gated import check_gate_up
+from gpuscore_kernels.quantized import check_eight_bits
+from gpuscore_kernels.quantized.reference import quantize_rows
+
+
+def quantized_norm(
+    x: Tensor,
+    delta: Tensor | None,
+    weight: Tensor,
+    *,
+    eps: float,
+    one_plus: bool = False,
+    dtype: torch.dtype,
+    pdl: bool = False,
+    impl: Implementation,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return x + delta, and its norm in eight bits: `add_rms_norm`, then `quantize_rows`.
+
+    Args:
+        x, delta, weight, eps, one_plus, pdl, impl: as for `add_rms_norm`.
+        dtype: int8 or float8_e4m3fn.
+
+    Returns:
+        The sum [T, E] in x's dtype, q [T, E] and its scales [T].
+
+    Raises:
+        ValueError: shapes or dtypes do not fit, or are not supported.
+    """
+    check_rows(x, delta, weight)
+    check_eight_bits(dtype)
+    if impl == "reference":
+        total, normed = reference.add_rms_norm(x, delta, weight, eps, one_plus)
+        return total, *quantize_rows(normed, dtype)
+    from gpuscore_kernels.quantized_rows import triton
+
+    return triton.quantized_norm(x, delta, weight, eps, one_plus, dtype, pdl)
+
+
+def quantized_gated(
+    gate_up: Tensor,
+    activation: str,
+    *,
+    dtype: torch.dtype,
+    pdl: bool = False,
+    impl: Implementation,
+) -> tuple[Tensor, Tensor]:
+    """Return act(gate) * up in eight bits: `gated`, then `quantize_rows`.
+
+    Args:
+        gate_up, activation, pdl, impl: as for `gated`.
+        dtype: int8 or float8_e4m3fn.
+
+    Returns:
+        q [T, I] and its scales [T].
+
+    Raises:
+        ValueError: the shape, the activation or the dtype is not supported.
+    """
+    check_gate_up(gate_up, activation)
+    if gate_up.shape[1] == 0:
+        raise ValueError(f"rows have no elements: {tuple(gate_up.shape)}")
+    check_eight_bits(dtype)
+    if impl == "reference":
+        return quantize_rows(reference.gated(gate_up, activation), dtype)
+    from gpuscore_kernels.quantized_rows import triton
+
+    return triton.quantized_gated(gate_up, activation, dtype, pdl)

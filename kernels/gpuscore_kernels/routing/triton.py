@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
 from gpuscore_kernels.launch import INTERPRETER, arch_of, next_power_of_two
-from gpuscore_kernels.routing.layout import Routing
+from gpuscore_kernels.routing import Routing
 from gpuscore_kernels.variant import Variant
 
 TILE = 4096  # rows times experts of a block: 16 numbers per thread

@@ -5,7 +5,8 @@ import importlib
 import pytest
 import torch
 
-from gpuscore_kernels.label_head import MAX_TOP, label_logits, vocab_statistics
+from gpuscore_kernels.label_head import label_logits, vocab_statistics
+from gpuscore_kernels.slice_merge import MAX_TOP
 from support.kernels import DEVICE, DTYPES, INTERPRETED, assert_near, between_nans, planted, randn
 from support.slow import slow
 

@@ -21,7 +21,7 @@ from gpuscore_kernels.label_head import label_logits
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
 from gpuscore_kernels.quantized.reference import quantize_rows, quantized_product
 from gpuscore_kernels.reference import add_rms_norm, gated
-from gpuscore_kernels.routing.reference import choose
+from gpuscore_kernels.routing import choose
 from support.streams.checker import Span
 from support.streams.recorder import Recorder, without_recording
 from support.streams.tensors import Card
