@@ -183,9 +183,8 @@ def test_implementations_do_not_import_the_reference():
     for name in others:
         for node in ast.walk(ast.parse(files[name].read_text())):
             if isinstance(node, ast.ImportFrom) and node.module in files.keys() - others:
-                taken = [
-                    one.name for one in node.names if f"{node.module}.{one.name}" not in others
-                ]
+                names = {one.name for one in node.names}
+                names -= {name for name in names if f"{node.module}.{name}" in others}
                 assert not any(map(str.islower, names)), f"{name}: {names}"
 
 

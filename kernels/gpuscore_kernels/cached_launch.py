@@ -18,6 +18,8 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
 
+from gpuscore_kernels.launch import pdl_option, row_warps
+
 Number: TypeAlias = int | float
 
 ALIGNMENT = 16  # bytes; Triton compiles other code for pointers that are not multiples of it
@@ -167,6 +169,15 @@ class CachedLaunch:
             self._dtypes(tensors),
             self._fit(numbers),
         )
+
+
+def row_launch(kernel: Any, constants: Mapping[str, int], pdl: bool) -> CachedLaunch:
+    """Return the launch of a kernel whose programs hold "BLOCK" elements of a row each.
+
+    The first tensor's dtype and the constants determine those of the others.
+    """
+    options = {"num_warps": row_warps(constants["BLOCK"])} | pdl_option(pdl)
+    return CachedLaunch(kernel, {**constants, "PDL": pdl}, options, dtypes=(0,))
 
 
 def in_c(

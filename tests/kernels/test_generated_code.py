@@ -13,10 +13,7 @@ from kernel_code.facts import (
     MULTIPROCESSORS,
     CodeFacts,
     LoopFacts,
-    copied_bytes,
-    matrix_flop,
     resident_blocks,
-    width,
 )
 from kernel_code.rules import complaints, row
 from kernel_code.sass import ptx_before_wait, read_listing, read_loops, sass_before_wait
@@ -134,15 +131,6 @@ def test_the_two_views_of_a_loop_must_agree(tmp_path):
     (loop,) = list(joined([replace(ir[0], in_flight=1)], loops))[1:]
     assert loop.header == "for index in tl.range(a, b)"
     assert (loop.products, loop.copies, loop.mufu) == (1, 1, 0)
-
-
-def test_work_of_instructions():
-    assert matrix_flop({"HGMMA.64x128x16.F32.BF16": 4}) == 2 * 64 * 128 * 16
-    assert matrix_flop({"HMMA.16816.F32.BF16": 1, "HMMA.1688.F32.TF32": 1}) == 3 * 2 * 16 * 8 * 8
-    with pytest.raises(ValueError, match="HMMA.NEW"):
-        matrix_flop({"HMMA.NEW.F32": 1})
-    assert copied_bytes({"LDGSTS.E.BYPASS.128": 2, "LDGSTS.E": 1}) == 32 * (2 * 16 + 4)
-    assert [width(x) for x in ("LDG.E", "LDG.E.64", "LDS.U16", "LDG.E.U8")] == [4, 8, 2, 1]
 
 
 def test_resident_blocks():

@@ -5,7 +5,6 @@ per warp: each warp of a block executes every instruction, and a wgmma counts on
 four warps that compute it together.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
@@ -15,10 +14,6 @@ Opcodes: TypeAlias = Mapping[str, int]  # number of instructions by opcode
 
 WGMMA = ("HGMMA", "IGMMA")  # products of four warps together, of sm_90: of floats, of integers
 MMA = ("HMMA", "IMMA")  # products of one warp
-WARPS_OF_WGMMA = 4
-_SHAPE = re.compile(r"HGMMA\.(?:SP\.)?(\d+)x(\d+)x(\d+)\.")
-# m, n and k as digits of 1 or 2 places: HMMA.16816 is 16 x 8 x 16, HMMA.1688 is 16 x 8 x 8.
-_OLD_SHAPE = re.compile(r"HMMA\.(16)(8)(16|8)\.")
 
 # Limits are those of the CUDA C++ Programming Guide's table of compute capabilities.
 KIB = 1024
@@ -63,41 +58,6 @@ def resident_blocks(arch: int, warps: int, registers: int, shared: int) -> int:
 def count(opcodes: Opcodes, *prefixes: str) -> int:
     """Number of instructions whose opcode starts with one of `prefixes`."""
     return sum(number for name, number in opcodes.items() if name.startswith(prefixes))
-
-
-def matrix_flop(opcodes: Opcodes) -> int:
-    """Floating-point operations of matrix instructions, of one warp; two per multiply-add.
-
-    Raises:
-        ValueError: the shape of a matrix instruction is not known.
-    """
-    total = 0
-    for name, number in opcodes.items():
-        if not name.startswith(("HGMMA", "HMMA")):
-            continue
-        found = _SHAPE.match(name) or _OLD_SHAPE.match(name)
-        if found is None:
-            raise ValueError(f"{name}: the shape of this matrix instruction is not known")
-        m, n, k = map(int, found.groups())
-        share = WARPS_OF_WGMMA if name.startswith("HGMMA") else 1
-        total += 2 * m * n * k // share * number
-    return total
-
-
-def copied_bytes(opcodes: Opcodes) -> int:
-    """Bytes that asynchronous copies (LDGSTS) of one warp bring into shared memory."""
-    return sum(
-        32 * width(name) * number for name, number in opcodes.items() if name.startswith("LDGSTS")
-    )
-
-
-def width(opcode: str) -> int:
-    """Bytes that one thread moves with a memory instruction; 4 where the opcode names no size."""
-    parts = opcode.split(".")
-    bits = [int(part) for part in parts if part in ("64", "128")]
-    if bits:
-        return bits[0] // 8
-    return 2 if {"U16", "S16"} & set(parts) else 1 if {"U8", "S8"} & set(parts) else 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
+from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once, row_launch
 from gpuscore_kernels.dependent_launch import let_next_kernel_begin, wait_for_kernel_before
-from gpuscore_kernels.launch import next_power_of_two, pdl_option, row_warps
+from gpuscore_kernels.launch import next_power_of_two, row_variant
 from gpuscore_kernels.variant import Variant, as_launched
 
 MAX_WIDTH = 32768  # 64 elements per thread of 16 warps
@@ -57,18 +57,14 @@ def add_rms_norm_kernel(
     tl.store(normed + row * WIDTH + columns, result, mask=inside)
 
 
+def _constants(width: int, has_delta: bool, one_plus: bool) -> dict[str, int]:
+    block = next_power_of_two(width)
+    return {"WIDTH": width, "BLOCK": block, "HAS_DELTA": has_delta, "ONE_PLUS": one_plus}
+
+
 @chosen_once
 def _launch(width: int, has_delta: bool, one_plus: bool, pdl: bool) -> CachedLaunch:
-    block = next_power_of_two(width)
-    constants = {
-        "WIDTH": width,
-        "BLOCK": block,
-        "HAS_DELTA": has_delta,
-        "ONE_PLUS": one_plus,
-        "PDL": pdl,
-    }
-    options = {"num_warps": row_warps(block)} | pdl_option(pdl)
-    return CachedLaunch(add_rms_norm_kernel, constants, options, dtypes=(0,))
+    return row_launch(add_rms_norm_kernel, _constants(width, has_delta, one_plus), pdl)
 
 
 def add_rms_norm(
@@ -90,11 +86,8 @@ def add_rms_norm(
 
 
 def variants() -> Iterator[Variant]:
-    return as_launched(_variants())
-
-
-def _variants() -> Iterator[Variant]:
-    pointers = ("x", "delta", "weight", "total", "normed")
+    types = dict.fromkeys(("x", "delta", "weight", "total", "normed"), "*bf16")
+    types |= {"x_stride": "i32", "delta_stride": "i32", "eps": "fp32"}
     for width, one_plus, has_delta, quick in (
         (1024, False, True, (80, 89, 90, 120)),  # Qwen3-0.6B
         (1024, False, False, ()),
@@ -103,20 +96,6 @@ def _variants() -> Iterator[Variant]:
         (4096, False, True, ()),  # Qwen3-8B
         (8192, False, True, ()),  # Llama 70B
     ):
-        block = next_power_of_two(width)
-        yield Variant(
-            name=f"width={width} one_plus={one_plus} delta={has_delta}",
-            kernel=add_rms_norm_kernel,
-            signature=dict.fromkeys(pointers, "*bf16")
-            | {"x_stride": "i32", "delta_stride": "i32", "eps": "fp32"},
-            constexprs={
-                "WIDTH": width,
-                "BLOCK": block,
-                "HAS_DELTA": has_delta,
-                "ONE_PLUS": one_plus,
-            },
-            divisible=(*pointers, "x_stride", "delta_stride"),
-            num_warps=row_warps(block),
-            num_stages=3,
-            quick=quick,
-        )
+        name = f"width={width} one_plus={one_plus} delta={has_delta}"
+        constants = _constants(width, has_delta, one_plus)
+        yield from as_launched([row_variant(name, add_rms_norm_kernel, types, constants, quick)])

@@ -22,7 +22,14 @@ from torch import Tensor
 
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
 from gpuscore_kernels.gated.triton import activated
-from gpuscore_kernels.launch import INTERPRETER, LaunchConfig, arch_of, next_power_of_two, row_warps
+from gpuscore_kernels.launch import (
+    INTERPRETER,
+    LaunchConfig,
+    arch_of,
+    next_power_of_two,
+    row_variant,
+    row_warps,
+)
 from gpuscore_kernels.routing import Routing
 from gpuscore_kernels.variant import ARCHES, LoopRule, Variant
 
@@ -320,14 +327,11 @@ def variants() -> Iterator[Variant]:
                     loops={"for start in range(0, width, BLOCK_K)": LoopRule(in_flight=2)},
                     quick=quick,
                 )
-    yield Variant(
-        name="combine width=2048 top=8",
-        kernel=combine_experts_kernel,
-        signature=_types("results weights places out", torch.bfloat16),
-        constexprs={"WIDTH": 2048, "BLOCK": COMBINED, "TOP_K": 8},
-        divisible=("results", "weights", "places", "out"),
-        num_warps=row_warps(COMBINED),
-        num_stages=3,
+    yield row_variant(
+        "combine width=2048 top=8",
+        combine_experts_kernel,
+        _types("results weights places out", torch.bfloat16),
+        {"WIDTH": 2048, "BLOCK": COMBINED, "TOP_K": 8},
         quick=(90,),
     )
 

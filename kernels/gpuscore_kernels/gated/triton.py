@@ -6,9 +6,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
+from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once, row_launch
 from gpuscore_kernels.dependent_launch import let_next_kernel_begin, wait_for_kernel_before
-from gpuscore_kernels.launch import next_power_of_two, pdl_option, row_warps
+from gpuscore_kernels.launch import next_power_of_two, row_variant
 from gpuscore_kernels.variant import Variant, as_launched
 
 BLOCK = 1024  # columns of a program
@@ -53,9 +53,8 @@ def gated_kernel(
 def _launch(width: int, activation: str, pdl: bool) -> tuple[CachedLaunch, int]:
     """Return the launch, and the number of programs of a row."""
     block = min(BLOCK, next_power_of_two(width))
-    constants = {"WIDTH": width, "BLOCK": block, "GELU": activation == "gelu_tanh", "PDL": pdl}
-    options = {"num_warps": row_warps(block)} | pdl_option(pdl)
-    return CachedLaunch(gated_kernel, constants, options, dtypes=(0,)), triton.cdiv(width, block)
+    constants = {"WIDTH": width, "BLOCK": block, "GELU": activation == "gelu_tanh"}
+    return row_launch(gated_kernel, constants, pdl), triton.cdiv(width, block)
 
 
 def gated(gate_up: Tensor, activation: str, pdl: bool) -> Tensor:
@@ -70,22 +69,12 @@ def gated(gate_up: Tensor, activation: str, pdl: bool) -> Tensor:
 
 
 def variants() -> Iterator[Variant]:
-    return as_launched(_variants())
-
-
-def _variants() -> Iterator[Variant]:
+    types = {"gate_up": "*bf16", "out": "*bf16", "stride": "i32"}
     for width, gelu, quick in (
         (3072, False, (80, 120)),  # Qwen3-0.6B
         (9216, True, (90,)),  # Gemma 2 2B
         (12288, False, ()),  # Qwen3-8B
     ):
-        yield Variant(
-            name=f"width={width} gelu={gelu}",
-            kernel=gated_kernel,
-            signature={"gate_up": "*bf16", "out": "*bf16", "stride": "i32"},
-            constexprs={"WIDTH": width, "BLOCK": BLOCK, "GELU": gelu},
-            divisible=("gate_up", "out", "stride"),
-            num_warps=row_warps(BLOCK),
-            num_stages=3,
-            quick=quick,
-        )
+        constants = {"WIDTH": width, "BLOCK": BLOCK, "GELU": gelu}
+        name = f"width={width} gelu={gelu}"
+        yield from as_launched([row_variant(name, gated_kernel, types, constants, quick)])

@@ -4,6 +4,7 @@ Values stay where the QKV product has put them: only those of rows that are kept
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -124,43 +125,43 @@ def qk_norm_rope_store_kernel(
             put(page_v, half, left, right, kept & is_v, HALF)
 
 
-def _blocks(head_dim: int, heads: int) -> tuple[int, int]:
-    """Heads, and elements of half a head, of one program."""
-    half = next_power_of_two(head_dim // 2)
-    return min(next_power_of_two(heads), max(1, BLOCK // (2 * half))), half
-
-
-@chosen_once
-def _launch(
+def _constants(
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
     has_norm: bool,
     one_plus: bool,
     has_pages: bool,
-    pdl: bool,
-) -> tuple[CachedLaunch, int]:
-    """Return the launch, and the number of programs of a row."""
-    heads = num_heads + (2 if has_pages else 1) * num_kv_heads
-    block_heads, block_half = _blocks(head_dim, heads)
-    constants = {
+) -> tuple[dict[str, int], int]:
+    """Return compile-time arguments, and the heads of a row that programs compute."""
+    heads, half = num_heads + (1 + has_pages) * num_kv_heads, next_power_of_two(head_dim // 2)
+    return {
         "HEADS": num_heads,
         "KV_HEADS": num_kv_heads,
         "HALF": head_dim // 2,
-        "BLOCK_HEADS": block_heads,
-        "BLOCK_HALF": block_half,
+        "BLOCK_HEADS": min(next_power_of_two(heads), max(1, BLOCK // (2 * half))),
+        "BLOCK_HALF": half,
         "HAS_NORM": has_norm,
         "ONE_PLUS": one_plus,
         "HAS_PAGES": has_pages,
-        "PDL": pdl,
-    }
+    }, heads
+
+
+def _warps(constants: dict[str, int]) -> int:
+    return row_warps(2 * constants["BLOCK_HEADS"] * constants["BLOCK_HALF"])
+
+
+@chosen_once
+def _launch(pdl: bool, *choices: Any) -> tuple[CachedLaunch, int]:
+    """Return the launch for the arguments of `_constants`, and the number of programs of a row."""
+    constants, heads = _constants(*choices)
     launch = CachedLaunch(
         qk_norm_rope_store_kernel,
-        constants,
-        {"num_warps": row_warps(2 * block_heads * block_half)} | pdl_option(pdl),
+        constants | {"PDL": pdl},
+        {"num_warps": _warps(constants)} | pdl_option(pdl),
         dtypes=(0, 1, 2, 3, 4, 7, 8, 9),  # q and k are made here
     )
-    return launch, triton.cdiv(heads, block_heads)
+    return launch, triton.cdiv(heads, constants["BLOCK_HEADS"])
 
 
 def qk_norm_rope_store(
@@ -187,7 +188,7 @@ def qk_norm_rope_store(
     norms = (qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm)
     stores = (k, k, cos) if pages is None else (pages.k, pages.v, pages.slots.contiguous())
     strides = (0, 0) if pages is None else pages.k.stride()[:2]
-    launch, programs = _launch(*sizes, q_norm is not None, one_plus, pages is not None, pdl)
+    launch, programs = _launch(pdl, *sizes, q_norm is not None, one_plus, pages is not None)
     launch(
         (rows, programs),
         (qkv, cos.contiguous(), sin.contiguous(), *norms, q, k, *stores),
@@ -197,10 +198,6 @@ def qk_norm_rope_store(
 
 
 def variants() -> Iterator[Variant]:
-    return as_launched(_variants())
-
-
-def _variants() -> Iterator[Variant]:
     pointers = ("qkv", "q_norm", "k_norm", "q", "k", "k_pages", "v_pages")
     types = dict.fromkeys(pointers, "*bf16") | dict.fromkeys(("cos", "sin"), "*fp32")
     strides = ("qkv_stride", "head_stride", "slot_stride")
@@ -213,23 +210,15 @@ def _variants() -> Iterator[Variant]:
         (32, 32, 96, False, False, ()),  # Phi-3
         (8, 4, 256, True, True, (90,)),  # Gemma 3 4B
     ):
-        block_heads, block_half = _blocks(head_dim, heads + 2 * kv_heads)
-        yield Variant(
+        constants, _ = _constants(heads, kv_heads, head_dim, has_norm, one_plus, kv_heads > 0)
+        variant = Variant(
             name=f"heads={heads}/{kv_heads}x{head_dim} norm={has_norm} one_plus={one_plus}",
             kernel=qk_norm_rope_store_kernel,
             signature=types,
-            constexprs={
-                "HEADS": heads,
-                "KV_HEADS": kv_heads,
-                "HALF": head_dim // 2,
-                "BLOCK_HEADS": block_heads,
-                "BLOCK_HALF": block_half,
-                "HAS_NORM": has_norm,
-                "ONE_PLUS": one_plus,
-                "HAS_PAGES": kv_heads > 0,
-            },
+            constexprs=constants,
             divisible=(*pointers, "cos", "sin", "slots", *strides),
-            num_warps=row_warps(2 * block_heads * block_half),
+            num_warps=_warps(constants),
             num_stages=3,
             quick=quick,
         )
+        yield from as_launched([variant])

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
+from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once, row_launch
 from gpuscore_kernels.dependent_launch import let_next_kernel_begin, wait_for_kernel_before
-from gpuscore_kernels.launch import INTERPRETER, arch_of, next_power_of_two, pdl_option, row_warps
+from gpuscore_kernels.launch import INTERPRETER, arch_of, next_power_of_two, pdl_option, row_variant
 from gpuscore_kernels.quantized.config import FEW_ROWS, Int8Tiles, config_for
 from gpuscore_kernels.variant import ARCHES, LoopRule, Variant, as_launched
 
@@ -113,10 +113,8 @@ def int8_product_kernel(
 
 @chosen_once
 def _launch_rows(width: int, fp8: bool, pdl: bool) -> CachedLaunch:
-    block = next_power_of_two(width)
-    constants = {"WIDTH": width, "BLOCK": block, "FP8": fp8, "PDL": pdl}
-    options = {"num_warps": row_warps(block)} | pdl_option(pdl)
-    return CachedLaunch(quantize_rows_kernel, constants, options, dtypes=(0,))
+    constants = {"WIDTH": width, "BLOCK": next_power_of_two(width), "FP8": fp8}
+    return row_launch(quantize_rows_kernel, constants, pdl)
 
 
 @chosen_once
@@ -191,23 +189,16 @@ def _row_variants() -> Iterator[Variant]:
         (1024, True, (89, 120)),
         (12288, True, ()),  # the MLP of Qwen3-8B
     ):
-        block = next_power_of_two(width)
-        yield Variant(
-            name=f"rows width={width} {'fp8' if fp8 else 'int8'}",
-            kernel=quantize_rows_kernel,
-            signature={
-                "x": "*bf16",
-                "q": "*fp8e4nv" if fp8 else "*i8",
-                "scales": "*fp32",
-                "x_stride": "i32",
-            },
-            constexprs={"WIDTH": width, "BLOCK": block, "FP8": fp8},
-            divisible=("x", "q", "scales", "x_stride"),
-            num_warps=row_warps(block),
-            num_stages=3,
-            arches=FP8_ARCHES if fp8 else ARCHES,
-            quick=quick,
-        )
+        number, arches = eight_bits(fp8)
+        types = {"x": "*bf16", "q": f"*{number}", "scales": "*fp32", "x_stride": "i32"}
+        name = f"rows width={width} {'fp8' if fp8 else 'int8'}"
+        constants = {"WIDTH": width, "BLOCK": next_power_of_two(width), "FP8": fp8}
+        yield row_variant(name, quantize_rows_kernel, types, constants, quick, arches)
+
+
+def eight_bits(fp8: bool) -> tuple[str, tuple[int, ...]]:
+    """Return Triton's name of a dtype of eight bits, and the architectures that have it."""
+    return ("fp8e4nv", FP8_ARCHES) if fp8 else ("i8", ARCHES)
 
 
 def _product_variants() -> Iterator[Variant]:

@@ -9,12 +9,12 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuscore_kernels.add_rms_norm.triton import normed_row
-from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
+from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once, row_launch
 from gpuscore_kernels.dependent_launch import let_next_kernel_begin, wait_for_kernel_before
 from gpuscore_kernels.gated.triton import activated
-from gpuscore_kernels.launch import next_power_of_two, pdl_option, row_warps
-from gpuscore_kernels.quantized.triton import FP8_ARCHES, checked_row, quantized_row
-from gpuscore_kernels.variant import ARCHES, Variant, as_launched
+from gpuscore_kernels.launch import next_power_of_two, row_variant
+from gpuscore_kernels.quantized.triton import checked_row, eight_bits, quantized_row
+from gpuscore_kernels.variant import Variant, as_launched
 
 
 @triton.jit
@@ -78,25 +78,17 @@ def quantized_gated_kernel(
 
 @chosen_once
 def _launch_norm(width: int, has_delta: bool, one_plus: bool, fp8: bool, pdl: bool) -> CachedLaunch:
-    block = next_power_of_two(width)
-    constants = {
-        "WIDTH": width,
-        "BLOCK": block,
-        "HAS_DELTA": has_delta,
-        "ONE_PLUS": one_plus,
-        "FP8": fp8,
-        "PDL": pdl,
-    }
-    options = {"num_warps": row_warps(block)} | pdl_option(pdl)
-    return CachedLaunch(quantized_norm_kernel, constants, options, dtypes=(0,))
+    constants = _sizes(width) | {"HAS_DELTA": has_delta, "ONE_PLUS": one_plus, "FP8": fp8}
+    return row_launch(quantized_norm_kernel, constants, pdl)
 
 
 @chosen_once
 def _launch_gated(width: int, gelu: bool, fp8: bool, pdl: bool) -> CachedLaunch:
-    block = next_power_of_two(width)
-    constants = {"WIDTH": width, "BLOCK": block, "GELU": gelu, "FP8": fp8, "PDL": pdl}
-    options = {"num_warps": row_warps(block)} | pdl_option(pdl)
-    return CachedLaunch(quantized_gated_kernel, constants, options, dtypes=(0,))
+    return row_launch(quantized_gated_kernel, _sizes(width) | {"GELU": gelu, "FP8": fp8}, pdl)
+
+
+def _sizes(width: int) -> dict[str, int]:
+    return {"WIDTH": width, "BLOCK": next_power_of_two(width)}
 
 
 def quantized_norm(
@@ -140,63 +132,26 @@ def _results(x: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]
 
 
 def variants() -> Iterator[Variant]:
-    yield from as_launched(_norm_variants())
-    yield from as_launched(_gated_variants())
-
-
-def _norm_variants() -> Iterator[Variant]:
-    pointers = ("x", "delta", "weight", "total")
-    for width, has_delta, fp8, quick in (
-        (1024, True, False, (90,)),  # Qwen3-0.6B
-        (1024, False, False, ()),
-        (4096, True, True, (89, 120)),  # Qwen3-8B
+    norm = dict.fromkeys(("x", "delta", "weight", "total"), "*bf16")
+    norm |= {"x_stride": "i32", "delta_stride": "i32", "eps": "fp32"}
+    gated = {"gate_up": "*bf16", "stride": "i32"}
+    of_norm, of_gate = {"ONE_PLUS": False}, {"GELU": False}
+    for name, kernel, types, width, constants, fp8, quick in (
+        # Qwen3-0.6B, then Qwen3-8B
+        ("norm", quantized_norm_kernel, norm, 1024, of_norm | {"HAS_DELTA": True}, False, (90,)),
+        ("norm", quantized_norm_kernel, norm, 1024, of_norm | {"HAS_DELTA": False}, False, ()),
+        ("norm", quantized_norm_kernel, norm, 4096, of_norm | {"HAS_DELTA": True}, True, (89, 120)),
+        ("gated", quantized_gated_kernel, gated, 3072, of_gate, False, (80,)),
+        ("gated", quantized_gated_kernel, gated, 12288, of_gate, True, ()),
     ):
-        yield _variant(
-            f"norm width={width} delta={has_delta}",
-            quantized_norm_kernel,
-            dict.fromkeys(pointers, "*bf16"),
-            {"x_stride": "i32", "delta_stride": "i32", "eps": "fp32"},
-            width,
-            {"HAS_DELTA": has_delta, "ONE_PLUS": False, "FP8": fp8},
+        number, arches = eight_bits(fp8)
+        delta = f" delta={constants['HAS_DELTA']}" if name == "norm" else ""
+        variant = row_variant(
+            f"{name} width={width}{delta} {'fp8' if fp8 else 'int8'}",
+            kernel,
+            types | {"q": f"*{number}", "scales": "*fp32"},
+            _sizes(width) | constants | {"FP8": fp8},
             quick,
+            arches,
         )
-
-
-def _gated_variants() -> Iterator[Variant]:
-    for width, fp8, quick in (
-        (3072, False, (80,)),  # Qwen3-0.6B
-        (12288, True, ()),  # Qwen3-8B
-    ):
-        yield _variant(
-            f"gated width={width}",
-            quantized_gated_kernel,
-            {"gate_up": "*bf16"},
-            {"stride": "i32"},
-            width,
-            {"GELU": False, "FP8": fp8},
-            quick,
-        )
-
-
-def _variant(
-    name: str,
-    kernel: object,
-    pointers: dict[str, str],
-    numbers: dict[str, str],
-    width: int,
-    constants: dict[str, bool],
-    quick: tuple[int, ...],
-) -> Variant:
-    block, fp8 = next_power_of_two(width), constants["FP8"]
-    pointers = pointers | {"q": "*fp8e4nv" if fp8 else "*i8", "scales": "*fp32"}
-    return Variant(
-        name=f"{name} {'fp8' if fp8 else 'int8'}",
-        kernel=kernel,
-        signature=pointers | numbers,
-        constexprs={"WIDTH": width, "BLOCK": block, **constants},
-        divisible=(*pointers, *(name for name in numbers if name != "eps")),
-        num_warps=row_warps(block),
-        num_stages=3,
-        arches=FP8_ARCHES if fp8 else ARCHES,
-        quick=quick,
-    )
+        yield from as_launched([variant])
