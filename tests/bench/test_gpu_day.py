@@ -36,7 +36,7 @@ def statuses(day):
 
 @pytest.mark.slow
 def test_every_stage_can_be_tried_on_a_cpu(tmp_path, capsys):
-    code = gpu_day.main(["--device=cpu", f"--output={tmp_path}", "--minutes=15"])
+    code = gpu_day.main(["--device=cpu", f"--output={tmp_path}", "--minutes=60"])
     found = json.loads((tmp_path / "gpu-day.json").read_text())
     assert code == 0, capsys.readouterr().out
     assert list(found["stages"]) == [one.name for one in stages("cpu", tmp_path, trial=True)]

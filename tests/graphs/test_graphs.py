@@ -22,6 +22,7 @@ from support.slow import slow
 if importlib.util.find_spec("triton") is None:
     pytest.skip("needs triton, which is for Linux", allow_module_level=True)
 
+from gpuscore_kernels import cached_launch
 from gpuscore_kernels.add_rms_norm import triton as norm_module
 from gpuscore_kernels.expert_mlp import triton as mlp_module
 from gpuscore_kernels.extend_attention import launch as launch_module
@@ -97,11 +98,11 @@ def words_are_not_aligned(monkeypatch):
 
 def the_warm_run_is_left_out(monkeypatch):
     """Capture kernels that no run before has compiled."""
-    warps = norm_module.row_warps
+    warps = cached_launch.row_warps
 
     def capture(self, run):
         with monkeypatch.context() as patch:
-            patch.setattr(norm_module, "row_warps", lambda block: 2 * warps(block))
+            patch.setattr(cached_launch, "row_warps", lambda block: 2 * warps(block))
             choose_anew(patch, norm_module)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._graph_memory):
@@ -305,12 +306,12 @@ def test_an_unaligned_slice_has_another_key():
 
 
 def early_without_a_wait(monkeypatch):
-    monkeypatch.setattr(norm_module, "pdl_option", lambda pdl: {"launch_pdl": True})
+    monkeypatch.setattr(cached_launch, "pdl_option", lambda pdl: {"launch_pdl": True})
     choose_anew(monkeypatch, norm_module)
 
 
 def a_wait_without_an_early_launch(monkeypatch):
-    monkeypatch.setattr(norm_module, "pdl_option", lambda pdl: {})
+    monkeypatch.setattr(cached_launch, "pdl_option", lambda pdl: {})
     choose_anew(monkeypatch, norm_module)
 
 
