@@ -18,7 +18,7 @@ from gpuscore.errors import InvalidRequest, MissingLabels, TokenIdOutOfRange
 from gpuscore.offline.scorer import LoadedScorer
 from gpuscore.types.results import Ranking
 from support.connections import connected
-from support.serving import QUICK, serving
+from support.serving import QUICK, serving, wait_until
 
 SETTINGS = {"threads": 1, "max_batch_tokens": 512}
 DOCUMENTS = ["A red steel lamp.", "A wooden chair in blue.", "A blue wool scarf.", "A chair."]
@@ -112,7 +112,8 @@ def test_what_nobody_waits_for_leaves_the_engine(scorer):
     assert next(found).scores.shape == (20, 2)
     assert left() > 2, "several are in the engine at a time"
     found.close()
-    assert left() == 0
+    assert left() <= 1, "the engine's thread may be about to count one that it has just answered"
+    wait_until(lambda: left() == 0)
 
 
 def test_any_thread_may_call(scorer):
