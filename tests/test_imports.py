@@ -159,7 +159,7 @@ def test_imports_go_one_way():
         ("gpuscore.server.run", "import ray"),
         ("gpuscore.commands.bulk.inputs", "import pyarrow"),
         ("gpuscore.commands.bulk.job", "from gpuscore.processes.worker.client import EngineClient"),
-        ("gpuscore.commands.bulk.engines", "import ray"),
+        ("gpuscore.commands.bulk.work", "import ray"),
     ],
 )
 def test_a_wrong_import_is_seen(name, line):

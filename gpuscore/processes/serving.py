@@ -28,7 +28,7 @@ from gpuscore.prompts.model import ModelFiles
 from gpuscore.server.http.auth import ApiKeys, KeyReader, read_api_keys
 from gpuscore.server.http.descriptors import raise_limit, warn_of_limit
 from gpuscore.server.http.headers import read_hosts, read_origins
-from gpuscore.server.observe.tracing import read_tracer
+from gpuscore.server.observe.tracing import check_traces, read_tracer
 from gpuscore.server.run import serve
 from gpuscore.system.log import LogFormat, LogWriter, chosen_format, logging_to
 from gpuscore.text.tokenizer_info import TokenizerInfo, read_tokenizer_info
@@ -45,13 +45,14 @@ def serve_model(
     """Serve until a signal; return the exit code.
 
     Raises:
-        ConfigError: a model cannot be served, or a setting is invalid. Keys and origins are
-            checked before anything is loaded.
+        ConfigError: a model cannot be served, or a setting is invalid. Keys, origins and traces
+            are checked before anything is loaded.
         EngineFailed: an engine was lost at start, or all of them too often since.
     """
     keys = read_api_keys(server)
     read_origins(server)
     read_hosts(server, server.host, len(keys))
+    check_traces(server, os.environ)
     raise_limit(server.max_connections)  # the processes started below inherit it
     chosen = served_models(model, server)
     several = server.http_workers > 1

@@ -1,5 +1,6 @@
 """The set-up of OpenTelemetry traces, if flags or variables ask for them (gpuscore[otel])."""
 
+import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,8 @@ _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL
 _PROTOCOL = "http/protobuf"
 
 
-def read_tracer(config: ServerConfig, environment: Mapping[str, str]) -> "SpanTracer | None":
-    """Return the tracer that flags or OTEL_* variables ask for, or None.
+def check_traces(config: ServerConfig, environment: Mapping[str, str]) -> bool:
+    """Return whether flags or OTEL_* variables ask for traces.
 
     Raises:
         ConfigError: the address is no HTTP URL, the protocol is not http/protobuf, or the extra
@@ -25,7 +26,7 @@ def read_tracer(config: ServerConfig, environment: Mapping[str, str]) -> "SpanTr
     """
     asked = _asked_by(config, environment)
     if asked is None:
-        return None
+        return False
     endpoint = config.otlp_endpoint
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
         raise ConfigError("--otlp-endpoint must begin with http:// or https://")
@@ -33,12 +34,18 @@ def read_tracer(config: ServerConfig, environment: Mapping[str, str]) -> "SpanTr
         if environment.get(name, _PROTOCOL) != _PROTOCOL:
             raise ConfigError(f"{name} must be {_PROTOCOL}, the only one that is supported")
     try:
-        return _otlp_tracer(endpoint)
+        importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
     except ImportError as error:
         raise ConfigError(
             f"{asked} asks for traces, which need OpenTelemetry: pip install 'gpuscore[otel]', or "
             "set OTEL_SDK_DISABLED=true"
         ) from error
+    return True
+
+
+def read_tracer(config: ServerConfig, environment: Mapping[str, str]) -> "SpanTracer | None":
+    """Return the tracer that flags or OTEL_* variables ask for, or None; or raise `ConfigError`."""
+    return _otlp_tracer(config.otlp_endpoint) if check_traces(config, environment) else None
 
 
 def _asked_by(config: ServerConfig, environment: Mapping[str, str]) -> str | None:
