@@ -34,12 +34,13 @@ import baselines
 from baselines import LABELS, Array
 from cpu_times import Timed, measure
 from report import keep, machine, table
-from scenarios import SHAPES, WORKLOADS, Request, Workload, make_model
+from scenarios import WORKLOADS, Request, Workload
 from spent import Spent, spent
 
 from gpuscore import Scorer
 from gpuscore.backends import plan_backend
 from gpuscore.config import ModelConfig
+from gpuscore.measure.bench.random_models import SHAPES, make_model
 
 SCRATCH = Path(__file__).parents[1] / "scratch"
 CHECKED = Workload(200, 40, 9, seed=1)  # what all scorers have to agree on

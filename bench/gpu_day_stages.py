@@ -43,13 +43,13 @@ SMALL_BATCHES = ("--cuda-graph-tokens=64", "--max-batch-tokens=512", "--kv-cache
 # Sections of the bench, and seconds (limit, needs) of those that take long. The first variant
 # compiles all kernels and captures all graphs.
 SECTIONS = (
-    *("ceilings", "reference", "gpuscore", "HTTP", "transformers", "profile", "graphs off"),
+    *("ceilings", "reference", "gpuscore", "transformers", "profile", "graphs off"),
     *("--kernels torch", "no dependent launches", "--attention triton", "--attention torch"),
     *("--attention flashinfer", "--attention flashinfer-cascade", "--quantization fp8"),
     *("--quantization int8", "--deterministic"),
 )
-LIMITS = {"reference": (150.0, 30.0), "gpuscore": (330.0, 60.0), "HTTP": (240.0, 60.0)}
-MEASURED = 5  # of them come before attention and parity in the day of a card
+LIMITS = {"reference": (150.0, 30.0), "gpuscore": (330.0, 60.0)}
+MEASURED = 4  # of them come before attention and parity in the day of a card
 TAIL = 2000  # characters of a failed stage's output that are kept with its findings
 Found = dict[str, Any]
 Command = Sequence[str | Path]
@@ -134,7 +134,22 @@ def sections(
         limit, needs = LIMITS.get(name, (120.0, 30.0))
         return Stage(f"bench: {name}", (command,), lambda _: read_json(path), limit, needs, path)
 
-    return [section(name) for name in SECTIONS if serve or name != "HTTP"]
+    return [
+        *map(section, SECTIONS),
+        *([_over_http(device, folder, scratch, own[-1], trial)] if serve else []),
+    ]
+
+
+def _over_http(device: str, folder: Path, scratch: Path, shape: str | Path, trial: bool) -> Stage:
+    """Return the stage that times a server of its own with `gpuscore bench`."""
+    path = folder / "http.json"
+    command = (
+        *(sys.executable, "-P", "-m", "gpuscore", "bench", "--allow-dirty", "--output", path),
+        *("--model", scratch / f"{shape}-bfloat16", "--serve", f"--device {device}"),
+        *("--scenario", "latency,poisson,rerank-static", "--find-rate", "500", "--minutes", "2"),
+        *(("--scale", "0.02") if trial else ()),
+    )
+    return Stage("bench: HTTP", (command,), lambda _: {"bundle": read_json(path)}, 240, 60, path)
 
 
 def in_time(planned: Sequence[Stage], trial: bool) -> list[Stage]:

@@ -26,13 +26,13 @@ from gpu_day_stages import SECTIONS as NAMES
 from gpu_day_stages import found_of
 from gpu_reference import Reference, load
 from gpu_rows import Effort, Rows, profiled, release
-from gpu_variants import DEFAULT, VARIANTS, Variant, facts, model_options, plan_of
+from gpu_variants import DEFAULT, VARIANTS, Variant, facts, plan_of
 from gpu_work import goals
 from report import Row, read_json, replace_json
-from scenarios import SHAPES, make_model
 
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.errors import ConfigError
+from gpuscore.measure.bench.random_models import SHAPES, make_model
 
 PROFILED = ("a", "300")
 
@@ -117,15 +117,6 @@ def of_variant(variant: Variant, section: Section) -> None:
         backend.close()
 
 
-def http(section: Section) -> None:
-    import gpu_serve
-
-    options = model_options(section.directory, section.device.type, section.trial)
-    allowed = section.kept("reference", "tolerance", 1e-4)
-    backend = loaded(section, DEFAULT)
-    gpu_serve.measure(backend, options, section.directory, allowed, section.trial, section.add)
-
-
 def transformers(section: Section) -> None:
     section.rows.transformers(load(section.directory, section.dtype, section.device))
 
@@ -143,7 +134,6 @@ SECTIONS: dict[str, Callable[[Section], None]] = {
     "ceilings": ceilings,
     "reference": reference,
     DEFAULT.name: partial(of_variant, DEFAULT),
-    "HTTP": http,
     "transformers": transformers,
     "profile": profile,
     **{one.name: partial(of_variant, one) for one in VARIANTS},

@@ -18,7 +18,7 @@ def commands(parser):
     for action in below:
         for child in action.choices.values():
             yield from commands(child)
-    if not below:
+    if parser.get_default("command") is not None:
         yield parser
 
 

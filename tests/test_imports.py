@@ -48,13 +48,19 @@ measure.reports:
 measure.intervals: types.batch
 measure.plots: measure.intervals types.batch
 measure.progress:
-measure.machine: torch jax
+measure.machine: system.machine torch jax
 measure.parity: backends config config.flags config.options config.sources models offline.scorer
-  measure.intervals measure.machine measure.plots measure.progress measure.reports tokenizers
+  system.machine measure.intervals measure.machine measure.plots measure.progress
+  measure.reports tokenizers
 measure.parity.arguments: measure.parity config config.examples config.flags config.sources
 measure.parity.metrics: types.batch
 measure.parity.conformance.server: measure.parity httpx tokenizers
 measure.parity.oracle: backends.torch.devices measure.parity measure.progress torch transformers
+measure.bench: backends config config.flags config.sources models.hub offline.scorer httpx
+  system.machine measure.intervals measure.machine measure.parity measure.plots measure.progress
+  measure.reports
+measure.bench.arguments: measure.bench config.examples config.flags config.sources
+measure.bench.random_models: torch transformers
 measure.calibrate: config config.flags config.served config.sources dialects
   models.hub offline prompts measure.intervals measure.plots measure.progress
 measure.evaluation: gpuscore config. client measure.intervals measure.machine measure.plots

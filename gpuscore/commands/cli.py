@@ -1,4 +1,4 @@
-"""The `gpuscore` command: serve, score, batch, calibrate, eval, info, doctor and parity."""
+"""The `gpuscore` command: serve, score, batch, calibrate, eval, info, doctor, parity, bench."""
 
 import argparse
 import json
@@ -39,6 +39,7 @@ from gpuscore.config.options import options
 from gpuscore.config.served import check_one_source, check_single
 from gpuscore.config.sources import Settings, read_settings
 from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, LoadTimeout, UsageError
+from gpuscore.measure.bench.arguments import add_bench
 from gpuscore.measure.calibrate.arguments import add_calibrate
 from gpuscore.measure.evaluation.arguments import add_eval
 from gpuscore.measure.parity.arguments import add_parity
@@ -134,6 +135,7 @@ def make_parser() -> CommandParser:
     add_some_flags(doctor, "Address to check", ServerConfig, names)
     add_flags(doctor, FileConfig)
     add_parity(commands)
+    add_bench(commands)
     return parser
 
 

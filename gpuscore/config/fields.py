@@ -247,7 +247,7 @@ class ServerConfig:
     max_headers: int = option(100, "most header fields of a request; more get 431", minimum=1)
     max_connections: int = option(4096, "most open connections; more are closed", minimum=1)
     max_inflight_per_key: int = option(
-        256, "most requests in flight of one API key; more get 429", minimum=1
+        1024, "most requests in flight of one API key; more get 429", minimum=1
     )
     max_answer_bytes: int = size_in_bytes(
         256 * 2**20,

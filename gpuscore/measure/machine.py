@@ -1,27 +1,11 @@
-"""Description of the machine and the software that made a result."""
+"""Description of the accelerator and the variables that made a result."""
 
 import os
-import platform
 import re
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
-_PACKAGES = (
-    "gpuscore",
-    "torch",
-    "triton",
-    "flashinfer-python",
-    "jax",
-    "jaxlib",
-    "libtpu",
-    "jax-cuda12-plugin",
-    "jax-cuda13-plugin",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "numpy",
-)
+from gpuscore.system.machine import local_machine
+
 # What XLA and libtpu read; some of their flags change the order of sums.
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_ENABLE_X64")
 
@@ -35,17 +19,6 @@ def environment() -> dict[str, str]:
     }
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the installed packages that affect scores."""
-    found = {"python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
 def hardware(framework: str) -> dict[str, Any]:
     """Describe the CPU, and a GPU that torch finds or a TPU that JAX finds.
 
@@ -53,12 +26,7 @@ def hardware(framework: str) -> dict[str, Any]:
     """
     import torch
 
-    found: dict[str, Any] = {
-        "system": platform.system(),
-        "cpu": _cpu(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-    }
+    found = local_machine() | {"threads": torch.get_num_threads()}
     if torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name()
         found["cuda"] = torch.version.cuda
@@ -75,10 +43,3 @@ def hardware_text(found: object) -> str:
     parts = found if isinstance(found, dict) else {}
     named = [str(parts[name]) for name in ("tpu", "gpu", "cpu") if name in parts]
     return ", ".join(named) or "unknown"
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

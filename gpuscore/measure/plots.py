@@ -128,6 +128,29 @@ def reliability(panels: Mapping[str, tuple[Sequence[Bin], Sequence[Bin]]], title
     return _svg(width, height, parts, 11, "#333") + "\n"
 
 
+_COLOURS = ("#4477aa", "#cc6677", "#228833", "#b8860b", "#aa3377", "#66ccee", "#555555")
+
+
+def lines(title: str, x: str, y: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    """Plot curves of points (x, y), each with its name below, on axes from 0."""
+    width, height = _WIDTH, _SIDE + _TOP + _BELOW + 16 * len(series)
+    points = [point for some in series.values() for point in some]
+    most_x, most_y = (max(1e-9, *(p[i] for p in points)) for i in (0, 1))
+    foot = _TOP + _SIDE
+    at, up = _scale(0, most_x, _LEFT, width - _MARGIN), _scale(0, most_y, foot, _TOP + 10)
+    parts = [_frame(_LEFT, _TOP, width - _MARGIN - _LEFT, _SIDE)]
+    parts += [_text(at(v), foot + 14, f"{v:g}", "middle") for v in (0, most_x / 2, most_x)]
+    parts += [_text(_LEFT - 4, up(v) + 4, f"{v:.3g}", "end") for v in (0, most_y / 2, most_y)]
+    parts += [_text(width / 2, foot + 28, x, "middle"), _text(_LEFT, _TOP - 4, y)]
+    for number, (name, some) in enumerate(series.items()):
+        colour = _COLOURS[number % len(_COLOURS)]
+        path = " L".join(f"{at(a):.1f},{up(b):.1f}" for a, b in sorted(some))
+        below = foot + 46 + 16 * number
+        parts += [_path(f"M{path}", colour, 2), _circle(_LEFT + 6, below - 4, 5, colour)]
+        parts.append(_text(_LEFT + 16, below, name))
+    return _titled(title, height, parts)
+
+
 def _panel(left: int, name: str, before: Sequence[Bin], after: Sequence[Bin]) -> Iterable[str]:
     bottom, middle = _TOP + _SIDE, left + _SIDE / 2
     at, up = _scale(0, 1, left, left + _SIDE), _scale(0, 1, bottom, _TOP)

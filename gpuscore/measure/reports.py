@@ -30,13 +30,17 @@ def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def write_html(path: Path, title: str, parts: Sequence[str], flag: str = "--report") -> None:
     """Write a page of `parts`, which are HTML; raise ConfigError as `write`."""
-    page = (
+    write(path, page(title, parts), flag)
+
+
+def page(title: str, parts: Sequence[str]) -> str:
+    """Return a self-contained page of `parts`, which are HTML."""
+    return (
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title>"
         f"<style>{_STYLE}</style><h1>{escape(title)}</h1>\n" + "\n".join(parts) + "\n</html>\n"
     )
-    write(path, page, flag)
 
 
 def write(path: Path, text: str, flag: str) -> None:

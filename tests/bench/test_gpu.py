@@ -2,7 +2,6 @@
 where its figures mean nothing."""
 
 import ast
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -12,17 +11,17 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 import gpu_sections
-import gpu_serve
 from ceiling import operations
 from gpu_day import tables
 from gpu_day_stages import found_of
 from gpu_reference import Reference, verdict
 from gpu_rows import Effort, Rows
 from gpu_work import Draws, Goal
-from scenarios import SHAPES, Workload
+from scenarios import Workload
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import ModelConfig
+from gpuscore.measure.bench.random_models import SHAPES
 
 ROOT = Path(__file__).parents[2]
 SERVERS = ("fastapi", "httptools", "msgspec", "prometheus_client", "starlette", "uvicorn")
@@ -64,12 +63,6 @@ def test_every_section_says_what_it_found_or_why_not(tmp_path):
         assert "not installed" in stages[name]["rows"][0]["unavailable"]
     assert stages["profile"]["profile"]["300"][0]["ms"] > 0
     assert len(list(tables(day))[1]) == 12
-
-
-def test_http_says_what_it_needs(tmp_path, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match="not installed here: fastapi"):
-        gpu_serve.measure(None, {}, tmp_path, 1e-4, True, None)
 
 
 def test_only_http_needs_the_servers_dependencies():

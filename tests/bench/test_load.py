@@ -1,5 +1,5 @@
-"""Promise: the load bench notices wrong scores, errors, lost answers and lateness, and loads only
-this machine."""
+"""Promise: the load generator tells answers, refusals, errors, losses and lateness apart, and the
+fake backend agrees with its oracle."""
 
 import asyncio
 import sys
@@ -11,15 +11,16 @@ import pytest
 
 from gpuscore.config import EngineConfig
 from gpuscore.engine.engine import Engine
+from gpuscore.errors import UsageError
+from gpuscore.measure.bench.figures import Shot, failed
+from gpuscore.measure.bench.load import LOST, Address, ClosedLoop, OpenLoop
 from gpuscore.types.labels import label_scores
 from gpuscore.types.request import ScoreRequest
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 import fake
-from load import ClosedLoop, OpenLoop
-from traffic import LABELS, Shape, check, make, summary
 
-SHAPE = Shape(23, 3, 5)
+LABELS = [11, 23]
 
 
 @pytest.mark.parametrize(("max_tokens", "page_size"), [(4096, 16), (32, 4), (7, 3), (1, 1)])
@@ -85,7 +86,7 @@ def answering():
         thread = threading.Thread(target=lambda: asyncio.run(run()))
         thread.start()
         ready.wait()
-        return found[0]
+        return Address.read("http://{}:{}".format(*found[0]))
 
     yield start
     for loop, stop, thread in loops:
@@ -93,64 +94,89 @@ def answering():
         thread.join()
 
 
-def reply(status, body):
-    return b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body)
+def answer_of(status, body, *headers):
+    head = "".join(f"{line}\r\n" for line in headers)
+    return f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n{head}\r\n".encode() + body
 
 
-def scores(rows):
-    text = str(rows.tolist()).encode()
-    cached = SHAPE.own_cached
-    return b'{"scores":%s,"usage":{"prompt_tokens_details":{"cached_tokens":%d}}}' % (text, cached)
+def loop(kind, address, bodies, patience=5.0):
+    if kind == "closed":
+        return ClosedLoop(address, "/x", bodies, patience, 4)
+    return OpenLoop(address, "/x", bodies, patience, np.linspace(0, 0.2, len(bodies)))
 
 
 @pytest.mark.parametrize("kind", ["closed", "open"])
-def test_right_wrong_refused_failed_and_lost_are_told_apart(answering, kind):
-    traffic = make(SHAPE, 40, fake.VOCAB, fake.oracle, np.random.default_rng(3))
-    number = {wire.split(b"\r\n\r\n")[1]: i for i, wire in enumerate(traffic.wires)}
+def test_every_end_of_a_request_is_told_apart(answering, kind):
+    """Answers of every framing arrive whole; refused, failed and lost requests are counted."""
+    bodies = [f"request {number}".encode() for number in range(40)]
 
     def answer(body):
-        index = number[body]
-        right = traffic.expected[index]
+        chunks = b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
         return {
-            5: reply(200, scores(right * (1 + 1e-9))),
-            6: reply(200, scores(right[:2])),
-            7: reply(200, b'{"scores": []}'),
-            8: reply(200, scores(traffic.expected[9])),
-            11: reply(429, b"{}"),
-            12: reply(500, b"{}"),
-            13: reply(413, b"{}"),
+            5: answer_of(200, b"last", "Connection: close"),
+            6: b"HTTP/1.1 200 X\r\n" + chunks,
+            7: b"HTTP/1.1 100 Continue\r\n\r\n" + answer_of(200, b"after"),
+            11: answer_of(429, b"{}"),
+            12: answer_of(500, b"{}"),
             14: None,
-        }.get(index, reply(200, scores(right)))
+            15: b"no HTTP at all\r\n\r\n",
+        }.get(bodies.index(body), answer_of(200, body))
 
-    address = answering(answer)
-    if kind == "closed":
-        run = ClosedLoop(address, traffic.wires, 10.0, 4)
-    else:
-        run = OpenLoop(address, traffic.wires, np.linspace(0, 0.2, 40), warmup=0.0)
-    record = run.execute()
-    wrong, hit_rate = check(traffic, record)
-    assert np.flatnonzero(wrong).tolist() == [5, 6, 7, 8]
-    assert hit_rate == 0
-    found = summary(traffic, record)
-    names = ("requests", "wrong", "refused", "5xx", "other", "lost")
-    assert [found[name] for name in names] == [40, 4, 1, 1, 1, 1]
+    record = loop(kind, answering(answer), bodies).run()
+    other = {11: 429, 12: 500, 14: 0, 15: 0}
+    assert record.status.tolist() == [other.get(number, 200) for number in range(40)]
+    texts = {5: b"last", 6: b"abcde", 7: b"after"}
+    for number, body in enumerate(bodies):
+        if record.status[number] == 200:
+            assert record.bodies[number] == texts.get(number, body)
+    assert failed(record) == 12
+    assert "closed" in record.lost_because or "no valid HTTP" in record.lost_because
+    shot = Shot.of(record, range(40))
+    assert (shot.requests, shot.refused) == (36, 1)
+    assert shot.items == sum(range(40)) - sum(other)
+    assert len(shot.latencies) == 36
 
 
-def test_latency_counts_from_the_scheduled_arrival(answering):
+def test_latency_counts_from_the_scheduled_arrival(answering, monkeypatch):
     """A server answers one request after the other, 20 ms each, while one is due every 10 ms."""
-    traffic = make(SHAPE, 20, fake.VOCAB, fake.oracle, np.random.default_rng(4))
-    number = {wire.split(b"\r\n\r\n")[1]: i for i, wire in enumerate(traffic.wires)}
+    monkeypatch.setattr("gpuscore.measure.bench.load.MOST_CONNECTIONS", 1)
 
     def answer(body):
         threading.Event().wait(0.02)  # blocks the server's event loop
-        return reply(200, scores(traffic.expected[number[body]]))
+        return answer_of(200, b"{}")
 
-    offsets = np.arange(20) / 100
-    run = OpenLoop(answering(answer), traffic.wires, offsets, warmup=0.0, max_connections=1)
-    latency = run.execute().latency
-    assert latency[-1] >= 20 * 0.02 - 19 * 0.01 - 0.005
+    run = OpenLoop(answering(answer), "/x", [b"{}"] * 20, 5.0, np.arange(20) / 100)
+    record = run.run()
+    assert record.latency[-1] >= 20 * 0.02 - 19 * 0.01 - 0.005
+    assert Shot.of(record, [1] * 20).late > 100, "the client's own delay is told"
 
 
-def test_load_goes_to_loopback_only():
-    with pytest.raises(ValueError, match="loopback"):
-        ClosedLoop(("192.0.2.1", 80), [], 1.0, 1)
+@pytest.mark.parametrize("kind", ["closed", "open"])
+def test_a_server_that_falls_silent_is_given_up(answering, kind):
+    held = threading.Event()
+
+    def answer(body):
+        if body == b"9":
+            held.wait(5)
+        return answer_of(200, body)
+
+    bodies = [str(number).encode() for number in range(20)]
+    record = loop(kind, answering(answer), bodies, 0.6).run()
+    held.set()
+    assert record.lost_because == "no answer within 0.6 s"
+    assert record.status[9] == LOST
+    assert 0 < (record.status == 200).sum() < 20
+    assert failed(record) is not None
+
+
+def test_nobody_listens():
+    record = loop("closed", Address.read("http://127.0.0.1:9"), [b"{}"] * 3).run()
+    assert (record.status == LOST).all()
+    assert "9" in record.lost_because
+    assert failed(record) == 0
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "127.0.0.1:80", "http://", "http://x:port"])
+def test_addresses_that_are_none(url):
+    with pytest.raises(UsageError, match="--url"):
+        Address.read(url)

@@ -14,7 +14,7 @@ from gpuscore.measure.parity import workload as workloads
 from gpuscore.measure.parity.bundle import Bundle, read_bundle, write_bundle
 from gpuscore.measure.parity.metrics import Errors
 from gpuscore.measure.parity.models import Fingerprint, fingerprint, sha256
-from gpuscore.measure.parity.runs import CaseResult, Run
+from gpuscore.measure.parity.results import CaseResult, Run
 from gpuscore.measure.parity.workload import Case, Workload
 
 FILES = ["workload.json", "results.safetensors", "bundle.json"]

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from gpuscore.commands.cli import main
-from gpuscore.measure.machine import environment, versions
+from gpuscore.measure.machine import environment
 from gpuscore.measure.parity.bundle import Bundle, read_bundle, write_bundle
 from gpuscore.measure.parity.metrics import Errors
 from gpuscore.measure.parity.models import Fingerprint
-from gpuscore.measure.parity.runs import CaseResult, Run
+from gpuscore.measure.parity.results import CaseResult, Run
 from gpuscore.measure.parity.workload import Case, Workload
+from gpuscore.system.machine import versions
 
 ITEMS = 40
 WORKLOAD = Workload(

@@ -15,7 +15,7 @@ from gpuscore.measure.parity.measures import (
     threshold_flips,
 )
 from gpuscore.measure.parity.metrics import errors
-from gpuscore.measure.parity.runs import CaseResult, Run
+from gpuscore.measure.parity.results import CaseResult, Run
 from gpuscore.measure.parity.workload import Case, Workload
 
 

@@ -19,7 +19,8 @@ from gpuscore.measure.parity import arguments
 from gpuscore.measure.parity import workload as workloads
 from gpuscore.measure.parity.gates import judge, judge_pair
 from gpuscore.measure.parity.metrics import Errors
-from gpuscore.measure.parity.runs import BackendSpec, CaseResult, Run
+from gpuscore.measure.parity.results import CaseResult, Run
+from gpuscore.measure.parity.runs import BackendSpec
 from gpuscore.measure.parity.workload import Case, Workload
 
 

@@ -8,7 +8,7 @@ import gpuscore
 from gpuscore.measure.parity.bundle import Bundle, read_bundle
 from gpuscore.measure.parity.gates import Verdict, judge, judge_pair
 from gpuscore.measure.parity.models import fingerprint
-from gpuscore.measure.parity.runs import Run
+from gpuscore.measure.parity.results import Run
 from gpuscore.measure.parity.workload import Case, make_workload, read_tokenizer
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "golden"

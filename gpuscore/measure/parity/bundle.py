@@ -22,7 +22,7 @@ from safetensors.numpy import load, save
 from gpuscore.errors import ConfigError
 from gpuscore.measure.parity.metrics import Errors
 from gpuscore.measure.parity.models import Fingerprint, sha256
-from gpuscore.measure.parity.runs import CaseResult, Run
+from gpuscore.measure.parity.results import CaseResult, Run
 from gpuscore.measure.parity.workload import Case, Workload
 
 FORMAT = "gpuscore parity bundle 2"

@@ -10,18 +10,20 @@ from gpuscore.backends import Plan, plan_backend
 from gpuscore.config import ModelConfig
 from gpuscore.config.sources import DEFAULT, Settings
 from gpuscore.errors import ConfigError
-from gpuscore.measure.machine import environment, hardware, hardware_text, versions
+from gpuscore.measure.machine import environment, hardware, hardware_text
 from gpuscore.measure.parity.bundle import Bundle, read_bundle, refuse_different, write_bundle
 from gpuscore.measure.parity.gates import Comparison, Verdict, judge, judge_pair, packing
 from gpuscore.measure.parity.measures import differences
 from gpuscore.measure.parity.metrics import errors
 from gpuscore.measure.parity.models import fingerprint
 from gpuscore.measure.parity.report import EXIT_OK, conclude, listed, now
-from gpuscore.measure.parity.runs import BackendSpec, Run, run_workload
+from gpuscore.measure.parity.results import Run
+from gpuscore.measure.parity.runs import BackendSpec, run_workload
 from gpuscore.measure.parity.workload import Workload, make_workload, query_numbers, read_tokenizer
 from gpuscore.measure.progress import progress
 from gpuscore.measure.reports import aligned
 from gpuscore.models.hub import model_directory, model_name
+from gpuscore.system.machine import versions
 
 _OF_BACKENDS = ("backend", "attention", "quantization")
 _LOCAL = ("model", "compile_cache")  # flags with local paths, which a bundle leaves out

@@ -47,7 +47,7 @@ from gpuscore.measure.parity.noise import (
     WorstRanking,
     worst_ranking,
 )
-from gpuscore.measure.parity.runs import Run
+from gpuscore.measure.parity.results import Run
 from gpuscore.measure.parity.workload import Workload
 
 RELATIVE = 2.0

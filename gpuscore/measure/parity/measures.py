@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuscore.measure.intervals import Interval, Resamples
 from gpuscore.measure.parity.metrics import RankedScores, kendall_tau_b
-from gpuscore.measure.parity.runs import Run
+from gpuscore.measure.parity.results import Run
 from gpuscore.measure.parity.workload import Case, Workload, query_numbers
 from gpuscore.types.batch import BoolArray, Float64Array, Int64Array
 

@@ -12,7 +12,8 @@ import torch
 
 from gpuscore.backends.torch.devices import choose_device
 from gpuscore.errors import ConfigError
-from gpuscore.measure.parity.runs import CaseResult, Run, case_result
+from gpuscore.measure.parity.results import CaseResult, Run
+from gpuscore.measure.parity.runs import case_result
 from gpuscore.measure.parity.workload import Case, Ids, Workload
 from gpuscore.measure.progress import Counted, unwatched
 

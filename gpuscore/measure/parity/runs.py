@@ -1,7 +1,7 @@
-"""A workload's results, and how gpuscore computes them."""
+"""A workload's results as gpuscore computes them."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from gpuscore.config import ModelConfig
 from gpuscore.config.options import options
 from gpuscore.errors import ConfigError
 from gpuscore.measure.parity.metrics import Errors, errors
+from gpuscore.measure.parity.results import CaseResult, Run
 from gpuscore.measure.parity.workload import Case, Workload
 from gpuscore.measure.progress import Counted, unwatched
 from gpuscore.offline.scorer import Scorer
@@ -24,32 +25,6 @@ DTYPES = ("float32", "bfloat16", "float16")
 PRECISIONS = ("int8", "fp8", "w8a16")  # of linear layers, in the place of a dtype
 TIMED = "500 items"  # the case whose throughput is measured
 ALONE = 8  # approximate number of its items that are scored once more, each alone
-
-
-@dataclass(frozen=True, slots=True)
-class CaseResult:
-    """Results as float64, one row per item; NaN fills the ends of shorter label lists."""
-
-    values: Float64Array  # [N, L] natural logs of the scores, over the vocabulary or as softmax
-    mass: Float64Array | None  # [N] probability of all labels together; None with softmax
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """The results of one scorer for a workload."""
-
-    name: str
-    dtype: str
-    results: Mapping[str, CaseResult]  # by name of the case
-    items_per_second: float | None = None
-    alone: Errors | None = None  # in log p, of items scored alone against `results`
-    deterministic: bool = False
-    precision: str = "full"  # of linear layers
-
-    @property
-    def in_eight_bits(self) -> bool:
-        """True if weights and activations of linear layers are in eight bits."""
-        return self.precision in ("int8", "fp8")
 
 
 @dataclass(frozen=True, slots=True)

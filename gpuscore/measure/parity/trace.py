@@ -16,7 +16,8 @@ from gpuscore.measure.parity.gates import RELATIVE
 from gpuscore.measure.parity.measures import asked
 from gpuscore.measure.parity.models import CutModels
 from gpuscore.measure.parity.report import EXIT_FAILED, EXIT_OK
-from gpuscore.measure.parity.runs import Run, score_case
+from gpuscore.measure.parity.results import Run
+from gpuscore.measure.parity.runs import score_case
 from gpuscore.measure.parity.workload import Case, Ids, Workload
 from gpuscore.models.hub import model_directory
 from gpuscore.offline.scorer import Scorer

@@ -5,12 +5,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from gpuscore.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 Ids = list[int]
 
@@ -130,7 +132,7 @@ def make_workload(
     seed: int,
     vocab_rows: int,
     context: int,
-    tokenizer: Tokenizer | None,
+    tokenizer: "Tokenizer | None",
     seeds: int = 1,
 ) -> Workload:
     """Make the requests for one model.
@@ -173,11 +175,13 @@ def query_numbers(workload: Workload) -> dict[str, int]:
     return found
 
 
-def read_tokenizer(directory: Path) -> Tokenizer | None:
+def read_tokenizer(directory: Path) -> "Tokenizer | None":
     """Return the model's tokenizer without truncation and padding, or None if there is none."""
     path = directory / "tokenizer.json"
     if not path.is_file():
         return None
+    from tokenizers import Tokenizer
+
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -246,7 +250,7 @@ class _IdCases:
 
 
 def _text_cases(
-    tokenizer: Tokenizer | None, vocab: int
+    tokenizer: "Tokenizer | None", vocab: int
 ) -> tuple[tuple[Case, ...], tuple[str, ...]]:
     if tokenizer is None:
         return (), ("text: no tokenizer.json",)

@@ -34,6 +34,7 @@ from gpuscore.errors import InvalidRequest, Unavailable
 from gpuscore.server.api.bodies import json_response
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.service import ScoringService
+from gpuscore.system.machine import commit, local_machine, versions
 
 
 def server_info(name: str, model: LoadedModel) -> dict[str, Any]:
@@ -64,6 +65,9 @@ def server_info(name: str, model: LoadedModel) -> dict[str, Any]:
             "decisions": not isinstance(model.prompts.decisions, str),
             "decision_order": None if asked is None else asked.settings.order,
             "calibration": None if asked is None else asked.settings.calibration.as_json(),
+            "machine": local_machine(),
+            "versions": versions(),
+            "commit": commit(),
         },
     }
 
@@ -173,7 +177,7 @@ def add_pages(app: FastAPI, service: ScoringService) -> None:
         description="Limits, prompt and formula of a served model, as in TEI's API.",
         openapi_extra=WHICH_MODEL,
     )
-    async def info(request: Request) -> Response:
+    def info(request: Request) -> Response:  # in a thread: it may ask git
         served = service.models.choose(request.query_params.get(MODEL))
         return json_response(server_info(served.name, served.ready()))
 

@@ -4,7 +4,8 @@ import pytest
 
 from gpuscore import Scorer
 from gpuscore.config import ModelConfig
-from gpuscore.measure.parity.runs import Run, score_case
+from gpuscore.measure.parity.results import Run
+from gpuscore.measure.parity.runs import score_case
 from support.golden import DEMO, golden, judged
 from support.kernels import DEVICE
 

@@ -51,7 +51,7 @@ from gpuscore.measure.parity.report import (
     row,
     verdict_line,
 )
-from gpuscore.measure.parity.runs import CaseResult, Run
+from gpuscore.measure.parity.results import CaseResult, Run
 from gpuscore.measure.parity.workload import Case, Workload, make_workload, read_tokenizer
 from gpuscore.measure.reports import aligned, table, text_table, write_html
 from gpuscore.models.hub import model_directory

@@ -1,0 +1,126 @@
+"""The APIs that score, of five makes of servers: bodies of requests, and scores of answers."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gpuscore.measure.bench.scenarios import BenchRequest, Ids
+
+LABELS = [11, 23]  # token ids whose probability is asked for while the clock runs
+Rows = list[list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """One API.
+
+    Attributes:
+        name: as --api takes it.
+        path: of the route.
+        takes_ids: requests may hold token ids.
+        chooses: its scores are probabilities of labels that the request chooses.
+        alike: another server's scores can be compared; False: the server makes prompts of its own.
+        body: makes a request of a model's name and label ids.
+        rows: reads the scores of that many items, a row each.
+    """
+
+    name: str
+    path: str
+    takes_ids: bool
+    chooses: bool
+    alike: bool
+    body: Callable[[BenchRequest, str, Ids], dict[str, Any]]
+    rows: Callable[[Any, int], Rows]
+
+    def encode(self, ask: BenchRequest, model: str, labels: Ids = LABELS) -> bytes:
+        return msgspec.json.encode(self.body(ask, model, labels))
+
+    def read(self, body: bytes, items: int) -> Rows:
+        """Return a row per item; raise ValueError, KeyError or TypeError for another answer."""
+        found = self.rows(msgspec.json.decode(body), items)
+        if len(found) != items or not all(math.isfinite(one) for row in found for one in row):
+            raise ValueError(f"{len(found)} rows of scores, or some not finite, for {items} items")
+        return found
+
+
+def _score_body(ask: BenchRequest, model: str, labels: Ids) -> dict[str, Any]:
+    return {"model": model, "query": ask.query, "items": ask.items, "label_token_ids": labels}
+
+
+def _completions_body(ask: BenchRequest, model: str, labels: Ids) -> dict[str, Any]:
+    prompts = [_joined(ask.query, item) for item in ask.items]
+    return {"model": model, "prompt": prompts, "max_tokens": 1, "temperature": 0, "logprobs": 1}
+
+
+def _joined(query: Any, item: Any) -> Any:
+    return query + item if isinstance(query, str) else [*query, *item]
+
+
+def _completions_rows(answer: Any, items: int) -> Rows:
+    """Return the probability of the most probable next token of each prompt."""
+    choices = sorted(answer["choices"], key=lambda one: int(one["index"]))
+    return [[math.exp(one["logprobs"]["token_logprobs"][-1])] for one in choices]
+
+
+def _ranked(entries: Sequence[Any], items: int, key: str) -> Rows:
+    found: Rows = [[math.nan] for _ in range(items)]
+    for one in entries:
+        found[one["index"]] = [float(one[key])]
+    return found
+
+
+APIS = {
+    one.name: one
+    for one in (
+        Api("score", "/v1/score", True, True, True, _score_body, lambda a, n: list(a["scores"])),
+        Api(
+            "completions",
+            "/v1/completions",
+            True,
+            False,
+            True,
+            _completions_body,
+            _completions_rows,
+        ),
+        Api(
+            "rerank",
+            "/rerank",
+            False,
+            False,
+            False,
+            lambda ask, model, _: {"model": model, "query": ask.query, "documents": ask.items},
+            lambda answer, items: _ranked(answer["results"], items, "relevance_score"),
+        ),
+        Api(
+            "tei",
+            "/rerank",
+            False,
+            False,
+            False,
+            lambda ask, model, _: {"query": ask.query, "texts": ask.items},
+            lambda answer, items: _ranked(answer, items, "score"),
+        ),
+        Api(
+            "pairs",
+            "/v1/score",
+            False,
+            False,
+            False,
+            lambda ask, model, _: {"model": model, "text_1": ask.query, "text_2": ask.items},
+            lambda answer, items: _ranked(answer["data"], items, "score"),
+        ),
+    )
+}
+_COMMON = """\
+a all and are as at back be big black blue book box by can car chair city cold day do door end for
+from full garden go good great green had hand have he her here high him his home house how in is it
+its lamp large life light like line long look made make man many may more most my name new night no
+not now of off old on one open or other our out over part place red right room said same see she
+side small so some state steel story table than that the their them then there they thing this time
+to two under up use very was water way we well were what when which white who will with wood word
+work world year yes you"""
+# Words that most vocabularies have as one token each, with the space before them.
+WORDS = tuple(f" {word}" for word in _COMMON.split())

@@ -1,0 +1,153 @@
+"""Bundles of `gpuscore bench`: one JSON file with everything that was measured, and where.
+
+Its SHA-256 is a field of it and reveals damage and edits. It is no signature.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpuscore.errors import ConfigError
+from gpuscore.measure.bench.figures import Row
+from gpuscore.measure.bench.sample import Sampled
+from gpuscore.measure.bench.targets import About
+from gpuscore.measure.parity.results import CaseResult, Run
+from gpuscore.measure.parity.workload import Workload
+from gpuscore.measure.reports import write
+
+FORMAT, DIGEST = "gpuscore bench bundle 1", "sha256"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server of a bundle, with its scores of the sample; a report's has none."""
+
+    about: About
+    workload: Workload | None = None
+    run: Run | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BenchBundle:
+    """The results of one run, or the figures of a report.
+
+    Attributes:
+        facts: date, options, the client's machine and versions; `source` of a report.
+    """
+
+    facts: Mapping[str, Any]
+    servers: tuple[Server, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def is_report(self) -> bool:
+        return "source" in self.facts
+
+
+def server_of(about: About, sampled: Sampled | None) -> Server:
+    """Return a server as a bundle has it; a sample with wrong scores is kept, to be compared."""
+    if sampled is None or sampled.first is None:
+        return Server(about)
+    return Server(about, sampled.workload, sampled.first)
+
+
+def write_bundle(path: Path, bundle: BenchBundle) -> None:
+    """Write a bundle; raise ConfigError if it cannot be written."""
+    found = _as_json(bundle)
+    write(path, json.dumps(found | {DIGEST: _digest(found)}) + "\n", "--output")
+
+
+def read_bundle(path: Path) -> BenchBundle:
+    """Read a bundle; raise ConfigError, naming the file, if it is missing, changed or invalid."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not a bundle: {error}") from error
+    try:
+        found = json.loads(text)
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            raise ValueError(f"its format is not {FORMAT!r}")
+        digest = found.pop(DIGEST)
+        if digest != _digest(found):
+            raise ConfigError(
+                f"{path} was changed after it was written: its SHA-256 is not the one in it"
+            )
+        return _from_json(found)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path} is not a bundle of this version: {error}") from error
+
+
+def report_bundles() -> list[BenchBundle]:
+    """Return the figures of the reports that the project started from."""
+    text = files("gpuscore.measure.bench").joinpath("reports.json").read_text(encoding="utf-8")
+    bundles = []
+    for report in json.loads(text):
+        servers = []
+        rows = []
+        for server in report["servers"]:
+            name = server["name"]
+            servers.append(Server(About(name, "score", server["model"], None, server["dtype"])))
+            for scenario, way, shape, rate, latency in server["rows"]:
+                notes = (report["source"],)
+                requests = rate if scenario == "concurrency" else math.nan
+                rates = () if rate is None or scenario == "concurrency" else (rate,)
+                rows.append(
+                    Row(
+                        *(scenario, way, shape, name),
+                        rates=rates,
+                        rounds=1,
+                        requests_per_second=requests,
+                        latencies=() if latency is None else (latency,),
+                        notes=notes,
+                    )
+                )
+        bundles.append(BenchBundle({"source": report["source"]}, tuple(servers), tuple(rows)))
+    return bundles
+
+
+def _digest(found: Mapping[str, Any]) -> str:
+    text = json.dumps(found, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _as_json(bundle: BenchBundle) -> dict[str, Any]:
+    servers = []
+    for one in bundle.servers:
+        made: dict[str, Any] = {"about": asdict(one.about)}
+        if one.workload is not None and one.run is not None:
+            made["workload"] = one.workload.as_json()
+            made["dtype"] = one.run.dtype
+            made["scores"] = {name: r.values.tolist() for name, r in one.run.results.items()}
+        servers.append(made)
+    rows = [_without_nan(row.as_json()) for row in bundle.rows]
+    return {"format": FORMAT, "facts": dict(bundle.facts), "servers": servers, "rows": rows}
+
+
+def _from_json(found: dict[str, Any]) -> BenchBundle:
+    servers = []
+    for one in found["servers"]:
+        about = About(**one["about"])
+        if "workload" not in one:
+            servers.append(Server(about))
+            continue
+        workload = Workload.from_json(one["workload"])
+        results = {
+            case.name: CaseResult(np.array(one["scores"][case.name], dtype=np.float64), None)
+            for case in workload.cases
+        }
+        servers.append(Server(about, workload, Run(about.name, one["dtype"], results)))
+    rows = tuple(Row.from_json(row) for row in found["rows"])
+    return BenchBundle(found["facts"], tuple(servers), rows)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nan(one) for name, one in value.items()}
+    return None if isinstance(value, float) and math.isnan(value) else value

@@ -1,0 +1,161 @@
+"""`gpuscore bench`: open the targets, run the scenarios, print tables and write the bundle."""
+
+import argparse
+import secrets
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from gpuscore.config import ModelConfig
+from gpuscore.config.flags import CommandParser, add_flags
+from gpuscore.config.sources import read_settings
+from gpuscore.errors import ConfigError, UsageError
+from gpuscore.measure.bench.bundle import BenchBundle, server_of, write_bundle
+from gpuscore.measure.bench.compare import agreement, as_text, write_report
+from gpuscore.measure.bench.runner import BenchRun, Options
+from gpuscore.measure.bench.scenarios import SCENARIOS, Scenario, text_scenario
+from gpuscore.measure.bench.targets import Answerer, api_key, in_process, meet, started
+from gpuscore.measure.parity.report import now
+from gpuscore.system.machine import local_machine, versions
+
+EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
+SCRATCH = Path("bench-models")  # random models, in the working directory
+
+
+def bench(values: argparse.Namespace) -> int:
+    """Run the command; return 1 if a way has no figures, and 130 after ^C."""
+    scenarios = _scenarios(values)
+    seed = secrets.randbelow(2**31) if values.bench_seed is None else values.bench_seed
+    options = Options(
+        values.minutes, values.scale, seed, values.rate, values.seconds, values.find_rate
+    )
+    with ExitStack() as stack:
+        targets = _targets(values, stack)
+        for one in targets:
+            told = one.about.facts.get("model_dtype", "unknown")
+            print(f"{one.about.name}: {one.about.api}, model {one.about.model}, {told}", flush=True)
+        step, say = stack.enter_context(_bar())
+        runner = BenchRun(targets, scenarios, options, say, step)
+        interrupted = False
+        try:
+            with _interruptible():
+                runner.run()
+        except KeyboardInterrupt:  # what was measured is kept
+            interrupted = True
+    facts: dict[str, Any] = {
+        "created": now(),
+        "minutes": values.minutes,
+        "scale": values.scale,
+        "seed": seed,
+        "client": {"machine": local_machine(), "versions": versions()},
+    }
+    facts |= {"interrupted": True} if interrupted else {}
+    rows = [_marked(row, targets, values.allow_dirty) for row in runner.rows()]
+    servers = [server_of(one.about, runner.samples.get(one.about.name)) for one in targets]
+    bundle = BenchBundle(facts, tuple(servers), tuple(rows))
+    print(as_text(bundle))
+    if values.bench_output is not None:
+        write_bundle(Path(values.bench_output), bundle)
+        print(f"wrote {values.bench_output}")
+    if values.report is not None:
+        write_report(Path(values.report), bundle, list(agreement([bundle], None)))
+        print(f"wrote {values.report}")
+    if interrupted:
+        return EXIT_INTERRUPTED
+    return EXIT_FAILED if any(row.error is not None for row in rows) else EXIT_OK
+
+
+def _scenarios(values: argparse.Namespace) -> list[Scenario]:
+    names = values.scenario.split(",") if values.scenario else []
+    if unknown := [name for name in names if name not in SCENARIOS]:
+        raise UsageError(f"--scenario {unknown[0]}: there are {', '.join(SCENARIOS)}")
+    found = [SCENARIOS[name] for name in names]
+    if values.bench_input is not None:
+        found.append(text_scenario(Path(values.bench_input)))
+    return found or list(SCENARIOS.values())
+
+
+def _targets(values: argparse.Namespace, stack: ExitStack) -> list[Answerer]:
+    """Start and meet all targets; the stack ends them."""
+    model = values.bench_model
+    if values.bench_shape is not None:
+        if model is not None:
+            raise UsageError("--shape makes a model, and --model names one; give one of them")
+        from gpuscore.measure.bench.random_models import make_model
+
+        model = str(make_model(values.bench_shape, "bfloat16", SCRATCH))
+    if model is None and not values.url:
+        raise UsageError("nothing to time: give --url, --model or --shape")
+    if model is None and (values.serve or values.in_process):
+        raise UsageError("--serve and --in-process need --model or --shape")
+    found: list[Answerer] = []
+    asked = values.api, values.served_model, values.vocab_size, values.patience
+    for number, url in enumerate(values.url):
+        found.append(meet(url, url, _key(values.key_file, number), *asked))
+    for options in (values.serve or [""]) if model is not None else ():
+        name = " ".join([model, *options.split()])
+        if values.in_process:
+            target = in_process(f"{name}, in process", _config(model, options))
+            found.append(stack.enter_context(target))
+        else:
+            url = stack.enter_context(started(model, options))
+            found.append(meet(name, url, None, *asked))
+    names = [one.about.name for one in found]
+    if len(set(names)) < len(names):
+        raise UsageError(f"{names[-1]} is named twice")
+    return found
+
+
+def _key(paths: Sequence[str], number: int) -> str | None:
+    if number >= len(paths):
+        return api_key()
+    try:
+        lines = Path(paths[number]).read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--key-file {paths[number]}: {error}") from error
+    return lines[0].strip() or None
+
+
+def _config(model: str, options: str) -> ModelConfig:
+    """Read options of `gpuscore serve` that are a model's."""
+    parser = CommandParser(prog="gpuscore bench --in-process --serve")
+    add_flags(parser, ModelConfig)
+    return read_settings(vars(parser.parse_args([model, *options.split()])), {}).make(ModelConfig)
+
+
+def _marked(row: Any, targets: Sequence[Answerer], allow_dirty: bool) -> Any:
+    """Return a row with a note if its server was built from an uncommitted tree."""
+    facts = next(one.about.facts for one in targets if one.about.name == row.server)
+    commit = str(facts.get("commit", ""))
+    if allow_dirty or not commit.endswith("-dirty"):
+        return row
+    return replace(row, notes=(*row.notes, f"built from an uncommitted tree ({commit})"))
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let ^C raise KeyboardInterrupt, where the command's own handler would end the process."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _bar() -> Iterator[tuple[Callable[[int], None], Callable[[str], None]]]:
+    """Yield a function that counts measurements, and one that prints a line above the bar.
+
+    The base install has no tqdm; there, and without a terminal, lines alone are printed.
+    """
+    if find_spec("tqdm") is None:
+        yield lambda count: None, lambda line: print(line, flush=True)
+        return
+    from tqdm import tqdm
+
+    with tqdm(unit=" measurements", leave=False, disable=None) as bar:
+        yield lambda count: bar.update(count) and None, lambda line: bar.write(line)

@@ -1,0 +1,205 @@
+"""`gpuscore bench compare`: bundles of several machines in one table, with cost and agreement."""
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from html import escape
+from itertools import chain
+from pathlib import Path
+
+from gpuscore.errors import UsageError
+from gpuscore.measure.bench.bundle import BenchBundle, Server, read_bundle, report_bundles
+from gpuscore.measure.bench.figures import Row
+from gpuscore.measure.bench.tables import ABOUT, tables
+from gpuscore.measure.parity.gates import Verdict, judge_pair, skipped
+from gpuscore.measure.parity.report import STATES, listed, verdict_line
+from gpuscore.measure.plots import intervals, lines
+from gpuscore.measure.reports import aligned, page, table, text_table, write, write_html
+
+EXIT_OK, EXIT_FAILED = 0, 1
+QUANTILES = (0, 5, 10, 25, 50, 75, 90, 95, 99, 99.9, 100)
+FEW = 20  # latencies; fewer make no curve
+
+
+def compare(values: argparse.Namespace) -> int:
+    """Run the command; return 1 if servers of one model disagree."""
+    bundles = [read_bundle(Path(place)) for place in values.bundles]
+    bundles = [_named(one, Path(at).stem) for one, at in zip(bundles, values.bundles, strict=True)]
+    reference = None if values.reference is None else read_bundle(Path(values.reference))
+    prices = _prices(values.price, {s.about.name for one in bundles for s in one.servers})
+    shown = bundles if not values.reports else [*bundles, *_with_same_ways(bundles)]
+    verdicts = list(agreement(bundles, reference))
+    text = {"text": _text, "markdown": _markdown, "html": _html}[values.format](
+        shown, prices, verdicts
+    )
+    if values.output is None:
+        print(text)
+    else:
+        write(Path(values.output), text + "\n", "--output")
+        print(f"wrote {values.output}")
+    return EXIT_FAILED if any(verdict.failed for verdict in verdicts) else EXIT_OK
+
+
+def write_report(path: Path, bundle: BenchBundle, verdicts: Sequence[Verdict]) -> None:
+    """Write the page of one run."""
+    write_html(path, "gpuscore bench", _parts([bundle], {}, verdicts))
+
+
+def as_text(bundle: BenchBundle) -> str:
+    """Return the tables of one run."""
+    return _text([bundle], {}, ())
+
+
+def agreement(bundles: Sequence[BenchBundle], reference: BenchBundle | None) -> Iterator[Verdict]:
+    """Yield parity's verdicts on all servers' scores of the sample, against the first ones'."""
+    every = [one for bundle in bundles for one in bundle.servers]
+    first = (reference.servers if reference is not None else every[:1])[0]
+    for one in every:
+        if one is first:
+            continue
+        subject = f"{one.about.name} against {first.about.name}"
+        if reason := _not_comparable(first, one):
+            yield skipped(subject, "scores", reason)
+            continue
+        yield from _judged(first, one)
+
+
+def _judged(first: Server, one: Server) -> list[Verdict]:
+    if one.workload is None or first.run is None or one.run is None:
+        raise ValueError("not comparable")  # which `_not_comparable` says before
+    return judge_pair(one.workload, first.run, one.run)[1]
+
+
+def _not_comparable(one: Server, two: Server) -> str | None:
+    if one.run is None or two.run is None or one.workload is None or two.workload is None:
+        return "one has no scores of the sample"
+    if (one.about.api, two.about.api) not in (("score", "score"), ("completions", "completions")):
+        return f"the APIs {one.about.api} and {two.about.api} have no scores in common"
+    if one.workload.digest != two.workload.digest:
+        return "the samples are of different vocabularies, so of different models"
+    return None
+
+
+def _named(bundle: BenchBundle, name: str) -> BenchBundle:
+    """Put the file's name before the servers' names, which may be the same in several bundles."""
+
+    def new(old: str) -> str:
+        return name if len(bundle.servers) == 1 else f"{name}: {old}"
+
+    servers = []
+    for one in bundle.servers:
+        about = replace(one.about, name=new(one.about.name))
+        run = one.run and replace(one.run, name=about.name)
+        servers.append(replace(one, about=about, run=run))
+    rows = [replace(row, server=new(row.server)) for row in bundle.rows]
+    return BenchBundle(bundle.facts, tuple(servers), tuple(rows))
+
+
+def _with_same_ways(bundles: Sequence[BenchBundle]) -> list[BenchBundle]:
+    """Return the reports' figures, those of ways that the bundles have."""
+    known = {(row.scenario, row.way) for one in bundles for row in one.rows}
+    found = []
+    for one in report_bundles():
+        rows = tuple(row for row in one.rows if (row.scenario, row.way) in known)
+        if rows:
+            found.append(BenchBundle(one.facts, one.servers, rows))
+    return found
+
+
+def _prices(given: Sequence[str], names: set[str]) -> dict[str, float]:
+    """Read NAME=1.20/h; raise UsageError for another form or name."""
+    found = {}
+    for text in given:
+        name, equals, price = text.rpartition("=")
+        try:
+            value = float(price.removesuffix("/h"))
+        except ValueError:
+            value = -1.0
+        if not equals or value <= 0:
+            raise UsageError(f"--price {text}: write NAME=1.20/h")
+        if name not in names:
+            raise UsageError(f"--price {text}: servers are {', '.join(sorted(names))}")
+        found[name] = value
+    return found
+
+
+def _rows(bundles: Sequence[BenchBundle]) -> list[Row]:
+    return list(chain.from_iterable(one.rows for one in bundles))
+
+
+def _first(bundles: Sequence[BenchBundle]) -> str | None:
+    """Return the server that others are relative to, if there are others."""
+    names = list(dict.fromkeys(row.server for row in _rows(bundles)))
+    return names[0] if len(names) > 1 else None
+
+
+def _text(
+    bundles: Sequence[BenchBundle], prices: Mapping[str, float], verdicts: Sequence[Verdict]
+) -> str:
+    parts = []
+    for one in tables(_rows(bundles), prices, _first(bundles)):
+        parts.append("\n".join([one.title, aligned(one.head, one.lines), *one.notes]))
+    parts.append(ABOUT)
+    parts += ["\n".join(map(verdict_line, verdicts))] if verdicts else []
+    return "\n\n".join(parts)
+
+
+def _markdown(
+    bundles: Sequence[BenchBundle], prices: Mapping[str, float], verdicts: Sequence[Verdict]
+) -> str:
+    parts = [one.markdown() for one in tables(_rows(bundles), prices, _first(bundles))]
+    lines_of = [f"- {verdict_line(one)}" for one in verdicts]
+    return "\n\n".join([*parts, ABOUT, *(["\n".join(lines_of)] if lines_of else [])])
+
+
+def _html(
+    bundles: Sequence[BenchBundle], prices: Mapping[str, float], verdicts: Sequence[Verdict]
+) -> str:
+    return page("gpuscore bench", _parts(bundles, prices, verdicts))
+
+
+def _parts(
+    bundles: Sequence[BenchBundle], prices: Mapping[str, float], verdicts: Sequence[Verdict]
+) -> list[str]:
+    parts = []
+    for bundle in bundles:
+        for server in bundle.servers:
+            facts = {**server.about.facts, "model": server.about.model}
+            facts |= {name: v for name, v in bundle.facts.items() if name != "client"}
+            shown = [(name, v if isinstance(v, str) else _listed(v)) for name, v in facts.items()]
+            parts += [f"<h2>{escape(server.about.name)}</h2>", text_table((), shown, "words")]
+    for one in tables(_rows(bundles), prices, _first(bundles)):
+        parts += [f"<h2>{escape(one.title)}</h2>", text_table(one.head, one.lines)]
+        parts += [f"<p>{escape(note)}</p>" for note in one.notes]
+    parts.append(f"<p>{escape(ABOUT)}</p>")
+    if verdicts:
+        cells = [(v.gate, escape(v.subject), STATES[v.passed], escape(v.detail)) for v in verdicts]
+        parts += ["<h2>Scores</h2>", table(("gate", "of", "verdict", "found"), cells, "words")]
+    return [*parts, "<h2>Plots</h2>", *_plots(_rows(bundles))]
+
+
+def _listed(value: object) -> str:
+    return listed(value) if isinstance(value, dict) else str(value)
+
+
+def _plots(rows: Sequence[Row]) -> Iterator[str]:
+    for scenario in dict.fromkeys(row.scenario for row in rows):
+        some = [row for row in rows if row.scenario == scenario and row.error is None]
+        if bars := [(f"{row.server}, {row.way}", row.rate) for row in some if row.rates]:
+            yield intervals(f"{scenario}: items per second", bars)
+        curves = {
+            f"{row.server}, {row.way}": [(q, row.percentile(q)) for q in QUANTILES]
+            for row in some
+            if len(row.latencies) >= FEW
+        }
+        if curves:
+            yield lines(f"{scenario}: latency by percentile", "percentile", "ms", curves)
+        loads: dict[str, list[tuple[float, float]]] = {}
+        for row in some:
+            _, found, number = row.way.partition(", ")
+            if found and number.endswith(" in flight"):
+                load = float(number.removesuffix(" in flight").replace(",", ""))
+                name = f"{row.server}, {row.shape}"
+                loads.setdefault(name, []).append((load, row.requests_per_second))
+        if loads:
+            yield lines(f"{scenario}: throughput by load", "in flight", "requests/s", loads)

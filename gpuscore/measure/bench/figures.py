@@ -1,0 +1,194 @@
+"""Figures of measurements: rates, times and latencies, each with its interval over the repeats."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gpuscore.measure.bench.load import LOST, Record
+from gpuscore.measure.intervals import FEWEST, Interval, Resamples
+from gpuscore.types.batch import Float64Array
+
+REFUSED = 429
+LATE_MS = 5.0  # of sending, at the 99th percentile: the client's fault
+BUSY = 0.85  # share of a core that the client's one thread took: the client was the limit
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True, slots=True)
+class Shot:
+    """One measurement of a way.
+
+    Attributes:
+        seconds: from the first arrival to the last answer.
+        items, requests: that were answered.
+        latencies: [requests] in milliseconds, of those that were answered.
+        refused: requests that got 429.
+        late: 99th percentile of the time by which requests were sent late, in milliseconds.
+        busy: share of a core that the client took.
+    """
+
+    seconds: float
+    items: int
+    requests: int
+    latencies: Float64Array
+    refused: int
+    late: float
+    busy: float
+
+    @classmethod
+    def of(cls, record: Record, items: Sequence[int]) -> "Shot":
+        """Read a record of requests with these numbers of items."""
+        good = record.status == 200
+        late = (record.sent - record.due)[~np.isnan(record.sent)]
+        return cls(
+            record.seconds,
+            int(np.asarray(items)[good].sum()),
+            int(good.sum()),
+            record.latency[good] * 1e3,
+            int((record.status == REFUSED).sum()),
+            float(np.percentile(late, 99)) * 1e3 if late.size else 0.0,
+            record.client_seconds / max(record.seconds, 1e-9),
+        )
+
+    @property
+    def rate(self) -> float:
+        """Items per second."""
+        return self.items / self.seconds
+
+
+def failed(record: Record) -> int | None:
+    """Return the number of the first request that was neither answered nor refused with 429."""
+    bad = ~np.isin(record.status, (200, REFUSED)) & ~np.isnan(record.due)
+    bad |= (record.status == LOST) & np.isnan(record.done)
+    return int(bad.argmax()) if bad.any() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The figures of one way on one server; a row with an error has none.
+
+    Attributes:
+        scenario, way, shape, server: their names.
+        requests: sent in one measurement, and `of` how many the scenario has.
+        rounds: measurements.
+        rates: items per second of each.
+        requests_per_second: median of the measurements.
+        improvement: ratio of rates to those of the scenario's base, measured in turn.
+        base: the way that `improvement` is relative to.
+        latencies: of all measurements, in milliseconds.
+        refused: requests that got 429.
+        notes: for people.
+        error: why there are no figures.
+    """
+
+    scenario: str
+    way: str
+    shape: str
+    server: str
+    requests: int = 0
+    of: int = 0
+    rounds: int = 0
+    rates: tuple[float, ...] = ()
+    requests_per_second: float = math.nan
+    improvement: Interval | None = None
+    base: str | None = None
+    latencies: tuple[float, ...] = ()
+    refused: int = 0
+    notes: tuple[str, ...] = ()
+    error: str | None = None
+    asked: float | None = None  # arrivals per second
+
+    @property
+    def rate(self) -> Interval:
+        """Median items per second."""
+        return median(np.array(self.rates))
+
+    @property
+    def average(self) -> float:
+        return float(np.mean(self.latencies)) if self.latencies else math.nan
+
+    def percentile(self, percent: float) -> float:
+        """Return a percentile of the latencies in milliseconds."""
+        return float(np.percentile(self.latencies, percent)) if self.latencies else math.nan
+
+    def as_json(self) -> dict[str, Any]:
+        found = asdict(self)
+        found["latencies"] = [round(one, 3) for one in self.latencies]
+        return {name: None if _is_nan(value) else value for name, value in found.items()}
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> "Row":
+        """Read the output of `as_json`; raise TypeError for another object."""
+        change = found.get("improvement")
+        lists = {name: tuple(found[name]) for name in ("rates", "latencies", "notes")}
+        rate = found["requests_per_second"]
+        numbers = {name: _number(value) for name, value in (change or {}).items()}
+        more = {
+            "improvement": None if change is None else Interval(**numbers),
+            "requests_per_second": _number(rate),
+        }
+        return cls(**found | lists | more)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _is_nan(value: object) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def median(values: Float64Array) -> Interval:
+    """Return the median of repeats, with an interval if there are at least FEWEST."""
+    return Resamples(max(1, len(values))).quantile(values, np.arange(len(values)), 0.5)
+
+
+@dataclass(slots=True)
+class WayFigures:
+    """All measurements of one way on one server."""
+
+    shots: list[Shot] = field(default_factory=list)
+    error: str | None = None
+
+    def row(self, row: Row, base: "WayFigures | None", base_name: str | None) -> Row:
+        """Return `row` with the figures, and with the improvement over `base`."""
+        values = asdict(row) | {"error": self.error, "improvement": None}
+        if self.error is not None or not self.shots:
+            return Row(**values)
+        shots = self.shots
+        if base is not None and base is not self and base.shots and base.error is None:
+            both = list(zip(shots, base.shots, strict=False))
+            ratios = np.array([one.rate / other.rate for one, other in both])
+            values |= {"improvement": median(ratios), "base": base_name}
+        values |= {
+            "rounds": len(shots),
+            "rates": tuple(one.rate for one in shots),
+            "requests_per_second": float(np.median([one.requests / one.seconds for one in shots])),
+            "latencies": tuple(np.concatenate([one.latencies for one in shots]).tolist()),
+            "refused": sum(one.refused for one in shots),
+            "notes": (*row.notes, *self._notes(shots)),
+        }
+        return Row(**values)
+
+    @staticmethod
+    def _notes(shots: Sequence[Shot]) -> list[str]:
+        notes = []
+        if (late := max(one.late for one in shots)) > LATE_MS:
+            notes.append(f"sent up to {late:.0f} ms late (p99): the client was the limit")
+        if (busy := max(one.busy for one in shots)) > BUSY:
+            notes.append(f"the client took {busy:.0%} of a core and may be the limit")
+        return notes
+
+
+def change_text(found: Interval | None) -> str:
+    """Return a ratio as text, and "no difference" if its interval has 1 in it."""
+    if found is None or math.isnan(found.value):
+        return "-"
+    if math.isnan(found.low):
+        return f"{found.value:.2f}x (under {FEWEST} repeats)"
+    if found.low <= 1 <= found.high:
+        return f"none ({found.low:.2f}x to {found.high:.2f}x)"
+    return f"{found.value:.2f}x ({found.low:.2f} to {found.high:.2f})"

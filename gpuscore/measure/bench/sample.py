@@ -1,0 +1,125 @@
+"""A fixed sample of scores, by which ways and servers are held to be right before they are timed.
+
+The cases and the gates are parity's. A way whose scores are wrong has no time.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuscore.measure.bench.apis import APIS
+from gpuscore.measure.bench.load import Record
+from gpuscore.measure.bench.scenarios import SEQUENTIAL, BenchRequest
+from gpuscore.measure.bench.targets import SAFE_VOCAB, Answerer, refusal
+from gpuscore.measure.parity.gates import judge_pair
+from gpuscore.measure.parity.results import CaseResult, Run
+from gpuscore.measure.parity.workload import Case, Workload, make_workload
+from gpuscore.types.batch import Float64Array
+
+CONTEXT = 512  # tokens of the longest prompt that may be needed
+CASES = ("short", "shared sub-prefixes", "query 1", "query 2", "query 3")
+SMALLEST = 1e-300  # a probability of 0 has no logarithm
+ALONE, DIVIDED = "single", "sequential"
+# Items of a request, by the way's name; the cases are shorter than a request of the sequential way.
+CHUNKS: Mapping[str, int | None] = {"packed": None, DIVIDED: min(5, SEQUENTIAL), ALONE: 1}
+TEXTS = (
+    (
+        " a small blue chair",
+        (" The chair is blue.", " A red lamp.", " A little navy seat.", " No."),
+    ),
+    (
+        " a lamp of steel",
+        (" The chair is blue.", " A steel lamp.", " Wood.", " A lamp.", " It is."),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A target's scores of the sample, by way; and why a way has none."""
+
+    workload: Workload
+    runs: Mapping[str, Run]
+    wrong: Mapping[str, str]
+
+    @property
+    def first(self) -> Run | None:
+        return self.runs.get("packed")
+
+
+def sample_of(vocab: int | None, texts: bool) -> Workload:
+    """Return the sample, the same for all servers of a model."""
+    if texts:
+        cases = tuple(
+            Case(f"text {number}", query, list(items), [[0]] * len(items))
+            for number, (query, items) in enumerate(TEXTS, start=1)
+        )
+        return Workload("bench", 0, 1, 0, CONTEXT, cases)
+    rows = min(vocab or SAFE_VOCAB, SAFE_VOCAB)
+    every = make_workload("quick", 0, rows, CONTEXT, None).cases
+    chosen = tuple(case for case in every if case.name in CASES)
+    return Workload("bench", 0, 1, rows, CONTEXT, chosen)
+
+
+def take(target: Answerer, workload: Workload) -> Sampled:
+    """Score the sample in every way and compare the ways with each other."""
+    runs: dict[str, Run] = {}
+    wrong: dict[str, str] = {}
+    for way, chunk in CHUNKS.items():
+        try:
+            runs[way] = _run(f"{target.about.name}, {way}", target, workload, chunk)
+        except ValueError as error:
+            wrong[way] = str(error)
+    alone = runs.get(ALONE)  # items that travel alone cannot disturb each other
+    for way, run in runs.items():
+        if alone is not None and run is not alone and (why := disagreement(workload, alone, run)):
+            wrong[way] = f"wrong scores: {why}"
+    return Sampled(workload, runs, wrong)
+
+
+def disagreement(workload: Workload, want: Run, got: Run) -> str | None:
+    """Return the first gate that two runs fail, with its numbers; None if they agree."""
+    verdicts = judge_pair(workload, want, got)[1]
+    return next((f"{one.gate}: {one.detail}" for one in verdicts if one.failed), None)
+
+
+def _run(name: str, target: Answerer, workload: Workload, chunk: int | None) -> Run:
+    results = {case.name: _scored(target, case, chunk) for case in workload.cases}
+    dtype = target.about.dtype
+    return Run(name, dtype if dtype in ("float32", "float16", "bfloat16") else "bfloat16", results)
+
+
+def _scored(target: Answerer, case: Case, chunk: int | None) -> CaseResult:
+    """Score a case in requests of so many items; raise ValueError with the server's words."""
+    api = APIS[target.about.api]
+    asks = [*BenchRequest(case.query, case.items).chunks(chunk)]
+    labels = case.label_ids[0]
+    record = target.send(api, asks, labels=labels)
+    rows = answers(record, asks, api.read)
+    values: Float64Array = np.log(np.maximum(np.array(rows, dtype=np.float64), SMALLEST))
+    if not api.chooses and values.shape[1] < len(labels):  # one score an item, not one a label
+        values = np.repeat(values[:, :1], len(labels), axis=1)
+    return CaseResult(values, None)
+
+
+def answers(
+    record: Record, asks: Sequence[BenchRequest], read: Callable[[bytes, int], list[list[float]]]
+) -> list[list[float]]:
+    """Return the rows of all requests' items; raise ValueError if one has no valid answer."""
+    rows: list[list[float]] = []
+    for number, ask in enumerate(asks):
+        if record.status[number] != 200:
+            raise ValueError(trouble(record, number))
+        try:
+            rows += read(record.bodies[number], len(ask.items))
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise ValueError(f"no scores in an answer: {error}") from error
+    return rows
+
+
+def trouble(record: Record, number: int) -> str:
+    """Return why a request has no scores."""
+    if not record.status[number]:
+        return record.lost_because or "no answer"
+    return f"status {record.status[number]}: {refusal(record.bodies[number])}"

@@ -1,0 +1,132 @@
+"""Tables of results: a scenario's ways and servers, with rates, latencies, ratios and cost."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuscore.measure.bench.figures import PERCENTILES, Row, change_text
+from gpuscore.measure.bench.scenarios import SCENARIOS
+from gpuscore.measure.intervals import FEWEST, LEVEL, RESAMPLES, Interval
+
+UNIT = 500  # items, whose time is shown, as in the reports
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioTable:
+    """A table of one scenario, as text."""
+
+    title: str
+    head: tuple[str, ...]
+    lines: list[tuple[str, ...]]
+    notes: list[str]
+
+    def markdown(self) -> str:
+        lines = [self.head, ("---",) * len(self.head), *self.lines]
+        cells = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        return "\n\n".join([f"## {self.title}", cells, *self.notes])
+
+
+def tables(
+    rows: Sequence[Row], prices: Mapping[str, float], first: str | None
+) -> list[ScenarioTable]:
+    """Return a table for each scenario and shape, in the order of the rows.
+
+    Args:
+        rows: of one or several bundles.
+        prices: per hour, by the server's name.
+        first: the server that others are relative to; None leaves the column out.
+    """
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.scenario, row.shape), []).append(row)
+    return [_table(*key, some, prices, first) for key, some in groups.items()]
+
+
+def _table(
+    scenario: str, shape: str, rows: list[Row], prices: Mapping[str, float], first: str | None
+) -> ScenarioTable:
+    known = SCENARIOS.get(scenario)
+    loads = known is not None and known.loads
+    head = ["way", "server"]
+    head += ["requests/s", "items/s", "average ms"] if loads else ["items/s", "ms per item"]
+    head += [f"P{p} ms" for p in PERCENTILES] + ["refused"] if loads else [f"s for {UNIT}"]
+    based = any(row.base for row in rows)
+    head += [f"over {next(row.base for row in rows if row.base)}"] if based else []
+    head += [f"against {first}"] if first is not None else []
+    head += ["$ per million items", "items per $"] if prices else []
+    lines = []
+    for row in rows:
+        cells = [row.way, row.server, *(_loads(row) if loads else _items(row))]
+        cells += [change_text(row.improvement)] if based else []
+        if first is not None:
+            one = [r for r in rows if (r.server, r.way) == (first, row.way)]
+            cells.append(change_text(against(row, one[0])) if one and row.server != first else "-")
+        cells += _cost(row, prices.get(row.server)) if prices else []
+        lines.append(tuple(cells))
+    source = f" ({known.source})" if known is not None else ""
+    return ScenarioTable(f"{scenario}: {shape}{source}", tuple(head), lines, list(_notes(rows)))
+
+
+def _items(row: Row) -> list[str]:
+    if row.error is not None:
+        return ["-", "-", "-"]
+    rate = row.rate.value
+    return [f"{row.rate:,.4g}", _number(1e3 / rate), _number(UNIT / rate)]
+
+
+def _loads(row: Row) -> list[str]:
+    if row.error is not None:
+        return ["-"] * (4 + len(PERCENTILES))
+    numbers = [row.requests_per_second, row.rate.value, row.average]
+    # A report's row has an average alone.
+    quantiles = [row.percentile(p) if len(row.latencies) > 1 else math.nan for p in PERCENTILES]
+    return [*map(_number, (*numbers, *quantiles)), str(row.refused)]
+
+
+def _cost(row: Row, price: float | None) -> list[str]:
+    rate = row.rate.value if row.rates else math.nan
+    if price is None or math.isnan(rate):
+        return ["-", "-"]
+    return [f"{price / 3600 / rate * 1e6:.4g}", f"{rate * 3600 / price:,.0f}"]
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "-"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _notes(rows: Iterable[Row]) -> Iterable[str]:
+    """Yield what applies to single rows."""
+    for row in rows:
+        who = f"{row.way}, {row.server}"
+        if row.error is not None:
+            yield f"{who}: {row.error}"
+        if row.requests < row.of:
+            yield f"{who}: {row.requests:,} of {row.of:,} requests"
+        for note in row.notes:
+            yield f"{who}: {note}"
+
+
+def against(row: Row, first: Row) -> Interval | None:
+    """Return the ratio of two servers' median rates, with an interval of unpaired resamples."""
+    if not row.rates or not first.rates:
+        return None
+    one, two = np.array(row.rates), np.array(first.rates)
+    value = float(np.median(one) / np.median(two))
+    if min(len(one), len(two)) < FEWEST:
+        return Interval(value)
+    rng = np.random.default_rng(0)
+    ratios = [
+        np.median(rng.choice(one, len(one))) / np.median(rng.choice(two, len(two)))
+        for _ in range(RESAMPLES)
+    ]
+    return Interval.of(value, np.array(ratios))
+
+
+ABOUT = (
+    f"(medians; in brackets {LEVEL:.0%} intervals by bootstrap over at least {FEWEST} repeats; "
+    '"none": a difference within the noise)'
+)

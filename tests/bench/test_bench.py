@@ -1,0 +1,291 @@
+"""Promise: `gpuscore bench` times only right scores, over every API, and says in one line what a
+server refuses, loses or gets wrong."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from gpuscore import Scorer
+from gpuscore.commands.cli import main
+from gpuscore.measure.bench.bundle import read_bundle
+from support.programs import COMMAND
+from support.serving import QUICK, serving
+from support.slow import slow
+
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+import fake
+import launch
+
+JSON = {"Content-Type": "application/json"}
+LEAST = ("--minutes", "0.001", "--scale", "0.002", "--bench-seed", "5")
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving("demo", *QUICK, "--no-log-requests") as running:
+        yield running
+
+
+def run(tmp_path, *words, code=0):
+    """Run the command; return the bundle and its rows by scenario and way."""
+    path = tmp_path / "found.json"
+    assert main(["bench", *LEAST, "--output", str(path), *map(str, words)]) == code
+    bundle = read_bundle(path)
+    return bundle, {(row.scenario, row.way): row for row in bundle.rows}
+
+
+def test_all_ways_of_a_server(server, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    names = "rerank,latency,poisson"
+    words = ("--scenario", names, "--rate", "50%", "--seconds", "1", "--report", page)
+    bundle, rows = run(tmp_path, "--url", server.url, *words)
+    printed = capsys.readouterr().out
+    assert {way for scenario, way in rows if scenario == "rerank"} == {
+        "packed",
+        "sequential",
+        "single",
+    }
+    for row in rows.values():
+        assert row.error is None, row
+        assert row.rate.value > 0
+        assert len(row.latencies) >= row.rounds >= 1
+    assert rows["rerank", "packed"].improvement.value > 1, "packed is faster than 32 at a time"
+    assert "rerank, " not in printed
+    assert "packed" in printed
+    assert "single, " in printed
+    assert "1 of 500 requests" in printed
+    ((name, poisson),) = [(way, row) for (scenario, way), row in rows.items() if "Poisson" in way]
+    assert name.startswith("Poisson ")
+    assert poisson.asked > 0
+    (about,) = [one.about for one in bundle.servers]
+    assert about.facts["machine"]["cores"]
+    assert about.facts["versions"]["gpuscore"]
+    assert page.read_text().count("<svg") >= 2
+
+
+def test_the_sample_is_that_of_the_model(server, tmp_path):
+    """The bundle's scores are those of the prompts alone, by another way."""
+    bundle, _ = run(tmp_path, "--url", server.url, "--scenario", "latency")
+    (one,) = bundle.servers
+    with Scorer("demo", threads=1) as scorer:
+        for case in one.workload.cases:
+            want = [
+                scorer.score(prompt, [[]], label_token_ids=case.label_ids[0]).scores[0]
+                for prompt in case.prompt_ids()
+            ]
+            got = np.exp(one.run.results[case.name].values)
+            np.testing.assert_allclose(got, want, rtol=1e-4)
+
+
+@pytest.mark.parametrize("api", ["rerank", *slow("tei", "pairs", "completions")])
+def test_other_apis(api, server, tmp_path):
+    words = ("--url", server.url, "--api", api, "--scenario", "rerank")
+    _, rows = run(tmp_path, *words)
+    for row in rows.values():
+        assert row.error is None, row
+        alone = "not comparable with other servers"
+        assert any(alone in note for note in row.notes) == (api != "completions")
+        confirmed = any(
+            "by the server's /tokenize" in note or "one word" in note for note in row.notes
+        )
+        assert confirmed == (api != "completions")
+
+
+def test_texts_of_ones_own(server, tmp_path):
+    path = tmp_path / "in.jsonl"
+    lines = [{"query": f"q {n}: ", "items": [f"item {n}.{i}" for i in range(40)]} for n in range(3)]
+    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    _, rows = run(tmp_path, "--url", server.url, "--input", path, "--scale", "1")
+    assert set(rows) == {("text", "packed"), ("text", "sequential")}
+    assert rows["text", "sequential"].requests == 6
+
+
+@pytest.mark.slow
+def test_a_server_of_its_own_beside_scorer(tmp_path, capsys):
+    """Two servers of one model agree; so does the model in this process."""
+    options = " ".join(QUICK)
+    words = ("--model", "demo", "--scenario", "latency")
+    again = ("--serve", options, "--serve", f"{options} --no-prefix-cache")
+    bundle, _ = run(tmp_path, *words, *again)
+    assert len(bundle.servers) == 2
+    assert "agrees with" in capsys.readouterr().out
+    _, rows = run(tmp_path, *words, "--in-process", "--serve", options, code=1)
+    assert rows["latency", "scoring"].error is None
+    assert "neither arrivals nor" in rows["latency", "prefill plus decode"].error
+
+
+@pytest.mark.slow
+def test_a_default_server_takes_1024_requests_of_one_client(tmp_path):
+    command = launch.fake_server()
+    with launch.serving(command) as target:
+        url = "http://{}:{}".format(*target.address)
+        path = tmp_path / "found.json"
+        words = ["--scale", "0.52", "--minutes", "0.001", "--scenario", "concurrency"]
+        flags = ["--vocab-size", str(fake.VOCAB), "--output", str(path)]
+        assert main(["bench", "--url", url, *words, *flags]) == 0
+    rows = {row.way: row for row in read_bundle(path).rows}
+    for items in (1, 10):
+        row = rows[f"{items} x 180, 1,024 in flight"]
+        assert (row.requests, row.refused) == (1040, 0)
+
+
+class Between(BaseHTTPRequestHandler):
+    """Passes requests on to a server, and lets `change` see the answers."""
+
+    protocol_version = "HTTP/1.1"
+    url, change = "", staticmethod(lambda path, body, answer: answer)
+
+    def do_GET(self):
+        answer = httpx.get(self.url + self.path)
+        self.reply(answer.status_code, answer.content)
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        answer = httpx.post(self.url + self.path, content=body, headers=JSON, timeout=60)
+        asked = json.loads(body)
+        found = type(self).change(self.path, asked, answer.json()) if answer.is_success else 0
+        if found is None:
+            self.close_connection = True
+            return
+        content = answer.content if found == 0 else json.dumps(found).encode()
+        self.reply(answer.status_code, content)
+
+    def reply(self, status, content):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *words):
+        pass
+
+
+@pytest.fixture
+def between(server):
+    """A function that starts a server whose answers are the real one's, changed."""
+    started = []
+
+    def start(change):
+        kind = type("Changed", (Between,), {"url": server.url, "change": staticmethod(change)})
+        started.append(ThreadingHTTPServer(("127.0.0.1", 0), kind))
+        started[-1].handle_error = lambda *about: None  # of callers that have given up
+        threading.Thread(target=started[-1].serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{started[-1].server_address[1]}"
+
+    yield start
+    for one in started:
+        one.shutdown()
+        one.server_close()
+
+
+def of_packed(path, asked, answer):
+    """Let packed items leak: each one's score is a little nearer to that of its neighbour."""
+    scores = answer.get("scores")
+    if scores and len(scores) > 1:
+        answer["scores"] = [
+            [0.8 * a + 0.2 * b for a, b in zip(one, two, strict=True)]
+            for one, two in zip(scores, scores[1:] + scores[:1], strict=True)
+        ]
+    return answer
+
+
+def test_wrong_scores_have_no_time(between, tmp_path, capsys):
+    _, rows = run(tmp_path, "--url", between(of_packed), "--scenario", "rerank", code=1)
+    assert rows["rerank", "packed"].error.startswith("wrong scores: ")
+    assert not rows["rerank", "packed"].rates
+    assert rows["rerank", "single"].error is not None or rows["rerank", "single"].rates
+    assert "wrong scores: float32: max |d log p|" in capsys.readouterr().out
+
+
+def test_another_models_scores_are_told(server, between, tmp_path, capsys):
+    def other(path, asked, answer):
+        if "scores" in answer:
+            answer["scores"] = [[p * 0.9 for p in row] for row in answer["scores"]]
+        return answer
+
+    url = between(other)
+    _, rows = run(tmp_path, "--url", server.url, "--url", url, "--scenario", "latency", code=1)
+    assert f"{url} DIFFERS from {server.url}: float32" in capsys.readouterr().out
+
+
+def test_a_refusal_stands_in_its_row_in_the_servers_words(tmp_path):
+    with serving("demo", *QUICK, "--no-log-requests", "--max-items", "100") as small:
+        _, rows = run(tmp_path, "--url", small.url, "--scenario", "rerank", code=1)
+    assert "status 400: 500 items" in rows["rerank", "packed"].error
+    assert rows["rerank", "sequential"].error is None
+
+
+def test_a_server_that_dies_in_the_middle(between, tmp_path, capsys):
+    left = [60]
+
+    def dying(path, asked, answer):
+        left[0] -= 1
+        return answer if left[0] > 0 else None
+
+    words = ("--scenario", "latency", "--scale", "1", "--minutes", "1")
+    _, rows = run(tmp_path, "--url", between(dying), *words, code=1)
+    assert "requests failed: the connection ended" in rows["latency", "scoring"].error
+
+
+@pytest.mark.slow
+def test_a_server_that_falls_silent(between, tmp_path):
+    held, seen = threading.Event(), []
+
+    def silent(path, asked, answer):
+        seen.append(path)
+        if len(seen) > 30:
+            held.wait(20)
+        return answer
+
+    words = ("--scenario", "rerank", "--patience", "1.5", "--scale", "0.1")
+    _, rows = run(tmp_path, "--url", between(silent), *words, code=1)
+    held.set()
+    assert any("no answer within 1.5 s" in (row.error or "") for row in rows.values())
+
+
+def test_an_interrupt_keeps_what_was_measured(server, tmp_path):
+    path = tmp_path / "found.json"
+    words = ["--scenario", "latency,rerank", "--minutes", "5", "--output", str(path)]
+    process = subprocess.Popen(
+        [COMMAND, "bench", "--url", server.url, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=6)  # for some measurements of the first scenario
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 130, out
+    bundle = read_bundle(path)
+    assert bundle.facts["interrupted"] is True
+    assert any(row.rates for row in bundle.rows)
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "code"),
+    [
+        ([], "nothing to time", 2),
+        (["--url", "http://127.0.0.1:9"], "no answer", 2),
+        (["--url", "ftp://x"], "must begin with http", 2),
+        (["--model", "demo", "--scenario", "a"], "--scenario a: there are rerank", 2),
+        (["--serve", "--x", "--url", "http://127.0.0.1:9"], "need --model", 2),
+        (["--model", "demo", "--shape", "small"], "give one of them", 2),
+        (["--model", "no such!", "--scenario", "latency"], "did not start: MODEL no such!", 78),
+        (["--model", "demo", "--input", "/no/such"], "--input /no/such", 2),
+    ],
+)
+def test_what_cannot_be_run_is_told_in_one_line(words, said, code, capsys):
+    words = [f"--serve={words[1]}", *words[2:]] if words[:1] == ["--serve"] else words
+    assert main(["bench", *words]) == code
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1

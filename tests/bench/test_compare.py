@@ -1,0 +1,184 @@
+"""Promise: `gpuscore bench compare` sets machines side by side with speed, cost and agreement, and
+refuses bundles that were changed."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpuscore.commands.cli import main
+from gpuscore.measure.bench.bundle import (
+    BenchBundle,
+    Server,
+    read_bundle,
+    report_bundles,
+    write_bundle,
+)
+from gpuscore.measure.bench.figures import Row, Shot, WayFigures, change_text
+from gpuscore.measure.bench.sample import sample_of
+from gpuscore.measure.bench.tables import against
+from gpuscore.measure.bench.targets import About
+from gpuscore.measure.intervals import Interval
+from gpuscore.measure.parity.results import CaseResult, Run
+
+SHAPE = "100 static + 1,900 + 500 x 20"
+
+
+def shot(seconds, items=500, refused=0):
+    return Shot(seconds, items, 10, np.linspace(1.0, 2.0, 10), refused, 0.0, 0.1)
+
+
+def bundle(seconds, *, shift=0.0, vocab=2000, dtype="float32"):
+    """Return a bundle of a server that takes `seconds` and whose log p are shifted by `shift`."""
+    workload = sample_of(vocab, texts=False)
+    rng = np.random.default_rng(3)
+    results = {
+        case.name: CaseResult(-rng.uniform(1, 9, (len(case.items), 3)) + shift, None)
+        for case in workload.cases
+    }
+    about = About("demo", "score", "demo", vocab, dtype, {"machine": {"cpu": "some CPU"}})
+    packed = WayFigures([shot(seconds * f) for f in (1, 1.01, 0.99, 1.02, 0.98, 1)])
+    base = WayFigures([shot(3 * seconds * f) for f in (1, 1.01, 0.99, 1.02, 0.98, 1)])
+    rows = (
+        packed.row(Row("rerank", "packed", SHAPE, "demo"), base, "sequential"),
+        base.row(Row("rerank", "sequential", SHAPE, "demo"), base, "sequential"),
+        Row("rerank", "single", SHAPE, "demo", error="status 400: too many"),
+    )
+    return BenchBundle(
+        {"created": "today"}, (Server(about, workload, Run("demo", dtype, results)),), rows
+    )
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(name, *args, **words):
+        path = tmp_path / f"{name}.json"
+        write_bundle(path, bundle(*args, **words))
+        return str(path)
+
+    return write
+
+
+def test_a_bundle_is_read_as_it_was_written(written):
+    found, want = read_bundle(Path(written("a", 0.5))), bundle(0.5)
+    assert json.dumps([row.as_json() for row in found.rows]) == json.dumps(
+        [row.as_json() for row in want.rows]
+    )
+    (one,), (other,) = found.servers, want.servers
+    assert one.about == other.about
+    assert one.workload == other.workload
+    for name, result in one.run.results.items():
+        np.testing.assert_array_equal(result.values, other.run.results[name].values)
+
+
+def test_speed_cost_and_agreement(written, capsys):
+    fast, slow = written("fast", 0.5), written("slow", 1.0, shift=1e-5)
+    prices = ("--price", "fast=3.60/h", "--price", "slow=0.36/h")
+    assert main(["bench", "compare", fast, slow, *prices]) == 0
+    out = capsys.readouterr().out
+    (row,) = [line for line in out.splitlines() if line.startswith("packed") and " fast " in line]
+    assert "1,000" in row  # items/s
+    assert "3.00x" in row  # over sequential
+    assert row.split()[-2:] == ["1", "1,000,000"]  # $ per million items: 0.001 $/s / 1,000
+    (row,) = [line for line in out.splitlines() if line.startswith("packed") and " slow " in line]
+    assert "0.50x" in row  # against the first
+    assert row.split()[-2:] == ["0.2", "5,000,000"]
+    assert "TPU v6e, sgl-jax" in out
+    assert "9.75" in out
+    assert "single, fast: status 400: too many" in out
+    assert "ok    slow against fast, float32: max |d log p| 1.0e-05" in out
+
+
+def test_scores_that_differ_fail(written, capsys):
+    assert main(["bench", "compare", written("a", 1.0), written("b", 1.0, shift=0.3)]) == 1
+    assert "FAIL  b against a, float32: max |d log p| 3.0e-01" in capsys.readouterr().out
+
+
+def test_the_reference_counts_as_right(written, capsys):
+    right, one = written("right", 1.0, shift=0.3), written("one", 1.0, shift=0.3)
+    wrong = written("wrong", 1.0)
+    assert main(["bench", "compare", one, wrong, "--reference", right, "--no-reports"]) == 1
+    out = capsys.readouterr().out
+    assert "ok    one against demo, float32" in out
+    assert "FAIL  wrong against demo, float32" in out
+    assert "sgl-jax" not in out
+
+
+def test_other_workloads_are_not_compared(written, capsys):
+    assert main(["bench", "compare", written("a", 1.0), written("b", 1.0, vocab=3000)]) == 0
+    assert (
+        "skip  b against a, scores: skipped, because the samples are of" in capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text.replace("500 x 20", "500 x 21"), "was changed after it was written"),
+        (lambda text: "{}", "is not a bundle of this version: its format is not"),
+        (lambda text: text[:-9], "is not a bundle of this version"),
+        (lambda text: text.replace("bundle 1", "bundle 9"), "its format is not"),
+    ],
+)
+def test_bundles_that_are_none(change, said, written, tmp_path, capsys):
+    path = tmp_path / "a.json"
+    path.write_text(change(Path(written("b", 1.0)).read_text()))
+    assert main(["bench", "compare", str(path)]) == 78
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("price", "said"),
+    [
+        ("a", "write NAME"),
+        ("a=x/h", "write NAME"),
+        ("b=1/h", "servers are a"),
+        ("a=0", "write NAME"),
+    ],
+)
+def test_prices_that_are_none(price, said, written, capsys):
+    assert main(["bench", "compare", written("a", 1.0), "--price", price]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_pages(written, tmp_path, capsys):
+    files = [written("a", 1.0), written("b", 2.0)]
+    assert main(["bench", "compare", *files, "--format", "markdown"]) == 0
+    assert "| packed | a |" in capsys.readouterr().out
+    page = tmp_path / "page.html"
+    assert main(["bench", "compare", *files, "--format", "html", "--output", str(page)]) == 0
+    text = page.read_text()
+    assert text.startswith("<!doctype html>")
+    assert "<svg" in text
+    assert "some CPU" in text
+
+
+def test_a_difference_within_the_noise_is_none():
+    rates = (100.0, 104.0, 97.0, 101.0, 99.0, 103.0)
+    row = Row("rerank", "packed", SHAPE, "a", rates=rates)
+    same = replace(row, rates=rates[::-1])
+    faster = replace(row, rates=tuple(2 * rate for rate in rates))
+    assert change_text(against(same, row)).startswith("none (")
+    found = against(faster, row)
+    assert found.value == pytest.approx(2)
+    assert 1 < found.low < 2 < found.high
+    assert change_text(found).startswith("2.00x (")
+    few = replace(row, rates=rates[:2])
+    assert "under 5 repeats" in change_text(against(few, row))
+    assert change_text(Interval(float("nan"))) == change_text(None) == "-"
+
+
+def test_the_reports_are_as_published():
+    rows = {
+        (row.server, row.scenario, row.way): row for one in report_bundles() for row in one.rows
+    }
+    assert rows["TPU v6e, sgl-jax", "rerank", "packed"].rates == (9.75,)
+    assert rows["RTX PRO 6000, SGLang", "rerank-short", "warm"].rates == (464.32,)
+    load = rows["TPU v5e, sgl-jax", "concurrency", "1 x 180, 1,024 in flight"]
+    assert load.requests_per_second == 76.28
+    assert load.average == 4290
+    assert rows["H100, SGLang", "latency", "prefill plus decode"].average == 33

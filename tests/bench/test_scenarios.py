@@ -1,0 +1,125 @@
+"""Promise: the requests of `gpuscore bench` have the lengths of the reports, are the same for every
+server, and never repeat what a cache could have kept."""
+
+import json
+
+import numpy as np
+import pytest
+
+from gpuscore.errors import UsageError
+from gpuscore.measure.bench.apis import APIS, WORDS
+from gpuscore.measure.bench.arguments import APIS as NAMED_APIS
+from gpuscore.measure.bench.arguments import SCENARIOS as NAMED
+from gpuscore.measure.bench.arguments import SHAPES as NAMED_SHAPES
+from gpuscore.measure.bench.random_models import SHAPES
+from gpuscore.measure.bench.scenarios import SCENARIOS, BenchRequest, Draws, text_scenario
+
+VOCAB = 5000
+
+
+def requests(name, way, number=0, seed=1, words=None):
+    scenario = SCENARIOS[name]
+    (found,) = [one for one in scenario.ways if one.name == way]
+    return Draws(seed, VOCAB, words).requests(scenario, found, number)
+
+
+def test_the_command_line_names_them_all():
+    assert tuple(SCENARIOS) == NAMED
+    assert tuple(APIS) == NAMED_APIS
+    assert set(NAMED_SHAPES) < set(SHAPES)
+
+
+@pytest.mark.parametrize(
+    ("name", "way", "count", "query", "items", "item"),
+    [
+        ("rerank", "packed", 1, 2000, 500, 20),
+        ("rerank", "sequential", 16, 2000, 32, 20),
+        ("rerank", "single", 500, 2000, 1, 20),
+        ("rerank-static", "warm", 1, 2020, 500, 20),
+        ("rerank-short", "cold", 1, 1910, 500, 10),
+        ("concurrency", "1 x 180, 128 in flight", 2000, 120, 1, 180),
+        ("concurrency", "10 x 180, 1,024 in flight", 2000, 120, 10, 180),
+        ("poisson", "Poisson 70/s", 8400, 120, 10, 180),
+        ("latency", "scoring", 20, 120, 1, 180),
+    ],
+)
+def test_lengths_are_those_of_the_reports(name, way, count, query, items, item):
+    found = requests(name, way)
+    assert len(found) == count
+    assert {len(one.query) for one in found} == {query}
+    assert len(found[0].items) == items
+    assert {len(ids) for one in found for ids in one.items} == {item}
+
+
+def test_nothing_is_drawn_twice_except_static_tokens():
+    every = []
+    for way in ("packed", "sequential"):
+        for number in (0, 1):
+            every.append(requests("rerank", way, number))
+    queries = [tuple(one[0].query) for one in every]
+    assert len({query[:100] for query in queries}) == 1, "the static tokens"
+    assert len({query[100:120] for query in queries}) == 4
+    items = [tuple(ids) for some in every for one in some for ids in one.items]
+    assert len(items) == len(set(items)) == 2000
+    cold = [requests("rerank-static", "cold", n)[0].query[:20] for n in (0, 1)]
+    warm = [requests("rerank-static", "warm", n)[0].query for n in (0, 1)]
+    assert cold[0] != cold[1]
+    assert warm[0][:2000] == warm[1][:2000]
+    assert warm[0][2000:] != warm[1][2000:]
+
+
+def test_every_server_gets_the_same_and_every_seed_others():
+    one, again, other = (requests("latency", "scoring", seed=seed) for seed in (1, 1, 2))
+    assert one == again
+    assert one != other
+
+
+def test_texts_have_a_word_for_each_token():
+    (ask,) = requests("rerank", "packed", words=WORDS)
+    assert len(ask.query.split()) == 2000
+    assert all(len(item.split()) == 20 for item in ask.items)
+
+
+def test_arrivals_are_of_a_poisson_process():
+    (way,) = SCENARIOS["poisson"].ways
+    times = Draws(3, VOCAB).arrivals(way, 0)
+    gaps = np.diff(times)
+    assert len(times) == 8400
+    assert gaps.mean() == pytest.approx(1 / 70, rel=0.05)
+    assert gaps.std() == pytest.approx(gaps.mean(), rel=0.05)
+
+
+def test_scale_leaves_out_requests_and_shortens_none():
+    scenario = SCENARIOS["rerank"].scaled(0.1)
+    sizes = {}
+    for way in scenario.ways:
+        asks = Draws(1, VOCAB).requests(scenario, way, 0)
+        sizes[way.name] = (len(asks), way.requests, len(asks[0].items), len(asks[0].query))
+    assert sizes == {
+        "packed": (1, 1, 500, 2000),
+        "sequential": (2, 16, 32, 2000),
+        "single": (50, 500, 1, 2000),
+    }
+    assert SCENARIOS["poisson"].scaled(0.1).ways[0].requests == 840
+
+
+def test_texts_of_ones_own(tmp_path):
+    path = tmp_path / "in.jsonl"
+    lines = [{"query": f"q{n}", "items": [f"i{n}.{i}" for i in range(40)]} for n in range(2)]
+    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    scenario = text_scenario(path)
+    packed, sequential = (Draws(1, VOCAB).requests(scenario, way, 0) for way in scenario.ways)
+    assert [len(one.items) for one in packed] == [40, 40]
+    assert [len(one.items) for one in sequential] == [32, 8, 32, 8]
+    assert packed[1] == BenchRequest("q1", lines[1]["items"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("{}\n", "line 1: "), ('{"query": 1, "items": []}', "line 1: "), ("", "no line has items")],
+)
+def test_lines_that_are_none(text, said, tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=said):
+        text_scenario(path)
