@@ -8,7 +8,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-MACHINES = ("l4", "rtx-pro-6000", "tpu-v6e")
+MACHINES = ("h100", "l4", "rtx-pro-6000", "tpu-v5e", "tpu-v6e")
 # preStop.sleep came with 1.30.
 VERSIONS = ("1.30", "1.33", "1.37")
 
@@ -33,6 +33,19 @@ def test_every_object_is_valid(kubectl, docker, machine, version):
     assert len(objects) == 11
     for item in objects:
         kubernetes_validate.validate(item, version, strict=True)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_bench_is_valid_and_reaches_the_server(kubectl, docker, version):
+    objects = render(kubectl, docker / "kubernetes/bench")
+    for item in objects:
+        kubernetes_validate.validate(item, version, strict=True)
+    pod = only(objects, "Job")["spec"]["template"]
+    policies = {one["metadata"]["name"]: one["spec"] for one in objects if "spec" in one}
+    chosen = policies["gpuscore-bench"]["podSelector"]["matchLabels"]
+    assert chosen.items() <= pod["metadata"]["labels"].items()
+    (rule,) = policies["gpuscore-from-bench"]["ingress"]
+    assert rule["from"] == [{"podSelector": {"matchLabels": chosen}}]
 
 
 def test_the_example_secret_is_valid_and_applied_by_nothing(kubectl, docker):

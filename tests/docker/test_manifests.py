@@ -5,6 +5,7 @@
 
 import json
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -22,7 +23,10 @@ from gpuscore.types.stats import NO_STATS, ReplicaState
 
 DOCKER = Path(__file__).parents[2] / "docker"
 KUBERNETES, OBSERVABILITY = DOCKER / "kubernetes", DOCKER / "observability"
-MACHINES = {"l4": "nvidia.com/gpu", "rtx-pro-6000": "nvidia.com/gpu", "tpu-v6e": "google.com/tpu"}
+MACHINES = {
+    **dict.fromkeys(("h100", "l4", "rtx-pro-6000"), "nvidia.com/gpu"),
+    **dict.fromkeys(("tpu-v5e", "tpu-v6e"), "google.com/tpu"),
+}
 # The last look, the last answers; the engine's process ends a little later.
 AFTER_THE_DRAIN = LAST_READS + LAST_ANSWERS + 2 * Patience().close
 SPARE = 10.0  # seconds of a stop after the drain, of which half are planned for
@@ -165,6 +169,61 @@ def test_compiled_kernels_outlive_a_pod(pod):
     assert volumes[mounted]["persistentVolumeClaim"]["claimName"] in claims
 
 
+def test_the_benches_time_the_server_with_a_key_that_it_knows(server, compose):
+    """The Job's and Compose's command lines are the parser's own, and reach the server's port."""
+    (job,) = load(KUBERNETES / "bench/job.yaml")["spec"]["template"]["spec"]["containers"]
+    for words, shell, keys in (
+        (job["args"], job["command"], "/etc/gpuscore/api-keys"),
+        (
+            compose["services"]["bench"]["command"],
+            compose["services"]["bench"]["entrypoint"],
+            "/run/secrets/api-keys",
+        ),
+    ):
+        values = make_parser().parse_args(words)
+        assert values.url == ["http://gpuscore:8000"]
+        assert values.key_file == [keys]
+        assert any(
+            f"--api-key-file={keys}" in one
+            for one in (*server["args"], *compose["services"]["gpuscore"]["command"])
+        )
+        assert shell[:2] == ["sh", "-c"]
+        assert f"cat {values.bench_output}" in shell[2]
+
+
+@pytest.mark.parametrize(
+    ("devices", "words"),
+    [
+        ((), ["--url", "http://127.0.0.1:8000", "--key-file", "/etc/gpuscore/api-keys"]),
+        (
+            ("2", "--minutes", "1"),
+            ["--model", "/models/a/b", "--serve", "--tensor-parallel 2", "--minutes", "1"],
+        ),
+    ],
+)
+def test_the_script_runs_in_the_pod_and_fetches_the_bundle(devices, words, tmp_path):
+    log, kubectl = tmp_path / "log", tmp_path / "kubectl"
+    kubectl.write_text(
+        f'#!/bin/sh\nprintf "%s\\n" "$@" >> {log}\ncase "$*" in *cat*) echo found;; esac\n'
+    )
+    kubectl.chmod(0o755)
+    file = tmp_path / "out.json"
+    done = subprocess.run(
+        [KUBERNETES / "bench/run.sh", "pod-1", file, *devices],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "MODEL": "a/b"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert file.read_text() == "found\n"
+    ran = log.read_text().split("\n")
+    begin = ran.index("--") + 1
+    assert ran[begin + 1 : begin + 4] == ["bench", "--output", "/tmp/bench.json"]
+    assert ran[begin + 4 : begin + 4 + len(words)] == words
+    make_parser().parse_args(ran[begin + 1 : begin + 4 + len(words)])
+
+
 def test_compose_starts_the_server_it_means(compose):
     service = compose["services"]["gpuscore"]
     config = settings_of(service["command"]).make(ServerConfig)
@@ -183,9 +242,10 @@ def test_compose_is_locked_down(compose):
         assert service["read_only"] is True
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
-        assert {"mem_limit", "pids_limit", "healthcheck"} <= service.keys()
+        assert {"mem_limit", "pids_limit"} <= service.keys()
+        assert ("healthcheck" in service) != ("profiles" in service), "what runs once has no health"
         assert re.fullmatch(r"\$\{[A-Z]+_IMAGE:-[\w./-]+:[\w.]+\}", service["image"])
-        assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
         for volume in service["volumes"]:
             source, _, _ = volume.partition(":")
             known = source in compose["volumes"] or (DOCKER / source).is_file()

@@ -16,7 +16,7 @@ from gpuscore.measure.parity.gates import Comparison, Verdict, judge, judge_pair
 from gpuscore.measure.parity.measures import differences
 from gpuscore.measure.parity.metrics import errors
 from gpuscore.measure.parity.models import fingerprint
-from gpuscore.measure.parity.report import EXIT_OK, conclude, listed, now
+from gpuscore.measure.parity.report import EXIT_OK, conclude, listed, now, speed
 from gpuscore.measure.parity.results import Run
 from gpuscore.measure.parity.runs import BackendSpec, run_workload
 from gpuscore.measure.parity.workload import Workload, make_workload, query_numbers, read_tokenizer
@@ -123,7 +123,8 @@ def compare(values: argparse.Namespace, settings: Settings) -> int:
     for other in bundles[1:]:
         refuse_different(bundles[0], other)
     facts = {
-        str(place): f"{bundle.run.name} on {hardware_text(bundle.about.get('hardware'))}"
+        str(place): f"{bundle.run.name} on {hardware_text(bundle.about.get('hardware'))}, "
+        f"{speed(bundle.run)}"
         for place, bundle in zip(places, bundles, strict=True)
     }
     for place, what in facts.items():

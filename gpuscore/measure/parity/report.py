@@ -10,6 +10,7 @@ import numpy as np
 from gpuscore.measure.parity.gates import Comparison, Verdict
 from gpuscore.measure.parity.measures import by_length, by_query
 from gpuscore.measure.parity.metrics import errors
+from gpuscore.measure.parity.results import Run
 from gpuscore.measure.parity.workload import Workload
 from gpuscore.measure.plots import histogram, scatter
 from gpuscore.measure.reports import aligned, table, text_table, write_html
@@ -102,6 +103,11 @@ def row(found: Comparison) -> tuple[str, ...]:
         "-" if run.alone is None else f"{run.alone.maximum:.1e}",
         "-" if run.items_per_second is None else f"{run.items_per_second:.0f}",
     )
+
+
+def speed(run: Run) -> str:
+    """Return a run's items per second as text."""
+    return "-" if run.items_per_second is None else f"{run.items_per_second:.0f} items/s"
 
 
 def _measured(

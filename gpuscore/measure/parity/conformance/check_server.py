@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -49,6 +50,7 @@ from gpuscore.measure.parity.report import (
     error_plots,
     heading,
     row,
+    speed,
     verdict_line,
 )
 from gpuscore.measure.parity.results import CaseResult, Run
@@ -162,7 +164,8 @@ def _compare(one: CheckedServer, two: CheckedServer, tolerance: float) -> tuple[
 
 
 def _run(server: CheckedServer, workload: Workload) -> Run:
-    results = {}
+    """Score the workload, one request after the other, and say how fast that was."""
+    results, started = {}, time.perf_counter()
     for case in workload.cases:
         scores = server.ask(
             case.query,
@@ -172,7 +175,10 @@ def _run(server: CheckedServer, workload: Workload) -> Run:
             item_first=case.item_first,
         )
         results[case.name] = CaseResult(np.log(np.maximum(scores, SMALLEST)), None)
-    return Run(server.client.url, "unknown", results)
+    seconds = time.perf_counter() - started
+    run = Run(server.client.url, "unknown", results, workload.num_items / seconds)
+    print(f"{run.name}: {speed(run)}")
+    return run
 
 
 def _plots(workload: Workload, found: Comparison, verdicts: Sequence[Verdict]) -> str:
