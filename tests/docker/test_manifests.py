@@ -246,7 +246,7 @@ def test_compose_is_locked_down(compose):
         assert ("healthcheck" in service) != ("profiles" in service), "what runs once has no health"
         assert re.fullmatch(r"\$\{[A-Z]+_IMAGE:-[\w./-]+:[\w.]+\}", service["image"])
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
-        for volume in service["volumes"]:
+        for volume in service.get("volumes", ()):
             source, _, _ = volume.partition(":")
             known = source in compose["volumes"] or (DOCKER / source).is_file()
             assert known, f"{source} is neither a volume nor a file here"

@@ -11,6 +11,7 @@ from gpuscore.measure.bench.scenarios import BenchRequest, Ids
 
 LABELS = [11, 23]  # token ids whose probability is asked for while the clock runs
 Rows = list[list[float]]
+LABELS_ASKED_FOR, BEST, OWN_PROMPTS = "labels", "best token", "own prompts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +22,9 @@ class Api:
         name: as --api takes it.
         path: of the route.
         takes_ids: requests may hold token ids.
-        chooses: its scores are probabilities of labels that the request chooses.
-        alike: another server's scores can be compared; False: the server makes prompts of its own.
+        kind: LABELS_ASKED_FOR, the probabilities of labels; BEST, that of the most probable token;
+            or OWN_PROMPTS, scores of prompts that the server makes, which no other server's equal.
+        one: it gives one score an item, for labels that of the first label.
         body: makes a request of a model's name and label ids.
         rows: reads the scores of that many items, a row each.
     """
@@ -30,8 +32,8 @@ class Api:
     name: str
     path: str
     takes_ids: bool
-    chooses: bool
-    alike: bool
+    kind: str
+    one: bool
     body: Callable[[BenchRequest, str, Ids], dict[str, Any]]
     rows: Callable[[Any, int], Rows]
 
@@ -72,43 +74,41 @@ def _ranked(entries: Sequence[Any], items: int, key: str) -> Rows:
     return found
 
 
+def _generative_body(ask: BenchRequest, model: str, labels: Ids) -> dict[str, Any]:
+    whole = {"apply_softmax": False, "add_special_tokens": False}
+    return _score_body(ask, model, labels) | whole
+
+
 APIS = {
     one.name: one
     for one in (
-        Api("score", "/v1/score", True, True, True, _score_body, lambda a, n: list(a["scores"])),
         Api(
-            "completions",
-            "/v1/completions",
-            True,
-            False,
-            True,
+            *("score", "/v1/score", True, LABELS_ASKED_FOR, False),
+            _score_body,
+            lambda answer, items: list(answer["scores"]),
+        ),
+        Api(
+            *("generative", "/generative_scoring", True, LABELS_ASKED_FOR, True),
+            _generative_body,
+            lambda answer, items: _ranked(answer["data"], items, "score"),
+        ),
+        Api(
+            *("completions", "/v1/completions", True, BEST, True),
             _completions_body,
             _completions_rows,
         ),
         Api(
-            "rerank",
-            "/rerank",
-            False,
-            False,
-            False,
+            *("rerank", "/rerank", False, OWN_PROMPTS, True),
             lambda ask, model, _: {"model": model, "query": ask.query, "documents": ask.items},
             lambda answer, items: _ranked(answer["results"], items, "relevance_score"),
         ),
         Api(
-            "tei",
-            "/rerank",
-            False,
-            False,
-            False,
+            *("tei", "/rerank", False, OWN_PROMPTS, True),
             lambda ask, model, _: {"query": ask.query, "texts": ask.items},
             lambda answer, items: _ranked(answer, items, "score"),
         ),
         Api(
-            "pairs",
-            "/v1/score",
-            False,
-            False,
-            False,
+            *("pairs", "/v1/score", False, OWN_PROMPTS, True),
             lambda ask, model, _: {"model": model, "text_1": ask.query, "text_2": ask.items},
             lambda answer, items: _ranked(answer["data"], items, "score"),
         ),

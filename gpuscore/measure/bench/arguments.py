@@ -9,7 +9,7 @@ from gpuscore.config.sources import Settings
 
 # Copies of the keys of SCENARIOS, APIS and SHAPES, whose modules import NumPy and httpx.
 SCENARIOS = ("rerank", "rerank-static", "rerank-short", "concurrency", "poisson", "latency")
-APIS = ("score", "completions", "rerank", "tei", "pairs")
+APIS = ("score", "generative", "completions", "rerank", "tei", "pairs")
 SHAPES = ("small", "qwen3-0.6b")
 
 

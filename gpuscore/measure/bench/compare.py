@@ -8,8 +8,10 @@ from itertools import chain
 from pathlib import Path
 
 from gpuscore.errors import UsageError
-from gpuscore.measure.bench.bundle import BenchBundle, Server, read_bundle, report_bundles
+from gpuscore.measure.bench.apis import APIS, OWN_PROMPTS
+from gpuscore.measure.bench.bundle import BenchBundle, read_bundle, report_bundles
 from gpuscore.measure.bench.figures import Row
+from gpuscore.measure.bench.sample import common
 from gpuscore.measure.bench.tables import ABOUT, tables
 from gpuscore.measure.parity.gates import Verdict, judge_pair, skipped
 from gpuscore.measure.parity.report import STATES, listed, verdict_line
@@ -58,26 +60,20 @@ def agreement(bundles: Sequence[BenchBundle], reference: BenchBundle | None) -> 
         if one is first:
             continue
         subject = f"{one.about.name} against {first.about.name}"
-        if reason := _not_comparable(first, one):
+        if one.workload is None or first.workload is None or not (one.run and first.run):
+            yield skipped(subject, "scores", "one has no scores of the sample")
+            continue
+        kinds = APIS[first.about.api].kind, APIS[one.about.api].kind
+        if kinds[0] != kinds[1] or OWN_PROMPTS in kinds:
+            names = f"{first.about.api} and {one.about.api}"
+            yield skipped(subject, "scores", f"the APIs {names} have no scores in common")
+            continue
+        both = common(first.workload, first.run, one.workload, one.run)
+        if both is None:
+            reason = "the samples are of different vocabularies, so of different models"
             yield skipped(subject, "scores", reason)
             continue
-        yield from _judged(first, one)
-
-
-def _judged(first: Server, one: Server) -> list[Verdict]:
-    if one.workload is None or first.run is None or one.run is None:
-        raise ValueError("not comparable")  # which `_not_comparable` says before
-    return judge_pair(one.workload, first.run, one.run)[1]
-
-
-def _not_comparable(one: Server, two: Server) -> str | None:
-    if one.run is None or two.run is None or one.workload is None or two.workload is None:
-        return "one has no scores of the sample"
-    if (one.about.api, two.about.api) not in (("score", "score"), ("completions", "completions")):
-        return f"the APIs {one.about.api} and {two.about.api} have no scores in common"
-    if one.workload.digest != two.workload.digest:
-        return "the samples are of different vocabularies, so of different models"
-    return None
+        yield from judge_pair(*both)[1]
 
 
 def _named(bundle: BenchBundle, name: str) -> BenchBundle:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpuscore.measure.bench.apis import APIS, Api
+from gpuscore.measure.bench.apis import APIS, OWN_PROMPTS, Api
 from gpuscore.measure.bench.figures import Row, Shot, WayFigures, failed
-from gpuscore.measure.bench.sample import Sampled, disagreement, sample_of, take, trouble
+from gpuscore.measure.bench.sample import Sampled, common, disagreement, sample_of, take, trouble
 from gpuscore.measure.bench.scenarios import Draws, Scenario, Way, poisson_at
 from gpuscore.measure.bench.targets import SAFE_VOCAB, Answerer
 
@@ -91,7 +91,7 @@ class BenchRun:
         notes = []
         if target.about.texts is not None:
             notes.append(target.about.texts)
-        if not APIS[target.about.api].alike:
+        if APIS[target.about.api].kind == OWN_PROMPTS:
             notes.append("the server makes its own prompts: not comparable with other servers")
         shape = f"{len(scenario.asks)} texts" if scenario.asks else str(way.shape)
         total = way.requests
@@ -109,11 +109,14 @@ class BenchRun:
         found = take(target, sample_of(self._vocab, not api.takes_ids))
         for name, other in self.samples.items():
             one = next(t.about for t in self.targets if t.about.name == name)
-            same = (one.api, one.model) == (target.about.api, target.about.model)
+            same = APIS[one.api].kind == api.kind != OWN_PROMPTS
             want, got = other.first, found.first
-            if not (same and api.alike and want and got) or other.wrong.get("packed"):
+            if not (same and want and got) or other.wrong.get("packed"):
                 continue
-            why = disagreement(found.workload, want, got)
+            both = common(other.workload, want, found.workload, got)
+            if both is None:
+                continue
+            why = disagreement(*both)
             said = "agrees with" if why is None else "DIFFERS from"
             self._say(f"{target.about.name} {said} {name}{'' if why is None else f': {why}'}")
             if why is not None:

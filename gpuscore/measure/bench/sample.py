@@ -4,7 +4,7 @@ The cases and the gates are parity's. A way whose scores are wrong has no time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -64,6 +64,8 @@ def sample_of(vocab: int | None, texts: bool) -> Workload:
 
 def take(target: Answerer, workload: Workload) -> Sampled:
     """Score the sample in every way and compare the ways with each other."""
+    if APIS[target.about.api].one:
+        workload = narrow(workload)
     runs: dict[str, Run] = {}
     wrong: dict[str, str] = {}
     for way, chunk in CHUNKS.items():
@@ -76,6 +78,29 @@ def take(target: Answerer, workload: Workload) -> Sampled:
         if alone is not None and run is not alone and (why := disagreement(workload, alone, run)):
             wrong[way] = f"wrong scores: {why}"
     return Sampled(workload, runs, wrong)
+
+
+def narrow(workload: Workload) -> Workload:
+    """Return the workload with the first label of each item alone."""
+    cases = [replace(one, label_ids=[ids[:1] for ids in one.label_ids]) for one in workload.cases]
+    return replace(workload, cases=tuple(cases))
+
+
+def common(
+    one: Workload, of_one: Run, two: Workload, of_two: Run
+) -> tuple[Workload, Run, Run] | None:
+    """Return what two samples have in common, which is perhaps the first labels; None: nothing."""
+    if one.digest == two.digest:
+        return one, of_one, of_two
+    workload = narrow(one)
+    if workload.digest != narrow(two).digest:
+        return None
+    return workload, _first_label(of_one), _first_label(of_two)
+
+
+def _first_label(run: Run) -> Run:
+    results = {name: CaseResult(one.values[:, :1], None) for name, one in run.results.items()}
+    return replace(run, results=results)
 
 
 def disagreement(workload: Workload, want: Run, got: Run) -> str | None:
@@ -98,8 +123,8 @@ def _scored(target: Answerer, case: Case, chunk: int | None) -> CaseResult:
     record = target.send(api, asks, labels=labels)
     rows = answers(record, asks, api.read)
     values: Float64Array = np.log(np.maximum(np.array(rows, dtype=np.float64), SMALLEST))
-    if not api.chooses and values.shape[1] < len(labels):  # one score an item, not one a label
-        values = np.repeat(values[:, :1], len(labels), axis=1)
+    if values.shape != (len(case.items), len(labels)):
+        raise ValueError(f"scores of shape {values.shape}, not {(len(case.items), len(labels))}")
     return CaseResult(values, None)
 
 

@@ -25,7 +25,7 @@ from gpuscore.types.batch import Float64Array
 
 UNKNOWN = "unknown"
 SAFE_VOCAB = 30_000  # ids to use if their number is unknown; most models have these
-TRIED = ("score", "completions", "rerank", "tei", "pairs")  # in this order
+TRIED = ("score", "generative", "completions", "rerank", "tei", "pairs")  # in this order
 TINY: tuple[BenchRequest, BenchRequest] = (
     BenchRequest([5, 6], [[7], [8, 9]]),
     BenchRequest("a blue", [" chair", " lamp"]),
