@@ -172,6 +172,14 @@ def test_a_difference_within_the_noise_is_none():
     assert change_text(Interval(float("nan"))) == change_text(None) == "-"
 
 
+def test_a_part_is_extrapolated_by_the_later_requests():
+    """The query takes 9 s, each request 1 s: 500 items are 9 + 16 s, not 4 times a quarter."""
+    latencies = np.array([10.0, 1.0, 1.0, 1.0]) * 1e3
+    part = Shot(13.0, 4 * 32, 4, latencies, 0, 0.0, 0.1)
+    assert part.extrapolated(32, 512).seconds == pytest.approx(9 + 16)
+    assert part.extrapolated(32, 512).items == 512
+
+
 def test_the_reports_are_as_published():
     rows = {
         (row.server, row.scenario, row.way): row for one in report_bundles() for row in one.rows

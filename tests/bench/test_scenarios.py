@@ -97,7 +97,7 @@ def test_scale_leaves_out_requests_and_shortens_none():
         sizes[way.name] = (len(asks), way.requests, len(asks[0].items), len(asks[0].query))
     assert sizes == {
         "packed": (1, 1, 500, 2000),
-        "sequential": (2, 16, 32, 2000),
+        "sequential": (4, 16, 32, 2000),
         "single": (50, 500, 1, 2000),
     }
     assert SCENARIOS["poisson"].scaled(0.1).ways[0].requests == 840

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,18 @@ class Shot:
     def rate(self) -> float:
         """Items per second."""
         return self.items / self.seconds
+
+    def extrapolated(self, first: int, total: int) -> "Shot":
+        """Return a measurement of all items of a query, of which some were sent one request after
+        the other. The first request, which computes the query, counts once.
+
+        Args:
+            first: items of the first request.
+            total: items of the query.
+        """
+        begun = float(self.latencies[0]) / 1e3
+        share = (total - first) / (self.items - first)
+        return replace(self, seconds=begun + (self.seconds - begun) * share, items=total)
 
 
 def failed(record: Record) -> int | None:
@@ -148,10 +160,11 @@ def median(values: Float64Array) -> Interval:
 
 @dataclass(slots=True)
 class WayFigures:
-    """All measurements of one way on one server."""
+    """All measurements of one way on one server; `done`: no more are taken."""
 
     shots: list[Shot] = field(default_factory=list)
     error: str | None = None
+    done: bool = False
 
     def row(self, row: Row, base: "WayFigures | None", base_name: str | None) -> Row:
         """Return `row` with the figures, and with the improvement over `base`."""

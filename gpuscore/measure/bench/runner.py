@@ -9,13 +9,14 @@ import numpy as np
 from gpuscore.measure.bench.apis import APIS, OWN_PROMPTS, Api
 from gpuscore.measure.bench.figures import Row, Shot, WayFigures, failed
 from gpuscore.measure.bench.sample import Sampled, common, disagreement, sample_of, take, trouble
-from gpuscore.measure.bench.scenarios import Draws, Scenario, Way, poisson_at
+from gpuscore.measure.bench.scenarios import BenchRequest, Draws, Scenario, Way, poisson_at
 from gpuscore.measure.bench.targets import SAFE_VOCAB, Answerer
 
 MOST_ROUNDS = 30
 PROBED = 64  # requests in flight while a server's capacity is measured
 STEPS = 5  # of the search for the highest rate, after it was doubled
 SEARCH_SECONDS = 20.0
+FEWEST_ARRIVALS = 50  # of each rate that is tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ class BenchRun:
         for target in self.targets:
             for way in self._ways[scenario.name, target.about.name]:
                 measured = self._found[scenario.name, target.about.name, way.name]
-                if measured.error is not None:
+                if measured.error is not None or measured.done:
                     continue
                 try:
                     if not number:
@@ -189,6 +190,8 @@ class BenchRun:
         shot = Shot.of(record, [len(ask.items) for ask in asks])
         if not shot.requests:
             raise ValueError(f"all {len(asks)} requests were refused: {trouble(record, 0)}")
+        if _is_part(scenario, way, asks) and shot.requests == len(asks):
+            return shot.extrapolated(len(asks[0].items), way.shape.items)
         return shot
 
     def _draws(self, target: Answerer) -> Draws:
@@ -224,9 +227,9 @@ class BenchRun:
         The rate is doubled from a quarter of the capacity, then the interval is halved.
         """
         rate, held, lost = self._capacity(scenario, target) / 4, 0.0, 0.0
-        seconds = max(2.0, SEARCH_SECONDS * self.options.scale)
         best: tuple[Way, Shot] | None = None
         for _ in range(2 * STEPS):
+            seconds = max(SEARCH_SECONDS * self.options.scale, FEWEST_ARRIVALS / rate)
             way = poisson_at(round(rate, 2), seconds)
             shot = self._shot(scenario, way, target, 0)
             p99 = float(np.percentile(shot.latencies, 99))
@@ -240,8 +243,13 @@ class BenchRun:
         if best is None:
             raise ValueError(f"no rate down to {rate:.2f}/s has a p99 of at most {limit:g} ms")
         way = replace(best[0], name=f"highest with p99 <= {limit:g} ms: {best[0].rate:g}/s")
-        self._found[scenario.name, target.about.name, way.name] = WayFigures([best[1]])
+        self._found[scenario.name, target.about.name, way.name] = WayFigures([best[1]], done=True)
         return (way,)
+
+
+def _is_part(scenario: Scenario, way: Way, asks: Sequence[BenchRequest]) -> bool:
+    """Return whether these requests are only some of those of one query."""
+    return not scenario.asks and way.chunk is not None and 1 < len(asks) < way.requests
 
 
 def _said(holds: bool) -> str:

@@ -13,6 +13,7 @@ from gpuscore.errors import UsageError
 
 Ids = list[int]
 SEQUENTIAL = 32  # items of a request of the sequential way, as in the TPU v6e report
+LEAST_DIVIDED = 4  # requests of a divided one that are sent, whatever the scale
 IN_FLIGHT = (128, 512, 1024)
 
 
@@ -87,7 +88,8 @@ class Way:
 
     @property
     def sent(self) -> int:
-        return max(1, round(self.requests * self.share))
+        least = 1 if self.chunk is None else min(LEAST_DIVIDED, self.requests)
+        return max(least, round(self.requests * self.share))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Tables of results: a scenario's ways and servers, with rates, latencies, ratios and cost."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,7 @@ from gpuscore.measure.bench.figures import PERCENTILES, Row, change_text
 from gpuscore.measure.bench.scenarios import SCENARIOS
 from gpuscore.measure.intervals import FEWEST, LEVEL, RESAMPLES, Interval
 
+DIVIDED = ("sequential", "single")
 UNIT = 500  # items, whose time is shown, as in the reports
 
 
@@ -98,16 +99,21 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def _notes(rows: Iterable[Row]) -> Iterable[str]:
-    """Yield what applies to single rows."""
+def _notes(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield what applies to single rows, and once what applies to all of a server's."""
+    said: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        who = f"{row.way}, {row.server}"
         if row.error is not None:
-            yield f"{who}: {row.error}"
+            yield f"{row.way}, {row.server}: {row.error}"
+        notes = list(row.notes)
         if row.requests < row.of:
-            yield f"{who}: {row.requests:,} of {row.of:,} requests"
-        for note in row.notes:
-            yield f"{who}: {note}"
+            rest = "; the later ones tell the time of the others" if row.way in DIVIDED else ""
+            notes.insert(0, f"{row.requests:,} of {row.of:,} requests{rest}")
+        for note in notes:
+            said.setdefault((row.server, note), []).append(row.way)
+    for (server, note), ways in said.items():
+        every = [row.way for row in rows if row.server == server]
+        yield f"{server}{'' if ways == every else ', ' + ' and '.join(ways)}: {note}"
 
 
 def against(row: Row, first: Row) -> Interval | None:
