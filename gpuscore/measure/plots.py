@@ -140,7 +140,10 @@ def lines(title: str, x: str, y: str, series: Mapping[str, Sequence[tuple[float,
     at, up = _scale(0, most_x, _LEFT, width - _MARGIN), _scale(0, most_y, foot, _TOP + 10)
     parts = [_frame(_LEFT, _TOP, width - _MARGIN - _LEFT, _SIDE)]
     parts += [_text(at(v), foot + 14, f"{v:g}", "middle") for v in (0, most_x / 2, most_x)]
-    parts += [_text(_LEFT - 4, up(v) + 4, f"{v:.3g}", "end") for v in (0, most_y / 2, most_y)]
+    parts += [
+        _text(_LEFT - 4, up(v) + 4, f"{v:,.0f}" if v >= 100 else f"{v:.3g}", "end")
+        for v in (0, most_y / 2, most_y)
+    ]
     parts += [_text(width / 2, foot + 28, x, "middle"), _text(_LEFT, _TOP - 4, y)]
     for number, (name, some) in enumerate(series.items()):
         colour = _COLOURS[number % len(_COLOURS)]

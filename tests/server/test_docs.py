@@ -18,7 +18,7 @@ REQUEST = re.compile(
 )
 CURL = re.compile(r"curl -s http://127.0.0.1:8000(/\S+) .*?-d '(.*?)'", re.DOTALL)
 # Fields that differ between answers, machines or states of the prefix cache.
-OF_THE_MACHINE = {"model_dtype", "max_batch_tokens", "version"}
+OF_THE_MACHINE = {*("model_dtype", "max_batch_tokens", "version", "machine", "versions", "commit")}
 
 
 def examples():

@@ -157,13 +157,14 @@ def _html(
 def _parts(
     bundles: Sequence[BenchBundle], prices: Mapping[str, float], verdicts: Sequence[Verdict]
 ) -> list[str]:
-    parts = []
+    machines = []
     for bundle in bundles:
         for server in bundle.servers:
             facts = {**server.about.facts, "model": server.about.model}
             facts |= {name: v for name, v in bundle.facts.items() if name != "client"}
             shown = [(name, v if isinstance(v, str) else _listed(v)) for name, v in facts.items()]
-            parts += [f"<h2>{escape(server.about.name)}</h2>", text_table((), shown, "words")]
+            machines += [f"<h3>{escape(server.about.name)}</h3>", text_table((), shown, "words")]
+    parts = []
     for one in tables(_rows(bundles), prices, _first(bundles)):
         parts += [f"<h2>{escape(one.title)}</h2>", text_table(one.head, one.lines)]
         parts += [f"<p>{escape(note)}</p>" for note in one.notes]
@@ -171,7 +172,8 @@ def _parts(
     if verdicts:
         cells = [(v.gate, escape(v.subject), STATES[v.passed], escape(v.detail)) for v in verdicts]
         parts += ["<h2>Scores</h2>", table(("gate", "of", "verdict", "found"), cells, "words")]
-    return [*parts, "<h2>Plots</h2>", *_plots(_rows(bundles))]
+    parts += ["<h2>Plots</h2>", *_plots(_rows(bundles))]
+    return [*parts, "<h2>Servers</h2>", *machines]
 
 
 def _listed(value: object) -> str:
