@@ -30,7 +30,7 @@ def shot(seconds, items=500, refused=0):
     return Shot(seconds, items, 10, np.linspace(1.0, 2.0, 10), refused, 0.0, 0.1)
 
 
-def bundle(seconds, *, shift=0.0, vocab=2000, dtype="float32"):
+def bundle(seconds, *, shift=0.0, vocab=2000, dtype="float32", model="demo"):
     """Return a bundle of a server that takes `seconds` and whose log p are shifted by `shift`."""
     workload = sample_of(vocab, texts=False)
     rng = np.random.default_rng(3)
@@ -38,7 +38,7 @@ def bundle(seconds, *, shift=0.0, vocab=2000, dtype="float32"):
         case.name: CaseResult(-rng.uniform(1, 9, (len(case.items), 3)) + shift, None)
         for case in workload.cases
     }
-    about = About("demo", "score", "demo", vocab, dtype, {"machine": {"cpu": "some CPU"}})
+    about = About("demo", "score", model, vocab, dtype, {"machine": {"cpu": "some CPU"}})
     packed = WayFigures([shot(seconds * f) for f in (1, 1.01, 0.99, 1.02, 0.98, 1)])
     base = WayFigures([shot(3 * seconds * f) for f in (1, 1.01, 0.99, 1.02, 0.98, 1)])
     rows = (
@@ -104,6 +104,14 @@ def test_the_reference_counts_as_right(written, capsys):
     assert "ok    one against demo, float32" in out
     assert "FAIL  wrong against demo, float32" in out
     assert "sgl-jax" not in out
+
+
+def test_other_models_are_not_compared(written, capsys):
+    one = written("a", 1.0, model="/models/Org/Small")
+    assert main(["bench", "compare", one, written("b", 1.0, shift=1.0, model="small")]) == 1
+    assert main(["bench", "compare", one, written("c", 1.0, shift=1.0, model="other")]) == 0
+    said = "scores: skipped, because the models are called /models/Org/Small and other"
+    assert f"skip  c against a, {said}" in capsys.readouterr().out
 
 
 def test_other_workloads_are_not_compared(written, capsys):

@@ -169,6 +169,12 @@ def test_a_server_that_falls_silent_is_given_up(answering, kind):
     assert failed(record) is not None
 
 
+def test_a_host_that_is_an_ipv6_address_is_in_brackets():
+    request = Address.read("http://[::1]:8000/base/").head("/v1/score", 2)
+    assert dict(request.headers)[b"host"] == b"[::1]:8000"
+    assert request.target == b"/base/v1/score"
+
+
 def test_nobody_listens():
     record = loop("closed", Address.read("http://127.0.0.1:9"), [b"{}"] * 3).run()
     assert (record.status == LOST).all()

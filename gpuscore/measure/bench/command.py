@@ -16,6 +16,7 @@ from gpuscore.config.sources import read_settings
 from gpuscore.errors import ConfigError, UsageError
 from gpuscore.measure.bench.bundle import BenchBundle, server_of, write_bundle
 from gpuscore.measure.bench.compare import agreement, as_text, write_report
+from gpuscore.measure.bench.figures import Row
 from gpuscore.measure.bench.runner import BenchRun, Options
 from gpuscore.measure.bench.scenarios import SCENARIOS, Scenario, text_scenario
 from gpuscore.measure.bench.targets import Answerer, api_key, in_process, meet, started
@@ -127,7 +128,7 @@ def _config(model: str, options: str) -> ModelConfig:
     return read_settings(vars(parser.parse_args([model, *options.split()])), {}).make(ModelConfig)
 
 
-def _marked(row: Any, targets: Sequence[Answerer], allow_dirty: bool) -> Any:
+def _marked(row: Row, targets: Sequence[Answerer], allow_dirty: bool) -> Row:
     """Return a row with a note if its server was built from an uncommitted tree."""
     facts = next(one.about.facts for one in targets if one.about.name == row.server)
     commit = str(facts.get("commit", ""))

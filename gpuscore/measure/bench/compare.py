@@ -8,10 +8,9 @@ from itertools import chain
 from pathlib import Path
 
 from gpuscore.errors import UsageError
-from gpuscore.measure.bench.apis import APIS, OWN_PROMPTS
 from gpuscore.measure.bench.bundle import BenchBundle, read_bundle, report_bundles
 from gpuscore.measure.bench.figures import Row
-from gpuscore.measure.bench.sample import common
+from gpuscore.measure.bench.sample import common, not_comparable
 from gpuscore.measure.bench.tables import ABOUT, tables
 from gpuscore.measure.parity.gates import Verdict, judge_pair, skipped
 from gpuscore.measure.parity.report import STATES, listed, verdict_line
@@ -63,10 +62,8 @@ def agreement(bundles: Sequence[BenchBundle], reference: BenchBundle | None) -> 
         if one.workload is None or first.workload is None or not (one.run and first.run):
             yield skipped(subject, "scores", "one has no scores of the sample")
             continue
-        kinds = APIS[first.about.api].kind, APIS[one.about.api].kind
-        if kinds[0] != kinds[1] or OWN_PROMPTS in kinds:
-            names = f"{first.about.api} and {one.about.api}"
-            yield skipped(subject, "scores", f"the APIs {names} have no scores in common")
+        if reason := not_comparable(first.about, one.about):
+            yield skipped(subject, "scores", reason)
             continue
         both = common(first.workload, first.run, one.workload, one.run)
         if both is None:

@@ -53,8 +53,9 @@ class Address:
         return cls(parts.hostname, port or (443 if tls else 80), tls, parts.path.rstrip("/"), key)
 
     def head(self, path: str, size: int) -> h11.Request:
+        host = f"[{self.host}]" if ":" in self.host else self.host
         headers = [
-            ("Host", f"{self.host}:{self.port}"),
+            ("Host", f"{host}:{self.port}"),
             ("Content-Type", "application/json"),
             ("Content-Length", str(size)),
         ]

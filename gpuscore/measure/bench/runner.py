@@ -8,7 +8,15 @@ import numpy as np
 
 from gpuscore.measure.bench.apis import APIS, OWN_PROMPTS, Api
 from gpuscore.measure.bench.figures import Row, Shot, WayFigures, failed
-from gpuscore.measure.bench.sample import Sampled, common, disagreement, sample_of, take, trouble
+from gpuscore.measure.bench.sample import (
+    Sampled,
+    common,
+    disagreement,
+    not_comparable,
+    sample_of,
+    take,
+    trouble,
+)
 from gpuscore.measure.bench.scenarios import BenchRequest, Draws, Scenario, Way, poisson_at
 from gpuscore.measure.bench.targets import SAFE_VOCAB, Answerer
 
@@ -110,9 +118,11 @@ class BenchRun:
         found = take(target, sample_of(self._vocab, not api.takes_ids))
         for name, other in self.samples.items():
             one = next(t.about for t in self.targets if t.about.name == name)
-            same = APIS[one.api].kind == api.kind != OWN_PROMPTS
             want, got = other.first, found.first
-            if not (same and want and got) or other.wrong.get("packed"):
+            if want is None or got is None or "packed" in other.wrong:
+                continue
+            if reason := not_comparable(one, target.about):
+                self._say(f"{target.about.name} is not compared with {name}: {reason}")
                 continue
             both = common(other.workload, want, found.workload, got)
             if both is None:

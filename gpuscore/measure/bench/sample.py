@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpuscore.measure.bench.apis import APIS
+from gpuscore.measure.bench.apis import APIS, OWN_PROMPTS
 from gpuscore.measure.bench.load import Record
 from gpuscore.measure.bench.scenarios import SEQUENTIAL, BenchRequest
-from gpuscore.measure.bench.targets import SAFE_VOCAB, Answerer, refusal
+from gpuscore.measure.bench.targets import SAFE_VOCAB, About, Answerer, refusal
 from gpuscore.measure.parity.gates import judge_pair
 from gpuscore.measure.parity.results import CaseResult, Run
 from gpuscore.measure.parity.workload import Case, Workload, make_workload
@@ -78,6 +78,20 @@ def take(target: Answerer, workload: Workload) -> Sampled:
         if alone is not None and run is not alone and (why := disagreement(workload, alone, run)):
             wrong[way] = f"wrong scores: {why}"
     return Sampled(workload, runs, wrong)
+
+
+def not_comparable(one: About, two: About) -> str | None:
+    """Return why the scores of two servers need not be equal; None if they must be.
+
+    Servers give a model names of their own, of which the last part is that of its directory.
+    """
+    kinds = APIS[one.api].kind, APIS[two.api].kind
+    if kinds[0] != kinds[1] or OWN_PROMPTS in kinds:
+        return f"the APIs {one.api} and {two.api} have no scores in common"
+    names = [about.model.rstrip("/").rpartition("/")[2].lower() for about in (one, two)]
+    if names[0] != names[1]:
+        return f"the models are called {one.model} and {two.model}"
+    return None
 
 
 def narrow(workload: Workload) -> Workload:
