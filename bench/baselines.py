@@ -15,6 +15,8 @@ BATCH_CUDA = 256  # the most items of a batch on a reused query
 PACKED_TOKENS = 1000  # item tokens of one packed row
 CACHE_BYTES = 6 << 30  # the most that copies of a reused query's keys and values take on a CPU
 
+# Arguments of models are by position (ids, mask, positions, cache): the cache's name changed with
+# transformers 5.24.
 Array = NDArray[np.float64]
 
 
@@ -48,7 +50,7 @@ def reused_query(model: PreTrainedModel, query: list[int], items: list[list[int]
                 for layer in cache.layers
             ]
         )
-        out = model(ids, past_key_values=again, use_cache=True, logits_to_keep=1)
+        out = model(ids, None, None, again, use_cache=True, logits_to_keep=1)
         rows.append(_log_probabilities(out.logits[:, -1]))
     return torch.cat(rows).double().cpu().numpy()
 
@@ -70,9 +72,9 @@ def packed_mask(model: PreTrainedModel, query: list[int], items: list[list[int]]
         positions = len(query) + torch.arange(length, device=model.device)
         out = model(
             torch.tensor([[token for item in some for token in item]], device=model.device),
-            attention_mask=bias[None, None],
-            position_ids=positions.repeat(len(some))[None],
-            past_key_values=cache,
+            bias[None, None],
+            positions.repeat(len(some))[None],
+            cache,
             use_cache=True,
             logits_to_keep=torch.arange(length - 1, len(own), length, device=model.device),
         )
@@ -84,7 +86,7 @@ def packed_mask(model: PreTrainedModel, query: list[int], items: list[list[int]]
 def _query_cache(model: PreTrainedModel, query: list[int]) -> DynamicCache:
     cache = DynamicCache()
     ids = torch.tensor([query], device=model.device)
-    model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    model(ids, None, None, cache, use_cache=True, logits_to_keep=1)
     return cache
 
 

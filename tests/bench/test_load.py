@@ -63,17 +63,21 @@ def answering():
         ready, found = threading.Event(), []
 
         async def serve(reader, writer):
-            while True:
-                try:
+            try:
+                while True:
                     head = await reader.readuntil(b"\r\n\r\n")
-                except asyncio.IncompleteReadError:
-                    break
-                length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-                reply = answer(await reader.readexactly(length))
-                if reply is None:
-                    break
-                writer.write(reply)
-            writer.close()
+                    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+                    reply = answer(await reader.readexactly(length))
+                    if reply is None:
+                        break
+                    writer.write(reply)
+            except (asyncio.IncompleteReadError, ConnectionError):
+                pass  # the client has left
+            except asyncio.CancelledError:
+                writer.transport.abort()  # what was not read yet is for nobody
+                raise
+            finally:
+                writer.close()
 
         async def run():
             server = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -82,6 +86,11 @@ def answering():
             ready.set()
             await stop.wait()
             server.close()
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.sleep(0.01)  # connections are closed in the loop's next turn
 
         thread = threading.Thread(target=lambda: asyncio.run(run()))
         thread.start()

@@ -43,8 +43,8 @@ def bench(values: argparse.Namespace) -> int:
         runner = BenchRun(targets, scenarios, options, say, step)
         interrupted = False
         try:
-            with _interruptible():
-                runner.run()
+            with _interruptible() as check:
+                runner.run(check)
         except KeyboardInterrupt:  # what was measured is kept
             interrupted = True
     facts: dict[str, Any] = {
@@ -138,11 +138,26 @@ def _marked(row: Row, targets: Sequence[Answerer], allow_dirty: bool) -> Row:
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let ^C raise KeyboardInterrupt, where the command's own handler would end the process."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+def _interruptible() -> Iterator[Callable[[], None]]:
+    """Let ^C raise KeyboardInterrupt, where the command's own handler would end the process.
+
+    Yields a function that raises it, too, once there was a ^C: Python drops an exception that is
+    raised while an object is finalised, and the garbage is collected before each measurement.
+    """
+    seen = False
+
+    def interrupt(*_: object) -> None:
+        nonlocal seen
+        seen = True
+        raise KeyboardInterrupt
+
+    def check() -> None:
+        if seen:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
     try:
-        yield
+        yield check
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -76,8 +76,13 @@ class BenchRun:
         known = [one.about.vocab or SAFE_VOCAB for one in targets]
         self._vocab = min(known)
 
-    def run(self) -> None:
-        """Sample all targets, compare them, and time every scenario."""
+    def run(self, check: Callable[[], None]) -> None:
+        """Sample all targets, compare them, and time every scenario.
+
+        Args:
+            check: called before each measurement; may raise, to end the run.
+        """
+        self._check = check
         for target in self.targets:
             self._sample(target)
         each = self.options.minutes * 60 / max(1, len(self.scenarios))
@@ -155,6 +160,8 @@ class BenchRun:
             turn = time.monotonic()
             self._round(scenario, number)
             now = time.monotonic()
+            if not number:
+                self._say(f"{scenario.name}: a round takes {now - turn:.1f} s")
             if now + (now - turn) - began > seconds or scenario.loads and number >= 4:
                 break
 
@@ -164,6 +171,7 @@ class BenchRun:
                 measured = self._found[scenario.name, target.about.name, way.name]
                 if measured.error is not None or measured.done:
                     continue
+                self._check()
                 try:
                     if not number:
                         self._warm(scenario, way, target)
