@@ -1,6 +1,7 @@
 """Functions in C in the place of the decoder's row-wise ones, checked when they are built."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -40,14 +41,29 @@ def in_c(dtype: torch.dtype) -> Compiler:
     forms = _forms(functions)
     with torch.inference_mode():
         for function, arguments in _known(dtype):
-            wants, gots = (
-                _as_tuple(one(*map(_copied, arguments))) for one in (function, forms[function])
-            )
+            wants = _as_tuple(function(*map(_copied, arguments)))
+            with _filled_memory():
+                gots = _as_tuple(forms[function](*map(_copied, arguments)))
             for want, got in zip(wants, gots, strict=True):
                 where = f" in {function.__name__}"
                 tolerance = TOLERANCE.get(want.dtype, TOLERANCE[torch.float32])
                 compare("--compile", where, got.float(), want.float(), tolerance)
     return lambda function: forms[function]
+
+
+@contextmanager
+def _filled_memory() -> Iterator[None]:
+    """Let torch fill new tensors with NaN or the largest integer.
+
+    A number that a function does not write may otherwise be right by chance: in the memory of an
+    earlier computation of the same answer.
+    """
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("warn")  # the other way to ask for it imports a compiler
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before)
 
 
 def _forms(functions: RowFunctions) -> dict[Function, Callable[..., Any]]:
