@@ -4,6 +4,7 @@ fake backend agrees with its oracle."""
 import asyncio
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,25 @@ def test_every_token_and_place_changes_the_fake_scores():
     assert len(seen) == len(prompt)
 
 
+async def serve(answer, connections, reader, writer):
+    connections.add(asyncio.current_task())
+    try:
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            reply = answer(await reader.readexactly(length))
+            if reply is None:
+                break
+            writer.write(reply)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        pass  # the client has left
+    except asyncio.CancelledError:
+        writer.transport.abort()  # what was not read yet is for nobody
+        raise
+    finally:
+        writer.close()
+
+
 @pytest.fixture
 def answering():
     """A function that starts a server whose answers are made by a function of the request's
@@ -60,37 +80,20 @@ def answering():
     loops = []
 
     def start(answer):
-        ready, found = threading.Event(), []
-
-        async def serve(reader, writer):
-            try:
-                while True:
-                    head = await reader.readuntil(b"\r\n\r\n")
-                    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-                    reply = answer(await reader.readexactly(length))
-                    if reply is None:
-                        break
-                    writer.write(reply)
-            except (asyncio.IncompleteReadError, ConnectionError):
-                pass  # the client has left
-            except asyncio.CancelledError:
-                writer.transport.abort()  # what was not read yet is for nobody
-                raise
-            finally:
-                writer.close()
+        ready, found, connections = threading.Event(), [], set()
 
         async def run():
-            server = await asyncio.start_server(serve, "127.0.0.1", 0)
+            server = await asyncio.start_server(partial(serve, answer, connections), "127.0.0.1", 0)
             found.append(server.sockets[0].getsockname())
             loops.append((asyncio.get_running_loop(), stop := asyncio.Event(), thread))
             ready.set()
             await stop.wait()
+            await asyncio.sleep(0.01)  # what has connected is accepted: closing forgets it
+            while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+                for task in tasks & connections:  # those of asyncio, which accept, end
+                    task.cancel()
+                await asyncio.sleep(0.01)  # connections are closed in the loop's next turn
             server.close()
-            tasks = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await asyncio.sleep(0.01)  # connections are closed in the loop's next turn
 
         thread = threading.Thread(target=lambda: asyncio.run(run()))
         thread.start()
