@@ -4,11 +4,12 @@ by one or many in a row."""
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import numpy as np
 
+from gpuscore.engine.ticket import Progress
 from gpuscore.errors import GpuscoreError, InvalidRequest
 from gpuscore.prompts.classes import ClassifyInput, build_classes
 from gpuscore.prompts.model import ModelPrompts
@@ -63,11 +64,12 @@ Submit = Callable[[ScoreRequest], "Future[ScoreResult]"]
 class Call(Generic[ValueT]):
     """A request for the engine, and the function that makes the caller's value of its result.
 
-    Both request and result are None if there is no item to score.
+    Both request and result are None if there is no item to score. `progress` is the caller's.
     """
 
     request: ScoreRequest | None
     finish: Callable[[ScoreResult | None], ValueT]
+    progress: Progress | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -122,9 +124,14 @@ def _value(call: Call[ValueT], future: "Future[ScoreResult] | None") -> ValueT:
 
 
 def score_call(
-    prompts: ModelPrompts, query: Text, items: Items, options: LocalScoreOptions
+    prompts: ModelPrompts,
+    query: Text,
+    items: Items,
+    options: LocalScoreOptions,
+    progress: Progress | None,
 ) -> Call[Scores]:
-    return _score_call(prompts, query, items, checked_options(LocalScoreOptions, options))
+    call = _score_call(prompts, query, items, checked_options(LocalScoreOptions, options))
+    return replace(call, progress=progress)
 
 
 def _score_call(
