@@ -5,13 +5,13 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from gpuscore.engine.ticket import Progress
 from gpuscore.errors import GpuscoreError, InvalidRequest
-from gpuscore.prompts.classes import ClassifyInput, build_classes
+from gpuscore.prompts.classes import build_classes
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.text.score_input import ScoreInput
@@ -278,14 +278,11 @@ def classify_call(
     prompts: ModelPrompts, texts: str | Iterable[str], given: ClassifyOptions
 ) -> Call[Classification]:
     options = checked_options(ClassifyOptions, given)
-    wanted = ClassifyInput(
-        texts_of([texts] if isinstance(texts, str) else texts, "texts"),
-        options["query"],
-        options["labels"],  # type: ignore[arg-type]  # a list by now
-        options["max_tokens_per_doc"],
-        options["truncate"],
-    )
-    request, classes = build_classes(wanted, prompts.builder, prompts.family, prompts.head)
+    read = texts_of([texts] if isinstance(texts, str) else texts, "texts")
+    most, fit = options["max_tokens_per_doc"], options["truncate"]
+    wanted = RerankInput(options["query"], read, most_tokens=most, fit=fit, name="input")
+    labels: Any = options["labels"]  # a list by now
+    request, classes = build_classes(prompts, wanted, labels)
 
     def finish(result: ScoreResult | None) -> Classification:
         assert result is not None  # noqa: S101  (there is a text)
