@@ -17,12 +17,8 @@ from gpuscore.dialects.dialect import (
     in_pieces,
     list_json,
 )
-from gpuscore.dialects.ranking import CheckedRanking, present_texts, ranking_of
+from gpuscore.dialects.ranking import CheckedRanking, RankingBody, present_texts, ranking_of
 from gpuscore.dialects.wire import (
-    ErrorMode,
-    Instruction,
-    MostTokens,
-    ScoringBody,
     Unused,
     about,
     check_not_negative,
@@ -38,7 +34,7 @@ Texts = str | list[str | None]
 FIRST, SECOND = ("queries", "text_1", "data_1"), ("documents", "items", "text_2", "data_2")
 
 
-class PairsBody(ScoringBody):
+class PairsBody(RankingBody):
     """Body of POST /v1/score from vLLM's clients."""
 
     queries: Annotated[
@@ -60,11 +56,9 @@ class PairsBody(ScoringBody):
     text_2: Annotated[Texts | None, about("Another name of `documents`.")] = None
     data_1: Annotated[Texts | None, about("Another name of `queries`.")] = None
     data_2: Annotated[Texts | None, about("Another name of `documents`.")] = None
-    instruction: Instruction = None
     use_activation: Annotated[
         bool | None, about("false: raw scores instead of probabilities.", True)
     ] = None
-    max_tokens_per_doc: MostTokens = None
     truncate_prompt_tokens: Annotated[
         int | None,
         about(
@@ -73,7 +67,6 @@ class PairsBody(ScoringBody):
         ),
     ] = None
     truncation_side: Annotated[str | None, about("`right` only.", "right")] = None
-    on_error: ErrorMode = None
     user: Unused = None
     request_id: Unused = None
     softmax: Annotated[bool | None, about("Older name of `use_activation`.", True)] = None

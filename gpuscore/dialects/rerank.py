@@ -27,15 +27,17 @@ from gpuscore.dialects.dialect import (
     value_bytes,
 )
 from gpuscore.dialects.paths import INFINITY_RERANK_PATH, JINA_RERANK_PATH, RERANK_PATHS
-from gpuscore.dialects.ranking import CheckedRanking, prepare_ranking, present_texts, ranking_of
+from gpuscore.dialects.ranking import (
+    CheckedRanking,
+    RankingBody,
+    prepare_ranking,
+    present_texts,
+    ranking_of,
+)
 from gpuscore.dialects.wire import (
     ErrorAnswer,
-    ErrorMode,
-    Instruction,
-    MostTokens,
     RawFlag,
     ReturnMass,
-    ScoringBody,
     Truncate,
     Unused,
     about,
@@ -90,7 +92,7 @@ def shown(document: Document | None) -> dict[str, Any] | None:
 DOCUMENTS_OF_A_SEARCH = 100  # Cohere's unit of billing, which its clients show
 
 
-class RerankBody(ScoringBody):
+class RerankBody(RankingBody):
     """Body of POST /rerank, /v1/rerank and /v2/rerank."""
 
     query: Annotated[str, about("The query that the documents are ranked by.")]
@@ -117,18 +119,15 @@ class RerankBody(ScoringBody):
         RawFlag, about("Raw scores instead of relevances from 0 to 1.", False)
     ] = None
     return_label_mass: ReturnMass = None
-    instruction: Instruction = None
     rank_fields: Annotated[
         list[str] | None,
         about("For documents that are objects: the fields to rank by, as lines `name: value`."),
     ] = None
-    max_tokens_per_doc: MostTokens = None
     truncate: Truncate = None
     truncation_direction: Annotated[
         str | None, about("`right` only, in upper or lower case.", "right")
     ] = None
     truncation_side: Annotated[str | None, about("`right` only.", "right")] = None
-    on_error: ErrorMode = None
     user: Unused = None
     # These fields are known only so that the error can name them.
     max_chunks_per_doc: Annotated[int | None, refused()] = None

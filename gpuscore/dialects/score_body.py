@@ -10,9 +10,8 @@ import msgspec
 from msgspec import Meta
 
 from gpuscore.dialects.wire import (
-    ErrorMode,
+    ItemsBody,
     ReturnMass,
-    ScoringBody,
     about,
     refused,
 )
@@ -21,7 +20,7 @@ Text = str
 Ids = list[int]
 
 
-class ScoreBody(ScoringBody):
+class ScoreBody(ItemsBody):
     """Body of POST /v1/score. `null` means a field's default."""
 
     # msgspec cannot tell list[str] from list[list[int]] in a union, so `text.joining` checks that
@@ -89,7 +88,6 @@ class ScoreBody(ScoringBody):
         about("Adds `label_logprobs`: log-probabilities over the whole vocabulary.", False),
     ] = None
     return_label_mass: ReturnMass = None
-    on_error: ErrorMode = None
     # SGLang's other fields are known only so that the error can name them.
     return_token_logprobs: Annotated[bool | None, refused("false is accepted, too.")] = None
     return_pooled_hidden_states: Annotated[bool | None, refused("false is accepted, too.")] = None

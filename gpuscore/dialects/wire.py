@@ -113,6 +113,12 @@ class ScoringBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     cache_salt: CacheSalt = None
 
 
+class ItemsBody(ScoringBody, kw_only=True):
+    """The fields of bodies whose items may fail alone."""
+
+    on_error: ErrorMode = None
+
+
 _KNOWN_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _AT_PATH = re.compile(r"^(.*?) - at `\$\.?([^`]*)`$", re.DOTALL)
