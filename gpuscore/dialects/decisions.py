@@ -275,8 +275,7 @@ def _answer(question: Question, found: ReadAnswer) -> PredicateAnswer | ChoiceAn
         LevelShare(one.label, value, share)
         for value, (one, share) in enumerate(zip(question.levels, shares, strict=True))
     ]
-    mean = sum(one.value * one.probability for one in levels)
-    return LevelAnswer(question.name, mean, shares[best], levels, mass)
+    return LevelAnswer(question.name, found.mean, shares[best], levels, mass)
 
 
 DECISIONS = Dialect(

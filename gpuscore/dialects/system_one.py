@@ -226,19 +226,14 @@ def encode_system_one(scored: Scored[SystemOneBody]) -> Iterator[bytes]:
 def _answer(
     question: SystemOneQuestion, found: ReadAnswer
 ) -> NoulAnswer | NamedChoiceAnswer | ScoreLevelAnswer:
-    shares = found.shares.tolist()
     if isinstance(question, NamedChoiceQuestion):
         names = list(question.criteria)
-        named = dict(zip(names, shares, strict=True))
-        return NamedChoiceAnswer(names[found.best], named, found.confidence)
+        return NamedChoiceAnswer(names[found.best], found.by_name(names), found.confidence)
     if isinstance(question, ScoreQuestion):
-        numbers = [str(number) for number in range(len(shares))]
-        mean = sum(number * share for number, share in enumerate(shares))
-        legend = dict(zip(numbers, question.criteria, strict=True))
-        return ScoreLevelAnswer(
-            mean, legend, dict(zip(numbers, shares, strict=True)), found.confidence
-        )
-    return NoulAnswer(shares[0], found.confidence)
+        legend = {str(number): level for number, level in enumerate(question.criteria)}
+        named = found.by_name(list(legend))
+        return ScoreLevelAnswer(found.mean, legend, named, found.confidence)
+    return NoulAnswer(float(found.shares[0]), found.confidence)
 
 
 def encode_system_one_error(error: GpuscoreError, variant: str = "") -> bytes:
