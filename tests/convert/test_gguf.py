@@ -21,12 +21,12 @@ from support.models import reference_logprobs
 from support.slow import slow
 
 MODELS = [
-    *("llama llama-bpe", "qwen2 qwen2", "qwen3 qwen2", "gemma2", "gemma3"),
-    *slow("llama", "llama smollm", "llama gpt-2"),
+    *("llama llama-bpe", "llama smollm", "qwen2 qwen2", "qwen3 qwen2", "gemma2", "gemma3"),
+    *slow("llama", "llama gpt-2"),
 ]
 TEXTS = (
     *("", "yes  3 item 123: café", "  lead  and trail ", "\n\n 3.14 e\u0301 \u2028 don't WE'LL"),
-    *("Is  this <|turn|>wooden chair?  12", "你好 🙂</s>  x", "The chair<|turn|> 1"),
+    *("Is  this <|turn|>wooden chair?  12", "你好 🙂</s>  x", "The chair<|turn|> 1", "a lampshade"),
 )
 
 

@@ -77,8 +77,16 @@ def byte_level(pre: str) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     _train(tokenizer, pre_tokenizers.ByteLevel.alphabet(), SPECIAL)
     if pre == "llama-bpe":
+        tokenizer = _with_token(tokenizer, "\u0120lampshade")
         _add_bos(tokenizer)
     return tokenizer
+
+
+def _with_token(tokenizer: Tokenizer, token: str) -> Tokenizer:
+    """Return the tokenizer with a token that no merges make, as Llama 3 has some."""
+    content = json.loads(tokenizer.to_str())
+    content["model"]["vocab"][token] = tokenizer.get_vocab_size()
+    return Tokenizer.from_str(json.dumps(content))
 
 
 def sentencepiece(prefix: bool) -> Tokenizer:
@@ -103,7 +111,7 @@ def _train(tokenizer: Tokenizer, alphabet: list[str], special: list[str]) -> Non
         initial_alphabet=alphabet,
         show_progress=False,
     )
-    tokenizer.train_from_iterator(CORPUS * 3, trainer)
+    tokenizer.train_from_iterator(CORPUS * 3 + ("a  1 b  2 c  3 d  4",) * 9, trainer)
 
 
 def _add_bos(tokenizer: Tokenizer) -> None:

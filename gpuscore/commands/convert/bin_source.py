@@ -87,7 +87,8 @@ class BinSource:
             name = name if count > 1 else "model.safetensors"
             # Copies, because safetensors writes no tensors that share memory.
             copies = {key: one.to(wanted, copy=True).contiguous() for key, one in tensors.items()}
-            save_file(copies, directory / name, {"format": "pt"})
+            with refusing(directory / name):
+                save_file(copies, directory / name, {"format": "pt"})
             weight_map |= dict.fromkeys(tensors, name)
             del copies, shard
         if len(self._shards) > 1:
