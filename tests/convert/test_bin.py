@@ -197,6 +197,14 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:-1000])
 
 
+def several_disks(made):
+    """Say so in the end record, which Python's zipfile cannot read then."""
+    path = made.path / "pytorch_model.bin"
+    data = path.read_bytes()
+    place = data.index(b"PK\x06\x07") + 16  # the number of disks, in the locator of zip64
+    path.write_bytes(data[:place] + b"\x02" + data[place + 1 :])
+
+
 def without(*names):
     def change(made):
         for name in names:
@@ -219,6 +227,7 @@ def saved(content):
 
 FILES = {
     "cut off": (lambda m: cut(m.path / "pytorch_model.bin"), "is damaged"),
+    "several disks": (several_disks, "cannot be read: BadZipFile"),
     "no config": (without("config.json"), "has no config.json"),
     "no tokenizer": (without("tokenizer.json"), "has no tokenizer (tokenizer.json, vocab.json"),
     "a damaged tokenizer": (lambda m: cut(m.path / "tokenizer.json"), "cannot be read as a token"),

@@ -225,3 +225,15 @@ def test_a_signal_leaves_nothing(tmp_path, made, number):
         os.kill(process.pid, number)
         assert process.wait(60) == 128 + number
     assert not list(place.iterdir())
+
+
+@pytest.mark.parametrize("package", ["gguf", "accelerate", "transformers"])
+def test_without_the_extra_one_line_says_so(tmp_path, package):
+    code = (
+        f"import sys; sys.modules[{package!r}] = None; from gpuscore.commands.cli import main; "
+        f"sys.exit(main(['convert', 'x.gguf', {str(tmp_path / 'out')!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 78
+    line = f"gpuscore: gpuscore convert needs {package}: pip install 'gpuscore[convert]'\n"
+    assert done.stderr == line

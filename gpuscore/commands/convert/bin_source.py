@@ -136,9 +136,9 @@ def _shard_names(path: Path) -> list[str]:
 def _load(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file, whose numbers are mapped and not read yet."""
     size = path.stat().st_size
-    if not zipfile.is_zipfile(path):
-        raise UsageError(f"{path} is damaged, or written by torch before 1.6")
     with refusing(path):
+        if not zipfile.is_zipfile(path):
+            raise UsageError(f"{path} is damaged, or written by torch before 1.6")
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(entry.file_size for entry in archive.infolist())
         if unpacked > size:

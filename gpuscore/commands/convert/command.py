@@ -49,6 +49,8 @@ def convert(values: argparse.Namespace) -> int:
         raise
     except ConfigError as error:
         raise UsageError(str(error)) from error
+    except OSError as error:
+        raise UsageError(f"SOURCE {values.source} cannot be read: {error.strerror}") from error
     why = "as asked" if values.written_dtype else source.why
     print(f"{directory}: {count} tensors in {dtype} ({why}), {mebibytes(size)}; ", end="")
     print(f"compared with {source.path}. Next: gpuscore serve {directory}")

@@ -53,8 +53,10 @@ def refusing(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (ConfigError, MemoryError, OSError):
+    except (ConfigError, MemoryError):
         raise
     except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the file
+            raise
         reason = " ".join(str(error).split())[:SHOWN]
         raise UsageError(f"{path} cannot be read: {type(error).__name__}: {reason}") from error
