@@ -99,7 +99,7 @@ class BackendWithFaults:
 
 @dataclass
 class StreamWorld(World):
-    """A world over a loaded backend; its scores are those of a real model."""
+    """A world over a loaded backend, whose launches compute nothing."""
 
     real: TorchBackend | None = None
     device: DeviceFaults = field(default_factory=DeviceFaults)
