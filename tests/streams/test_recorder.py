@@ -49,7 +49,16 @@ class Witness(Recorder):
             whole = torch.empty(0, dtype=torch.uint8).set_(memory.untyped_storage()).numpy()
             self.memory[number], self.before[number] = whole, whole.copy()
 
-    def _write(self, name, **values):
+    def run(self, name, where, reads, writes):
+        super().run(name, where, reads, writes)
+        self.compare(name, writes)
+
+    def host(self, name, reads, writes):
+        super().host(name, reads, writes)
+        self.compare(name, writes)
+
+    def compare(self, name, writes):
+        """Compare all memory with that before the last operation, which has ended by now."""
         for number, now in list(self.memory.items()) if self.watching else ():
             changed = np.flatnonzero(now != self.before[number])
             if len(changed) == 0:
@@ -61,7 +70,7 @@ class Witness(Recorder):
             if len(changed):
                 self.undeclared.append(f"{self.last} in block {number}, byte {changed[0]}")
             self.before[number] = now.copy()
-        self.declared, self.last = values.get("writes", []), name
+        self.declared, self.last = writes, name
 
 
 def some_batches():

@@ -10,13 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from gpuscore.backends.torch import backend as backend_module
 from gpuscore.backends.torch import graph_launcher as launcher_module
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.backends.torch.plan import plan_backend
 from gpuscore.config import ModelConfig
-from support.streams.device import playing, replaced
+from support.product_frames import product_line
+from support.streams.device import playing
 from support.streams.dispatch import Dispatch
 from support.streams.kernels import launcher
 from support.streams.recorder import Recorder
@@ -61,7 +63,7 @@ class FreeBuffers(list[Any]):
         recorder.turns.pause()
         memory = (buffers.host, buffers.device, buffers.answer)
         spans = [span for tensor in memory for span in spans_of(tensor)]
-        recorder.checker.hand_back(recorder.thread, id(buffers), spans, recorder.where())
+        recorder.checker.hand_back(recorder.thread, id(buffers), spans, product_line())
         recorder.release(("buffers", id(buffers)))
         super().append(buffers)
 
@@ -98,7 +100,7 @@ def device_of(recorder: Recorder) -> Iterator[None]:
     }
     with (
         playing(recorder, launcher(recorder)),
-        replaced(backend_module, replacements),
+        mock.patch.multiple(backend_module, **replacements),
         Dispatch(recorder),
     ):
         yield
