@@ -26,8 +26,8 @@ from gpuscore.measure.parity.results import CaseResult, Run
 SHAPE = "100 static + 1,900 + 500 x 20"
 
 
-def shot(seconds, items=500, refused=0):
-    return Shot(seconds, items, 10, np.linspace(1.0, 2.0, 10), refused, 0.0, 0.1)
+def shot(seconds, items=500, refused=0, late=0.0, latency=1.0):
+    return Shot(seconds, items, 10, latency * np.linspace(1.0, 2.0, 10), refused, late, 0.1)
 
 
 def bundle(seconds, *, shift=0.0, vocab=2000, dtype="float32", model="demo"):
@@ -127,7 +127,7 @@ def test_other_workloads_are_not_compared(written, capsys):
         (lambda text: text.replace("500 x 20", "500 x 21"), "was changed after it was written"),
         (lambda text: "{}", "is not a bundle of this version: its format is not"),
         (lambda text: text[:-9], "is not a bundle of this version"),
-        (lambda text: text.replace("bundle 1", "bundle 9"), "its format is not"),
+        (lambda text: text.replace("bundle 2", "bundle 9"), "its format is not"),
     ],
 )
 def test_bundles_that_are_none(change, said, written, tmp_path, capsys):
@@ -165,6 +165,37 @@ def test_pages(written, tmp_path, capsys):
     assert "some CPU" in text
 
 
+def arrivals(*, late, latency=1.0):
+    """Return the row of a server to which requests were sent so late, in milliseconds."""
+    row = Row("poisson", "Poisson 70/s", "120 + 10 x 180", "demo", asked=70.0)
+    return WayFigures([shot(1.0, late=late, latency=latency)]).row(row, None, None)
+
+
+def test_late_sends_are_shown_and_the_clients_fault_if_they_matter(tmp_path, capsys):
+    first = bundle(1.0)
+    write_bundle(tmp_path / "a.json", replace(first, rows=(arrivals(late=27.4, latency=9e3),)))
+    assert main(["bench", "compare", str(tmp_path / "a.json")]) == 0
+    out = capsys.readouterr().out
+    head, row, *_ = out.splitlines()[1:]
+    assert head.split()[-4:-2] == ["late", "ms"]
+    assert "27.4" in row
+    assert "the client was the limit" not in out, "of 9 s these are nothing"
+    assert arrivals(late=4.0).notes == ()
+    assert arrivals(late=27.4).notes == ("sent up to 27 ms late (p99): the client was the limit",)
+    # Beside it stands what the report on decode gives: average, P50, P90 and P99.
+    (report,) = [line for line in out.splitlines() if "SGLang, prefill plus decode" in line][:1]
+    assert report.split()[-7:-3] == ["83.92", "51.77", "114.1", "621.7"]
+
+
+def test_texts_of_ones_own_have_all_columns(tmp_path, capsys):
+    row = WayFigures([shot(1.0)]).row(Row("text", "packed", "3 texts", "demo"), None, None)
+    write_bundle(tmp_path / "a.json", replace(bundle(1.0), rows=(row,)))
+    assert main(["bench", "compare", str(tmp_path / "a.json")]) == 0
+    head = capsys.readouterr().out.splitlines()[1]
+    for column in ("items/s", "ms per item", "s for 500", "requests/s", "average ms", "P99 ms"):
+        assert column in head
+
+
 def test_a_difference_within_the_noise_is_none():
     rates = (100.0, 104.0, 97.0, 101.0, 99.0, 103.0)
     row = Row("rerank", "packed", SHAPE, "a", rates=rates)
@@ -198,3 +229,5 @@ def test_the_reports_are_as_published():
     assert load.requests_per_second == 76.28
     assert load.average == 4290
     assert rows["H100, SGLang", "latency", "prefill plus decode"].average == 33
+    poisson = rows["H100, SGLang", "poisson", "Poisson 70/s"]
+    assert [poisson.average, *map(poisson.percentile, (50, 90, 99))] == [51.16, 39.1, 73.37, 391.96]

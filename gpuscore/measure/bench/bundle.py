@@ -22,7 +22,7 @@ from gpuscore.measure.parity.results import CaseResult, Run
 from gpuscore.measure.parity.workload import Workload
 from gpuscore.measure.reports import write
 
-FORMAT, DIGEST = "gpuscore bench bundle 1", "sha256"
+FORMAT, DIGEST = "gpuscore bench bundle 2", "sha256"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def report_bundles() -> list[BenchBundle]:
         for server in report["servers"]:
             name = server["name"]
             servers.append(Server(About(name, "score", server["model"], None, server["dtype"])))
-            for scenario, way, shape, rate, latency in server["rows"]:
+            for scenario, way, shape, rate, latencies in server["rows"]:
                 notes = (report["source"],)
                 requests = rate if scenario == "concurrency" else math.nan
                 rates = () if rate is None or scenario == "concurrency" else (rate,)
@@ -104,7 +104,7 @@ def report_bundles() -> list[BenchBundle]:
                         rates=rates,
                         rounds=1,
                         requests_per_second=requests,
-                        latencies=() if latency is None else (latency,),
+                        published=tuple(latencies),
                         notes=notes,
                     )
                 )

@@ -174,7 +174,9 @@ def _parts(
 
 
 def _listed(value: object) -> str:
-    return listed(value) if isinstance(value, dict) else str(value)
+    if isinstance(value, dict):
+        return listed(value) if value else "defaults"
+    return str(value)
 
 
 def _plots(rows: Sequence[Row]) -> Iterator[str]:

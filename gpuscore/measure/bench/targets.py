@@ -16,11 +16,12 @@ import httpx
 import msgspec
 
 from gpuscore.config import API_KEY_VARIABLE, ModelConfig
+from gpuscore.config.options import changed
 from gpuscore.errors import ConfigError, GpuscoreError, UsageError
 from gpuscore.measure.bench.apis import APIS, LABELS, WORDS, Api
 from gpuscore.measure.bench.load import Address, ClosedLoop, LoadLoop, OpenLoop, Record
 from gpuscore.measure.bench.scenarios import BenchRequest, Ids
-from gpuscore.system.machine import local_machine, versions
+from gpuscore.system.machine import commit, local_machine, versions
 from gpuscore.types.batch import Float64Array
 
 UNKNOWN = "unknown"
@@ -221,7 +222,8 @@ def _counts(http: httpx.Client, model: str) -> list[int]:
 
 def _facts(info: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     facts = {name: info[name] for name in ("model_id", "model_dtype", "version") if info.get(name)}
-    return facts | {name: ours[name] for name in ("machine", "versions", "commit") if name in ours}
+    about = ("machine", "versions", "commit", "settings")
+    return facts | {name: UNKNOWN if ours.get(name) is None else ours[name] for name in about}
 
 
 @contextmanager
@@ -318,7 +320,7 @@ def in_process(name: str, config: ModelConfig) -> Iterator[LocalTarget]:
     plan = plan_backend(model_directory(config.model, config.revision), config)
     served, vocab = model_name(config.model), plan.architecture.config.vocab_size
     facts = {"model_dtype": f"{plan.dtype_name} on {plan.device_name}", "machine": local_machine()}
-    facts |= {"versions": versions()}
+    facts |= {"versions": versions(), "commit": commit() or UNKNOWN, "settings": changed(config)}
     with Scorer(config) as scorer:
         scorer.warmup()
         yield LocalTarget(About(name, "score", served, vocab, plan.dtype_name, facts), scorer)
