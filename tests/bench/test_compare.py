@@ -2,6 +2,7 @@
 refuses bundles that were changed."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -161,8 +162,13 @@ def test_pages(written, tmp_path, capsys):
     assert main(["bench", "compare", *files, "--format", "html", "--output", str(page)]) == 0
     text = page.read_text()
     assert text.startswith("<!doctype html>")
-    assert "<svg" in text
     assert "some CPU" in text
+    (plot,) = [one for one in text.split("<svg")[1:] if "rerank: items per second" in one]
+    wide = {}  # pixels of each bar, by the text that stands above it
+    for found in re.finditer(r'>([^<]*)</text>\n<rect [^>]* width="([\d.]+)"', plot):
+        wide[found[1]] = float(found[2])
+    assert wide["a, packed"] == pytest.approx(2 * wide["b, packed"], rel=0.01), "bars begin at 0"
+    assert wide["a, packed"] == pytest.approx(3 * wide["a, sequential"], rel=0.01)
 
 
 def arrivals(*, late, latency=1.0):

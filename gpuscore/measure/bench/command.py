@@ -98,7 +98,7 @@ def _targets(values: argparse.Namespace, stack: ExitStack) -> list[Answerer]:
     for number, url in enumerate(values.url):
         found.append(meet(url, url, _key(values.key_file, number), *asked))
     for options in (values.serve or [""]) if model is not None else ():
-        name = " ".join([model, *options.split()])
+        name = " ".join([model.rstrip("/").rpartition("/")[2], *options.split()])
         if values.in_process:
             target = in_process(f"{name}, in process", _config(model, options))
             found.append(stack.enter_context(target))

@@ -14,7 +14,7 @@ from gpuscore.measure.bench.sample import common, not_comparable
 from gpuscore.measure.bench.tables import ABOUT, tables
 from gpuscore.measure.parity.gates import Verdict, judge_pair, skipped
 from gpuscore.measure.parity.report import STATES, listed, verdict_line
-from gpuscore.measure.plots import intervals, lines
+from gpuscore.measure.plots import bars, lines
 from gpuscore.measure.reports import aligned, page, table, text_table, write, write_html
 
 EXIT_OK, EXIT_FAILED = 0, 1
@@ -182,8 +182,8 @@ def _listed(value: object) -> str:
 def _plots(rows: Sequence[Row]) -> Iterator[str]:
     for scenario in dict.fromkeys(row.scenario for row in rows):
         some = [row for row in rows if row.scenario == scenario and row.error is None]
-        if bars := [(f"{row.server}, {row.way}", row.rate) for row in some if row.rates]:
-            yield intervals(f"{scenario}: items per second", bars)
+        if rates := [(row.server, row.way, row.rate) for row in some if row.rates]:
+            yield bars(f"{scenario}: items per second", rates)
         curves = {
             f"{row.server}, {row.way}": [(q, row.percentile(q)) for q in QUANTILES]
             for row in some
