@@ -123,6 +123,7 @@ def test_a_server_of_its_own_beside_scorer(tmp_path, capsys):
     assert "agrees with" in capsys.readouterr().out
     _, rows = run(tmp_path, *words, "--in-process", "--serve", options, code=1)
     assert rows["latency", "scoring"].error is None
+    assert not any("client" in note for note in rows["latency", "scoring"].notes)
     assert "neither arrivals nor" in rows["latency", "prefill plus decode"].error
 
 
