@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 
 from gpuscore import Scorer
 from gpuscore.commands.cli import main
-from gpuscore.measure.bench.bundle import read_bundle
+from gpuscore.measure.bench.bundle import read_bundle, write_bundle
 from support.programs import COMMAND
 from support.serving import QUICK, serving
 from support.slow import slow
@@ -86,6 +87,29 @@ def test_the_sample_is_that_of_the_model(server, tmp_path):
             ]
             got = np.exp(one.run.results[case.name].values)
             np.testing.assert_allclose(got, want, rtol=1e-4)
+
+
+def test_the_sample_is_judged_by_the_oracle_too(server, tmp_path, capsys):
+    """A folder of `parity record --oracle` is a reference; one of another workload is none."""
+    bundle, _ = run(tmp_path, "--url", server.url, "--scenario", "latency")
+    record = ["parity", "record", "demo", "--dtype", "float32", "--threads", "1"]
+    right, other = str(tmp_path / "right"), str(tmp_path / "other")
+    assert main([*record, "--workload", "bench", "--oracle", "-o", right]) == 0
+    assert main([*record, "--workload", "quick", "-o", other]) == 0
+    files = ["bench", "compare", "--no-reports", str(tmp_path / "found.json")]
+    capsys.readouterr()
+    assert main([*files, "--reference", right]) == 0
+    assert "ok    found against right, float32: max |d log p|" in capsys.readouterr().out
+    assert main([*files, other]) == 0
+    said = "scores: skipped, because the workloads are bench and quick"
+    assert f"skip  other against found, {said}" in capsys.readouterr().out
+    (one,) = bundle.servers
+    wrong = {k: replace(v, values=v.values + 0.01) for k, v in one.run.results.items()}
+    servers = (replace(one, run=replace(one.run, results=wrong)),)
+    write_bundle(tmp_path / "found.json", replace(bundle, servers=servers))
+    assert main([*files, "--reference", right]) == 1
+    assert main([*record, "--workload", "bench", "--seed", "1", "-o", str(tmp_path / "x")]) == 78
+    assert "leave --seed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("api", ["tei", *slow("rerank", "pairs", "completions")])

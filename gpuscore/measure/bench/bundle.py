@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,13 @@ def write_bundle(path: Path, bundle: BenchBundle) -> None:
 
 
 def read_bundle(path: Path) -> BenchBundle:
-    """Read a bundle; raise ConfigError, naming the file, if it is missing, changed or invalid."""
+    """Read a bundle, or a folder of `gpuscore parity record`, which has scores and no times.
+
+    Raises:
+        ConfigError: it is missing, changed or invalid; names the file.
+    """
+    if path.is_dir():
+        return _of_parity(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -82,6 +88,18 @@ def read_bundle(path: Path) -> BenchBundle:
         return _from_json(found)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} is not a bundle of this version: {error}") from error
+
+
+def _of_parity(directory: Path) -> BenchBundle:
+    from gpuscore.measure.parity.bundle import read_bundle as read_folder  # safetensors: not base
+
+    found = read_folder(directory)
+    facts = {name: found.about.get(name) for name in ("hardware", "versions", "created")}
+    facts |= {"model_dtype": f"{found.run.dtype} on {found.about.get('device')}, {found.run.name}"}
+    model, rows = str(found.about["model_name"]), found.workload.vocab_rows
+    about = About(directory.name, "score", model, rows, found.run.dtype, facts)
+    run = replace(found.run, name=about.name)
+    return BenchBundle({}, (Server(about, found.workload, run),), ())
 
 
 def report_bundles() -> list[BenchBundle]:

@@ -14,6 +14,7 @@ from gpuscore.measure.bench.sample import common, not_comparable
 from gpuscore.measure.bench.tables import ABOUT, tables
 from gpuscore.measure.parity.gates import Verdict, judge_pair, skipped
 from gpuscore.measure.parity.report import STATES, listed, verdict_line
+from gpuscore.measure.parity.workload import SAMPLE, Workload
 from gpuscore.measure.plots import bars, lines
 from gpuscore.measure.reports import aligned, page, table, text_table, write, write_html
 
@@ -67,10 +68,17 @@ def agreement(bundles: Sequence[BenchBundle], reference: BenchBundle | None) -> 
             continue
         both = common(first.workload, first.run, one.workload, one.run)
         if both is None:
-            reason = "the samples are of different vocabularies, so of different models"
+            reason = _unequal(first.workload, one.workload)
             yield skipped(subject, "scores", reason)
             continue
         yield from judge_pair(*both)[1]
+
+
+def _unequal(one: Workload, two: Workload) -> str:
+    """Return why two workloads have nothing in common."""
+    if one.size != two.size:
+        return f"the workloads are {one.size} and {two.size}; parity record --workload {SAMPLE}"
+    return "the samples are of different vocabularies, so of different models"
 
 
 def _named(bundle: BenchBundle, name: str) -> BenchBundle:

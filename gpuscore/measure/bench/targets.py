@@ -21,11 +21,12 @@ from gpuscore.errors import ConfigError, GpuscoreError, UsageError
 from gpuscore.measure.bench.apis import APIS, LABELS, WORDS, Api
 from gpuscore.measure.bench.load import Address, ClosedLoop, LoadLoop, OpenLoop, Record
 from gpuscore.measure.bench.scenarios import BenchRequest, Ids
+from gpuscore.measure.parity.workload import SAMPLE_IDS
 from gpuscore.system.machine import commit, local_machine, versions
 from gpuscore.types.batch import Float64Array
 
 UNKNOWN = "unknown"
-SAFE_VOCAB = 30_000  # ids to use if their number is unknown; most models have these
+SAFE_VOCAB = SAMPLE_IDS  # ids to use if their number is unknown; most models have these
 TRIED = ("score", "generative", "completions", "rerank", "tei", "pairs")  # in this order
 TINY: tuple[BenchRequest, BenchRequest] = (
     BenchRequest([5, 6], [[7], [8, 9]]),
