@@ -118,7 +118,8 @@ def test_other_models_are_not_compared(written, capsys):
 def test_other_workloads_are_not_compared(written, capsys):
     assert main(["bench", "compare", written("a", 1.0), written("b", 1.0, vocab=3000)]) == 0
     assert (
-        "skip  b against a, scores: skipped, because the samples are of" in capsys.readouterr().out
+        "skip  b against a, scores: skipped, because the samples are of 2,000 and 3,000 token ids"
+        in capsys.readouterr().out
     )
 
 
@@ -191,6 +192,13 @@ def test_late_sends_are_shown_and_the_clients_fault_if_they_matter(tmp_path, cap
     # Beside it stands what the report on decode gives: average, P50, P90 and P99.
     (report,) = [line for line in out.splitlines() if "SGLang, prefill plus decode" in line][:1]
     assert report.split()[-7:-3] == ["83.92", "51.77", "114.1", "621.7"]
+
+
+def test_requests_and_items_of_one_are_as_many():
+    """Also of an even number of repeats, whose median is one of two."""
+    shots = [replace(shot(seconds), items=10) for seconds in (1.0, 1.5, 2.0, 4.0)]
+    row = WayFigures(shots).row(Row("latency", "scoring", "120 + 1 x 180", "demo"), None, None)
+    assert row.requests_per_second == row.rate.value
 
 
 def test_texts_of_ones_own_have_all_columns(tmp_path, capsys):

@@ -78,7 +78,8 @@ def _unequal(one: Workload, two: Workload) -> str:
     """Return why two workloads have nothing in common."""
     if one.size != two.size:
         return f"the workloads are {one.size} and {two.size}; parity record --workload {SAMPLE}"
-    return "the samples are of different vocabularies, so of different models"
+    ids = f"{one.vocab_rows:,} and {two.vocab_rows:,} token ids"
+    return f"the samples are of {ids}: of different models, or --vocab-size was given"
 
 
 def _named(bundle: BenchBundle, name: str) -> BenchBundle:

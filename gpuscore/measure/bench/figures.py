@@ -191,7 +191,9 @@ class WayFigures:
         values |= {
             "rounds": len(shots),
             "rates": tuple(one.rate for one in shots),
-            "requests_per_second": float(np.median([one.requests / one.seconds for one in shots])),
+            "requests_per_second": median(
+                np.array([one.requests / one.seconds for one in shots])
+            ).value,
             "latencies": tuple(np.concatenate([one.latencies for one in shots]).tolist()),
             "refused": sum(one.refused for one in shots),
             "notes": (*row.notes, *self._notes(shots, row.asked)),
