@@ -177,7 +177,8 @@ class Between(BaseHTTPRequestHandler):
 
     def do_GET(self):
         answer = httpx.get(self.url + self.path)
-        self.reply(answer.status_code, answer.content)
+        told = json.dumps(type(self).change(self.path, None, answer.json())).encode()
+        self.reply(answer.status_code, told if answer.is_success else answer.content)
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -247,6 +248,23 @@ def test_another_models_scores_are_told(server, between, tmp_path, capsys):
     url = between(other)
     _, rows = run(tmp_path, "--url", server.url, "--url", url, "--scenario", "latency", code=1)
     assert f"{url} DIFFERS from {server.url}: float32" in capsys.readouterr().out
+
+
+def test_a_server_of_an_uncommitted_tree_is_marked(between, tmp_path, capsys):
+    def dirty(path, asked, answer):
+        if path == "/info":
+            answer["gpuscore"]["commit"] = "1234abcd-dirty"
+            del answer["gpuscore"]["settings"]
+        return answer
+
+    words = ("--url", between(dirty), "--scenario", "latency")
+    bundle, rows = run(tmp_path, *words)
+    said = "built from an uncommitted tree (1234abcd-dirty)"
+    assert all(said in row.notes for row in rows.values())
+    assert said in capsys.readouterr().out
+    assert bundle.servers[0].about.facts["settings"] == "unknown", "it told nothing of them"
+    _, rows = run(tmp_path, *words, "--allow-dirty")
+    assert not any(said in row.notes for row in rows.values())
 
 
 def test_a_refusal_stands_in_its_row_in_the_servers_words(tmp_path):
