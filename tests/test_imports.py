@@ -57,9 +57,9 @@ measure.parity.arguments: measure.parity config config.examples config.flags con
 measure.parity.metrics: types.batch
 measure.parity.conformance.server: measure.parity httpx tokenizers
 measure.parity.oracle: backends.torch.devices measure.parity measure.progress torch transformers
-measure.bench: backends config config.flags config.sources models.hub offline.scorer httpx
-  system.machine measure.intervals measure.machine measure.parity measure.plots measure.progress
-  measure.reports
+measure.bench: backends config config.flags config.options config.sources models.hub offline.scorer
+  httpx system.machine measure.intervals measure.machine measure.parity measure.plots
+  measure.progress measure.reports
 measure.bench.arguments: measure.bench config.examples config.flags config.sources
 measure.bench.random_models: torch transformers
 measure.calibrate: config config.flags config.served config.sources dialects
