@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "jax", "triton", "transformers", "fastapi", "starlette", "uvicorn", "tokenizers"}
 HEAVY |= {"prometheus_client", "opentelemetry", "httpx", "pyarrow", "scipy", "ir_measures", "ray"}
+HEAVY |= {"gguf", "accelerate"}
 
 EXACT = {"gpuscore", "gpuscore.config"}  # granted alone, without the modules below
 
@@ -56,9 +57,9 @@ measure.parity.arguments: measure.parity config config.examples config.flags con
 measure.parity.metrics: types.batch
 measure.parity.conformance.server: measure.parity httpx tokenizers
 measure.parity.oracle: backends.torch.devices measure.parity measure.progress torch transformers
-measure.bench: backends config config.flags config.sources models.hub offline.scorer httpx
-  system.machine measure.intervals measure.machine measure.parity measure.plots measure.progress
-  measure.reports
+measure.bench: backends config config.flags config.options config.sources models.hub offline.scorer
+  httpx system.machine measure.intervals measure.machine measure.parity measure.plots
+  measure.progress measure.reports
 measure.bench.arguments: measure.bench config.examples config.flags config.sources
 measure.bench.random_models: torch transformers
 measure.calibrate: config config.flags config.served config.sources dialects
@@ -73,6 +74,13 @@ commands.bulk: config config.flags dialects prompts text
 commands.bulk.options: commands.bulk config config.flags config.sources
 commands.bulk.command: gpuscore commands.bulk config. dialects models.hub processes ray.bulk
 commands.bulk.parquet: commands.bulk pyarrow
+commands.convert: backends.common commands.convert models prompts.model measure.progress
+  tokenizers torch transformers
+commands.convert.arguments: accelerate commands.convert config.examples config.flags config.sources
+commands.convert.gguf_file: models.files gguf
+commands.convert.gguf_config: commands.convert
+commands.convert.gguf_source: backends.common commands.convert models gguf tokenizers torch
+  transformers
 __main__: commands.cli
 """
 

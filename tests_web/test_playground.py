@@ -261,7 +261,7 @@ def test_history_only_if_wanted(page, server):
     page.goto("about:blank")
     page.goto(server.url)
     page.locator("#earlier button").click()
-    assert page.locator("textarea[name=query]").first.input_value() == QUERY
+    expect(page.locator("textarea[name=query]").first).to_have_value(QUERY)
     page.locator("#clear-history").click()
     expect(page.locator("#earlier li")).to_have_count(0)
     assert QUERY not in page.evaluate("JSON.stringify(localStorage)")

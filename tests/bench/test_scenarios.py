@@ -100,7 +100,10 @@ def test_scale_leaves_out_requests_and_shortens_none():
         "sequential": (4, 16, 32, 2000),
         "single": (50, 500, 1, 2000),
     }
-    assert SCENARIOS["poisson"].scaled(0.1).ways[0].requests == 840
+    (poisson,) = SCENARIOS["poisson"].scaled(0.1).ways
+    assert (poisson.sent, poisson.requests) == (840, 8400)
+    assert len(Draws(1, VOCAB).requests(SCENARIOS["poisson"], poisson, 0)) == 840
+    assert SCENARIOS["poisson"].scaled(0.001).ways[0].sent == 70, "those of a second"
 
 
 def test_texts_of_ones_own(tmp_path):

@@ -83,6 +83,9 @@ def test_equal_bundles_pass(recorded, capsys, tmp_path):
     report = tmp_path / "report.html"
     assert compare(*recorded, "--report", str(report)) == 0
     shown = capsys.readouterr().out
+    for place in recorded:
+        (line,) = [line for line in shown.splitlines() if line.startswith(f"{place}: ")]
+        assert line.endswith(" items/s"), "how fast each side is"
     assert "a: torch:float32 on " in shown
     assert "ok    b (torch:float32) against a (torch:float32), float32: max |d log p|" in shown
     assert "ok    a (torch:float32), packing: alone and in company" in shown

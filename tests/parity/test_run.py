@@ -346,7 +346,7 @@ class TestCommandLine:
         assert message in capsys.readouterr().err
 
     def test_every_size_can_be_asked_for(self):
-        assert set(arguments.SIZES) == set(workloads.SIZES)
+        assert set(arguments.SIZES) == {*workloads.SIZES, workloads.SAMPLE}
 
     def test_specs(self):
         spec = BackendSpec.parse("torch:bfloat16:triton")

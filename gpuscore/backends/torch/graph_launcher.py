@@ -92,7 +92,10 @@ class GraphLauncher:
 
     @torch.inference_mode()
     def reserve(self, batches: Iterable[PackedBatch]) -> None:
-        """Allocate the buffers of all batches in flight: pinning memory waits for the device."""
+        """Allocate the buffers of all batches in flight, each as large as the largest of these.
+
+        Pinning memory later would wait for the device.
+        """
         words = answers = 0
         for batch in batches:
             tables = self.attention.tables(batch)

@@ -89,7 +89,8 @@ def _add_scenarios(group: Any) -> None:
         "--scenario",
         default=None,
         metavar="LIST",
-        help=f"separated by commas: {', '.join(SCENARIOS)} (default: all, or that of --input)",
+        help=f"separated by commas: {', '.join(SCENARIOS)}, text (default: all but text, or with "
+        "--input that alone)",
     )
     group.add_argument(
         "--input",

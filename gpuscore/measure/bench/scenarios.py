@@ -65,7 +65,7 @@ class Way:
         seconds: of arrivals.
         cold: the static tokens are other ones in each request, too.
         decodes: sent as /v1/completions, which reads the prompts and decodes a token.
-        share: of the divided requests that are sent.
+        share: of the requests that are sent.
     """
 
     name: str
@@ -88,8 +88,9 @@ class Way:
 
     @property
     def sent(self) -> int:
-        least = 1 if self.chunk is None else min(LEAST_DIVIDED, self.requests)
-        return max(least, round(self.requests * self.share))
+        """Requests of a measurement, which are at least those of a second's arrivals."""
+        least = LEAST_DIVIDED if self.chunk is not None else math.ceil(self.rate or 1)
+        return max(min(least, self.requests), round(self.requests * self.share))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +110,7 @@ class Scenario:
 
     def scaled(self, scale: float) -> "Scenario":
         """Return the scenario with this share of its requests, none of which is shorter."""
-        ways = []
-        for way in self.ways:
-            if way.rate is not None:
-                way = replace(way, seconds=max(1.0, way.seconds * scale))
-            ways.append(replace(way, share=1.0 if way.rate or way.requests == 1 else scale))
-        return replace(self, ways=tuple(ways))
+        return replace(self, ways=tuple(replace(way, share=scale) for way in self.ways))
 
 
 def _rerank(name: str, source: str, shape: Shape) -> Scenario:
@@ -219,7 +215,7 @@ class Draws:
         else:
             rng = self._rng(scenario.name, way.name, number)
             static = self._ids(self._rng(scenario.name), way.shape.static)
-            total = way.requests if way.rate is not None else way.count
+            total = way.sent if way.rate is not None else way.count
             every = tuple(self._draw(rng, way, static) for _ in range(total))
         divided = [part for one in every for part in one.chunks(way.chunk)]
         return divided[: way.sent]

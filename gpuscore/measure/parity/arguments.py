@@ -9,9 +9,9 @@ from gpuscore.config.examples import EXAMPLES
 from gpuscore.config.flags import EPILOG, CommandParser, add_command, add_flags, refuse_api_key
 from gpuscore.config.sources import Settings
 
-# Copies of the keys of workload.SIZES, whose module imports NumPy and tokenizers, and of
+# Copies of the keys of workload.SIZES, of SAMPLE, whose module imports NumPy and tokenizers, and of
 # deviations.KNOWN.
-SIZES = ("quick", "standard", "full")
+SIZES = ("quick", "standard", "full", "bench")
 KINDS = ("strict", "gpuscore", "sglang", "sglang-mis", "sgl-jax")
 
 
@@ -184,7 +184,8 @@ def _add_workload(group: Any) -> None:
         "--workload",
         choices=SIZES,
         default="standard",
-        help="length of the prompts; full: 2,000 + 500 x 20 tokens, for a GPU (default: standard)",
+        help="length of the prompts; full: 2,000 + 500 x 20 tokens, for a GPU; "
+        "bench: the sample of `gpuscore bench` (default: standard)",
     )
     _add_seed(group)
     group.add_argument(

@@ -97,6 +97,9 @@ SIZES = {
     "standard": Size(1900, 256, 20),
     "full": Size(7600, 2000, 20),
 }
+# The sample that `gpuscore bench` scores, whatever the model's context is.
+SAMPLE, SAMPLE_IDS, SAMPLE_CONTEXT = "bench", 30_000, 512
+SAMPLE_CASES = ("short", "shared sub-prefixes", "query 1", "query 2", "query 3")
 MANY = 500
 QUERIES, ITEMS = 24, 12  # further queries of a seed, and the items of each
 SHORTEST_QUERY, LENGTHS = 8, 8  # tokens of the shortest of them; number of lengths
@@ -138,7 +141,7 @@ def make_workload(
     """Make the requests for one model.
 
     Args:
-        size: a name of `SIZES`.
+        size: a name of `SIZES`, or SAMPLE, which has one seed.
         seed: the first seed of the random token ids.
         vocab_rows: valid ids are 0 <= id < vocab_rows.
         context: largest number of tokens of a prompt.
@@ -152,6 +155,10 @@ def make_workload(
         raise ConfigError(f"--seeds {seeds} must be from 1 to {MOST_SEEDS}")
     if not 0 <= seed <= 2**32 - seeds:
         raise ConfigError(f"--seed {seed} must be from 0 to {2**32 - seeds}")
+    if size == SAMPLE:
+        if (seed, seeds) != (0, 1):
+            raise ConfigError(f"--workload {SAMPLE} has one seed: leave --seed and --seeds away")
+        return sample(vocab_rows)
     if vocab_rows < 16 or context < 2 * SPARE:
         raise ConfigError(
             f"a model of {vocab_rows} token ids and a context of {context} is too small for this "
@@ -164,6 +171,14 @@ def make_workload(
         made += (replace(case, name=case.name + ending) for case in cases)
     texts, left_out = _text_cases(tokenizer, vocab_rows)
     return Workload(size, seed, seeds, vocab_rows, context, (*made, *texts), left_out)
+
+
+def sample(vocab_rows: int) -> Workload:
+    """Return the sample of `gpuscore bench`: a few requests of ids that most models have."""
+    rows = min(vocab_rows, SAMPLE_IDS)
+    every = make_workload("quick", 0, rows, SAMPLE_CONTEXT, None).cases
+    chosen = tuple(case for case in every if case.name in SAMPLE_CASES)
+    return Workload(SAMPLE, 0, 1, rows, SAMPLE_CONTEXT, chosen)
 
 
 def query_numbers(workload: Workload) -> dict[str, int]:

@@ -68,6 +68,7 @@ def server_info(name: str, model: LoadedModel) -> dict[str, Any]:
             "machine": local_machine(),
             "versions": versions(),
             "commit": commit(),
+            "settings": dict(model.settings),
         },
     }
 
