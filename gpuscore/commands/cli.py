@@ -29,6 +29,7 @@ from gpuscore.config.flags import (
     EPILOG,
     CommandParser,
     HelpFormatter,
+    add_command,
     add_flags,
     add_label_flags,
     add_some_flags,
@@ -161,16 +162,8 @@ def _add_command(
     required: str = "",
     model: str = "[MODEL] ",
 ) -> CommandParser:
-    command: CommandParser = commands.add_parser(
-        name,
-        usage=f"gpuscore {name} {model}{required}[OPTIONS]",
-        description=f"{help[0].upper()}{help[1:]}.",
-        help=help,
-        epilog=EXAMPLES[name] + EPILOG,
-        formatter_class=HelpFormatter,
-    )
-    command.set_defaults(command=run)
-    refuse_api_key(command)
+    usage, description = f"{name} {model}{required}[OPTIONS]", f"{help[0].upper()}{help[1:]}."
+    command = add_command(commands, name, usage, help, description, EXAMPLES[name] + EPILOG, run)
     refuse_pipelines(command)
     return command
 

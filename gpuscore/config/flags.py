@@ -95,6 +95,23 @@ class CommandParser(argparse.ArgumentParser):
                 one.help = text
 
 
+def add_command(
+    commands: Any, name: str, usage: str, help: str, description: str, epilog: str, run: object
+) -> CommandParser:
+    """Add a command, which `run` runs, to a parser's commands; its usage is what follows names."""
+    command: CommandParser = commands.add_parser(
+        name,
+        usage=f"gpuscore {usage}",
+        description=description,
+        help=help,
+        epilog=epilog,
+        formatter_class=HelpFormatter,
+    )
+    command.set_defaults(command=run)
+    refuse_api_key(command)
+    return command
+
+
 class _HelpAll(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         assert isinstance(parser, CommandParser)  # noqa: S101

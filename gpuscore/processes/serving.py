@@ -24,7 +24,7 @@ from gpuscore.processes.replicas.placement import Sought, placements, places_of_
 from gpuscore.processes.replicas.replicas import Replicas
 from gpuscore.processes.replicas.start import AllReplicas, start_models
 from gpuscore.processes.worker.process import EngineListener
-from gpuscore.prompts.decisions import Asking, read_asking
+from gpuscore.prompts.decisions import DecisionSettings, read_asking
 from gpuscore.prompts.model import ModelFiles
 from gpuscore.server.http.auth import ApiKeys, KeyReader, read_api_keys
 from gpuscore.server.http.descriptors import raise_limit, warn_of_limit
@@ -120,7 +120,7 @@ def _prepared(
     limits: RequestLimits,
     engine: EngineConfig,
     keys: ApiKeys,
-    asked: Asking,
+    asked: DecisionSettings,
     devices: tuple[str, ...],
     pid: int,
     text: str,
@@ -173,13 +173,13 @@ class ServedFiles:
     info: TokenizerInfo | None
 
 
-def asking(server: ServerConfig) -> Asking:
+def asking(server: ServerConfig) -> DecisionSettings:
     """Return how typed questions are asked; raise ConfigError if the calibration is unreadable."""
     return read_asking(server.decision_order, server.calibration)
 
 
 def read_files(
-    directory: Path, family: str, names: Sequence[str], asked: Asking | None = None
+    directory: Path, family: str, names: Sequence[str], asked: DecisionSettings | None = None
 ) -> ServedFiles:
     """Read the files; `names` are the model's, the best one first. Raises ConfigError."""
     prompts = ModelFiles.read(directory, family, names, asked)

@@ -228,5 +228,5 @@ class TestFingerprint:
         with pytest.raises(ConfigError, match="cannot be read as safetensors"):
             fingerprint(copy)
         (copy / "model.safetensors").unlink()
-        with pytest.raises(ConfigError, match="cannot be read as safetensors"):
+        with pytest.raises(ConfigError, match="has neither model.safetensors"):
             fingerprint(copy)

@@ -51,7 +51,7 @@ class CheckpointFiles:
         self.shapes = weight_shapes(architecture.config)
         self._stack = ExitStack()
         with ExitStack() as stack:
-            paths = _weight_files(directory)
+            paths = weight_files(directory)
             files = [_open_file(path, framework, stack) for path in paths]
             self._path_of = dict(zip(files, paths, strict=True))
             self._file_of = _by_name(files)
@@ -262,7 +262,7 @@ def _open_file(path: Path, framework: str, stack: ExitStack) -> Any:
         raise ConfigError(f"{path} cannot be read as safetensors: {error}") from error
 
 
-def _weight_files(directory: Path) -> list[Path]:
+def weight_files(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     single = directory / "model.safetensors"
     if is_file(single):  # takes precedence over an index, as in transformers

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpuscore.config import FileConfig, ModelConfig
 from gpuscore.config.examples import EXAMPLES
-from gpuscore.config.flags import EPILOG, CommandParser, HelpFormatter, add_flags, refuse_api_key
+from gpuscore.config.flags import EPILOG, CommandParser, add_command, add_flags, refuse_api_key
 from gpuscore.config.sources import Settings
 
 # Copies of the keys of workload.SIZES, of SAMPLE, whose module imports NumPy and tokenizers, and of
@@ -216,17 +216,9 @@ def _add(
     epilog: str = "",
 ) -> CommandParser:
     ending = f"\nExit code 1: {exit_1}." if exit_1 else ""
-    command: CommandParser = commands.add_parser(
-        name,
-        usage=f"gpuscore parity {name} {usage}",
-        description=f"{help[0].upper()}{help[1:]}.{ending}",
-        help=help,
-        epilog=EXAMPLES[f"parity {name}"] + epilog,
-        formatter_class=HelpFormatter,
-    )
-    command.set_defaults(command=partial(_run, name))
-    refuse_api_key(command)
-    return command
+    description, examples = f"{help[0].upper()}{help[1:]}.{ending}", EXAMPLES[f"parity {name}"]
+    run, usage = partial(_run, name), f"parity {name} {usage}"
+    return add_command(commands, name, usage, help, description, examples + epilog, run)
 
 
 def _run(name: str, values: argparse.Namespace, settings: Settings) -> int:
