@@ -87,8 +87,8 @@ ResultT = TypeVar("ResultT")
 HttpT = TypeVar("HttpT", httpx.Client, httpx.AsyncClient)
 
 
-class ClientConnection(Generic[HttpT]):
-    """Settings of a client, and the client of httpx that sends, which may be the caller's own."""
+class SenderBase(Generic[HttpT]):
+    """The base of both senders: settings, and a client of httpx, which may be the caller's own."""
 
     _opened: ClassVar[type[Any]]
 
@@ -121,7 +121,7 @@ class ClientConnection(Generic[HttpT]):
         return request, part.request_id, seconds
 
 
-class Sender(ClientConnection[httpx.Client]):
+class Sender(SenderBase[httpx.Client]):
     """The base of `Client`."""
 
     _opened = httpx.Client
@@ -213,7 +213,7 @@ class Sender(ClientConnection[httpx.Client]):
             _until.reset(token)
 
 
-class AsyncSender(ClientConnection[httpx.AsyncClient]):
+class AsyncSender(SenderBase[httpx.AsyncClient]):
     """The base of `AsyncClient`."""
 
     _opened = httpx.AsyncClient
