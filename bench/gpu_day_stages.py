@@ -147,10 +147,10 @@ def sections(
 
 def _over_http(device: str, folder: Path, scratch: Path, shape: str | Path, trial: bool) -> Stage:
     """Return the stage that times a server of its own with `gpuscore bench`."""
-    path = folder / "http.json"
+    path, dtype = folder / "http.json", "bfloat16" if device == "cuda" else "float32"
     command = (
         *(sys.executable, "-P", "-m", "gpuscore", "bench", "--allow-dirty", "--output", path),
-        *("--model", scratch / f"{shape}-bfloat16", "--serve", f"--device {device}"),
+        *("--model", scratch / f"{shape}-{dtype}", "--serve", f"--device {device}"),
         *("--scenario", "latency,poisson,rerank-static", "--find-rate", "500"),
         *("--minutes", MINUTES_LEFT, *(("--scale", "0.02") if trial else ())),
     )
