@@ -44,6 +44,7 @@ from gpuscore.measure import reports
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "gpu-day"
+DAY = "gpu-day.json"
 MARGIN = 20.0  # seconds kept for the page
 NO_DEVICE = 78
 BENCH = (
@@ -93,7 +94,7 @@ def bench(options: argparse.Namespace, about: Found) -> "Day":
 def whole_day(options: argparse.Namespace, about: Found) -> "Day":
     folder: Path = (options.output or FOLDER).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    day = Day.open(folder / "gpu-day.json", about)
+    day = Day.open(folder / DAY, about)
     planned = stages(options.device, folder, trial=options.trial)
     day.run(planned, folder, options.minutes or 25.0)
     print(f"\nwritten to {day.path} and {write_page(folder, day.found)}")
@@ -196,7 +197,8 @@ class Day:
     def _keep(self, stage: Stage, result: Found) -> None:
         self.stages[stage.name] = result
         replace_json(self.path, self.found)
-        write_page(self.path.parent, self.found)
+        if self.path.name == DAY:  # the bench alone has no page
+            write_page(self.path.parent, self.found)
         if result["status"] != "begun":
             why = f": {result['why']}" if "why" in result else ""
             print(f"{stage.name}: {result['status']}{why}", flush=True)

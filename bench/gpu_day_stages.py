@@ -159,7 +159,11 @@ def _over_http(device: str, folder: Path, scratch: Path, shape: str | Path, tria
         # The bundle is written at the end; until then there is what was printed.
         return {"bundle": read_json(path)} if path.is_file() else {"printed": printed}
 
-    return Stage("bench: HTTP", (command,), read, 240, 60, path, SERVER)
+    # The sections that make the model may have failed.
+    make = f"make_model({str(shape)!r}, {dtype!r}, Path({str(scratch)!r}))"
+    module = "from gpuscore.measure.bench.random_models import make_model"
+    model = (sys.executable, "-P", "-c", f"from pathlib import Path; {module}; {make}")
+    return Stage("bench: HTTP", (model, command), read, 240, 60, path, SERVER)
 
 
 def in_time(planned: Sequence[Stage], trial: bool) -> list[Stage]:

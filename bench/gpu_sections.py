@@ -35,7 +35,7 @@ from gpuscore.errors import ConfigError
 from gpuscore.measure.bench.random_models import SHAPES, make_model
 
 PROFILED = ("a", "300")
-# A trial on a CPU computes in float32, beside which eight bits err by far more than beside bfloat16.
+# A trial on a CPU computes in float32, beside which eight bits err by far more.
 IN_SINGLES = 256.0
 
 
