@@ -169,7 +169,7 @@ WIDE = 8209  # tokens; a prime number, so that no other size is a multiple of it
 
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 def test_no_program_holds_logits_of_all_tokens(platform, monkeypatch):
-    """By construction: beside embedding and head, nothing is as wide as the vocabulary."""
+    """Show that beside embedding and head no array is as wide as the vocabulary."""
     programs, head = traced(WIDE, monkeypatch)
     for program in (programs.extend, programs.labels):
         text = program.lower(lowering_platforms=(platform,)).as_text()
@@ -179,7 +179,7 @@ def test_no_program_holds_logits_of_all_tokens(platform, monkeypatch):
 
 
 def test_memory_of_a_program_does_not_grow_with_the_vocabulary(monkeypatch):
-    """As XLA tells for this CPU, in bfloat16, which it widens."""
+    """XLA tells it for this CPU, in bfloat16, which it widens."""
     import jax
 
     from gpuscore.backends.jax.programs import options_of

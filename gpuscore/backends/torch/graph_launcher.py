@@ -52,7 +52,7 @@ class Passes:
     attention: TritonAttention  # over the launcher's pool
 
 
-class Planned(NamedTuple):
+class PlannedBatch(NamedTuple):
     """A batch with its tile tables, the places of its parts, and its graph if there is one."""
 
     batch: PackedBatch
@@ -99,7 +99,7 @@ class GraphLauncher:
         weight = self.decoder.weights.lm_head
         self._hidden = weight.new_empty(graph_tokens, weight.shape[1])
         self._free: list[Buffers] = []
-        self._planned: Planned | None = None  # the batch that `is_quick` was asked about
+        self._planned: PlannedBatch | None = None  # the batch that `is_quick` was asked about
 
     @torch.inference_mode()
     def reserve(self, batches: Iterable[PackedBatch]) -> None:
@@ -149,7 +149,7 @@ class GraphLauncher:
             self._reclaim(buffers)
             raise
 
-    def _launch(self, planned: Planned, buffers: Buffers) -> Finish:
+    def _launch(self, planned: PlannedBatch, buffers: Buffers) -> Finish:
         batch, tables, places, replay = planned
         end = write(batch, tables, places, buffers.words)
         head, end = write_head(batch, buffers.words, end)
@@ -165,9 +165,9 @@ class GraphLauncher:
             self.launched += 1
         return self._answer(batch, head, hidden, buffers)
 
-    def _plan(self, batch: PackedBatch) -> Planned:
+    def _plan(self, batch: PackedBatch) -> PlannedBatch:
         tables = self.attention.tables(batch)
-        return Planned(batch, tables, *self._places(batch, tables))
+        return PlannedBatch(batch, tables, *self._places(batch, tables))
 
     def _places(self, batch: PackedBatch, tables: list[TileTable]) -> tuple[Places, Replay | None]:
         """Return the places of the batch's parts, and its graph if there is one."""
