@@ -213,17 +213,20 @@ format: setup
 bench-cpu: setup
 	$(BIN)/python -P bench/cpu.py $(ARGS)
 
+# What was brought along on PYTHONPATH stays visible.
+GPU_PATH = "$(CURDIR):$(CURDIR)/kernels$${PYTHONPATH:+:$$PYTHONPATH}"
+
 # Under 8 minutes on a CUDA device. No virtual environment: torch, triton and transformers of PYTHON
 # are enough, and for SERVE=1, which adds the rows over HTTP, the server's dependencies.
 bench-gpu:
-	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) bench/gpu_day.py --bench \
+	PYTHONSAFEPATH=1 PYTHONPATH=$(GPU_PATH) $(PYTHON) bench/gpu_day.py --bench \
 	  $(if $(SERVE),--serve) $(ARGS)
 
-# On a CUDA device, at most 25 minutes, no network: tests, benches, attention backends, parity, and the
-# gate on generated code, as one JSON file and one page in gpu-day/. The same command continues a run
-# that ended early. A trial on a CPU: make gpu-day PYTHON=.venv/bin/python ARGS='--device cpu'
+# On a CUDA device, at most 25 minutes, no network: benches, attention backends, parity and tests, as one
+# JSON file and one page in gpu-day/ or ARGS='--output DIR'. The same command continues a run that
+# ended early. A trial on a CPU: make gpu-day PYTHON=.venv/bin/python ARGS='--device cpu'
 gpu-day:
-	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) bench/gpu_day.py $(ARGS)
+	PYTHONSAFEPATH=1 PYTHONPATH=$(GPU_PATH) $(PYTHON) bench/gpu_day.py $(ARGS)
 
 # Host time of launches; without a device.
 bench-host: setup

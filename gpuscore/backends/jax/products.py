@@ -3,6 +3,7 @@
 By default XLA multiplies float32 numbers in TF32 on CUDA and in bfloat16 on TPUs.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
@@ -96,7 +97,22 @@ def _divided(x: Array, by: Array) -> Array:
 
 def chosen(x: Array, places: Array) -> Array:
     """Return the rows of x at `places` [n], as [n, ...]."""
-    return x.at[places].get(mode="promise_in_bounds")
+    return as_bits(x, lambda bits: bits.at[places].get(mode="promise_in_bounds"))
+
+
+def as_bits(x: Array, read: Callable[[Array], Array]) -> Array:
+    """Return what `read` takes out of x; on a CPU, of short numbers it takes the bits.
+
+    A CPU's XLA widens short numbers, and does so for all of x before a loop that reads a part in
+    each step: 0.6 GiB for a head of 151,936 tokens. A TPU's copies all of x if its bits are read.
+    """
+    if x.dtype.itemsize != 2:
+        return read(x)
+    return lax.platform_dependent(x, cpu=partial(_bits, read), default=read)
+
+
+def _bits(read: Callable[[Array], Array], x: Array) -> Array:
+    return lax.bitcast_convert_type(read(lax.bitcast_convert_type(x, jnp.uint16)), x.dtype)
 
 
 def part(x: Array, start: Array, size: int) -> Array:

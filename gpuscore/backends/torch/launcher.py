@@ -80,7 +80,11 @@ class Launcher(Protocol):
     def launch(self, batch: PackedBatch) -> Finish: ...
 
     def is_quick(self, batch: PackedBatch) -> bool:
-        """True if `launch` takes about a millisecond, because the batch probably has a graph."""
+        """True if `launch` takes about a millisecond, because the batch has a graph.
+
+        A batch without one is launched by the thread that was measured at start, whose cuBLAS
+        workspace is there.
+        """
 
     def capture(self) -> None:
         """Capture the CUDA graphs of all sizes, if there are any, and check each; blocks.
