@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "jax", "triton", "transformers", "fastapi", "starlette", "uvicorn", "tokenizers"}
 HEAVY |= {"prometheus_client", "opentelemetry", "httpx", "pyarrow", "scipy", "ir_measures", "ray"}
+HEAVY |= {"gguf", "accelerate"}
 
 EXACT = {"gpuscore", "gpuscore.config"}  # granted alone, without the modules below
 
@@ -73,6 +74,13 @@ commands.bulk: config config.flags dialects prompts text
 commands.bulk.options: commands.bulk config config.flags config.sources
 commands.bulk.command: gpuscore commands.bulk config. dialects models.hub processes ray.bulk
 commands.bulk.parquet: commands.bulk pyarrow
+commands.convert: backends.common commands.convert models prompts.model measure.progress
+  tokenizers torch transformers
+commands.convert.arguments: accelerate commands.convert config.examples config.flags config.sources
+commands.convert.gguf_file: models.files gguf
+commands.convert.gguf_config: commands.convert
+commands.convert.gguf_source: backends.common commands.convert models gguf tokenizers torch
+  transformers
 __main__: commands.cli
 """
 

@@ -1,4 +1,5 @@
-"""The `gpuscore` command: serve, score, batch, calibrate, eval, info, doctor, parity, bench."""
+"""The `gpuscore` command: serve, score, batch, calibrate, convert, eval, info, doctor,
+parity, bench."""
 
 import argparse
 import json
@@ -14,6 +15,7 @@ from typing import Any
 
 from gpuscore import __version__
 from gpuscore.commands.bulk.options import add_batch
+from gpuscore.commands.convert.arguments import add_convert
 from gpuscore.config import (
     CONFIGS,
     EngineConfig,
@@ -109,6 +111,7 @@ def make_parser() -> CommandParser:
     score.add_help_all()
     add_batch(commands, _batch)
     add_calibrate(commands)
+    add_convert(commands)
     add_eval(commands)
     info = _add_command(
         commands, "info", "show a model's architecture, limits and memory, and all settings", _info

@@ -31,7 +31,8 @@ from gpuscore.server.http.auth import read_api_keys
 LEAST_MEMORY = 2 * 2**30  # bytes; the weights of Qwen3-0.6B in float32 take 2.2 GiB
 LEAST_DISK = 5 * 2**30
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
-EXTRAS = ("batch", "client", "eval", "jax", "otel", "parity", "ray", "serve")  # those of users
+# Those of users.
+EXTRAS = ("batch", "client", "convert", "eval", "jax", "otel", "parity", "ray", "serve")
 Level: TypeAlias = Literal["OK", "warning", "problem"]
 
 
