@@ -36,7 +36,7 @@ ALLOWED = {
     (
         "gpuscore/commands/convert/bin_source.py",
         "torch.load",
-    ): "with weights_only, which builds tensors and nothing else; tests/convert has a file with code",
+    ): "with weights_only, which builds tensors only; tests/convert has a file with code",
 }
 # Licences that allow the images to be passed on. Look at any other licence before adding it.
 PERMISSIVE = re.compile(

@@ -44,8 +44,9 @@ def _convert(values: argparse.Namespace, settings: Settings) -> int:
 
         from gpuscore.commands.convert.command import convert
     except ModuleNotFoundError as error:
-        if error.name not in _EXTRA:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRA:
             raise
-        needed = f"gpuscore convert needs {error.name}: pip install 'gpuscore[convert]'"
+        needed = f"gpuscore convert needs {package}: pip install 'gpuscore[convert]'"
         raise ConfigError(needed) from error
     return convert(values)

@@ -13,6 +13,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from gpuscore.backends.common.architectures import read_architecture
+from gpuscore.backends.common.hf_config import RawConfig
+from gpuscore.commands.convert.source import refusing
 from gpuscore.errors import UsageError
 from gpuscore.models.files import (
     MAX_JSON,
@@ -54,6 +57,7 @@ class BinSource:
             raise UsageError(f"{path} has no {CONFIG}")
         if self._config.get("quantization_config") is not None:
             raise UsageError(f"{path} is quantised ({CONFIG}); supported: plain weights")
+        read_architecture(RawConfig(self._config))
         if not any(is_file(path / name, MAX_TOKENIZER) for name in (TOKENIZER, *_OLDER)):
             raise UsageError(f"{path} has no tokenizer ({', '.join((TOKENIZER, *_OLDER))})")
         self._shards = {name: _load(path / name) for name in _shard_names(path)}
@@ -83,7 +87,8 @@ class BinSource:
             name = name if count > 1 else "model.safetensors"
             # Copies, because safetensors writes no tensors that share memory.
             copies = {key: one.to(wanted, copy=True).contiguous() for key, one in tensors.items()}
-            save_file(copies, directory / name, {"format": "pt"})
+            with refusing(directory / name):
+                save_file(copies, directory / name, {"format": "pt"})
             weight_map |= dict.fromkeys(tensors, name)
             del copies, shard
         if len(self._shards) > 1:
@@ -98,14 +103,9 @@ class BinSource:
         self._make_tokenizer().save(str(directory / TOKENIZER))
 
     def _make_tokenizer(self) -> Tokenizer:
-        try:
+        with refusing(self.path):
             made: Any = AutoTokenizer.from_pretrained(self.path, local_files_only=True)
             backend: Tokenizer = made.backend_tokenizer
-        except (OSError, ValueError, ImportError, AttributeError, KeyError, TypeError) as error:
-            reason = str(error).partition("\n")[0][:200]
-            raise UsageError(
-                f"{self.path} has no {TOKENIZER}, and transformers cannot make it: {reason}"
-            ) from error
         return backend
 
     def tensor(self, name: str) -> Tensor | None:
@@ -136,19 +136,14 @@ def _shard_names(path: Path) -> list[str]:
 def _load(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file, whose numbers are mapped and not read yet."""
     size = path.stat().st_size
-    try:
+    with refusing(path):
+        if not zipfile.is_zipfile(path):
+            raise UsageError(f"{path} is damaged, or written by torch before 1.6")
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(entry.file_size for entry in archive.infolist())
         if unpacked > size:
             raise UsageError(f"{path} has {size:,} bytes and would become {unpacked:,}")
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except zipfile.BadZipFile as error:
-        raise UsageError(f"{path} is damaged, or written by torch before 1.6") from error
-    except (UsageError, MemoryError):
-        raise
-    except Exception as error:  # damaged files lead the reader to errors of any kind
-        reason = " ".join(str(error).split())[:200]
-        raise UsageError(f"{path} is damaged, or has more than tensors: {reason}") from error
     if not isinstance(content, dict):
         raise UsageError(f"{path} has {type(content).__name__}, and not tensors by name")
     total = 0

@@ -2,9 +2,9 @@
 
 import argparse
 import os
+import secrets
 import shutil
 import signal
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,6 +49,8 @@ def convert(values: argparse.Namespace) -> int:
         raise
     except ConfigError as error:
         raise UsageError(str(error)) from error
+    except OSError as error:
+        raise UsageError(f"SOURCE {values.source} cannot be read: {error.strerror}") from error
     why = "as asked" if values.written_dtype else source.why
     print(f"{directory}: {count} tensors in {dtype} ({why}), {mebibytes(size)}; ", end="")
     print(f"compared with {source.path}. Next: gpuscore serve {directory}")
@@ -101,16 +103,14 @@ def _beside(directory: Path) -> Iterator[Path]:
 
     Signals that end the process raise SystemExit meanwhile.
     """
-    place = directory.absolute()
-    try:
-        made = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
-    except OSError as error:
-        raise UsageError(f"DIRECTORY {directory} cannot be made: {error.strerror}") from error
+    made = directory.absolute().with_name(f".{directory.absolute().name}.{secrets.token_hex(4)}")
     before = {number: signal.signal(number, _end) for number in _ENDING}
     try:
+        made.mkdir(0o700)
         yield made
     except OSError as error:
-        raise UsageError(f"DIRECTORY {directory} cannot be written: {error}") from error
+        reason = f"{error.strerror} ({error.filename})" if error.filename else str(error)
+        raise UsageError(f"DIRECTORY {directory} cannot be written: {reason}") from error
     finally:
         shutil.rmtree(made, ignore_errors=True)
         for number, handler in before.items():

@@ -54,7 +54,7 @@ _LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of the 27B models
 
 
 def check_architecture(file: GgufFile) -> None:
-    """Refuse an architecture, or a key of it, that is not known.
+    """Refuse an architecture or a key of it that is not known, and a size that is missing.
 
     Raises:
         UsageError: always names what was found.
@@ -68,6 +68,8 @@ def check_architecture(file: GgufFile) -> None:
     for key in file.metadata:
         if key.startswith(f"{name}.") and key.removeprefix(f"{name}.") not in known:
             raise UsageError(f"{file.path} has the key {key!r:.100}, whose effect is not supported")
+    for key in _INTEGERS:
+        _positive(file, key)
 
 
 def complete(config: Any, file: GgufFile) -> None:
@@ -136,8 +138,9 @@ def _head_size(file: GgufFile, config: Any) -> int:
 
 def _rope(file: GgufFile, head_dim: int) -> dict[str, Any]:
     name, metadata = file.architecture, file.metadata
-    theta = metadata.get(f"{name}.{_THETA}", _LOCAL_THETA)
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(theta)}
+    key = f"{name}.{_THETA}"
+    theta = file.of_type(key, float) if key in metadata else _LOCAL_THETA
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
     scaling = metadata.get(f"{name}.{_SCALING}", "none")
     if scaling == "linear":
         rope |= {"rope_type": "linear", "factor": file.of_type(f"{name}.{_FACTOR}", float)}

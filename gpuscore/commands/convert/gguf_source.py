@@ -22,6 +22,7 @@ from gpuscore.backends.common.hf_config import RawConfig
 from gpuscore.backends.common.shapes import weight_shapes
 from gpuscore.commands.convert import gguf_config, gguf_tokenizer
 from gpuscore.commands.convert.gguf_file import GgufFile, unreadable
+from gpuscore.commands.convert.source import refusing
 from gpuscore.errors import UsageError
 from gpuscore.models.files import shown
 
@@ -47,7 +48,7 @@ class GgufSource:
         self.why = f"its matrices are {', '.join(sorted(formats))}"
         self._made: Any = None
         self._heads: tuple[int, int] = (0, 0)
-        with self._alone() as directory:
+        with self._alone() as directory, refusing(path):
             self._config = AutoConfig.from_pretrained(
                 directory, gguf_file=_NAME, local_files_only=True
             )
@@ -86,7 +87,7 @@ class GgufSource:
     def _stored_name(self, name: str) -> str:
         """Return llama.cpp's name of a tensor of transformers."""
         base, _, ending = name.rpartition(".")
-        return f"{self._names.get_name(base)}.{ending}"
+        return f"{self._names.get_name(base) or base}.{ending}"
 
     @contextmanager
     def _alone(self) -> Iterator[str]:
@@ -97,7 +98,7 @@ class GgufSource:
 
     def write(self, directory: Path, dtype: str) -> None:
         """Write the directory; see `Source`."""
-        with self._alone() as alone:
+        with self._alone() as alone, refusing(self.path):
             self._made = AutoTokenizer.from_pretrained(
                 alone, gguf_file=_NAME, local_files_only=True
             )
@@ -138,7 +139,8 @@ class GgufSource:
 
     def check_texts(self, directory: Path) -> None:
         """Compare tokenizer and template; see `Source`."""
-        written = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        with refusing(directory / "tokenizer.json"):
+            written = Tokenizer.from_file(str(directory / "tokenizer.json"))
         gguf_tokenizer.check_written(written, self._made.backend_tokenizer, self._file)
         path = directory / "chat_template.jinja"
         template = path.read_text(encoding="utf-8") if path.exists() else None

@@ -1,10 +1,14 @@
 """The source of a conversion: a model in another format than the one that `serve` takes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from torch import Tensor
+
+from gpuscore.errors import ConfigError, UsageError
+from gpuscore.models.files import SHOWN
 
 # Called with the number of tensors that are done.
 Counted: TypeAlias = Callable[[int], None]
@@ -38,3 +42,21 @@ class Source(Protocol):
     def check_texts(self, directory: Path) -> None:
         """Raise ConfigError unless tokenizer and chat template are the source's."""
         ...
+
+
+@contextmanager
+def refusing(path: Path) -> Iterator[None]:
+    """Turn what a library raises over a file of strangers, which may be anything, into a refusal.
+
+    Raises:
+        UsageError: with the path, and the first line of the library's error.
+    """
+    try:
+        yield
+    except (ConfigError, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the file
+            raise
+        reason = " ".join(str(error).split())[:SHOWN]
+        raise UsageError(f"{path} cannot be read: {type(error).__name__}: {reason}") from error
