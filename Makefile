@@ -108,7 +108,7 @@ test-all: setup $(TRITON_VENV)/.installed
 # The real model against transformers. Without a network it is not made, and everything is skipped,
 # loudly; with REQUIRE_REAL_MODEL=1, as in .ci/run, that is an error.
 test-real: setup
-	@if $(MAKE) --no-print-directory real-model; then $(BIN)/pytest -c tests_real/pytest.ini $(or $(ARGS),tests_real); \
+	@if $(MAKE) --no-print-directory real-model; then $(BIN)/pytest -c tests_real/pytest.ini --numprocesses 2 --dist loadfile $(or $(ARGS),tests_real); \
 	else echo 'SmolLM2 cannot be made: NOTHING IS TESTED ON A REAL MODEL'; [ '$(REQUIRE_REAL_MODEL)' != 1 ]; fi
 
 # Tools of make test-hostile, test-web, manifests-test and audit, in one environment beside that of

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+import torch
 
 from gpuscore.measure.parity.bundle import Bundle
 from reference import MODEL, Reference
@@ -27,6 +28,7 @@ def pytest_sessionstart() -> None:
 
 @pytest.fixture(scope="session")
 def reference() -> Reference:
+    torch.set_num_threads(1)  # a worker of pytest-xdist has a core
     return Reference()
 
 
@@ -39,7 +41,7 @@ def bundle() -> Bundle:
 @pytest.fixture(scope="session")
 def real() -> Iterator[httpx.Client]:
     """A client of a server as `make serve MODEL=smollm2` starts it, in float32."""
-    flags = ("--family", "instruct", "--device", "cpu", "--dtype", "float32")
+    flags = ("--family", "instruct", "--device", "cpu", "--dtype", "float32", "--threads", "1")
     with (
         serving(MODEL, *flags, fork=False) as server,
         httpx.Client(base_url=server.url, timeout=300) as client,

@@ -37,21 +37,21 @@ class Reference:
             self.tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
         )
 
-    def rows(self, ids: list[int]) -> NDArray[np.float64]:
-        """Return log-probabilities [T, V] after each token."""
+    def rows(self, ids: list[int], last: int = 0) -> NDArray[np.float64]:
+        """Return log-probabilities [T, V] after each token, or after the last ones only."""
         with torch.inference_mode():
-            logits = self.model(torch.tensor([ids]), use_cache=False).logits[0]
-        return torch.log_softmax(logits.double(), dim=-1).numpy()
+            out = self.model(torch.tensor([ids]), use_cache=False, logits_to_keep=last)
+        return torch.log_softmax(out.logits[0].double(), dim=-1).numpy()
 
     def labels(self, prompt: list[int], labels: list[str]) -> NDArray[np.float64]:
         """Return the log-probability of each label, of any number of tokens, after a prompt."""
         alone = [self.ids(label) for label in labels]
-        first = self.rows(prompt)[-1] if any(len(one) == 1 for one in alone) else None
+        first = self.rows(prompt, 1)[0] if any(len(one) == 1 for one in alone) else None
         found = []
         for label in alone:
             if first is not None and len(label) == 1:
                 found.append(first[label[0]])
                 continue
-            rows = self.rows([*prompt, *label[:-1]])[len(prompt) - 1 :]
+            rows = self.rows([*prompt, *label[:-1]], len(label))
             found.append(sum(row[token] for row, token in zip(rows, label, strict=True)))
         return np.array(found)

@@ -88,14 +88,12 @@ def test_choices_of_five(real, reference):
     found = post(real, "/v1/score", query=TOPICS, items=items, labels=LETTERS)["scores"]
     want = [reference.labels(reference.ids(TOPICS + item), LETTERS) for item in items]
     np.testing.assert_allclose(np.log(found), want, atol=CLOSE, rtol=0)
-    shares = np.exp(want)
-    assert len({*shares.argmax(axis=1).tolist()}) > 1, "the model tells topics apart"
+    assert np.std(want, axis=0).min() > 0.1, "scores that say something of the sentence"
 
 
 def test_labels_of_two_to_five_tokens(real, reference):
-    assert {len(reference.ids(label)) for label in LONG_LABELS} == {2, 3, 4}
-    labels = [*LONG_LABELS, " does not answer the question", " yes"]
-    assert len(reference.ids(labels[-2])) == 5
+    labels = [*LONG_LABELS, " yes"]
+    assert {len(reference.ids(label)) for label in labels} == {1, 2, 3, 4, 5}
     for one in TEXTS[:3]:
         query = f"Question: {one.query}\nSentence: "
         items = [f"{sentence}\nThis sentence" for sentence in one.items[:2]]

@@ -14,7 +14,7 @@ from gpuscore.measure.parity.results import Run
 from gpuscore.measure.parity.runs import run_workload, score_case
 from reference import CLOSE, MODEL, PASSAGES
 
-CONFIG = ModelConfig(str(MODEL), device="cpu", dtype="float32")
+CONFIG = ModelConfig(str(MODEL), device="cpu", dtype="float32", threads=1)
 SOME = ("question 1", "question 7", "page", "item_first", "softmax")
 
 
@@ -81,6 +81,6 @@ def test_trees(reference):
 
 
 def test_jax(bundle, torch_run):
-    workload, run = score_some((*SOME, "question 12"), bundle, backend="jax")
+    workload, run = score_some((*SOME, "question 12"), bundle, backend="jax", threads=None)
     assert not failed(judge(workload, bundle.run, None, run)[1])
     assert not failed(judge_pair(workload, torch_run, run)[1])

@@ -37,7 +37,7 @@ def change_config(directory, **fields):
 
 def failed_gates(directory, bundle):
     (case,) = (case for case in bundle.workload.cases if case.name == NAME)
-    with Scorer(str(directory), device="cpu", dtype="float32") as scorer:
+    with Scorer(str(directory), device="cpu", dtype="float32", threads=1) as scorer:
         run = Run("changed", "float32", {NAME: score_case(scorer, case)})
     workload = type(bundle.workload)("text", 0, 1, 49152, 8192, (case,))
     return {one.gate for one in judge(workload, bundle.run, None, run)[1] if one.failed}
@@ -71,7 +71,9 @@ def test_a_template_without_a_turn(copy):
     assert without != template
     scores = []
     for directory in (MODEL, copy):
-        with Scorer(str(directory), device="cpu", dtype="float32", family="instruct") as scorer:
+        with Scorer(
+            str(directory), device="cpu", dtype="float32", threads=1, family="instruct"
+        ) as scorer:
             ranking = scorer.rerank("What is a label?", PASSAGES[:4])
         scores.append([s for _, s in sorted(zip(ranking.indices, ranking.scores, strict=True))])
         replace_file(copy, "chat_template.jinja", without)
