@@ -330,7 +330,6 @@ def test_an_interrupt_keeps_what_was_measured(server, tmp_path):
         (["--url", "http://127.0.0.1:9"], "no answer", 2),
         (["--url", "ftp://x"], "must begin with http", 2),
         (["--model", "demo", "--scenario", "a"], "--scenario a: there are rerank", 2),
-        (["--model", "demo", "--scenario", "text"], "--scenario text needs --input FILE", 2),
         (["--serve", "--x", "--url", "http://127.0.0.1:9"], "need --model", 2),
         (["--model", "demo", "--shape", "small"], "give one of them", 2),
         (["--model", "no such!", "--scenario", "latency"], "did not start: MODEL no such!", 78),

@@ -19,7 +19,7 @@ from gpuscore.measure.bench.bundle import BenchBundle, server_of, write_bundle
 from gpuscore.measure.bench.compare import agreement, as_text, write_report
 from gpuscore.measure.bench.figures import Row
 from gpuscore.measure.bench.runner import BenchRun, Options
-from gpuscore.measure.bench.scenarios import SCENARIOS, Scenario, text_scenario
+from gpuscore.measure.bench.scenarios import SCENARIOS, TEXT, Scenario, text_scenario
 from gpuscore.measure.bench.targets import Answerer, api_key, in_process, meet, started
 from gpuscore.measure.parity.report import now
 from gpuscore.system.machine import local_machine, versions
@@ -73,14 +73,13 @@ def bench(values: argparse.Namespace) -> int:
 
 def _scenarios(values: argparse.Namespace) -> list[Scenario]:
     names = values.scenario.split(",") if values.scenario else []
-    if "text" in names and values.bench_input is None:
-        raise UsageError("--scenario text needs --input FILE")
-    names = [name for name in names if name != "text"]
-    if unknown := [name for name in names if name not in SCENARIOS]:
-        raise UsageError(f"--scenario {unknown[0]}: there are {', '.join(SCENARIOS)}, text")
-    found = [SCENARIOS[name] for name in names]
+    if unknown := [name for name in names if name not in (*SCENARIOS, TEXT)]:
+        raise UsageError(f"--scenario {unknown[0]}: there are {', '.join((*SCENARIOS, TEXT))}")
+    found = [SCENARIOS[name] for name in names if name != TEXT]
     if values.bench_input is not None:
         found.append(text_scenario(Path(values.bench_input)))
+    elif TEXT in names:
+        found.append(text_scenario())
     return found or list(SCENARIOS.values())
 
 

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
-from gpuscore.errors import UsageError
+from gpuscore.measure.texts import SENTENCES, read_texts
 
 Ids = list[int]
 SEQUENTIAL = 32  # items of a request of the sequential way, as in the TPU v6e report
 LEAST_DIVIDED = 4  # requests of a divided one that are sent, whatever the scale
 IN_FLIGHT = (128, 512, 1024)
+TEXT = "text"  # the scenario of a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,36 +163,18 @@ def poisson_at(rate: float, seconds: float = 120.0) -> Way:
     return Way(f"Poisson {rate:g}/s", _TEN, rate=rate, seconds=seconds)
 
 
-class _Line(msgspec.Struct):
-    query: str
-    items: list[str]
-
-
-def text_scenario(path: Path) -> Scenario:
+def text_scenario(path: Path = SENTENCES) -> Scenario:
     """Read a file of JSON lines with `query` and `items`; raise UsageError with the line's number.
 
     The requests of one measurement are those of all lines, in order.
     """
-    decode, asks = msgspec.json.Decoder(_Line).decode, []
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise UsageError(f"--input {path}: {error}") from error
-    for number, line in enumerate(lines, start=1):
-        try:
-            one = decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise UsageError(f"--input {path}, line {number}: {error}") from error
-        if one.items:
-            asks.append(BenchRequest(one.query, one.items))
-    if not asks:
-        raise UsageError(f"--input {path}: no line has items")
+    asks = [BenchRequest(one.query, one.items) for one in read_texts(path, "--input")]
     shape = Shape(0, 0, max(len(one.items) for one in asks), 0)
-    ways = (
-        Way("packed", shape, len(asks)),
-        Way("sequential", shape, len(asks), chunk=SEQUENTIAL),
-    )
-    return Scenario("text", path.name, ways, "sequential", tuple(asks))
+    ways = [Way("packed", shape, len(asks))]
+    if shape.items > SEQUENTIAL:
+        ways.append(Way("sequential", shape, len(asks), chunk=SEQUENTIAL))
+    base = ways[1].name if len(ways) > 1 else None
+    return Scenario(TEXT, path.name, tuple(ways), base, tuple(asks))
 
 
 class Draws:

@@ -9,9 +9,9 @@ from gpuscore.config.examples import EXAMPLES
 from gpuscore.config.flags import EPILOG, CommandParser, add_command, add_flags, refuse_api_key
 from gpuscore.config.sources import Settings
 
-# Copies of the keys of workload.SIZES, of SAMPLE, whose module imports NumPy and tokenizers, and of
-# deviations.KNOWN.
-SIZES = ("quick", "standard", "full", "bench")
+# Copies of the keys of workload.SIZES, of TEXT and SAMPLE, whose module imports NumPy and tokenizers,
+# and of deviations.KNOWN.
+SIZES = ("text", "quick", "standard", "full", "bench")
 KINDS = ("strict", "gpuscore", "sglang", "sglang-mis", "sgl-jax")
 
 
@@ -183,9 +183,9 @@ def _add_workload(group: Any) -> None:
     group.add_argument(
         "--workload",
         choices=SIZES,
-        default="standard",
-        help="length of the prompts; full: 2,000 + 500 x 20 tokens, for a GPU; "
-        "bench: the sample of `gpuscore bench` (default: standard)",
+        help="text: real sentences; else random token ids by length, full: 2,000 + 500 x 20, for a "
+        "GPU; bench: the sample of `gpuscore bench` (default: text for a model with a "
+        "tokenizer.json, or standard)",
     )
     _add_seed(group)
     group.add_argument(
