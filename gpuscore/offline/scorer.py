@@ -66,6 +66,8 @@ class LoadedScorer:
         device: "auto", "cpu", "cuda" or "tpu".
         dtype: "auto", "bfloat16", "float16" or "float32".
         quantization: "auto", "int8", "fp8" or "w8a16".
+        quantization_texts: file of texts by which a plain checkpoint is quantised and judged.
+        quantization_error: largest mean error in log p of a plain checkpoint in eight bits.
         attention: as `gpuscore serve --attention`.
         compile: "auto", "on" or "off"; functions in C on a CPU.
         compile_cache: directory where backend="jax" keeps compiled programs.
@@ -98,6 +100,8 @@ class LoadedScorer:
         device: str = "auto",
         dtype: str = "auto",
         quantization: str = "auto",
+        quantization_texts: str | None = None,
+        quantization_error: float = 0.12,
         attention: str = "auto",
         compile: str = "auto",
         compile_cache: str | None = None,
