@@ -49,14 +49,14 @@ ENOUGH = 0.9  # share of --quantization-error that the texts of the scales may h
 
 
 def make_recipe(plan: TorchPlan, questions: Questions, digest: str, most_error: float) -> Recipe:
-    """Compute passes of a plain checkpoint.
+    """Find out which products of a plain checkpoint take rows twice.
 
     Args:
         plan: of the model, with precision int8.
         questions: the prompts.
         digest: of weights and texts.
-        most_error: mean error in log p. The first form with at most `ENOUGH` of it is chosen, in
-            order of cost; the best, if none has.
+        most_error: mean error in log p. Of the forms with at most `ENOUGH` of it, and within the
+            other limits of the verdict, the cheapest is chosen; if none is, the most exact.
 
     Raises:
         ConfigError: the checkpoint is damaged.
@@ -161,15 +161,12 @@ class _Pass:
     def _choose(self, parts: Sequence[_Part], most_error: float) -> int:
         """Return the number of the cheapest form that is good enough."""
         want = self._answers(parts, True, 0)
-        errors = []
-        for form, limit in enumerate(self.forms):
-            found = compared(want, self._answers(parts, True, form + 1))
-            errors.append(found.error)
-            logger.info("eight bits, rows once up to a loss of %g: %s", limit, found)
-        for form, error in enumerate(errors):
-            if error <= ENOUGH * most_error:
-                return form
-        return int(np.nanargmin(errors))
+        every = range(len(self.forms))
+        agreements = [compared(want, self._answers(parts, True, form + 1)) for form in every]
+        for limit, agreement in zip(self.forms, agreements, strict=True):
+            logger.info("eight bits, rows once up to a loss of %g: %s", limit, agreement)
+        good = (form for form in every if agreements[form].problem(ENOUGH * most_error) is None)
+        return next(good, every[-1])
 
     def _answers(self, parts: Sequence[_Part], scaled: bool, stream: int) -> Float64Array:
         """Return the `values` of the prompts of one kind, [prompts, labels]."""
@@ -179,15 +176,16 @@ class _Pass:
             if part.scaled is not scaled:
                 continue
             rows = self._device(part.batch.score_rows)
-            chosen = (None if x is None else x[rows] for x in part.streams[stream])
-            hidden = self.decoder.final_norm(*chosen)
+            x, delta = part.streams[stream]
+            hidden = self.decoder.final_norm(x[rows], None if delta is None else delta[rows])
             every, count = torch.arange(len(rows), device=rows.device), len(self.questions.labels)
             labels = self._device(part.batch.label_token_ids)
             numbers = every.repeat_interleave(count)
             logits = head.logits(hidden, weight.lm_head, numbers, labels)
             lse = head.statistics(hidden, weight.lm_head, every, 0).lse
-            both = (one.double().cpu().numpy() for one in (logits.view(-1, count), lse))
-            found.append(values(*both, _count(self.config)))
+            of_labels = logits.view(-1, count).double().cpu().numpy()
+            of_all = lse.double().cpu().numpy()
+            found.append(values(of_labels, of_all, _count(self.config)))
         return np.concatenate(found)
 
     def _batches(self, prompts: Prompts) -> Iterator[PackedBatch]:

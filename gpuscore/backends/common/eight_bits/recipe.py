@@ -11,7 +11,7 @@ import logging
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from gpuscore.types.batch import BackendLimits
 
@@ -62,7 +62,9 @@ class Recipe:
     def from_json(cls, text: str) -> Self:
         """Read what `as_json` wrote; ValueError, KeyError or TypeError for other text."""
         found = json.loads(text)
-        nested = {name: _tuples(found[name]) for name in ("twice", "prompts", "labels", "answers")}
+        nested: dict[str, Any] = {
+            name: _tuples(found[name]) for name in ("twice", "prompts", "labels", "answers")
+        }
         return cls(digest=found["digest"], **nested)
 
     def as_json(self) -> str:
@@ -127,5 +129,5 @@ class KeptRecipes:
         return self._directory / f"{digest[:32]}-int8.json"
 
 
-def _tuples(value: object) -> object:
+def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value

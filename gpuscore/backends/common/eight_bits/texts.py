@@ -1,6 +1,7 @@
 """Texts by which a model is quantised and judged, as prompts of token ids.
 
-Every third of them decides scales and passes; the others are held out, for the verdict.
+Every third of them decides which products take rows twice; the others are held out, for the
+verdict.
 """
 
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ class Questions:
     """Prompts that end with a question, and the ids of its answers.
 
     Args:
-        scaled: prompts that decide scales and passes.
+        scaled: prompts that decide which products take rows twice.
         held_out: prompts of the verdict, all different from those.
         labels: the two answers.
     """
@@ -42,7 +43,7 @@ class Questions:
         """
         if both := len({*self.scaled} & {*self.held_out}):
             raise ConfigError(
-                f"{both} prompts of the verdict on eight bits also decide its scales; they have to "
+                f"{both} prompts of the verdict on eight bits also decide its form; they have to "
                 "be different texts"
             )
 
