@@ -45,7 +45,6 @@ BATCH = 2048  # tokens
 # Limits of the forms: what a product may lose by taking rows once, see `_lost`; 0: all are taken
 # twice.
 FORMS = (math.inf, 0.01, 0.007, 0.005, 0.0)
-ENOUGH = 0.9  # share of --quantization-error that the texts of the scales may have
 
 
 def make_recipe(plan: TorchPlan, questions: Questions, digest: str, most_error: float) -> Recipe:
@@ -55,7 +54,7 @@ def make_recipe(plan: TorchPlan, questions: Questions, digest: str, most_error: 
         plan: of the model, with precision int8.
         questions: the prompts.
         digest: of weights and texts.
-        most_error: mean error in log p. Of the forms with at most `ENOUGH` of it, and within the
+        most_error: mean error in log p. Of the forms whose interval is below it, and within the
             other limits of the verdict, the cheapest is chosen; if none is, the most exact.
 
     Raises:
@@ -165,8 +164,8 @@ class _Pass:
         agreements = [compared(want, self._answers(parts, True, form + 1)) for form in every]
         for limit, agreement in zip(self.forms, agreements, strict=True):
             logger.info("eight bits, rows once up to a loss of %g: %s", limit, agreement)
-        good = (form for form in every if agreements[form].problem(ENOUGH * most_error) is None)
-        return next(good, every[-1])
+        sure = (form for form in every if agreements[form].at_most(most_error))
+        return next(sure, every[-1])
 
     def _answers(self, parts: Sequence[_Part], scaled: bool, stream: int) -> Float64Array:
         """Return the `values` of the prompts of one kind, [prompts, labels]."""

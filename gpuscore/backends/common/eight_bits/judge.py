@@ -60,6 +60,10 @@ class Agreement:
         ]
         return ", ".join(over) if over else None
 
+    def at_most(self, most_error: float) -> bool:
+        """Return whether other texts would probably be within all limits, too."""
+        return self.error + self.spread <= most_error and self.problem(most_error) is None
+
 
 def values(label_logits: Float64Array, lse: Float64Array, classes: int | None) -> Float64Array:
     """Return what is compared, [texts, labels]: log p; the logit of a model with one class.
