@@ -74,6 +74,22 @@ def test_the_recipe_is_kept_and_named(planned):
         backend.close()
 
 
+def test_the_backend_takes_rows_as_the_recipe_says(planned):
+    plan, recipe = planned
+    backends = []
+    for groups in ((), tuple(GROUPS), ("q", "down")):
+        every = tuple(groups for _ in recipe.twice)
+        backends.append(TorchBackend(plan, recipe=replace(recipe, twice=every)))
+    for groups, backend in zip(((), tuple(GROUPS), ("q", "down")), backends, strict=True):
+        for layer in backend.launcher.decoder.weights.layers:
+            of_groups = {"q": layer.qkv, "o": layer.o, "gate": layer.mlp.gate_up}
+            of_groups["down"] = layer.mlp.down
+            for group, linear in of_groups.items():
+                parts = getattr(linear, "parts", (linear,))
+                assert all(part.twice == (group in groups) for part in parts)
+        backend.close()
+
+
 def test_answers_are_those_of_the_model_in_16_bits(planned):
     plan, recipe = planned
     directory = model_directory("demo")

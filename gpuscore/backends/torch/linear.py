@@ -253,7 +253,8 @@ def stack(linears: Sequence[Linear]) -> Linear:
     quantized = [one for one in linears if isinstance(one, QuantizedLinear)]
     if len(quantized) == len(linears):
         weight, scale = ([getattr(one, name) for one in quantized] for name in ("weight", "scale"))
-        return QuantizedLinear(torch.cat(weight), torch.cat(scale), _biases(quantized))
+        (twice,) = {one.twice for one in quantized}  # of one group, see `Recipe`
+        return QuantizedLinear(torch.cat(weight), torch.cat(scale), _biases(quantized), twice)
     return LinearParts(tuple(linears))
 
 
