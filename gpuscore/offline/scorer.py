@@ -59,14 +59,13 @@ class LoadedScorer:
             other setting may be given.
         family: the prompt family of `rerank`, `score_pairs` and guards, as `gpuscore serve
             --family`.
-        decision_order: "fixed" or "balanced", for choices of `decide` and `system_one`.
-        calibration: file of `gpuscore calibrate`, for the same.
+        decision_order, calibration: for `decide` and `system_one`, as for `gpuscore serve`.
         revision: branch, tag or commit of a hub model.
         backend: "torch" or "jax".
         device: "auto", "cpu", "cuda" or "tpu".
         dtype: "auto", "bfloat16", "float16" or "float32".
         quantization: "auto", "int8", "fp8" or "w8a16".
-        attention: as `gpuscore serve --attention`.
+        quantization_texts, quantization_error, attention: as for `gpuscore serve`.
         compile: "auto", "on" or "off"; functions in C on a CPU.
         compile_cache: directory where backend="jax" keeps compiled programs.
         kernels: "auto", "triton" or "torch".
@@ -98,6 +97,8 @@ class LoadedScorer:
         device: str = "auto",
         dtype: str = "auto",
         quantization: str = "auto",
+        quantization_texts: str | None = None,
+        quantization_error: float = 0.12,
         attention: str = "auto",
         compile: str = "auto",
         compile_cache: str | None = None,

@@ -60,6 +60,7 @@ def server_info(name: str, model: LoadedModel) -> dict[str, Any]:
         "gpuscore": {
             "family": _family(model),
             "classes": limits.classes,
+            "eight_bits": limits.eight_bits or None,
             "max_request_tokens": requests.max_request_tokens,
             "valid_token_ids": limits.vocab_rows,
             "decisions": not isinstance(model.prompts.decisions, str),
