@@ -1,15 +1,12 @@
 """Promise: README and the tutorials show what SmolLM2-135M-Instruct answers, and what they
 say that it can and cannot judge is counted here."""
 
-import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from support.connections import connected
 from support.pages import (
     ROOT,
     ShownRequest,
@@ -18,9 +15,7 @@ from support.pages import (
     run_program,
     shown_requests,
 )
-from support.serving import serving
 
-MODEL = ROOT / ".cache" / "smollm2"
 TUTORIALS = ROOT / "docs" / "tutorial"
 SHOWN = shown_requests(real=True)
 ANSWERS = {
@@ -71,18 +66,6 @@ NOT_BAD = [
     "Nobody was disappointed.",
 ]
 NOT_GOOD = ["The food was not good.", "I would not call this a success.", "It did not work once."]
-
-
-@pytest.fixture(scope="module")
-def real() -> Iterator[httpx.Client]:
-    """A client of the server that the pages start."""
-    if not (MODEL / "config.json").is_file():
-        why = f"{MODEL} is not there: NO PAGE IS TESTED ON A REAL MODEL; make real-model makes it"
-        (pytest.fail if os.environ.get("REQUIRE_REAL_MODEL") == "1" else pytest.skip)(why)
-    flags = ("--dtype", "float32", "--family", "instruct", "--device", "cpu")
-    with serving(MODEL, *flags, fork=False) as running, connected(running) as client:
-        client.timeout = httpx.Timeout(300)
-        yield client
 
 
 @pytest.mark.parametrize("shown", SHOWN, ids=[f"{one.page}-{i}" for i, one in enumerate(SHOWN)])
