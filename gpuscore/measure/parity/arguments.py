@@ -9,8 +9,8 @@ from gpuscore.config.examples import EXAMPLES
 from gpuscore.config.flags import EPILOG, CommandParser, add_command, add_flags, refuse_api_key
 from gpuscore.config.sources import Settings
 
-# Copies of workload.TEXT, the keys of workload.SIZES and workload.SAMPLE, whose module imports NumPy
-# and tokenizers, and of deviations.KNOWN.
+# Copies of workload.TEXT, the keys of workload.SIZES and workload.SAMPLE, whose module imports
+# NumPy and tokenizers, and of deviations.KNOWN.
 SIZES = ("text", "quick", "standard", "full", "bench")
 KINDS = ("strict", "gpuscore", "sglang", "sglang-mis", "sgl-jax")
 
