@@ -173,7 +173,7 @@ class Day:
     def _run(self, stage: Stage, folder: Path, left: float) -> None:
         """Run a stage if its packages are there and the time is enough."""
         if stage.lacks:
-            why = f"not installed: {', '.join(stage.lacks)}"
+            why = f"not there: {', '.join(stage.lacks)}"
             self._keep(stage, {"status": "skipped", "why": why})
             return
         before = self.stages.get(stage.name, {})

@@ -20,7 +20,8 @@ from report import read_json
 ROOT = Path(__file__).parents[1]
 BENCH = ROOT / "bench"
 # Recorded on a CPU, float32, by `make golden`.
-REFERENCE = BENCH.parent / "tests" / "fixtures" / "golden" / "torch-float32"
+GOLDEN = ROOT / "tests" / "fixtures" / "golden"
+REAL = ROOT / ".cache" / "smollm2"  # made by `make real-model`, which needs a network
 TESTS = (
     "tests/kernels/triton_interpreter",
     "tests/backends/test_gpu_attention.py",
@@ -69,6 +70,7 @@ class Stage:
         needs: seconds without which it is not begun.
         clears: file or folder of an earlier attempt, to which its commands would add.
         packages: without them it is skipped.
+        model: without this directory it is skipped, too.
     """
 
     name: str
@@ -78,11 +80,14 @@ class Stage:
     needs: float = 20.0
     clears: Path | None = None
     packages: tuple[str, ...] = ()
+    model: Path | None = None
 
     @property
     def lacks(self) -> list[str]:
-        """Return the packages that this Python does not have."""
-        return [name for name in self.packages if importlib.util.find_spec(name) is None]
+        """Return the packages that this Python does not have, and the model if it is not there."""
+        absent = [name for name in self.packages if importlib.util.find_spec(name) is None]
+        model = self.model is not None and not (self.model / "config.json").is_file()
+        return absent + [str(self.model)] * model
 
 
 def stages(device: str, folder: Path, *, trial: bool) -> list[Stage]:
@@ -205,22 +210,29 @@ def parity(device: str, folder: Path, trial: bool) -> list[Stage]:
     error is judged by that of transformers, computed here. A failed gate fails the stage.
     """
     gpuscore = (sys.executable, "-P", "-m", "gpuscore", "parity")
-    bundle, demo = folder / "parity-float32", ("demo", "--workload", "quick", "--device", device)
-    demo += SMALL_BATCHES if trial and device == "cuda" else ()
+    small = SMALL_BATCHES if trial and device == "cuda" else ()
+    demo = ("demo", "--workload", "quick", "--device", device, *small)
+    real = (REAL, "--workload", "text", "--device", device, *small)
 
     def compared(printed: str) -> Found:
         return {"compared": printed[printed.rfind("scores ") :].splitlines()}
 
-    return [
-        Stage(
-            "parity with a CPU",
-            ((*gpuscore, "record", *demo, "--dtype", "float32", "--output", bundle),
-             (*gpuscore, "compare", REFERENCE, bundle)),
+    def recorded(name: str, asked: Command, reference: str, **more: Any) -> Stage:
+        bundle = folder / name.replace(" ", "-")
+        return Stage(
+            name,
+            ((*gpuscore, "record", *asked, "--dtype", "float32", "--output", bundle),
+             (*gpuscore, "compare", GOLDEN / reference, bundle)),
             compared,
-            limit=120,
+            limit=180,
             clears=bundle,
             packages=("msgspec",),
-        ),
+            **more,
+        )  # fmt: skip
+
+    return [
+        recorded("parity with a CPU", demo, "torch-float32"),
+        recorded("parity of SmolLM2 with transformers", real, "smollm2-float32", model=REAL),
         Stage(
             "parity with transformers",
             ((*gpuscore, "run", *demo, "--backends", "torch:bfloat16", "--report",

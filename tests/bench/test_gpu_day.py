@@ -50,7 +50,7 @@ def test_every_stage_can_be_tried_on_a_cpu(tmp_path, capsys):
     assert all(row["wall ms"] > 0 for row in done["bench: gpuscore"]["rows"])
     assert {row["cached"] for row in done["attention"]["rows"]} == {True, False}
     assert set(done["attention"]["fastest"].values()) <= {"torch", "triton"}
-    assert "parity-float32" in "".join(done["parity with a CPU"]["compared"])
+    assert "parity-with-a-CPU" in "".join(done["parity with a CPU"]["compared"])
     assert "torch:bfloat16" in "".join(done["parity with transformers"]["compared"])
     page = (tmp_path / "gpu-day.html").read_text()
     assert all(f"<td>{name}</td><td>done</td>" in page for name in found["stages"])
@@ -233,7 +233,7 @@ def test_a_stage_without_its_packages_is_skipped(tmp_path):
     one = replace(stage("needs", "print('x')"), packages=("json", "no_such_package"))
     day.run([one], tmp_path, minutes=1)
     assert statuses(day) == {"needs": "skipped"}
-    assert day.stages["needs"]["why"] == "not installed: no_such_package"
+    assert day.stages["needs"]["why"] == "not there: no_such_package"
     assert not day.missing
 
 
