@@ -47,20 +47,21 @@ ray: gpuscore config. dialects engine models.hub processes system server ray sta
 ray.bulk: gpuscore config engine models.hub processes.replicas processes.worker ray
 ray.columns: offline.scorer
 measure.reports:
+measure.texts:
 measure.intervals: types.batch
 measure.plots: measure.intervals types.batch
 measure.progress:
 measure.machine: system.machine torch jax
 measure.parity: backends config config.flags config.options config.sources models offline.scorer
   system.machine measure.intervals measure.machine measure.plots measure.progress
-  measure.reports tokenizers
+  measure.reports measure.texts tokenizers
 measure.parity.arguments: measure.parity config config.examples config.flags config.sources
 measure.parity.metrics: types.batch
 measure.parity.conformance.server: measure.parity httpx tokenizers
 measure.parity.oracle: backends.torch.devices measure.parity measure.progress torch transformers
 measure.bench: backends config config.flags config.options config.sources models.hub offline.scorer
   httpx system.machine measure.intervals measure.machine measure.parity measure.plots
-  measure.progress measure.reports
+  measure.progress measure.reports measure.texts
 measure.bench.arguments: measure.bench config.examples config.flags config.sources
 measure.bench.random_models: torch transformers
 measure.calibrate: config config.flags config.served config.sources dialects
