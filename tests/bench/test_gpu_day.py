@@ -15,7 +15,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 import gpu_day
 from gpu_day import Day, write_page
-from gpu_day_stages import Stage, fastest, run_stage, stages
+from gpu_day_stages import REAL, Stage, fastest, run_stage, stages
 from in_time import outcomes
 
 ROOT = Path(__file__).parents[2]
@@ -44,8 +44,10 @@ def test_every_stage_can_be_tried_on_a_cpu(tmp_path, capsys):
     assert code == 0, capsys.readouterr().out
     assert list(found["stages"]) == [one.name for one in stages("cpu", tmp_path, trial=True)]
     skipped = [name for name, about in found["stages"].items() if about["status"] == "skipped"]
-    assert not skipped, "the environment of the tests has all packages"
-    done = {name: about["found"] for name, about in found["stages"].items()}
+    absent = [] if (REAL / "config.json").is_file() else ["parity of SmolLM2 with transformers"]
+    assert skipped == absent, "the environment of the tests has all packages"
+    ran = found["stages"].keys() - set(skipped)
+    done = {name: found["stages"][name]["found"] for name in ran}
     assert done["tests"]["passed"] > 0
     assert all(row["wall ms"] > 0 for row in done["bench: gpuscore"]["rows"])
     assert {row["cached"] for row in done["attention"]["rows"]} == {True, False}
@@ -53,7 +55,7 @@ def test_every_stage_can_be_tried_on_a_cpu(tmp_path, capsys):
     assert "parity-with-a-CPU" in "".join(done["parity with a CPU"]["compared"])
     assert "torch:bfloat16" in "".join(done["parity with transformers"]["compared"])
     page = (tmp_path / "gpu-day.html").read_text()
-    assert all(f"<td>{name}</td><td>done</td>" in page for name in found["stages"])
+    assert all(f"<td>{name}</td><td>done</td>" in page for name in ran)
 
 
 def wait_until(holds, seconds=600):
@@ -174,7 +176,7 @@ def gone_wrong(one, then):
     text = "" if one.name == "attention" else text
     write = f"open({str(one.clears)!r}, 'w').write({text!r}); " if one.clears else ""
     code = f"import os, time; {write}print('scores agree', flush=True); {then}"
-    return replace(one, commands=(python(code),), packages=())
+    return replace(one, commands=(python(code),), packages=(), model=None)
 
 
 def test_a_failure_and_a_hang_in_each_stage_lose_no_findings(tmp_path):
