@@ -125,7 +125,7 @@ class Decoder:
         compute nothing for padding, which `filled` tells.
         """
         rotary = {rope: self._rotary(f, positions) for rope, f in self.frequencies.items()}
-        x = self._embed(token_ids)
+        x = self._embed(token_ids)  # in the model's dtype; float32 from the first sum on
         delta: Tensor | None = None  # output of the previous MLP, still to be added to x
         *layers, last = self.weights.layers
         for index, layer in enumerate(layers):
