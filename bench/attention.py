@@ -26,6 +26,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent))
 from ceiling import product_seconds
 from clock import median_seconds
+from in_time import seconds_left
 from report import keep
 
 from gpuscore.backends.common.hf_config import DecoderConfig, Rope
@@ -162,6 +163,8 @@ def main() -> None:
         seconds = product_seconds(side, side, side, torch.bfloat16, device)
         print(f"ceiling ({side}^3 matrix product): {2 * side**3 / seconds / 1e12:.3g} TFLOP/s")
         for workload, sizes in (TRIAL if trial else WORKLOADS).items():
+            if seconds_left() <= 0:
+                sys.exit(f"no time is left for {workload}")
             batch = make_batch(*sizes, options.cached)
             layer = Layer.random(model_of(options.dim), batch, device)
             flops = 4 * HEADS * options.dim * visible_pairs(*sizes, options.cached)

@@ -7,18 +7,23 @@
     make gpu-day                             # all; continues what is in gpu-day/
     make gpu-day ARGS='--output DIR'         # another folder
     make gpu-day ARGS='--device cpu'         # a trial without a card
+    make gpu-day ARGS='--commit NAME'        # in a copy of the files without git
 
-PYTHON needs torch, Triton, transformers and, for the day, pytest with their dependencies, and
-msgspec, without which parity fails; FlashInfer and pytest-xdist are used if they are installed.
+PYTHON needs torch, Triton and transformers with their dependencies. Stages that need more (pytest,
+msgspec, the server's packages, FlashInfer) are skipped by name where it is not installed; it may
+also be brought along on PYTHONPATH.
 
 The bench times the goals' workloads against ceilings measured in the same run. Every result is
-first compared with the reference. The day has these sections, the tests, attention backends side by
-side, parity with scores that a CPU has recorded, and the gate on generated code. Each stage is a
-process of its own with a time limit; if one fails or hangs, only its own findings are lost.
+first compared with the reference. The day has these sections, the bench over HTTP, attention
+backends side by side, parity with scores that a CPU has recorded, and the tests. Each stage is a
+process of its own with a time limit, which it is told; one that fails or hangs keeps what it has
+found, and the others run.
 
 The day's folder holds one JSON file with all findings, one page with tables, and what each stage
-printed. The same command continues a run that ended early: stages that are done are kept. The exit
-code is 1 if a stage failed or was not reached; a row that is wrong fails its section.
+printed; both are written after every stage. The same command continues a run that ended early:
+stages that are done or failed are kept. What a stage had found that was killed with the run is
+kept, too, and the stage runs again after all others. The exit code is 1 if a stage failed or was
+not reached; a row that is wrong fails its section.
 """
 
 import argparse
@@ -32,13 +37,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from card import card
-from gpu_day_stages import Stage, in_time, run_stage, sections, stages
+from gpu_day_stages import Stage, found_by, in_time, run_stage, sections, stages
 from report import RESULTS, Row, commit, now, read_json, replace_json, short, table
 
 from gpuscore.measure import reports
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "gpu-day"
+DAY = "gpu-day.json"
 MARGIN = 20.0  # seconds kept for the page
 NO_DEVICE = 78
 BENCH = (
@@ -52,10 +58,13 @@ Found = dict[str, Any]
 
 def main(argv: list[str] | None = None) -> int:
     options = arguments(argv)
-    about = describe(options.device, options.trial)
+    about = describe(options)
     if about is None:
         print("make gpu-day and make bench-gpu need a CUDA device; this torch sees none")
         return NO_DEVICE
+    if about["commit"] == "unknown" and not options.trial:
+        print("git knows no commit here; name it, as in --commit 1a2b3c4")
+        return 2
     day = bench(options, about) if options.bench else whole_day(options, about)
     print("\n".join(f"\n{table(rows)}" for rows in tables(day.found) if rows))
     for name, why in day.missing.items():
@@ -85,7 +94,7 @@ def bench(options: argparse.Namespace, about: Found) -> "Day":
 def whole_day(options: argparse.Namespace, about: Found) -> "Day":
     folder: Path = (options.output or FOLDER).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    day = Day.open(folder / "gpu-day.json", about)
+    day = Day.open(folder / DAY, about)
     planned = stages(options.device, folder, trial=options.trial)
     day.run(planned, folder, options.minutes or 25.0)
     print(f"\nwritten to {day.path} and {write_page(folder, day.found)}")
@@ -105,20 +114,23 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, metavar="DIR")
     parser.add_argument("--serve", action="store_true", help="bench: also over HTTP")
     parser.add_argument("--shape", help="bench: qwen3-0.6b, small or tiny")
+    parser.add_argument("--commit", metavar="NAME", help="the commit, where git cannot tell it")
     parser.add_argument("--sections", default="", metavar="A;B", help="bench: names begin so")
     options = parser.parse_args(argv)
     options.trial |= options.device == "cpu"
     return options
 
 
-def describe(kind: str, trial: bool) -> Found | None:
-    """Return the card and the versions of libraries; None if there is no such device."""
+def describe(options: argparse.Namespace) -> Found | None:
+    """Return commit, card and the versions of libraries; None if there is no such device."""
     import torch
 
-    if kind == "cuda" and not torch.cuda.is_available():
+    if options.device == "cuda" and not torch.cuda.is_available():
         return None
-    sizes = {"trial": "small sizes, whose figures mean nothing"} if trial else {}
-    return {"commit": commit(), **card(torch.device(kind)), **sizes}
+    sizes = {"trial": "small sizes, whose figures mean nothing"} if options.trial else {}
+    told = f"{options.commit} (as told)" if options.commit else "unknown"
+    found = commit() if commit() != "unknown" else told
+    return {"commit": found, **card(torch.device(options.device)), **sizes}
 
 
 class Day:
@@ -143,33 +155,61 @@ class Day:
         return cls(path, found)
 
     def run(self, planned: list[Stage], folder: Path, minutes: float) -> None:
-        """Run the stages that are not done, until the time is up; they write to the folder."""
+        """Run the stages that have not ended, until the time is up; they write to the folder.
+
+        Those that an earlier run was killed in come last: they may end this one, too.
+        """
         end = time.monotonic() + 60 * minutes - MARGIN
         self.found["planned"] = [stage.name for stage in planned]
         for stage in planned:
-            if self.stages.get(stage.name, {}).get("status") == "done":
-                print(f"{stage.name}: done before", flush=True)
-                continue
-            left = end - time.monotonic()
-            if left < stage.needs:
-                why = f"{max(0.0, left):.0f} s were left, {stage.needs:.0f} are needed"
-                self._keep(stage.name, {"status": "not reached", "why": why})
-                continue
-            print(f"{stage.name}: at most {min(stage.limit, left):.0f} s", flush=True)
-            self._keep(stage.name, run_stage(stage, folder, min(stage.limit, left)))
+            if self._status(stage) == "begun":
+                self._keep(stage, found_by(stage, folder, "cut off", "the run was killed"))
+        for stage in sorted(planned, key=lambda stage: self._status(stage) == "cut off"):
+            if (status := self._status(stage)) in ("done", "failed"):
+                print(f"{stage.name}: {status} before", flush=True)
+            else:
+                self._run(stage, folder, end - time.monotonic())
 
-    def _keep(self, name: str, result: Found) -> None:
-        self.stages[name] = result
+    def _run(self, stage: Stage, folder: Path, left: float) -> None:
+        """Run a stage if its packages are there and the time is enough."""
+        if stage.lacks:
+            why = f"not there: {', '.join(stage.lacks)}"
+            self._keep(stage, {"status": "skipped", "why": why})
+            return
+        before = self.stages.get(stage.name, {})
+        if left < stage.needs:
+            if before.get("status") != "cut off":
+                why = f"{max(0.0, left):.0f} s were left, {stage.needs:.0f} are needed"
+                self._keep(stage, {"status": "not reached", "why": why})
+            return
+        limit = min(stage.limit, left)
+        print(f"{stage.name}: at most {limit:.0f} s", flush=True)
+        earlier = {"cut off": before} if before.get("status") == "cut off" else {}
+        self._keep(stage, {"status": "begun", **earlier})
+        result = run_stage(stage, folder, limit)
+        if result["status"] == "failed" and limit < stage.limit and result["seconds"] >= limit:
+            result["status"] = "cut off"  # by the end of the run
+        self._keep(stage, result | earlier)
+
+    def _status(self, stage: Stage) -> str:
+        return str(self.stages.get(stage.name, {}).get("status"))
+
+    def _keep(self, stage: Stage, result: Found) -> None:
+        self.stages[stage.name] = result
         replace_json(self.path, self.found)
-        print(f"  {result['status']}" + (f": {result['why']}" if "why" in result else ""))
+        if self.path.name == DAY:  # the bench alone has no page
+            write_page(self.path.parent, self.found)
+        if result["status"] != "begun":
+            why = f": {result['why']}" if "why" in result else ""
+            print(f"{stage.name}: {result['status']}{why}", flush=True)
 
     @property
     def missing(self) -> dict[str, str]:
-        """Return the stages that are not done, with the reasons."""
+        """Return the stages that should have ended well and have not, with the reasons."""
         return {
-            name: about.get("why")
+            name: about.get("why", "")
             for name, about in self.stages.items()
-            if about["status"] != "done"
+            if about["status"] not in ("done", "skipped")
         }
 
 

@@ -12,15 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 from group import run_group
+from in_time import ENDS, OUTCOMES, outcomes
 from report import read_json
 
 ROOT = Path(__file__).parents[1]
 BENCH = ROOT / "bench"
 # Recorded on a CPU, float32, by `make golden`.
-REFERENCE = BENCH.parent / "tests" / "fixtures" / "golden" / "torch-float32"
+GOLDEN = ROOT / "tests" / "fixtures" / "golden"
+REAL = ROOT / ".cache" / "smollm2"  # made by `make real-model`, which needs a network
 TESTS = (
     "tests/kernels/triton_interpreter",
     "tests/backends/test_gpu_attention.py",
@@ -49,7 +50,9 @@ SECTIONS = (
     *("--quantization int8", "--deterministic"),
 )
 LIMITS = {"reference": (150.0, 30.0), "gpuscore": (330.0, 60.0)}
-MEASURED = 4  # of them come before attention and parity in the day of a card
+MEASURED = 5  # of them come before everything else, except HTTP, in the day of a card
+SERVER = ("fastapi", "uvicorn", "msgspec", "httpx", "tokenizers")
+MINUTES_LEFT = "{minutes left}"  # as a word of a command
 TAIL = 2000  # characters of a failed stage's output that are kept with its findings
 Found = dict[str, Any]
 Command = Sequence[str | Path]
@@ -66,6 +69,8 @@ class Stage:
         limit: seconds after which the stage counts as hung.
         needs: seconds without which it is not begun.
         clears: file or folder of an earlier attempt, to which its commands would add.
+        packages: without them it is skipped.
+        model: without this directory it is skipped, too.
     """
 
     name: str
@@ -74,13 +79,22 @@ class Stage:
     limit: float
     needs: float = 20.0
     clears: Path | None = None
+    packages: tuple[str, ...] = ()
+    model: Path | None = None
+
+    @property
+    def lacks(self) -> list[str]:
+        """Return the packages that this Python does not have, and the model if it is not there."""
+        absent = [name for name in self.packages if importlib.util.find_spec(name) is None]
+        model = self.model is not None and not (self.model / "config.json").is_file()
+        return absent + [str(self.model)] * model
 
 
 def stages(device: str, folder: Path, *, trial: bool) -> list[Stage]:
-    """Return all stages of the day, the most important first: those that say whether results are
-    right.
+    """Return all stages of the day, the most important first: what only a card can tell.
 
-    The tests that need a card for themselves are a stage on a card only.
+    Every bench compares results with the reference before it times them. The tests that need a
+    card for themselves are a stage on a card only.
 
     Args:
         device: cuda or cpu.
@@ -89,12 +103,10 @@ def stages(device: str, folder: Path, *, trial: bool) -> list[Stage]:
     """
     bench, rows = (sys.executable, "-P", BENCH / "attention.py"), folder / "attention.jsonl"
     own = ("--output", rows, "--device", device, *(("--trial",) if trial else ()))
-    first, variants = sections(device, folder, trial=trial), []
-    if device == "cuda":
-        first, variants = first[:MEASURED], first[MEASURED:]
+    *benches, http = sections(device, folder, trial=trial, serve=True)
     planned = [
-        *tests(device, folder, trial),
-        *first,
+        *benches[:MEASURED],
+        http,
         Stage(
             "attention",
             ((*bench, *own), (*bench, "--cached", *own)),
@@ -103,13 +115,8 @@ def stages(device: str, folder: Path, *, trial: bool) -> list[Stage]:
             clears=rows,
         ),
         *parity(device, folder, trial),
-        Stage(
-            "generated code",
-            ((sys.executable, "-P", "-m", "kernel_code"),),
-            lambda printed: {"last line": printed.strip().splitlines()[-1]},
-            limit=240,
-        ),
-        *variants,
+        *tests(device, folder, trial),
+        *benches[MEASURED:],
     ]
     return in_time(planned, trial)
 
@@ -132,7 +139,10 @@ def sections(
         command = (sys.executable, "-P", BENCH / "gpu_sections.py", *own, "--", folder, name)
         path = found_of(folder, name)
         limit, needs = LIMITS.get(name, (120.0, 30.0))
-        return Stage(f"bench: {name}", (command,), lambda _: read_json(path), limit, needs, path)
+        packages = ("flashinfer",) if "flashinfer" in name and device == "cuda" else ()
+        return Stage(
+            f"bench: {name}", (command,), lambda _: read_json(path), limit, needs, path, packages
+        )
 
     return [
         *map(section, SECTIONS),
@@ -142,14 +152,23 @@ def sections(
 
 def _over_http(device: str, folder: Path, scratch: Path, shape: str | Path, trial: bool) -> Stage:
     """Return the stage that times a server of its own with `gpuscore bench`."""
-    path = folder / "http.json"
+    path, dtype = folder / "http.json", "bfloat16" if device == "cuda" else "float32"
     command = (
         *(sys.executable, "-P", "-m", "gpuscore", "bench", "--allow-dirty", "--output", path),
-        *("--model", scratch / f"{shape}-bfloat16", "--serve", f"--device {device}"),
-        *("--scenario", "latency,poisson,rerank-static", "--find-rate", "500", "--minutes", "2"),
-        *(("--scale", "0.02") if trial else ()),
+        *("--model", scratch / f"{shape}-{dtype}", "--serve", f"--device {device}"),
+        *("--scenario", "latency,poisson,rerank-static", "--find-rate", "500"),
+        *("--minutes", MINUTES_LEFT, *(("--scale", "0.02") if trial else ())),
     )
-    return Stage("bench: HTTP", (command,), lambda _: {"bundle": read_json(path)}, 240, 60, path)
+
+    def read(printed: str) -> Found:
+        # The bundle is written at the end; until then there is what was printed.
+        return {"bundle": read_json(path)} if path.is_file() else {"printed": printed}
+
+    # The sections that make the model may have failed.
+    make = f"make_model({str(shape)!r}, {dtype!r}, Path({str(scratch)!r}))"
+    module = "from gpuscore.measure.bench.random_models import make_model"
+    model = (sys.executable, "-P", "-c", f"from pathlib import Path; {module}; {make}")
+    return Stage("bench: HTTP", (model, command), read, 240, 60, path, SERVER)
 
 
 def in_time(planned: Sequence[Stage], trial: bool) -> list[Stage]:
@@ -161,10 +180,12 @@ def tests(device: str, folder: Path, trial: bool) -> list[Stage]:
     """Return the stages that run tests; on a card, the second runs one test at a time."""
 
     def stage(name: str, limit: float, *chosen: str) -> Stage:
-        report = folder / f"{name.replace(' ', '-')}.xml"
+        report = folder / f"{slug(name)}.jsonl"
         pytest = (sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider")
-        command = (*pytest, f"--junitxml={report}", *chosen)
-        return Stage(name, (command,), lambda _: tests_of(report), limit)
+        command = ("env", f"{OUTCOMES}={report}", *pytest, "-p", "in_time", *chosen)
+        return Stage(
+            name, (command,), lambda _: outcomes(report), limit, clears=report, packages=("pytest",)
+        )
 
     if trial:
         planned = [stage("tests", 420, *TRIED[device])]
@@ -189,27 +210,36 @@ def parity(device: str, folder: Path, trial: bool) -> list[Stage]:
     error is judged by that of transformers, computed here. A failed gate fails the stage.
     """
     gpuscore = (sys.executable, "-P", "-m", "gpuscore", "parity")
-    bundle, demo = folder / "parity-float32", ("demo", "--workload", "quick", "--device", device)
-    demo += SMALL_BATCHES if trial and device == "cuda" else ()
+    small = SMALL_BATCHES if trial and device == "cuda" else ()
+    demo = ("demo", "--workload", "quick", "--device", device, *small)
+    real = (REAL, "--workload", "text", "--device", device, *small)
 
     def compared(printed: str) -> Found:
         return {"compared": printed[printed.rfind("scores ") :].splitlines()}
 
-    return [
-        Stage(
-            "parity with a CPU",
-            ((*gpuscore, "record", *demo, "--dtype", "float32", "--output", bundle),
-             (*gpuscore, "compare", REFERENCE, bundle)),
+    def recorded(name: str, asked: Command, reference: str, **more: Any) -> Stage:
+        bundle = folder / name.replace(" ", "-")
+        return Stage(
+            name,
+            ((*gpuscore, "record", *asked, "--dtype", "float32", "--output", bundle),
+             (*gpuscore, "compare", GOLDEN / reference, bundle)),
             compared,
-            limit=120,
+            limit=180,
             clears=bundle,
-        ),
+            packages=("msgspec",),
+            **more,
+        )  # fmt: skip
+
+    return [
+        recorded("parity with a CPU", demo, "torch-float32"),
+        recorded("parity of SmolLM2 with transformers", real, "smollm2-float32", model=REAL),
         Stage(
             "parity with transformers",
             ((*gpuscore, "run", *demo, "--backends", "torch:bfloat16", "--report",
               folder / "parity.html"),),
             compared,
             limit=180,
+            packages=("msgspec",),
         ),
     ]  # fmt: skip
 
@@ -219,11 +249,11 @@ def run_stage(stage: Stage, folder: Path, limit: float) -> Found:
 
     A stage that fails keeps what it had found, if that can be read.
     """
-    begun, printed = time.monotonic(), folder / f"{slug(stage.name)}.txt"
+    begun, printed = time.monotonic(), printed_of(stage, folder)
     printed.write_text("")
     if stage.clears is not None:
         clear(stage.clears)
-    found, why = {}, ""
+    why = ""
     try:
         for command in stage.commands:
             code = run_command(command, printed, limit - (time.monotonic() - begun))
@@ -232,15 +262,29 @@ def run_stage(stage: Stage, folder: Path, limit: float) -> Found:
                 break
     except subprocess.TimeoutExpired:
         why = f"took more than {limit:.0f} s"
+    seconds = {"seconds": round(time.monotonic() - begun, 1)}
+    return found_by(stage, folder, "failed" if why else "done", why) | seconds
+
+
+def found_by(stage: Stage, folder: Path, status: str, why: str) -> Found:
+    """Return what a stage has left in the folder, whether or not it has ended."""
+    path, found = printed_of(stage, folder), dict[str, Any]()
+    printed = path.read_text(errors="replace") if path.is_file() else ""
     try:
-        found = {"found": stage.read(printed.read_text(errors="replace"))}
-    except (OSError, LookupError, ValueError, ElementTree.ParseError) as error:
+        found = {"found": stage.read(printed)}
+    except (OSError, LookupError, ValueError) as error:
+        status = "failed" if status == "done" else status
         why = why or f"its findings cannot be read: {type(error).__name__} {error}"
-    done = {"seconds": round(time.monotonic() - begun, 1), **found}
-    if not why:
-        return {"status": "done", **done}
-    tail = printed.read_text(errors="replace")[-TAIL:]
-    return {"status": "failed", "why": f"{why}, see {printed.name}", **done, "printed": tail}
+    if status == "done":
+        return {"status": status, **found}
+    return {
+        "status": status, "why": f"{why}, see {path.name}", **found, "printed": printed[-TAIL:]
+    }  # fmt: skip
+
+
+def printed_of(stage: Stage, folder: Path) -> Path:
+    """Return the file that gets what a stage prints."""
+    return folder / f"{slug(stage.name)}.txt"
 
 
 def slug(name: str) -> str:
@@ -263,31 +307,25 @@ def clear(path: Path) -> None:
 
 def run_command(command: Command, printed: Path, limit: float) -> int:
     """Run a command without a network, add what it prints to a file, and return its exit status."""
-    paths = os.pathsep.join((str(ROOT), str(ROOT / "kernels"), str(ROOT / "tools")))
+    limit = max(0.0, limit)
+    words = [f"{limit / 120:.2f}" if word == MINUTES_LEFT else word for word in command]
+    own = (str(ROOT), str(ROOT / "kernels"), str(BENCH))
+    brought = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    told = {
+        "PYTHONPATH": os.pathsep.join((*own, *brought)),
+        "HF_HUB_OFFLINE": "1",
+        ENDS: str(time.time() + limit),
+    }
     with printed.open("ab") as out:
         return run_group(
-            command,
-            max(0.0, limit),
+            words,
+            limit,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
             cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1"},
+            env=os.environ | told,
         )
-
-
-def tests_of(report: Path) -> Found:
-    """Return the counts of a JUnit report and the names of its failures."""
-    suite = ElementTree.parse(report).getroot()[0]
-    counts = {
-        name: int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")
-    }
-    bad = [
-        f"{case.get('classname')}::{case.get('name')}"
-        for case in suite
-        if case.find("failure") is not None or case.find("error") is not None
-    ]
-    return counts | {"failed": bad}
 
 
 def json_lines(path: Path) -> list[Found]:

@@ -18,6 +18,7 @@ import torch
 from clock import Taken
 from gpu_reference import Reference
 from gpu_work import LABELS, Batches, Draws, Goal, first_of
+from in_time import seconds_left
 from report import Row
 from scenarios import Request
 from torch.autograd import DeviceType
@@ -50,7 +51,7 @@ class Effort:
 
     def times(self, take: Callable[[], Any]) -> list[Any]:
         found: list[Any] = []
-        end = time.perf_counter() + self.seconds
+        end = time.perf_counter() + min(self.seconds, seconds_left())
         while len(found) < self.repeat and (len(found) < self.least or time.perf_counter() < end):
             found.append(take())
         return found
@@ -71,6 +72,8 @@ class Rows:
         for goal in self.goals:
             row = {"scorer": scorer, "workload": goal.name, "sizes": str(goal.workload)}
             try:
+                if seconds_left() <= 0:
+                    raise TimeoutError("the section's time is up")
                 row |= make(goal)
             except Exception as error:  # noqa: BLE001  (is reported with the row, and fails the run)
                 row["failed"] = f"{type(error).__name__}: {error}"

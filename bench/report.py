@@ -34,17 +34,21 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Return the commit that is measured; "unknown" without git or a repository."""
+    """Return the commit that is measured; "unknown" without git or a repository.
+
+    "-dirty" follows it if a file differs from it or is not in it, other than the benches' results.
+    """
     if shutil.which("git") is None:
         return "unknown"
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        capture_output=True,
-        text=True,
-        cwd=RESULTS.parent,
-        check=False,
-    )
-    return done.stdout.strip() or "unknown"
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", *words], capture_output=True, text=True, cwd=RESULTS.parents[1], check=False
+        )
+        return done.stdout.strip()
+
+    changed = git("status", "--porcelain", "--", ".", ":!bench/results")
+    return (git("describe", "--always") or "unknown") + ("-dirty" if changed else "")
 
 
 def now() -> str:

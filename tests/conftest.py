@@ -24,8 +24,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
-from support import cpu_report
-
 if TYPE_CHECKING:  # slow to import, and the process that hands out the tests needs neither
     from transformers import PreTrainedModel
 
@@ -51,8 +49,6 @@ for number, usual in (
 ):
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, usual)
-
-pytest_addoption, pytest_configure = cpu_report.add_option, cpu_report.register
 
 ModelFactory: TypeAlias = "Callable[..., tuple[Path, PreTrainedModel]]"
 

@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from gpuscore.commands.cli import main, make_parser
-from gpuscore.config.fields import RARE
-from gpuscore.config.flags import CommandParser
+from gpuscore.config.flags import RARE, CommandParser
 from gpuscore.config.sources import OPTIONS, read_settings
 
 

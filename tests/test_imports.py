@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "jax", "triton", "transformers", "fastapi", "starlette", "uvicorn", "tokenizers"}
 HEAVY |= {"prometheus_client", "opentelemetry", "httpx", "pyarrow", "scipy", "ir_measures", "ray"}
+HEAVY |= {"gguf", "accelerate"}
 
 EXACT = {"gpuscore", "gpuscore.config"}  # granted alone, without the modules below
 
@@ -30,6 +31,7 @@ offline: backends config config.options engine models.hub prompts text
 backends.base:
 backends.needs: backends config
 backends.common: backends.base config system models
+backends.common.eight_bits.texts: tokenizers
 backends.torch: backends.base backends.common config system gpuscore_kernels torch
 backends.jax: backends.base backends.common config jax
 server: gpuscore config config.served dialects engine prompts system text fastapi starlette
@@ -45,20 +47,21 @@ ray: gpuscore config. dialects engine models.hub processes system server ray sta
 ray.bulk: gpuscore config engine models.hub processes.replicas processes.worker ray
 ray.columns: offline.scorer
 measure.reports:
+measure.texts:
 measure.intervals: types.batch
 measure.plots: measure.intervals types.batch
 measure.progress:
 measure.machine: system.machine torch jax
 measure.parity: backends config config.flags config.options config.sources models offline.scorer
   system.machine measure.intervals measure.machine measure.plots measure.progress
-  measure.reports tokenizers
+  measure.reports measure.texts tokenizers
 measure.parity.arguments: measure.parity config config.examples config.flags config.sources
 measure.parity.metrics: types.batch
 measure.parity.conformance.server: measure.parity httpx tokenizers
 measure.parity.oracle: backends.torch.devices measure.parity measure.progress torch transformers
-measure.bench: backends config config.flags config.sources models.hub offline.scorer httpx
-  system.machine measure.intervals measure.machine measure.parity measure.plots measure.progress
-  measure.reports
+measure.bench: backends config config.flags config.options config.sources models.hub offline.scorer
+  httpx system.machine measure.intervals measure.machine measure.parity measure.plots
+  measure.progress measure.reports measure.texts
 measure.bench.arguments: measure.bench config.examples config.flags config.sources
 measure.bench.random_models: torch transformers
 measure.calibrate: config config.flags config.served config.sources dialects
@@ -73,6 +76,13 @@ commands.bulk: config config.flags dialects prompts text
 commands.bulk.options: commands.bulk config config.flags config.sources
 commands.bulk.command: gpuscore commands.bulk config. dialects models.hub processes ray.bulk
 commands.bulk.parquet: commands.bulk pyarrow
+commands.convert: backends.common commands.convert models prompts.model measure.progress
+  tokenizers torch transformers
+commands.convert.arguments: accelerate commands.convert config.examples config.flags config.sources
+commands.convert.gguf_file: models.files gguf
+commands.convert.gguf_config: commands.convert
+commands.convert.gguf_source: backends.common commands.convert models gguf tokenizers torch
+  transformers
 __main__: commands.cli
 """
 

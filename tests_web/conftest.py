@@ -110,6 +110,13 @@ def two_models() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
+def without_family() -> Iterator[Server]:
+    """A server whose model has no prompt family."""
+    with serving("--family", "none") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
 def gpuscore_python() -> Path:
     """The Python that has gpuscore and its client."""
     return Path(GPUSCORE).absolute().with_name("python")

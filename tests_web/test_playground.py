@@ -261,7 +261,7 @@ def test_history_only_if_wanted(page, server):
     page.goto("about:blank")
     page.goto(server.url)
     page.locator("#earlier button").click()
-    assert page.locator("textarea[name=query]").first.input_value() == QUERY
+    expect(page.locator("textarea[name=query]").first).to_have_value(QUERY)
     page.locator("#clear-history").click()
     expect(page.locator("#earlier li")).to_have_count(0)
     assert QUERY not in page.evaluate("JSON.stringify(localStorage)")
@@ -363,3 +363,23 @@ def test_two_models(page, two_models):
     page.goto(two_models.link(**RERANK, model="two"))
     done(page)
     expect(page.locator(".summary")).to_contain_text("two ·")
+
+
+def example(page, server: Server) -> None:
+    page.goto(server.link(run=False))
+    expect(page.locator("#run")).to_be_enabled()  # the page knows the model
+    page.get_by_role("button", name="Example", exact=True).click()
+    page.locator("#run").click()
+    done(page)
+    assert len(rows(page)) >= 3
+
+
+def test_the_demo_model_is_asked_what_it_was_trained_on(page, server):
+    example(page, server)
+    assert rows(page)[0][1] == BEST
+
+
+def test_another_model_is_asked_about_plain_english(page, without_family):
+    example(page, without_family)
+    assert page.locator("#results thead th").all_inner_texts()[2:4] == ["positive", "negative"]
+    assert {row[1].split()[-1] for row in rows(page)} == {"Sentiment:"}

@@ -16,7 +16,7 @@ from typing import TypeAlias
 ROOT = Path(__file__).parents[1]
 FOLDERS = (
     *("bench", "docker", "docs", "examples", "gpuscore", "kernels"),
-    *("tests", "tests_clients", "tests_ray", "tests_web", "tools", "training"),
+    *("tests", "tests_clients", "tests_ray", "tests_real", "tests_web", "tools", "training"),
 )
 
 MAX_LINES = 400

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpuscore.backends.base import Backend, Prepared, Progress, unreported
+from gpuscore.backends.common.eight_bits.judge import judge
+from gpuscore.backends.common.eight_bits.recipe import KeptRecipes, Recipe, digest_of
+from gpuscore.backends.common.eight_bits.texts import ask, read_texts
 from gpuscore.backends.common.quantization import described
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
@@ -57,17 +60,75 @@ def create_backend(
         progress: called while weights are read.
         lost: called with one line for people when another rank has ended.
     """
-    if plan.framework == "jax":
-        from gpuscore.backends.jax.backend import JaxBackend
-
-        return JaxBackend(plan, progress)
-    if plan.shard.ranks > 1:
+    if plan.framework == "torch" and plan.shard.ranks > 1:
         from gpuscore.backends.torch.ranks.backend import ParallelBackend
 
         return ParallelBackend(plan, progress, lost)
+    recipe = recipe_of(plan)
+    backend = _alone(plan, progress, recipe)
+    if recipe is not None:
+        try:
+            settings = plan.settings
+            judge(backend, recipe, settings.quantization_error, settings.allow_degenerate)
+        except BaseException:
+            backend.close()
+            raise
+    return backend
+
+
+def _alone(plan: Plan, progress: Progress, recipe: Recipe | None) -> Backend:
+    if plan.framework == "jax":
+        from gpuscore.backends.jax.backend import JaxBackend
+
+        return JaxBackend(plan, progress, recipe)
     from gpuscore.backends.torch.backend import TorchBackend
 
-    return TorchBackend(plan, progress=progress)
+    return TorchBackend(plan, progress=progress, recipe=recipe)
+
+
+def recipe_of(plan: Plan) -> Recipe | None:
+    """Return how a plain checkpoint is computed in eight bits: the recipe that is kept, or else a
+    new one.
+
+    None for other models, and for one without a tokenizer, which gets a warning.
+
+    Raises:
+        ConfigError: the texts cannot be read, or the checkpoint is damaged.
+    """
+    if plan.precision not in ("int8", "fp8") or plan.architecture.storage is not None:
+        return None
+    directory, settings = Path(plan.directory), plan.settings
+    texts, classes = read_texts(settings.quantization_texts), plan.architecture.config.classes
+    longest = min(plan.max_model_len, plan.max_tokens)
+    questions = ask(directory, texts, longest, None if classes is None else len(classes))
+    if questions is None:
+        logger.warning(
+            "--quantization %s: the model has no tokenizer.json with labels of one token, so it is "
+            "quantised without texts, and nobody knows whether it still ranks",
+            plan.precision,
+        )
+        return None
+    decided_by = questions, plan.precision, plan.dtype_name, settings.quantization_error
+    digest, kept = digest_of(directory, *decided_by), KeptRecipes(settings.compile_cache)
+    recipe = kept.read(digest)
+    if recipe is not None:
+        return recipe
+    logger.info("eight bits: %d texts decide how the model is quantised", len(texts))
+    from gpuscore.backends.torch.recipes import make_recipe
+
+    made = make_recipe(_in_torch(plan), questions, digest, settings.quantization_error)
+    return kept.write(made)
+
+
+def _in_torch(plan: Plan) -> "TorchPlan":
+    if plan.framework == "torch":
+        return plan
+    from gpuscore.backends.torch import plan as of_torch
+
+    settings = ModelConfig(
+        dtype=plan.dtype_name, device="cpu", quantization=plan.precision, max_batch_tokens=2048
+    )
+    return of_torch.plan_backend(Path(plan.directory), settings)
 
 
 def prepare(directory: Path, config: ModelConfig) -> Prepared:

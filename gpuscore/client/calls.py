@@ -43,14 +43,14 @@ MOST_VALUES = 2**24
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """A POST request; `content` makes its body when it is sent.
+    """A request; `content` makes its body when it is sent, and without a body it is a GET.
 
     Args:
         first: the place of its first element in the whole list.
     """
 
     path: str
-    content: Callable[[], bytes]
+    content: Callable[[], bytes] | None
     request_id: str
     first: int = 0
 
@@ -195,8 +195,12 @@ class _Cards(msgspec.Struct):
     data: list[_Card]
 
 
-def models_of(reply: Reply) -> tuple[Model, ...]:
-    return tuple(Model(card.id, card.max_model_len) for card in decode(reply, _Cards).data)
+def models_call() -> ClientCall[tuple[Model, ...]]:
+    def join(replies: Sequence[Reply]) -> tuple[Model, ...]:
+        cards = decode(replies[0], _Cards).data
+        return tuple(Model(card.id, card.max_model_len) for card in cards)
+
+    return ClientCall([Post("/v1/models", None, new_id())], join)
 
 
 def new_id() -> str:

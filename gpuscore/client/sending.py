@@ -13,15 +13,16 @@ from contextvars import ContextVar
 from functools import partial
 from math import inf
 from time import monotonic
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, ClassVar, Generic, Self, TypeVar, Unpack
 
 import httpx
 
-from gpuscore.client.calls import ClientCall, Post, models_of, new_id
+from gpuscore.client.calls import ClientCall, Post, models_call, new_id
 from gpuscore.client.errors import REQUEST_ID, BadAnswer, ClientError, StatusError
 from gpuscore.client.options import LATE, ClientOptions, settings_of
 from gpuscore.client.results import Model
 from gpuscore.client.retries import Attempts, Reply
+from gpuscore.types.call_arguments import awaited
 
 CODINGS = ("identity", "gzip", "deflate")  # httpx unpacks these piece by piece
 WRITTEN = 2**14  # bytes that a socket takes at once, so that no write waits twice
@@ -83,39 +84,58 @@ def _left(timeout: float | None) -> float | None:
 
 
 ResultT = TypeVar("ResultT")
+HttpT = TypeVar("HttpT", httpx.Client, httpx.AsyncClient)
 
 
-class Sender:
-    """The base of `Client`."""
+class SenderBase(Generic[HttpT]):
+    """The base of both senders: settings, and a client of httpx, which may be the caller's own."""
+
+    _opened: ClassVar[type[Any]]
 
     def __init__(
         self,
         url: str,
         api_key: str | None = None,
         *,
-        http: httpx.Client | None = None,
+        http: HttpT | None = None,
         **options: Unpack[ClientOptions],
     ) -> None:
         self._settings = settings_of(url, api_key, options)
         self._own = http is None
-        self._http = httpx.Client() if http is None else http
+        self._http: HttpT = self._opened() if http is None else http
+
+    def _readiness(self) -> tuple[httpx.Request, str, float]:
+        """Return the request that asks whether the server is ready, its id and its seconds."""
+        request_id, seconds = new_id(), self._settings.policy.deadline
+        fields = {"X-Request-Id": request_id}
+        request = self._settings.request("GET", "/ready", fields, seconds, None)
+        return request, request_id, seconds
+
+    def _attempt(
+        self, part: Post, content: bytes | None, call: Attempts
+    ) -> tuple[httpx.Request, str, float]:
+        """Return the next attempt of a request, its id and the seconds to wait for its answer."""
+        fields, seconds = call.begin(monotonic())
+        method = "GET" if content is None else "POST"
+        request = self._settings.request(method, part.path, fields, seconds, content)
+        return request, part.request_id, seconds
+
+
+class Sender(SenderBase[httpx.Client]):
+    """The base of `Client`."""
+
+    _opened = httpx.Client
 
     def models(self) -> tuple[Model, ...]:
         """Return the served models. Raises ClientError."""
-        until = monotonic() + self._settings.policy.deadline
-        return models_of(self._send("GET", "/v1/models", None, new_id(), until))
+        return self._do(models_call())
 
     def ready(self) -> bool:
         """Return True if the server takes requests now; asks once."""
-        request_id = new_id()
-        seconds = self._settings.policy.deadline
-        fields = {"X-Request-Id": request_id}
-        request = self._settings.request("GET", "/ready", fields, seconds, None)
         try:
-            reply = self._exchange(request, request_id, seconds)
+            return self._exchange(*self._readiness()).status == 200
         except (httpx.RequestError, BadAnswer):
             return False
-        return reply.status == 200
 
     def close(self) -> None:
         """Close the connections, except those of the caller's own httpx.Client."""
@@ -134,8 +154,7 @@ class Sender:
 
         def send(part: Post) -> Reply:
             try:
-                content = part.content()
-                return self._send("POST", part.path, content, part.request_id, until, given_up)
+                return self._send(part, until, given_up)
             except ClientError as error:
                 shown = error.moved(part.first) if isinstance(error, StatusError) else error
                 failures.append(shown)
@@ -153,23 +172,13 @@ class Sender:
             raise failures[0]
         return job.join([future.result() for future in futures])
 
-    def _send(
-        self,
-        method: str,
-        path: str,
-        content: bytes | None,
-        request_id: str,
-        until: float,
-        given_up: threading.Event | None = None,
-    ) -> Reply:
-        call = Attempts(self._settings.policy, request_id, until)
-        waiting = given_up or threading.Event()
+    def _send(self, part: Post, until: float, given_up: threading.Event) -> Reply:
+        content = part.content and part.content()
+        call = Attempts(self._settings.policy, part.request_id, until)
         seconds = 0.0
-        while not waiting.wait(seconds):
-            fields, most = call.begin(monotonic())
-            request = self._settings.request(method, path, fields, most, content)
+        while not given_up.wait(seconds):
             try:
-                reply = self._exchange(request, request_id, most)
+                reply = self._exchange(*self._attempt(part, content, call))
             except httpx.RequestError as error:
                 seconds = call.failed(error, monotonic(), late=isinstance(error, LATE))
             else:
@@ -177,7 +186,8 @@ class Sender:
                 if pause is None:
                     return reply
                 seconds = pause
-        raise ClientError("given up, because another part of the call failed", request_id)
+        why = "given up, because another part of the call failed"
+        raise ClientError(why, part.request_id)
 
     def _exchange(self, request: httpx.Request, request_id: str, seconds: float) -> Reply:
         """Send a request and return its reply.
@@ -203,37 +213,18 @@ class Sender:
             _until.reset(token)
 
 
-class AsyncSender:
+class AsyncSender(SenderBase[httpx.AsyncClient]):
     """The base of `AsyncClient`."""
 
-    def __init__(
-        self,
-        url: str,
-        api_key: str | None = None,
-        *,
-        http: httpx.AsyncClient | None = None,
-        **options: Unpack[ClientOptions],
-    ) -> None:
-        self._settings = settings_of(url, api_key, options)
-        self._own = http is None
-        self._http = httpx.AsyncClient() if http is None else http
-
-    async def models(self) -> tuple[Model, ...]:
-        """Return the served models; see `Sender.models`."""
-        until = monotonic() + self._settings.policy.deadline
-        return models_of(await self._send("GET", "/v1/models", None, new_id(), until))
+    _opened = httpx.AsyncClient
+    models = awaited(Sender.models)
 
     async def ready(self) -> bool:
         """Return True if the server takes requests now; see `Sender.ready`."""
-        request_id = new_id()
-        seconds = self._settings.policy.deadline
-        fields = {"X-Request-Id": request_id}
-        request = self._settings.request("GET", "/ready", fields, seconds, None)
         try:
-            reply = await self._exchange(request, request_id, seconds)
+            return (await self._exchange(*self._readiness())).status == 200
         except (httpx.RequestError, BadAnswer):
             return False
-        return reply.status == 200
 
     async def aclose(self) -> None:
         """Close the connections, except those of the caller's own httpx.AsyncClient."""
@@ -252,9 +243,8 @@ class AsyncSender:
 
         async def send(part: Post) -> Reply:
             async with room:
-                content = part.content()
                 try:
-                    return await self._send("POST", part.path, content, part.request_id, until)
+                    return await self._send(part, until)
                 except StatusError as error:
                     raise error.moved(part.first) from None
 
@@ -266,15 +256,12 @@ class AsyncSender:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _send(
-        self, method: str, path: str, content: bytes | None, request_id: str, until: float
-    ) -> Reply:
-        call = Attempts(self._settings.policy, request_id, until)
+    async def _send(self, part: Post, until: float) -> Reply:
+        content = part.content and part.content()
+        call = Attempts(self._settings.policy, part.request_id, until)
         while True:
-            fields, most = call.begin(monotonic())
-            request = self._settings.request(method, path, fields, most, content)
             try:
-                reply = await self._exchange(request, request_id, most)
+                reply = await self._exchange(*self._attempt(part, content, call))
             except httpx.RequestError as error:
                 seconds = call.failed(error, monotonic(), late=isinstance(error, LATE))
             else:

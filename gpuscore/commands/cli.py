@@ -1,4 +1,5 @@
-"""The `gpuscore` command: serve, score, batch, calibrate, eval, info, doctor, parity, bench."""
+"""The `gpuscore` command: serve, score, batch, calibrate, convert, eval, info, doctor,
+parity, bench."""
 
 import argparse
 import json
@@ -14,6 +15,7 @@ from typing import Any
 
 from gpuscore import __version__
 from gpuscore.commands.bulk.options import add_batch
+from gpuscore.commands.convert.arguments import add_convert
 from gpuscore.config import (
     CONFIGS,
     EngineConfig,
@@ -27,6 +29,7 @@ from gpuscore.config.flags import (
     EPILOG,
     CommandParser,
     HelpFormatter,
+    add_command,
     add_flags,
     add_label_flags,
     add_some_flags,
@@ -109,6 +112,7 @@ def make_parser() -> CommandParser:
     score.add_help_all()
     add_batch(commands, _batch)
     add_calibrate(commands)
+    add_convert(commands)
     add_eval(commands)
     info = _add_command(
         commands, "info", "show a model's architecture, limits and memory, and all settings", _info
@@ -158,16 +162,8 @@ def _add_command(
     required: str = "",
     model: str = "[MODEL] ",
 ) -> CommandParser:
-    command: CommandParser = commands.add_parser(
-        name,
-        usage=f"gpuscore {name} {model}{required}[OPTIONS]",
-        description=f"{help[0].upper()}{help[1:]}.",
-        help=help,
-        epilog=EXAMPLES[name] + EPILOG,
-        formatter_class=HelpFormatter,
-    )
-    command.set_defaults(command=run)
-    refuse_api_key(command)
+    usage, description = f"{name} {model}{required}[OPTIONS]", f"{help[0].upper()}{help[1:]}."
+    command = add_command(commands, name, usage, help, description, EXAMPLES[name] + EPILOG, run)
     refuse_pipelines(command)
     return command
 

@@ -1,7 +1,6 @@
 """`gpuscore doctor`: checks of this machine, each with what to do about what was found."""
 
 import json
-import operator
 import os
 import platform
 import re
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 import torch
+from packaging.requirements import Requirement
 
 from gpuscore import __version__
 from gpuscore.backends.common.memory import HostMemory
@@ -31,7 +31,8 @@ from gpuscore.server.http.auth import read_api_keys
 LEAST_MEMORY = 2 * 2**30  # bytes; the weights of Qwen3-0.6B in float32 take 2.2 GiB
 LEAST_DISK = 5 * 2**30
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
-EXTRAS = ("batch", "client", "eval", "jax", "otel", "parity", "ray", "serve")  # those of users
+# Those of users.
+EXTRAS = ("batch", "client", "convert", "eval", "jax", "otel", "parity", "ray", "serve")
 Level: TypeAlias = Literal["OK", "warning", "problem"]
 
 
@@ -118,37 +119,23 @@ def _installed() -> Iterator[Finding]:
 
 def _extra(name: str, lines: Sequence[str]) -> str:
     """Return yes if everything is there that an extra asks for, or no with what is not."""
-    asked = [line.partition(";")[0] for line in lines if re.search(rf"extra == .{name}\b", line)]
-    wrong = [line for line in map(unmet, asked) if line]
+    asked = (line for line in lines if "extra ==" in line)
+    wrong = [found for line in asked if (found := unmet(line, name))]
     return f"no ({'; '.join(wrong)})" if wrong else "yes"
 
 
-def unmet(line: str) -> str | None:
-    """Return what is wrong about a requirement; None if it is met or belongs to an extra."""
-    wanted, _, marker = line.partition(";")
-    if "extra ==" in marker:
+def unmet(line: str, extra: str = "") -> str | None:
+    """Return what is wrong about a requirement; None if it is met, or none of this extra's."""
+    wanted = Requirement(line)
+    if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
         return None
-    name = re.split(r"[^\w.-]", wanted)[0]
     try:
-        found = version(name)
+        found = version(wanted.name)
     except PackageNotFoundError:
-        return f"{name} is missing"
-    limits = [(sign, limit) for sign, limit in _LIMIT.findall(wanted)]
-    if all(_KEEPS[sign](_release(found), _release(limit)) for sign, limit in limits):
+        return f"{wanted.name} is missing"
+    if wanted.specifier.contains(found, prereleases=True):
         return None
-    return f"{name} is {found}, supported: {', '.join(sign + limit for sign, limit in limits)}"
-
-
-# The signs that pyproject.toml uses.
-_KEEPS = {">=": operator.ge, "<": operator.lt, "==": operator.eq}
-_LIMIT = re.compile(r"(>=|<|==)\s*([\d.]+)")
-_PARTS = 4  # of a release, so that 2.11 equals 2.11.0
-
-
-def _release(text: str) -> tuple[int, ...]:
-    """Return the numbers of a version, without what a build adds to them."""
-    numbers = [int(part) for part in re.findall(r"\d+", re.split(r"[^\d.]", text)[0])]
-    return tuple([*numbers, *[0] * _PARTS][:_PARTS])
+    return f"{wanted.name} is {found}, supported: {wanted.specifier}"
 
 
 def _device(model: ModelConfig) -> Finding:

@@ -57,6 +57,21 @@ class ModelConfig:
         "load; auto: as the checkpoint is made, or w8a16 for FP8 where it is not computed",
         choices=("auto", "int8", "fp8", "w8a16"),
     )
+    quantization_texts: str | None = option(
+        None,
+        "file of texts, one a line, by which a plain checkpoint is quantised and its verdict found",
+        unset="English sentences that gpuscore includes",
+        metavar="FILE",
+    )
+    quantization_error: float = option(
+        0.12,
+        "largest mean error in log p, in nats, of a plain checkpoint in eight bits on held-out "
+        "texts, against the same model in --dtype; a smaller one makes more products exact, and "
+        "slower",
+        minimum=0.001,
+        maximum=10.0,
+        metavar="NATS",
+    )
     attention: str = option(
         "auto",
         "attention kernels; triton: one launch for pages and packed rows; flashinfer, "
@@ -82,8 +97,10 @@ class ModelConfig:
     )
     compile_cache: str | None = option(
         None,
-        "directory where --backend jax keeps compiled programs for the next start",
-        unset="programs are compiled at every start",
+        "directory for what the next start needs: compiled programs of --backend jax, and what a "
+        "plain checkpoint needs in eight bits",
+        unset="programs are compiled at every start; what eight bits need is in the user's cache "
+        "directory",
         metavar="DIRECTORY",
     )
     kernels: str = option(
@@ -378,19 +395,5 @@ class FileConfig:
 
     config: str | None = option(None, "TOML file with one line per option", metavar="FILE")
 
-
-# Settings that few need: --help leaves them out, --help-all shows them.
-RARE = frozenset(
-    (
-        *("backend", "attention", "compile", "compile_cache", "kernels", "cuda_graph_tokens"),
-        *("allow_degenerate", "max_body_bytes", "max_header_bytes", "max_headers"),
-        *("max_connections", "max_inflight_per_key", "max_queued_bytes", "max_queue_seconds"),
-        "max_answer_bytes",
-        *("header_timeout", "body_timeout", "send_timeout", "timing_headers"),
-        *("metrics_port", "metrics_host", "vllm_metrics", "allowed_hosts"),
-        *("max_queued_requests", "max_queued_tokens", "max_queued_items"),
-        *("engine_timeout", "load_timeout"),
-    )
-)
 
 CONFIGS: tuple[type, ...] = (ModelConfig, ServerConfig, RequestLimits, EngineConfig)

@@ -9,9 +9,24 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from gpuscore.config.fields import API_KEY_VARIABLE, RARE
+from gpuscore.config.fields import API_KEY_VARIABLE
 from gpuscore.config.options import Option, options, plain, shown
 from gpuscore.errors import UsageError
+
+# Settings that few need: --help leaves them out, --help-all shows them.
+RARE = frozenset(
+    (
+        *("backend", "attention", "compile", "compile_cache", "kernels", "cuda_graph_tokens"),
+        *("quantization_texts", "quantization_error"),
+        *("allow_degenerate", "max_body_bytes", "max_header_bytes", "max_headers"),
+        *("max_connections", "max_inflight_per_key", "max_queued_bytes", "max_queue_seconds"),
+        "max_answer_bytes",
+        *("header_timeout", "body_timeout", "send_timeout", "timing_headers"),
+        *("metrics_port", "metrics_host", "vllm_metrics", "allowed_hosts"),
+        *("max_queued_requests", "max_queued_tokens", "max_queued_items"),
+        *("engine_timeout", "load_timeout"),
+    )
+)
 
 ALL = "--help-all"
 
@@ -93,6 +108,23 @@ class CommandParser(argparse.ArgumentParser):
         finally:
             for one, text in zip(rare, before, strict=True):
                 one.help = text
+
+
+def add_command(
+    commands: Any, name: str, usage: str, help: str, description: str, epilog: str, run: object
+) -> CommandParser:
+    """Add a command, which `run` runs, to a parser's commands; its usage is what follows names."""
+    command: CommandParser = commands.add_parser(
+        name,
+        usage=f"gpuscore {usage}",
+        description=description,
+        help=help,
+        epilog=epilog,
+        formatter_class=HelpFormatter,
+    )
+    command.set_defaults(command=run)
+    refuse_api_key(command)
+    return command
 
 
 class _HelpAll(argparse.Action):

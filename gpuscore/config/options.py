@@ -15,6 +15,7 @@ ConfigT = TypeVar("ConfigT")
 OptionP = ParamSpec("OptionP")
 
 PREFIX = "GPUSCORE_"  # every environment variable starts with it
+PLACES = ("MODEL", "DIRECTORY", "FILE")  # whose values may be paths of one machine
 SHOWN_CHARACTERS = 60  # most characters of a value in an error
 _SIZE = re.compile(r"([0-9]{1,15})(|KiB|MiB|GiB|TiB)")
 _UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -153,6 +154,16 @@ def checked(config: ConfigT) -> ConfigT:
         if problem := item.problem(values[item.name]):
             raise ConfigError(f"{item.name} {problem}")
     return type(config)(**values)
+
+
+def changed(*configs: Any) -> dict[str, Any]:
+    """Return the options that differ from their defaults, without those that name a place."""
+    return {
+        item.name: value
+        for config in configs
+        for item in options(type(config))
+        if (value := getattr(config, item.name)) != item.default and item.metavar not in PLACES
+    }
 
 
 def shown(value: object) -> str:

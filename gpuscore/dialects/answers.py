@@ -21,6 +21,15 @@ from gpuscore.dialects.wire import (
 from gpuscore.prompts.decision_texts import Content
 
 
+class AnswerHead(msgspec.Struct, omit_defaults=True):
+    """The fields that answers of several routes begin with."""
+
+    id: AnswerId
+    object: Annotated[str, about("The kind of answer, as clients of the route expect it.")]
+    created: Created
+    model: AnsweredModel
+
+
 class ScoreAnswer(msgspec.Struct, omit_defaults=True):
     """Answer of POST /v1/score."""
 
@@ -58,13 +67,9 @@ class PairScore(msgspec.Struct, omit_defaults=True):
     truncated: Truncated = False
 
 
-class PairsAnswer(msgspec.Struct, omit_defaults=True):
-    """Answer of POST /v1/score to a body of pairs."""
+class PairsAnswer(AnswerHead):
+    """Answer of POST /v1/score to a body of pairs; its object is `list`."""
 
-    id: AnswerId
-    object: Annotated[str, about("Always `list`.")]
-    created: Created
-    model: AnsweredModel
     data: Annotated[list[PairScore], about("One per pair, in the request's order.")]
     usage: ShortUsage
     errors: FailedItems = None
@@ -84,13 +89,9 @@ class RankedDocument(msgspec.Struct, omit_defaults=True):
     label_mass: LabelMass = None
 
 
-class RerankAnswer(msgspec.Struct, omit_defaults=True):
-    """Answer to `documents`."""
+class RerankAnswer(AnswerHead):
+    """Answer to `documents`; its object is `rerank`, at /v1/rerank `list`."""
 
-    id: AnswerId
-    object: Annotated[str, about("`rerank`; `list` at /v1/rerank, as Jina's clients expect.")]
-    created: Created
-    model: AnsweredModel
     results: Annotated[
         list[RankedDocument],
         about("Best first; equal scores keep the request's order. Those in `errors` are left out."),
@@ -127,19 +128,13 @@ class ClassifiedText(msgspec.Struct, omit_defaults=True):
     label: Annotated[str, about("The most probable class.")]
     probs: Annotated[list[float], about("One per class, in the order of the answer's `labels`.")]
     num_classes: Annotated[int, about("Number of classes.")]
-    label_mass: Annotated[
-        float | None, about("The probability of all labels together, if asked for.")
-    ] = None
+    label_mass: LabelMass = None
     truncated: Truncated = False
 
 
-class ClassifyAnswer(msgspec.Struct):
-    """Answer of POST /v1/classify and /classify."""
+class ClassifyAnswer(AnswerHead):
+    """Answer of POST /v1/classify and /classify; its object is `list`."""
 
-    id: AnswerId
-    object: Annotated[str, about("Always `list`.")]
-    created: Created
-    model: AnsweredModel
     labels: Annotated[list[str], about("Names of the classes.")]
     data: Annotated[list[ClassifiedText], about("One per text, in the request's order.")]
     usage: ShortUsage
@@ -164,13 +159,9 @@ class CompletionChoice(msgspec.Struct):
     finish_reason: Annotated[str, about("Always `length`.")] = "length"
 
 
-class CompletionAnswer(msgspec.Struct):
-    """Answer of POST /v1/completions."""
+class CompletionAnswer(AnswerHead):
+    """Answer of POST /v1/completions; its object is `text_completion`."""
 
-    id: AnswerId
-    object: Annotated[str, about("Always `text_completion`.")]
-    created: Created
-    model: AnsweredModel
     choices: Annotated[list[CompletionChoice], about("One per prompt, in the request's order.")]
     usage: TokenUsage
 

@@ -5,10 +5,8 @@ text is a prompt of its own.
 """
 
 from collections.abc import Iterator
-from time import time
 from typing import Annotated
 
-import msgspec
 import numpy as np
 
 from gpuscore.dialects.answers import ClassifiedText, ClassifyAnswer
@@ -28,23 +26,21 @@ from gpuscore.dialects.dialect import (
 from gpuscore.dialects.paths import CLASSIFY_PATHS
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import (
-    CacheSalt,
-    ModelName,
-    Priority,
     ReturnMass,
+    ScoringBody,
     Unused,
     about,
     check_not_negative,
     strict_decoder,
 )
 from gpuscore.errors import InvalidRequest
-from gpuscore.prompts.classes import ClassifyInput, build_classes
+from gpuscore.prompts.classes import build_classes
+from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.text.boundaries import Turns
 from gpuscore.types.labels import label_mass
-from gpuscore.types.record import RequestRecord
 
 
-class ClassifyBody(msgspec.Struct, forbid_unknown_fields=True):
+class ClassifyBody(ScoringBody):
     """Body of POST /v1/classify and /classify. `null` means a field's default."""
 
     input: Annotated[
@@ -54,7 +50,6 @@ class ClassifyBody(msgspec.Struct, forbid_unknown_fields=True):
             "that the model reads as it is."
         ),
     ]
-    model: ModelName = None
     query: Annotated[
         str | None, about("For guards: the user's message that each text of `input` answers.")
     ] = None
@@ -77,8 +72,6 @@ class ClassifyBody(msgspec.Struct, forbid_unknown_fields=True):
         about("For guards: cuts longer texts at their end, to this many tokens; 0 is never.", 0),
     ] = None
     return_label_mass: ReturnMass = None
-    priority: Priority = None
-    cache_salt: CacheSalt = None
     user: Unused = None
     request_id: Unused = None
 
@@ -92,16 +85,12 @@ class ClassifyBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _TEXT_BYTES = 96 + 2 * COUNT_BYTES  # names, index, number of classes, a mark
-_decoded = strict_decoder(ClassifyBody)
 
 
-def decode_classify(body: bytes, record: RequestRecord) -> ClassifyBody:
-    """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
-    decoded = _decoded(body)
-    if not decoded.input:
+def _check(body: ClassifyBody) -> None:
+    if not body.input:
         raise InvalidRequest("input must hold at least one text", param="input")
-    check_not_negative(decoded, "max_tokens_per_doc")
-    return decoded
+    check_not_negative(body, "max_tokens_per_doc")
 
 
 def prepare_classify(model: LoadedModel, body: ClassifyBody, turns: Turns) -> PreparedBody:
@@ -110,18 +99,16 @@ def prepare_classify(model: LoadedModel, body: ClassifyBody, turns: Turns) -> Pr
     Raises:
         GpuscoreError: the request is invalid, or neither the model nor the body names classes.
     """
-    given = ClassifyInput(
-        texts=body.texts,
+    given = RerankInput(
         query=body.query,
-        labels=body.labels,
+        documents=body.texts,
         most_tokens=body.max_tokens_per_doc or None,
         fit=bool(body.truncate),
         priority=body.priority or 0,
         need_lse=bool(body.return_label_mass),
+        name="input",
     )
-    request, classes = build_classes(
-        given, model.prompts.builder, model.prompts.family, model.prompts.head, turns
-    )
+    request, classes = build_classes(model.prompts, given, body.labels, turns)
     return PreparedBody.of(request, body.cache_salt, classes)
 
 
@@ -153,8 +140,7 @@ def encode_classify(scored: Scored[ClassifyBody]) -> Iterator[bytes]:
                 truncated = index in cut
                 yield ClassifiedText(index, labels[first], probs, len(labels), mass, truncated)
 
-    about_it = scored.request_id, "list", int(time()), scored.model
-    answer = ClassifyAnswer(*about_it, labels, HOLE, scored.short_usage)
+    answer = ClassifyAnswer(*scored.head("list"), labels, HOLE, scored.short_usage)
     return in_pieces(answer, list_json(data(), min(step, ROWS)))
 
 
@@ -164,7 +150,7 @@ CLASSIFY = Dialect(
     description="The probability of each class, for texts in a guard's own prompt or as they are.",
     bodies=(ClassifyBody,),
     answers=(ClassifyAnswer,),
-    decode=decode_classify,
+    decode=strict_decoder(ClassifyBody, _check),
     prepare=prepare_classify,
     encode=encode_classify,
     answer_bytes=classify_bytes,

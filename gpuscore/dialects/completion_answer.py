@@ -29,7 +29,6 @@ from gpuscore.types.labels import PositionLogprobs, position_logprobs, top_logpr
 from gpuscore.types.request import ScoreResult
 
 _CHOICE_BYTES = 192  # the names of a choice's fields and its index
-About = tuple[str, int, str]  # id, time and model
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +116,7 @@ def completion_json(
     asked: CompletionOptions,
     encoder: TextEncoder | None,
     cached_tokens: int,
-    about: About,
+    head: tuple[str, str, int, str],
 ) -> Iterator[bytes]:
     """Yield the answer as JSON, in pieces.
 
@@ -128,7 +127,7 @@ def completion_json(
         asked: the parts that the request asks for.
         encoder: the model's tokenizer, if it has one.
         cached_tokens: for the usage.
-        about: the answer's id, time and model.
+        head: the values that the answer begins with.
     """
     rows = _rows(prompts, answered, asked.every_position)
     del answered  # `rows` has copies
@@ -137,8 +136,7 @@ def completion_json(
     yield from say.add(*(part.top_ids for part in rows), *prompts)
     total, new = sum(map(len, prompts)), len(prompts) if asked.next_token else 0
     usage = TokenUsage(total, total + new, new, PromptTokensDetails(cached_tokens))
-    id, created, model = about
-    answer = CompletionAnswer(id, "text_completion", created, model, HOLE, usage)
+    answer = CompletionAnswer(*head, HOLE, usage)
 
     def choices() -> Iterator[bytes]:
         for index, prompt in enumerate(prompts):

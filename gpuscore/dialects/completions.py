@@ -7,10 +7,7 @@ nothing; other values are refused, and the error names the field.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from time import time
 from typing import Annotated, Any
-
-import msgspec
 
 from gpuscore.dialects.answers import CompletionAnswer
 from gpuscore.dialects.completion_answer import (
@@ -26,9 +23,7 @@ from gpuscore.dialects.paths import COMPLETIONS_PATH
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import (
     SCORES_ONLY,
-    CacheSalt,
-    ModelName,
-    Priority,
+    ScoringBody,
     Unused,
     about,
     only,
@@ -39,7 +34,6 @@ from gpuscore.text.boundaries import Turns
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import alike, positions_cut
 from gpuscore.types.batch import Int32Array
-from gpuscore.types.record import RequestRecord
 from gpuscore.types.request import MAX_TOP, ScoreRequest
 
 # Prompts that begin alike are a request of their own, so that the prefix cache keeps what they
@@ -49,7 +43,7 @@ MAX_GROUPS = 16
 MAX_ECHO_LOGPROBS = 2**19
 
 
-class CompletionBody(msgspec.Struct, forbid_unknown_fields=True):
+class CompletionBody(ScoringBody):
     """Body of POST /v1/completions. `null` means a field's default."""
 
     # `_check_prompt` checks that all prompts are of one kind.
@@ -57,7 +51,6 @@ class CompletionBody(msgspec.Struct, forbid_unknown_fields=True):
         str | list[str | int | list[int]] | None,
         about("Required. A text, several, the token ids of one prompt, or several lists of ids."),
     ] = None
-    model: ModelName = None
     max_tokens: Annotated[
         int | None,
         about(
@@ -76,8 +69,6 @@ class CompletionBody(msgspec.Struct, forbid_unknown_fields=True):
     add_special_tokens: Annotated[
         bool | None, about("true: texts get the tokenizer's special tokens.", True)
     ] = None
-    cache_salt: CacheSalt = None
-    priority: Priority = None
     # Fields of generation: accepted at values that change nothing.
     temperature: Annotated[
         float | None, about("Ignored; with `max_tokens` 1, only 0 is accepted.")
@@ -125,19 +116,15 @@ _HARMLESS: dict[str, tuple[object, ...]] = {
     "presence_penalty": (0,),
     "logit_bias": ({},),
 }
-_decoded = strict_decoder(CompletionBody)
 
 
-def decode_completion(body: bytes, record: RequestRecord) -> CompletionBody:
-    """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
-    decoded = _decoded(body)
+def _check(body: CompletionBody) -> None:
     for field, harmless in _HARMLESS.items():
-        value = getattr(decoded, field)
+        value = getattr(body, field)
         if value is not None and value not in harmless:
             raise InvalidRequest(f"{field}: {SCORES_ONLY}", param=field)
-    _check_tokens(decoded)
-    _check_prompt(decoded)
-    return decoded
+    _check_tokens(body)
+    _check_prompt(body)
 
 
 def _check_prompt(body: CompletionBody) -> None:
@@ -271,7 +258,7 @@ def encode_completion(scored: Scored[CompletionBody]) -> Iterator[bytes]:
         scored.body.asked,
         encoder,
         scored.cached_tokens,
-        (scored.request_id, int(time()), scored.model),
+        scored.head("text_completion"),
     )
 
 
@@ -283,7 +270,7 @@ COMPLETIONS = Dialect(
     "generated.",
     bodies=(CompletionBody,),
     answers=(CompletionAnswer,),
-    decode=decode_completion,
+    decode=strict_decoder(CompletionBody, _check),
     prepare=prepare_completion,
     encode=encode_completion,
     answer_bytes=completion_bytes,

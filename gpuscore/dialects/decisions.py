@@ -31,9 +31,7 @@ from gpuscore.dialects.dialect import (
 from gpuscore.dialects.paths import DECISIONS_PATH
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import (
-    CacheSalt,
-    ModelName,
-    Priority,
+    ScoringBody,
     Unused,
     about,
     refused,
@@ -52,7 +50,6 @@ from gpuscore.prompts.decision_texts import (
 )
 from gpuscore.prompts.decisions import DecisionInput, DecisionRequest
 from gpuscore.text.boundaries import Turns
-from gpuscore.types.record import RequestRecord
 
 
 class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
@@ -138,16 +135,13 @@ class LevelQuestion(msgspec.Struct, tag="score", forbid_unknown_fields=True):
 Question = PredicateQuestion | ChoiceQuestion | LevelQuestion
 
 
-class DecisionsBody(msgspec.Struct, forbid_unknown_fields=True):
+class DecisionsBody(ScoringBody):
     """Body of POST /v1/decisions. `null` means a field's default."""
 
     input: Annotated[
         str | list[InputItem], about("The text or conversation that the questions are about.")
     ]
     questions: Annotated[list[Question], about(f"1 to {MAX_QUESTIONS} questions.")]
-    model: ModelName = None
-    cache_salt: CacheSalt = None
-    priority: Priority = None
     # Prefixes are always cached, and users are not recorded.
     prompt_cache_key: Unused = None
     prompt_cache_options: Annotated[dict[str, Any] | None, about("Accepted and ignored.")] = None
@@ -157,16 +151,6 @@ class DecisionsBody(msgspec.Struct, forbid_unknown_fields=True):
     @property
     def num_items(self) -> int:
         return len(self.questions)
-
-
-_decoded = strict_decoder(DecisionsBody)
-
-
-def decode_decisions(body: bytes, record: RequestRecord) -> DecisionsBody:
-    """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
-    decoded = _decoded(body)
-    check_questions(len(decoded.questions), MAX_QUESTIONS)
-    return decoded
 
 
 def prepare_decisions(model: LoadedModel, body: DecisionsBody, turns: Turns) -> PreparedBody:
@@ -291,8 +275,7 @@ def _answer(question: Question, found: ReadAnswer) -> PredicateAnswer | ChoiceAn
         LevelShare(one.label, value, share)
         for value, (one, share) in enumerate(zip(question.levels, shares, strict=True))
     ]
-    mean = sum(one.value * one.probability for one in levels)
-    return LevelAnswer(question.name, mean, shares[best], levels, mass)
+    return LevelAnswer(question.name, found.mean, shares[best], levels, mass)
 
 
 DECISIONS = Dialect(
@@ -301,7 +284,9 @@ DECISIONS = Dialect(
     description="Yes or no, one of several choices, or a level, with probabilities.",
     bodies=(DecisionsBody,),
     answers=(DecisionsAnswer,),
-    decode=decode_decisions,
+    decode=strict_decoder(
+        DecisionsBody, lambda body: check_questions(len(body.questions), MAX_QUESTIONS)
+    ),
     prepare=prepare_decisions,
     encode=encode_decisions,
     answer_bytes=decisions_bytes,

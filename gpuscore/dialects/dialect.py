@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from time import monotonic
+from time import monotonic, time
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
@@ -134,6 +134,10 @@ class Scored(Generic[BodyT]):
     @property
     def prompt_tokens(self) -> int:
         return self.prepared.prompt_tokens or 0
+
+    def head(self, kind: str) -> tuple[str, str, int, str]:
+        """Return the values of an `AnswerHead`."""
+        return self.request_id, kind, int(time()), self.model
 
     @property
     def short_usage(self) -> ShortUsage:

@@ -1,7 +1,6 @@
 """vLLM's bodies at /v1/score: pairs of texts, each scored in the model's own prompt."""
 
 from collections.abc import Iterator
-from time import time
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -18,14 +17,8 @@ from gpuscore.dialects.dialect import (
     in_pieces,
     list_json,
 )
-from gpuscore.dialects.ranking import CheckedRanking, present_texts, ranking_of
+from gpuscore.dialects.ranking import CheckedRanking, RankingBody, present_texts, ranking_of
 from gpuscore.dialects.wire import (
-    CacheSalt,
-    ErrorMode,
-    Instruction,
-    ModelName,
-    MostTokens,
-    Priority,
     Unused,
     about,
     check_not_negative,
@@ -41,7 +34,7 @@ Texts = str | list[str | None]
 FIRST, SECOND = ("queries", "text_1", "data_1"), ("documents", "items", "text_2", "data_2")
 
 
-class PairsBody(msgspec.Struct, forbid_unknown_fields=True):
+class PairsBody(RankingBody):
     """Body of POST /v1/score from vLLM's clients."""
 
     queries: Annotated[
@@ -63,12 +56,9 @@ class PairsBody(msgspec.Struct, forbid_unknown_fields=True):
     text_2: Annotated[Texts | None, about("Another name of `documents`.")] = None
     data_1: Annotated[Texts | None, about("Another name of `queries`.")] = None
     data_2: Annotated[Texts | None, about("Another name of `documents`.")] = None
-    model: ModelName = None
-    instruction: Instruction = None
     use_activation: Annotated[
         bool | None, about("false: raw scores instead of probabilities.", True)
     ] = None
-    max_tokens_per_doc: MostTokens = None
     truncate_prompt_tokens: Annotated[
         int | None,
         about(
@@ -77,9 +67,6 @@ class PairsBody(msgspec.Struct, forbid_unknown_fields=True):
         ),
     ] = None
     truncation_side: Annotated[str | None, about("`right` only.", "right")] = None
-    on_error: ErrorMode = None
-    priority: Priority = None
-    cache_salt: CacheSalt = None
     user: Unused = None
     request_id: Unused = None
     softmax: Annotated[bool | None, about("Older name of `use_activation`.", True)] = None
@@ -127,7 +114,7 @@ def are_pairs(body: bytes) -> bool:
 
 def decode_pairs(body: bytes) -> CheckedPairs:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
-    fields, refused = _decoded(body), ItemErrors()
+    fields, refused = _decoded(body, None), ItemErrors()
     return CheckedRanking(fields, _to_input(fields, refused), refused)
 
 
@@ -180,7 +167,6 @@ def encode_pairs(scored: Scored[CheckedPairs]) -> Iterator[bytes]:
     ranking = ranking_of(scored)
     scores = spread(ranking.scores.tolist(), scored.errors, scored.body.num_items)
     cut = set(ranking.truncated)
-    about_it = scored.request_id, "list", int(time()), scored.model
-    answer = PairsAnswer(*about_it, HOLE, scored.short_usage, scored.failed_items)
+    answer = PairsAnswer(*scored.head("list"), HOLE, scored.short_usage, scored.failed_items)
     rows = (PairScore(i, "score", score, i in cut) for i, score in enumerate(scores))
     return in_pieces(answer, list_json(rows, ROWS))

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from gpuscore.dialects.dialect import PreparedBody, Scored
 from gpuscore.dialects.served import LoadedModel
+from gpuscore.dialects.wire import Instruction, ItemsBody, MostTokens
 from gpuscore.errors import InvalidRequest
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.text.boundaries import Turns
@@ -15,41 +16,38 @@ from gpuscore.types.batch import Float64Array
 from gpuscore.types.results import ItemErrors, scored_places
 
 
-class RankingFields(Protocol):
-    """The fields that the bodies of all these dialects have."""
+class RankingBody(ItemsBody, kw_only=True):
+    """The fields of the bodies of all these dialects."""
+
+    instruction: Instruction = None
+    max_tokens_per_doc: MostTokens = None
 
     @property
-    def model(self) -> str | None: ...
-
-    @property
-    def cache_salt(self) -> str | None: ...
-
-    @property
-    def on_error(self) -> str | None: ...
-
-    @property
-    def wants_raw(self) -> bool: ...
+    def wants_raw(self) -> bool:
+        """True for raw scores in place of relevances."""
+        raise NotImplementedError
 
 
-FieldsT = TypeVar("FieldsT", bound=RankingFields)
+FieldsT = TypeVar("FieldsT", bound=ItemsBody)
+GivenT = TypeVar("GivenT")
 
 
 @dataclass(frozen=True, slots=True)
-class CheckedRanking(Generic[FieldsT]):
-    """A checked body, and its query and documents for the prompt family.
+class CheckedItems(Generic[FieldsT, GivenT]):
+    """A checked body, and its texts for the engine's request.
 
     Args:
         fields: the body.
-        given: has an empty text in the place of a document that is none.
-        refused: the errors of such documents; the request fails if there are any, unless the body
-            has `on_error: null`.
+        given: has an empty text in the place of an item or a document that is none.
+        refused: the errors of these; the request fails if there are any, unless the body has
+            `on_error: null`.
 
     Raises:
         InvalidRequest: the first of these errors, if it fails the request.
     """
 
     fields: FieldsT
-    given: RerankInput
+    given: GivenT
     refused: ItemErrors
 
     def __post_init__(self) -> None:
@@ -59,6 +57,10 @@ class CheckedRanking(Generic[FieldsT]):
     @property
     def model(self) -> str | None:
         return self.fields.model
+
+
+class CheckedRanking(CheckedItems[FieldsT, RerankInput]):
+    """A checked body, and its query and documents for the prompt family."""
 
     @property
     def num_items(self) -> int:

@@ -6,7 +6,6 @@ accepted at values that change nothing; other values are refused, and the error 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from time import time
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -28,15 +27,15 @@ from gpuscore.dialects.dialect import (
     value_bytes,
 )
 from gpuscore.dialects.paths import INFINITY_RERANK_PATH, JINA_RERANK_PATH, RERANK_PATHS
-from gpuscore.dialects.ranking import CheckedRanking, prepare_ranking, present_texts, ranking_of
+from gpuscore.dialects.ranking import (
+    CheckedRanking,
+    RankingBody,
+    prepare_ranking,
+    present_texts,
+    ranking_of,
+)
 from gpuscore.dialects.wire import (
-    CacheSalt,
     ErrorAnswer,
-    ErrorMode,
-    Instruction,
-    ModelName,
-    MostTokens,
-    Priority,
     RawFlag,
     ReturnMass,
     Truncate,
@@ -93,7 +92,7 @@ def shown(document: Document | None) -> dict[str, Any] | None:
 DOCUMENTS_OF_A_SEARCH = 100  # Cohere's unit of billing, which its clients show
 
 
-class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
+class RerankBody(RankingBody):
     """Body of POST /rerank, /v1/rerank and /v2/rerank."""
 
     query: Annotated[str, about("The query that the documents are ranked by.")]
@@ -107,7 +106,6 @@ class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
     texts: Annotated[
         list[str] | None, about("TEI's name of `documents`; the answer is then TEI's list.")
     ] = None
-    model: ModelName = None
     top_n: Annotated[
         int | None,
         about("Number of best documents to return; 0, or more than there are, returns all.", 0),
@@ -121,20 +119,15 @@ class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
         RawFlag, about("Raw scores instead of relevances from 0 to 1.", False)
     ] = None
     return_label_mass: ReturnMass = None
-    instruction: Instruction = None
     rank_fields: Annotated[
         list[str] | None,
         about("For documents that are objects: the fields to rank by, as lines `name: value`."),
     ] = None
-    max_tokens_per_doc: MostTokens = None
     truncate: Truncate = None
     truncation_direction: Annotated[
         str | None, about("`right` only, in upper or lower case.", "right")
     ] = None
     truncation_side: Annotated[str | None, about("`right` only.", "right")] = None
-    on_error: ErrorMode = None
-    priority: Priority = None
-    cache_salt: CacheSalt = None
     user: Unused = None
     # These fields are known only so that the error can name them.
     max_chunks_per_doc: Annotated[int | None, refused()] = None
@@ -168,7 +161,7 @@ _decoded = strict_decoder(RerankBody)
 def decode_rerank(body: bytes, record: RequestRecord) -> CheckedRerank:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
     record.variant = TEI if b'"texts"' in body else ""  # a guess; quotes in a text are escaped
-    fields, refused = _decoded(body), ItemErrors()
+    fields, refused = _decoded(body, record), ItemErrors()
     record.variant = TEI if fields.is_tei else ""
     return CheckedRanking(fields, _to_input(fields, refused), refused)
 
@@ -235,10 +228,9 @@ def encode_rerank(scored: Scored[CheckedRerank]) -> Iterator[bytes]:
     if fields.is_tei:
         return list_json((RankedText(*row) for row in rows), step)
     results = list_json((RankedDocument(*row) for row in rows), step)
-    kind = "list" if scored.path == JINA_RERANK_PATH else "rerank"
-    about_it = scored.request_id, kind, int(time()), scored.model
+    head = scored.head("list" if scored.path == JINA_RERANK_PATH else "rerank")
     usage, meta = scored.short_usage, _meta(len(order), scored.prompt_tokens, len(cut))
-    return in_pieces(RerankAnswer(*about_it, HOLE, usage, meta, scored.failed_items), results)
+    return in_pieces(RerankAnswer(*head, HOLE, usage, meta, scored.failed_items), results)
 
 
 def _document_of(scored: Scored[CheckedRerank]) -> Callable[[int], Any]:

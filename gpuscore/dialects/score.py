@@ -4,7 +4,6 @@ docs/dialects/score.md describes it. Bodies in pairs are vLLM's (`pairs`).
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -33,7 +32,7 @@ from gpuscore.dialects.pairs import (
     pairs_bytes,
 )
 from gpuscore.dialects.paths import SCORE_PATH
-from gpuscore.dialects.ranking import CheckedRanking, prepare_ranking
+from gpuscore.dialects.ranking import CheckedItems, CheckedRanking, prepare_ranking
 from gpuscore.dialects.score_body import Ids, ScoreBody, Text, decode_in_parts
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import PromptTokensDetails, TokenUsage, decoding_errors
@@ -53,21 +52,8 @@ from gpuscore.types.request import ScoreResult
 from gpuscore.types.results import ItemErrors, spread
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedScore:
+class CheckedScore(CheckedItems[ScoreBody, ScoreInput]):
     """A checked body, and its query, items and labels as the engine's request needs them."""
-
-    fields: ScoreBody
-    given: ScoreInput
-    refused: ItemErrors  # of items that are null
-
-    def __post_init__(self) -> None:
-        if self.fields.on_error != "null":
-            self.refused.raise_first()
-
-    @property
-    def model(self) -> str | None:
-        return self.fields.model
 
     @property
     def num_items(self) -> int:

@@ -10,10 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from gpuscore.dialects.wire import (
-    CacheSalt,
-    ErrorMode,
-    ModelName,
-    Priority,
+    ItemsBody,
     ReturnMass,
     about,
     refused,
@@ -23,7 +20,7 @@ Text = str
 Ids = list[int]
 
 
-class ScoreBody(msgspec.Struct, forbid_unknown_fields=True):
+class ScoreBody(ItemsBody):
     """Body of POST /v1/score. `null` means a field's default."""
 
     # msgspec cannot tell list[str] from list[list[int]] in a union, so `text.joining` checks that
@@ -86,15 +83,11 @@ class ScoreBody(msgspec.Struct, forbid_unknown_fields=True):
     item_first: Annotated[
         bool | None, about("Prompts are item + query instead of query + item.", False)
     ] = None
-    model: ModelName = None
     return_label_logprobs: Annotated[
         bool | None,
         about("Adds `label_logprobs`: log-probabilities over the whole vocabulary.", False),
     ] = None
     return_label_mass: ReturnMass = None
-    on_error: ErrorMode = None
-    cache_salt: CacheSalt = None
-    priority: Priority = None
     # SGLang's other fields are known only so that the error can name them.
     return_token_logprobs: Annotated[bool | None, refused("false is accepted, too.")] = None
     return_pooled_hidden_states: Annotated[bool | None, refused("false is accepted, too.")] = None

@@ -1,9 +1,9 @@
 """The models that a server has: their states, and which one a request is for."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from gpuscore.config.served import ANY_MODEL, listed
 from gpuscore.engine.admission import Backlog
@@ -52,6 +52,7 @@ class LoadedModel:
     about: str = ""  # number format and device, for people
     tokenizer_info: TokenizerInfo | None = None  # None: the model has no tokenizer
     replicas: int = 1  # engines that share the work
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of model and engine, no defaults
 
     @property
     def default_labels(self) -> list[int] | None:

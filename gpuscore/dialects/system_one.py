@@ -33,11 +33,9 @@ from gpuscore.dialects.dialect import (
 from gpuscore.dialects.paths import SYSTEM_ONE_PATH
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import (
-    CacheSalt,
     ErrorAnswer,
-    ModelName,
-    Priority,
     PromptTokensDetails,
+    ScoringBody,
     about,
     error_body,
     refused,
@@ -56,7 +54,6 @@ from gpuscore.prompts.decision_texts import (
 )
 from gpuscore.prompts.decisions import DecisionInput
 from gpuscore.text.boundaries import Turns
-from gpuscore.types.record import RequestRecord
 
 Instructions = Annotated[
     Content | None, about("The question: text, or JSON that the model reads as text.")
@@ -109,7 +106,7 @@ class BoxQuestion(msgspec.Struct, tag="box", forbid_unknown_fields=True):
 SystemOneQuestion = NoulQuestion | NamedChoiceQuestion | ScoreQuestion | BoxQuestion
 
 
-class SystemOneBody(msgspec.Struct, forbid_unknown_fields=True):
+class SystemOneBody(ScoringBody):
     """Body of POST /v1/systemone. `null` means a field's default."""
 
     state: Annotated[Any, about("What the questions are about: text, or any JSON but null.")]
@@ -117,30 +114,17 @@ class SystemOneBody(msgspec.Struct, forbid_unknown_fields=True):
         dict[str, SystemOneQuestion],
         about("1 to 1024 questions (`--max-questions`), by names of the caller's choice."),
     ]
-    model: ModelName = None
     instructions: Annotated[
         str | None, about("For the model, before the state, in a turn of the system.")
     ] = None
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, about("Variables of the model's chat template.")
     ] = None
-    cache_salt: CacheSalt = None
-    priority: Priority = None
     assets: Annotated[dict[str, Any] | None, refused("This server reads no images.")] = None
 
     @property
     def num_items(self) -> int:
         return len(self.questions)
-
-
-_decoded = strict_decoder(SystemOneBody)
-
-
-def decode_system_one(body: bytes, record: RequestRecord) -> SystemOneBody:
-    """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
-    decoded = _decoded(body)
-    check_body(decoded)
-    return decoded
 
 
 def check_body(decoded: SystemOneBody) -> None:
@@ -242,19 +226,14 @@ def encode_system_one(scored: Scored[SystemOneBody]) -> Iterator[bytes]:
 def _answer(
     question: SystemOneQuestion, found: ReadAnswer
 ) -> NoulAnswer | NamedChoiceAnswer | ScoreLevelAnswer:
-    shares = found.shares.tolist()
     if isinstance(question, NamedChoiceQuestion):
         names = list(question.criteria)
-        named = dict(zip(names, shares, strict=True))
-        return NamedChoiceAnswer(names[found.best], named, found.confidence)
+        return NamedChoiceAnswer(names[found.best], found.by_name(names), found.confidence)
     if isinstance(question, ScoreQuestion):
-        numbers = [str(number) for number in range(len(shares))]
-        mean = sum(number * share for number, share in enumerate(shares))
-        legend = dict(zip(numbers, question.criteria, strict=True))
-        return ScoreLevelAnswer(
-            mean, legend, dict(zip(numbers, shares, strict=True)), found.confidence
-        )
-    return NoulAnswer(shares[0], found.confidence)
+        legend = {str(number): level for number, level in enumerate(question.criteria)}
+        named = found.by_name(list(legend))
+        return ScoreLevelAnswer(found.mean, legend, named, found.confidence)
+    return NoulAnswer(float(found.shares[0]), found.confidence)
 
 
 def encode_system_one_error(error: GpuscoreError, variant: str = "") -> bytes:
@@ -269,7 +248,7 @@ SYSTEM_ONE = Dialect(
     description="Yes or no, one of several options, or a level, with probabilities.",
     bodies=(SystemOneBody,),
     answers=(SystemOneAnswer,),
-    decode=decode_system_one,
+    decode=strict_decoder(SystemOneBody, check_body),
     prepare=prepare_system_one,
     encode=encode_system_one,
     answer_bytes=system_one_bytes,

@@ -53,9 +53,6 @@ class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
         return None
 
 
-_tokenize_body, _detokenize_body = strict_decoder(TokenizeBody), strict_decoder(DetokenizeBody)
-
-
 def prepare_tokenize(model: LoadedModel, body: TokenizeBody, turns: Turns) -> PreparedBody:
     """Make the answer.
 
@@ -129,7 +126,7 @@ TOKENIZE_TEXT = Dialect(
     description="The token ids of a text, by default with the tokenizer's special tokens.",
     bodies=(TokenizeBody,),
     answers=(TokenizeAnswer,),
-    decode=lambda body, record: _tokenize_body(body),
+    decode=strict_decoder(TokenizeBody),
     prepare=prepare_tokenize,
     encode=encode_tokenize,
     answer_bytes=tokenize_bytes,
@@ -141,7 +138,7 @@ DETOKENIZE = Dialect(
     description="The text of token ids, special tokens included.",
     bodies=(DetokenizeBody,),
     answers=(DetokenizeAnswer,),
-    decode=lambda body, record: _detokenize_body(body),
+    decode=strict_decoder(DetokenizeBody),
     prepare=prepare_detokenize,
     encode=encode_detokenize,
     answer_bytes=detokenize_bytes,

@@ -103,6 +103,22 @@ Index = Annotated[int, about("Number of the document in the request, from 0.")]
 Truncated = Annotated[bool, about("true if it was cut, as the request allowed.")]
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
+
+
+class ScoringBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The fields that all bodies have whose texts are scored."""
+
+    model: ModelName = None
+    priority: Priority = None
+    cache_salt: CacheSalt = None
+
+
+class ItemsBody(ScoringBody, kw_only=True):
+    """The fields of bodies whose items may fail alone."""
+
+    on_error: ErrorMode = None
+
+
 _KNOWN_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _AT_PATH = re.compile(r"^(.*?) - at `\$\.?([^`]*)`$", re.DOTALL)
@@ -145,13 +161,20 @@ class ShortUsage(msgspec.Struct):
     prompt_tokens_details: PromptTokensDetails
 
 
-def strict_decoder(body: type[StructT]) -> Callable[[bytes], StructT]:
-    """Return a function that decodes JSON as this struct; it raises as `decoding_errors` does."""
+def strict_decoder(
+    body: type[StructT], check: Callable[[StructT], None] = lambda _: None
+) -> Callable[[bytes, object], StructT]:
+    """Return the `decode` of a dialect: it decodes JSON as this struct, and checks it.
+
+    It raises InvalidRequest, whose message never holds the body's text.
+    """
     decode = msgspec.json.Decoder(body).decode
 
-    def decoded(data: bytes) -> StructT:
+    def decoded(data: bytes, record: object) -> StructT:
         with decoding_errors(body):
-            return decode(data)
+            found = decode(data)
+        check(found)
+        return found
 
     return decoded
 

@@ -128,7 +128,33 @@ def reliability(panels: Mapping[str, tuple[Sequence[Bin], Sequence[Bin]]], title
     return _svg(width, height, parts, 11, "#333") + "\n"
 
 
-_COLOURS = ("#4477aa", "#cc6677", "#228833", "#b8860b", "#aa3377", "#66ccee", "#555555")
+_COLOURS = (
+    *("#4477aa", "#cc6677", "#228833", "#b8860b", "#aa3377", "#66ccee", "#555555"),
+    *("#332288", "#ee7733", "#44aa99", "#999933", "#000000"),
+)
+
+
+def bars(title: str, rows: Sequence[tuple[str, str, Interval]]) -> str:
+    """Plot rates as bars from 0, with their 95 % intervals; names stand above: they are long.
+
+    Args:
+        title: of the plot.
+        rows: of each bar its group, which chooses the colour, the rest of its name, and the rate.
+    """
+    groups = list(dict.fromkeys(group for group, _, _ in rows))
+    ends = [v for _, _, one in rows for v in (one.high, one.value) if not np.isnan(v)]
+    wide = _scale(0, max([*ends, 1e-9]), 0, _WIDTH - 4 * _MARGIN)
+    parts, row = [], _ROW + 10
+    for number, (group, name, one) in enumerate(rows):
+        y, colour = 40 + row * number, _COLOURS[groups.index(group) % len(_COLOURS)]
+        end = max(v for v in (one.high, one.value) if not np.isnan(v))
+        parts.append(_text(_MARGIN, y, f"{group}, {name}"))
+        parts.append(_bar(_MARGIN, y + 4, wide(one.value), 12, colour, f"{one.value:.4f}"))
+        if not np.isnan(one.low):
+            low, high = _MARGIN + wide(one.low), _MARGIN + wide(one.high)
+            parts.append(_path(f"M{low:.1f},{y + 10} H{high:.1f}", "currentColor", 2))
+        parts.append(_text(_MARGIN + wide(end) + 6, y + 14, f"{one.value:,.4g}"))
+    return _titled(title, 40 + row * len(rows), parts)
 
 
 def lines(title: str, x: str, y: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> str:

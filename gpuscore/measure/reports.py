@@ -10,7 +10,7 @@ from gpuscore.errors import ConfigError
 _STYLE = """body { font: 15px/1.5 sans-serif; margin: 2em auto; max-width: 70em; padding: 0 1em }
 .wide { overflow-x: auto; margin: 1em 0 2em } table { border-collapse: collapse }
 td, th { padding: 3px 10px; text-align: right; vertical-align: top; white-space: nowrap }
-.words td, .words th { text-align: left } .words td:last-child { white-space: normal }
+.words td, .words th { text-align: left } .words td:nth-child(n+2) { white-space: normal }
 th { border-bottom: 1px solid #888 } td:first-child, th:first-child { text-align: left }
 svg { max-width: 100%; height: auto }
 .failed { color: #b00020; font-weight: bold } td.text { text-align: left }"""

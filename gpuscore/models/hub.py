@@ -76,17 +76,9 @@ def _from_hub(model: str, path: Path, revision: str | None) -> Path:
         raise ConfigError(offline) from error
 
 
-OUT = "MERGED"  # the folder that a printed command writes
+OUT, CONVERTED = "MERGED", "CONVERTED"  # the folders that printed commands write
 DECODERS = "gpuscore serves decoders, such as Qwen/Qwen3-Reranker-0.6B"
 
-# Loads without running code from the file (weights_only), and copies tensors that share memory,
-# which safetensors does not write. One file at a time is in memory twice.
-_CONVERT = (
-    "import glob, torch; from safetensors.torch import save_file; d = {directory!r}; "
-    "save_file({{name: tensor.clone().contiguous() for path in sorted(glob.glob(glob.escape(d) + "
-    "'/pytorch_model*.bin')) for name, tensor in torch.load(path, map_location='cpu', "
-    "weights_only=True).items()}}, d + '/model.safetensors', {{'format': 'pt'}})"
-)
 # `AutoPeftModelFor...` reads the base model's name from the adapter's files.
 _MERGE = (
     "from peft import AutoPeftModelFor{task}; from transformers import AutoTokenizer; "
@@ -105,7 +97,8 @@ def refuse_file(path: Path) -> None:
         ConfigError: always.
     """
     if path.suffix == ".gguf":
-        raise ConfigError(f"MODEL {path} is a GGUF file, {_GGUF}")
+        command = _converting(path)
+        raise ConfigError(f"MODEL {path} is a GGUF file, {_GGUF.format(command=command)}")
     if path.suffix in (".safetensors", ".json"):
         raise ConfigError(f"MODEL {path} is a file; give its directory, {path.parent}")
     raise ConfigError(f"MODEL {path} is a file; supported: a Hugging Face model directory")
@@ -211,8 +204,13 @@ def _refuse_weights(directory: Path) -> None:
         found = sorted(path.name for path in directory.glob(pattern))
         if found:
             more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-            reason = why.format(command=_python(_CONVERT.format(directory=str(directory))))
+            reason = why.format(command=_converting(directory))
             raise ConfigError(f"MODEL {directory} has its weights in {found[0]}{more}, {reason}")
+
+
+def _converting(source: Path) -> str:
+    """Return the command that converts a file or directory."""
+    return shlex.join(["gpuscore", "convert", str(source), CONVERTED])
 
 
 def _python(code: str) -> str:
@@ -222,13 +220,13 @@ def _python(code: str) -> str:
 
 _READ = ("model.safetensors", "model.safetensors.index.json")
 _GGUF = (
-    "llama.cpp's format; supported: safetensors, so serve the model from which it was made (a hub "
-    "name or its directory), with --quantization int8 if it does not fit"
+    "llama.cpp's format; supported: safetensors. Convert it with {command}, or serve the model "
+    "from which it was made, with --quantization int8 if it does not fit"
 )
 _WEIGHTS = (
     (
         "pytorch_model*.bin",
-        "pickled by torch; supported: safetensors. Convert them with {command}",
+        "pickled by torch; supported: safetensors. Convert it with {command}",
     ),
     ("*.gguf", _GGUF),
     (

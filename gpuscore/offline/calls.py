@@ -4,13 +4,14 @@ by one or many in a row."""
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from gpuscore.engine.ticket import Progress
 from gpuscore.errors import GpuscoreError, InvalidRequest
-from gpuscore.prompts.classes import ClassifyInput, build_classes
+from gpuscore.prompts.classes import build_classes
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.text.score_input import ScoreInput
@@ -63,11 +64,12 @@ Submit = Callable[[ScoreRequest], "Future[ScoreResult]"]
 class Call(Generic[ValueT]):
     """A request for the engine, and the function that makes the caller's value of its result.
 
-    Both request and result are None if there is no item to score.
+    Both request and result are None if there is no item to score. `progress` is the caller's.
     """
 
     request: ScoreRequest | None
     finish: Callable[[ScoreResult | None], ValueT]
+    progress: Progress | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -122,9 +124,14 @@ def _value(call: Call[ValueT], future: "Future[ScoreResult] | None") -> ValueT:
 
 
 def score_call(
-    prompts: ModelPrompts, query: Text, items: Items, options: LocalScoreOptions
+    prompts: ModelPrompts,
+    query: Text,
+    items: Items,
+    options: LocalScoreOptions,
+    progress: Progress | None,
 ) -> Call[Scores]:
-    return _score_call(prompts, query, items, checked_options(LocalScoreOptions, options))
+    call = _score_call(prompts, query, items, checked_options(LocalScoreOptions, options))
+    return replace(call, progress=progress)
 
 
 def _score_call(
@@ -271,14 +278,11 @@ def classify_call(
     prompts: ModelPrompts, texts: str | Iterable[str], given: ClassifyOptions
 ) -> Call[Classification]:
     options = checked_options(ClassifyOptions, given)
-    wanted = ClassifyInput(
-        texts_of([texts] if isinstance(texts, str) else texts, "texts"),
-        options["query"],
-        options["labels"],  # type: ignore[arg-type]  # a list by now
-        options["max_tokens_per_doc"],
-        options["truncate"],
-    )
-    request, classes = build_classes(wanted, prompts.builder, prompts.family, prompts.head)
+    read = texts_of([texts] if isinstance(texts, str) else texts, "texts")
+    most, fit = options["max_tokens_per_doc"], options["truncate"]
+    wanted = RerankInput(options["query"], read, most_tokens=most, fit=fit, name="input")
+    labels: Any = options["labels"]  # a list by now
+    request, classes = build_classes(prompts, wanted, labels)
 
     def finish(result: ScoreResult | None) -> Classification:
         assert result is not None  # noqa: S101  (there is a text)

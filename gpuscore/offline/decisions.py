@@ -28,6 +28,7 @@ from gpuscore.types.questions import (
     Noul,
     Predicate,
     Question,
+    Rating,
     TypedAnswer,
     TypedQuestion,
     levels_of,
@@ -130,27 +131,24 @@ def _options(
 
 
 def _decision(question: Question, found: ReadAnswer) -> Decision:
-    """Return a question's answer."""
-    shares, mass = found.shares.tolist(), found.label_mass
-    confidence = max(shares)
-    if isinstance(question, Predicate):
-        named = dict(zip(("yes", "no"), shares, strict=True))
-        return Decision(shares[0], confidence, named, mass)
-    names = list(question.choices if isinstance(question, Choice) else question.levels)
-    probabilities = dict(zip(names, shares, strict=True))
-    if isinstance(question, Choice):
-        return Decision(names[found.best], confidence, probabilities, mass)
-    mean = sum(place * share for place, share in enumerate(shares))
-    return Decision(mean, confidence, probabilities, mass)
+    levels = question.levels if isinstance(question, Rating) else ()
+    answer, probabilities = _said(question, found, list(levels))
+    return Decision(answer, max(probabilities.values()), probabilities, found.label_mass)
 
 
 def _typed_answer(question: TypedQuestion, found: ReadAnswer) -> TypedAnswer:
-    shares = found.shares.tolist()
+    answer, probabilities = _said(question, found, [*map(str, range(len(found.shares)))])
     more = (found.confidence, found.label_mass, found.argmax_is_label)
-    if isinstance(question, Noul):
-        return TypedAnswer(shares[0], dict(zip(("yes", "no"), shares, strict=True)), *more)
+    return TypedAnswer(answer, probabilities, *more)
+
+
+def _said(
+    question: Question | TypedQuestion, found: ReadAnswer, levels: Sequence[str]
+) -> tuple[float | str, dict[str, float]]:
+    """Return a question's answer, and its probabilities by name; levels have these names."""
     if isinstance(question, Choice):
         names = list(question.choices)
-        return TypedAnswer(names[found.best], dict(zip(names, shares, strict=True)), *more)
-    named = {str(number): share for number, share in enumerate(shares)}
-    return TypedAnswer(sum(n * share for n, share in enumerate(shares)), named, *more)
+        return names[found.best], found.by_name(names)
+    if isinstance(question, Rating):
+        return found.mean, found.by_name(levels)
+    return float(found.shares[0]), found.by_name(("yes", "no"))

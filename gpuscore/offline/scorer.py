@@ -4,7 +4,7 @@ import asyncio
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import fields
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
@@ -24,20 +24,20 @@ from gpuscore.offline.calls import (
 )
 from gpuscore.offline.decisions import decide_call, system_one_call
 from gpuscore.prompts.decisions import ORDERS, read_asking
-from gpuscore.prompts.model import ModelFiles, ModelPrompts
+from gpuscore.prompts.model import ModelFiles
 from gpuscore.types.call_arguments import (
     ClassifyOptions,
     FamilyOptions,
     Items,
     LocalScoreOptions,
     Text,
+    awaited,
     takes_options,
 )
 from gpuscore.types.questions import Decision, Question, TypedAnswer, TypedQuestion
 from gpuscore.types.results import Classification, PairScores, Ranking, Scores
 
 ValueT = TypeVar("ValueT")
-GivenP = ParamSpec("GivenP")
 
 # Batches whose tokens many calls in a row keep in the engine, so that it never waits for texts.
 AHEAD = 8
@@ -59,14 +59,13 @@ class LoadedScorer:
             other setting may be given.
         family: the prompt family of `rerank`, `score_pairs` and guards, as `gpuscore serve
             --family`.
-        decision_order: "fixed" or "balanced", for choices of `decide` and `system_one`.
-        calibration: file of `gpuscore calibrate`, for the same.
+        decision_order, calibration: for `decide` and `system_one`, as for `gpuscore serve`.
         revision: branch, tag or commit of a hub model.
         backend: "torch" or "jax".
         device: "auto", "cpu", "cuda" or "tpu".
         dtype: "auto", "bfloat16", "float16" or "float32".
         quantization: "auto", "int8", "fp8" or "w8a16".
-        attention: as `gpuscore serve --attention`.
+        quantization_texts, quantization_error, attention: as for `gpuscore serve`.
         compile: "auto", "on" or "off"; functions in C on a CPU.
         compile_cache: directory where backend="jax" keeps compiled programs.
         kernels: "auto", "triton" or "torch".
@@ -98,6 +97,8 @@ class LoadedScorer:
         device: str = "auto",
         dtype: str = "auto",
         quantization: str = "auto",
+        quantization_texts: str | None = None,
+        quantization_error: float = 0.12,
         attention: str = "auto",
         compile: str = "auto",
         compile_cache: str | None = None,
@@ -186,7 +187,7 @@ class Scorer(LoadedScorer):
             GpuscoreError: as over HTTP, but without limits on the number of items or labels.
             TypeError: there is no such option.
         """
-        return self._run(score_call(self._prompts, query, items, options), progress)
+        return self._run(score_call, query, items, options, progress)
 
     @takes_options
     def score_many(
@@ -227,7 +228,7 @@ class Scorer(LoadedScorer):
             InvalidRequest: the model belongs to no known family of rerankers.
             GpuscoreError: as over HTTP.
         """
-        return self._run(rerank_call(self._prompts, query, documents, top_n, options))
+        return self._run(rerank_call, query, documents, top_n, options)
 
     @takes_options
     def score_pairs(
@@ -242,7 +243,7 @@ class Scorer(LoadedScorer):
         Raises:
             GpuscoreError: as `rerank`.
         """
-        return self._run(pairs_call(self._prompts, pairs, options))
+        return self._run(pairs_call, pairs, options)
 
     @takes_options
     def classify(
@@ -258,7 +259,7 @@ class Scorer(LoadedScorer):
             MissingLabels: neither the model nor the call names classes.
             GpuscoreError: as over HTTP.
         """
-        return self._run(classify_call(self._prompts, texts, options))
+        return self._run(classify_call, texts, options)
 
     def decide(self, text: str, questions: Iterable[Question]) -> list[Decision]:
         """Answer typed questions about one text, as POST /v1/decisions does.
@@ -271,7 +272,7 @@ class Scorer(LoadedScorer):
             InvalidRequest: the model cannot answer such questions, or a question has a wrong
                 number of answers.
         """
-        return self._run(decide_call(self._prompts, text, questions))
+        return self._run(decide_call, text, questions)
 
     def system_one(
         self,
@@ -291,12 +292,13 @@ class Scorer(LoadedScorer):
             InvalidRequest: the model cannot answer such questions, or a question has a wrong
                 number of answers.
         """
-        return self._run(system_one_call(self._prompts, state, questions, instructions))
+        return self._run(system_one_call, state, questions, instructions)
 
-    def _run(self, call: Call[ValueT], progress: Progress | None = None) -> ValueT:
+    def _run(self, prepare: Callable[..., Call[ValueT]], *given: Any) -> ValueT:
+        call = prepare(self._prompts, *given)
         if call.request is None:
             return call.finish(None)
-        return call.finish(self._engine.score(call.request, progress).result())
+        return call.finish(self._engine.score(call.request, call.progress).result())
 
 
 class AsyncScorer(LoadedScorer):
@@ -305,12 +307,12 @@ class AsyncScorer(LoadedScorer):
     Texts are prepared in threads. A cancelled call drops its work that has not begun.
     """
 
-    @takes_options
-    async def score(
-        self, query: Text, items: Items, **options: Unpack[LocalScoreOptions]
-    ) -> Scores:
-        """See `Scorer.score`."""
-        return await self._run(score_call, query, items, options)
+    score = awaited(Scorer.score)
+    rerank = awaited(Scorer.rerank)
+    score_pairs = awaited(Scorer.score_pairs)
+    classify = awaited(Scorer.classify)
+    decide = awaited(Scorer.decide)
+    system_one = awaited(Scorer.system_one)
 
     @takes_options
     async def score_many(
@@ -320,55 +322,11 @@ class AsyncScorer(LoadedScorer):
         async for scores in _iterated(self._many(score_calls(self._prompts, requests, options))):
             yield scores
 
-    @takes_options
-    async def rerank(
-        self,
-        query: str,
-        documents: Iterable[str],
-        top_n: int | None = None,
-        **options: Unpack[FamilyOptions],
-    ) -> Ranking:
-        """See `Scorer.rerank`."""
-        return await self._run(rerank_call, query, documents, top_n, options)
-
-    @takes_options
-    async def score_pairs(
-        self, pairs: Iterable[tuple[str, str]], **options: Unpack[FamilyOptions]
-    ) -> PairScores:
-        """See `Scorer.score_pairs`."""
-        return await self._run(pairs_call, pairs, options)
-
-    @takes_options
-    async def classify(
-        self, texts: str | Iterable[str], **options: Unpack[ClassifyOptions]
-    ) -> Classification:
-        """See `Scorer.classify`."""
-        return await self._run(classify_call, texts, options)
-
-    async def decide(self, text: str, questions: Iterable[Question]) -> list[Decision]:
-        """See `Scorer.decide`."""
-        return await self._run(decide_call, text, questions)
-
-    async def system_one(
-        self,
-        state: Any,
-        questions: Mapping[str, TypedQuestion],
-        *,
-        instructions: str | None = None,
-    ) -> dict[str, TypedAnswer]:
-        """See `Scorer.system_one`."""
-        return await self._run(system_one_call, state, questions, instructions)
-
-    async def _run(
-        self,
-        prepare: Callable[Concatenate[ModelPrompts, GivenP], Call[ValueT]],
-        *given: GivenP.args,
-        **more: GivenP.kwargs,
-    ) -> ValueT:
-        call = await asyncio.to_thread(prepare, self._prompts, *given, **more)
+    async def _run(self, prepare: Callable[..., Call[ValueT]], *given: Any) -> ValueT:
+        call = await asyncio.to_thread(prepare, self._prompts, *given)
         if call.request is None:
             return call.finish(None)
-        result = await asyncio.wrap_future(self._engine.score(call.request))
+        result = await asyncio.wrap_future(self._engine.score(call.request, call.progress))
         return call.finish(result)
 
     async def __aenter__(self) -> "AsyncScorer":

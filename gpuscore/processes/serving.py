@@ -4,14 +4,15 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
+from gpuscore.config.options import changed
 from gpuscore.config.served import ServedConfig, served_models
 from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.errors import ConfigError
@@ -23,7 +24,7 @@ from gpuscore.processes.replicas.placement import Sought, placements, places_of_
 from gpuscore.processes.replicas.replicas import Replicas
 from gpuscore.processes.replicas.start import AllReplicas, start_models
 from gpuscore.processes.worker.process import EngineListener
-from gpuscore.prompts.decisions import Asking, read_asking
+from gpuscore.prompts.decisions import DecisionSettings, read_asking
 from gpuscore.prompts.model import ModelFiles
 from gpuscore.server.http.auth import ApiKeys, KeyReader, read_api_keys
 from gpuscore.server.http.descriptors import raise_limit, warn_of_limit
@@ -119,7 +120,7 @@ def _prepared(
     limits: RequestLimits,
     engine: EngineConfig,
     keys: ApiKeys,
-    asked: Asking,
+    asked: DecisionSettings,
     devices: tuple[str, ...],
     pid: int,
     text: str,
@@ -130,7 +131,9 @@ def _prepared(
     for one, directory in zip(chosen, directories, strict=True):
         files = read_files(directory, server.family, one.sources, asked)
         served = ServedModel(one.name, one.others, one.is_default, one.aliases)
-        models.append((served, partial(load_model, files, limits)))
+        models.append(
+            (served, partial(load_model, files, limits, settings=changed(one.config, engine)))
+        )
 
     def lines(address: str) -> str:
         ready = [
@@ -170,13 +173,13 @@ class ServedFiles:
     info: TokenizerInfo | None
 
 
-def asking(server: ServerConfig) -> Asking:
+def asking(server: ServerConfig) -> DecisionSettings:
     """Return how typed questions are asked; raise ConfigError if the calibration is unreadable."""
     return read_asking(server.decision_order, server.calibration)
 
 
 def read_files(
-    directory: Path, family: str, names: Sequence[str], asked: Asking | None = None
+    directory: Path, family: str, names: Sequence[str], asked: DecisionSettings | None = None
 ) -> ServedFiles:
     """Read the files; `names` are the model's, the best one first. Raises ConfigError."""
     prompts = ModelFiles.read(directory, family, names, asked)
@@ -186,11 +189,21 @@ def read_files(
     return ServedFiles(prompts, info)
 
 
-def load_model(files: ServedFiles, limits: RequestLimits, replicas: Replicas) -> LoadedModel:
-    """Wait for the engines and prepare the model's prompts; runs in a thread."""
+def load_model(
+    files: ServedFiles,
+    limits: RequestLimits,
+    replicas: Replicas,
+    settings: Mapping[str, Any] | None = None,
+) -> LoadedModel:
+    """Wait for the engines and prepare the model's prompts; runs in a thread.
+
+    `settings` are those that /info tells.
+    """
     prompts = files.prompts.prompts(replicas.wait_ready(), limits)
     about, count = replicas.wait_planned(), len(replicas.engines)
-    return LoadedModel(replicas, prompts, replicas.wait_ended, about, files.info, count)
+    return LoadedModel(
+        replicas, prompts, replicas.wait_ended, about, files.info, count, settings or {}
+    )
 
 
 def _say(output: LogWriter, line: str) -> None:

@@ -8,14 +8,15 @@ A type of question has a temperature, and may have a bias for each place in the 
 `gpuscore calibrate` fits them and writes them as JSON.
 """
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import numpy as np
+from msgspec import Meta, ValidationError, convert
 
 from gpuscore.errors import ConfigError
 from gpuscore.models.files import read_object
@@ -26,6 +27,7 @@ Kind: TypeAlias = Literal["noul", "choice", "score"]  # of questions, by System 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 VERSION = 1
 MAX_BIAS = 50.0  # nats; a larger one leaves an option no chance
+Temperature: TypeAlias = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,8 @@ class Scaling:
         bias: added at each place in the list of labels; places after its end get 0.
     """
 
-    temperature: float = 1.0
-    bias: tuple[float, ...] = ()
+    temperature: Temperature = 1.0
+    bias: tuple[Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)], ...] = ()
 
     def shares(self, logprobs: Float64Array) -> Float64Array:
         """Return probabilities [N, L], which sum to 1, of labels' log-probabilities [N, L]."""
@@ -81,10 +83,10 @@ class Calibration:
             raise ConfigError(f"--calibration {path}: there is no such file")
         if found.get("version") != VERSION:
             raise ConfigError(f"--calibration {path}: version must be {VERSION}")
-        types = found.get("types")
-        if not isinstance(types, dict) or not set(types) <= set(KINDS):
-            raise ConfigError(f"--calibration {path}: types must name {', '.join(KINDS)} only")
-        scalings = {kind: _scaling(types[kind], f"{path}: {kind}") for kind in types}
+        try:
+            scalings = convert(found.get("types"), dict[Kind, Scaling])
+        except ValidationError as error:
+            raise ConfigError(f"--calibration {path}: types: {error}") from error
         about = {name: found[name] for name in found if name not in ("version", "types")}
         return cls(scalings, about)
 
@@ -92,28 +94,3 @@ class Calibration:
 def same_temperature(temperature: float) -> Calibration:
     """Return the calibration with one temperature for all types of questions."""
     return Calibration({kind: Scaling(temperature) for kind in KINDS})
-
-
-def _scaling(given: object, place: str) -> Scaling:
-    if not isinstance(given, dict):
-        raise ConfigError(f"--calibration {place} must be an object")
-    temperature, bias = given.get("temperature", 1.0), given.get("bias", [])
-    if not is_temperature(temperature):
-        raise ConfigError(f"--calibration {place}: temperature must be positive and finite")
-    if not isinstance(bias, list) or not all(map(_is_bias, bias)):
-        raise ConfigError(
-            f"--calibration {place}: bias must be numbers from -{MAX_BIAS:g} to {MAX_BIAS:g}"
-        )
-    return Scaling(float(temperature), tuple(map(float, bias)))
-
-
-def is_temperature(value: object) -> bool:
-    return _is_number(value) and 0 < float(value) < math.inf  # type: ignore[arg-type]
-
-
-def _is_bias(value: object) -> bool:
-    return _is_number(value) and -MAX_BIAS <= float(value) <= MAX_BIAS  # type: ignore[arg-type]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

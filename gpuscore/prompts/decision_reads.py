@@ -55,14 +55,17 @@ class ReadAnswer:
         return int(np.argmax(self.shares))
 
     @property
+    def mean(self) -> float:
+        """The mean of the labels' numbers, from 0, by their probabilities."""
+        return float(sum(n * share for n, share in enumerate(self.shares.tolist())))
+
+    @property
     def confidence(self) -> float:
         """The most probable label's probability over the whole vocabulary, from 0 to 1."""
-        return confidence(float(self.shares.max()), self.label_mass)
+        return float(self.shares.max()) * self.label_mass
 
-
-def confidence(share: float, label_mass: float) -> float:
-    """Return a label's probability over the whole vocabulary: its share times the labels' mass."""
-    return share * label_mass
+    def by_name(self, names: Sequence[str]) -> dict[str, float]:
+        return dict(zip(names, self.shares.tolist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from msgspec import ValidationError, convert
+
 from gpuscore.config import RequestLimits
 from gpuscore.errors import ConfigError, InvalidRequest, PromptTooLong, TooManyTokens
 from gpuscore.models.files import read_object, shown
-from gpuscore.prompts.calibration import Calibration, is_temperature, same_temperature
+from gpuscore.prompts.calibration import Calibration, Temperature, same_temperature
 from gpuscore.prompts.chat import ChatTemplate, DecisionChat
 from gpuscore.prompts.decision_reads import DecisionReads, with_labels
 from gpuscore.prompts.decision_texts import PAIRS, SINGLE, DecisionQuestion, json_text
@@ -31,15 +33,19 @@ class DecisionSettings:
 
     Args:
         order: "fixed" or "balanced".
-        calibration: of the probabilities.
+        calibration: of the probabilities; None: the model's own.
         json_state: the model was made for a state in JSON, also if it is a text.
         refused: why the model answers none; empty if it may.
     """
 
     order: str = FIXED
-    calibration: Calibration = field(default_factory=Calibration)
+    calibration: Calibration | None = None
     json_state: bool = False
     refused: str = ""
+
+    @property
+    def in_force(self) -> Calibration:
+        return self.calibration or Calibration()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +135,7 @@ class DecisionPrompts:
         request = prompts.build(asked, turns, first).request
         self._check_lengths(request, tries, given.name)
         request = replace(request, num_top=int(given.need_top))
-        backend, calibration = self._builder.backend, self.settings.calibration
+        backend, calibration = self._builder.backend, self.settings.in_force
         kinds = [(number, one.kind, turned) for number, one, turned in reads]
         made, found = with_labels(request, tries, kinds, backend, calibration)
         if made.num_tokens > self.limits.max_request_tokens:
@@ -189,23 +195,15 @@ ENTRY = "decision"  # every entry of config.json that begins so says something a
 OTHERS = ("decision_config.json", "decision_template.jinja", "kenning.json", "s1_config.json")
 
 
-@dataclass(frozen=True, slots=True)
-class Asking:
-    """The choices of who runs the model.
+def read_asking(order: str, calibration: str | None) -> DecisionSettings:
+    """Return the settings of who runs the model; raise ConfigError for a calibration that is none.
 
     Args:
         order: "fixed" or "balanced".
-        calibration: in place of the temperature that the model's files name.
+        calibration: a file, in place of the temperature that the model's files name.
     """
-
-    order: str = "fixed"
-    calibration: Calibration | None = None
-
-
-def read_asking(order: str, calibration: str | None) -> Asking:
-    """Return these choices; raise ConfigError if the calibration's file is not valid."""
     if calibration is None:
-        return Asking(order)
+        return DecisionSettings(order)
     found = Calibration.read(Path(calibration))
     fitted = found.about.get("decision_order", order)
     if fitted != order:
@@ -213,36 +211,29 @@ def read_asking(order: str, calibration: str | None) -> Asking:
             f"--calibration {calibration} was fitted with --decision-order {shown(fitted)}, not "
             f"{order}"
         )
-    return Asking(order, found)
+    return DecisionSettings(order, found)
 
 
-def read_decision_settings(directory: Path, asked: Asking) -> DecisionSettings:
-    """Return the settings of a model's typed questions.
+def read_decision_settings(directory: Path, asked: DecisionSettings) -> DecisionSettings:
+    """Return the settings of who runs the model, with those of its files.
 
     Raises:
         ConfigError: an entry of config.json has a value that it cannot have.
     """
     path = directory / "config.json"
     found = {k: v for k, v in (read_object(path) or {}).items() if k.startswith(ENTRY)}
-    own = _calibration(found, path)
+    own = asked.calibration
+    try:
+        temperature = convert(found.get(TEMPERATURE), Temperature | None)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {TEMPERATURE}: {error}") from error
+    if own is None and temperature is not None:
+        own = same_temperature(temperature)
     form = found.get(STATE_FORMAT, FORMATS[0])
     if form not in FORMATS:
         raise ConfigError(f"{path}: {STATE_FORMAT} must be text or json, found {shown(form)}")
-    return DecisionSettings(
-        order=asked.order,
-        calibration=own if asked.calibration is None else asked.calibration,
-        json_state=form == "json",
-        refused=_refused(directory, found),
-    )
-
-
-def _calibration(found: Mapping[str, Any], path: Path) -> Calibration:
-    value = found.get(TEMPERATURE)
-    if value is None:
-        return Calibration()
-    if not is_temperature(value):
-        raise ConfigError(f"{path}: {TEMPERATURE} must be positive, found {shown(value)}")
-    return same_temperature(float(value))
+    refused = _refused(directory, found)
+    return replace(asked, calibration=own, json_state=form == "json", refused=refused)
 
 
 def _refused(directory: Path, found: Mapping[str, Any]) -> str:

@@ -11,7 +11,6 @@ from gpuscore.config import RequestLimits
 from gpuscore.errors import ConfigError, InvalidRequest
 from gpuscore.prompts.chat import ChatTemplate
 from gpuscore.prompts.decisions import (
-    Asking,
     DecisionPrompts,
     DecisionSettings,
     read_decision_settings,
@@ -45,7 +44,11 @@ class ModelFiles:
 
     @classmethod
     def read(
-        cls, directory: Path, family: str, names: Iterable[str], asked: Asking | None = None
+        cls,
+        directory: Path,
+        family: str,
+        names: Iterable[str],
+        asked: DecisionSettings | None = None,
     ) -> "ModelFiles":
         """Read the files.
 
@@ -62,7 +65,7 @@ class ModelFiles:
         encoder = TextEncoder.read(directory, "" if template is None else template.text)
         specials = [] if encoder is None else encoder.markers
         found = find_family(family, directory, names, specials, head)
-        decisions = read_decision_settings(directory, asked or Asking())
+        decisions = read_decision_settings(directory, asked or DecisionSettings())
         return cls(encoder, specials, head, template, found, decisions)
 
     def prompts(self, backend: BackendLimits, limits: RequestLimits) -> "ModelPrompts":

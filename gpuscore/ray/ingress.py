@@ -10,6 +10,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from starlette.types import ASGIApp
 
+from gpuscore.config.options import changed
 from gpuscore.config.served import served_models
 from gpuscore.dialects.dialect import LARGE
 from gpuscore.dialects.served import LoadedModel, ServedModel
@@ -59,7 +60,13 @@ class IngressHost:
         engine.heard(facts.state)
         prompts = files.prompts.prompts(facts.limits, settings.limits)
         served = ServedModel(chosen.name, chosen.others, chosen.is_default, chosen.aliases)
-        served.loaded = LoadedModel(engine, prompts, about=facts.about, tokenizer_info=files.info)
+        served.loaded = LoadedModel(
+            engine,
+            prompts,
+            about=facts.about,
+            tokenizer_info=files.info,
+            settings=changed(chosen.config, settings.engine),
+        )
         self._settings = settings
         self._service = ScoringService([served], server.max_queue_seconds)
         self._log, style = LogWriter(), chosen_format(server.log_format)

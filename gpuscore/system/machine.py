@@ -38,8 +38,14 @@ def versions() -> dict[str, str]:
 
 
 def local_machine() -> dict[str, Any]:
-    """Describe this machine's system and CPU, without a framework and without names."""
-    return {"system": platform.system(), "cpu": _cpu(), "cores": os.cpu_count()}
+    """Describe this machine's system, CPU and NVIDIA GPUs with their clocks.
+
+    Needs no framework; the description has no names of machines or users.
+    """
+    found: dict[str, Any] = {"system": platform.system(), "cpu": _cpu(), "cores": os.cpu_count()}
+    clock = _of_cpu("cpu MHz")
+    found |= {"cpu_clock": f"{float(clock):.0f} MHz"} if clock else {}
+    return found | ({"gpus": _gpus()} if _gpus() else {})
 
 
 @cache
@@ -59,7 +65,27 @@ def commit() -> str | None:
 
 
 def _cpu() -> str:
+    return _of_cpu("model name") or platform.processor() or platform.machine()
+
+
+def _of_cpu(name: str) -> str | None:
+    """Return a field of the first core, as Linux tells it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith(name)), None)
+
+
+_GPU_FIELDS = ("name", "clocks.max.sm", "clocks.max.memory", "power.limit", "driver_version")
+
+
+@cache
+def _gpus() -> tuple[str, ...]:
+    """Return each GPU's name, highest clocks, limit of power and driver, by nvidia-smi."""
+    if shutil.which("nvidia-smi") is None:
+        return ()
+    command = ["nvidia-smi", f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):  # a driver that is broken tells nothing
+        return ()
+    return tuple(done.stdout.splitlines()) if done.returncode == 0 else ()

@@ -58,6 +58,7 @@ class BackendLimits:
     # Names of a classification model's classes, which are its labels. None = labels are tokens.
     classes: tuple[str, ...] | None = None
     quantized: bool = False  # weights of eight bits: the engine asks known prompts at start
+    eight_bits: str = ""  # how a plain checkpoint is computed in eight bits, for people
 
     @property
     def label_rows(self) -> int:

@@ -7,11 +7,23 @@ Each option is defined once, here: its name, its type with its default (`Annotat
 and its meaning. Methods take them as `**options: Unpack[...]`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, wraps
 from inspect import Parameter, signature
-from typing import Annotated, Any, Literal, TypeAlias, TypedDict, TypeGuard, TypeVar, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Concatenate,
+    Literal,
+    ParamSpec,
+    TypeAlias,
+    TypedDict,
+    TypeGuard,
+    TypeVar,
+    cast,
+    get_type_hints,
+)
 
 import numpy as np
 from numpy.typing import NDArray
@@ -159,6 +171,8 @@ Labels: TypeAlias = Iterable[str] | None
 LabelIds: TypeAlias = Ids | Iterable[int] | Iterable[Ids] | None
 LabelSequences: TypeAlias = Iterable[Ids] | None
 
+GivenP = ParamSpec("GivenP")
+ResultT = TypeVar("ResultT")
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 OptionsT = TypeVar("OptionsT", bound=Mapping[str, Any])
 
@@ -283,6 +297,19 @@ def takes_options(method: MethodT) -> MethodT:
     ]
     method.__dict__["__signature__"] = whole.replace(parameters=[*first, *more])
     return method
+
+
+def awaited(
+    method: Callable[Concatenate[Any, GivenP], ResultT],
+) -> Callable[Concatenate[Any, GivenP], Coroutine[Any, Any, ResultT]]:
+    """Return the method for asyncio: in its class, what the method returns can be awaited."""
+
+    @wraps(method)
+    async def call(self: Any, /, *given: GivenP.args, **more: GivenP.kwargs) -> ResultT:
+        found: Any = method(self, *given, **more)
+        return cast(ResultT, await found)
+
+    return call
 
 
 def label_names(options: ScoreOptions) -> tuple[str, ...]:

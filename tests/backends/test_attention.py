@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gpuscore.backends.torch.attention.layout import lay_out_attention, padded_length
-from gpuscore.backends.torch.attention.operators import TorchPass
+from gpuscore.backends.torch.attention.operators import TorchAttention
 from gpuscore.backends.torch.kv_pool import KeptRows, KVPool
 from gpuscore.types.batch import Prefix, Segment, pack
 from gpuscore_kernels.partial_attention import merge_partials
@@ -63,7 +63,7 @@ def run(batch, seed, window=None, softcap=None):
         want = want if scored is None else want[batch.score_rows]
         stored.write(layer, k, v)
         for impl in IMPLEMENTATIONS:
-            attend = TorchPass(batch, config, pool, impl, merge_partials)
+            attend = TorchAttention(config, pool, impl, merge_partials).prepare(batch)
             got = attend.run(layer, q if scored is None else q[scored], k, v).numpy()
             np.testing.assert_allclose(got, want, atol=1e-5, rtol=1e-5, err_msg=impl)
     return pool, k, v

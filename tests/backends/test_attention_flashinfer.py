@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gpuscore.backends.torch.attention.choice import attention_factory
-from gpuscore.backends.torch.attention.flashinfer import lay_out_cascade, lay_out_items
+from gpuscore.backends.torch.attention.flashinfer import lay_out_items
 from gpuscore.backends.torch.attention.operators import TorchAttention
 from gpuscore.backends.torch.known_answer import check_known_answer
 from gpuscore.backends.torch.kv_pool import KVPool
@@ -40,16 +40,6 @@ def batches():
     yield requests((0, 0, [60] * 6), (8, 0, [60] * 6), (0, 0, [150]), page_size=PAGE, num_pages=64)
 
 
-def wanted(batch):
-    """Yield the keys of each row: slots, then rows of the batch, numbered from SLOTS on."""
-    seen = visible_rows(batch)
-    requests = np.repeat(batch.request_of, np.diff(batch.cu_seqlens))
-    for row, request in enumerate(requests):
-        position = np.arange(batch.prefix_lens[request])
-        slots = batch.page_table[request, position // PAGE] * PAGE + position % PAGE
-        yield sorted([*slots.tolist(), *(SLOTS + np.flatnonzero(seen[row])).tolist()])
-
-
 def key_numbers(plan, sequences, index):
     """Return the numbers of the keys that the buffer holds at a sequence's pages."""
     numbers = sequences.keys[sequences.starts[index] : sequences.starts[index + 1]]
@@ -59,25 +49,6 @@ def key_numbers(plan, sequences, index):
 
 def rows_of(plan, sequences, index):
     return plan.rows[sequences.queries[index] : sequences.queries[index + 1]]
-
-
-@pytest.mark.parametrize("batch", list(batches()), ids=lambda batch: str(batch.num_tokens))
-def test_items(batch):
-    """A sequence's rows are the last of its keys; row p sees k <= p and, behind the prefix, only
-    its own item."""
-    plan = lay_out_items(batch, PAGE)
-    assert sorted(plan.rows) == list(range(batch.num_tokens))
-    found = {}
-    for index, prefix in enumerate(plan.prefix_lens):
-        keys, rows = key_numbers(plan, plan.sequences, index), rows_of(plan, plan.sequences, index)
-        assert plan.longest[index] == (plan.positions[index].max() if prefix else len(rows))
-        for i, row in enumerate(rows):
-            p = len(keys) - len(rows) + i
-            k = np.arange(p + 1)
-            if p >= prefix:
-                k = k[(k < prefix) | (k > p - plan.positions[index, p - prefix])]
-            found[row] = sorted(keys[k].tolist())
-    assert [found[row] for row in range(batch.num_tokens)] == list(wanted(batch))
 
 
 @pytest.mark.parametrize("sizes", HOPPER, ids=str)
@@ -132,20 +103,6 @@ def tiles_read(reach, keys, prefix, longest, sizes):
         jumps = read[-1] == items and items >= shared
         read.append(shared - 1 if jumps else read[-1] - 1)
     return read
-
-
-@pytest.mark.parametrize("batch", list(batches()), ids=lambda batch: str(batch.num_tokens))
-def test_cascade(batch):
-    """Level 0 has no mask, level 1 is causal."""
-    plan = lay_out_cascade(batch, PAGE)
-    found = {row: [] for row in range(batch.num_tokens)}
-    for index in range(len(plan.shared.queries) - 1):
-        for row in rows_of(plan, plan.shared, index):
-            found[row] += key_numbers(plan, plan.shared, index).tolist()
-    for index in range(len(plan.own.queries) - 1):
-        for i, row in enumerate(rows_of(plan, plan.own, index)):
-            found[row] += key_numbers(plan, plan.own, index)[: i + 1].tolist()
-    assert [sorted(keys) for keys in found.values()] == list(wanted(batch))
 
 
 @pytest.mark.parametrize("form", ["flashinfer", "flashinfer-cascade"])

@@ -2,6 +2,10 @@
 finds it again, and says at start what a device does not give."""
 
 import dataclasses
+import json
+import re
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +14,7 @@ from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from support.backends import needs_jax
+from support.model_configs import QWEN3_06B
 
 pytestmark = needs_jax
 
@@ -157,3 +162,59 @@ def test_columns_of_heads(kv, dim, width):
 
     assert Heads(kv, kv, dim, 128).width == width
     assert Heads(kv, kv, dim, 1).width == kv * dim
+
+
+WIDE = 8209  # tokens; a prime number, so that no other size is a multiple of it
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_no_program_holds_logits_of_all_tokens(platform, monkeypatch):
+    """Show that beside embedding and head no array is as wide as the vocabulary."""
+    programs, head = traced(WIDE, monkeypatch)
+    for program in (programs.extend, programs.labels):
+        text = program.lower(lowering_platforms=(platform,)).as_text()
+        wide = set(re.findall(rf"tensor<(?:\d+x)*{WIDE}x[^>]*>", text))
+        assert wide <= {f"tensor<{WIDE}x{head.shape[1]}xbf16>"}
+        assert wide
+
+
+def test_memory_of_a_program_does_not_grow_with_the_vocabulary(monkeypatch):
+    """XLA tells it for this CPU, in bfloat16, which it widens."""
+    import jax
+
+    from gpuscore.backends.jax.programs import options_of
+
+    found, options = [], options_of(jax.devices("cpu")[0])
+    for vocab in (WIDE, 4 * WIDE):
+        programs, _ = traced(vocab, monkeypatch)
+        taken = [
+            program.lower().compile(options).memory_analysis().temp_size_in_bytes
+            for program in (programs.extend, programs.labels)
+        ]
+        found.append(taken)
+    assert found[0] == found[1]
+
+
+def traced(vocab, monkeypatch):
+    """Return traced programs of a small model with tiles as on CUDA, and its head's shape."""
+    from gpuscore.backends.jax import plan as planning
+    from gpuscore.backends.jax.backend import attends_of, pool_shapes
+    from gpuscore.backends.jax.programs import trace_programs
+    from gpuscore.backends.jax.weights import weight_shapes_of
+
+    small = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 64}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+    config = QWEN3_06B | small | heads | {"vocab_size": vocab}
+    with_free_memory(monkeypatch, 2**32)
+    settings = {"backend": "jax", "dtype": "bfloat16", "max_batch_tokens": 1024}
+    settings |= {"kv_cache_size": 2**20, "device": "cpu", "max_model_len": 1024}
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        plan = plan_backend(Path(folder), ModelConfig(**settings))
+    monkeypatch.setattr(planning, "kind_of", lambda device: "cuda")
+    weights = weight_shapes_of(plan.architecture, plan.dtype_name, plan.precision)
+    pool, attends = pool_shapes(plan, 16), attends_of(plan.attention)
+    model, sizes = plan.architecture.config, plan.sizes()[-1]
+    programs = trace_programs(sizes, model, weights, pool, attends, plan.heads, plan.device)
+    monkeypatch.undo()
+    return programs, weights.lm_head

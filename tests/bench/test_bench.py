@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 
 from gpuscore import Scorer
 from gpuscore.commands.cli import main
-from gpuscore.measure.bench.bundle import read_bundle
+from gpuscore.measure.bench.bundle import read_bundle, write_bundle
 from support.programs import COMMAND
 from support.serving import QUICK, serving
 from support.slow import slow
@@ -46,7 +47,7 @@ def run(tmp_path, *words, code=0):
 def test_all_ways_of_a_server(server, tmp_path, capsys):
     page = tmp_path / "page.html"
     names = "rerank,latency,poisson"
-    words = ("--scenario", names, "--rate", "50%", "--seconds", "1", "--report", page)
+    words = ("--scenario", names, "--rate", "50%", "--report", page)
     bundle, rows = run(tmp_path, "--url", server.url, *words)
     printed = capsys.readouterr().out
     assert {way for scenario, way in rows if scenario == "rerank"} == {
@@ -69,6 +70,8 @@ def test_all_ways_of_a_server(server, tmp_path, capsys):
     (about,) = [one.about for one in bundle.servers]
     assert about.facts["machine"]["cores"]
     assert about.facts["versions"]["gpuscore"]
+    assert about.facts["settings"]["threads"] == 1
+    assert poisson.requests < poisson.of == round(120 * poisson.asked)
     assert page.read_text().count("<svg") >= 2
 
 
@@ -84,6 +87,29 @@ def test_the_sample_is_that_of_the_model(server, tmp_path):
             ]
             got = np.exp(one.run.results[case.name].values)
             np.testing.assert_allclose(got, want, rtol=1e-4)
+
+
+def test_the_sample_is_judged_by_the_oracle_too(server, tmp_path, capsys):
+    """A folder of `parity record --oracle` is a reference; one of another workload is none."""
+    bundle, _ = run(tmp_path, "--url", server.url, "--scenario", "latency")
+    record = ["parity", "record", "demo", "--dtype", "float32", "--threads", "1"]
+    right, other = str(tmp_path / "right"), str(tmp_path / "other")
+    assert main([*record, "--workload", "bench", "--oracle", "-o", right]) == 0
+    assert main([*record, "--workload", "quick", "-o", other]) == 0
+    files = ["bench", "compare", "--no-reports", str(tmp_path / "found.json")]
+    capsys.readouterr()
+    assert main([*files, "--reference", right]) == 0
+    assert "ok    found against right, float32: max |d log p|" in capsys.readouterr().out
+    assert main([*files, other]) == 0
+    said = "scores: skipped, because the workloads are bench and quick"
+    assert f"skip  other against found, {said}" in capsys.readouterr().out
+    (one,) = bundle.servers
+    wrong = {k: replace(v, values=v.values + 0.01) for k, v in one.run.results.items()}
+    servers = (replace(one, run=replace(one.run, results=wrong)),)
+    write_bundle(tmp_path / "found.json", replace(bundle, servers=servers))
+    assert main([*files, "--reference", right]) == 1
+    assert main([*record, "--workload", "bench", "--seed", "1", "-o", str(tmp_path / "x")]) == 78
+    assert "leave --seed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("api", ["tei", *slow("rerank", "pairs", "completions")])
@@ -121,6 +147,7 @@ def test_a_server_of_its_own_beside_scorer(tmp_path, capsys):
     assert "agrees with" in capsys.readouterr().out
     _, rows = run(tmp_path, *words, "--in-process", "--serve", options, code=1)
     assert rows["latency", "scoring"].error is None
+    assert not any("client" in note for note in rows["latency", "scoring"].notes)
     assert "neither arrivals nor" in rows["latency", "prefill plus decode"].error
 
 
@@ -150,7 +177,8 @@ class Between(BaseHTTPRequestHandler):
 
     def do_GET(self):
         answer = httpx.get(self.url + self.path)
-        self.reply(answer.status_code, answer.content)
+        told = json.dumps(type(self).change(self.path, None, answer.json())).encode()
+        self.reply(answer.status_code, told if answer.is_success else answer.content)
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -220,6 +248,23 @@ def test_another_models_scores_are_told(server, between, tmp_path, capsys):
     url = between(other)
     _, rows = run(tmp_path, "--url", server.url, "--url", url, "--scenario", "latency", code=1)
     assert f"{url} DIFFERS from {server.url}: float32" in capsys.readouterr().out
+
+
+def test_a_server_of_an_uncommitted_tree_is_marked(between, tmp_path, capsys):
+    def dirty(path, asked, answer):
+        if path == "/info":
+            answer["gpuscore"]["commit"] = "1234abcd-dirty"
+            del answer["gpuscore"]["settings"]
+        return answer
+
+    words = ("--url", between(dirty), "--scenario", "latency")
+    bundle, rows = run(tmp_path, *words)
+    said = "built from an uncommitted tree (1234abcd-dirty)"
+    assert all(said in row.notes for row in rows.values())
+    assert said in capsys.readouterr().out
+    assert bundle.servers[0].about.facts["settings"] == "unknown", "it told nothing of them"
+    _, rows = run(tmp_path, *words, "--allow-dirty")
+    assert not any(said in row.notes for row in rows.values())
 
 
 def test_a_refusal_stands_in_its_row_in_the_servers_words(tmp_path):

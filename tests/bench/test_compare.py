@@ -2,6 +2,7 @@
 refuses bundles that were changed."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,8 +27,8 @@ from gpuscore.measure.parity.results import CaseResult, Run
 SHAPE = "100 static + 1,900 + 500 x 20"
 
 
-def shot(seconds, items=500, refused=0):
-    return Shot(seconds, items, 10, np.linspace(1.0, 2.0, 10), refused, 0.0, 0.1)
+def shot(seconds, items=500, refused=0, late=0.0, latency=1.0):
+    return Shot(seconds, items, 10, latency * np.linspace(1.0, 2.0, 10), refused, late, 0.1)
 
 
 def bundle(seconds, *, shift=0.0, vocab=2000, dtype="float32", model="demo"):
@@ -117,7 +118,8 @@ def test_other_models_are_not_compared(written, capsys):
 def test_other_workloads_are_not_compared(written, capsys):
     assert main(["bench", "compare", written("a", 1.0), written("b", 1.0, vocab=3000)]) == 0
     assert (
-        "skip  b against a, scores: skipped, because the samples are of" in capsys.readouterr().out
+        "skip  b against a, scores: skipped, because the samples are of 2,000 and 3,000 token ids"
+        in capsys.readouterr().out
     )
 
 
@@ -127,7 +129,7 @@ def test_other_workloads_are_not_compared(written, capsys):
         (lambda text: text.replace("500 x 20", "500 x 21"), "was changed after it was written"),
         (lambda text: "{}", "is not a bundle of this version: its format is not"),
         (lambda text: text[:-9], "is not a bundle of this version"),
-        (lambda text: text.replace("bundle 1", "bundle 9"), "its format is not"),
+        (lambda text: text.replace("bundle 2", "bundle 9"), "its format is not"),
     ],
 )
 def test_bundles_that_are_none(change, said, written, tmp_path, capsys):
@@ -161,8 +163,51 @@ def test_pages(written, tmp_path, capsys):
     assert main(["bench", "compare", *files, "--format", "html", "--output", str(page)]) == 0
     text = page.read_text()
     assert text.startswith("<!doctype html>")
-    assert "<svg" in text
     assert "some CPU" in text
+    (plot,) = [one for one in text.split("<svg")[1:] if "rerank: items per second" in one]
+    wide = {}  # pixels of each bar, by the text that stands above it
+    for found in re.finditer(r'>([^<]*)</text>\n<rect [^>]* width="([\d.]+)"', plot):
+        wide[found[1]] = float(found[2])
+    assert wide["a, packed"] == pytest.approx(2 * wide["b, packed"], rel=0.01), "bars begin at 0"
+    assert wide["a, packed"] == pytest.approx(3 * wide["a, sequential"], rel=0.01)
+
+
+def arrivals(*, late, latency=1.0):
+    """Return the row of a server to which requests were sent so late, in milliseconds."""
+    row = Row("poisson", "Poisson 70/s", "120 + 10 x 180", "demo", asked=70.0)
+    return WayFigures([shot(1.0, late=late, latency=latency)]).row(row, None, None)
+
+
+def test_late_sends_are_shown_and_the_clients_fault_if_they_matter(tmp_path, capsys):
+    first = bundle(1.0)
+    write_bundle(tmp_path / "a.json", replace(first, rows=(arrivals(late=27.4, latency=9e3),)))
+    assert main(["bench", "compare", str(tmp_path / "a.json")]) == 0
+    out = capsys.readouterr().out
+    head, row, *_ = out.splitlines()[1:]
+    assert head.split()[-4:-2] == ["late", "ms"]
+    assert "27.4" in row
+    assert "the client was the limit" not in out, "of 9 s these are nothing"
+    assert arrivals(late=4.0).notes == ()
+    assert arrivals(late=27.4).notes == ("sent up to 27 ms late (p99): the client was the limit",)
+    # Beside it stands what the report on decode gives: average, P50, P90 and P99.
+    (report,) = [line for line in out.splitlines() if "SGLang, prefill plus decode" in line][:1]
+    assert report.split()[-7:-3] == ["83.92", "51.77", "114.1", "621.7"]
+
+
+def test_requests_and_items_of_one_are_as_many():
+    """Also of an even number of repeats, whose median is one of two."""
+    shots = [replace(shot(seconds), items=10) for seconds in (1.0, 1.5, 2.0, 4.0)]
+    row = WayFigures(shots).row(Row("latency", "scoring", "120 + 1 x 180", "demo"), None, None)
+    assert row.requests_per_second == row.rate.value
+
+
+def test_texts_of_ones_own_have_all_columns(tmp_path, capsys):
+    row = WayFigures([shot(1.0)]).row(Row("text", "packed", "3 texts", "demo"), None, None)
+    write_bundle(tmp_path / "a.json", replace(bundle(1.0), rows=(row,)))
+    assert main(["bench", "compare", str(tmp_path / "a.json")]) == 0
+    head = capsys.readouterr().out.splitlines()[1]
+    for column in ("items/s", "ms per item", "s for 500", "requests/s", "average ms", "P99 ms"):
+        assert column in head
 
 
 def test_a_difference_within_the_noise_is_none():
@@ -198,3 +243,5 @@ def test_the_reports_are_as_published():
     assert load.requests_per_second == 76.28
     assert load.average == 4290
     assert rows["H100, SGLang", "latency", "prefill plus decode"].average == 33
+    poisson = rows["H100, SGLang", "poisson", "Poisson 70/s"]
+    assert [poisson.average, *map(poisson.percentile, (50, 90, 99))] == [51.16, 39.1, 73.37, 391.96]

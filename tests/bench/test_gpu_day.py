@@ -2,6 +2,8 @@
 stages run on a CPU; their figures mean nothing."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +16,7 @@ sys.path.append(str(Path(__file__).parents[2] / "bench"))
 import gpu_day
 from gpu_day import Day, write_page
 from gpu_day_stages import Stage, fastest, run_stage, stages
+from in_time import outcomes
 
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "bench"
@@ -40,12 +43,14 @@ def test_every_stage_can_be_tried_on_a_cpu(tmp_path, capsys):
     found = json.loads((tmp_path / "gpu-day.json").read_text())
     assert code == 0, capsys.readouterr().out
     assert list(found["stages"]) == [one.name for one in stages("cpu", tmp_path, trial=True)]
+    skipped = [name for name, about in found["stages"].items() if about["status"] == "skipped"]
+    assert not skipped, "the environment of the tests has all packages"
     done = {name: about["found"] for name, about in found["stages"].items()}
-    assert done["tests"]["tests"] > 0
+    assert done["tests"]["passed"] > 0
     assert all(row["wall ms"] > 0 for row in done["bench: gpuscore"]["rows"])
     assert {row["cached"] for row in done["attention"]["rows"]} == {True, False}
     assert set(done["attention"]["fastest"].values()) <= {"torch", "triton"}
-    assert "parity-float32" in "".join(done["parity with a CPU"]["compared"])
+    assert "parity-with-a-CPU" in "".join(done["parity with a CPU"]["compared"])
     assert "torch:bfloat16" in "".join(done["parity with transformers"]["compared"])
     page = (tmp_path / "gpu-day.html").read_text()
     assert all(f"<td>{name}</td><td>done</td>" in page for name in found["stages"])
@@ -60,7 +65,7 @@ def wait_until(holds, seconds=600):
 
 def test_the_day_runs_all_tests_of_a_device():
     """And so does make test-gpu."""
-    planned = stages("cuda", ROOT, trial=False)[:2]
+    planned = [one for one in stages("cuda", ROOT, trial=False) if one.name.startswith("tests")]
     words = [word for stage in planned for command in stage.commands for word in command]
     here = Path(__file__)
     files = [path for path in (ROOT / "tests").rglob("test_*.py") if path != here]
@@ -76,7 +81,7 @@ def test_the_day_runs_all_tests_of_a_device():
 def test_a_test_that_fails_fails_the_day(tmp_path, holds):
     path = tmp_path / "test_one.py"
     path.write_text(f"def test_one():\n    assert {holds}\n")
-    planned, *_ = stages("cpu", tmp_path, trial=True)
+    (planned,) = [one for one in stages("cpu", tmp_path, trial=True) if one.name == "tests"]
     (command,) = planned.commands
     (tests,) = [word for word in command if str(word).startswith("tests/")]
     changed = [path if word == tests else word for word in command]
@@ -84,6 +89,41 @@ def test_a_test_that_fails_fails_the_day(tmp_path, holds):
     day.run([replace(planned, commands=(changed,))], tmp_path, minutes=1)
     assert day.missing.keys() == (set() if holds else {"tests"})
     assert ("1 passed" if holds else "1 failed") in (tmp_path / "tests.txt").read_text()
+    names = day.stages["tests"]["found"]["not passed"]
+    assert [name.rpartition("::")[2] for name in names] == ([] if holds else ["test_one"])
+
+
+def test_tests_that_hang_keep_the_outcomes_of_the_others(tmp_path):
+    path = tmp_path / "test_some.py"
+    path.write_text("import time\ndef test_one():\n    pass\ndef test_two():\n    time.sleep(99)\n")
+    (planned,) = [one for one in stages("cpu", tmp_path, trial=True) if one.name == "tests"]
+    chosen = [path if str(word).startswith("tests/") else word for word in planned.commands[0]]
+    hanging = replace(planned, commands=(chosen,), limit=20.0)
+    day = Day.open(tmp_path / "day.json", ABOUT)
+    day.run([hanging], tmp_path, minutes=2)
+    assert day.stages["tests"]["status"] == "failed"
+    assert day.stages["tests"]["found"] == {"tests": 1, "passed": 1, "not passed": []}
+
+
+def test_tests_stop_when_the_time_is_up(tmp_path):
+    path = tmp_path / "test_some.py"
+    path.write_text(
+        "import time, pytest\n@pytest.mark.parametrize('n', range(99))\n"
+        "def test_one(n):\n    time.sleep(.5)\n"
+    )
+    (planned,) = [one for one in stages("cpu", tmp_path, trial=True) if one.name == "tests"]
+    chosen = [path if str(word).startswith("tests/") else word for word in planned.commands[0]]
+    day = Day.open(tmp_path / "day.json", ABOUT)
+    day.run([replace(planned, commands=(chosen,), limit=25.0)], tmp_path, minutes=2)
+    assert "ended with 2" in day.stages["tests"]["why"]
+    assert 0 < day.stages["tests"]["found"]["passed"] < 99
+    assert "the stage's time is up" in (tmp_path / "tests.txt").read_text()
+
+
+def test_an_outcome_that_was_cut_off_is_left_out(tmp_path):
+    path = tmp_path / "outcomes.jsonl"
+    path.write_text('{"test": "a", "outcome": "failed"}\n{"test": "b", "outc')
+    assert outcomes(path) == {"tests": 1, "failed": 1, "not passed": ["a"]}
 
 
 def test_a_stage_ends_with_a_day_that_is_killed(tmp_path):
@@ -118,9 +158,93 @@ def test_a_run_continues_where_the_last_one_ended(tmp_path):
     again.run(
         [stage("works", note), stage("fails", note), stage("waits", note)], tmp_path, minutes=1
     )
-    assert set(statuses(again).values()) == {"done"}
-    assert not again.missing
-    assert notes.read_text() == "xxx"  # the first stage ran once
+    # One that has failed would fail again, and takes the time of others.
+    assert statuses(again) == {"works": "done", "fails": "failed", "waits": "done"}
+    assert again.missing.keys() == {"fails"}
+    assert notes.read_text() == "xx"
+
+
+# What a stage leaves before it goes wrong, by the name of its file of findings.
+PARTS = {".json": '{"rows": []}', ".jsonl": '{"test": "a", "outcome": "passed"}\n', "": "scores "}
+
+
+def gone_wrong(one, then):
+    """Return a stage of the day that leaves half of its findings, and then goes wrong."""
+    text = PARTS[".json"] if one.clears is None else PARTS.get(one.clears.suffix, "")
+    text = "" if one.name == "attention" else text
+    write = f"open({str(one.clears)!r}, 'w').write({text!r}); " if one.clears else ""
+    code = f"import os, time; {write}print('scores agree', flush=True); {then}"
+    return replace(one, commands=(python(code),), packages=())
+
+
+def test_a_failure_and_a_hang_in_each_stage_lose_no_findings(tmp_path):
+    for then, limit, why in (("os._exit(3)", 60.0, "with 3"), ("time.sleep(99)", 2.0, "than 2 s")):
+        folder = tmp_path / why[:4]
+        folder.mkdir()
+        planned = [
+            replace(gone_wrong(one, then), limit=limit) for one in stages("cpu", folder, trial=True)
+        ]
+        day = Day.open(folder / "day.json", ABOUT)
+        day.run(planned, folder, minutes=9)
+        assert set(statuses(day).values()) == {"failed"}
+        assert all("found" in about and why in about["why"] for about in day.stages.values())
+        assert read(folder / "day.json")["stages"] == day.stages
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+def test_a_kill_in_each_stage_loses_no_findings(tmp_path):
+    """Each run of the day is killed in the next stage; the last ones repeat those."""
+    names = [one.name for one in stages("cpu", tmp_path, trial=True)]
+    for number, name in enumerate(names):
+        assert run_day(tmp_path) == -signal.SIGKILL
+        found = read(tmp_path / "gpu-day.json")["stages"]
+        assert found[name]["status"] == "begun"
+        assert list(found) == names[: number + 1]
+        assert all("found" in found[before] for before in names[:number])
+        assert {found[before]["status"] for before in names[:number]} <= {"cut off"}
+        assert (tmp_path / "gpu-day.html").is_file()
+    (tmp_path / "well").touch()
+    assert run_day(tmp_path) == 0
+    found = read(tmp_path / "gpu-day.json")["stages"]
+    assert {about["status"] for about in found.values()} == {"done"}
+    assert all("found" in about["cut off"] for about in found.values())
+
+
+def run_day(folder):
+    """Run the day in a process of its own, whose stages kill it until there is a file `well`."""
+    code = (
+        f"import sys; sys.path[:0] = [{str(BENCH)!r}, {str(Path(__file__).parent)!r}]\n"
+        f"import test_gpu_day; test_gpu_day.killed_day(test_gpu_day.Path({str(folder)!r}))"
+    )
+    return subprocess.run(python(code), check=False, cwd=ROOT).returncode
+
+
+def killed_day(folder):
+    kill = f"os.path.exists({str(folder / 'well')!r}) or (os.kill({os.getpid()}, 9), time.sleep(9))"
+    planned = [gone_wrong(one, kill) for one in stages("cpu", folder, trial=True)]
+    Day.open(folder / "gpu-day.json", ABOUT).run(planned, folder, minutes=9)
+
+
+def test_a_stage_without_its_packages_is_skipped(tmp_path):
+    day = Day.open(tmp_path / "day.json", ABOUT)
+    one = replace(stage("needs", "print('x')"), packages=("json", "no_such_package"))
+    day.run([one], tmp_path, minutes=1)
+    assert statuses(day) == {"needs": "skipped"}
+    assert day.stages["needs"]["why"] == "not there: no_such_package"
+    assert not day.missing
+
+
+def test_a_stage_is_told_its_time_and_sees_what_was_brought_along(tmp_path, monkeypatch):
+    (tmp_path / "brought_along.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    day = Day.open(tmp_path / "day.json", ABOUT)
+    code = "import brought_along, in_time; print(in_time.seconds_left() + in_time.RESERVE)"
+    day.run([stage("told", code, limit=77.0)], tmp_path, minutes=9)
+    (left,) = day.stages["told"]["found"]["said"]
+    assert 0 < float(left) <= 77.0
 
 
 def test_an_attempt_leaves_nothing_to_the_next(tmp_path):

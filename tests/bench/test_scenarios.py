@@ -12,7 +12,7 @@ from gpuscore.measure.bench.arguments import APIS as NAMED_APIS
 from gpuscore.measure.bench.arguments import SCENARIOS as NAMED
 from gpuscore.measure.bench.arguments import SHAPES as NAMED_SHAPES
 from gpuscore.measure.bench.random_models import SHAPES
-from gpuscore.measure.bench.scenarios import SCENARIOS, BenchRequest, Draws, text_scenario
+from gpuscore.measure.bench.scenarios import SCENARIOS, TEXT, BenchRequest, Draws, text_scenario
 
 VOCAB = 5000
 
@@ -24,7 +24,7 @@ def requests(name, way, number=0, seed=1, words=None):
 
 
 def test_the_command_line_names_them_all():
-    assert tuple(SCENARIOS) == NAMED
+    assert (*SCENARIOS, TEXT) == NAMED
     assert tuple(APIS) == NAMED_APIS
     assert set(NAMED_SHAPES) < set(SHAPES)
 
@@ -100,7 +100,10 @@ def test_scale_leaves_out_requests_and_shortens_none():
         "sequential": (4, 16, 32, 2000),
         "single": (50, 500, 1, 2000),
     }
-    assert SCENARIOS["poisson"].scaled(0.1).ways[0].requests == 840
+    (poisson,) = SCENARIOS["poisson"].scaled(0.1).ways
+    assert (poisson.sent, poisson.requests) == (840, 8400)
+    assert len(Draws(1, VOCAB).requests(SCENARIOS["poisson"], poisson, 0)) == 840
+    assert SCENARIOS["poisson"].scaled(0.001).ways[0].sent == 70, "those of a second"
 
 
 def test_texts_of_ones_own(tmp_path):
@@ -112,6 +115,16 @@ def test_texts_of_ones_own(tmp_path):
     assert [len(one.items) for one in packed] == [40, 40]
     assert [len(one.items) for one in sequential] == [32, 8, 32, 8]
     assert packed[1] == BenchRequest("q1", lines[1]["items"])
+
+
+def test_real_sentences_are_shipped():
+    """24 questions with 10 sentences each, none of them twice; no request is worth dividing."""
+    scenario = text_scenario()
+    assert [way.name for way in scenario.ways] == ["packed"]
+    asks = Draws(1, VOCAB).requests(scenario, scenario.ways[0], 0)
+    every = [item for one in asks for item in one.items]
+    assert (len(asks), len(every), len(set(every))) == (24, 240, 240)
+    assert all(isinstance(item, str) and item.endswith(".") for item in every)
 
 
 @pytest.mark.parametrize(

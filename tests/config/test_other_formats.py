@@ -3,12 +3,9 @@
 import ast
 import json
 import shlex
-import subprocess
 import sys
 
 import pytest
-import torch
-from safetensors.torch import load_file
 from transformers import (
     CLIPConfig,
     Gemma3Config,
@@ -20,12 +17,12 @@ from transformers import (
     XLMRobertaConfig,
 )
 
-from gpuscore.backends import create_backend, plan_backend
+from gpuscore.backends import plan_backend
+from gpuscore.commands.cli import make_parser
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.models.hub import model_directory
 from support.models import make_model
-from support.slow import slow
 
 LORA = {"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-0.6B", "r": 8}
 
@@ -169,24 +166,14 @@ def test_an_adapter_that_cannot_be_merged(tmp_path):
     assert "'PROMPT_TUNING' adapter" in refusal(tmp_path)
 
 
-@pytest.mark.parametrize("shards", [1, *slow(2)])
-def test_the_printed_command_converts_bin_weights(tmp_path, shards):
-    """The folder's name has a quote and a bracket, and two tensors share their memory."""
+@pytest.mark.parametrize(
+    "name", ["m.gguf", "pytorch_model.bin", "pytorch_model-00001-of-00002.bin"]
+)
+def test_the_command_that_converts_is_named(tmp_path, name):
+    """The folder's name has a quote and a bracket."""
     directory = tmp_path / "it's [mine]"
-    make_model(directory)
-    want = load_file(directory / "model.safetensors")
-    (directory / "model.safetensors").unlink()
-    names = sorted(want)
-    want["model.norm.weight"] = want["model.layers.0.input_layernorm.weight"]
-    for shard in range(shards):
-        file = "pytorch_model.bin" if shards == 1 else f"pytorch_model-{shard}.bin"
-        torch.save({name: want[name] for name in names[shard::shards]}, directory / file)
-    torch.save({}, directory / "training_args.bin")
-    message = refusal(directory)
-    assert "pickled by torch" in message
-    subprocess.run(command_in(message), check=True, timeout=120)
-    converted = load_file(directory / "model.safetensors")
-    assert converted.keys() == want.keys()
-    assert all(torch.equal(converted[name], want[name]) for name in names)
-    config = ModelConfig(dtype="float32", max_batch_tokens=64)
-    create_backend(plan_backend(model_directory(str(directory)), config)).close()
+    directory.mkdir()
+    (directory / name).write_bytes(b"")
+    words = shlex.split(refusal(directory).partition("onvert it with ")[2].partition(", or")[0])
+    assert words == ["gpuscore", "convert", str(directory), "CONVERTED"]
+    assert make_parser().parse_args(words[1:]).source == str(directory)

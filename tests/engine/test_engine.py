@@ -69,16 +69,6 @@ def test_too_many_requests(make_engine, gate):
     engine.score(request_of()).result(timeout=30)
 
 
-def test_too_many_tokens_but_one_request_always_gets_in(make_engine, gate):
-    engine = make_engine(EngineConfig(max_queued_tokens=10))
-    large = engine.score(request_of(20))
-    with pytest.raises(Overloaded):
-        engine.score(request_of())
-    gate.set()
-    large.result(timeout=30)
-    engine.score(request_of()).result(timeout=30)
-
-
 def test_cancelled_work_does_not_run(make_engine, gate):
     engine = make_engine(EngineConfig(max_queued_requests=2), max_tokens=8)
     running = engine.score(request_of())

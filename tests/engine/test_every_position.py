@@ -59,19 +59,6 @@ def check(ticket):
     assert result.lse.tolist() == lse
 
 
-@pytest.mark.parametrize("max_tokens", [1, 7, 32, 1000])
-def test_in_any_chunks_beside_other_requests(max_tokens):
-    rng = np.random.default_rng(max_tokens)
-    runner = Runner(TapeBackend(max_tokens=max_tokens, num_pages=200))
-    first = submit(runner, request_of(rng, [1, 2, 63, 9, 111, 1]))
-    other = submit(runner, request_of(rng, [5, 30], every=False, query=20))
-    second = submit(runner, request_of(rng, [40, 33]))
-    run(runner)
-    check(first)
-    check(second)
-    assert other.future.result(timeout=0).computed_tokens > 0
-
-
 def computed(runner, request):
     """Run a request and check its answer; return the number of tokens that were computed."""
     ticket = submit(runner, request)

@@ -12,7 +12,6 @@ from gpuscore.engine.pages import PagePool, page_keys
 from gpuscore.engine.runner import Runner
 from gpuscore.errors import DeadlineExceeded, InsufficientMemory, InternalError, NonfiniteScore
 from gpuscore.types.request import ScoreRequest
-from support.slow import slow
 from support.stepped_runner import run, submit
 from support.tape_backend import TapeBackend, tape_logit, tape_lse
 
@@ -46,30 +45,6 @@ def test_one_request_in_any_chunks(max_tokens, query_len):
     ticket = submit(runner, request_of(rng, query_len, [1, 2, 8, 9, 40, 3, 33, 1]))
     run(runner)
     check(ticket)
-
-
-@pytest.mark.parametrize("seed", [*range(10), *slow(*range(10, 40))])
-def test_random_requests_side_by_side(seed):
-    rng = np.random.default_rng(seed)
-    backend = TapeBackend(
-        max_tokens=int(rng.choice([2, 16, 64, 300])),
-        page_size=int(rng.choice([1, 4, 16])),
-        num_pages=int(rng.integers(200, 400)),
-    )
-    runner = Runner(backend)
-    tickets = []
-    for _ in range(12):
-        lens = rng.integers(1, rng.choice([3, 20, 60]), int(rng.integers(1, 12)))
-        request = request_of(rng, int(rng.choice([0, 1, 17, 64])), lens, int(rng.integers(-2, 3)))
-        tickets.append(submit(runner, request))
-        for _ in range(int(rng.integers(0, 3))):
-            runner.step()
-        if rng.random() < 0.15:
-            tickets[int(rng.integers(0, len(tickets)))].future.cancel()
-    run(runner)
-    for ticket in tickets:
-        if not ticket.future.cancelled():
-            check(ticket)
 
 
 def test_ten_thousand_items_need_one_chunk_of_memory():

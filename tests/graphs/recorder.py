@@ -10,13 +10,10 @@ FakeTensorMode would do the same slower, and on a CPU wheel it fails where torch
 device guard.
 """
 
-import sys
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -25,10 +22,10 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphs.heap import ORDINARY, DeviceHeap
+from support.product_frames import product_function, product_line
 
 aten = torch.ops.aten
 META = torch.device("meta")
-PRODUCT = ("gpuscore", "gpuscore_kernels")
 # Operators that make no work for the device.
 IDLE = frozenset(
     getattr(aten, name)
@@ -322,35 +319,6 @@ class Recorder(TorchDispatchMode):
             return None
         self.waited(f"{func.overloadpacket}, whose result depends on numbers of the device")
         raise NotImplementedError(f"{func}: no answer is invented for it")
-
-
-def product_line() -> str:
-    """Return the folder, file and line of the product's innermost frame."""
-    frame = _product_frame()
-    if frame is None:
-        return "outside of the product"
-    return _line(frame.f_code.co_filename, frame.f_lineno)
-
-
-def product_function() -> str:
-    """Return the product's innermost function, such as `launcher._score`."""
-    frame = _product_frame()
-    if frame is None:
-        return "outside of the product"
-    return f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}"
-
-
-@cache
-def _line(file: str, number: int) -> str:
-    path = Path(file)
-    return f"{path.parent.name}/{path.name}:{number}"
-
-
-def _product_frame() -> FrameType | None:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] not in PRODUCT:
-        frame = frame.f_back
-    return frame
 
 
 def _on_meta(value: Any) -> Any:

@@ -23,7 +23,8 @@ from triton.runtime.jit import JITFunction, compute_cache_key
 
 from gpuscore_kernels import cached_launch
 from gpuscore_kernels.cached_launch import CachedLaunch
-from graphs.recorder import Recorder, product_line
+from graphs.recorder import Recorder
+from support.product_frames import product_line
 
 MOST_THREADS = 1024
 EARLY = "triton, early"  # kind of a launch before the kernel before has ended

@@ -83,6 +83,9 @@ def test_equal_bundles_pass(recorded, capsys, tmp_path):
     report = tmp_path / "report.html"
     assert compare(*recorded, "--report", str(report)) == 0
     shown = capsys.readouterr().out
+    for place in recorded:
+        (line,) = [line for line in shown.splitlines() if line.startswith(f"{place}: ")]
+        assert line.endswith(" items/s"), "how fast each side is"
     assert "a: torch:float32 on " in shown
     assert "ok    b (torch:float32) against a (torch:float32), float32: max |d log p|" in shown
     assert "ok    a (torch:float32), packing: alone and in company" in shown
@@ -225,5 +228,5 @@ class TestFingerprint:
         with pytest.raises(ConfigError, match="cannot be read as safetensors"):
             fingerprint(copy)
         (copy / "model.safetensors").unlink()
-        with pytest.raises(ConfigError, match="cannot be read as safetensors"):
+        with pytest.raises(ConfigError, match="has neither model.safetensors"):
             fingerprint(copy)

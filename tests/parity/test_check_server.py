@@ -219,7 +219,12 @@ class TestCommand:
         report = tmp_path / "report.html"
         with running(WrongServer()) as same, running(WrongServer(salt=1)) as other:
             assert self.run(stub.url, same.url, "--report", str(report)) == 0
-            assert "|d p| max 0.0e+00" in capsys.readouterr().out
+            shown = capsys.readouterr().out
+            assert "|d p| max 0.0e+00" in shown
+            assert all(f"{one.url}: " in shown for one in (stub, same)), "how fast each one is"
+            (row,) = [line for line in shown.splitlines() if line.startswith(f"{same.url}  ")]
+            assert "-" not in row.replace("e-", "").split(), "nothing that is not known"
+            assert row.split()[-1].isdigit(), "items/s"
             assert self.run(stub.url, other.url) == 1
             shown = capsys.readouterr().out
         assert f"FAIL  {other.url} against {stub.url}, scores" in shown

@@ -338,6 +338,8 @@ class TestCommandLine:
             (("--seed", str(2**32)), f"--seed {2**32} must be from 0"),
             (("--seeds", "0"), "--seeds 0 must be from 1 to 100"),
             (("--seeds", "101"), "--seeds 101 must be from 1 to 100"),
+            (("--workload", "text", "--seed", "1"), "--seed 1 and --seeds 1 draw token ids"),
+            (("--workload", "text", "--seeds", "2"), "--seed 0 and --seeds 2 draw token ids"),
             (("--dtype", "bfloat16"), "--dtype is set beside --backends"),
         ],
     )
@@ -346,7 +348,7 @@ class TestCommandLine:
         assert message in capsys.readouterr().err
 
     def test_every_size_can_be_asked_for(self):
-        assert set(arguments.SIZES) == set(workloads.SIZES)
+        assert set(arguments.SIZES) == {*workloads.SIZES, workloads.TEXT, workloads.SAMPLE}
 
     def test_specs(self):
         spec = BackendSpec.parse("torch:bfloat16:triton")

@@ -1,17 +1,24 @@
 """Promise: a workload follows from its seeds and the model, and has every kind of request."""
 
+import argparse
+import shutil
 from pathlib import Path
 
 import pytest
 
 import gpuscore
 from gpuscore import Scorer
+from gpuscore.backends import plan_backend
+from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
+from gpuscore.measure.parity import commands
 from gpuscore.measure.parity.gates import MANY, SPREAD
 from gpuscore.measure.parity.measures import RANKED
 from gpuscore.measure.parity.metrics import log_odds
 from gpuscore.measure.parity.runs import score_case
 from gpuscore.measure.parity.workload import Workload, make_workload, query_numbers, read_tokenizer
+
+DEMO = Path(gpuscore.__file__).parent / "demo"
 
 
 def test_it_follows_from_seed_and_model(tiny_model):
@@ -68,13 +75,66 @@ def test_every_seed_adds_queries_of_its_own():
 
 def test_its_graded_items_are_spread_in_the_demo():
     """So the gate on the order of long lists has something to judge."""
-    directory = Path(gpuscore.__file__).parent / "demo"
-    made = make_workload("quick", 0, 1792, 4096, read_tokenizer(directory))
+    made = make_workload("quick", 0, 1792, 4096, read_tokenizer(DEMO))
     case = next(case for case in made.cases if case.name == "text, graded items")
-    with Scorer(str(directory), dtype="float32") as scorer:
+    with Scorer(str(DEMO), dtype="float32") as scorer:
         found = score_case(scorer, case).values
     assert len(found) >= MANY
     assert log_odds(found).std(axis=0).min() >= SPREAD
+
+
+class TestText:
+    """The workload of real sentences."""
+
+    def test_it_follows_from_the_model_and_has_every_mode(self):
+        made = make_workload("text", 0, 1792, 4096, read_tokenizer(DEMO))
+        assert Workload.from_json(made.as_json()) == made
+        assert not made.left_out
+        assert made.named == "text"
+        assert len(set(query_numbers(made).values())) >= 24
+        assert max(len(case.items) for case in made.cases) >= MANY
+        assert max(len(ids) for case in made.cases for ids in case.prompt_ids()) > 600
+        assert {(c.item_first, c.apply_softmax) for c in made.cases} == {
+            *((False, False), (True, False), (False, True))
+        }
+
+    def test_prompts_are_the_texts(self):
+        """Made by the tokenizer from query and item, which are those that a server gets."""
+        tokenizer = read_tokenizer(DEMO)
+        assert tokenizer is not None
+        for case in make_workload("text", 0, 1792, 4096, tokenizer).cases:
+            for item, ids in zip(case.items, case.prompt_ids(), strict=True):
+                whole = f"{item}{case.query}" if case.item_first else f"{case.query}{item}"
+                assert tokenizer.decode(ids, skip_special_tokens=False) == whole
+
+    def test_what_does_not_fit_is_left_out_by_name(self):
+        made = make_workload("text", 0, 1792, 512, read_tokenizer(DEMO))
+        (said,) = made.left_out
+        assert said.startswith("page: ")
+        assert said.endswith(" tokens, the context is 512")
+        assert "page" not in {case.name for case in made.cases}
+
+    @pytest.mark.parametrize(
+        ("vocab", "context", "named", "message"),
+        [
+            (1792, 4096, None, "needs a tokenizer.json; --workload quick, standard, full has"),
+            (16, 4096, DEMO, "fewer than two of ' yes', ' no', .* are one token"),
+            (1792, 16, DEMO, "its shortest request has .* tokens, the model's context is 16"),
+        ],
+    )
+    def test_models_that_cannot_have_it(self, vocab, context, named, message):
+        tokenizer = None if named is None else read_tokenizer(named)
+        with pytest.raises(ConfigError, match=message):
+            make_workload("text", 0, vocab, context, tokenizer)
+
+    def test_it_is_the_default_of_a_model_with_a_tokenizer(self, tmp_path):
+        """And random ids are that of a model without one."""
+        bare = tmp_path / "bare"
+        shutil.copytree(DEMO, bare, ignore=shutil.ignore_patterns("tokenizer*"))
+        plan = plan_backend(bare, ModelConfig(str(bare), device="cpu"))
+        values = argparse.Namespace(workload=None, seed=0, seeds=1)
+        assert commands._workload(DEMO, plan, values).size == "text"
+        assert commands._workload(bare, plan, values).size == "standard"
 
 
 def test_a_workload_lists_the_cases_that_it_leaves_out(capsys):

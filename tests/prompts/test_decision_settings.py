@@ -15,7 +15,6 @@ from gpuscore.prompts.calibration import KINDS, Calibration, Scaling, same_tempe
 from gpuscore.prompts.chat import ChatTemplate
 from gpuscore.prompts.decision_texts import choice, level, predicate
 from gpuscore.prompts.decisions import (
-    Asking,
     DecisionInput,
     DecisionPrompts,
     DecisionSettings,
@@ -195,13 +194,13 @@ def test_calibration_divides_and_shifts(tmp_path):
     [
         ("[]", "object"),
         ('{"version": 2}', "version must be 1"),
-        ('{"version": 1}', "types must name"),
-        ('{"version": 1, "types": {"box": {}}}', "types must name noul, choice, score only"),
-        ('{"version": 1, "types": {"noul": 1}}', "must be an object"),
-        ('{"version": 1, "types": {"noul": {"temperature": 0}}}', "positive and finite"),
-        ('{"version": 1, "types": {"noul": {"temperature": true}}}', "positive and finite"),
-        ('{"version": 1, "types": {"noul": {"bias": [51]}}}', "bias must be numbers"),
-        ('{"version": 1, "types": {"noul": {"bias": ["a"]}}}', "bias must be numbers"),
+        ('{"version": 1}', "types: Expected `object`, got `null`"),
+        ('{"version": 1, "types": {"box": {}}}', "Invalid enum value 'box'"),
+        ('{"version": 1, "types": {"noul": 1}}', "Expected `object`, got `int`"),
+        ('{"version": 1, "types": {"noul": {"temperature": 0}}}', "Expected `float` > 0"),
+        ('{"version": 1, "types": {"noul": {"temperature": true}}}', "got `bool`"),
+        ('{"version": 1, "types": {"noul": {"bias": [51]}}}', "Expected `float` <= 50"),
+        ('{"version": 1, "types": {"noul": {"bias": ["a"]}}}', "Expected `float`, got `str`"),
     ],
 )
 def test_calibrations_that_are_none(tmp_path, content, words):
@@ -216,14 +215,14 @@ def test_calibrations_that_are_none(tmp_path, content, words):
 def test_what_a_model_s_files_say(tmp_path):
     def read(asked=None, **config):
         (tmp_path / "config.json").write_text(json.dumps(config))
-        return read_decision_settings(tmp_path, asked or Asking())
+        return read_decision_settings(tmp_path, asked or DecisionSettings())
 
     assert read() == DecisionSettings()
     found = read(decision_temperature=1.5, decision_state_format="json")
     assert found == DecisionSettings(calibration=same_temperature(1.5), json_state=True)
     assert {found.calibration.of(kind).temperature for kind in KINDS} == {1.5}
     own = Calibration({"noul": Scaling(3.0)})
-    assert read(Asking("balanced", own), decision_temperature=2).calibration == own
+    assert read(DecisionSettings("balanced", own), decision_temperature=2).calibration == own
     assert "decision_strategy" in read(decision_strategy="winnow").refused
     for wrong in ({"decision_temperature": -1}, {"decision_state_format": "xml"}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):

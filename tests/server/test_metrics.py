@@ -20,7 +20,7 @@ from support.connections import check_error, connected, post, score
 from support.serving import wait_until
 from support.stub_service import STATS, ask, loaded, stub_service
 from support.tape_engine import HELD, NO_MEMORY, NO_NUMBER
-from support.tape_servers import body_of, engine_of, in_flight, tape_server
+from support.tape_servers import body_of, engine_of, in_flight, let_go, tape_server
 from support.watched_server import samples_of
 
 # The names that an operator's rules may rely on, with their types.
@@ -121,8 +121,10 @@ class TestFailures:
         replies.append(score(client, items=[[1]], label_token_ids=[3], model="other"))
         replies += [score(client, items=[[5000]], label_token_ids=[3]) for _ in range(2)]
         replies.append(score(client, items=[[1] * 5000], label_token_ids=[3]))
-        with in_flight(client, HELD), in_flight(client, 1):
+        with in_flight(client, HELD) as held, in_flight(client, 1) as second:
             replies.append(post_tape(client, 1))
+            # Answered, not given up: the queue is full until the engine has heard of that.
+            assert (let_go(held).status, second.reply().status) == (200, 200)
         with in_flight(client, HELD) as lost:
             os.kill(engine_of(server), signal.SIGKILL)
             assert lost.reply().status == 503  # the engine had taken it

@@ -4,7 +4,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuscore.processes.fronts.board import LATE, Totals
-from gpuscore.processes.fronts.messages import Counted, counted, decode_from_front, snapshot_of
+from gpuscore.processes.fronts.messages import Counted, decode_from_front
 from gpuscore.processes.worker.frames import encode
 from gpuscore.server.observe.metrics import Metrics, ServerState
 from gpuscore.server.observe.sums import Snapshot, add
@@ -81,9 +81,9 @@ def test_openmetrics_of_sums_is_valid():
 def test_a_message_brings_a_snapshot():
     one = metrics(running=3)
     finish(one)
-    message = decode_from_front(encode(counted(one.snapshot(), 7)))
+    message = decode_from_front(encode(Counted(one.snapshot(), 7)))
     assert isinstance(message, Counted)
-    assert (message.number, snapshot_of(message)) == (7, one.snapshot())
+    assert (message.number, message.counts) == (7, one.snapshot())
 
 
 def snapshot(growing, present=0.0):

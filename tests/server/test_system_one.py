@@ -10,7 +10,7 @@ import pytest
 
 from gpuscore import Choice, Scorer
 from gpuscore.prompts import decision_reads as reads
-from gpuscore.prompts.decision_reads import confidence
+from gpuscore.prompts.decision_reads import ReadAnswer
 from gpuscore.prompts.decisions import DecisionPrompts
 from support.connections import check_error
 from support.system_one_oracle import QUESTIONS, STATES, Oracle, labels_of
@@ -135,7 +135,7 @@ def test_planted_defects_are_seen(oracle, monkeypatch, owner, method, wrong):
     [(1.0, 1.0, 1.0), (0.25, 1.0, 0.25), (1.0, 0.0, 0.0), (0.5, 0.8, 0.4)],
 )
 def test_confidence_at_certain_and_at_uniform(share, mass, want):
-    assert confidence(share, mass) == want
+    assert ReadAnswer(np.array([share]), mass, None).confidence == want
 
 
 def test_the_shape_of_the_answer(demo):

@@ -1,6 +1,7 @@
 """Promise: the checker reports two accesses exactly if nothing orders them.
 
-Traces are made by hand; random ones are compared with reachability in the graph of all orderings.
+Random traces are compared with reachability in the graph of all orderings; those made by hand hold
+what has no part in them.
 """
 
 from itertools import combinations
@@ -57,162 +58,39 @@ RETURNED = "used after it was handed back"
 @pytest.mark.parametrize(
     ("steps", "want"),
     [
-        # one stream is in order, two are not
-        ([("launch", "a", "write"), ("launch", "a", "write")], []),
+        # the kinds, and memory of which random traces have none
         ([("launch", "a", "write"), ("launch", "b", "read")], [STREAMS]),
-        ([("launch", "a", "read"), ("launch", "b", "write")], [STREAMS]),
-        ([("launch", "a", "read"), ("launch", "b", "read")], []),
-        ([("launch", "a", "write", LEFT), ("launch", "b", "write", RIGHT)], []),
-        ([("launch", "a", "write", LEFT), ("launch", "b", "write", MIDDLE)], [STREAMS]),
         ([("launch", "a", "write"), ("launch", "b", "write", Span(2, 0, 64))], []),
         ([("launch", "a", "write"), ("launch", "b", "write", Span(1, 8, 8))], []),
-        # events
-        (
-            [
-                ("launch", "a", "write"),
-                ("record", "a", 1),
-                ("wait", "b", 1),
-                ("launch", "b", "read"),
-            ],
-            [],
-        ),
-        (
-            [  # recorded before the work that it should mark
-                ("record", "a", 1),
-                ("launch", "a", "write"),
-                ("wait", "b", 1),
-                ("launch", "b", "read"),
-            ],
-            [STREAMS],
-        ),
-        (
-            [  # the wait comes before the record, so it waits for nothing
-                ("launch", "a", "write"),
-                ("wait", "b", 1),
-                ("record", "a", 1),
-                ("launch", "b", "read"),
-            ],
-            [STREAMS],
-        ),
-        (
-            [  # the wrong stream waits
-                ("launch", "a", "write"),
-                ("record", "a", 1),
-                ("wait", "c", 1),
-                ("launch", "b", "read"),
-            ],
-            [STREAMS],
-        ),
-        (
-            [  # recorded again: a wait is for the last record before it
-                ("launch", "a", "write"),
-                ("record", "a", 1),
-                ("record", "c", 1),
-                ("wait", "b", 1),
-                ("launch", "b", "read"),
-            ],
-            [STREAMS],
-        ),
-        (
-            [  # by way of a third stream
-                ("launch", "a", "write"),
-                ("record", "a", 1),
-                ("wait", "c", 1),
-                ("record", "c", 2),
-                ("wait", "b", 2),
-                ("launch", "b", "write"),
-            ],
-            [],
-        ),
-        (
-            [  # a write that is ordered does not hide an older one that is not
-                ("launch", "a", "write"),
-                ("launch", "c", "write", LEFT),
-                ("record", "c", 1),
-                ("wait", "b", 1),
-                ("launch", "b", "read"),
-            ],
-            [STREAMS, STREAMS],
-        ),
-        # host and device
-        ([("host", "write"), ("launch", "a", "read")], []),
         ([("launch", "a", "write"), ("host", "read")], [READ_EARLY]),
-        ([("launch", "a", "write"), ("synchronise", "a"), ("host", "read")], []),
-        ([("launch", "a", "write"), ("synchronise", "b"), ("host", "read")], [READ_EARLY]),
         ([("launch", "a", "write"), ("synchronise",), ("host", "read")], []),
-        (
-            [
-                ("launch", "a", "write"),
-                ("record", "a", 1),
-                ("synchronise event", 1),
-                ("host", "read"),
-            ],
-            [],
-        ),
-        (
-            [("launch", "a", "write"), ("synchronise event", 1), ("host", "read")],
-            [READ_EARLY],
-        ),
-        (
-            [
-                ("record", "a", 1),
-                ("launch", "a", "write"),
-                ("synchronise event", 1),
-                ("host", "read"),
-            ],
-            [READ_EARLY],
-        ),
-        ([("launch", "a", "read"), ("host", "read")], []),
         ([("launch", "a", "read"), ("host", "write")], [STAGING]),
         (
-            [  # the thread waits, so what it launches on another stream is ordered too
-                ("launch", "a", "write"),
-                ("synchronise", "a"),
-                ("launch", "b", "write"),
-            ],
-            [],
-        ),
-        # threads
-        (
             [("host", "write"), ("host", "read", MEMORY, "u")],
-            ["unordered in two threads"],
-        ),
-        (
-            [
-                ("host", "write"),
-                ("release", "t", "task"),
-                ("acquire", "u", "task"),
-                ("host", "read", MEMORY, "u"),
-            ],
-            [],
-        ),
-        (
-            [
-                ("release", "t", "task"),
-                ("host", "write"),
-                ("acquire", "u", "task"),
-                ("host", "read", MEMORY, "u"),
-            ],
             ["unordered in two threads"],
         ),
         (
             [("host", "write"), ("launch", "a", "read", MEMORY, "u")],
             ["unordered between thread and stream"],
         ),
+        # handovers, which are rare there
         (
-            [  # both threads launch on one stream, which is in order whoever launches
-                ("launch", "a", "write"),
-                ("launch", "a", "read", MEMORY, "u"),
+            [
+                ("host", "write"),
+                ("release", "t", "task"),
+                ("acquire", "u", "task"),
+                ("host", "read", MEMORY, "u"),
             ],
             [],
         ),
         (
-            [  # one thread waits for the device, the other does not
-                ("launch", "a", "write"),
-                ("synchronise", "a"),
+            [
+                ("release", "t", "task"),
+                ("host", "write"),
+                ("acquire", "u", "task"),
                 ("host", "read", MEMORY, "u"),
             ],
-            [READ_EARLY],
+            ["unordered in two threads"],
         ),
         # the allocator
         ([("allocate", "a"), ("launch", "a", "write")], []),

@@ -4,6 +4,8 @@ backend's thread otherwise."""
 import numpy as np
 import pytest
 
+from gpuscore.backends.torch import graph_launcher
+from gpuscore.backends.torch.graph_launcher import GRAPH_WORDS
 from support.batches import in_one_batch
 from support.slow import slow
 from support.streams.turns import BACKEND, ENGINE
@@ -18,16 +20,18 @@ def batch_of(tokens):
 
 
 @pytest.mark.parametrize(
-    ("in_flight", "tokens", "launched_by"),
+    ("in_flight", "tokens", "graph_words", "launched_by"),
     [
-        (0, GRAPH, ENGINE),
-        (1, GRAPH, BACKEND),
-        *slow((0, LAUNCHES, BACKEND), (1, LAUNCHES, BACKEND)),
+        (0, GRAPH, GRAPH_WORDS, ENGINE),
+        (1, GRAPH, GRAPH_WORDS, BACKEND),
+        (0, GRAPH, 8, BACKEND),  # its words have no room in a graph's
+        *slow((0, LAUNCHES, GRAPH_WORDS, BACKEND), (1, LAUNCHES, GRAPH_WORDS, BACKEND)),
     ],
 )
-def test_the_thread_that_launches(model, monkeypatch, in_flight, tokens, launched_by):
+def test_the_thread_that_launches(model, monkeypatch, in_flight, tokens, graph_words, launched_by):
     life, threads = Life(model, 0), []
     with life.started() as real:
+        monkeypatch.setattr(graph_launcher, "GRAPH_WORDS", graph_words)
         launch = real.launcher.launch
 
         def noted(batch):

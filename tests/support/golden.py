@@ -1,4 +1,5 @@
-"""Golden bundles: scores of the demo model that are checked in, made by `make golden`."""
+"""Golden bundles: scores of the demo model and of SmolLM2 that are checked in, made by `make
+golden`."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,20 +15,23 @@ from gpuscore.measure.parity.workload import Case, make_workload, read_tokenizer
 FOLDER = Path(__file__).parents[1] / "fixtures" / "golden"
 DEMO = Path(gpuscore.__file__).parent / "demo"
 NAMES = ("torch-float32", "transformers-float32", "transformers-bfloat16")
+REAL = "smollm2-float32"  # transformers' scores of real sentences; tests_real/ compares with it
 RENEW = "after a wanted change: make golden"
 
 
-def golden(name: str, folder: Path = FOLDER) -> Bundle:
-    """Read a golden bundle.
+def golden(name: str, folder: Path = FOLDER, model: Path = DEMO) -> Bundle:
+    """Read a golden bundle of a model.
 
     Raises:
-        AssertionError: it was made of another demo model or of another workload.
+        AssertionError: it was made of another model or of another workload.
     """
     found = read_bundle(folder / name)
-    model = fingerprint(DEMO)
-    assert found.model == model, f"{name} is of another demo model than {model}; {RENEW}"
+    now_there = fingerprint(model)
+    assert found.model == now_there, (
+        f"{name} is of another model than {model.name}, which is {now_there}; {RENEW}"
+    )
     old = found.workload
-    tokenizer = read_tokenizer(DEMO)
+    tokenizer = read_tokenizer(model)
     now = make_workload(old.size, old.seed, old.vocab_rows, old.context, tokenizer, old.seeds)
     assert found.workload.digest == now.digest, f"{name} is of another workload; {RENEW}"
     return found

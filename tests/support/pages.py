@@ -1,14 +1,24 @@
-"""Blocks of documentation pages, and the numbers that they show."""
+"""Blocks of documentation pages, their requests, and the numbers that they show."""
 
+import json
 import re
 import runpy
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 HOW_TO = ROOT / "docs" / "how-to"
 ROUTE = re.compile(r"`(?:GET |POST )?(/(?:v1/|v2/)?[a-z_]+(?:/[a-z]+)?)`")
 NOT_THERE = re.compile(r"^- \*\*Not there:\*\* (.*?\.)\n(?=- |\n)", re.DOTALL | re.MULTILINE)
+# A request as a command, and the answer that follows it in the same section, if there is one.
+COMMAND = re.compile(
+    r"curl -s http://127.0.0.1:8000(/\S+) [^']*'[^']*' -d '([^']*)'\n```\n"
+    r"(?:(?:(?!```)[^#])*?```(?:json|text)\n(\{.*?)```)?",
+    re.DOTALL,
+)
+SERVED = re.compile(r"make serve(?: MODEL=([^\s`]+))?")
 NUMBER = re.compile(r"-?\d+(?:\.(\d+))?(?:e-\d+)?")
 
 
@@ -16,6 +26,29 @@ def blocks(page: Path, language: str) -> list[str]:
     """Return a page's blocks in a language, in their order."""
     text = page.read_text(encoding="utf-8")
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class ShownRequest:
+    """A request that README or a tutorial shows as a command; its answer may be shortened."""
+
+    page: str
+    path: str
+    body: dict[str, Any]
+    answer: str | None
+
+
+def shown_requests(real: bool) -> list[ShownRequest]:
+    """Return the requests to the real model, or else the others: a request is to the server that
+    its page started last."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorial").glob("*.md"))]
+    return [
+        ShownRequest(page.stem, shown[1], json.loads(shown[2]), shown[3])
+        for page in pages
+        for text in [page.read_text(encoding="utf-8")]
+        for shown in COMMAND.finditer(text)
+        if (["", *SERVED.findall(text[: shown.start()])][-1] == "smollm2") == real
+    ]
 
 
 def other_routes(text: str) -> set[str]:

@@ -16,8 +16,6 @@ from support import fork_server
 
 COMMAND = str(Path(sys.executable).with_name("gpuscore"))
 Stream = int | IO[Any]
-# Process ids of all that were started, with the CPU-seconds of those that ended, for --cpu-report.
-FORKS: dict[int, float | None] = {}
 
 
 class ForkedProgram:
@@ -51,7 +49,6 @@ class ForkedProgram:
         with open(os.devnull, "rb") as null:
             streams = [null.fileno(), output, errors]
             self.pid, self._connection = fork_server.ask(_path(), request, streams)
-        FORKS[self.pid] = None
         for reader, end in ((self.stdout, output), (self.stderr, errors)):
             if reader is not None:  # a pipe, whose other end only the program keeps
                 os.close(end)
@@ -66,11 +63,11 @@ class ForkedProgram:
         if self.returncode is None:
             self._connection.settimeout(timeout)
             try:
-                code, seconds = self._connection.recv(64).split()
+                code = self._connection.recv(64)
             except (TimeoutError, BlockingIOError):
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0) from None
             self._connection.close()
-            self.returncode, FORKS[self.pid] = int(code), float(seconds)
+            self.returncode = int(code)
         return self.returncode
 
     def send_signal(self, number: int) -> None:

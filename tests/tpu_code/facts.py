@@ -5,14 +5,15 @@ versions, and the modules here that read it.
 """
 
 import hashlib
-import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from tpu_code.cases import EXTEND, Case, compiler_options, traced
 from tpu_code.hlo import Instruction, Program
@@ -77,23 +78,6 @@ class Facts:
     def part(self, name: str) -> list[Argument]:
         return [one for one in self.arguments if one.part == name]
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Facts":
-        kernels = (
-            CompiledKernel(KernelMemory(**one["declared"]), one["taken"]) for one in data["kernels"]
-        )
-        return cls(
-            **{
-                **data,
-                "arguments": tuple(Argument(**one) for one in data["arguments"]),
-                "copies": tuple(data["copies"]),
-                "kernels": tuple(kernels),
-            }
-        )
-
 
 def facts_of(case: Case, cache: Path | None) -> Facts:
     """Return the facts of a program, from `cache` if it has them.
@@ -107,12 +91,12 @@ def facts_of(case: Case, cache: Path | None) -> Facts:
         return compiled_facts(case, one, lowered)
     path = cache / versions() / f"{fingerprint(case, lowered)}.json"
     if path.is_file():
-        return Facts.from_json(json.loads(path.read_text(encoding="utf-8")))
+        return msgspec.json.decode(path.read_bytes(), type=Facts)
     facts = compiled_facts(case, one, lowered)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Moved into place when complete, because several processes may write.
     part = path.with_suffix(f".{os.getpid()}")
-    part.write_text(json.dumps(facts.to_json()), encoding="utf-8")
+    part.write_bytes(msgspec.json.encode(facts))
     part.replace(path)
     return facts
 

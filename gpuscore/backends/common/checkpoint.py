@@ -1,6 +1,7 @@
 """The safetensors files of a Hugging Face directory: no pickle, no remote code."""
 
 import json
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -50,7 +51,7 @@ class CheckpointFiles:
         self.shapes = weight_shapes(architecture.config)
         self._stack = ExitStack()
         with ExitStack() as stack:
-            paths = _weight_files(directory)
+            paths = weight_files(directory)
             files = [_open_file(path, framework, stack) for path in paths]
             self._path_of = dict(zip(files, paths, strict=True))
             self._file_of = _by_name(files)
@@ -119,15 +120,8 @@ class CheckpointFiles:
 
     def _check(self) -> None:
         """Check name, shape and dtype of every required tensor before any is read or allocated."""
-        config, model = self.architecture.config, self.architecture.model_weights
-        for part, name in model.items():
-            if part != "lm_head" or not config.tie_word_embeddings:
-                self._check_one(part, name)
-        experts = config.mixture.num_experts if config.mixture is not None else 1
-        for layer, weights in enumerate(self.architecture.layer_weights):
-            for part, name in weights.items():
-                for expert in range(experts if "{expert}" in name else 1):
-                    self._check_one(part, f"model.layers.{layer}.{name.format(expert=expert)}")
+        for part, name in required_tensors(self.architecture):
+            self._check_one(part, name)
 
     def _check_one(self, part: str, name: str) -> None:
         if name not in self._file_of:
@@ -224,6 +218,19 @@ class CheckpointFiles:
         self._stack.close()
 
 
+def required_tensors(architecture: Architecture) -> Iterator[tuple[str, str]]:
+    """Yield part and name of every tensor that a checkpoint of the architecture must have."""
+    config = architecture.config
+    for part, name in architecture.model_weights.items():
+        if part != "lm_head" or not config.tie_word_embeddings:
+            yield part, name
+    experts = config.mixture.num_experts if config.mixture is not None else 1
+    for layer, weights in enumerate(architecture.layer_weights):
+        for part, name in weights.items():
+            for expert in range(experts if "{expert}" in name else 1):
+                yield part, f"model.layers.{layer}.{name.format(expert=expert)}"
+
+
 def _float8_bits(path: Path, name: str) -> Any:
     """Return a tensor of float8_e4m3fn as a NumPy array of uint8.
 
@@ -255,7 +262,7 @@ def _open_file(path: Path, framework: str, stack: ExitStack) -> Any:
         raise ConfigError(f"{path} cannot be read as safetensors: {error}") from error
 
 
-def _weight_files(directory: Path) -> list[Path]:
+def weight_files(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     single = directory / "model.safetensors"
     if is_file(single):  # takes precedence over an index, as in transformers
@@ -265,8 +272,8 @@ def _weight_files(directory: Path) -> list[Path]:
         raise ConfigError(
             f"{directory} has neither model.safetensors nor model.safetensors.index.json; "
             "supported: safetensors (if its repository has pytorch_model.bin, download all of it "
-            "with `hf download NAME --local-dir DIR` and serve DIR: the error has the command that "
-            "converts it)"
+            "with `hf download NAME --local-dir DIR`, then `gpuscore convert DIR CONVERTED`, and "
+            "serve CONVERTED)"
         )
     names = as_object(content.get("weight_map"), f"{index}: weight_map").values()
     for name in names:

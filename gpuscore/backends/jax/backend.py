@@ -15,6 +15,7 @@ from jax import Array
 
 from gpuscore.backends.base import DeviceLost, OutOfMemory, Progress, unreported
 from gpuscore.backends.common.batches import warmup_batches
+from gpuscore.backends.common.eight_bits.recipe import Recipe
 from gpuscore.backends.common.plan import check_ids, mebibytes
 from gpuscore.backends.jax.attention import Attend, Pool, XlaAttend
 from gpuscore.backends.jax.known_answer import TOKENS, check_known_answer
@@ -39,12 +40,15 @@ class JaxBackend:
     Args:
         plan: what to load.
         progress: called while weights are read.
+        recipe: of a plain checkpoint in eight bits; None = each row once, as it is.
 
     Raises:
         ConfigError: the checkpoint is damaged or leaves too little memory.
     """
 
-    def __init__(self, plan: JaxPlan, progress: Progress = unreported) -> None:
+    def __init__(
+        self, plan: JaxPlan, progress: Progress = unreported, recipe: Recipe | None = None
+    ) -> None:
         self.plan = plan
         if plan.compile_cache is not None:
             keep_programs(plan.compile_cache)
@@ -58,6 +62,7 @@ class JaxBackend:
                 plan.device,
                 plan.precision,
                 progress,
+                recipe,
             )
         if plan.device_name != "cpu":  # there, XLA's attention is what the tests hold to the rule
             with as_config_error("the check of attention", "another --attention"):
@@ -75,6 +80,8 @@ class JaxBackend:
         self._programs: dict[ProgramSizes, Programs] = {}
         self._rows = self._padded_rows = 0  # computed so far, and with padding
         self._limits = plan.limits(self._count_pages())
+        if recipe is not None:
+            self._limits = recipe.named(self._limits)
         self.pool = self._make_pool()
 
     @property

@@ -1,10 +1,12 @@
 """Label logits and full-vocabulary statistics in float32, a tile of the logits at a time."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from gpuscore.backends.jax.products import chosen, contract, part, put
+from gpuscore.backends.jax.products import as_bits, chosen, contract, part, put
 from gpuscore.types.request import MAX_TOP
 
 VOCAB_TILE = 4096
@@ -38,7 +40,7 @@ def vocab_statistics(
             # The last tile starts earlier so that it is full; tokens of the tile before are masked.
             first = jnp.minimum(index * step, vocab - step)
             ids = first + jnp.arange(step)
-            weights = part(lm_head, first, step)
+            weights = as_bits(lm_head, partial(part, start=first, size=step))
             logits = contract(these, weights, ((1,), (1,)))  # [rows, step]
             logits = jnp.where(ids >= index * step, logits, -jnp.inf)
             top = logits.max(1)

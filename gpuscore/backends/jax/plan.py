@@ -1,6 +1,6 @@
 """`JaxPlan`: device, dtype and sizes, decided before any weight is read."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -75,6 +75,7 @@ class JaxPlan:
     identity: str  # see BackendLimits
     precision: Precision = "full"  # of linear layers
     framework: Literal["jax"] = "jax"
+    settings: ModelConfig = field(default_factory=ModelConfig)  # of which the plan was made
 
     @property
     def device_name(self) -> str:
@@ -207,6 +208,7 @@ def plan_backend(directory: Path, config: ModelConfig) -> JaxPlan:
         compile_cache=config.compile_cache,
         identity=f"{directory} {config.revision} jax {dtype} {precision}",
         precision=precision,
+        settings=config,
     )
 
 

@@ -15,6 +15,7 @@ from jax import Array
 from gpuscore.backends.base import Progress, unreported
 from gpuscore.backends.common.architectures import Architecture
 from gpuscore.backends.common.checkpoint import CheckpointFiles
+from gpuscore.backends.common.eight_bits.recipe import Recipe, group_of
 from gpuscore.backends.common.quantization import BLOCK, LINEAR, Precision
 from gpuscore.backends.common.shapes import weight_shapes
 from gpuscore.backends.jax.decoder import Layer, Weights
@@ -45,6 +46,7 @@ def load_weights(
     device: jax.Device,
     precision: Precision = "full",
     progress: Progress = unreported,
+    recipe: Recipe | None = None,
 ) -> Weights:
     """Read and check all weights.
 
@@ -54,13 +56,15 @@ def load_weights(
         precision: "full"; "int8", in which weights of a plain checkpoint are quantised here; or
             "w8a16", with which those of a quantised one are converted to `dtype`.
         progress: called after each tensor.
+        recipe: of a plain checkpoint in int8; None = each row once, as it is.
 
     Raises:
         ConfigError: a file or tensor is missing, left over, of the wrong shape, or not finite; or
             a linear layer is quantised in some layers of the model only.
     """
     with CheckpointFiles(directory, architecture, "np", progress) as files:
-        return _Reader(files, architecture, np.dtype(jnp.dtype(dtype)), device, precision).read()
+        form = np.dtype(jnp.dtype(dtype))
+        return _Reader(files, architecture, form, device, precision, recipe).read()
 
 
 def weight_shapes_of(architecture: Architecture, dtype: str, precision: Precision) -> Weights:
@@ -93,9 +97,10 @@ class _Reader:
         dtype: np.dtype,
         device: jax.Device,
         precision: Precision,
+        recipe: Recipe | None = None,
     ) -> None:
         self.files, self.architecture, self.dtype, self.device = files, architecture, dtype, device
-        self.precision = precision
+        self.precision, self.recipe = precision, recipe
 
     def read(self) -> Weights:
         tied, names = self.architecture.config.tie_word_embeddings, self.architecture.model_weights
@@ -129,7 +134,11 @@ class _Reader:
         """Stack weights of all layers in int8, and their scales."""
         pairs = [self._one_quantized(field, layer) for layer in range(len(self._layers))]
         weights, scales = zip(*pairs, strict=True)
-        return Quantized(self._put(np.stack(weights)), self._put(np.stack(scales)))
+        twice = None
+        if self.recipe is not None:
+            group = group_of(PARTS[field][0])
+            twice = self._put(np.array([group in groups for groups in self.recipe.twice]))
+        return Quantized(self._put(np.stack(weights)), self._put(np.stack(scales)), twice)
 
     def _one_quantized(self, field: str, layer: int) -> tuple[np.ndarray, np.ndarray]:
         parts = [(part, self._name(part, layer)) for part in PARTS[field]]

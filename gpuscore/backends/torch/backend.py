@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from gpuscore.backends.base import OutOfMemory, Progress, unreported
 from gpuscore.backends.common.batches import largest_batches, largest_in_parts, warmup_batches
+from gpuscore.backends.common.eight_bits.recipe import Recipe
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.common.memory import Memory
 from gpuscore.backends.common.plan import check_ids, measure, mebibytes
@@ -61,6 +62,7 @@ class TorchBackend:
         progress: called while weights are read.
         group: the ranks that share the model, of which this is one. They make the same calls in the
             same order.
+        recipe: of a plain checkpoint in eight bits; None = each row once, as it is.
 
     Raises:
         ConfigError: the checkpoint is damaged or leaves too little memory, or an attention backend
@@ -73,6 +75,7 @@ class TorchBackend:
         memory: Memory | None = None,
         progress: Progress = unreported,
         group: RankGroup | None = None,
+        recipe: Recipe | None = None,
     ) -> None:
         if plan.threads is not None:
             torch.set_num_threads(plan.threads)
@@ -80,7 +83,7 @@ class TorchBackend:
         self.plan = plan
         self.device = plan.device
         self._own: Implementation = "triton" if plan.kernels else "reference"
-        self._group, config = group, plan.part
+        self._group, self._recipe, config = group, recipe, plan.part
         self._thread = WorkThread(
             ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-backend")
         )
@@ -129,6 +132,8 @@ class TorchBackend:
             self.close()
             raise
         self._limits = plan.limits(num_pages)
+        if recipe is not None:
+            self._limits = recipe.named(self._limits)
 
     def _load(self, progress: Progress) -> tuple[DecoderWeights, Compiler]:
         """Read the weights; functions in C are compiled meanwhile."""
@@ -143,6 +148,7 @@ class TorchBackend:
                 plan.precision,
                 progress,
                 self._group,
+                self._recipe,
             )
             compiler = eagerly if compiled is None else compiled.result()
         except BaseException:

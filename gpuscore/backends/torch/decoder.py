@@ -1,6 +1,6 @@
 """The decoder that all supported architectures share: norms, rotary attention, a gated MLP."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 from torch.nn import functional
 
-from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.common.hf_config import DecoderConfig, Rope
 from gpuscore.backends.torch.compiler import Compiler, eagerly
 from gpuscore.backends.torch.kv_pool import KeptRows
 from gpuscore.backends.torch.layers import (
@@ -32,6 +32,9 @@ from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
 Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 # How many of a batch's rows, and of its scored rows, are no padding, int32 [1] each; None = all.
 Filled: TypeAlias = tuple[Tensor | None, Tensor | None]
+# The residual stream [T, E], and what is still to be added to it; None in front of all layers.
+Stream: TypeAlias = tuple[Tensor, Tensor | None]
+Rotary: TypeAlias = Mapping[Rope, tuple[Tensor, ...]]  # cos and sin of all rows, [T, D / 2]
 # (token ids [T], table [V, E]) -> rows of the table [T, E].
 Lookup: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
@@ -124,17 +127,11 @@ class Decoder:
         them, but queries, output projection and MLP of the scored rows only. Mixtures of experts
         compute nothing for padding, which `filled` tells.
         """
-        rotary = {rope: self._rotary(f, positions) for rope, f in self.frequencies.items()}
-        x = self._embed(token_ids)  # in the model's dtype; float32 from the first sum on
+        rotary, x = self.rotary(positions), self.embed(token_ids)
         delta: Tensor | None = None  # output of the previous MLP, still to be added to x
         *layers, last = self.weights.layers
         for index, layer in enumerate(layers):
-            cos, sin = rotary[self.ropes[index]]
-            before = partial(self._before, layer, self._pages(kept, index))
-            x, q, k, v = self._by_rows(before, x, cos, sin, delta)
-            self._store(kept, index, k, v)
-            attended = attend(index, q, k, v).flatten(1)
-            x, delta = self._by_rows(partial(self._after, layer, filled[0]), x, attended)
+            x, delta = self.one_layer(index, layer, (x, delta), rotary, attend, kept, filled[0])
         cos, sin = rotary[self.ropes[-1]]
         keys = partial(self._keys, last, self._pages(kept, len(layers)))
         x, normed, k, v = self._by_rows(keys, x, cos, sin, delta)
@@ -143,11 +140,33 @@ class Decoder:
         (q,) = self._by_rows(partial(self._queries, last), *chosen)
         attended = attend(len(layers), q, k, v).flatten(1)
         x, delta = self._by_rows(partial(self._after, last, filled[1]), x, attended)
-        return self._by_rows(self._final_norm, x, delta)[1]
+        return self.final_norm(x, delta)
 
-    def _rotary(self, frequencies: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
-        """Return cos and sin of all rows, [T, D / 2]."""
-        return self._by_rows(partial(rotary_tables, frequencies=frequencies), positions)
+    def one_layer(
+        self,
+        index: int,
+        layer: LayerWeights,
+        stream: Stream,
+        rotary: Rotary,
+        attend: Attend,
+        kept: KeptRows,
+        filled: Tensor | None = None,
+    ) -> Stream:
+        """Return the stream after a layer, whose weights are given, for all rows."""
+        cos, sin = rotary[self.ropes[index]]
+        before = partial(self._before, layer, self._pages(kept, index))
+        x, q, k, v = self._by_rows(before, stream[0], cos, sin, stream[1])
+        self._store(kept, index, k, v)
+        attended = attend(index, q, k, v).flatten(1)
+        x, delta = self._by_rows(partial(self._after, layer, filled), x, attended)
+        return x, delta
+
+    def rotary(self, positions: Tensor) -> Rotary:
+        """Return the tables of each kind of rotary embedding that layers use."""
+        return {
+            rope: self._by_rows(partial(rotary_tables, frequencies=frequencies), positions)
+            for rope, frequencies in self.frequencies.items()
+        }
 
     def _pages(self, kept: KeptRows, layer: int) -> Pages | None:
         return kept.pages(layer) if self._stores else None
@@ -237,8 +256,13 @@ class Decoder:
             added = self._mlp(layer.mlp, rows)
         return x, self._post_norm(added, layer.post_mlp_norm)
 
-    def _final_norm(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-        return self._residual(x, delta, self.weights.final_norm)
+    def final_norm(self, x: Tensor, delta: Tensor | None) -> Tensor:
+        """Return the norm of x + delta, [N, E]."""
+
+        def of_rows(x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
+            return self._residual(x, delta, self.weights.final_norm)
+
+        return self._by_rows(of_rows, x, delta)[1]
 
     def _residual(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Return x + delta, and its norm."""
@@ -255,7 +279,8 @@ class Decoder:
             return self._residual(x, delta, weight)
         return self._product.norm(linear, x, delta, weight, *self._of_norms)
 
-    def _embed(self, token_ids: Tensor) -> Tensor:
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Return the stream [T, E] in front of all layers; it is float32 from the first sum on."""
         x = self._lookup(token_ids, self.weights.embed)
         return x if self.config.embed_scale == 1 else x * self._embed_scale
 

@@ -13,6 +13,7 @@ While the device runs one batch, the next is planned and uploaded (`queues`). On
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -49,6 +50,15 @@ class Passes:
 
     decoder: Decoder  # uses Triton's kernels and computes all rows at once
     attention: TritonAttention  # over the launcher's pool
+
+
+class PlannedBatch(NamedTuple):
+    """A batch with its tile tables, the places of its parts, and its graph if there is one."""
+
+    batch: PackedBatch
+    tables: list[TileTable]
+    places: Places
+    replay: Replay | None
 
 
 @dataclass(slots=True)
@@ -89,10 +99,14 @@ class GraphLauncher:
         weight = self.decoder.weights.lm_head
         self._hidden = weight.new_empty(graph_tokens, weight.shape[1])
         self._free: list[Buffers] = []
+        self._planned: PlannedBatch | None = None  # the batch that `is_quick` was asked about
 
     @torch.inference_mode()
     def reserve(self, batches: Iterable[PackedBatch]) -> None:
-        """Allocate the buffers of all batches in flight: pinning memory waits for the device."""
+        """Allocate the buffers of all batches in flight, each as large as the largest of these.
+
+        Pinning memory later would wait for the device.
+        """
         words = answers = 0
         for batch in batches:
             tables = self.attention.tables(batch)
@@ -121,27 +135,25 @@ class GraphLauncher:
         self._graphs.clear()
 
     def is_quick(self, batch: PackedBatch) -> bool:
-        return bool(self._graphs) and batch.num_tokens <= self.buckets[-1].tokens
+        if not self._graphs or batch.num_tokens > self.buckets[-1].tokens:
+            return False
+        self._planned = self._plan(batch)
+        return self._planned.replay is not None
 
     @torch.inference_mode()
     def launch(self, batch: PackedBatch) -> Finish:
-        tables = self.attention.tables(batch)
-        places, replay = self._places(batch, tables)
-        buffers = self._take(num_words(batch, tables, places))
+        planned, self._planned = self._planned, None
+        if planned is None or planned.batch is not batch:
+            planned = self._plan(batch)
+        buffers = self._take(num_words(batch, planned.tables, planned.places))
         try:
-            return self._launch(batch, tables, places, replay, buffers)
+            return self._launch(planned, buffers)
         except BaseException:
             self._reclaim(buffers)
             raise
 
-    def _launch(
-        self,
-        batch: PackedBatch,
-        tables: list[TileTable],
-        places: Places,
-        replay: Replay | None,
-        buffers: Buffers,
-    ) -> Finish:
+    def _launch(self, planned: PlannedBatch, buffers: Buffers) -> Finish:
+        batch, tables, places, replay = planned
         end = write(batch, tables, places, buffers.words)
         head, end = write_head(batch, buffers.words, end)
         words = buffers.device[:end]
@@ -155,6 +167,10 @@ class GraphLauncher:
             hidden = self._forward(self._single, places, words)
             self.launched += 1
         return self._answer(batch, head, hidden, buffers)
+
+    def _plan(self, batch: PackedBatch) -> PlannedBatch:
+        tables = self.attention.tables(batch)
+        return PlannedBatch(batch, tables, *self._places(batch, tables))
 
     def _places(self, batch: PackedBatch, tables: list[TileTable]) -> tuple[Places, Replay | None]:
         """Return the places of the batch's parts, and its graph if there is one."""

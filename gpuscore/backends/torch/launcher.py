@@ -3,7 +3,7 @@
 `PlainLauncher` is for any device and any kernels; `graph_launcher` is for our own kernels on CUDA.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -80,10 +80,11 @@ class Launcher(Protocol):
     def launch(self, batch: PackedBatch) -> Finish: ...
 
     def is_quick(self, batch: PackedBatch) -> bool:
-        """True if `launch` takes about a millisecond, because the batch probably has a graph."""
+        """True if `launch` takes about a millisecond, because the batch has a graph.
 
-    def reserve(self, batches: Iterable[PackedBatch]) -> None:
-        """Allocate the buffers of all batches in flight, each as large as the largest of these."""
+        A batch without one is launched by the thread that was measured at start, whose cuBLAS
+        workspace is there.
+        """
 
     def capture(self) -> None:
         """Capture the CUDA graphs of all sizes, if there are any, and check each; blocks.
@@ -116,9 +117,6 @@ class PlainLauncher:
 
     def is_quick(self, batch: PackedBatch) -> bool:
         return False
-
-    def reserve(self, batches: Iterable[PackedBatch]) -> None:
-        pass
 
     def capture(self) -> None:
         pass

@@ -1,6 +1,7 @@
 """Reads `DecoderWeights` from a model directory. safetensors only: no pickle, no remote code."""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -11,6 +12,7 @@ from torch import Tensor
 from gpuscore.backends.base import Progress, unreported
 from gpuscore.backends.common.architectures import Architecture
 from gpuscore.backends.common.checkpoint import CheckpointFiles
+from gpuscore.backends.common.eight_bits.recipe import Recipe, group_of
 from gpuscore.backends.common.hf_config import Mixture
 from gpuscore.backends.common.quantization import Precision
 from gpuscore.backends.common.shapes import weight_shapes
@@ -47,6 +49,7 @@ def load_weights(
     precision: Precision = "full",
     progress: Progress = unreported,
     group: RankGroup | None = None,
+    recipe: Recipe | None = None,
 ) -> DecoderWeights:
     """Read and check all weights, or with `group` this rank's shard of them.
 
@@ -57,17 +60,25 @@ def load_weights(
             quantised one are converted to `dtype` with "w8a16".
         progress: called after each tensor.
         group: the ranks that share the model.
+        recipe: of a plain checkpoint in eight bits; None = each row once, as it is.
 
     Raises:
         ConfigError: a file or tensor is missing, left over, of the wrong shape, or not finite.
     """
     shard = ALL if group is None else group.shard
     with CheckpointFiles(directory, architecture, "pt", progress, shard) as files:
-        return _Checkpoint(files, architecture, dtype, device, precision, group).read()
+        twice = () if recipe is None else recipe.twice
+        return Checkpoint(files, architecture, dtype, device, precision, group, twice).read()
 
 
-class _Checkpoint:
-    """Reads a checkpoint's tensors one at a time, directly into the wanted dtype."""
+class Checkpoint:
+    """Reads a checkpoint's tensors one at a time, directly into the wanted dtype.
+
+    Args:
+        files, architecture: of the model.
+        dtype, device, precision, group: as for `load_weights`.
+        twice: of each layer, the groups whose rows are taken twice; empty: none.
+    """
 
     def __init__(
         self,
@@ -77,24 +88,29 @@ class _Checkpoint:
         device: torch.device,
         precision: Precision,
         group: RankGroup | None = None,
+        twice: Sequence[Sequence[str]] = (),
     ) -> None:
         self.files, self.architecture, self.dtype, self.device = files, architecture, dtype, device
         self.precision, self.group = precision, group
+        self._twice = twice
 
     def read(self) -> DecoderWeights:
+        """Read all weights, and refuse a checkpoint that has others."""
+        embed, norm, head = self.beside_layers()
+        layers = tuple(map(self.layer, range(self.architecture.config.num_layers)))
         tied = self.architecture.config.tie_word_embeddings
-        model = self.architecture.model_weights
-        embed = self._tensor("embed", model["embed"])
-        weights = DecoderWeights(
-            embed=embed,
-            layers=tuple(map(self._layer, range(self.architecture.config.num_layers))),
-            final_norm=self._tensor("final_norm", model["final_norm"]),
-            lm_head=embed if tied else self._tensor("lm_head", model["lm_head"]),
-        )
-        self.files.refuse_left_over(model["lm_head"] if tied else None)
-        return weights
+        self.files.refuse_left_over(self.architecture.model_weights["lm_head"] if tied else None)
+        return DecoderWeights(embed, layers, norm, head)
 
-    def _layer(self, index: int) -> LayerWeights:
+    def beside_layers(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Read the embedding, the final norm and the head."""
+        model, tied = self.architecture.model_weights, self.architecture.config.tie_word_embeddings
+        embed = self._tensor("embed", model["embed"])
+        norm = self._tensor("final_norm", model["final_norm"])
+        return embed, norm, embed if tied else self._tensor("lm_head", model["lm_head"])
+
+    def layer(self, index: int) -> LayerWeights:
+        """Read one layer."""
         read = partial(self._part, index)
         return LayerWeights(
             input_norm=_required(read, "input_norm"),
@@ -159,7 +175,8 @@ class _Checkpoint:
             weight, scale = quantize_rows(wide, EIGHT_BITS[self.precision])
         else:  # a layer that the checkpoint's makers left as it was
             return DenseLinear(self._converted(name, weight), bias)
-        return QuantizedLinear(weight.to(self.device), scale.to(self.device), bias)
+        twice = bool(self._twice) and group_of(part) in self._twice[index]
+        return QuantizedLinear(weight.to(self.device), scale.to(self.device), bias, twice)
 
     def _scale(self, part: str, name: str) -> Tensor | None:
         """Return the scale of a quantised weight in float32; None if it is not quantised."""

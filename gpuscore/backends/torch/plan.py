@@ -115,8 +115,8 @@ class TorchPlan:
 
 def plan_backend(directory: Path, config: ModelConfig, rank: int = 0) -> TorchPlan:
     """Decide what to load; raises ConfigError for a model or setting that is not supported."""
-    if config.compile_cache is not None:
-        raise ConfigError("--compile-cache needs --backend jax")
+    if config.compile_cache is not None and config.quantization not in ("int8", "fp8"):
+        raise ConfigError("--compile-cache needs --backend jax, or --quantization int8")
     refuse_with_ranks(config)
     architecture = read_architecture(RawConfig.read(directory))
     shard = Shard(rank, config.tensor_parallel)

@@ -9,13 +9,11 @@ from typing import Any
 from gpuscore.config import EngineConfig, FileConfig, ModelConfig, RequestLimits, ServerConfig
 from gpuscore.config.flags import (
     EPILOG,
-    CommandParser,
-    HelpFormatter,
+    add_command,
     add_flags,
     add_label_flags,
     add_some_flags,
     check_softmax,
-    refuse_api_key,
     shown_sequences,
 )
 from gpuscore.config.sources import Settings
@@ -185,16 +183,15 @@ def _flag(name: str) -> str:
 
 def add_batch(commands: Any, run: Callable[[argparse.Namespace, Settings], int]) -> None:
     """Add `batch`, which `run` runs, to the parser's commands."""
-    parser: CommandParser = commands.add_parser(
+    parser = add_command(
+        commands,
         "batch",
-        usage="gpuscore batch [MODEL] --input PATH --output PATH [OPTIONS]",
-        description="Score the rows of files; files in, files out.",
-        help="score the rows of files: JSON lines, CSV, Parquet",
-        epilog=EXAMPLES + EPILOG,
-        formatter_class=HelpFormatter,
+        "batch [MODEL] --input PATH --output PATH [OPTIONS]",
+        "score the rows of files: JSON lines, CSV, Parquet",
+        "Score the rows of files; files in, files out.",
+        EXAMPLES + EPILOG,
+        run,
     )
-    parser.set_defaults(command=run)
-    refuse_api_key(parser)
     parser.add_help_all()
     _add_files(parser.add_argument_group("Input and output (command line only)"))
     _add_rows(parser.add_argument_group("Rows (command line only)"))

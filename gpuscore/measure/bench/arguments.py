@@ -8,7 +8,7 @@ from gpuscore.config.flags import CommandParser, HelpFormatter, refuse_api_key
 from gpuscore.config.sources import Settings
 
 # Copies of the keys of SCENARIOS, APIS and SHAPES, whose modules import NumPy and httpx.
-SCENARIOS = ("rerank", "rerank-static", "rerank-short", "concurrency", "poisson", "latency")
+SCENARIOS = ("rerank", "rerank-static", "rerank-short", "concurrency", "poisson", "latency", "text")
 APIS = ("score", "generative", "completions", "rerank", "tei", "pairs")
 SHAPES = ("small", "qwen3-0.6b")
 
@@ -89,13 +89,15 @@ def _add_scenarios(group: Any) -> None:
         "--scenario",
         default=None,
         metavar="LIST",
-        help=f"separated by commas: {', '.join(SCENARIOS)} (default: all, or that of --input)",
+        help=f"separated by commas: {', '.join(SCENARIOS)} (default: "
+        "all but text, or that of --input)",
     )
     group.add_argument(
         "--input",
         dest="bench_input",
         metavar="FILE",
-        help="scenario text: JSON lines with a query and items",
+        help="scenario text: JSON lines with a query and items (default: real sentences of this "
+        "project's documentation)",
     )
     group.add_argument(
         "--minutes",

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from gpuscore.measure.parity.results import CaseResult, Run
 from gpuscore.measure.parity.workload import Workload
 from gpuscore.measure.reports import write
 
-FORMAT, DIGEST = "gpuscore bench bundle 1", "sha256"
+FORMAT, DIGEST = "gpuscore bench bundle 2", "sha256"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,13 @@ def write_bundle(path: Path, bundle: BenchBundle) -> None:
 
 
 def read_bundle(path: Path) -> BenchBundle:
-    """Read a bundle; raise ConfigError, naming the file, if it is missing, changed or invalid."""
+    """Read a bundle, or a folder of `gpuscore parity record`, which has scores and no times.
+
+    Raises:
+        ConfigError: it is missing, changed or invalid; names the file.
+    """
+    if path.is_dir():
+        return _of_parity(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -84,6 +90,18 @@ def read_bundle(path: Path) -> BenchBundle:
         raise ConfigError(f"{path} is not a bundle of this version: {error}") from error
 
 
+def _of_parity(directory: Path) -> BenchBundle:
+    from gpuscore.measure.parity.bundle import read_bundle as read_folder  # safetensors: not base
+
+    found = read_folder(directory)
+    facts = {name: found.about.get(name) for name in ("hardware", "versions", "created")}
+    facts |= {"model_dtype": f"{found.run.dtype} on {found.about.get('device')}, {found.run.name}"}
+    model, rows = str(found.about["model_name"]), found.workload.vocab_rows
+    about = About(directory.name, "score", model, rows, found.run.dtype, facts)
+    run = replace(found.run, name=about.name)
+    return BenchBundle({}, (Server(about, found.workload, run),), ())
+
+
 def report_bundles() -> list[BenchBundle]:
     """Return the figures of the reports that the project started from."""
     text = files("gpuscore.measure.bench").joinpath("reports.json").read_text(encoding="utf-8")
@@ -94,7 +112,7 @@ def report_bundles() -> list[BenchBundle]:
         for server in report["servers"]:
             name = server["name"]
             servers.append(Server(About(name, "score", server["model"], None, server["dtype"])))
-            for scenario, way, shape, rate, latency in server["rows"]:
+            for scenario, way, shape, rate, latencies in server["rows"]:
                 notes = (report["source"],)
                 requests = rate if scenario == "concurrency" else math.nan
                 rates = () if rate is None or scenario == "concurrency" else (rate,)
@@ -104,7 +122,7 @@ def report_bundles() -> list[BenchBundle]:
                         rates=rates,
                         rounds=1,
                         requests_per_second=requests,
-                        latencies=() if latency is None else (latency,),
+                        published=tuple(latencies),
                         notes=notes,
                     )
                 )

@@ -3,6 +3,7 @@
 import argparse
 import secrets
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -18,7 +19,7 @@ from gpuscore.measure.bench.bundle import BenchBundle, server_of, write_bundle
 from gpuscore.measure.bench.compare import agreement, as_text, write_report
 from gpuscore.measure.bench.figures import Row
 from gpuscore.measure.bench.runner import BenchRun, Options
-from gpuscore.measure.bench.scenarios import SCENARIOS, Scenario, text_scenario
+from gpuscore.measure.bench.scenarios import SCENARIOS, TEXT, Scenario, text_scenario
 from gpuscore.measure.bench.targets import Answerer, api_key, in_process, meet, started
 from gpuscore.measure.parity.report import now
 from gpuscore.system.machine import local_machine, versions
@@ -72,11 +73,13 @@ def bench(values: argparse.Namespace) -> int:
 
 def _scenarios(values: argparse.Namespace) -> list[Scenario]:
     names = values.scenario.split(",") if values.scenario else []
-    if unknown := [name for name in names if name not in SCENARIOS]:
-        raise UsageError(f"--scenario {unknown[0]}: there are {', '.join(SCENARIOS)}")
-    found = [SCENARIOS[name] for name in names]
+    if unknown := [name for name in names if name not in (*SCENARIOS, TEXT)]:
+        raise UsageError(f"--scenario {unknown[0]}: there are {', '.join((*SCENARIOS, TEXT))}")
+    found = [SCENARIOS[name] for name in names if name != TEXT]
     if values.bench_input is not None:
         found.append(text_scenario(Path(values.bench_input)))
+    elif TEXT in names:
+        found.append(text_scenario())
     return found or list(SCENARIOS.values())
 
 
@@ -98,7 +101,7 @@ def _targets(values: argparse.Namespace, stack: ExitStack) -> list[Answerer]:
     for number, url in enumerate(values.url):
         found.append(meet(url, url, _key(values.key_file, number), *asked))
     for options in (values.serve or [""]) if model is not None else ():
-        name = " ".join([model, *options.split()])
+        name = " ".join([model.rstrip("/").rpartition("/")[2], *options.split()])
         if values.in_process:
             target = in_process(f"{name}, in process", _config(model, options))
             found.append(stack.enter_context(target))
@@ -166,12 +169,35 @@ def _interruptible() -> Iterator[Callable[[], None]]:
 def _bar() -> Iterator[tuple[Callable[[int], None], Callable[[str], None]]]:
     """Yield a function that counts measurements, and one that prints a line above the bar.
 
-    The base install has no tqdm; there, and without a terminal, lines alone are printed.
+    The base install has no tqdm; there a counter stands on the terminal's last line.
     """
     if find_spec("tqdm") is None:
-        yield lambda count: None, lambda line: print(line, flush=True)
+        step, say, clear = _counter()
+        yield step, say
+        clear()
         return
     from tqdm import tqdm
 
     with tqdm(unit=" measurements", leave=False, disable=None) as bar:
         yield lambda count: bar.update(count) and None, lambda line: bar.write(line)
+
+
+def _counter() -> tuple[Callable[[int], None], Callable[[str], None], Callable[[], None]]:
+    done, shown = 0, sys.stderr.isatty()
+
+    def clear() -> None:
+        if shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+    def step(count: int) -> None:
+        nonlocal done
+        done += count
+        clear()
+        if shown:
+            print(f"{done} measurements", end="", file=sys.stderr, flush=True)
+
+    def say(line: str) -> None:
+        clear()
+        print(line, flush=True)
+
+    return step, say, clear

@@ -14,7 +14,8 @@ from gpuscore.measure.bench.sample import common, not_comparable
 from gpuscore.measure.bench.tables import ABOUT, tables
 from gpuscore.measure.parity.gates import Verdict, judge_pair, skipped
 from gpuscore.measure.parity.report import STATES, listed, verdict_line
-from gpuscore.measure.plots import intervals, lines
+from gpuscore.measure.parity.workload import SAMPLE, Workload
+from gpuscore.measure.plots import bars, lines
 from gpuscore.measure.reports import aligned, page, table, text_table, write, write_html
 
 EXIT_OK, EXIT_FAILED = 0, 1
@@ -67,10 +68,18 @@ def agreement(bundles: Sequence[BenchBundle], reference: BenchBundle | None) -> 
             continue
         both = common(first.workload, first.run, one.workload, one.run)
         if both is None:
-            reason = "the samples are of different vocabularies, so of different models"
+            reason = _unequal(first.workload, one.workload)
             yield skipped(subject, "scores", reason)
             continue
         yield from judge_pair(*both)[1]
+
+
+def _unequal(one: Workload, two: Workload) -> str:
+    """Return why two workloads have nothing in common."""
+    if one.size != two.size:
+        return f"the workloads are {one.size} and {two.size}; parity record --workload {SAMPLE}"
+    ids = f"{one.vocab_rows:,} and {two.vocab_rows:,} token ids"
+    return f"the samples are of {ids}: of different models, or --vocab-size was given"
 
 
 def _named(bundle: BenchBundle, name: str) -> BenchBundle:
@@ -174,14 +183,16 @@ def _parts(
 
 
 def _listed(value: object) -> str:
-    return listed(value) if isinstance(value, dict) else str(value)
+    if isinstance(value, dict):
+        return listed(value) if value else "defaults"
+    return str(value)
 
 
 def _plots(rows: Sequence[Row]) -> Iterator[str]:
     for scenario in dict.fromkeys(row.scenario for row in rows):
         some = [row for row in rows if row.scenario == scenario and row.error is None]
-        if bars := [(f"{row.server}, {row.way}", row.rate) for row in some if row.rates]:
-            yield intervals(f"{scenario}: items per second", bars)
+        if rates := [(row.server, row.way, row.rate) for row in some if row.rates]:
+            yield bars(f"{scenario}: items per second", rates)
         curves = {
             f"{row.server}, {row.way}": [(q, row.percentile(q)) for q in QUANTILES]
             for row in some

@@ -12,7 +12,8 @@ from gpuscore.measure.intervals import FEWEST, Interval, Resamples
 from gpuscore.types.batch import Float64Array
 
 REFUSED = 429
-LATE_MS = 5.0  # of sending, at the 99th percentile: the client's fault
+# Of sending, at the 99th percentile: the client's fault where it is as much of the median latency.
+LATE_MS, LATE_SHARE = 5.0, 0.1
 BUSY = 0.85  # share of a core that the client's one thread took: the client was the limit
 PERCENTILES = (50, 90, 99)
 
@@ -94,6 +95,9 @@ class Row:
         refused: requests that got 429.
         notes: for people.
         error: why there are no figures.
+        asked: arrivals per second; None: requests were kept in flight.
+        late: 99th percentile of the time by which arrivals were sent late, in milliseconds.
+        published: in place of latencies the average of a report, perhaps with PERCENTILES.
     """
 
     scenario: str
@@ -111,7 +115,9 @@ class Row:
     refused: int = 0
     notes: tuple[str, ...] = ()
     error: str | None = None
-    asked: float | None = None  # arrivals per second
+    asked: float | None = None
+    late: float = math.nan
+    published: tuple[float, ...] = ()
 
     @property
     def rate(self) -> Interval:
@@ -120,11 +126,16 @@ class Row:
 
     @property
     def average(self) -> float:
+        if self.published:
+            return self.published[0]
         return float(np.mean(self.latencies)) if self.latencies else math.nan
 
     def percentile(self, percent: float) -> float:
         """Return a percentile of the latencies in milliseconds."""
-        return float(np.percentile(self.latencies, percent)) if self.latencies else math.nan
+        if self.latencies:
+            return float(np.percentile(self.latencies, percent))
+        told: dict[float, float] = dict(zip(PERCENTILES, self.published[1:], strict=False))
+        return told.get(percent, math.nan)
 
     def as_json(self) -> dict[str, Any]:
         found = asdict(self)
@@ -135,12 +146,13 @@ class Row:
     def from_json(cls, found: dict[str, Any]) -> "Row":
         """Read the output of `as_json`; raise TypeError for another object."""
         change = found.get("improvement")
-        lists = {name: tuple(found[name]) for name in ("rates", "latencies", "notes")}
+        lists = {name: tuple(found[name]) for name in ("rates", "latencies", "notes", "published")}
         rate = found["requests_per_second"]
         numbers = {name: _number(value) for name, value in (change or {}).items()}
         more = {
             "improvement": None if change is None else Interval(**numbers),
             "requests_per_second": _number(rate),
+            "late": _number(found["late"]),
         }
         return cls(**found | lists | more)
 
@@ -179,21 +191,31 @@ class WayFigures:
         values |= {
             "rounds": len(shots),
             "rates": tuple(one.rate for one in shots),
-            "requests_per_second": float(np.median([one.requests / one.seconds for one in shots])),
+            "requests_per_second": median(
+                np.array([one.requests / one.seconds for one in shots])
+            ).value,
             "latencies": tuple(np.concatenate([one.latencies for one in shots]).tolist()),
             "refused": sum(one.refused for one in shots),
-            "notes": (*row.notes, *self._notes(shots)),
+            "notes": (*row.notes, *self._notes(shots, row.asked)),
+            "late": math.nan if row.asked is None else max(one.late for one in shots),
         }
         return Row(**values)
 
     @staticmethod
-    def _notes(shots: Sequence[Shot]) -> list[str]:
+    def _notes(shots: Sequence[Shot], asked: float | None) -> list[str]:
         notes = []
-        if (late := max(one.late for one in shots)) > LATE_MS:
+        late = max((one.late for one in shots if _by_the_client(one)), default=None)
+        if asked is not None and late is not None:
             notes.append(f"sent up to {late:.0f} ms late (p99): the client was the limit")
         if (busy := max(one.busy for one in shots)) > BUSY:
             notes.append(f"the client took {busy:.0%} of a core and may be the limit")
         return notes
+
+
+def _by_the_client(shot: Shot) -> bool:
+    """Return whether late sends, and not the server, made much of the latencies."""
+    usual = float(np.median(shot.latencies)) if shot.latencies.size else 0.0
+    return shot.late > max(LATE_MS, LATE_SHARE * usual)
 
 
 def change_text(found: Interval | None) -> str:

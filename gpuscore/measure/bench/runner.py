@@ -107,6 +107,8 @@ class BenchRun:
             notes.append(target.about.texts)
         if APIS[target.about.api].kind == OWN_PROMPTS:
             notes.append("the server makes its own prompts: not comparable with other servers")
+        if way.in_flight > way.sent:
+            notes.append(f"only {way.sent:,} in flight, because no more are sent")
         shape = f"{len(scenario.asks)} texts" if scenario.asks else str(way.shape)
         total = way.requests
         if scenario.asks:
@@ -220,15 +222,16 @@ class BenchRun:
         if scenario.name != "poisson":
             return scenario.ways
         options = self.options
-        seconds = options.seconds or scenario.ways[0].seconds
         if options.find_rate is not None:
             return self._search(scenario, target, options.find_rate)
-        if options.rate is None:
-            return (replace(scenario.ways[0], seconds=seconds),)
-        if not options.rate.endswith("%"):
-            return (poisson_at(float(options.rate), seconds),)
-        rate = self._capacity(scenario, target) * float(options.rate[:-1]) / 100
-        return (poisson_at(round(rate, 2), seconds),)
+        way = scenario.ways[0]
+        rate = way.rate if options.rate is None else float(options.rate.removesuffix("%"))
+        assert rate is not None  # noqa: S101  (the scenario's)
+        if options.rate is not None and options.rate.endswith("%"):
+            rate = round(self._capacity(scenario, target) * rate / 100, 2)
+        if options.seconds is None:
+            return (replace(poisson_at(rate), share=options.scale),)
+        return (poisson_at(rate, options.seconds),)
 
     def _capacity(self, scenario: Scenario, target: Answerer) -> float:
         """Return the requests per second with PROBED requests in flight."""

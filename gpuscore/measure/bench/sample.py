@@ -14,11 +14,9 @@ from gpuscore.measure.bench.scenarios import SEQUENTIAL, BenchRequest
 from gpuscore.measure.bench.targets import SAFE_VOCAB, About, Answerer, refusal
 from gpuscore.measure.parity.gates import judge_pair
 from gpuscore.measure.parity.results import CaseResult, Run
-from gpuscore.measure.parity.workload import Case, Workload, make_workload
+from gpuscore.measure.parity.workload import SAMPLE, SAMPLE_CONTEXT, Case, Workload, sample
 from gpuscore.types.batch import Float64Array
 
-CONTEXT = 512  # tokens of the longest prompt that may be needed
-CASES = ("short", "shared sub-prefixes", "query 1", "query 2", "query 3")
 SMALLEST = 1e-300  # a probability of 0 has no logarithm
 ALONE, DIVIDED = "single", "sequential"
 # Items of a request, by the way's name; the cases are shorter than a request of the sequential way.
@@ -55,11 +53,8 @@ def sample_of(vocab: int | None, texts: bool) -> Workload:
             Case(f"text {number}", query, list(items), [[0]] * len(items))
             for number, (query, items) in enumerate(TEXTS, start=1)
         )
-        return Workload("bench", 0, 1, 0, CONTEXT, cases)
-    rows = min(vocab or SAFE_VOCAB, SAFE_VOCAB)
-    every = make_workload("quick", 0, rows, CONTEXT, None).cases
-    chosen = tuple(case for case in every if case.name in CASES)
-    return Workload("bench", 0, 1, rows, CONTEXT, chosen)
+        return Workload(SAMPLE, 0, 1, 0, SAMPLE_CONTEXT, cases)
+    return sample(vocab or SAFE_VOCAB)
 
 
 def take(target: Answerer, workload: Workload) -> Sampled:

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
-from gpuscore.errors import UsageError
+from gpuscore.measure.texts import SENTENCES, read_texts
 
 Ids = list[int]
 SEQUENTIAL = 32  # items of a request of the sequential way, as in the TPU v6e report
 LEAST_DIVIDED = 4  # requests of a divided one that are sent, whatever the scale
 IN_FLIGHT = (128, 512, 1024)
+TEXT = "text"  # the scenario of a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Way:
         seconds: of arrivals.
         cold: the static tokens are other ones in each request, too.
         decodes: sent as /v1/completions, which reads the prompts and decodes a token.
-        share: of the divided requests that are sent.
+        share: of the requests that are sent.
     """
 
     name: str
@@ -88,8 +88,9 @@ class Way:
 
     @property
     def sent(self) -> int:
-        least = 1 if self.chunk is None else min(LEAST_DIVIDED, self.requests)
-        return max(least, round(self.requests * self.share))
+        """Requests of a measurement, which are at least those of a second's arrivals."""
+        least = LEAST_DIVIDED if self.chunk is not None else math.ceil(self.rate or 1)
+        return max(min(least, self.requests), round(self.requests * self.share))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +110,7 @@ class Scenario:
 
     def scaled(self, scale: float) -> "Scenario":
         """Return the scenario with this share of its requests, none of which is shorter."""
-        ways = []
-        for way in self.ways:
-            if way.rate is not None:
-                way = replace(way, seconds=max(1.0, way.seconds * scale))
-            ways.append(replace(way, share=1.0 if way.rate or way.requests == 1 else scale))
-        return replace(self, ways=tuple(ways))
+        return replace(self, ways=tuple(replace(way, share=scale) for way in self.ways))
 
 
 def _rerank(name: str, source: str, shape: Shape) -> Scenario:
@@ -167,36 +163,18 @@ def poisson_at(rate: float, seconds: float = 120.0) -> Way:
     return Way(f"Poisson {rate:g}/s", _TEN, rate=rate, seconds=seconds)
 
 
-class _Line(msgspec.Struct):
-    query: str
-    items: list[str]
-
-
-def text_scenario(path: Path) -> Scenario:
+def text_scenario(path: Path = SENTENCES) -> Scenario:
     """Read a file of JSON lines with `query` and `items`; raise UsageError with the line's number.
 
     The requests of one measurement are those of all lines, in order.
     """
-    decode, asks = msgspec.json.Decoder(_Line).decode, []
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise UsageError(f"--input {path}: {error}") from error
-    for number, line in enumerate(lines, start=1):
-        try:
-            one = decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise UsageError(f"--input {path}, line {number}: {error}") from error
-        if one.items:
-            asks.append(BenchRequest(one.query, one.items))
-    if not asks:
-        raise UsageError(f"--input {path}: no line has items")
+    asks = [BenchRequest(one.query, one.items) for one in read_texts(path, "--input")]
     shape = Shape(0, 0, max(len(one.items) for one in asks), 0)
-    ways = (
-        Way("packed", shape, len(asks)),
-        Way("sequential", shape, len(asks), chunk=SEQUENTIAL),
-    )
-    return Scenario("text", path.name, ways, "sequential", tuple(asks))
+    ways = [Way("packed", shape, len(asks))]
+    if shape.items > SEQUENTIAL:
+        ways.append(Way("sequential", shape, len(asks), chunk=SEQUENTIAL))
+    base = ways[1].name if len(ways) > 1 else None
+    return Scenario(TEXT, path.name, tuple(ways), base, tuple(asks))
 
 
 class Draws:
@@ -219,7 +197,7 @@ class Draws:
         else:
             rng = self._rng(scenario.name, way.name, number)
             static = self._ids(self._rng(scenario.name), way.shape.static)
-            total = way.requests if way.rate is not None else way.count
+            total = way.sent if way.rate is not None else way.count
             every = tuple(self._draw(rng, way, static) for _ in range(total))
         divided = [part for one in every for part in one.chunks(way.chunk)]
         return divided[: way.sent]

@@ -1,7 +1,7 @@
 """Tables of results: a scenario's ways and servers, with rates, latencies, ratios and cost."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,16 +50,17 @@ def _table(
 ) -> ScenarioTable:
     known = SCENARIOS.get(scenario)
     loads = known is not None and known.loads
-    head = ["way", "server"]
-    head += ["requests/s", "items/s", "average ms"] if loads else ["items/s", "ms per item"]
-    head += [f"P{p} ms" for p in PERCENTILES] + ["refused"] if loads else [f"s for {UNIT}"]
+    columns = _COLUMNS["loads" if loads else "items" if known is not None else "all"]
+    if any(row.asked for row in rows):
+        columns = (*columns, "late ms")
+    head = ["way", "server", *columns]
     based = any(row.base for row in rows)
     head += [f"over {next(row.base for row in rows if row.base)}"] if based else []
     head += [f"against {first}"] if first is not None else []
     head += ["$ per million items", "items per $"] if prices else []
     lines = []
     for row in rows:
-        cells = [row.way, row.server, *(_loads(row) if loads else _items(row))]
+        cells = [row.way, row.server, *(_cell(one, row) for one in columns)]
         cells += [change_text(row.improvement)] if based else []
         if first is not None:
             one = [r for r in rows if (r.server, r.way) == (first, row.way)]
@@ -70,20 +71,34 @@ def _table(
     return ScenarioTable(f"{scenario}: {shape}{source}", tuple(head), lines, list(_notes(rows)))
 
 
-def _items(row: Row) -> list[str]:
-    if row.error is not None:
-        return ["-", "-", "-"]
-    rate = row.rate.value
-    return [f"{row.rate:,.4g}", _number(1e3 / rate), _number(UNIT / rate)]
+_ITEMS = ("items/s", "ms per item", f"s for {UNIT}")
+_LATENCIES = ("average ms", *(f"P{p} ms" for p in PERCENTILES), "refused")
+# Of scenarios whose result is a rate of items, of those whose result are latencies, of one's own.
+_COLUMNS = {
+    "items": _ITEMS,
+    "loads": ("requests/s", "items/s", *_LATENCIES),
+    "all": (*_ITEMS, "requests/s", *_LATENCIES),
+}
 
 
-def _loads(row: Row) -> list[str]:
-    if row.error is not None:
-        return ["-"] * (4 + len(PERCENTILES))
-    numbers = [row.requests_per_second, row.rate.value, row.average]
-    # A report's row has an average alone.
-    quantiles = [row.percentile(p) if len(row.latencies) > 1 else math.nan for p in PERCENTILES]
-    return [*map(_number, (*numbers, *quantiles)), str(row.refused)]
+def _percentile(percent: float) -> Callable[[Row], str]:
+    return lambda row: _number(row.percentile(percent))
+
+
+_CELLS: dict[str, Callable[[Row], str]] = {
+    "items/s": lambda row: f"{row.rate:,.4g}" if row.rates else "-",
+    "ms per item": lambda row: _number(1e3 / row.rate.value),
+    f"s for {UNIT}": lambda row: _number(UNIT / row.rate.value),
+    "requests/s": lambda row: _number(row.requests_per_second),
+    "average ms": lambda row: _number(row.average),
+    **{f"P{p} ms": _percentile(p) for p in PERCENTILES},
+    "refused": lambda row: str(row.refused),
+    "late ms": lambda row: _number(row.late),
+}
+
+
+def _cell(column: str, row: Row) -> str:
+    return "-" if row.error is not None else _CELLS[column](row)
 
 
 def _cost(row: Row, price: float | None) -> list[str]:
@@ -106,7 +121,7 @@ def _notes(rows: Sequence[Row]) -> Iterator[str]:
         if row.error is not None:
             yield f"{row.way}, {row.server}: {row.error}"
         notes = list(row.notes)
-        if row.requests < row.of:
+        if row.requests < row.of and row.error is None:
             rest = "; the later ones tell the time of the others" if row.way in DIVIDED else ""
             notes.insert(0, f"{row.requests:,} of {row.of:,} requests{rest}")
         for note in notes:

@@ -16,15 +16,17 @@ import httpx
 import msgspec
 
 from gpuscore.config import API_KEY_VARIABLE, ModelConfig
+from gpuscore.config.options import changed
 from gpuscore.errors import ConfigError, GpuscoreError, UsageError
 from gpuscore.measure.bench.apis import APIS, LABELS, WORDS, Api
 from gpuscore.measure.bench.load import Address, ClosedLoop, LoadLoop, OpenLoop, Record
 from gpuscore.measure.bench.scenarios import BenchRequest, Ids
-from gpuscore.system.machine import local_machine, versions
+from gpuscore.measure.parity.workload import SAMPLE_IDS
+from gpuscore.system.machine import commit, local_machine, versions
 from gpuscore.types.batch import Float64Array
 
 UNKNOWN = "unknown"
-SAFE_VOCAB = 30_000  # ids to use if their number is unknown; most models have these
+SAFE_VOCAB = SAMPLE_IDS  # ids to use if their number is unknown; most models have these
 TRIED = ("score", "generative", "completions", "rerank", "tei", "pairs")  # in this order
 TINY: tuple[BenchRequest, BenchRequest] = (
     BenchRequest([5, 6], [[7], [8, 9]]),
@@ -221,7 +223,8 @@ def _counts(http: httpx.Client, model: str) -> list[int]:
 
 def _facts(info: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     facts = {name: info[name] for name in ("model_id", "model_dtype", "version") if info.get(name)}
-    return facts | {name: ours[name] for name in ("machine", "versions", "commit") if name in ours}
+    about = ("machine", "versions", "commit", "settings")
+    return facts | {name: UNKNOWN if ours.get(name) is None else ours[name] for name in about}
 
 
 @contextmanager
@@ -286,7 +289,6 @@ class LocalTarget:
             record.due[:] = 0.0
             record.lost_because = "in process there are neither arrivals nor /v1/completions"
             return record
-        cpu = time.process_time()
 
         def one(number: int) -> None:
             record.due[number] = record.sent[number] = time.monotonic()
@@ -304,8 +306,7 @@ class LocalTarget:
 
         with ThreadPoolExecutor(clients) as threads:
             list(threads.map(one, range(len(asks))))
-        record.client_seconds = time.process_time() - cpu
-        return record
+        return record  # whose client_seconds stay 0: this process computes the model, too
 
 
 @contextmanager
@@ -318,7 +319,7 @@ def in_process(name: str, config: ModelConfig) -> Iterator[LocalTarget]:
     plan = plan_backend(model_directory(config.model, config.revision), config)
     served, vocab = model_name(config.model), plan.architecture.config.vocab_size
     facts = {"model_dtype": f"{plan.dtype_name} on {plan.device_name}", "machine": local_machine()}
-    facts |= {"versions": versions()}
+    facts |= {"versions": versions(), "commit": commit() or UNKNOWN, "settings": changed(config)}
     with Scorer(config) as scorer:
         scorer.warmup()
         yield LocalTarget(About(name, "score", served, vocab, plan.dtype_name, facts), scorer)

@@ -5,14 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuscore.config import FileConfig, ModelConfig, ServerConfig
-from gpuscore.config.flags import (
-    EPILOG,
-    CommandParser,
-    HelpFormatter,
-    add_flags,
-    add_some_flags,
-    refuse_api_key,
-)
+from gpuscore.config.flags import EPILOG, add_command, add_flags, add_some_flags
 from gpuscore.config.sources import Settings
 
 EXAMPLES = """\
@@ -36,16 +29,15 @@ data has bad rows, which are named, or the model cannot answer.
 
 def add_calibrate(commands: Any) -> None:
     """Add `calibrate` to the parser's commands."""
-    parser: CommandParser = commands.add_parser(
+    parser = add_command(
+        commands,
         "calibrate",
-        usage="gpuscore calibrate [MODEL] --data FILE [OPTIONS]",
-        description="Fit how probabilities of typed questions are made, on labelled ones.",
-        help="fit the probabilities of typed questions to labelled ones",
-        epilog=EXAMPLES + EPILOG,
-        formatter_class=HelpFormatter,
+        "calibrate [MODEL] --data FILE [OPTIONS]",
+        "fit the probabilities of typed questions to labelled ones",
+        "Fit how probabilities of typed questions are made, on labelled ones.",
+        EXAMPLES + EPILOG,
+        _calibrate,
     )
-    parser.set_defaults(command=_calibrate)
-    refuse_api_key(parser)
     parser.add_help_all()
     group = parser.add_argument_group("Data and output (command line only)")
     group.add_argument(

@@ -4,14 +4,7 @@ import argparse
 from typing import Any
 
 from gpuscore.config import FileConfig, ModelConfig, ServerConfig
-from gpuscore.config.flags import (
-    EPILOG,
-    CommandParser,
-    HelpFormatter,
-    add_flags,
-    add_some_flags,
-    refuse_api_key,
-)
+from gpuscore.config.flags import EPILOG, add_command, add_flags, add_some_flags
 from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError
 
@@ -32,16 +25,15 @@ of more than that is not ruled out. Exit code 2: a server or a model gives no sc
 
 def add_eval(commands: Any) -> None:
     """Add `eval` to the parser's commands."""
-    parser: CommandParser = commands.add_parser(
+    parser = add_command(
+        commands,
         "eval",
-        usage="gpuscore eval [MODEL|URL] --data PATH [--against WHAT] [OPTIONS]",
-        description="Measure how well a model ranks or classifies, beside other runs.",
-        help="measure how well a model ranks or classifies: nDCG, MRR, accuracy, paired tests",
-        epilog=EXAMPLES + EPILOG,
-        formatter_class=HelpFormatter,
+        "eval [MODEL|URL] --data PATH [--against WHAT] [OPTIONS]",
+        "measure how well a model ranks or classifies: nDCG, MRR, accuracy, paired tests",
+        "Measure how well a model ranks or classifies, beside other runs.",
+        EXAMPLES + EPILOG,
+        _eval,
     )
-    parser.set_defaults(command=_eval)
-    refuse_api_key(parser)
     parser.add_help_all()
     _add_data(parser.add_argument_group("Data (command line only)"))
     _add_comparison(parser.add_argument_group("Comparison and report (command line only)"))

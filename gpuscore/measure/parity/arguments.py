@@ -6,12 +6,12 @@ from typing import Any
 
 from gpuscore.config import FileConfig, ModelConfig
 from gpuscore.config.examples import EXAMPLES
-from gpuscore.config.flags import EPILOG, CommandParser, HelpFormatter, add_flags, refuse_api_key
+from gpuscore.config.flags import EPILOG, CommandParser, add_command, add_flags, refuse_api_key
 from gpuscore.config.sources import Settings
 
-# Copies of the keys of workload.SIZES, whose module imports NumPy and tokenizers, and of
-# deviations.KNOWN.
-SIZES = ("quick", "standard", "full")
+# Copies of workload.TEXT, the keys of workload.SIZES and workload.SAMPLE, whose module imports
+# NumPy and tokenizers, and of deviations.KNOWN.
+SIZES = ("text", "quick", "standard", "full", "bench")
 KINDS = ("strict", "gpuscore", "sglang", "sglang-mis", "sgl-jax")
 
 
@@ -183,8 +183,9 @@ def _add_workload(group: Any) -> None:
     group.add_argument(
         "--workload",
         choices=SIZES,
-        default="standard",
-        help="length of the prompts; full: 2,000 + 500 x 20 tokens, for a GPU (default: standard)",
+        help="text: real sentences; else random token ids by length, full: 2,000 + 500 x 20, for a "
+        "GPU; bench: the sample of `gpuscore bench` (default: text for a model with a "
+        "tokenizer.json, or standard)",
     )
     _add_seed(group)
     group.add_argument(
@@ -215,17 +216,9 @@ def _add(
     epilog: str = "",
 ) -> CommandParser:
     ending = f"\nExit code 1: {exit_1}." if exit_1 else ""
-    command: CommandParser = commands.add_parser(
-        name,
-        usage=f"gpuscore parity {name} {usage}",
-        description=f"{help[0].upper()}{help[1:]}.{ending}",
-        help=help,
-        epilog=EXAMPLES[f"parity {name}"] + epilog,
-        formatter_class=HelpFormatter,
-    )
-    command.set_defaults(command=partial(_run, name))
-    refuse_api_key(command)
-    return command
+    description, examples = f"{help[0].upper()}{help[1:]}.{ending}", EXAMPLES[f"parity {name}"]
+    run, usage = partial(_run, name), f"parity {name} {usage}"
+    return add_command(commands, name, usage, help, description, examples + epilog, run)
 
 
 def _run(name: str, values: argparse.Namespace, settings: Settings) -> int:

@@ -142,7 +142,7 @@ def _result(arrays: dict[str, Any], case: Case) -> CaseResult:
 
 def _named(workload: Workload) -> str:
     return (
-        f"{workload.size}, {workload.seeds_as_text}, {workload.vocab_rows} token ids, "
+        f"{workload.named}, {workload.vocab_rows} token ids, "
         f"context {workload.context}, SHA-256 {_short(workload.digest)}"
     )
 

@@ -19,7 +19,13 @@ from gpuscore.measure.parity.models import fingerprint
 from gpuscore.measure.parity.report import EXIT_OK, conclude, listed, now, speed
 from gpuscore.measure.parity.results import Run
 from gpuscore.measure.parity.runs import BackendSpec, run_workload
-from gpuscore.measure.parity.workload import Workload, make_workload, query_numbers, read_tokenizer
+from gpuscore.measure.parity.workload import (
+    TEXT,
+    Workload,
+    make_workload,
+    query_numbers,
+    read_tokenizer,
+)
 from gpuscore.measure.progress import progress
 from gpuscore.measure.reports import aligned
 from gpuscore.models.hub import model_directory, model_name
@@ -205,13 +211,10 @@ class OracleRuns:
 
 
 def _workload(directory: Path, plan: Plan, values: argparse.Namespace) -> Workload:
+    tokenizer = read_tokenizer(directory)
+    size = values.workload or ("standard" if tokenizer is None else TEXT)
     return make_workload(
-        values.workload,
-        values.seed,
-        vocabulary(plan),
-        plan.max_model_len,
-        read_tokenizer(directory),
-        values.seeds,
+        size, values.seed, vocabulary(plan), plan.max_model_len, tokenizer, values.seeds
     )
 
 
@@ -242,7 +245,7 @@ def _facts(model: str, workload: Workload) -> dict[str, str]:
     longest = max(len(ids) for case in workload.cases for ids in case.prompt_ids())
     facts = {
         "model": model,
-        "workload": f"{workload.size}, {workload.seeds_as_text}: {len(workload.cases)} requests of "
+        "workload": f"{workload.named}: {len(workload.cases)} requests of "
         f"{queries} queries, {workload.num_items} items, prompts of up to {longest} tokens, "
         f"SHA-256 {workload.digest[:16]}",
     }

@@ -16,8 +16,9 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from gpuscore.backends.common.checkpoint import weight_files
 from gpuscore.errors import ConfigError
-from gpuscore.models.files import as_object, is_file, read_object
+from gpuscore.models.files import is_file, read_object
 
 INDEX = "model.safetensors.index.json"
 # Fields of config.json that do not change a score.
@@ -57,7 +58,7 @@ def fingerprint(directory: Path) -> Fingerprint:
 def _digest_of_weights(directory: Path) -> str:
     """Digest the tensors, not the files, so that the split into shards does not matter."""
     tensors: dict[str, str] = {}
-    for path in _weight_files(directory):
+    for path in weight_files(directory):
         try:
             tensors |= _digests(path)
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -66,15 +67,6 @@ def _digest_of_weights(directory: Path) -> str:
     for name in sorted(tensors):
         total.update(f"{name}\0{tensors[name]}\n".encode())
     return total.hexdigest()
-
-
-def _weight_files(directory: Path) -> list[Path]:
-    index = directory / INDEX
-    content = read_object(index)
-    if content is None:
-        return [directory / "model.safetensors"]
-    names = as_object(content.get("weight_map"), f"{index}: weight_map").values()
-    return [directory / name for name in sorted(set(map(str, names)))]
 
 
 def _digests(path: Path) -> dict[str, str]:
@@ -149,7 +141,7 @@ class CutModels:
         from safetensors.torch import save_file  # with torch, which a comparison does without
 
         of_layers: dict[int, dict[str, Any]] = defaultdict(dict)
-        for path in _weight_files(self._directory):
+        for path in weight_files(self._directory):
             file = _opened(path)
             for name in file.keys():  # noqa: SIM118  (no mapping)
                 found = _LAYER.search(name)

@@ -30,6 +30,7 @@ HEAD = (
     "alone",
     "items/s",
 )
+UNKNOWN = "-"
 ABOUT_RANKS = (
     "(tau-b and top-10 are the smallest of all rankings, each of which has a limit of its own)"
 )
@@ -65,9 +66,9 @@ def conclude(
     Raises:
         ConfigError: the report cannot be written.
     """
-    rows = [row(found) for found in comparisons]
+    columns = scores_table(comparisons)
     head, measures, note = _measured(workload, comparisons)
-    print(f"\n{aligned(HEAD, rows)}\n{ABOUT_RANKS}\n\n{aligned(head, measures)}\n{note}\n")
+    print(f"\n{aligned(*columns)}\n{ABOUT_RANKS}\n\n{aligned(head, measures)}\n{note}\n")
     print(f"Gates, {reference}:")
     for verdict in verdicts:
         print(verdict_line(verdict))
@@ -76,7 +77,7 @@ def conclude(
         parts = [
             text_table((), list(facts.items()), "words"),
             "<h2>Differences</h2>",
-            text_table(HEAD, rows),
+            text_table(*columns),
             f"<p>{escape(ABOUT_RANKS)}</p>",
             text_table(head, measures),
             f"<p>{escape(note)}</p><h2>Gates</h2><p>{escape(reference)}</p>",
@@ -87,7 +88,16 @@ def conclude(
     return EXIT_FAILED if any(verdict.failed for verdict in verdicts) else EXIT_OK
 
 
-def row(found: Comparison) -> tuple[str, ...]:
+def scores_table(
+    comparisons: Sequence[Comparison],
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return head and rows of the table of scores, without columns that are empty in all rows."""
+    every = list(zip(HEAD, *map(_row, comparisons), strict=True))
+    head, *rows = zip(*(one for one in every if set(one[1:]) != {UNKNOWN}), strict=True)
+    return head, rows
+
+
+def _row(found: Comparison) -> tuple[str, ...]:
     """Return one row of the table, with the columns of `HEAD`."""
     ranking, run = found.ranking, found.got
     return (
@@ -97,17 +107,17 @@ def row(found: Comparison) -> tuple[str, ...]:
         f"{found.log_p.p99:.1e}",
         f"{found.log_p.mean:.1e}",
         f"{found.p.maximum:.1e}",
-        "-" if ranking.tau is None else f"{ranking.tau:.4f}",
-        "-" if ranking.top is None else f"{ranking.top:.2f}",
+        UNKNOWN if ranking.tau is None else f"{ranking.tau:.4f}",
+        UNKNOWN if ranking.top is None else f"{ranking.top:.2f}",
         f"{ranking.inversions} of {ranking.clear_pairs}",
-        "-" if run.alone is None else f"{run.alone.maximum:.1e}",
-        "-" if run.items_per_second is None else f"{run.items_per_second:.0f}",
+        UNKNOWN if run.alone is None else f"{run.alone.maximum:.1e}",
+        UNKNOWN if run.items_per_second is None else f"{run.items_per_second:.0f}",
     )
 
 
 def speed(run: Run) -> str:
     """Return a run's items per second as text."""
-    return "-" if run.items_per_second is None else f"{run.items_per_second:.0f} items/s"
+    return UNKNOWN if run.items_per_second is None else f"{run.items_per_second:.0f} items/s"
 
 
 def _measured(

@@ -4,12 +4,14 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gpuscore.errors import ConfigError
+from gpuscore.measure.texts import SENTENCES, read_texts
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -70,10 +72,13 @@ class Workload:
         return hashlib.sha256(self.as_json().encode()).hexdigest()
 
     @property
-    def seeds_as_text(self) -> str:
+    def named(self) -> str:
+        """The size with the seeds, as text."""
+        if self.size == TEXT:
+            return TEXT
         if self.seeds == 1:
-            return f"seed {self.seed}"
-        return f"seeds {self.seed} to {self.seed + self.seeds - 1}"
+            return f"{self.size}, seed {self.seed}"
+        return f"{self.size}, seeds {self.seed} to {self.seed + self.seeds - 1}"
 
     @classmethod
     def from_json(cls, text: str) -> "Workload":
@@ -97,6 +102,10 @@ SIZES = {
     "standard": Size(1900, 256, 20),
     "full": Size(7600, 2000, 20),
 }
+# The sample that `gpuscore bench` scores, whatever the model's context is.
+SAMPLE, SAMPLE_IDS, SAMPLE_CONTEXT = "bench", 30_000, 512
+SAMPLE_CASES = ("short", "shared sub-prefixes", "query 1", "query 2", "query 3")
+TEXT = "text"  # the workload of real sentences, in the place of a size
 MANY = 500
 QUERIES, ITEMS = 24, 12  # further queries of a seed, and the items of each
 SHORTEST_QUERY, LENGTHS = 8, 8  # tokens of the shortest of them; number of lengths
@@ -127,6 +136,14 @@ GRADED_ITEMS = [
 ]
 
 
+# The workload of real sentences; the labels are the first two of these that are one token each.
+ANSWERS = (" yes", " no", "yes", "no", "Yes", "No")
+ASKED = "Does the sentence answer the question? Answer yes or no.\n"
+BEFORE, AFTER = ASKED + "Question: {}\nSentence: ", "\nAnswer:"
+PAGE = 48  # sentences of its long query
+LONG_LIST = 120  # items of one ranking
+
+
 def make_workload(
     size: str,
     seed: int,
@@ -138,16 +155,27 @@ def make_workload(
     """Make the requests for one model.
 
     Args:
-        size: a name of `SIZES`.
-        seed: the first seed of the random token ids.
+        size: a name of `SIZES`, or `TEXT`, or `SAMPLE`, which has one seed.
+        seed: the first seed of the random token ids; 0 for `TEXT`, which has none.
         vocab_rows: valid ids are 0 <= id < vocab_rows.
         context: largest number of tokens of a prompt.
         tokenizer: the model's, or None, which leaves out the cases with texts.
-        seeds: number of seeds, each of which gives all cases of random token ids.
+        seeds: number of seeds, each of which gives all cases of random token ids; 1 for `TEXT`.
 
     Raises:
-        ConfigError: the model is too small for any workload, or a seed is out of range.
+        ConfigError: the model is too small for any workload, or has no tokenizer for `TEXT`, or a
+            seed is out of range.
     """
+    if size in (TEXT, SAMPLE) and (seed, seeds) != (0, 1):
+        raise ConfigError(
+            f"--seed {seed} and --seeds {seeds} draw token ids, and --workload {size} has the same "
+            f"ones always; add --workload {', '.join(SIZES)}"
+        )
+    if size == SAMPLE:
+        return sample(vocab_rows)
+    if size == TEXT:
+        cases_of_text, left = _sentence_cases(tokenizer, vocab_rows, context)
+        return Workload(size, seed, seeds, vocab_rows, context, cases_of_text, left)
     if not 1 <= seeds <= MOST_SEEDS:
         raise ConfigError(f"--seeds {seeds} must be from 1 to {MOST_SEEDS}")
     if not 0 <= seed <= 2**32 - seeds:
@@ -164,6 +192,14 @@ def make_workload(
         made += (replace(case, name=case.name + ending) for case in cases)
     texts, left_out = _text_cases(tokenizer, vocab_rows)
     return Workload(size, seed, seeds, vocab_rows, context, (*made, *texts), left_out)
+
+
+def sample(vocab_rows: int) -> Workload:
+    """Return the sample of `gpuscore bench`: a few requests of ids that most models have."""
+    rows = min(vocab_rows, SAMPLE_IDS)
+    every = make_workload("quick", 0, rows, SAMPLE_CONTEXT, None).cases
+    chosen = tuple(case for case in every if case.name in SAMPLE_CASES)
+    return Workload(SAMPLE, 0, 1, rows, SAMPLE_CONTEXT, chosen)
 
 
 def query_numbers(workload: Workload) -> dict[str, int]:
@@ -254,27 +290,106 @@ def _text_cases(
 ) -> tuple[tuple[Case, ...], tuple[str, ...]]:
     if tokenizer is None:
         return (), ("text: no tokenizer.json",)
-    labels = [
-        (text, ids[0])
-        for text in LABEL_TEXTS
-        if len(ids := tokenizer.encode(text, add_special_tokens=False).ids) == 1 and ids[0] < vocab
-    ][:2]
+    labels = _single_tokens(tokenizer, LABEL_TEXTS, vocab)
     if len(labels) < 2:
         return (), (f"text: fewer than two of {', '.join(LABEL_TEXTS)} are one token",)
-    names = [text for text, _ in labels]
-    cases = []
-    for name, query, items, item_first in (
-        ("text", QUERY_TEXT, ITEM_TEXTS, False),
-        ("text, item_first", QUERY_TEXT, ITEM_TEXTS, True),
-        ("text, graded items", GRADED_QUERY, GRADED_ITEMS, False),
-    ):
-        joined = [item + query if item_first else query + item for item in items]
-        prompts = [list(tokenizer.encode(text).ids) for text in joined]
-        if max(map(max, prompts)) >= vocab:
-            return (), ("text: the tokenizer has ids that the weights have not",)
-        label_ids = [[id for _, id in labels] for _ in items]
-        softmax = item_first
-        cases.append(
-            Case(name, query, items, label_ids, names, item_first, softmax, prompts=prompts)
+    cases = [
+        _text_case(tokenizer, labels, name, query, items, item_first, item_first)
+        for name, query, items, item_first in (
+            ("text", QUERY_TEXT, ITEM_TEXTS, False),
+            ("text, item_first", QUERY_TEXT, ITEM_TEXTS, True),
+            ("text, graded items", GRADED_QUERY, GRADED_ITEMS, False),
         )
+    ]
+    if max(max(ids) for case in cases for ids in case.prompt_ids()) >= vocab:
+        return (), ("text: the tokenizer has ids that the weights have not",)
     return tuple(cases), ()
+
+
+def _single_tokens(
+    tokenizer: "Tokenizer", texts: Sequence[str], vocab: int
+) -> list[tuple[str, int]]:
+    """Return the first two of the texts that are one token each, with their ids."""
+    found = [(text, tokenizer.encode(text, add_special_tokens=False).ids) for text in texts]
+    return [(text, ids[0]) for text, ids in found if len(ids) == 1 and ids[0] < vocab][:2]
+
+
+def _text_case(
+    tokenizer: "Tokenizer",
+    labels: list[tuple[str, int]],
+    name: str,
+    query: str,
+    items: list[str],
+    item_first: bool = False,
+    softmax: bool = False,
+    temperature: float = 1.0,
+) -> Case:
+    joined = [item + query if item_first else query + item for item in items]
+    prompts = [list(tokenizer.encode(text).ids) for text in joined]
+    label_ids = [[id for _, id in labels] for _ in items]
+    names = [text for text, _ in labels]
+    return Case(
+        name, query, items, label_ids, names, item_first, softmax, temperature, prompts=prompts
+    )
+
+
+def _sentence_cases(
+    tokenizer: "Tokenizer | None", vocab: int, context: int
+) -> tuple[tuple[Case, ...], tuple[str, ...]]:
+    """Return the cases of real sentences that fit the model, and the others with the reason.
+
+    Raises:
+        ConfigError: the model has no tokenizer for them, or none fits.
+    """
+    other = f"--workload {', '.join(SIZES)} has random token ids"
+    if tokenizer is None:
+        raise ConfigError(f"--workload text needs a tokenizer.json; {other}")
+    labels = _single_tokens(tokenizer, ANSWERS, vocab)
+    if len(labels) < 2:
+        raise ConfigError(
+            f"--workload text: fewer than two of {', '.join(map(repr, ANSWERS))} are one token of "
+            f"this model; {other}"
+        )
+    make = partial(_text_case, tokenizer, labels)
+    texts = read_texts(SENTENCES, "sentences")
+    every = [sentence for one in texts for sentence in one.items]
+    first, second, page = texts[0].query, texts[1].query, " ".join(every[:PAGE])
+    cases = [
+        *(
+            make(f"question {number}", BEFORE.format(one.query), _before_answers(one.items))
+            for number, one in enumerate(texts, start=1)
+        ),
+        make("long list", BEFORE.format(first), _before_answers(every[:LONG_LIST])),
+        make("page", f"{page}\n", [f"Question: {one.query}{AFTER}" for one in texts[:4]]),
+        make(
+            "item_first", f"{ASKED}Question: {second}{AFTER}", [f"{s}\n" for s in every[:12]], True
+        ),
+        make(
+            "softmax",
+            BEFORE.format(second),
+            _before_answers(texts[1].items),
+            softmax=True,
+            temperature=2.5,
+        ),
+    ]
+    if max(max(ids) for case in cases for ids in case.prompt_ids()) >= vocab:
+        raise ConfigError(
+            f"--workload text: the tokenizer has ids that the weights have not; {other}"
+        )
+    longest = {case.name: max(map(len, case.prompt_ids())) for case in cases}
+    fitting = tuple(case for case in cases if longest[case.name] <= context)
+    if not fitting:
+        raise ConfigError(
+            f"--workload text: its shortest request has {min(longest.values())} tokens, the "
+            f"model's context is {context}; {other}"
+        )
+    left_out = tuple(
+        f"{name}: {length} tokens, the context is {context}"
+        for name, length in longest.items()
+        if length > context
+    )
+    return fitting, left_out
+
+
+def _before_answers(sentences: Sequence[str]) -> list[str]:
+    return [sentence + AFTER for sentence in sentences]

@@ -20,6 +20,7 @@ from gpuscore.processes.fronts.messages import (
     AskCounts,
     AskSums,
     Began,
+    Counted,
     Ended,
     GiveUp,
     Serving,
@@ -27,10 +28,7 @@ from gpuscore.processes.fronts.messages import (
     Sums,
     ToFront,
     ValidKeys,
-    counted,
     decode_to_front,
-    listed,
-    samples_of,
 )
 from gpuscore.processes.replicas.replicas import Replicas
 from gpuscore.processes.worker.client import LinkedEngine
@@ -241,7 +239,7 @@ class Control:
         """
         number, answer = next(self._numbers), Future[Sums]()
         self._asked[number] = answer
-        self._writer.send(AskSums(number, listed(own.growing), listed(own.present)))
+        self._writer.send(AskSums(number, own))
         try:
             sums = answer.result(ASK)
         except TimeoutError:
@@ -250,7 +248,7 @@ class Control:
             del self._asked[number]
         for link, stats in zip(self._links, sums.engines, strict=True):
             link.tell(stats)
-        return samples_of(sums.samples)
+        return sums.samples
 
     def _run(self) -> None:
         due = monotonic() + REPORT
@@ -286,4 +284,4 @@ class Control:
 
     def _report(self, number: int | None = None) -> None:
         if self._operations is not None:
-            self._writer.send(counted(self._operations.metrics.snapshot(), number))
+            self._writer.send(Counted(self._operations.metrics.snapshot(), number))

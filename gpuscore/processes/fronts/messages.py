@@ -1,6 +1,5 @@
 """The messages between the parent and its fronts, encoded as MessagePack in frames."""
 
-from collections.abc import Iterable
 from functools import partial
 from typing import TypeAlias
 
@@ -9,9 +8,6 @@ import msgspec
 from gpuscore.processes.worker.frames import Message, decoded
 from gpuscore.server.observe.sums import Samples, Snapshot
 from gpuscore.types.stats import EngineStats
-
-# Family, name, labels and value of each sample.
-Listed: TypeAlias = list[tuple[str, str, tuple[tuple[str, str], ...], float]]
 
 
 class Stop(Message, frozen=True):
@@ -42,7 +38,7 @@ class Sums(Message, frozen=True):
     """The parent's answer to `AskSums`."""
 
     number: int  # the front's
-    samples: Listed  # of all other fronts, also of those that have ended
+    samples: Samples  # of all other fronts, also of those that have ended
     engines: list[EngineStats]
 
 
@@ -61,8 +57,7 @@ class Serving(Message, frozen=True):
 class Counted(Message, frozen=True):
     """A report of what a front has counted; answers an `AskCounts` if it has a number."""
 
-    growing: Listed
-    present: Listed
+    counts: Snapshot
     number: int | None = None
 
 
@@ -71,8 +66,7 @@ class AskSums(Message, frozen=True):
     is about to show."""
 
     number: int
-    growing: Listed
-    present: Listed
+    counts: Snapshot
 
 
 class Ended(Message, frozen=True):
@@ -89,19 +83,3 @@ _to_front: msgspec.msgpack.Decoder[ToFront] = msgspec.msgpack.Decoder(ToFront)
 _from_front: msgspec.msgpack.Decoder[FromFront] = msgspec.msgpack.Decoder(FromFront)
 # They raise ProtocolError if a frame is no message to a front, or from one.
 decode_to_front, decode_from_front = partial(decoded, _to_front), partial(decoded, _from_front)
-
-
-def counted(snapshot: Snapshot, number: int | None = None) -> Counted:
-    return Counted(listed(snapshot.growing), listed(snapshot.present), number)
-
-
-def snapshot_of(message: Counted | AskSums) -> Snapshot:
-    return Snapshot(samples_of(message.growing), samples_of(message.present))
-
-
-def listed(samples: Samples) -> Listed:
-    return [(*key, value) for key, value in samples.items()]
-
-
-def samples_of(rows: Iterable[tuple[str, str, tuple[tuple[str, str], ...], float]]) -> Samples:
-    return {(family, name, labels): value for family, name, labels, value in rows}

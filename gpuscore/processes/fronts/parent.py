@@ -31,8 +31,6 @@ from gpuscore.processes.fronts.messages import (
     Sums,
     ValidKeys,
     decode_from_front,
-    listed,
-    snapshot_of,
 )
 from gpuscore.processes.replicas.replicas import Replicas
 from gpuscore.processes.replicas.start import AllReplicas
@@ -294,9 +292,9 @@ class Fronts:
                     self._announce(message.text)
                     self._announce = None
             case Counted():
-                self._totals.report(front.seat, snapshot_of(message), message.number)
+                self._totals.report(front.seat, message.counts, message.number)
             case AskSums():
-                self._totals.report(front.seat, snapshot_of(message))
+                self._totals.report(front.seat, message.counts)
                 others = [one for one in self._fronts.values() if one is not front]
                 seats = [one.seat for one in others]
                 number = self._totals.ask(front.seat, message.number, seats)
@@ -334,7 +332,7 @@ class Fronts:
         self._act()
         for seat, number, samples in self._totals.answers():
             stats = [engine.stats() for engine in self._engines]
-            self._fronts[seat].writer.send(Sums(number, listed(samples), stats))
+            self._fronts[seat].writer.send(Sums(number, samples, stats))
         for index, engine in enumerate(self._engines):
             self._board.set_retry_after(index, engine.retry_after)
         self._end_silent()

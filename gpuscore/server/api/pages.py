@@ -60,14 +60,16 @@ def server_info(name: str, model: LoadedModel) -> dict[str, Any]:
         "gpuscore": {
             "family": _family(model),
             "classes": limits.classes,
+            "eight_bits": limits.eight_bits or None,
             "max_request_tokens": requests.max_request_tokens,
             "valid_token_ids": limits.vocab_rows,
             "decisions": not isinstance(model.prompts.decisions, str),
             "decision_order": None if asked is None else asked.settings.order,
-            "calibration": None if asked is None else asked.settings.calibration.as_json(),
+            "calibration": None if asked is None else asked.settings.in_force.as_json(),
             "machine": local_machine(),
             "versions": versions(),
             "commit": commit(),
+            "settings": dict(model.settings),
         },
     }
 

@@ -64,18 +64,7 @@ def extend_attention(
         return out, lse if need_lse else None
     from gpuscore_kernels.extend_attention.launch import launch
 
-    return launch(
-        q,
-        k,
-        v,
-        pool_k,
-        pool_v,
-        tiles,
-        scale=scale,
-        softcap=softcap,
-        need_lse=need_lse,
-        config=config,
-    )
+    return launch((q, k, v), (pool_k, pool_v), tiles, scale, softcap, need_lse, config)
 
 
 def _check(

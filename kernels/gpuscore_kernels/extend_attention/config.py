@@ -24,6 +24,7 @@ class TileConfig:
     own: int  # of a masked tile; a power of two, >= 16, that divides `keys`
     num_warps: int
     num_stages: int
+    is_steady: bool = False  # a row's tiles do not depend on other rows
     # Load the slot of a tile of the pool one iteration early, so that its copies wait for no load.
     carry_slot: bool = False
     pdl: bool = False  # begin before the kernel before has ended (`launch.has_pdl`)
@@ -36,14 +37,11 @@ class TileConfig:
         """
         if group > self.rows:
             raise ValueError(f"{group} query heads share a KV head; supported: at most {self.rows}")
-        return TileShape(self.rows // group, self.keys, self.own)
+        return TileShape(self.rows // group, self.keys, self.own, self.is_steady)
 
     def steady(self) -> "TileConfig":
-        """Return the same with masked tiles as wide as full ones.
-
-        A row's tiles then do not depend on other rows.
-        """
-        return replace(self, own=self.keys)
+        """Return the same with tiles of a row that do not depend on other rows."""
+        return replace(self, own=self.keys, is_steady=True)
 
 
 MAX_HEAD_DIM = 256
@@ -62,8 +60,8 @@ _HALVES = {
     # H100, H200: timed on an H100 (bench/LOG.md). Of tiles of 64 rows a multiprocessor holds two,
     # and one computes exponentials while the other multiplies.
     90: {
-        64: TileConfig(64, 64, 32, 4, 3, carry_slot=True),
-        128: TileConfig(64, 64, 32, 4, 3, carry_slot=True),
+        64: TileConfig(64, 64, 64, 4, 3, carry_slot=True),
+        128: TileConfig(64, 64, 64, 4, 3, carry_slot=True),
         256: TileConfig(128, 64, 32, 8, 2, carry_slot=True),
     },
 }

@@ -11,14 +11,15 @@ import numpy as np
 
 from gpuscore_kernels.extend_attention.layout import (
     IS_PACKED,
-    KEY_POSITION,
+    KEY,
     KEY_START,
     MASKED_AFTER,
     MASKED_END,
     MASKED_FIELDS,
     MASKED_START,
     NUM_KEYS,
-    SEGMENT,
+    OWN,
+    WHOSE,
     Flags,
     Ints,
     TileShape,
@@ -42,15 +43,16 @@ class SourceKeys(NamedTuple):
     length: Wide  # the most keys that a row of the carrier sees
     full: Wide | None  # number of first keys that come before every row of the tile; None = 0
     position: Wide | int  # of key 0
-    segment: Wide | int  # SHARED, or the segment whose rows see them
+    whose: Wide | int  # as the column of masked tiles
     row: Wide | None  # of key 0 in the batch; None = the keys are in the pool
 
 
 class FullRuns:
     """Divides the keys of one source after the other into full and masked tiles.
 
-    The kernel reads masked tiles, then full ones, then masked ones. So each query tile has one run
-    of full tiles; further ones are masked. Masked tiles before the run exist with a window only.
+    The kernel reads masked tiles, then full ones, then masked ones. Masked tiles before the full
+    ones exist with a window only. If tiles are steady, keys come in the order of positions: full
+    tiles that would follow a masked one are masked themselves.
     """
 
     def __init__(self, count: int, shape: TileShape, edges: tuple[Wide, Wide] | None) -> None:
@@ -79,7 +81,7 @@ class FullRuns:
             stop[self.closed[keys.tile]] = 0
         first = stop * self.shape.keys
         self._mask(keys, first, keys.length - first, before=False)
-        self.closed[keys.tile[stop < end]] = True
+        self._close(keys.tile[stop < end])
         return np.zeros(len(stop), np.int64), stop
 
     def _add_with_window(
@@ -90,7 +92,7 @@ class FullRuns:
         low = np.clip(seen // size, 0, end)
         begin = np.clip(-(-all_see // size), low, end)
         stop = np.clip(full, begin, end)
-        self.closed[t[begin > low]] |= self.started[t[begin > low]]
+        self._close(t[(begin > low) & self.started[t]])
         runs = (stop > begin) & ~self.closed[t]
         begin, stop = np.where(runs, begin, end), np.where(runs, stop, end)
         edge = np.maximum(seen, 0) // own * own
@@ -98,22 +100,29 @@ class FullRuns:
             first = np.maximum(start * size, edge)
             count = np.minimum(behind * size, keys.length) - first
             self._mask(keys, first, np.maximum(count, 0), before)
-        unseen = ~runs & (end > low)
-        self.closed[t[unseen]] |= self.started[t[unseen]]
-        self.closed[t[runs & (stop < end)]] = True
+        self._close(t[~runs & (end > low) & self.started[t]])
+        self._close(t[runs & (stop < end)])
         self.started[t[runs]] = True
         return begin, stop - begin
+
+    def _close(self, tiles: Wide) -> None:
+        """Let no full tiles follow in these query tiles."""
+        if self.shape.is_steady:
+            self.closed[tiles] = True
 
     def _mask(self, keys: SourceKeys, first: Wide, count: Wide, before: Flags | bool) -> None:
         """Add masked tiles for `count` keys of each carrier from key `first` on."""
         made = np.empty((len(first), RANGE_FIELDS), np.int64)
         made[:, KEY_START] = first if keys.row is None else first + keys.row
         made[:, NUM_KEYS] = count
-        made[:, KEY_POSITION] = first + keys.position
-        made[:, SEGMENT] = keys.segment
+        made[:, KEY] = first + keys.position
+        made[:, WHOSE] = keys.whose
         made[:, IS_PACKED] = keys.row is not None
         made[:, TILE] = keys.tile
         made[:, BEFORE] = before
+        if isinstance(keys.whose, int) and keys.whose == OWN:
+            made[:, KEY] = made[:, KEY_START]
+            made = made if self.shape.is_steady else _joined(made)
         self.ranges.append(made)
 
     def masked(self, tiles: Ints, slots: Slots | None) -> Ints:
@@ -129,7 +138,7 @@ class FullRuns:
         found = ranges.repeat(counts, axis=0)
         key = (np.arange(len(found)) - (counts.cumsum() - counts).repeat(counts)) * own
         found[:, KEY_START] += key
-        found[:, KEY_POSITION] += key
+        found[:, KEY] += key
         found[:, NUM_KEYS] -= key
         np.minimum(found[:, NUM_KEYS], own, out=found[:, NUM_KEYS])
         self._point(tiles, found)
@@ -147,3 +156,21 @@ class FullRuns:
         if self.edges is not None:
             before = tile[(found[:, BEFORE] != 0) & self.started[tile]]
             tiles[:, MASKED_AFTER] += np.bincount(before, minlength=self.count)
+
+
+def _joined(ranges: Wide) -> Wide:
+    """Return ranges of rows of the batch, with those of a query tile that follow each other as one.
+
+    A row sees those of its own segment only, wherever the borders between segments are.
+    """
+    ranges = ranges[ranges[:, NUM_KEYS] > 0]
+    if len(ranges) < 2:
+        return ranges
+    end = ranges[:, KEY_START] + ranges[:, NUM_KEYS]
+    fresh = np.ones(len(ranges), np.bool_)
+    fresh[1:] = (ranges[1:, KEY_START] != end[:-1]) | (ranges[1:, TILE] != ranges[:-1, TILE])
+    fresh[1:] |= ranges[1:, BEFORE] != ranges[:-1, BEFORE]
+    first = fresh.nonzero()[0]
+    found = ranges[first]
+    found[:, NUM_KEYS] = np.add.reduceat(ranges[:, NUM_KEYS], first)
+    return found

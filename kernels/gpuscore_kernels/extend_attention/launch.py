@@ -24,19 +24,16 @@ def _launch(group: int, dim: int, config: TileConfig, **choices: Any) -> CachedL
 
 
 def launch(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    pool_k: Tensor,
-    pool_v: Tensor,
+    rows: tuple[Tensor, Tensor, Tensor],
+    pool: tuple[Tensor, Tensor],
     tiles: DeviceTiles,
-    *,
     scale: float,
     softcap: float | None,
     need_lse: bool,
     config: TileConfig,
 ) -> tuple[Tensor, Tensor | None]:
     """Launch `api.extend_attention`."""
+    (q, k, v), (pool_k, pool_v) = rows, pool
     num_rows, heads, dim = q.shape
     out = q.new_empty(num_rows, heads, dim)
     lse = q.new_empty((num_rows, heads), dtype=torch.float32)

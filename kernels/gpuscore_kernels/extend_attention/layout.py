@@ -25,10 +25,15 @@ Flags: TypeAlias = NDArray[np.bool_]
     OWN_BASE,
 ) = range(11)
 TILE_FIELDS = 11
-# Columns of `TileTable.masked`.
-KEY_START, NUM_KEYS, KEY_POSITION, SEGMENT, IS_PACKED = range(5)
+# Columns of `TileTable.masked`. KEY: the position of the first key; for OWN its row in the batch.
+KEY_START, NUM_KEYS, KEY, WHOSE, IS_PACKED = range(5)
 MASKED_FIELDS = 5
-SHARED = -1  # SEGMENT of keys that every row of a tile may see
+# WHOSE: the first row of the segment whose rows see the keys, or one of these.
+SHARED = -1  # every row of the tile sees them
+OWN = -2  # a row sees those of its own segment, up to itself
+# Rows of `TileTable.rows`.
+QUERY_ROW, BATCH_ROW, FIRST_ROW, POSITION = range(4)  # FIRST_ROW: the first row of its segment
+ROW_FIELDS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,9 @@ class TileShape:
     rows: int  # tokens of a query tile; the kernel has a row per token and head of a KV head
     keys: int  # of a full tile
     own: int  # of a masked tile
+    # A row's tiles do not depend on other rows: keys come in the order of positions, and a masked
+    # tile holds keys of one segment. `own` is then `keys`.
+    is_steady: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +71,7 @@ class TileTable:
 
     shape: TileShape
     window: int | None
-    rows: Ints  # [3, M] in the order of tiles: query row, its position, its segment
+    rows: Ints  # [ROW_FIELDS, M] in the order of tiles
     tiles: Ints  # [n, TILE_FIELDS], tiles with most keys first
     pool_tiles: Ints  # first slot of every full tile of a cached prefix
     masked: Ints  # [*, MASKED_FIELDS]

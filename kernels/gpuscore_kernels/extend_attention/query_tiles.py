@@ -10,7 +10,17 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from gpuscore_kernels.extend_attention.layout import Flags, Ints, Layout, Wide
+from gpuscore_kernels.extend_attention.layout import (
+    BATCH_ROW,
+    FIRST_ROW,
+    POSITION,
+    QUERY_ROW,
+    ROW_FIELDS,
+    Flags,
+    Ints,
+    Layout,
+    Wide,
+)
 
 
 class Runs(NamedTuple):
@@ -28,12 +38,14 @@ class QueryRows(NamedTuple):
     order: Wide  # [M] places that the rows were given at
     position: Ints  # [M]
     runs: Runs
+    first: Wide  # [K] first row of each run's segment
 
     def table(self) -> Ints:
-        """Return the rows as the kernel reads them, [3, M]."""
-        found, start = np.empty((3, len(self.order)), np.int32), self.runs.start
-        found[0], found[1] = self.order, self.position
-        found[2] = self.runs.segment.repeat(start[1:] - start[:-1])
+        """Return the rows as the kernel reads them, [ROW_FIELDS, M]."""
+        found, start = np.empty((ROW_FIELDS, len(self.order)), np.int32), self.runs.start
+        found[QUERY_ROW], found[BATCH_ROW] = self.order, self.runs.packed
+        found[FIRST_ROW] = self.first.repeat(start[1:] - start[:-1])
+        found[POSITION] = self.position
         return found
 
 
@@ -97,7 +109,8 @@ class Segments(NamedTuple):
         if not in_order:
             packed += (self.row[segment] - start[:-1]).repeat(counts)
             positions = positions[packed]
-        return QueryRows(packed, positions, Runs(packed, segment, group, start))
+        runs = Runs(packed, segment, group, start)
+        return QueryRows(packed, positions, runs, self.row[segment])
 
     def _some(self, rows: Ints) -> QueryRows:
         packed, order = rows.astype(np.int64), np.arange(len(rows))
@@ -109,7 +122,7 @@ class Segments(NamedTuple):
         start = _bounds(segment[1:] != segment[:-1], len(packed))
         segment = segment[start[:-1]]
         runs = Runs(packed, segment, self.group[segment], start)
-        return QueryRows(order, self.positions[packed], runs)
+        return QueryRows(order, self.positions[packed], runs, self.row[segment])
 
 
 class QueryTiles(NamedTuple):

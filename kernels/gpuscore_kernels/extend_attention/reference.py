@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gpuscore_kernels.extend_attention.layout import SHARED
+from gpuscore_kernels.extend_attention.layout import OWN, QUERY_ROW, SHARED
 from gpuscore_kernels.extend_attention.table import DeviceTiles
 
 
@@ -22,8 +22,9 @@ def extend_attention(
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     lse = torch.full(q.shape[:2], -torch.inf, dtype=compute, device=q.device)
     for tile in tiles.tiles.tolist():
-        rows, position, segment = tiles.rows[:, tile[0] : tile[0] + tile[1]].long()
-        slots, packed, visible = _keys(tiles, tile, position, segment)
+        members = tiles.rows[:, tile[0] : tile[0] + tile[1]].long()
+        rows = members[QUERY_ROW]
+        slots, packed, visible = _keys(tiles, tile, members)
         keys, values = (
             _gather(own, pool[side], slots, packed).to(compute) for side, own in enumerate((k, v))
         )
@@ -45,37 +46,34 @@ def _gather(own: Tensor, pool: Tensor, slots: Tensor, packed: Tensor) -> Tensor:
     return torch.cat((pool[:, slots], own[packed].transpose(0, 1)), dim=1)
 
 
-def _keys(
-    tiles: DeviceTiles, tile: list[int], position: Tensor, segment: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _keys(tiles: DeviceTiles, tile: list[int], members: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Slots and rows of a tile's keys, and bool [rows, keys], true for visible keys."""
     _, _, begin, _, end, pool_begin, pool_end, num_packed, num_root, root, own = tile
-    size, device = tiles.shape.keys, position.device
+    size, count, device = tiles.shape.keys, members.shape[1], members.device
     offsets = torch.arange(size, device=device)
     slots = [int(slot) + offsets for slot in tiles.pool_tiles[pool_begin:pool_end]]
     packed = [(root if i < num_root else own) + i * size + offsets for i in range(num_packed)]
     # Keys of full tiles are visible to all rows.
     seen = {
-        False: [torch.ones(len(position), size * len(slots), dtype=torch.bool, device=device)],
-        True: [torch.ones(len(position), size * len(packed), dtype=torch.bool, device=device)],
+        False: [torch.ones(count, size * len(slots), dtype=torch.bool, device=device)],
+        True: [torch.ones(count, size * len(packed), dtype=torch.bool, device=device)],
     }
-    for start, count, first, whose, is_packed in tiles.masked[begin:end].tolist():
-        key = torch.arange(count, device=device)
+    for start, number, first, whose, is_packed in tiles.masked[begin:end].tolist():
+        key = torch.arange(number, device=device)
         (packed if is_packed else slots).append(start + key)
-        seen[bool(is_packed)].append(
-            _visible(first + key, whose, position.unsqueeze(1), segment, tiles.window)
-        )
+        seen[bool(is_packed)].append(_visible(first + key, whose, members, tiles.window))
     none = torch.zeros(0, dtype=torch.long, device=device)
     visible = torch.cat((*seen[False], *seen[True]), dim=1)
     return torch.cat((none, *slots)), torch.cat((none, *packed)), visible
 
 
-def _visible(
-    key: Tensor, whose: int, position: Tensor, segment: Tensor, window: int | None
-) -> Tensor:
-    visible = key <= position
+def _visible(key: Tensor, whose: int, members: Tensor, window: int | None) -> Tensor:
+    """Return which keys the rows see; of OWN keys, `key` is a row of the batch."""
+    _, row, first, position = members.unsqueeze(2)
+    newest = row if whose == OWN else position
+    visible = torch.le(key, newest)
     if window is not None:
-        visible = visible & (key > position - window)
-    if whose != SHARED:
-        visible = visible & (segment == whose).unsqueeze(1)
-    return visible
+        visible = visible & (key > newest - window)
+    if whose == SHARED:
+        return visible
+    return visible & (torch.ge(key, first) if whose == OWN else torch.eq(first, whose))

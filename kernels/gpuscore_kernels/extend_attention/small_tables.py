@@ -13,7 +13,13 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from gpuscore_kernels.extend_attention.layout import (
+    BATCH_ROW,
+    FIRST_ROW,
     MASKED_FIELDS,
+    OWN,
+    POSITION,
+    QUERY_ROW,
+    ROW_FIELDS,
     SHARED,
     TILE_FIELDS,
     Ints,
@@ -128,15 +134,18 @@ class SmallBatch:
         return order, [*runs]
 
     def _rows(self, order: Sequence[int] | None, runs: list[Run], count: int) -> Ints:
-        """Return the query rows as the kernel reads them, [3, count]."""
-        found = np.empty((3, count), np.int32)
+        """Return the query rows as the kernel reads them, [ROW_FIELDS, count]."""
+        found = np.empty((ROW_FIELDS, count), np.int32)
         if order is None:
-            found[0], found[1] = np.arange(count), self.layout.positions
+            found[QUERY_ROW] = found[BATCH_ROW] = np.arange(count)
+            found[POSITION] = self.layout.positions
         else:
-            found[0] = order
-            found[1] = [self.position[s] + place for s, places in runs for place in places]
+            packed = [self.starts[s] + place for s, places in runs for place in places]
+            found[QUERY_ROW], found[BATCH_ROW] = order, packed
+            found[POSITION] = self.layout.positions[packed]
         counts = [len(places) for _, places in runs]
-        found[2] = np.array([segment for segment, _ in runs], np.int32).repeat(counts)
+        first = np.array([self.starts[s] for s, _ in runs], np.int32)
+        found[FIRST_ROW] = first.repeat(counts)
         return found
 
     def _tiles(self, runs: list[Run]) -> Iterator[list[Piece]]:
@@ -173,13 +182,13 @@ class SmallBatch:
             base, length = self.starts[above[0]], self._length(above[0])
             root = 0 if closed else length // keys
             self._mask(masked, above[0], root * keys, length, SHARED)
-            closed = closed or root * keys < length
+            closed = closed or self._closes(root * keys < length)
             for level in range(1, self.depth):
                 closed = self._below_root(level, pieces, masked) or closed
-        for piece in pieces:
-            # Only the single piece of a tile has full tiles.
-            full = (piece.first + 1) // keys if len(pieces) == 1 and not closed else 0
-            self._mask(masked, piece.segment, full * keys, piece.last + 1, piece.segment)
+        # Only the single piece of a tile has full tiles.
+        full = (pieces[0].first + 1) // keys if len(pieces) == 1 and not closed else 0
+        for start_row, stop_row in self._own_rows(pieces, full * keys):
+            self._mask_rows(masked, start_row, stop_row)
         end, count = len(masked) // MASKED_FIELDS, sum([piece.rows for piece in pieces])
         own = self.starts[pieces[-1].segment] - root * keys
         work = (pool_end - pool + root + full) * keys + (end - start) * self.shape.own
@@ -196,7 +205,22 @@ class SmallBatch:
             slot = int(self.layout.page_table[request, key // page]) * page + key % page
             masked += (slot, min(own, length - key), key, SHARED, 0)
         start = self.pool_start[request]
-        return start, start + full, full * self.shape.keys < length
+        return start, start + full, self._closes(full * self.shape.keys < length)
+
+    def _closes(self, masked: bool) -> bool:
+        """Return whether no full tile may follow, given whether there are masked ones."""
+        return masked and self.shape.is_steady
+
+    def _own_rows(self, pieces: list[Piece], skipped: int) -> list[list[int]]:
+        """Return ranges of rows that the pieces see of their segments, after the skipped ones."""
+        found: list[list[int]] = []
+        for piece in pieces:
+            start = self.starts[piece.segment]
+            if found and found[-1][1] == start and not self.shape.is_steady:
+                found[-1][1] = start + piece.last + 1
+            else:
+                found.append([start + skipped, start + piece.last + 1])
+        return found
 
     def _below_root(self, level: int, pieces: list[Piece], masked: list[int]) -> bool:
         """Add the pieces' ancestors of one level; return whether there are any."""
@@ -204,9 +228,9 @@ class SmallBatch:
         for piece in pieces:
             above = self.ancestors[piece.segment]
             if len(above) > level and (length := self._length(above[level])):
-                self._mask(masked, above[level], 0, length, piece.segment)
+                self._mask(masked, above[level], 0, length, self.starts[piece.segment])
                 found = True
-        return found
+        return self._closes(found)
 
     def _length(self, segment: int) -> int:
         return self.starts[segment + 1] - self.starts[segment]
@@ -216,6 +240,12 @@ class SmallBatch:
         row, position, own = self.starts[segment], self.position[segment], self.shape.own
         for key in range(first, length, own):
             masked += (row + key, min(own, length - key), position + key, whose, 1)
+
+    def _mask_rows(self, masked: list[int], start: int, stop: int) -> None:
+        """Add masked tiles for rows of the batch, of which a row sees its own segment's."""
+        own = self.shape.own
+        for row in range(start, stop, own):
+            masked += (row, min(own, stop - row), row, OWN, 1)
 
 
 def _array(rows: list[list[int]], fields: int) -> Ints:

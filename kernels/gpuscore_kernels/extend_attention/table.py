@@ -14,6 +14,7 @@ from gpuscore_kernels.extend_attention.layout import (
     MASKED_START,
     POOL_END,
     POOL_START,
+    ROW_FIELDS,
     TILE_FIELDS,
     Ints,
     TileShape,
@@ -35,7 +36,7 @@ class DeviceTiles:
 
     shape: TileShape
     window: int | None
-    rows: Tensor  # [3, M]
+    rows: Tensor  # [ROW_FIELDS, M]
     tiles: Tensor  # [n, TILE_FIELDS]
     pool_tiles: Tensor
     masked: Tensor
@@ -60,7 +61,7 @@ class TablePlace:
 
     @property
     def _tiles_start(self) -> int:
-        return self.start + aligned(3 * self.rows)
+        return self.start + aligned(ROW_FIELDS * self.rows)
 
     def write(self, table: TileTable, words: Ints, tail: int) -> int:
         """Write a table that fits, with its lists of any length from word `tail` on.
@@ -91,7 +92,8 @@ class TablePlace:
         return DeviceTiles(shape, window, rows, tiles, words, masked)
 
     def _rows(self, words: WordsT) -> WordsT:
-        return words[self.start : self.start + 3 * self.rows].reshape(3, self.rows)
+        words = words[self.start : self.start + ROW_FIELDS * self.rows]
+        return words.reshape(ROW_FIELDS, self.rows)
 
     def _tiles(self, words: WordsT) -> WordsT:
         start, size = self._tiles_start, self.tiles * TILE_FIELDS

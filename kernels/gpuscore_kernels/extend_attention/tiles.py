@@ -7,12 +7,13 @@ rows of a tile share their prefix and root. From each source a tile of query row
 
 - *full* tiles of keys, which all its rows see completely: no mask;
 - *masked* tiles of keys, cut off by a prefix's end, the diagonal, a window's edge or the border to
-  another segment. Ancestors below the root, which are short, have masked tiles only.
+  another segment. Ancestors below the root, which are short, have masked tiles only. Own segments
+  that follow each other in the batch share masked tiles.
 
 Tiles of keys that no row sees are left out.
 
-Tiles of keys start at the first key of their source (for an item, its own first token), and a row
-reads them in the order of positions. So if masked tiles are as wide as full ones, the tiles of a
+Steady tiles of keys start at the first key of their source (for an item, its own first token), and
+a row reads them in the order of positions: full tiles do not follow masked ones. So the tiles of a
 row depend neither on the rest of the batch nor on which of its keys were cached. (A masked key
 leaves a row's sums as they are, bit for bit.)
 """
@@ -30,6 +31,7 @@ from gpuscore_kernels.extend_attention.layout import (
     NUM_PACKED,
     NUM_ROOT,
     NUM_ROWS,
+    OWN,
     OWN_BASE,
     POOL_END,
     POOL_START,
@@ -193,7 +195,7 @@ class _Tiling:
             self._add_root(run, tiles, batch.lineage[0][self.segment[cut.first_piece]])
         for ancestors in batch.lineage[1:]:
             length, position, row = batch.segments.whole(ancestors[self.segment])
-            run.add(SourceKeys(cut.tile, length, None, position, self.segment, row))
+            run.add(SourceKeys(cut.tile, length, None, position, self.row, row))
         self._add_own(run, tiles)
         return tiles, run.masked(tiles, self._slots if batch.has_prefix else None)
 
@@ -223,9 +225,7 @@ class _Tiling:
         # Only the single piece of a tile has full tiles.
         full = (self.first + 1) * self.cut.alone
         tile, length = self.cut.tile, self.last + 1
-        begin, count = run.add(
-            SourceKeys(tile, length, full, self.position, self.segment, self.row)
-        )
+        begin, count = run.add(SourceKeys(tile, length, full, self.position, OWN, self.row))
         last, root = self.cut.last_piece, tiles[:, NUM_ROOT]
         tiles[:, NUM_PACKED] = root + count[last]
         start = self.row + begin * self.shape.keys

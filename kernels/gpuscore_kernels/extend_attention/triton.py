@@ -33,9 +33,15 @@ ROOT_BASE = tl.constexpr(columns.ROOT_BASE)
 OWN_BASE = tl.constexpr(columns.OWN_BASE)
 MASKED_FIELDS = tl.constexpr(columns.MASKED_FIELDS)
 NUM_KEYS = tl.constexpr(columns.NUM_KEYS)
-KEY_POSITION = tl.constexpr(columns.KEY_POSITION)
-SEGMENT = tl.constexpr(columns.SEGMENT)
+KEY = tl.constexpr(columns.KEY)
+WHOSE = tl.constexpr(columns.WHOSE)
 IS_PACKED = tl.constexpr(columns.IS_PACKED)
+OF_ROW = tl.constexpr(columns.OWN)
+SHARED = tl.constexpr(columns.SHARED)
+BATCH_ROW = tl.constexpr(columns.BATCH_ROW)
+FIRST_ROW = tl.constexpr(columns.FIRST_ROW)
+POSITION = tl.constexpr(columns.POSITION)
+NO_KEY = tl.constexpr(2**31 - 1)  # above every row and position
 
 
 @triton.jit
@@ -82,8 +88,9 @@ def _masked_step(
     top,
     total,
     acc,
+    batch_row,
+    first_row,
     position,
-    segment,
     pool_k,
     pool_v,
     k,
@@ -106,17 +113,22 @@ def _masked_step(
         entry = masked + index * MASKED_FIELDS
         start = tl.load(entry).to(tl.int64)
         count = tl.load(entry + NUM_KEYS)
-        key_position = tl.load(entry + KEY_POSITION) + offset_n
-        whose = tl.load(entry + SEGMENT)
+        key = tl.where(offset_n < count, tl.load(entry + KEY) + offset_n, NO_KEY)
+        whose = tl.load(entry + WHOSE)
         packed = tl.load(entry + IS_PACKED) != 0
         from_k = tl.where(packed, k + start * stride_k, pool_k + start * stride_pk)
         from_v = tl.where(packed, v + start * stride_v, pool_v + start * stride_pv)
         step_k = tl.where(packed, stride_k, stride_pk)
         step_v = tl.where(packed, stride_v, stride_pv)
-        visible = (offset_n[None, :] < count) & (key_position[None, :] <= position[:, None])
-        visible = visible & ((whose < 0) | (segment[:, None] == whose))
+        own = whose == OF_ROW
+        others = tl.where((whose == SHARED) | (first_row == whose), 0, NO_KEY)
+        oldest = tl.where(own, first_row, others)
+        # Other keys than those of its own segment come before a row.
+        newest = tl.where(own, batch_row, NO_KEY - 1)
         if WINDOW > 0:
-            visible = visible & (key_position[None, :] > position[:, None] - WINDOW)
+            newest = tl.where(own, batch_row, position)
+            oldest = tl.maximum(oldest, newest - (WINDOW - 1))
+        visible = (key[None, :] <= newest[:, None]) & (key[None, :] >= oldest[:, None])
         keys = _load_keys(from_k, offset_n, offset_d, step_k, count, D, True)
         values = _load_keys(from_v, offset_n, offset_d, step_v, count, D, True)
         top, total, acc = _step(q, keys, values, top, total, acc, visible, scale, cap, True, CAP)
@@ -132,7 +144,7 @@ def extend_attention_kernel(
     pool_v,
     out,  # [M, H, D]
     lse,  # float32 [M, H]
-    rows,  # int32 [3, M]
+    rows,  # int32 [ROW_FIELDS, M]
     tiles,  # int32 [n, TILE_FIELDS]
     pool_tiles,  # int32
     masked,  # int32 [*, MASKED_FIELDS]
@@ -179,9 +191,13 @@ def extend_attention_kernel(
     token = offset_m // GROUP
     head = kv_head * GROUP + offset_m % GROUP
     real = token < count
-    row = tl.load(rows + row_start + token, mask=real, other=0).to(tl.int64)
-    position = tl.load(rows + num_rows + row_start + token, mask=real, other=-1)
-    segment = tl.load(rows + 2 * num_rows + row_start + token, mask=real, other=-2)
+    of_token = rows + row_start + token
+    row = tl.load(of_token, mask=real, other=0).to(tl.int64)
+    batch_row = tl.load(of_token + BATCH_ROW * num_rows, mask=real, other=-1)
+    first_row = tl.load(of_token + FIRST_ROW * num_rows, mask=real, other=0)
+    position = batch_row
+    if WINDOW > 0:
+        position = tl.load(of_token + POSITION * num_rows, mask=real, other=-1)
     in_head = real[:, None] & (offset_d[None, :] < D)
 
     at = row[:, None] * stride_qm + head[:, None] * stride_qh + offset_d[None, :]
@@ -199,7 +215,7 @@ def extend_attention_kernel(
     end = tl.load(tile + MASKED_END)
     if WINDOW > 0:
         top, total, acc = _masked_step(
-            begin, after, masked, q_tile, top, total, acc, position, segment,
+            begin, after, masked, q_tile, top, total, acc, batch_row, first_row, position,
             pool_k_head, pool_v_head, k_head, v_head,
             stride_pks, stride_pvs, stride_kt, stride_vt,
             offset_d, scale, cap, WINDOW, D, OWN, CAP,
@@ -233,7 +249,7 @@ def extend_attention_kernel(
         values = _load_keys(from_v, offset_n, offset_d, stride_vt, BN, D, False)
         top, total, acc = _step(q_tile, keys, values, top, total, acc, True, scale, cap, False, CAP)
     top, total, acc = _masked_step(
-        after, end, masked, q_tile, top, total, acc, position, segment,
+        after, end, masked, q_tile, top, total, acc, batch_row, first_row, position,
         pool_k_head, pool_v_head, k_head, v_head,
         stride_pks, stride_pvs, stride_kt, stride_vt,
         offset_d, scale, cap, WINDOW, D, OWN, CAP,

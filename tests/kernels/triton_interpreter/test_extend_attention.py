@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from gpuscore.backends.torch.attention.triton import layout_of
+from gpuscore.types.batch import Prefix, Segment, pack
 from gpuscore_kernels.extend_attention import (
     TileConfig,
     build_tiles,
@@ -21,6 +22,7 @@ from gpuscore_kernels.extend_attention import (
 from gpuscore_kernels.extend_attention import triton as kernels
 from support import attention_oracle as oracle
 from support.attention_inputs import inputs, relative_error, requests
+from support.batches import Pages, int32
 from support.kernels import DEVICE, DTYPES, INTERPRETED, TOLERANCE, choose_anew, planted
 from support.slow import slow
 
@@ -38,6 +40,7 @@ BATCHES = {
 }
 MIXED = [(33, 34, [2, 20]), (0, 0, [9]), (64, 5, [3, 5]), (5, 0, [20])]
 SMALL = [(32, 33, [3, 5]), (5, 0, [2])]
+TREE = "a tree"
 CACHED = [(96, 33, [3, 5]), (5, 0, [2])]
 FEW = np.arange(30, 43, dtype=np.int32)  # rows: the query's last one, and all of the items
 
@@ -59,7 +62,7 @@ def errors(
     rows=None,
 ):
     """Return the relative error of the output and the absolute error of the log-sum-exp."""
-    batch = requests(*sizes, page_size=PAGE, num_pages=PAGES)
+    batch = tree() if sizes == TREE else requests(*sizes, page_size=PAGE, num_pages=PAGES)
     given = inputs(batch, PAGE, PAGES, heads, dim, dtype, DEVICE)
     tiles = table_of(batch, config, heads, window=window, rows=rows)
     q = given.q if rows is None else given.q[torch.from_numpy(rows).long()]
@@ -73,6 +76,24 @@ def errors(
 def close(found, dtype=torch.float32):
     assert found[0] <= TOLERANCE[dtype]
     assert found[1] <= LSE_TOLERANCE
+
+
+def tree():
+    """Return a root of 9 tokens with items of 5 and 20, below which others continue."""
+    segments, starts = [], [33]
+    for length, parent in ((9, -1), (5, 0), (3, 1), (2, 2), (1, 1), (20, 0), (17, 5)):
+        start = 33 if parent < 0 else starts[parent] + len(segments[parent].token_ids)
+        starts[len(segments) :] = [start]
+        segments.append(
+            Segment(int32(range(length)), start, 0, parent=parent, label_ids=int32([1]))
+        )
+    pages = Pages.shuffled(np.random.default_rng(0), PAGES, PAGE)
+    return pack(segments, [Prefix(33, pages.of(0, 33))])
+
+
+@pytest.mark.parametrize("window", [None, *slow(9)])
+def test_trees(window):
+    close(errors(TREE, window=window))
 
 
 @pytest.mark.parametrize("name", BATCHES)
@@ -201,10 +222,19 @@ DEFECTS = {
         "weights = tl.where(visible, weights, 1.0)",
     ),
     "the diagonal is hidden": (
-        "(key_position[None, :] <= position[:, None])",
-        "(key_position[None, :] < position[:, None])",
+        "(key[None, :] <= newest[:, None])",
+        "(key[None, :] < newest[:, None])",
     ),
-    "items see each other": ("(whose < 0) | (segment[:, None] == whose)", "(whose > -9)"),
+    "items see each other": ("tl.where(own, first_row, others)", "tl.where(own, 0, others)"),
+    "rows see what follows": (
+        "newest = tl.where(own, batch_row, NO_KEY - 1)",
+        "newest = NO_KEY - 1 + batch_row * 0",
+    ),
+    "tails are seen": (
+        "tl.where(offset_n < count, tl.load(entry + KEY) + offset_n, NO_KEY)",
+        "tl.load(entry + KEY) + offset_n",
+    ),
+    "all see an item's ancestor": ("(first_row == whose)", "(whose >= 0)"),
     "all read one KV head": ("kv_head.to(tl.int64)", "(kv_head * 0).to(tl.int64)"),
     "a head has another's keys": ("kv_head * GROUP + offset_m % GROUP", "offset_m % GROUP"),
     "a full tile is left out": ("tl.range(0, num_packed)", "tl.range(1, num_packed)"),
@@ -227,6 +257,7 @@ def test_a_defect_is_visible(name, tmp_path, monkeypatch):
         monkeypatch.setattr(launch, "extend_attention_kernel", defective)
         choose_anew(monkeypatch, launch)
         heads = (4, 2) if "head" in name.lower() else HEADS
-        sizes = CACHED if "slot" in name else SMALL
-        error, lse_error = errors(sizes, heads=heads, rows=FEW)
+        sizes = TREE if "ancestor" in name else CACHED if "slot" in name else SMALL
+        rows = None if sizes == TREE else FEW
+        error, lse_error = errors(sizes, heads=heads, rows=rows)
     assert not (error <= 1e-3 and lse_error <= 1e-2)

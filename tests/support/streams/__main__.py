@@ -24,9 +24,6 @@ def main(argv: Sequence[str]) -> int:
     groups = range(options.group or 0, -(-options.worlds // GROUP))
     if options.group is not None:
         groups = range(options.group, options.group + 1)
-    if options.trace is not None:
-        with options.trace.open("w") as trace:
-            return _show(check_worlds(groups, trace))
     # Nothing has started a thread yet, so forked processes are safe, and need not import torch.
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
     with ProcessPoolExecutor(options.processes, mp_context=context) as pool:
@@ -48,9 +45,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--worlds", type=int, default=100, help=f"in groups of {GROUP}")
     parser.add_argument("--group", type=int, help="this group of worlds only")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
-    parser.add_argument(
-        "--trace", type=Path, help="write every operation to this file, as JSON lines; no plants"
-    )
     return parser
 
 

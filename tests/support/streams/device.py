@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -159,19 +160,6 @@ class FakeCuda:
 
 
 @contextmanager
-def replaced(owner: Any, values: Mapping[str, Any]) -> Iterator[None]:
-    """Set attributes of a module or class, and restore them."""
-    before = {name: getattr(owner, name) for name in values}
-    for name, value in values.items():
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(owner, name, value)
-
-
-@contextmanager
 def playing(recorder: Recorder, launch: Callable[..., Any]) -> Iterator[FakeCuda]:
     """Let `torch.cuda` be the recorder's device; Triton launches go to `launch`.
 
@@ -181,10 +169,10 @@ def playing(recorder: Recorder, launch: Callable[..., Any]) -> Iterator[FakeCuda
 
     cuda = FakeCuda(recorder)
     # This binding asks for a CUDA device before it dispatches; on a CPU it does nothing else.
-    nonzero = {"nonzero": torch.ops.aten.nonzero.default}
+    nonzero = torch.ops.aten.nonzero.default
     with (
-        replaced(torch.cuda, cuda.replacements()),
-        replaced(torch, nonzero),
-        replaced(JITFunction, {"run": launch}),
+        mock.patch.multiple(torch.cuda, **cuda.replacements()),
+        mock.patch.object(torch, "nonzero", nonzero),
+        mock.patch.object(JITFunction, "run", launch),
     ):
         yield cuda

@@ -1,19 +1,16 @@
 """The recorder: what threads, streams and the allocator do, told to the checker as it happens."""
 
-import json
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TextIO
 
 import torch
 from torch import Tensor
 
+from support.product_frames import product_line
 from support.streams.checker import Checker, Span
 from support.streams.turns import Turns
 
-PRODUCT = ("/gpuscore/", "/gpuscore_kernels/")
 DEFAULT = "the default stream"
 
 without_recording = torch._C._DisableTorchDispatch
@@ -69,16 +66,14 @@ class Recorder:
 
     Args:
         turns: of the two threads.
-        trace: gets a line of JSON for each operation, record, wait and synchronisation.
     """
 
-    def __init__(self, turns: Turns, trace: TextIO | None = None) -> None:
+    def __init__(self, turns: Turns) -> None:
         self.checker = Checker()
         self.turns, self.faults = turns, Faults()
         self.captures: dict[str, Capture] = {}  # by thread
         self.live = self.peak = 0  # bytes of device memory
         self.closed = False  # the device is gone, and memory that is still referenced with it
-        self._trace = trace
         self._local = threading.local()
         self._numbers = 0
         self._pinned: list[tuple[int, int, int, Tensor]] = []  # address, end, block, memory
@@ -117,8 +112,7 @@ class Recorder:
         if capture is not None:
             capture.blocks.add(block.number)
         else:
-            self.checker.allocate(self.thread, block.stream, block.number, size, self.where())
-        self._write("allocate", block=block.number, size=size)
+            self.checker.allocate(self.thread, block.stream, block.number, size, product_line())
         return block
 
     def free(self, block: Block) -> None:
@@ -129,7 +123,6 @@ class Recorder:
             self.checker.forget(block.number)
         else:
             self.checker.free(self.thread, block.stream, block.number, "last reference dropped")
-        self._write("free", block=block.number)
 
     # ---- pinned memory ----
 
@@ -168,22 +161,20 @@ class Recorder:
         if capture is not None:
             if capture.stream != self.stream:
                 raise NotImplementedError("a capture of more than one stream")
-            capture.nodes.append(Node(name, self.where(), reads, writes, again))
+            capture.nodes.append(Node(name, product_line(), reads, writes, again))
             return True
-        self.run(name, self.where(), reads, writes)
+        self.run(name, product_line(), reads, writes)
         return False
 
     def run(self, name: str, where: str, reads: Sequence[Span], writes: Sequence[Span]) -> None:
         self.checker.on_stream(self.thread, self.stream, name, where, reads, writes)
-        self._write(name, stream=self.stream, where=where, reads=reads, writes=writes)
 
     def host(self, name: str, reads: Sequence[Span], writes: Sequence[Span]) -> None:
         """Record an access of this thread to pinned memory."""
         if reads or writes:
             self.turns.pause()
-            where = self.where()
+            where = product_line()
             self.checker.on_host(self.thread, name, where, reads, writes)
-            self._write(name, where=where, reads=reads, writes=writes)
 
     # ---- order ----
 
@@ -191,34 +182,28 @@ class Recorder:
         self._before()
         self._refuse_capture("an event recorded")
         self.checker.record(self.thread, stream, event)
-        self._write("record", stream=stream, event=event)
 
     def wait(self, stream: str, event: int) -> None:
         self._before()
         self._refuse_capture("a stream that waits")
         self.checker.wait(self.thread, stream, event)
-        self._write("wait", stream=stream, event=event)
 
     def synchronise_event(self, event: int) -> None:
         self._before()
         self._refuse_capture("a thread that waits")
         self.checker.synchronise_event(self.thread, event)
-        self._write("synchronise", event=event)
 
     def synchronise(self, stream: str | None = None) -> None:
         """Let the thread wait for a stream, or for the device (None)."""
         self._before()
         self._refuse_capture("a thread that waits")
         self.checker.synchronise(self.thread, stream)
-        self._write("synchronise", stream=stream or "the device")
 
     def release(self, handover: object) -> None:
         self.checker.release(self.thread, handover)
-        self._write("hand over", handover=str(handover))
 
     def acquire(self, handover: object) -> None:
         self.checker.acquire(self.thread, handover)
-        self._write("take over", handover=str(handover))
 
     # ---- inside ----
 
@@ -229,21 +214,3 @@ class Recorder:
     def _refuse_capture(self, what: str) -> None:
         if self.thread in self.captures:
             raise RuntimeError(f"CUDA error: {what} while the thread's stream is captured")
-
-    @staticmethod
-    def where() -> str:
-        """Return where the product called: folder, file and line."""
-        frame = sys._getframe(1)
-        while frame.f_back is not None:
-            path = frame.f_code.co_filename
-            if PRODUCT[0] in path or PRODUCT[1] in path:
-                return f"{'/'.join(path.rsplit('/', 2)[1:])}:{frame.f_lineno}"
-            frame = frame.f_back
-        return "the checker's own code"
-
-    def _write(self, name: str, **values: Any) -> None:
-        if self._trace is not None:
-            for side in ("reads", "writes"):
-                values[side] = [[s.block, s.start, s.end] for s in values.get(side, ())]
-            line = {"operation": name, "thread": self.thread, **values}
-            self._trace.write(json.dumps(line) + "\n")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, TextIO
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -99,7 +99,7 @@ class BackendWithFaults:
 
 @dataclass
 class StreamWorld(World):
-    """A world over a loaded backend; its scores are those of a real model."""
+    """A world over a loaded backend, whose launches compute nothing."""
 
     real: TorchBackend | None = None
     device: DeviceFaults = field(default_factory=DeviceFaults)
@@ -160,9 +160,9 @@ class Report:
 class Life:
     """One backend from its start to its end, and the worlds that it serves."""
 
-    def __init__(self, directory: Path, group: int, trace: TextIO | None = None) -> None:
+    def __init__(self, directory: Path, group: int) -> None:
         self.faults = DeviceFaults()
-        self.recorder = Recorder(Turns(group), trace)
+        self.recorder = Recorder(Turns(group))
         self.recorder.faults = self.faults
         self.report = Report()
         self.setup = setup_of(group)
@@ -213,14 +213,12 @@ class Life:
         self._note(-1)
 
 
-def check_group(
-    directory: Path, seeds: Sequence[int], group: int, trace: TextIO | None = None
-) -> Report:
+def check_group(directory: Path, seeds: Sequence[int], group: int) -> Report:
     """Run worlds on one backend after the other: a lost device ends its process, and a new one
     starts."""
     report, left = Report(), list(seeds)
     while left:
-        life = Life(directory, group, trace)
+        life = Life(directory, group)
         with life.started() as real:
             while left and not life.faults.lost:
                 seed = left.pop(0)
@@ -232,14 +230,14 @@ def check_group(
     return report
 
 
-def check_worlds(groups: Iterable[int], trace: TextIO | None = None) -> Report:
+def check_worlds(groups: Iterable[int]) -> Report:
     """Run all worlds of these groups; group g has the seeds from g * GROUP on."""
     report = Report()
     with silent(), tempfile.TemporaryDirectory() as folder:
         directory = write_model(Path(folder))
         for group in groups:
             seeds = range(group * GROUP, (group + 1) * GROUP)
-            report.add(check_group(directory, seeds, group, trace))
+            report.add(check_group(directory, seeds, group))
     return report
 
 

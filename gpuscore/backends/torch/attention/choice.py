@@ -95,7 +95,7 @@ def attention_factory(
         from gpuscore.backends.torch.attention import flashinfer
 
         cascade = name == "flashinfer-cascade"
-        form = (flashinfer.FlashInferCascade if cascade else flashinfer.FlashInferItems)(device)
+        form = (flashinfer.cascade_form if cascade else flashinfer.items_form)(device)
         return lambda config, pool: flashinfer.FlashInferAttention(config, pool, form)
     impl: Implementation = "cpu" if device.type == "cpu" else "reference"
     return lambda config, pool: TorchAttention(config, pool, impl, merge, tiling)

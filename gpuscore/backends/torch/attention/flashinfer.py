@@ -15,7 +15,9 @@ the pool, then the batch's own. So page numbers are the same in every layer.
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -46,16 +48,6 @@ class ItemsLayout:
     prefix_lens: NDArray[np.int64]  # [n] keys of each sequence before its items
     positions: NDArray[np.int64]  # [n, width] position in its item of each item token, from 1
     longest: NDArray[np.int64]  # [n] tokens of the longest item, or of all where no prefix is
-
-
-@dataclass(frozen=True, slots=True)
-class CascadeLayout:
-    """A batch in the cascade form: first shared keys, then each row's own segment, causally."""
-
-    slots: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    shared: Sequences
-    own: Sequences
 
 
 def lay_out_items(batch: PackedBatch, page_size: int) -> ItemsLayout:
@@ -95,22 +87,6 @@ def lay_out_items(batch: PackedBatch, page_size: int) -> ItemsLayout:
         np.array(prefix_lens, np.int64),
         np.array(padded, np.int64).reshape(len(padded), width),
         np.array(longest, np.int64),
-    )
-
-
-def lay_out_cascade(batch: PackedBatch, page_size: int) -> CascadeLayout:
-    slots, cached = _cached(batch, page_size)
-    segments, shared_rows, shared = [], [], []
-    for (request, _), members in _groups(batch).items():
-        own = [_rows(batch, s) for s in members]
-        segments += own
-        before = [len(slots) + rows for rows in _rows_above(batch, members[0])]
-        shared_rows.append(np.concatenate(own))
-        shared.append(np.concatenate([cached[request], *before]))
-    rows = np.concatenate([np.empty(0, np.int64), *segments])
-    own_keys = [len(slots) + segment for segment in segments]
-    return CascadeLayout(
-        slots, rows, _sequences(shared_rows, shared), _sequences(segments, own_keys)
     )
 
 
@@ -154,27 +130,31 @@ LONGEST_ITEM = 2**16 - 1  # positions are uint16
 
 # Rows of the batch in the order of FlashInfer's query rows, [T], and the pool's slots whose keys
 # come first in the buffer.
-Planned = tuple[NDArray[np.int64], NDArray[np.int64]]
+Planned: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]
+# A form: its plan of a batch, of which there is one at a time, and what computes a layer from q
+# [T, H, D], in the plan's order, and from keys and values [slots + T, 2, 1, Hkv, D], in pages of
+# one token.
+Plan: TypeAlias = Callable[[PackedBatch, KVPool, DecoderConfig], Planned]
+Form: TypeAlias = tuple[Plan, Callable[[Tensor, Tensor], Tensor]]
 
 
-class FlashInferItems:
-    """The multi-item form; it keeps the plan of one batch at a time."""
+def items_form(device: torch.device) -> Form:
+    from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
-    def __init__(self, device: torch.device) -> None:
-        from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+    wrapper = BatchPrefillWithPagedKVCacheWrapper(_workspace(device), "NHD")
 
-        self._device = device
-        self._wrapper = BatchPrefillWithPagedKVCacheWrapper(_workspace(device), "NHD")
+    def tensor(values: NDArray[np.int64], dtype: torch.dtype) -> Tensor:
+        return torch.from_numpy(values).to(dtype).to(device)
 
-    def plan(self, batch: PackedBatch, pool: KVPool, model: DecoderConfig) -> Planned:
+    def plan(batch: PackedBatch, pool: KVPool, model: DecoderConfig) -> Planned:
         layout = lay_out_items(batch, pool.page_size)
         if layout.longest.max(initial=0) > LONGEST_ITEM:
             raise ValueError(
                 f"an item has more than {LONGEST_ITEM} tokens, or all items of a request without a "
                 "query have"
             )
-        self._wrapper.plan(
-            *_indices(layout.sequences, self._device),
+        wrapper.plan(
+            *_indices(layout.sequences, device),
             model.num_heads,
             model.num_kv_heads,
             model.head_dim,
@@ -182,40 +162,36 @@ class FlashInferItems:
             causal=True,
             sm_scale=model.attention_scale,
             q_data_type=_name(pool.dtype),
-            prefix_len_ptr=self._tensor(layout.prefix_lens, torch.uint32),
-            token_pos_in_items_ptr=self._tensor(layout.positions.reshape(-1), torch.uint16),
+            prefix_len_ptr=tensor(layout.prefix_lens, torch.uint32),
+            token_pos_in_items_ptr=tensor(layout.positions.reshape(-1), torch.uint16),
             token_pos_in_items_len=layout.positions.shape[1],
-            max_item_len_ptr=self._tensor(layout.longest, torch.uint16),
+            max_item_len_ptr=tensor(layout.longest, torch.uint16),
         )
         return layout.rows, layout.slots
 
-    def run(self, q: Tensor, pages: Tensor) -> Tensor:
-        """Compute one layer.
-
-        Args:
-            q: [T, H, D], in the plan's order.
-            pages: [slots + T, 2, 1, Hkv, D], keys and values in pages of one token.
-        """
-        return self._wrapper.run(q, pages)
-
-    def _tensor(self, values: NDArray[np.int64], dtype: torch.dtype) -> Tensor:
-        return torch.from_numpy(values).to(dtype).to(self._device)
+    return plan, wrapper.run
 
 
-class FlashInferCascade:
-    """The cascade form, which does so, too."""
+def cascade_form(device: torch.device) -> Form:
+    """Return the form that first reads shared keys, then causally each row's own segment."""
+    from flashinfer import MultiLevelCascadeAttentionWrapper
 
-    def __init__(self, device: torch.device) -> None:
-        from flashinfer import MultiLevelCascadeAttentionWrapper
+    wrapper = MultiLevelCascadeAttentionWrapper(2, _workspace(device), "NHD")
 
-        self._device = device
-        self._wrapper = MultiLevelCascadeAttentionWrapper(2, _workspace(device), "NHD")
-
-    def plan(self, batch: PackedBatch, pool: KVPool, model: DecoderConfig) -> Planned:
-        layout = lay_out_cascade(batch, pool.page_size)
-        shared, own = (_indices(level, self._device) for level in (layout.shared, layout.own))
-        queries, starts, keys, last = ([a, b] for a, b in zip(shared, own, strict=True))
-        self._wrapper.plan(
+    def plan(batch: PackedBatch, pool: KVPool, model: DecoderConfig) -> Planned:
+        slots, cached = _cached(batch, pool.page_size)
+        segments, shared_rows, shared = [], [], []
+        for (request, _), members in _groups(batch).items():
+            own = [_rows(batch, s) for s in members]
+            segments += own
+            before = [len(slots) + rows for rows in _rows_above(batch, members[0])]
+            shared_rows.append(np.concatenate(own))
+            shared.append(np.concatenate([cached[request], *before]))
+        own_keys = [len(slots) + segment for segment in segments]
+        levels = (_sequences(shared_rows, shared), _sequences(segments, own_keys))
+        arrays = zip(*(_indices(level, device) for level in levels), strict=True)
+        queries, starts, keys, last = map(list, arrays)
+        wrapper.plan(
             queries,
             starts,
             keys,
@@ -228,11 +204,9 @@ class FlashInferCascade:
             sm_scale=model.attention_scale,
             q_data_type=_name(pool.dtype),
         )
-        return layout.rows, layout.slots
+        return np.concatenate([np.empty(0, np.int64), *segments]), slots
 
-    def run(self, q: Tensor, pages: Tensor) -> Tensor:
-        result: Tensor = self._wrapper.run(q, pages)
-        return result
+    return plan, wrapper.run
 
 
 def _workspace(device: torch.device) -> Tensor:
@@ -257,10 +231,10 @@ class FlashInferAttention:
 
     config: DecoderConfig
     pool: KVPool
-    form: FlashInferItems | FlashInferCascade
+    form: Form
 
     def prepare(self, batch: PackedBatch) -> "FlashInferPass":
-        planned = self.form.plan(batch, self.pool, self.config)
+        planned = self.form[0](batch, self.pool, self.config)
         rows, slots, scored = (
             torch.from_numpy(x.astype(np.int64)).to(self.pool.device)
             for x in (*planned, batch.score_rows)
@@ -289,5 +263,5 @@ class FlashInferPass:
             every[self.scored] = q
             q = every
         out = torch.empty_like(q)
-        out[self.rows] = self.backend.form.run(q[self.rows], pages)
+        out[self.rows] = self.backend.form[1](q[self.rows], pages)
         return out[self.scored] if last else out

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.torch.attention.layout import (
+    AttentionLayout,
     CausalGroup,
     DensePass,
     ScoredGroup,
@@ -44,30 +45,20 @@ class TorchAttention:
     tiling: Tiling | None = None
 
     def prepare(self, batch: PackedBatch) -> "TorchPass":
-        return TorchPass(batch, self.config, self.pool, self.impl, self.merge, self.tiling)
+        pool, windows = self.pool, self.config.windows
+        plans = {
+            window: lay_out_attention(batch, pool.page_size, window, pool.device, self.tiling)
+            for window in set(windows)
+        }
+        return TorchPass(self, [plans[window] for window in windows])
 
 
+@dataclass(frozen=True, slots=True)
 class TorchPass:
     """Attention of one batch."""
 
-    def __init__(
-        self,
-        batch: PackedBatch,
-        config: DecoderConfig,
-        pool: KVPool,
-        impl: Implementation,
-        merge: Merge,
-        tiling: Tiling | None = None,
-    ) -> None:
-        plans = {
-            window: lay_out_attention(batch, pool.page_size, window, pool.device, tiling)
-            for window in set(config.windows)
-        }
-        self.plans = [plans[window] for window in config.windows]
-        self.pool, self.impl, self.merge = pool, impl, merge
-        # Keys hidden from all rows are skipped, but not with tiling: the other rows decide which.
-        self.skip_hidden = tiling is None
-        self.scale, self.softcap = config.attention_scale, config.attention_softcap
+    backend: TorchAttention
+    plans: list[AttentionLayout]  # of each layer
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         plan = self.plans[layer]
@@ -89,10 +80,12 @@ class TorchPass:
             q,
             k,
             v,
-            scale=self.scale,
-            softcap=self.softcap,
-            skip_hidden=self.skip_hidden,
-            impl=self.impl,
+            scale=self.backend.config.attention_scale,
+            softcap=self.backend.config.attention_softcap,
+            # Keys hidden from all rows are skipped, but not with tiling: the other rows decide
+            # which.
+            skip_hidden=self.backend.tiling is None,
+            impl=self.backend.impl,
             **visible,
         )
 
@@ -135,13 +128,13 @@ class TorchPass:
     def _add_dense(
         self, layer: int, part: DensePass, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
     ) -> None:
-        shared = shared_keys(self.pool, layer, part, k, v)
+        shared = shared_keys(self.backend.pool, layer, part, k, v)
         for call in part.calls:
             o, log_sum = self._partial(
                 q[call.rows].transpose(0, 1).unsqueeze(0), *shared, first_key=call.first_key
             )
             before = out[call.rows], lse[call.rows]
-            results = self.merge(
+            results = self.backend.merge(
                 *before, o.squeeze(0).transpose(0, 1), log_sum.squeeze(0).transpose(0, 1)
             )
             if isinstance(call.rows, slice) and results[0] is before[0]:

@@ -45,11 +45,10 @@ from gpuscore.measure.parity.measures import differences
 from gpuscore.measure.parity.report import (
     EXIT_FAILED,
     EXIT_OK,
-    HEAD,
     STATES,
     error_plots,
     heading,
-    row,
+    scores_table,
     speed,
     verdict_line,
 )
@@ -157,7 +156,7 @@ def _compare(one: CheckedServer, two: CheckedServer, tolerance: float) -> tuple[
     passed = found.p.maximum <= tolerance and found.p.mean <= tolerance / 2
     detail = f"|d p| max {found.p.maximum:.1e} of {tolerance:g}, mean {found.p.mean:.1e} of half"
     verdicts = [Verdict(subject, "scores", passed, detail), *order_verdicts(found, subject)]
-    print(f"\n{aligned(HEAD, [row(found)])}\n")
+    print(f"\n{aligned(*scores_table([found]))}\n")
     for verdict in verdicts:
         print(verdict_line(verdict))
     return verdicts, _plots(workload, found, verdicts)
@@ -185,7 +184,7 @@ def _plots(workload: Workload, found: Comparison, verdicts: Sequence[Verdict]) -
     cells = [(escape(v.gate), STATES[v.passed], escape(v.detail)) for v in verdicts]
     return (
         heading(found)
-        + text_table(HEAD, [row(found)])
+        + text_table(*scores_table([found]))
         + table(("gate", "verdict", "what was found"), cells)
         + error_plots(workload, found, differences(workload, found.want, found.got)[0])
     )

@@ -1,6 +1,7 @@
 // The playground: the form, its state in the address, and what a run shows.
 
 import { byId, copy, download, make } from "./dom.js";
+import { exampleFor } from "./examples.js";
 import { remember, startHistory } from "./history.js";
 import { csvOf, showBoth, showError, showRun } from "./results.js";
 import { BASE, call, setKey } from "./server.js";
@@ -9,10 +10,6 @@ import { snippets } from "./snippets.js";
 import { readState, writeState } from "./state.js";
 import { TASKS } from "./tasks.js";
 
-const EXAMPLE = {
-  query: "a blue wooden chair for the garden",
-  items: "A red steel lamp.\nA wooden garden chair in blue.\nA blue wool scarf.\nA chair of steel.",
-};
 const AGAIN = 3000;  // milliseconds
 const sides = { a: null, b: null };
 const models = [];
@@ -28,7 +25,7 @@ function start() {
   });
   byId("compare").addEventListener("change", () => { showSides(); changed(); });
   byId("example").addEventListener("click", () => {
-    sides.a.state = { ...sides.a.state, ...EXAMPLE, format: "lines" };
+    sides.a.state = { ...sides.a.state, ...exampleFor(sides.a), format: "lines" };
     changed();
   });
   byId("copy-a").addEventListener("click", () => { sides.b.state = sides.a.state; changed(); });

@@ -1,0 +1,148 @@
+"""The verdict on eight bits at start: answers of the model that will serve, and those in 16 bits.
+
+The texts are held out: they did not decide which rows are taken twice.
+"""
+
+import logging
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from gpuscore.backends.base import Backend
+from gpuscore.backends.common.eight_bits.recipe import Recipe
+from gpuscore.errors import ConfigError
+from gpuscore.types.batch import NO_TOKENS, Float64Array, Prefix, RowScores, Segment, pack
+
+logger = logging.getLogger(__name__)
+
+LEAST_TAU = 0.8  # of the order of held-out texts by their margin
+MOST_FLIPS = 0.05  # share of held-out texts whose best label may be another one
+INTERVAL = 0.95
+Z = NormalDist().inv_cdf((1 + INTERVAL) / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Differences of answers in eight bits from those in 16 bits.
+
+    Args:
+        error: mean of |d log p|, in nats, over texts and labels.
+        spread: half the width of the error's interval of 95 %, over texts.
+        tau_b: Kendall's, of the texts ordered by the margin between the labels.
+        flips: texts whose best label is another one.
+        texts: number of texts.
+    """
+
+    error: float
+    spread: float
+    tau_b: float
+    flips: int
+    texts: int
+
+    def __str__(self) -> str:
+        least, most = self.error - self.spread, self.error + self.spread
+        return (
+            f"mean error in log p {self.error:.3f} ({least:.3f} to {most:.3f}), tau-b "
+            f"{self.tau_b:.3f}, another best label for {self.flips} of {self.texts} held-out texts"
+        )
+
+    def problem(self, most_error: float) -> str | None:
+        """Say which limits are exceeded; None if none is. A NaN exceeds every limit."""
+        over = [
+            text
+            for fine, text in (
+                (self.error <= most_error, f"--quantization-error allows {most_error:g}"),
+                (self.tau_b >= LEAST_TAU, f"tau-b has to be at least {LEAST_TAU:g}"),
+                (self.flips <= MOST_FLIPS * self.texts, f"at most {MOST_FLIPS:.0%} may flip"),
+            )
+            if not fine
+        ]
+        return ", ".join(over) if over else None
+
+    def at_most(self, most_error: float) -> bool:
+        """Return whether other texts would probably be within all limits, too."""
+        return self.error + self.spread <= most_error and self.problem(most_error) is None
+
+
+def values(label_logits: Float64Array, lse: Float64Array, classes: int | None) -> Float64Array:
+    """Return what is compared, [texts, labels]: log p; the logit of a model with one class.
+
+    Args:
+        label_logits: [texts, labels].
+        lse: log-sum-exp over the vocabulary or all classes, [texts].
+        classes: of a classification model; None = labels are tokens.
+    """
+    return label_logits if classes == 1 else label_logits - lse[:, None]
+
+
+def compared(want: Float64Array, got: Float64Array) -> Agreement:
+    """Compare answers [texts, labels] in eight bits with those in 16 bits."""
+    off = np.abs(got - want).mean(axis=1)
+    margins = [one[:, 0] - one[:, 1:].sum(axis=1) for one in (want, got)]
+    flips = int((want.argmax(axis=1) != got.argmax(axis=1)).sum())
+    spread = Z * float(off.std(ddof=1)) / len(off) ** 0.5
+    return Agreement(float(off.mean()), spread, tau_b(*margins), flips, len(off))
+
+
+def tau_b(a: Float64Array, b: Float64Array) -> float:
+    """Return Kendall's tau-b of two lists [n]; 1 for two constant ones, 0 if one of them is."""
+    first, second = (np.sign(np.subtract.outer(one, one)) for one in (a, b))
+    of_first, of_second = np.abs(first).sum(), np.abs(second).sum()
+    if not of_first or not of_second:
+        return float(of_first == of_second)
+    return float((first * second).sum() / np.sqrt(of_first * of_second))
+
+
+def judge(backend: Backend, recipe: Recipe, most_error: float, allow: bool) -> Agreement:
+    """Ask the held-out texts, log the figures.
+
+    Args:
+        backend: loaded with the recipe.
+        recipe: has the texts and the answers in 16 bits.
+        most_error: the largest mean error in log p.
+        allow: log what would be refused.
+
+    Raises:
+        ConfigError: the answers differ by more than is allowed.
+    """
+    found = compared(np.array(recipe.answers), _ask(backend, recipe))
+    problem = found.problem(most_error)
+    if problem is None:
+        logger.info("eight bits: %s; %s", found, recipe.about)
+    elif allow:
+        logger.warning("eight bits: %s, but %s (--allow-degenerate)", found, problem)
+    else:
+        raise ConfigError(
+            f"the model in eight bits does not answer as in 16: {found}, but {problem}; "
+            f"{recipe.about}; serve it without --quantization, with texts like yours "
+            "(--quantization-texts FILE), with another --quantization-error, or in spite of that "
+            "with --allow-degenerate"
+        )
+    return found
+
+
+def _ask(backend: Backend, recipe: Recipe) -> Float64Array:
+    limits = backend.limits
+    labels, parts = np.array(recipe.labels, dtype=np.int32), []
+    batch: list[Segment] = []
+
+    def run() -> None:
+        packed = pack(batch, [Prefix(0, NO_TOKENS)] * len(batch))
+        parts.append(_values(backend.collect(backend.extend(packed)), limits.classes))
+        batch.clear()
+
+    for prompt in recipe.prompts:
+        if sum(len(one.token_ids) for one in batch) + len(prompt) > limits.max_tokens:
+            run()
+        tokens = np.array(prompt, dtype=np.int32)
+        batch.append(Segment(tokens, 0, len(batch), label_ids=labels, need_lse=True))
+    run()
+    return np.concatenate(parts)
+
+
+def _values(scores: RowScores, classes: tuple[str, ...] | None) -> Float64Array:
+    assert scores.lse is not None  # noqa: S101  (it was asked for)
+    lse = scores.lse.astype(float)
+    logits = scores.label_logits.reshape(len(lse), -1).astype(float)
+    return values(logits, lse, None if classes is None else len(classes))

@@ -1,0 +1,1 @@
+"""`gpuscore convert`: GGUF files and pickled weights into what `serve` takes."""

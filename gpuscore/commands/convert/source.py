@@ -1,0 +1,62 @@
+"""The source of a conversion: a model in another format than the one that `serve` takes."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from torch import Tensor
+
+from gpuscore.errors import ConfigError, UsageError
+from gpuscore.models.files import SHOWN
+
+# Called with the number of tensors that are done.
+Counted: TypeAlias = Callable[[int], None]
+
+
+class Source(Protocol):
+    """A model that can be converted.
+
+    Attributes:
+        path: of its file or directory.
+        why: says in a few words of which precision its weights are.
+        suggested: the dtype that this precision suggests.
+    """
+
+    path: Path
+    why: str
+    suggested: str
+
+    def write(self, directory: Path, dtype: str) -> None:
+        """Write weights in `dtype`, configuration, tokenizer and chat template.
+
+        Raises:
+            ConfigError: the source is damaged, or has what `serve` does not take.
+        """
+        ...
+
+    def tensor(self, name: str) -> Tensor | None:
+        """Return the tensor that the source has for this one of the written directory."""
+        ...
+
+    def check_texts(self, directory: Path) -> None:
+        """Raise ConfigError unless tokenizer and chat template are the source's."""
+        ...
+
+
+@contextmanager
+def refusing(path: Path) -> Iterator[None]:
+    """Turn what a library raises over a file of strangers, which may be anything, into a refusal.
+
+    Raises:
+        UsageError: with the path, and the first line of the library's error.
+    """
+    try:
+        yield
+    except (ConfigError, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the file
+            raise
+        reason = " ".join(str(error).split())[:SHOWN]
+        raise UsageError(f"{path} cannot be read: {type(error).__name__}: {reason}") from error

@@ -1,0 +1,38 @@
+"""Promise: the Triton kernels give transformers' scores of the first two layers of the real model,
+with its norm and its head of 49,152 tokens; in float32, because the interpreter multiplies bfloat16
+numbers as bit patterns."""
+
+import numpy as np
+
+from gpuscore import Scorer
+from gpuscore.backends.torch import backend, known_kernels
+from gpuscore.config import ModelConfig
+from gpuscore.measure.parity.models import CutModels
+from reference import CLOSE, MODEL, TEXTS, Reference
+from support.quick_interpreter import shorten, steady_products
+
+
+def test_two_layers(tmp_path, monkeypatch):
+    shorten(monkeypatch)
+    steady_products(monkeypatch)
+    for name in ("warmup_batches", "largest_batches", "largest_in_parts"):
+        monkeypatch.setattr(backend, name, lambda *a, **how: iter(()))
+    monkeypatch.setattr(known_kernels, "ROWS", 5)
+    directory = CutModels(MODEL, tmp_path).of(2)
+    query, items = f"Question: {TEXTS[0].query}\nSentence: ", TEXTS[0].items[:3]
+    labels = [" yes", " no", " not at all"]
+    config = ModelConfig(
+        str(directory),
+        device="cpu",
+        dtype="float32",
+        attention="triton",
+        kernels="triton",
+        max_batch_tokens=128,
+        max_model_len=64,
+        kv_cache_size=2**24,
+    )
+    with Scorer(config) as scorer:
+        found = scorer.score(query, items, labels=labels, logprobs=True).logprobs
+    reference = Reference(directory)
+    want = [reference.labels(reference.ids(query + item), labels) for item in items]
+    np.testing.assert_allclose(found, want, atol=CLOSE, rtol=0)

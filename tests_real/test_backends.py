@@ -1,0 +1,86 @@
+"""Promise: every way to compute the real model's scores for the workload of real sentences gives
+those of transformers: packed, in chunks, item first, in trees, to the same bits, and with JAX."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gpuscore import Scorer
+from gpuscore.config import ModelConfig
+from gpuscore.measure.parity.gates import judge, judge_pair
+from gpuscore.measure.parity.oracle import Oracle
+from gpuscore.measure.parity.results import Run
+from gpuscore.measure.parity.runs import run_workload, score_case
+from reference import CLOSE, MODEL, PASSAGES
+
+CONFIG = ModelConfig(str(MODEL), device="cpu", dtype="float32", threads=1)
+SOME = ("question 1", "question 7", "page", "item_first", "softmax")
+
+
+def score_some(names, bundle, **changes):
+    """Return a run of some cases, and the bundle's workload and run of them."""
+    cases = tuple(case for case in bundle.workload.cases if case.name in names)
+    assert len(cases) == len(names)
+    with Scorer(replace(CONFIG, **changes)) as scorer:
+        results = {case.name: score_case(scorer, case) for case in cases}
+    workload = replace(bundle.workload, cases=cases)
+    return workload, Run(str(changes), "float32", results)
+
+
+def failed(verdicts):
+    return [one for one in verdicts if one.failed]
+
+
+@pytest.fixture(scope="module")
+def torch_run(bundle):
+    return run_workload("torch", CONFIG, bundle.workload)
+
+
+def test_the_whole_workload(bundle, torch_run):
+    verdicts = judge(bundle.workload, bundle.run, None, torch_run)[1]
+    assert not failed(verdicts)
+    assert {one.gate for one in verdicts if one.passed} >= {"float32", "rank", "tau-b", "packing"}
+
+
+def test_the_bundle_is_what_transformers_computes_now(bundle):
+    oracle = Oracle(MODEL, "float32", "cpu")
+    for case in bundle.workload.cases:
+        if case.name in ("question 3", "item_first"):
+            found, want = oracle.score(case), bundle.run.results[case.name]
+            np.testing.assert_allclose(found.values, want.values, atol=CLOSE / 2, rtol=0)
+
+
+def test_in_chunks(bundle):
+    """The page of 800 tokens is read in 13 batches."""
+    workload, run = score_some(SOME, bundle, max_batch_tokens=64)
+    assert not failed(judge(workload, bundle.run, None, run)[1])
+
+
+def test_the_same_bits(bundle):
+    (case,) = (case for case in bundle.workload.cases if case.name == "question 2")
+    with Scorer(replace(CONFIG, deterministic=True)) as scorer:
+        together = score_case(scorer, case)
+        for row in (0, 4, 9):
+            one = replace(case, items=[case.items[row]], label_ids=[case.label_ids[row]])
+            assert score_case(scorer, one).values.tolist() == [together.values[row].tolist()]
+    want = bundle.run.results[case.name]
+    np.testing.assert_allclose(together.values, want.values, atol=CLOSE, rtol=0)
+
+
+def test_trees(reference):
+    """Items with common beginnings, which are computed once."""
+    heads = [" ".join(PASSAGES[n : n + 3]) for n in (20, 40)]
+    ends = [" This is", " In short:", " It follows that", " Nobody", " The model", " Because"]
+    items = [f"{head}{end}" for head in heads for end in ends]
+    query, labels = "A page of a manual. ", [" not", " the", " it"]
+    with Scorer(CONFIG) as scorer:
+        found = scorer.score(query, items, labels=labels, logprobs=True).logprobs
+    want = [reference.labels(reference.ids(query + item), labels) for item in items]
+    np.testing.assert_allclose(found, want, atol=CLOSE, rtol=0)
+
+
+def test_jax(bundle, torch_run):
+    workload, run = score_some((*SOME, "question 12"), bundle, backend="jax", threads=None)
+    assert not failed(judge(workload, bundle.run, None, run)[1])
+    assert not failed(judge_pair(workload, torch_run, run)[1])

@@ -1,0 +1,127 @@
+"""Promise: README and the tutorials show what SmolLM2-135M-Instruct answers, and what they
+say that it can and cannot judge is counted here."""
+
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+
+from support.pages import (
+    ROOT,
+    ShownRequest,
+    blocks,
+    compare_numbers,
+    run_program,
+    shown_requests,
+)
+
+TUTORIALS = ROOT / "docs" / "tutorial"
+SHOWN = shown_requests(real=True)
+ANSWERS = {
+    "How do I bake bread?": "Knead the dough, let it rise for two hours, and bake it for "
+    "40 minutes.",
+    "How do I look after tomato plants?": "Water tomato plants in the morning and keep their "
+    "leaves dry.",
+    "What is the capital of France?": "Paris is the capital of France.",
+    "Why is the sky blue?": "Air scatters blue light more than red light, so the sky looks blue.",
+    "What are the symptoms of the flu?": "Flu often begins with a fever, a dry cough and aching "
+    "muscles.",
+    "How do I reset my password?": "To reset your password, open the settings and choose Security.",
+    "When does the museum open?": "The museum is open from ten to six, except on Mondays.",
+    "How far away is the moon?": "The moon is about 384,000 kilometres from the earth.",
+    "Where do penguins live?": "Penguins live in Antarctica and on the coasts of South America.",
+    "How do I change a bicycle tyre?": "Take the wheel off the bicycle, and lever the tyre over "
+    "the rim.",
+    "How do I return an order?": "You can return an order within 30 days; we pay the postage.",
+    "What do cats eat?": "Cats eat meat; most cat food is made of chicken or fish.",
+    "Who wrote Hamlet?": "Shakespeare wrote Hamlet around the year 1600.",
+    "How do planes fly?": "The wings of a plane push air down, and that lifts the plane.",
+    "How much sleep do children need?": "Children of school age need nine to eleven hours of "
+    "sleep.",
+    "How do I remove a coffee stain?": "Rinse a coffee stain with cold water, then use soap.",
+    "How is glass made?": "Glass is made by melting sand with soda and lime.",
+    "What causes earthquakes?": "Earthquakes happen when plates of the earth's crust slip.",
+    "How do I learn the guitar?": "Begin the guitar with three chords and play them every day.",
+    "How do vaccines work?": "A vaccine shows the body a harmless part of a virus, and it makes "
+    "antibodies.",
+}
+GOOD = [
+    *("I love this phone, the battery lasts for days.", "What a wonderful concert!"),
+    *("The room was clean and quiet.", "Friendly staff and a great breakfast."),
+    *("Fits perfectly and looks beautiful.", "My children play with it every day."),
+    *("The best bread in town.", "Easy to set up and fast.", "Thank you for a lovely evening!"),
+    "Delicious food at a fair price.",
+]
+BAD = [
+    *("The soup was cold and the waiter was rude.", "I have waited three weeks for my refund."),
+    *("It broke after two days, and nobody answers my letters.", "They sent the wrong size twice."),
+    *("A boring film with a stupid end.", "The worst hotel that I have ever seen."),
+    *("It smells of oil and scratches the floor.", "The shoes fell apart in the first rain."),
+    *("Much too loud, and the screen flickers.", "I will never buy here again."),
+]
+NOT_BAD = [
+    "The film was not bad at all.",
+    "I have nothing to complain about.",
+    "Nobody was disappointed.",
+]
+NOT_GOOD = ["The food was not good.", "I would not call this a success.", "It did not work once."]
+
+
+@pytest.mark.parametrize("shown", SHOWN, ids=[f"{one.page}-{i}" for i, one in enumerate(SHOWN)])
+def test_requests_are_answered_as_shown(real: httpx.Client, shown: ShownRequest) -> None:
+    got = real.post(shown.path, json=shown.body)
+    assert got.status_code == 200, got.text
+    if shown.answer is not None:
+        compare_numbers(got.text, shown.answer)
+
+
+def test_readme_has_the_scores_in_its_sentence(real: httpx.Client) -> None:
+    (shown,) = [one for one in SHOWN if one.page == "README"]
+    results = real.post(shown.path, json=shown.body).json()["results"]
+    assert [one["index"] for one in results] == [1, 0]
+    first, second = (f"{one['relevance_score']:.4f}" for one in results)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"The second document ({first}) comes above the first ({second})." in text
+
+
+def test_the_program_prints_what_is_shown(
+    real: httpx.Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = TUTORIALS / "reranker.md"
+    (program,) = blocks(page, "python")
+    run_program(program.replace("http://127.0.0.1:8000", str(real.base_url)), tmp_path)
+    assert capsys.readouterr().out in blocks(page, "text")
+
+
+def test_what_it_says_of_relevance(real: httpx.Client) -> None:
+    documents = list(ANSWERS.values())
+    places = []
+    for number, query in enumerate(ANSWERS):
+        answer = real.post("/v1/rerank", json={"query": query, "documents": documents}).json()
+        places.append([one["index"] for one in answer["results"]].index(number))
+    pairs = len(places) * (len(places) - 1)
+    share = f"{1 - sum(places) / pairs:.0%}".replace("%", " %")
+    said = f"{share} of {pairs} pairs, where a coin gives 50 %"
+    for page in (ROOT / "README.md", TUTORIALS / "reranker.md"):
+        text = re.sub(r"\]\(\S+\)|\[", "", page.read_text(encoding="utf-8"))  # without links
+        assert said in " ".join(text.split()), page
+    assert f"and first for {places.count(0)} questions" in " ".join(text.split())
+
+
+def test_what_it_says_of_hotels(real: httpx.Client) -> None:
+    documents = ["The hotel has a large swimming pool.", "The hotel has no swimming pool."]
+    body = {"query": "hotels with a swimming pool", "documents": documents}
+    best = real.post("/v1/rerank", json=body).json()["results"][0]["index"]
+    assert documents[best] == "The hotel has no swimming pool."
+
+
+def test_what_it_says_of_reviews(real: httpx.Client) -> None:
+    """README's 20 of 20 hold for both prompts of the guard's page, negations for the second."""
+    guard = [one.body for one in SHOWN if one.page == "guard"]
+    for body, texts in ((guard[0], GOOD + BAD), (guard[1], [*GOOD, *NOT_BAD, *BAD, *NOT_GOOD])):
+        frame = body["input"][0].replace(GOOD[0], "{}")
+        asked = body | {"input": [frame.replace("{}", text) for text in texts]}
+        labels = [one["label"] for one in real.post("/v1/classify", json=asked).json()["data"]]
+        half = len(texts) // 2
+        assert labels == [" positive"] * half + [" negative"] * half
