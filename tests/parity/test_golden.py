@@ -99,7 +99,7 @@ class TestOutdated:
         bundle = golden("torch-float32")
         other = replace(bundle.model, weights="0" * 64)
         write_bundle(tmp_path / "torch-float32", replace(bundle, model=other))
-        with pytest.raises(AssertionError, match="of another model than demo: .*: make golden"):
+        with pytest.raises(AssertionError, match="of another model than demo, .*: make golden"):
             golden("torch-float32", tmp_path)
 
     def test_another_workload(self, tmp_path):
