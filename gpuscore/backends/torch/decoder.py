@@ -280,9 +280,9 @@ class Decoder:
         return self._product.norm(linear, x, delta, weight, *self._of_norms)
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """Return the stream [T, E] in front of all layers; it is float32 from the first sum on."""
+        """Return the stream [T, E] in front of all layers, float32."""
         x = self._lookup(token_ids, self.weights.embed)
-        return x if self.config.embed_scale == 1 else x * self._embed_scale
+        return (x if self.config.embed_scale == 1 else x * self._embed_scale).float()
 
     def _post_norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         normed: Tensor = x if weight is None else self._rms_norm(x, weight, *self._of_norms)
@@ -301,7 +301,7 @@ class Decoder:
 def shortened(
     config: DecoderConfig, weights: DecoderWeights
 ) -> tuple[DecoderConfig, DecoderWeights]:
-    """Return the same model with one layer of each kind and the last layer.
+    """Return the same model with one layer of each kind, and the last layer.
 
     Layers run one after the other, so a batch takes as much memory as with all layers, but much
     less time. The same holds for tiles of the label head, of which a CPU gets the first ones.
@@ -310,7 +310,9 @@ def shortened(
     kinds: dict[object, int] = {}
     for layer, window in enumerate(config.windows):
         kinds.setdefault((window, mixture is not None and mixture.layers[layer]), layer)
-    chosen = sorted({*kinds.values(), config.num_layers - 1})
+    # On a card the second one too: while it runs, the stream in front of the first is still there.
+    second = range(1, config.num_layers)[: weights.embed.device.type != "cpu"]
+    chosen = sorted({*kinds.values(), *second, config.num_layers - 1})
     short = replace(
         config,
         num_layers=len(chosen),
