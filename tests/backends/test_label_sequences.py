@@ -41,7 +41,8 @@ def continuations(model, prompts, labels=LABELS):
 
 def near(got, want):
     assert want.std() > 1, "near-uniform outputs would prove nothing"
-    np.testing.assert_allclose(got, want, atol=TOLERANCE, rtol=0)
+    # The sum of a label's tokens has a float32's precision: at -52, one step is 4e-6.
+    np.testing.assert_allclose(got, want, atol=TOLERANCE, rtol=4e-6)
 
 
 def check(model, scorer, query, items, **options):

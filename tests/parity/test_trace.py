@@ -24,14 +24,14 @@ def trace(directory, *flags):
 
 def wrong_layer(monkeypatch, index, factor):
     """Plant a defect: the norm before one layer's products has other weights."""
-    read = loader._Checkpoint._layer
+    read = loader.Checkpoint.layer
 
     def wrong(self, layer):
         weights = read(self, layer)
         norm = weights.input_norm * (factor if layer == index else 1)
         return dataclasses.replace(weights, input_norm=norm)
 
-    monkeypatch.setattr(loader._Checkpoint, "_layer", wrong)
+    monkeypatch.setattr(loader.Checkpoint, "layer", wrong)
 
 
 @pytest.mark.parametrize(

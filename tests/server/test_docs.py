@@ -18,6 +18,7 @@ REQUEST = re.compile(
 )
 # Fields that differ between answers, machines or states of the prefix cache.
 OF_THE_MACHINE = {*("model_dtype", "max_batch_tokens", "version", "machine", "versions", "commit")}
+OF_THE_MACHINE |= {"settings"}  # of the server that the test starts
 
 
 def examples():

@@ -127,11 +127,14 @@ class Decoder:
         them, but queries, output projection and MLP of the scored rows only. Mixtures of experts
         compute nothing for padding, which `filled` tells.
         """
-        rotary, x = self.rotary(positions), self.embed(token_ids)
-        delta: Tensor | None = None  # output of the previous MLP, still to be added to x
+        rotary = self.rotary(positions)
+        streams: list[Stream] = [(self.embed(token_ids), None)]
         *layers, last = self.weights.layers
         for index, layer in enumerate(layers):
-            x, delta = self.one_layer(index, layer, (x, delta), rotary, attend, kept, filled[0])
+            stream = self.one_layer(index, layer, streams.pop(), rotary, attend, kept, filled[0])
+            streams.append(stream)
+            del stream  # whoever holds it holds its memory through the next layer
+        x, delta = streams.pop()
         cos, sin = rotary[self.ropes[-1]]
         keys = partial(self._keys, last, self._pages(kept, len(layers)))
         x, normed, k, v = self._by_rows(keys, x, cos, sin, delta)
@@ -154,8 +157,10 @@ class Decoder:
     ) -> Stream:
         """Return the stream after a layer, whose weights are given, for all rows."""
         cos, sin = rotary[self.ropes[index]]
+        x, delta = stream
+        del stream  # so that the memory of x is free when the first norm has read it
         before = partial(self._before, layer, self._pages(kept, index))
-        x, q, k, v = self._by_rows(before, stream[0], cos, sin, stream[1])
+        x, q, k, v = self._by_rows(before, x, cos, sin, delta)
         self._store(kept, index, k, v)
         attended = attend(index, q, k, v).flatten(1)
         x, delta = self._by_rows(partial(self._after, layer, filled), x, attended)
