@@ -49,9 +49,11 @@ def test_norms(functions, dtype, rows, columns, one_plus):
     how = weight, 1e-6, one_plus
     for one in (x, rows_of(rows, columns, dtype)):
         check([functions[dtype].rms_norm(one, *how)], [rms_norm(one, *how)], dtype)
-        total, normed = functions[dtype].add_and_norm(one, delta, *how)
-        assert torch.equal(total, one.float() + delta.float())
-        check([normed], [add_and_norm(one, delta, *how)[1]], dtype)
+        want = add_and_norm(one, delta, *how)
+        for given in (one, one.contiguous().clone()):
+            total, normed = functions[dtype].add_and_norm(given, delta, *how)
+            assert torch.equal(total, want[0])
+            check([normed], [want[1]], dtype)
 
 
 @DTYPES

@@ -315,9 +315,7 @@ def shortened(
     kinds: dict[object, int] = {}
     for layer, window in enumerate(config.windows):
         kinds.setdefault((window, mixture is not None and mixture.layers[layer]), layer)
-    # On a card the second one too: while it runs, the stream in front of the first is still there.
-    second = range(1, config.num_layers)[: weights.embed.device.type != "cpu"]
-    chosen = sorted({*kinds.values(), *second, config.num_layers - 1})
+    chosen = sorted({*kinds.values(), config.num_layers - 1})
     short = replace(
         config,
         num_layers=len(chosen),

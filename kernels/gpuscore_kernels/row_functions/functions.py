@@ -49,7 +49,10 @@ class RowFunctions:
     def add_and_norm(
         self, x: Tensor, delta: Tensor, weight: Tensor, eps: float, one_plus: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return x + delta [T, E], float32, and its norm, as `reference.add_rms_norm`."""
+        """Return x + delta [T, E], float32, and its norm, as `reference.add_rms_norm`.
+
+        The sum takes the memory of x if that is contiguous float32.
+        """
         return self._norm(x, delta, weight, eps, one_plus)
 
     def _norm(
@@ -63,7 +66,7 @@ class RowFunctions:
         total = x
         if delta is not None:
             self._check(delta, (rows, columns))
-            total = torch.empty(rows, columns)
+            total = x if x.is_contiguous() else torch.empty(rows, columns)
         self._library.add_rms_norm(
             None if delta is None else total.data_ptr(),
             normed.data_ptr(),
