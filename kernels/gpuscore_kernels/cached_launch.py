@@ -171,13 +171,15 @@ class CachedLaunch:
         )
 
 
-def row_launch(kernel: Any, constants: Mapping[str, int], pdl: bool) -> CachedLaunch:
+def row_launch(
+    kernel: Any, constants: Mapping[str, int], pdl: bool, dtypes: Sequence[int] = (0,)
+) -> CachedLaunch:
     """Return the launch of a kernel whose programs hold "BLOCK" elements of a row each.
 
-    The first tensor's dtype and the constants determine those of the others.
+    `dtypes` are as in `CachedLaunch`.
     """
     options = {"num_warps": row_warps(constants["BLOCK"])} | pdl_option(pdl)
-    return CachedLaunch(kernel, {**constants, "PDL": pdl}, options, dtypes=(0,))
+    return CachedLaunch(kernel, {**constants, "PDL": pdl}, options, dtypes=dtypes)
 
 
 def in_c(

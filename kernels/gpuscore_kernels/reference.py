@@ -1,7 +1,7 @@
 """Functions of rows in plain torch: what the kernels of norms, gates and rotation are checked with.
 
-Rounding points are those of transformers: norms and rotation are float32 inside (float64 for
-float64), and the activation of a gated MLP is rounded before the product.
+Each is float32 inside (float64 for float64) and rounds its result once, to the dtype of the
+weights. The residual stream is float32 beside weights in half precision.
 """
 
 import torch
@@ -10,49 +10,55 @@ from torch.nn import functional
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
-    """Norm x [..., E] with weight [E], in float32 (float64 for float64), rounding as transformers.
+    """Norm x [..., E] with weight [E], or 1 + weight (`one_plus`, Gemma's form).
 
-    Llama-like models round, then multiply by the weight. Gemma (`one_plus`) multiplies by
-    1 + weight in float32 and rounds afterwards.
+    The result has the weight's dtype.
     """
+    return _wide_norm(x, weight, eps, one_plus).to(weight.dtype)
+
+
+def _wide_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
+    """Return the norm before it is rounded."""
     compute = torch.promote_types(x.dtype, torch.float32)
     wide = x.to(compute)
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    if one_plus:
-        return (normed * (1 + weight.to(compute))).to(x.dtype)
-    return weight * normed.to(x.dtype)
+    return normed * (1 + weight.to(compute) if one_plus else weight.to(compute))
 
 
 def add_rms_norm(
     x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, one_plus: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return x + delta [T, E], and its norm."""
+    """Return x + delta [T, E] in float32 (float64 for float64), and its norm."""
     if delta is not None:
-        x = x + delta
+        x = x.to(torch.promote_types(x.dtype, torch.float32)) + delta
     return x, rms_norm(x, weight, eps, one_plus)
 
 
 def gated(gate_up: Tensor, activation: str) -> Tensor:
     """Return act(gate) * up; gate_up [T, 2I] holds the gate's columns, then the up projection's."""
     gate, up = gate_up.chunk(2, dim=-1)
+    wide = gate.to(torch.promote_types(gate.dtype, torch.float32))
     if activation == "gelu_tanh":
-        return functional.gelu(gate, approximate="tanh") * up
-    return functional.silu(gate) * up
+        active = functional.gelu(wide, approximate="tanh")
+    else:
+        active = functional.silu(wide)
+    return active.mul_(up).to(gate_up.dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the pairs (i, i + D / 2) of x [T, H, D], in float32 (float64 for float64).
-
-    cos and sin are [T, 1, D / 2].
-    """
-    left, right = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, dim=-1)
-    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x.dtype)
+    """Rotate the pairs (i, i + D / 2) of x [T, H, D]; cos and sin are [T, 1, D / 2]."""
+    left, right = x.chunk(2, dim=-1)
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
 
 
 def norm_and_rotate(
     x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None, eps: float, one_plus: bool
 ) -> Tensor:
-    return rotate(x if weight is None else rms_norm(x, weight, eps, one_plus), cos, sin)
+    if weight is None:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    else:
+        wide = _wide_norm(x, weight, eps, one_plus)
+    return rotate(wide, cos, sin).to(x.dtype)
 
 
 def store(pages: tuple[Tensor, Tensor], slots: Tensor, k: Tensor, v: Tensor) -> None:

@@ -205,8 +205,8 @@ def test_sliding_windows(tiny_model, rng, family, overrides, window):
         *slow(*((family, "bfloat16") for family in ("gemma", "gemma2", "gemma3"))),
     ],
 )
-def test_half_precision_is_no_worse_than_twice_transformers_own(tiny_model, rng, family, dtype):
-    """Invariant 1's bound, against float32 on the same prompts: median, p99 and max."""
+def test_half_precision_errs_less_than_transformers(tiny_model, rng, family, dtype):
+    """The error is against float32 on the same prompts: its mean, median, p99 and max."""
     directory, model = tiny_model(family)
     query, items = random_ids(rng, 64), [random_ids(rng, int(n)) for n in rng.integers(1, 24, 100)]
     prompts = [query + i for i in items]
@@ -220,8 +220,9 @@ def test_half_precision_is_no_worse_than_twice_transformers_own(tiny_model, rng,
     with Scorer(str(directory), dtype=dtype, max_batch_tokens=512) as scorer:
         result = scorer.score(query, items, label_token_ids=LABELS, logprobs=True)
     ours = np.abs(result.logprobs - exact)
+    assert ours.mean() <= 0.95 * theirs.mean()
     for q in (50, 99, 100):
-        assert np.percentile(ours, q) <= 2 * np.percentile(theirs, q)
+        assert np.percentile(ours, q) <= 1.25 * np.percentile(theirs, q)
     bound = 2 * np.percentile(theirs, 100)
     first = exact[:, 0]
     clear = first[:, None] - first[None, :] > 2 * bound

@@ -71,7 +71,7 @@ def test_as_transformers(tiny_model, rng, family, overrides):
 
 
 @pytest.mark.slow
-def test_bfloat16_is_no_worse_than_twice_transformers_own(tiny_model, rng):
+def test_bfloat16_errs_less_than_transformers(tiny_model, rng):
     import torch
 
     directory, model = tiny_model("qwen3")
@@ -83,8 +83,9 @@ def test_bfloat16_is_no_worse_than_twice_transformers_own(tiny_model, rng):
     with Scorer(str(directory), backend="jax", dtype="bfloat16", max_batch_tokens=64) as scorer:
         result = scorer.score(query, items, label_token_ids=LABELS, logprobs=True)
     ours = np.abs(result.logprobs - exact)
+    assert ours.mean() <= 0.95 * theirs.mean()
     for q in (50, 99, 100):
-        assert np.percentile(ours, q) <= 2 * np.percentile(theirs, q)
+        assert np.percentile(ours, q) <= 1.25 * np.percentile(theirs, q)
 
 
 @pytest.mark.parametrize("count", [6, *slow(16)])

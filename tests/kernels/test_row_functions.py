@@ -44,13 +44,16 @@ def check(got, want, dtype):
 @SIZES
 @pytest.mark.parametrize("one_plus", [False, True])
 def test_norms(functions, dtype, rows, columns, one_plus):
-    x, delta = (rows_of(rows, columns, dtype) for _ in range(2))
+    x, delta = (rows_of(rows, columns, kind) for kind in (torch.float32, dtype))
     weight = torch.randn(columns).to(dtype)
     how = weight, 1e-6, one_plus
-    check([functions[dtype].rms_norm(x, *how)], [rms_norm(x, *how)], dtype)
-    total, normed = functions[dtype].add_and_norm(x, delta, *how)
-    assert torch.equal(total, x + delta)
-    check([normed], [add_and_norm(x, delta, *how)[1]], dtype)
+    for one in (x, rows_of(rows, columns, dtype)):
+        check([functions[dtype].rms_norm(one, *how)], [rms_norm(one, *how)], dtype)
+        want = add_and_norm(one, delta, *how)
+        for given in (one, one.contiguous().clone()):
+            total, normed = functions[dtype].add_and_norm(given, delta, *how)
+            assert torch.equal(total, want[0])
+            check([normed], [want[1]], dtype)
 
 
 @DTYPES

@@ -24,8 +24,9 @@ from gpuscore.errors import ConfigError
 CONTEXT = 2**29  # bytes that CUDA and its libraries take of a device's memory; not measured
 # Bytes of the largest batch are FIXED and some times those of the widest point of a layer. Fitted
 # to what Qwen3-0.6B, Llama-3.1-8B and Qwen3-30B-A3B take in batches of 16,384 tokens on a simulated
-# device (`make check-graphs`): 0.76, 2.71 and 1.60 GB. No card has told yet.
-FIXED, DENSE, OF_EXPERTS = 200_000_000, 1.5, 1.9
+# device (`make check-graphs`): 0.86, 3.02 and 1.76 GB. No card has told yet.
+FIXED, DENSE, OF_EXPERTS = 200_000_000, 1.38, 1.66
+RESIDUAL = 8  # bytes of a number of the residual stream, float32 before and after a sum
 ABOUT = 0.25  # share by which other models may differ; a guess
 
 
@@ -138,5 +139,5 @@ def estimate_batch(config: DecoderConfig, tokens: int, item_size: int) -> int:
         inner = max(inner, config.mixture.intermediate_size * config.mixture.top_k)
         factor = OF_EXPERTS
     attention = config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
-    widest = 2 * config.hidden_size + max(3 * inner, attention)
-    return FIXED + int(factor * tokens * item_size * widest)
+    widest = config.hidden_size + max(3 * inner, attention)
+    return FIXED + int(factor * tokens * (item_size * widest + RESIDUAL * config.hidden_size))

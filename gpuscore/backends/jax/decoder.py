@@ -118,7 +118,7 @@ class Batch(Protocol):
 class State(NamedTuple):
     """The data that layers hand on; each is updated in place."""
 
-    x: Array  # [T, E]
+    x: Array  # float32 [T, E]
     q: Array  # see `Batch.buffers`
     kv: Array
     pool: Pool
@@ -134,11 +134,13 @@ def forward(
 ) -> tuple[Array, Pool]:
     """Return hidden states of scored rows after the final norm, [T, E], and the pool.
 
+    The residual stream is float32.
+
     Each layer computes keys and values of every row, because later batches may read them. Queries,
     attention and MLP are computed for every row too, but in the last layer for scored rows only.
     """
     with jax.named_scope("embed"):
-        x = chosen(weights.embed, tokens)
+        x = chosen(weights.embed, tokens).astype(jnp.float32)
     rotary = rotary_tables(positions, cfg)
     windows = jnp.array([window or EVERYTHING for window in cfg.windows], jnp.int32)
     last = cfg.num_layers - 1
@@ -152,7 +154,7 @@ def forward(
         x = with_outputs(layer, state.x, q, batch, batch.every, cfg)
         return State(x, q, state.kv, pool)
 
-    state = State(x, *batch.buffers(x.dtype), pool)
+    state = State(x, *batch.buffers(weights.embed.dtype), pool)
     state = lax.fori_loop(0, last, one_layer, state)
     with jax.named_scope("last_layer"):
         layer, index = jax.tree.map(lambda w: w[last], weights.layers), jnp.int32(last)
@@ -160,7 +162,8 @@ def forward(
         pool = batch.store(state.pool, index, kv)
         x, q = scored_queries(layer, state, batch, cfg)
         q = batch.attend(batch.scored, pool, index, windows[last], q, kv)
-        return with_outputs(layer, x, q, batch, batch.scored, cfg, weights.final_norm), pool
+        x = with_outputs(layer, x, q, batch, batch.scored, cfg, weights.final_norm)
+        return x.astype(weights.embed.dtype), pool
 
 
 def by_tiles(
@@ -237,7 +240,7 @@ def with_outputs(
         if final_norm is not None:
             with jax.named_scope("final_norm"):
                 done = rms_norm(done, final_norm, cfg.rms_norm_eps)
-        return put(x, done, start)
+        return put(x, done.astype(x.dtype), start)
 
     return by_tiles(batch.tiling, rows[1], of_tile, x)
 
@@ -282,19 +285,25 @@ def keys_values(
 def after_attention(layer: Layer, x: Array, out: Array, cfg: DecoderConfig) -> Array:
     """Return the residual stream after output projection and MLP; `out` is [M, H * D]."""
     with jax.named_scope("output"):
-        x = x + linear(out, layer.o, layer.o_bias)
+        x = x + linear(out, layer.o, layer.o_bias).astype(jnp.float32)
     with jax.named_scope("mlp"):
         normed = rms_norm(x, layer.mlp_norm, cfg.rms_norm_eps)
         gate, up = jnp.split(linear(normed, layer.gate_up, layer.gate_up_bias), 2, axis=1)
-        activated = jax.nn.silu(gate.astype(jnp.float32)).astype(x.dtype)
-        return x + linear(activated * up, layer.down, layer.down_bias)
+        wide, up = gate.astype(jnp.float32), up.astype(jnp.float32)
+        activated = (jax.nn.silu(wide) * up).astype(normed.dtype)
+        return x + linear(activated, layer.down, layer.down_bias).astype(jnp.float32)
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
-    """RMS norm over the last dimension: computed in float32, rounded, then times the weight."""
+    """RMS norm over the last dimension in float32, rounded once to the weight's dtype."""
+    return wide_norm(x, weight, eps).astype(weight.dtype)
+
+
+def wide_norm(x: Array, weight: Array, eps: float) -> Array:
+    """Return the norm before it is rounded, float32."""
     wide = x.astype(jnp.float32)
     normed = wide * lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + eps)
-    return weight * normed.astype(x.dtype)
+    return weight.astype(jnp.float32) * normed
 
 
 def by_head(x: Array, cfg: DecoderConfig) -> Array:
@@ -320,9 +329,8 @@ def norm_and_rotate_heads(
 
 def norm_and_rotate(x: Array, weight: Array | None, rotary: Rotary, cfg: DecoderConfig) -> Array:
     """Norm x [M, heads, D] or [M, D] if there is a QK norm, then rotate pairs (i, i + D / 2)."""
-    if weight is not None:
-        x = rms_norm(x, weight, cfg.rms_norm_eps)
     cos, sin = rotary
-    left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    wide = x.astype(jnp.float32) if weight is None else wide_norm(x, weight, cfg.rms_norm_eps)
+    left, right = jnp.split(wide, 2, axis=-1)
     rotated = (left * cos - right * sin, right * cos + left * sin)
     return jnp.concatenate(rotated, axis=-1).astype(x.dtype)

@@ -143,13 +143,14 @@ class JaxPlan:
         config, heads, tokens = self.architecture.config, self.heads, sizes.tokens
         rows = sizes.tiling.product_rows[0]
         widest = 2 * config.intermediate_size + (config.num_heads + 2 * heads.kv) * heads.dim
-        of_rows = 3 * config.hidden_size + heads.query * heads.span + 2 * heads.width
+        of_rows = config.hidden_size + heads.query * heads.span + 2 * heads.width
         item, results = ITEM_SIZE[self.dtype_name], 8 * MAX_TOP + 4 * LABELS_PER_TOKEN + 4
         in_tile = rows * 4 * (2 * widest + VOCAB_TILE)
         # The weights of a layer of the loop, and of the last one, may be copied.
         of_layers = 2 * config.hidden_size * (widest + config.intermediate_size) * item
         of_layers += 2 * config.hidden_size * config.num_heads * config.head_dim * item
-        of_tokens = tokens * (of_rows * item + results + 4 * LANES["tpu"])
+        residual = 2 * 4 * config.hidden_size  # of all rows, and of scored ones
+        of_tokens = tokens * (of_rows * item + residual + results + 4 * LANES["tpu"])
         return int(MARGIN * (of_tokens + in_tile + of_layers))
 
     def program_identity(self, sizes: ProgramSizes) -> str:

@@ -285,9 +285,9 @@ class Decoder:
         return self._product.norm(linear, x, delta, weight, *self._of_norms)
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """Return the stream [T, E] in front of all layers."""
+        """Return the stream [T, E] in front of all layers, float32."""
         x = self._lookup(token_ids, self.weights.embed)
-        return x if self.config.embed_scale == 1 else x * self._embed_scale
+        return (x if self.config.embed_scale == 1 else x * self._embed_scale).float()
 
     def _post_norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         normed: Tensor = x if weight is None else self._rms_norm(x, weight, *self._of_norms)
@@ -306,7 +306,7 @@ class Decoder:
 def shortened(
     config: DecoderConfig, weights: DecoderWeights
 ) -> tuple[DecoderConfig, DecoderWeights]:
-    """Return the same model with one layer of each kind and the last layer.
+    """Return the same model with one layer of each kind, and the last layer.
 
     Layers run one after the other, so a batch takes as much memory as with all layers, but much
     less time. The same holds for tiles of the label head, of which a CPU gets the first ones.

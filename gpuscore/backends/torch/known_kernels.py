@@ -104,8 +104,8 @@ def _kernel_calls(
         return (label_logits(x, head, chosen, labels, softcap=cap, impl=impl),)
 
     def norm(impl: Implementation) -> tuple[Tensor, ...]:
-        weight = layer.input_norm
-        return add_rms_norm(x, delta, weight, eps=eps, one_plus=one_plus, pdl=pdl, impl=impl)
+        weight, stream = layer.input_norm, x.float()
+        return add_rms_norm(stream, delta, weight, eps=eps, one_plus=one_plus, pdl=pdl, impl=impl)
 
     yield "add_rms_norm", norm
     yield "gated", lambda i: (gated(gate_up, model.activation, pdl=pdl, impl=i),)
@@ -191,7 +191,7 @@ def _row_calls(
 
     def norm(impl: Implementation) -> tuple[Tensor, ...]:
         products = Products(impl=impl, pdl=pdl)
-        total, normed = products.norm(linear, x, x.flip(1), weight, eps, one_plus)
+        total, normed = products.norm(linear, x.float(), x.flip(1), weight, eps, one_plus)
         return total, _as_numbers(normed)
 
     def gated(impl: Implementation) -> tuple[Tensor, ...]:

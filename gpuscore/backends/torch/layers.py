@@ -1,8 +1,8 @@
 """Pure functions of the decoder, and computation of a batch's rows all at once or in tiles.
 
 Shapes: T rows, E hidden size, H heads, D head size. Rounding points are the same for every dtype:
-norms and the rotary embedding compute in float32 and round their result once; projections and the
-residual stream stay in the model's dtype.
+norms, the rotary embedding and act(gate) * up compute in float32 and round their result once;
+projections are in the model's dtype, the residual stream in float32.
 
 Matrix products, reductions and even element-wise functions need not give a row the same bits when
 the number of rows changes: libraries choose other loops, and vectors end elsewhere. With tiles of
@@ -39,8 +39,8 @@ __all__ = [
 def add_and_norm(
     x: Tensor, delta: Tensor, weight: Tensor, eps: float, one_plus: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the residual stream x + delta [T, E], and its norm."""
-    x = x + delta
+    """Return the residual stream x + delta [T, E], float32, and its norm in the weight's dtype."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32)) + delta
     return x, rms_norm(x, weight, eps, one_plus)
 
 

@@ -161,7 +161,7 @@ class Products:
             pdl=self._pdl,
             impl=self._impl,
         )
-        return total, QuantizedRows(q, scale, x.dtype)
+        return total, QuantizedRows(q, scale, weight.dtype)
 
     def gated(self, linear: QuantizedLinear, gate_up: Tensor, activation: str) -> QuantizedRows:
         """Return act(gate) * up as the layer takes it."""

@@ -92,9 +92,12 @@ def _known(dtype: torch.dtype) -> Iterator[tuple[Function, tuple[Any, ...]]]:
         return torch.randn(*shape, generator=generator)
 
     x, delta, weight = (rows(*shape).to(dtype) for shape in ((ROWS, 83), (ROWS, 83), (83,)))
+    stream = rows(ROWS, 83)
     for one_plus in (False, True):
         yield rms_norm, (x, weight, EPS_OF_NORMS, one_plus)
+        yield rms_norm, (stream, weight, EPS_OF_NORMS, one_plus)
         yield add_and_norm, (x, delta, weight, EPS_OF_NORMS, one_plus)
+        yield add_and_norm, (stream, delta, weight, EPS_OF_NORMS, one_plus)
     heads, size = 3, 38
     qkv, norm = rows(ROWS, (heads + 4) * size).to(dtype), rows(size).to(dtype)
     tables = rows(ROWS, size // 2), rows(ROWS, size // 2)

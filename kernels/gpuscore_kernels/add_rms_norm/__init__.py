@@ -1,5 +1,6 @@
 """The residual stream plus a layer's output, and the RMS norm of the sum, in one pass."""
 
+import torch
 from torch import Tensor
 
 from gpuscore_kernels import Implementation, reference
@@ -18,17 +19,18 @@ def add_rms_norm(
     """Return x + delta, and its norm.
 
     Args:
-        x: [T, E]; the elements of a row are contiguous, rows need not be.
-        delta: like x, or None for 0.
+        x: [T, E], float32 or in the weight's dtype; the elements of a row are contiguous, rows need
+            not be.
+        delta: [T, E] in the weight's dtype, as x in memory, or None for 0.
         weight: [E].
         eps: added to the mean square.
-        one_plus: Gemma's form: multiply by 1 + weight, before rounding to x's dtype.
+        one_plus: Gemma's form: multiply by 1 + weight.
         pdl: with "triton", begin before the kernel before has ended (`launch.has_pdl`).
         impl: "reference" (any device) or "triton".
 
     Returns:
-        The sum [T, E], rounded to x's dtype before it is squared (x itself without a delta), and
-        its norm [T, E] in x's dtype.
+        The sum [T, E], float32 (x itself without a delta), and its norm [T, E], rounded once to the
+        weight's dtype.
 
     Raises:
         ValueError: shapes or dtypes do not fit.
@@ -43,12 +45,13 @@ def add_rms_norm(
 
 def check_rows(x: Tensor, delta: Tensor | None, weight: Tensor) -> None:
     """Raise ValueError unless shapes and dtypes fit."""
-    if x.dim() != 2 or x.shape[1:] != weight.shape or x.dtype != weight.dtype:
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    if x.dim() != 2 or x.shape[1:] != weight.shape or x.dtype not in (wide, weight.dtype):
         raise ValueError(
             f"shapes or dtypes do not fit: x {tuple(x.shape)} {x.dtype}, "
             f"weight {tuple(weight.shape)} {weight.dtype}"
         )
-    if delta is not None and (delta.shape != x.shape or delta.dtype != x.dtype):
+    if delta is not None and (delta.shape != x.shape or delta.dtype != weight.dtype):
         raise ValueError(
-            f"delta must be {tuple(x.shape)} {x.dtype}, got {tuple(delta.shape)} {delta.dtype}"
+            f"delta must be {tuple(x.shape)} {weight.dtype}, got {tuple(delta.shape)} {delta.dtype}"
         )

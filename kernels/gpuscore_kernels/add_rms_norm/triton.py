@@ -17,15 +17,13 @@ MAX_WIDTH = 32768  # 64 elements per thread of 16 warps
 
 @triton.jit
 def normed_row(value, weight, columns, inside, eps, WIDTH: tl.constexpr, ONE_PLUS: tl.constexpr):
-    """Return the norm of a row [BLOCK], with 0 behind its end, rounded to its dtype."""
+    """Return the norm of a row [BLOCK], with 0 behind its end, rounded to the weight's dtype."""
     wide = value.to(tl.float32)
     wide = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / WIDTH + eps)
     scale = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     if ONE_PLUS:
-        wide = wide * (1.0 + scale)
-    else:
-        wide = wide.to(value.dtype).to(tl.float32) * scale
-    return wide.to(value.dtype)
+        scale = 1.0 + scale
+    return (wide * scale).to(weight.dtype.element_ty)
 
 
 @triton.jit
@@ -50,7 +48,8 @@ def add_rms_norm_kernel(
     inside = columns < WIDTH
     value = tl.load(x + row * x_stride + columns, mask=inside, other=0.0)
     if HAS_DELTA:
-        value += tl.load(delta + row * delta_stride + columns, mask=inside, other=0.0)
+        added = tl.load(delta + row * delta_stride + columns, mask=inside, other=0.0)
+        value = value.to(tl.float32) + added.to(tl.float32)
         tl.store(total + row * WIDTH + columns, value, mask=inside)
     result = normed_row(value, weight, columns, inside, eps, WIDTH, ONE_PLUS)
     let_next_kernel_begin(PDL)
@@ -64,7 +63,8 @@ def _constants(width: int, has_delta: bool, one_plus: bool) -> dict[str, int]:
 
 @chosen_once
 def _launch(width: int, has_delta: bool, one_plus: bool, pdl: bool) -> CachedLaunch:
-    return row_launch(add_rms_norm_kernel, _constants(width, has_delta, one_plus), pdl)
+    constants = _constants(width, has_delta, one_plus)
+    return row_launch(add_rms_norm_kernel, constants, pdl, dtypes=(0, 2))
 
 
 def add_rms_norm(
@@ -74,8 +74,8 @@ def add_rms_norm(
     if width > MAX_WIDTH:
         raise ValueError(f"a row has {width} elements; supported: {MAX_WIDTH}")
     x = x if x.stride(1) == 1 else x.contiguous()
-    normed = x.new_empty(rows, width)
-    total = x if delta is None else torch.empty_like(normed)
+    normed = weight.new_empty(rows, width)
+    total = x if delta is None else x.new_empty(rows, width, dtype=torch.float32)
     if rows == 0:
         return total, normed
     added = x if delta is None else delta if delta.stride(1) == 1 else delta.contiguous()
@@ -86,16 +86,18 @@ def add_rms_norm(
 
 
 def variants() -> Iterator[Variant]:
-    types = dict.fromkeys(("x", "delta", "weight", "total", "normed"), "*bf16")
+    types = dict.fromkeys(("delta", "weight", "normed"), "*bf16") | {"total": "*fp32"}
     types |= {"x_stride": "i32", "delta_stride": "i32", "eps": "fp32"}
-    for width, one_plus, has_delta, quick in (
-        (1024, False, True, (80, 89, 90, 120)),  # Qwen3-0.6B
-        (1024, False, False, ()),
-        (2304, True, True, (90,)),  # Gemma 2 2B
-        (2304, True, False, ()),
-        (4096, False, True, ()),  # Qwen3-8B
-        (8192, False, True, ()),  # Llama 70B
+    for width, one_plus, has_delta, x, quick in (
+        (1024, False, True, "fp32", (80, 89, 90, 120)),  # Qwen3-0.6B
+        (1024, False, False, "fp32", ()),  # its first norm
+        (2304, True, True, "fp32", (90,)),  # Gemma 2 2B
+        (2304, True, False, "bf16", ()),  # a norm behind a product
+        (4096, False, True, "fp32", ()),  # Qwen3-8B
+        (8192, False, True, "fp32", ()),  # Llama 70B
     ):
+        types["x"] = f"*{x}"
         name = f"width={width} one_plus={one_plus} delta={has_delta}"
         constants = _constants(width, has_delta, one_plus)
-        yield from as_launched([row_variant(name, add_rms_norm_kernel, types, constants, quick)])
+        of_row = row_variant(name, add_rms_norm_kernel, dict(types), constants, quick)
+        yield from as_launched([of_row])

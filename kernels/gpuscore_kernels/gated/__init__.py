@@ -18,7 +18,7 @@ def gated(gate_up: Tensor, activation: str, *, pdl: bool = False, impl: Implemen
         impl: "reference" (any device) or "triton".
 
     Returns:
-        [T, I] in gate_up's dtype; the activation is float32 inside and rounded before the product.
+        [T, I] in gate_up's dtype; float32 inside, rounded once.
 
     Raises:
         ValueError: the number of columns is odd, or the activation is unknown.

@@ -53,7 +53,7 @@ def qk_norm_rope_store(
 
     Returns:
         q [T, H, D], k and v [T, Hkv, D] in qkv's dtype. v is qkv's own memory; q and k are
-        contiguous with impl="triton". Norm and rotation are each computed in float32 and rounded.
+        contiguous with impl="triton". Norm and rotation together are float32 and round once.
 
     Raises:
         ValueError: shapes do not fit.

@@ -21,20 +21,14 @@ BLOCK = 1024  # elements of a program, approximately
 
 @triton.jit
 def normed(left, right, weight, head_dim, eps, half, inside, ONE_PLUS: tl.constexpr):
-    """Return both halves [heads, D / 2] of normed heads, rounded to the weight's dtype."""
+    """Return both halves [heads, D / 2] of normed heads."""
     mean = (tl.sum(left * left, axis=1) + tl.sum(right * right, axis=1)) / head_dim
     factor = tl.rsqrt(mean + eps)[:, None]
-    dtype = weight.dtype.element_ty
     scale_left = tl.load(weight + half, mask=inside, other=0.0).to(tl.float32)[None, :]
     scale_right = tl.load(weight + head_dim // 2 + half, mask=inside, other=0.0).to(tl.float32)
-    left, right = left * factor, right * factor
     if ONE_PLUS:
-        left = left * (1.0 + scale_left)
-        right = right * (1.0 + scale_right[None, :])
-    else:
-        left = left.to(dtype).to(tl.float32) * scale_left
-        right = right.to(dtype).to(tl.float32) * scale_right[None, :]
-    return left.to(dtype).to(tl.float32), right.to(dtype).to(tl.float32)
+        scale_left, scale_right = (1.0 + scale_left), (1.0 + scale_right)
+    return left * factor * scale_left, right * factor * scale_right[None, :]
 
 
 @triton.jit

@@ -31,7 +31,7 @@ def quantized_norm(
         dtype: int8 or float8_e4m3fn.
 
     Returns:
-        The sum [T, E] in x's dtype, q [T, E] and its scales [T].
+        The sum [T, E] as `add_rms_norm` has it, q [T, E] and its scales [T].
 
     Raises:
         ValueError: shapes or dtypes do not fit, or are not supported.

@@ -41,7 +41,8 @@ def quantized_norm_kernel(
     inside = columns < WIDTH
     value = tl.load(x + row * x_stride + columns, mask=inside, other=0.0)
     if HAS_DELTA:
-        value += tl.load(delta + row * delta_stride + columns, mask=inside, other=0.0)
+        added = tl.load(delta + row * delta_stride + columns, mask=inside, other=0.0)
+        value = value.to(tl.float32) + added.to(tl.float32)
         tl.store(total + row * WIDTH + columns, value, mask=inside)
     normed = normed_row(value, weight, columns, inside, eps, WIDTH, ONE_PLUS)
     quantized, scale = quantized_row(normed.to(tl.float32), FP8)
@@ -79,7 +80,7 @@ def quantized_gated_kernel(
 @chosen_once
 def _launch_norm(width: int, has_delta: bool, one_plus: bool, fp8: bool, pdl: bool) -> CachedLaunch:
     constants = _sizes(width) | {"HAS_DELTA": has_delta, "ONE_PLUS": one_plus, "FP8": fp8}
-    return row_launch(quantized_norm_kernel, constants, pdl)
+    return row_launch(quantized_norm_kernel, constants, pdl, dtypes=(0, 2))
 
 
 @chosen_once
@@ -103,7 +104,7 @@ def quantized_norm(
     (rows, width), fp8 = x.shape, dtype != torch.int8
     x = checked_row(x, width, fp8)
     q, scales = _results(x, width, dtype)
-    total = x if delta is None else torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    total = x if delta is None else x.new_empty(rows, width, dtype=torch.float32)
     if rows == 0:
         return total, q, scales
     added = x if delta is None else delta if delta.stride(1) == 1 else delta.contiguous()
@@ -132,7 +133,7 @@ def _results(x: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]
 
 
 def variants() -> Iterator[Variant]:
-    norm = dict.fromkeys(("x", "delta", "weight", "total"), "*bf16")
+    norm = dict.fromkeys(("x", "total"), "*fp32") | dict.fromkeys(("delta", "weight"), "*bf16")
     norm |= {"x_stride": "i32", "delta_stride": "i32", "eps": "fp32"}
     gated = {"gate_up": "*bf16", "stride": "i32"}
     of_norm, of_gate = {"ONE_PLUS": False}, {"GELU": False}

@@ -43,26 +43,30 @@ class RowFunctions:
             function.argtypes, function.restype = arguments, None
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
-        """Norm x [T, E], as `reference.rms_norm`."""
+        """Norm x [T, E], float32 or in the weight's dtype, as `reference.rms_norm`."""
         return self._norm(x, None, weight, eps, one_plus)[1]
 
     def add_and_norm(
         self, x: Tensor, delta: Tensor, weight: Tensor, eps: float, one_plus: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return x + delta [T, E], and its norm."""
+        """Return x + delta [T, E], float32, and its norm, as `reference.add_rms_norm`.
+
+        The sum takes the memory of x if that is contiguous float32.
+        """
         return self._norm(x, delta, weight, eps, one_plus)
 
     def _norm(
         self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, one_plus: bool
     ) -> tuple[Tensor, Tensor]:
         rows, columns = x.shape
-        self._check(x, (rows, columns))
+        x = x.float() if x.dtype == self._dtype else x
+        _check_rows(x, (rows, columns), torch.float32)
         self._check(weight, (columns,))
-        normed = torch.empty(rows, columns, dtype=x.dtype)
+        normed = torch.empty(rows, columns, dtype=self._dtype)
         total = x
         if delta is not None:
             self._check(delta, (rows, columns))
-            total = torch.empty_like(normed)
+            total = x if x.is_contiguous() else torch.empty(rows, columns)
         self._library.add_rms_norm(
             None if delta is None else total.data_ptr(),
             normed.data_ptr(),
@@ -205,9 +209,13 @@ class RowFunctions:
         return out[:, :columns]
 
     def _check(self, x: Tensor, shape: tuple[int, ...]) -> None:
-        _check(x, shape, self._dtype)
-        if shape[-1] > 1 and x.stride(-1) != 1:
-            raise ValueError(f"numbers of a row must be contiguous, got strides {x.stride()}")
+        _check_rows(x, shape, self._dtype)
+
+
+def _check_rows(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    _check(x, shape, dtype)
+    if shape[-1] > 1 and x.stride(-1) != 1:
+        raise ValueError(f"numbers of a row must be contiguous, got strides {x.stride()}")
 
 
 def _check(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:

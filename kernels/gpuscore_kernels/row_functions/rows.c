@@ -82,67 +82,68 @@ static inline float exponential(float x)
    address, so that their last bits never differ. */
 #define PARTS 16
 
-static inline float inverse_root_mean_square(const number *x, int64_t columns, float eps)
+static inline float inverse_root_mean_square(const float *x, int64_t columns, float eps)
 {
     float squares[PARTS] = {0}, sum = 0;
     int64_t i = 0;
     for (; i + PARTS <= columns; i += PARTS)
         for (int part = 0; part < PARTS; part++)
-            squares[part] += wide(x[i + part]) * wide(x[i + part]);
+            squares[part] += x[i + part] * x[i + part];
     for (; i < columns; i++)
-        squares[i % PARTS] += wide(x[i]) * wide(x[i]);
+        squares[i % PARTS] += x[i] * x[i];
     for (int part = 0; part < PARTS; part++)
         sum += squares[part];
     return 1.0f / sqrtf(sum / (float)columns + eps);
 }
 
-static inline void norm_row(number *out, const number *x, const number *weight, float eps,
+static inline void norm_row(number *out, const float *x, const number *weight, float eps,
                             int32_t one_plus, int64_t columns)
 {
     float inverse = inverse_root_mean_square(x, columns, eps);
     if (one_plus) {
 #pragma omp simd
         for (int64_t i = 0; i < columns; i++)
-            out[i] = rounded(wide(x[i]) * inverse * (1.0f + wide(weight[i])));
+            out[i] = rounded(x[i] * inverse * (1.0f + wide(weight[i])));
     } else {
 #pragma omp simd
         for (int64_t i = 0; i < columns; i++)
-            out[i] = rounded(wide(weight[i]) * wide(rounded(wide(x[i]) * inverse)));
+            out[i] = rounded(x[i] * inverse * wide(weight[i]));
     }
 }
 
-/* normed = the norm of total = x + delta; without delta, of x. */
-void add_rms_norm(number *total, number *normed, const number *x, const number *delta,
+/* normed = the norm of total = x + delta; without delta, of x. x and total are the residual stream,
+   which is float32 whatever the format of numbers is. */
+void add_rms_norm(float *total, number *normed, const float *x, const number *delta,
                   const number *weight, float eps, int32_t one_plus, int64_t rows, int64_t columns,
                   int64_t x_stride, int64_t delta_stride, int32_t threads)
 {
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * columns > GRAIN)
     for (int64_t row = 0; row < rows; row++) {
-        const number *in = x + row * x_stride;
+        const float *in = x + row * x_stride;
         if (delta) {
             const number *more = delta + row * delta_stride;
-            number *sum = total + row * columns;
+            float *sum = total + row * columns;
 #pragma omp simd
             for (int64_t i = 0; i < columns; i++)
-                sum[i] = rounded(wide(in[i]) + wide(more[i]));
+                sum[i] = in[i] + wide(more[i]);
             in = sum;
         }
         norm_row(normed + row * columns, in, weight, eps, one_plus, columns);
     }
 }
 
-/* The norm of one head, with its rounding points, as float32. */
+/* The norm of one head, not rounded yet. */
 static inline void norm_head(float *x, const number *weight, float inverse, int32_t one_plus,
                              int64_t size)
 {
     if (one_plus) {
 #pragma omp simd
         for (int64_t i = 0; i < size; i++)
-            x[i] = wide(rounded(x[i] * inverse * (1.0f + wide(weight[i]))));
+            x[i] = x[i] * inverse * (1.0f + wide(weight[i]));
     } else {
 #pragma omp simd
         for (int64_t i = 0; i < size; i++)
-            x[i] = wide(rounded(wide(weight[i]) * wide(rounded(x[i] * inverse))));
+            x[i] = x[i] * inverse * wide(weight[i]);
     }
 }
 
@@ -179,7 +180,7 @@ void norm_and_rotate(number *q, number *k, const number *qkv, const float *cosin
             for (int64_t i = 0; i < size; i++)
                 values[i] = wide(x[i]);
             if (weight) {
-                float inverse = inverse_root_mean_square(x, size, eps);
+                float inverse = inverse_root_mean_square(values, size, eps);
                 norm_head(values, weight, inverse, one_plus, size);
             }
             rotate_head(out, values, c, s, size / 2);
@@ -201,13 +202,13 @@ void gated(number *out, const number *gate_up, int32_t gelu, int64_t rows, int64
             for (int64_t i = 0; i < columns; i++) {
                 float x = wide(gate[i]);
                 float sum = 1.59576912f * (x + 0.044715f * x * x * x);
-                to[i] = rounded(wide(rounded(x / (1.0f + exponential(-sum)))) * wide(up[i]));
+                to[i] = rounded(x / (1.0f + exponential(-sum)) * wide(up[i]));
             }
         } else {
 #pragma omp simd
             for (int64_t i = 0; i < columns; i++) {
                 float x = wide(gate[i]);
-                to[i] = rounded(wide(rounded(x / (1.0f + exponential(-x)))) * wide(up[i]));
+                to[i] = rounded(x / (1.0f + exponential(-x)) * wide(up[i]));
             }
         }
     }

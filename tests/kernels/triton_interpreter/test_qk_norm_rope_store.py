@@ -127,6 +127,32 @@ def test_what_does_not_fit_is_refused(impl):
             qk_norm_rope_store(qkv, cos, sin, pages=pages, **sizes)
 
 
+def test_norm_and_rotation_round_once():
+    """Both together give nearly always the bits of float64 rounded once."""
+    qkv, norms = randn(9, 4 * 64, dtype=torch.float16), [randn(64, seed=s).half() for s in (1, 2)]
+    for one_plus in (False, True):
+        sizes = {"num_heads": 2, "num_kv_heads": 1, "eps": 1e-4, "one_plus": one_plus}
+        angles = tables(9, 64)
+        got = qk_norm_rope_store(
+            qkv, *angles, q_norm=norms[0], k_norm=norms[1], **sizes, impl="triton"
+        )
+        q_norm, k_norm = (norm.double() for norm in norms)
+        wide = (x.double() for x in (qkv, *angles))
+        want = qk_norm_rope_store(*wide, q_norm=q_norm, k_norm=k_norm, **sizes, impl="reference")
+        for one, exact in zip(got, want, strict=True):
+            assert (one == exact.half()).float().mean() > 0.99
+
+
+@pytest.mark.parametrize(
+    "old", ["left * factor * scale_left", "right * factor * scale_right[None, :]"]
+)
+def test_a_second_rounding_is_visible(old, monkeypatch, tmp_path):
+    module = importlib.import_module("gpuscore_kernels.qk_norm_rope_store.triton")
+    new = f"({old}).to(weight.dtype.element_ty).to(tl.float32)"
+    with planted(monkeypatch, module, old, new, tmp_path), pytest.raises(AssertionError):
+        test_norm_and_rotation_round_once()
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -24,10 +24,11 @@ def equal(got, want):
     [(5, 63, False), *slow((1, 1, True), (3, 128, True), (0, 16, False))],
 )
 def test_a_norm(rows, width, one_plus, dtype):
-    x, delta = (between_nans(randn(rows, width, dtype=dtype, seed=s)) for s in (1, 2))
+    narrow, delta = (between_nans(randn(rows, width, dtype=dtype, seed=s)) for s in (1, 2))
     weight = 1 + randn(width, dtype=dtype)
     options = {"eps": 1e-3, "one_plus": one_plus, "impl": "triton"}
-    for added in (delta, None):
+    stream = between_nans(randn(rows, width, seed=3))
+    for x, added in ((narrow, delta), (narrow, None), (stream, delta), (stream, None)):
         total, normed = add_rms_norm(x, added, weight, **options)
         want = total, *quantize_rows(normed, torch.int8, impl="triton")
         assert equal(quantized_norm(x, added, weight, dtype=torch.int8, **options), want)

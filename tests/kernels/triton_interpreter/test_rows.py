@@ -14,20 +14,25 @@ from support.kernels import DEVICE, DTYPES, assert_near, between_nans, planted, 
 @pytest.mark.parametrize("one_plus", [False, True])
 @pytest.mark.parametrize(("rows", "width"), [(1, 1), (5, 63), (3, 128), (0, 16)])
 def test_add_rms_norm(rows, width, one_plus, dtype):
-    x, delta = (between_nans(randn(rows, width, dtype=dtype, seed=s)) for s in (1, 2))
+    stream, delta = (
+        between_nans(randn(rows, width, dtype=d, seed=s))
+        for s, d in ((1, torch.float32), (2, dtype))
+    )
     weight = 1 + randn(width, dtype=dtype)
     options = {"eps": 1e-3, "one_plus": one_plus}
-    for added in (delta, None):
+    narrow = between_nans(stream.to(dtype))
+    for x, added in ((stream, delta), (narrow, delta), (stream, None), (narrow, None)):
         total, normed = add_rms_norm(x, added, weight, **options, impl="triton")
-        exact = x if added is None else x + added  # rounded like the residual stream
+        exact = x if added is None else x.float() + added.float()
+        assert total.dtype == exact.dtype
         assert torch.equal(total, exact)
         want = add_rms_norm(exact.double(), None, weight.double(), **options, impl="reference")
         assert normed.dtype == dtype
         assert_near(normed, want[1], dtype)
 
 
-def test_the_norm_rounds_where_transformers_does():
-    """Rounding before the weight (Llama) or after it (Gemma) gives nearly always the same bits."""
+def test_the_norm_rounds_once():
+    """Rounding once, after the weight, gives nearly always the same bits."""
     x, weight = randn(7, 96, dtype=torch.float16), 1 + randn(96, dtype=torch.float16)
     for one_plus in (False, True):
         options = {"eps": 1e-6, "one_plus": one_plus}
@@ -51,6 +56,14 @@ def test_gated(rows, width, activation, dtype):
     got = gated(gate_up, activation, impl="triton")
     assert got.dtype == dtype
     assert_near(got, gated(gate_up.double(), activation, impl="reference"), dtype)
+
+
+def test_the_activation_is_not_rounded():
+    gate_up = 4 * randn(7, 192, dtype=torch.float16)
+    for activation in ("silu", "gelu_tanh"):
+        got = gated(gate_up, activation, impl="triton")
+        want = gated(gate_up.double(), activation, impl="reference").half()
+        assert (got == want).float().mean() > 0.99
 
 
 def test_gated_far_from_zero():
@@ -80,6 +93,10 @@ def norm_with_weights():
     test_add_rms_norm(5, 63, True, torch.float32)
 
 
+def norm_in_half_precision():
+    test_add_rms_norm(5, 63, False, torch.float16)
+
+
 def swiglu_and_geglu():
     test_gated(5, 63, "silu", torch.float32)
     test_gated(5, 63, "gelu_tanh", torch.float32)
@@ -90,13 +107,25 @@ def swiglu_and_geglu():
     [
         ("add_rms_norm", "mask=inside, other=0.0", "mask=inside, other=1.0", norm_with_weights),
         ("add_rms_norm", "row * x_stride", "row * WIDTH", norm_with_weights),
-        ("add_rms_norm", "wide * (1.0 + scale)", "wide * scale", norm_with_weights),
+        ("add_rms_norm", "scale = 1.0 + scale", "scale = scale", norm_with_weights),
         ("add_rms_norm", "/ WIDTH + eps", "/ (WIDTH + 1) + eps", norm_with_weights),
         (
             "add_rms_norm",
-            "wide.to(value.dtype).to(tl.float32) * scale",
-            "wide * scale",
-            test_the_norm_rounds_where_transformers_does,
+            "(wide * scale)",
+            "(wide.to(weight.dtype.element_ty).to(tl.float32) * scale)",
+            test_the_norm_rounds_once,
+        ),
+        (
+            "add_rms_norm",
+            "value.to(tl.float32) + added.to(tl.float32)",
+            "(value + added).to(weight.dtype.element_ty).to(tl.float32)",
+            norm_in_half_precision,
+        ),
+        (
+            "gated",
+            "(active * up",
+            "(active.to(up.dtype).to(tl.float32) * up",
+            test_the_activation_is_not_rounded,
         ),
         ("gated", "start + WIDTH", "start + BLOCK", swiglu_and_geglu),
         ("gated", "0.044715", "0.44715", swiglu_and_geglu),
