@@ -30,7 +30,7 @@ from transformers.utils import logging as transformers_logging
 sys.path.insert(0, str(Path(__file__).parent))
 import baselines
 from report import Row, keep, machine, table
-from rounding_points import OF_PRODUCTS, ON_THE_WAY, POINTS, Prompts, RoundedDecoder
+from rounding_points import OF_GPUSCORE, POINTS, Prompts, RoundedDecoder
 from scenarios import Workload
 from spent import spent
 
@@ -119,11 +119,8 @@ def of_points(
     decoder: RoundedDecoder, prompts: Prompts, exact: Scores, without: list[list[str]]
 ) -> Iterator[Row]:
     ways = [(f"only {POINTS[point]}", {point}) for point in POINTS]
-    ways += [("all of these", set(POINTS)), ("only what products need", set(OF_PRODUCTS))]
-    ways += [
-        (f"all but {', '.join(some)}", set(POINTS) - set(some))
-        for some in [*([point] for point in ON_THE_WAY), *without]
-    ]
+    ways += [("all of these, as transformers", set(POINTS)), ("as gpuscore", set(OF_GPUSCORE))]
+    ways += [(f"all but {', '.join(some)}", set(POINTS) - set(some)) for some in without]
     for name, points in ways:
         found = row(name, partial(decoder.score, prompts, points), exact)
         print(found, flush=True)

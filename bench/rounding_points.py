@@ -43,6 +43,7 @@ ON_THE_WAY = {
     "activation": "the activation, before the product with up",
 }
 POINTS = OF_PRODUCTS | ON_THE_WAY
+OF_GPUSCORE = {*OF_PRODUCTS, "weights", "partial"}  # on a CPU; kernels and JAX merge in float32
 
 
 @dataclass(frozen=True)
