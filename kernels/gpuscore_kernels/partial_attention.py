@@ -12,13 +12,16 @@ no keys, and gives lse 0 instead of -inf to a row whose keys are all masked; bot
 It has no soft-cap, so attention with one is computed here in tiles.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 Implementation: TypeAlias = Literal["reference", "cpu"]
+Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # of q, k, v
 
 ROW_TILE = 256  # rows computed together if there is a mask; with a window they share a key range
 CAPPED_TILE = 1 << 21  # float32 scores that a pass with a soft-cap holds at a time
@@ -73,9 +76,9 @@ def partial_attention(
         k, v: [B, Hkv, S, D]; H is a multiple of Hkv, head h reads KV head h // (H / Hkv).
         scale: factor on q k^T.
         causal: row m sees keys 0..m (needs M == S; not together with `key_mask`).
-        key_mask: bool [B, S], True = visible to every row. Masked keys must still be finite.
+        key_mask: bool [B, S], True = visible to every row.
         first_key: int64 [M], row m does not see keys before first_key[m]: the lower edge of a
-            sliding window. Not together with `key_mask`. Hidden keys must still be finite.
+            sliding window. Not together with `key_mask`.
         softcap: scores s = scale * q k^T become softcap * tanh(s / softcap), before the softmax
             and the log-sum-exp.
         skip_hidden: leave out keys that `first_key` hides from all rows computed together. If
@@ -85,16 +88,34 @@ def partial_attention(
 
     Returns:
         out [B, H, M, D] in q's dtype, and lse [B, H, M], natural log (float32; float64 for float64
-        inputs). A row without visible keys has out 0 and lse -inf.
+        inputs). A row without visible keys has out 0 and lse -inf. A value that is not finite
+        reaches the rows that see it, and no other.
 
     Raises:
         ValueError: shapes do not fit.
     """
     _check(q, k, v, causal, key_mask, first_key)
     visible = Visibility(causal, key_mask, first_key)
-    if impl == "reference":
-        return _by_definition(q, k, v, scale=scale, visible=visible, softcap=softcap)
-    return _on_cpu(q, k, v, scale=scale, visible=visible, softcap=softcap, skip_hidden=skip_hidden)
+    attend: Attend = partial(_by_definition, scale=scale, visible=visible, softcap=softcap)
+    if impl == "cpu":
+        attend = partial(
+            _on_cpu, scale=scale, visible=visible, softcap=softcap, skip_hidden=skip_hidden
+        )
+    out, lse = attend(q, k, v)
+    masked = causal or key_mask is not None or first_key is not None
+    return _kept_apart(q, k, v, attend) if masked and out.sum().isnan() else (out, lse)
+
+
+def _kept_apart(q: Tensor, k: Tensor, v: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
+    """Attend so that a key or value that is not finite reaches only rows that see it.
+
+    Operators multiply a hidden key's value by 0, and may add -inf to its score: both leave NaN.
+    """
+    flawed = ~(k.isfinite() & v.isfinite()).all(-1, keepdim=True)  # [B, Hkv, S, 1]
+    out, lse = attend(q, k.masked_fill(flawed, 0), v.masked_fill(flawed, 0))
+    # Keys of 0 have one weight, so this is the share of flawed keys among those that a row sees.
+    share, _ = attend(q, torch.zeros_like(k), flawed.to(v.dtype).expand_as(v).contiguous())
+    return out.masked_fill_(share > 0, torch.nan), lse
 
 
 def merge_partials(

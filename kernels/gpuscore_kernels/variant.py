@@ -40,6 +40,7 @@ class Variant:
         loops: demands on every loop with a matrix product on tensor cores, by the loop's header as
             `ast.unparse` writes it, such as "for index in tl.range(begin, end)".
         stack: accepted bytes of stack by architecture; 0 for others.
+        narrow: the most loads and stores of global memory of under 16 bytes; None = any number.
         quick: the architectures for which `make test-all` compiles it.
     """
 
@@ -54,6 +55,7 @@ class Variant:
     needs_wgmma: bool = False
     loops: Mapping[str, LoopRule] = field(default_factory=dict)
     stack: Mapping[int, int] = field(default_factory=dict)
+    narrow: int | None = None
     quick: tuple[int, ...] = ARCHES
 
     @property

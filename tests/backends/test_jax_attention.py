@@ -8,6 +8,7 @@ import pytest
 
 from gpuscore.backends.jax.layout import ProgramSizes, TileSizes, divided
 from gpuscore.backends.jax.padding import padded
+from gpuscore.types.batch import visible_rows
 from support.attention_oracle import attention as oracle
 from support.backends import needs_jax
 from support.batches import random_batch
@@ -32,7 +33,8 @@ def heads_of(shape):
 @pytest.fixture(scope="module")
 def attention():
     """attention(seed, window, implementation, shape) -> pairs (found, wanted): of all rows, and of
-    scored rows."""
+    scored rows. With `flawed`, a key of the batch and one of a prefix are NaN, their values 0, and
+    so are wanted outputs of rows that see them."""
     import jax
     import jax.numpy as jnp
 
@@ -58,7 +60,7 @@ def attention():
         numbers = tables.numbers
         return outputs(tables.every, numbers.rows[0]), outputs(tables.scored, numbers.scored[0])
 
-    def make(seed, window, name, shape):
+    def make(seed, window, name, shape, flawed=False):
         rng = np.random.default_rng(seed)
         batch = random_batch(rng, SLOTS, PAGE)
         query_heads, kv_heads, dim, _ = shape
@@ -68,6 +70,14 @@ def attention():
         for row, length in enumerate(batch.prefix_lens):  # NaN in all slots that hold nothing
             slots = [batch.page_table[row, i // PAGE] * PAGE + i % PAGE for i in range(length)]
             held[:, 1, slots] = rng.normal(size=(2, length, kv_heads, dim))
+        rows, count = slice(0, batch.num_tokens), len(batch.score_rows)
+        want = oracle(batch, PAGE, q[rows], k[rows], v[rows], held[0, 1], held[1, 1], window)
+        if flawed:
+            row, request = int(rng.integers(batch.num_tokens)), int(batch.prefix_lens.argmax())
+            slot = batch.page_table[request, 0] * PAGE
+            k[row], v[row], held[0, 1, slot], held[1, 1, slot] = np.nan, 0, np.nan, 0
+            of = np.repeat(batch.request_of, np.diff(batch.cu_seqlens))
+            want[visible_rows(batch)[:, row] | (of == request)] = np.nan
         joined = heads_of(shape).joined(*held.reshape(2, -1, kv_heads, dim).astype(np.float32))
         found, scored = run(
             padded(batch, SIZES, PAGE, wanted=0),
@@ -78,8 +88,6 @@ def attention():
             name=name,
             shape=shape,
         )
-        rows, count = slice(0, batch.num_tokens), len(batch.score_rows)
-        want = oracle(batch, PAGE, q[rows], k[rows], v[rows], held[0, 1], held[1, 1], window)
         return (found[rows], want), (scored[:count], want[batch.score_rows])
 
     return make
@@ -97,6 +105,15 @@ def test_against_the_oracle(attention, name, window, shape):
     """Several requests share a tile, with and without prefix; segments are long and form trees."""
     for seed in range(4):
         for found, want in attention(seed, window, name, shape):
+            np.testing.assert_allclose(found, want, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["xla", "pallas"])
+def test_a_flawed_key_reaches_the_rows_that_see_it_and_no_other(attention, name):
+    for seed in range(3):
+        for found, want in attention(seed, None, name, PADDED, flawed=True):
+            assert np.isnan(want).any()
+            assert np.isfinite(want).any()
             np.testing.assert_allclose(found, want, atol=2e-5, rtol=0)
 
 

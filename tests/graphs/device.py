@@ -28,6 +28,7 @@ class DeviceKind:
     shared: int  # bytes of shared memory that a block may have
 
 
+NODE_BYTES = 4096  # of a graph's executable, invented
 H200 = DeviceKind("H200", (9, 0), 141 * 10**9, 227 * 1024)
 
 
@@ -71,7 +72,9 @@ class Graph:
         self._recorder.heap.own(pool, self)
 
     def capture_end(self) -> None:
+        assert self._capture is not None
         self._recorder.end_capture()
+        self._recorder.heap.take_beside(self, NODE_BYTES * len(self._capture.launches))
 
     def replay(self) -> None:
         assert self._capture is not None
@@ -91,7 +94,10 @@ class CudaModule:
         heap = self._recorder.heap
         return {
             **one_device(self._kind.name, self._kind.capability),
-            "mem_get_info": lambda device=None: (heap.total - heap.reserved, heap.total),
+            "mem_get_info": lambda device=None: (
+                heap.total - heap.reserved - heap.beside,
+                heap.total,
+            ),
             "memory_reserved": lambda device=None: heap.reserved,
             "memory_allocated": lambda device=None: heap.live,
             "max_memory_reserved": lambda device=None: heap.peak,

@@ -60,6 +60,7 @@ class Started:
     log: TritonLog
     weights: int  # bytes
     measured: MeasuredMemory
+    graphs: int  # bytes that were counted for executables of graphs
     short_captures: list[Capture]
 
 
@@ -105,6 +106,7 @@ def started(model: Model, folder: Path, recorder: Recorder, log: TritonLog) -> I
             (backend_module, "ThreadPoolExecutor", partial(ThreadPoolExecutor, initializer=enter)),
             (backend_module, "load_weights", noting("weights", backend_module.load_weights)),
             (backend_module, "measure", noting("measured", backend_module.measure)),
+            (TorchBackend, "_graph_bytes", noting("graphs", TorchBackend._graph_bytes)),
         ):
             stack.enter_context(mock.patch.object(module, name, stand_in))
         plan = plan_backend(directory, ModelConfig(str(directory), device="cuda", **model.settings))
@@ -119,6 +121,7 @@ def started(model: Model, folder: Path, recorder: Recorder, log: TritonLog) -> I
             log,
             marks["weights: bytes"],
             marks["measured"],
+            marks["graphs"],
             list(recorder.captures),
         )
 
@@ -232,6 +235,13 @@ def _check_memory(start: Started, found: Examination) -> None:
             f"{before} of weights and buffers, {took} of pages, {start.measured.batch} measured "
             "for the largest batch"
         )
+    if heap.beside > start.graphs:
+        found.problems.append(
+            f"executables of graphs take {heap.beside} bytes, {start.graphs} were counted"
+        )
+    left = heap.total - before - start.measured.batch - start.graphs - took
+    if left < 0:
+        found.problems.append(f"{-left} bytes more than the device has were planned")
     found.notes.append(
         f"{start.weights / 1e9:.2f} GB of weights, {took / 1e9:.1f} GB of pages "
         f"({max(x.numel() for x in sides) / 2**31:.2f} x 2^31 elements per layer and side), "

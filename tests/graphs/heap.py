@@ -44,6 +44,7 @@ class DeviceHeap:
     pools: dict[int, Pool] = field(default_factory=lambda: {ORDINARY: Pool()})
     blocks: dict[int, Block] = field(default_factory=dict)  # by storage
     peak: int = 0  # most bytes reserved since `forget_peak`
+    beside: int = 0  # bytes that the allocator does not know of: executables of graphs
     _next: int = FIRST_ADDRESS
 
     @property
@@ -58,6 +59,11 @@ class DeviceHeap:
     def asked(self) -> int:
         """Bytes that are used, not rounded to blocks."""
         return sum(block.bytes for block in self.blocks.values())
+
+    def take_beside(self, graph: object, count: int) -> None:
+        """Take bytes outside of the allocator for as long as `graph` exists."""
+        self._give_beside(-count)
+        weakref.finalize(graph, self._give_beside, count)
 
     def own(self, pool: int, graph: object) -> None:
         """Keep a pool's memory reserved for as long as `graph` exists."""
@@ -108,13 +114,16 @@ class DeviceHeap:
 
     def _make_room(self, pool: Pool, size: int) -> None:
         grown = max(0, pool.live + size - pool.reserved)
-        if self.reserved + grown > self.total:
+        if self.reserved + self.beside + grown > self.total:
             self.empty_cache()
             grown = max(0, pool.live + size - pool.reserved)
-        if self.reserved + grown > self.total:
+        if self.reserved + self.beside + grown > self.total:
             raise torch.OutOfMemoryError(
                 f"CUDA out of memory: {size} bytes asked for, {self.total - self.reserved} free"
             )
+
+    def _give_beside(self, count: int) -> None:
+        self.beside -= count
 
     def _disown(self, pool: int) -> None:
         self.pools[pool].graphs -= 1

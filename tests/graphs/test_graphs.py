@@ -170,6 +170,25 @@ def a_launch_waits(monkeypatch):
     wrapped(monkeypatch, GraphLauncher, "_answer", lambda launcher, *_: launcher._words.cpu())
 
 
+def only_the_largest_graph_is_counted(monkeypatch):
+    count = backend_module.TorchBackend._graph_bytes
+
+    def largest_only(self, layers):
+        monkeypatch.setattr(self.launcher, "capture", self.launcher.capture_largest)
+        return count(self, layers)
+
+    monkeypatch.setattr(backend_module.TorchBackend, "_graph_bytes", largest_only)
+
+
+def layers_of_graphs_are_not_counted(monkeypatch):
+    count = backend_module.TorchBackend._graph_bytes
+    monkeypatch.setattr(
+        backend_module.TorchBackend,
+        "_graph_bytes",
+        lambda self, layers: count(self, self.plan.part.num_layers),
+    )
+
+
 DEFECTS = [
     (words_are_not_aligned, "is compiled after the warm-up"),
     (the_warm_run_is_left_out, "add_rms_norm_kernel is compiled inside capture"),
@@ -188,6 +207,8 @@ DEFECTS = [
     (one_bucket_differs, "graphs of different buckets have different launches"),
     (a_page_more_is_allocated, "the KV pool takes"),
     (weights_are_kept_twice, "the weights take"),
+    (only_the_largest_graph_is_counted, "executables of graphs take"),
+    (layers_of_graphs_are_not_counted, "executables of graphs take"),
     (a_launch_waits, "the host waits before it collects"),
 ]
 

@@ -27,6 +27,7 @@ POOL, PACKED = "tl.range(pool_begin, pool_end)", "tl.range(0, num_packed)"
 CARRIED = "bf16 dim=128 group=2 64x64 stages=3 carry"
 GATE_UP = "gate Qwen3-30B-A3B torch.bfloat16"
 INT8 = "product 128x128 stages=3 bias=False pdl"
+HEADS, QWEN3 = "qk_norm_rope_store", "heads=16/8x128 norm=True one_plus=False pdl"
 HEAD = "slices width=1024 torch.bfloat16 cap=False top=False"
 
 
@@ -44,6 +45,10 @@ def refused(variant: Variant, arch: int) -> list[str]:
 
 def with_stages(stages: int) -> Callable[[Variant], Variant]:
     return lambda variant: replace(variant, num_stages=stages)
+
+
+def with_warps(warps: int) -> Callable[[Variant], Variant]:
+    return lambda variant: replace(variant, num_warps=warps)
 
 
 def unaligned(pointer: str) -> Callable[[Variant], Variant]:
@@ -69,6 +74,8 @@ def unaligned(pointer: str) -> Callable[[Variant], Variant]:
         (EXPERTS, GATE_UP, 90, unaligned("x_stride"), ["BLOCK_K): 1 tiles are loaded into"]),
         (QUANTIZED, INT8, 90, with_stages(2), ["BLOCK_K): 0 groups of copies"]),
         (QUANTIZED, INT8, 90, unaligned("w"), ["BLOCK_K): 1 tiles are loaded into"]),
+        (HEADS, QWEN3, 90, with_warps(4), ["20 accesses of under 16 bytes, allowed: 7"]),
+        (HEADS, QWEN3, 90, unaligned("k_pages"), ["accesses of under 16 bytes, allowed: 7"]),
     ],
 )
 def test_a_worse_launch_is_refused(kernel, name, arch, change, messages):

@@ -160,7 +160,9 @@ def check(results: Iterable[Result], baselines: Mapping[str, Baseline]) -> int:
 def _described(facts: CodeFacts) -> Iterator[str]:
     yield (
         f"{facts.registers} registers, {facts.stack} B stack, {facts.shared} B shared, "
-        f"{facts.resident} blocks per multiprocessor"
+        f"{facts.resident} blocks of {facts.warps} warps per multiprocessor, outside of loops "
+        f"{facts.instructions} instructions, {facts.accesses[0]} accesses of 16 B, "
+        f"{facts.accesses[1]} narrower"
     )
     for loop in facts.loops:
         if loop.products:

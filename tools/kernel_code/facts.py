@@ -163,6 +163,18 @@ class CodeFacts:
     def wgmma(self) -> int:
         return count(self.rest, *WGMMA) + sum(loop.wgmma for loop in self.loops)
 
+    @property
+    def instructions(self) -> int:
+        """Instructions of one warp outside of loops."""
+        return sum(self.rest.values())
+
+    @property
+    def accesses(self) -> tuple[int, int]:
+        """Loads and stores of global memory outside of loops: of 16 bytes, and of fewer."""
+        every = {name: n for name, n in self.rest.items() if name.startswith(("LDG.", "STG."))}
+        wide = sum(n for name, n in every.items() if name.endswith(".128"))
+        return wide, sum(every.values()) - wide
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 

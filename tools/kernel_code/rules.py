@@ -57,6 +57,8 @@ def _resources(variant: Variant, facts: CodeFacts) -> Iterator[str]:
         yield f"{facts.shared} bytes of shared memory, the limit is {limit}"
     if variant.needs_wgmma and facts.arch == 90 and not facts.wgmma:
         yield "no wgmma instruction"
+    if variant.narrow is not None and facts.accesses[1] > variant.narrow:
+        yield f"{facts.accesses[1]} accesses of under 16 bytes, allowed: {variant.narrow}"
 
 
 def _handover(variant: Variant, facts: CodeFacts) -> Iterator[str]:

@@ -226,7 +226,8 @@ class TileProgram:
             )
             scores = multiply(refs.queries[of_span], k, ((1,), (1,)))
             split = scores.reshape(-1, rows, self.keys)
-            scores = (split + refs.seen[...]).reshape(scores.shape)
+            # Not a sum, because a hidden key may be NaN.
+            scores = jnp.where(refs.seen[...] == 0, split, -jnp.inf).reshape(scores.shape)
             before = refs.most[span, :members, :1]
             most = jnp.maximum(before, scores.max(-1, keepdims=True))
             weights = jnp.exp2((scores - most) * to_exponent)

@@ -20,7 +20,7 @@ from gpuscore.backends.torch.attention.choice import attention_factory
 from gpuscore.backends.torch.attention.triton import TritonAttention
 from gpuscore.backends.torch.compiler import Compiler, eagerly
 from gpuscore.backends.torch.decoder import Decoder, DecoderWeights, Lookup, shortened
-from gpuscore.backends.torch.devices import memory_of, sum_in_float32
+from gpuscore.backends.torch.devices import memory_of, sum_in_float32, taken_beside
 from gpuscore.backends.torch.graph_launcher import GraphLauncher, Passes
 from gpuscore.backends.torch.group import RankGroup
 from gpuscore.backends.torch.kernels import in_triton
@@ -123,8 +123,10 @@ class TorchBackend:
             check_kernels(config, weights, plan.pdl)
         try:
             # Only for the measurement: a few layers and a single page.
-            self.launcher = self._make_launcher(*shortened(config, weights), num_pages=1)
-            num_pages = self._count_pages(memory or memory_of(plan.device, plan.shard.ranks))
+            short, some = shortened(config, weights)
+            self.launcher = self._make_launcher(short, some, num_pages=1)
+            of_device = memory or memory_of(plan.device, plan.shard.ranks)
+            num_pages = self._count_pages(of_device, short.num_layers)
             self.launcher.release()
             del self.launcher  # its pages and graphs make room
             self.launcher = self._make_launcher(config, weights, num_pages)
@@ -235,7 +237,7 @@ class TorchBackend:
         plan = self.plan
         return largest_batches(plan.max_tokens, plan.max_model_len, plan.pages.size)
 
-    def _count_pages(self, memory: Memory) -> int:
+    def _count_pages(self, memory: Memory, layers: int) -> int:
         plan, pages = self.plan, self.plan.pages
         if self._group is not None:
             self._group.connect()
@@ -264,19 +266,33 @@ class TorchBackend:
                 f"a batch of --max-batch-tokens {plan.max_tokens} does not fit into the memory "
                 f"beside {mebibytes(plan.weight_bytes)} of weights; lower --max-batch-tokens"
             ) from error
-        num_pages = pages.count(found.free, found.batch)
+        graphs = self._graph_bytes(layers)
+        num_pages = pages.count(found.free, found.batch + graphs)
         if self._group is not None:
             num_pages = self._group.least(num_pages)
         logger.info(
-            "memory: weights %s, largest batch %s (%s), KV cache %s: %d pages, %d tokens",
+            "memory: weights %s, largest batch %s (%s), KV cache %s: %d pages, "
+            "%d tokens, graphs %s",
             mebibytes(plan.weight_bytes),
             mebibytes(found.batch),
             "estimated" if found.estimated else "measured",
             mebibytes(num_pages * pages.page_bytes),
             num_pages,
             num_pages * pages.size,
+            mebibytes(graphs),
         )
         return num_pages
+
+    def _graph_bytes(self, layers: int) -> int:
+        """Return the bytes that CUDA takes for the executables of all graphs, at most.
+
+        Those of the shortened model, of so many layers, are captured to measure it. What a graph
+        takes grows with its kernels, and beside layers of one kind it has the same ones.
+        """
+        if not self.plan.graph_tokens:
+            return 0
+        taken = taken_beside(self.device, lambda: self._run(self.launcher.capture).result())
+        return -(-taken * self.plan.part.num_layers // layers)
 
     def _set_up(self) -> None:
         self._run_all(warmup_batches(self._longest, self.plan.pages.size))

@@ -17,6 +17,7 @@ from gpuscore.backends.torch.layers import (
     all_at_once,
     gated,
     inverse_frequencies,
+    mark_flaws,
     norm_and_rotate,
     rms_norm,
     rotary_tables,
@@ -177,6 +178,8 @@ class Decoder:
         return kept.pages(layer) if self._stores else None
 
     def _store(self, kept: KeptRows, layer: int, k: Tensor, v: Tensor) -> None:
+        if self._own == "reference":
+            mark_flaws(k, v)
         if not self._stores:
             kept.write(layer, k, v)
 

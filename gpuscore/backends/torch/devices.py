@@ -132,13 +132,23 @@ class DeviceMemory:
     def _peak(self, run: Callable[[], object]) -> int:
         self.trim()
         torch.cuda.reset_peak_memory_stats(self._device)
-        free, reserved = self.free(), torch.cuda.memory_reserved(self._device)
-        run()
-        torch.cuda.synchronize(self._device)
-        taken = torch.cuda.memory_reserved(self._device) - reserved
-        beside = free - self.free() - taken
-        return torch.cuda.max_memory_reserved(self._device) - reserved + max(0, beside)
+        reserved = torch.cuda.memory_reserved(self._device)
+        beside = taken_beside(self._device, run)
+        return torch.cuda.max_memory_reserved(self._device) - reserved + beside
 
     def trim(self) -> None:
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
+
+
+def taken_beside(device: torch.device, run: Callable[[], object]) -> int:
+    """Return the bytes that a run has taken outside of torch's allocator, such as for graphs."""
+
+    def used() -> int:
+        torch.cuda.synchronize(device)
+        free, total = torch.cuda.mem_get_info(device)
+        return int(total - free - torch.cuda.memory_reserved(device))
+
+    before = used()
+    run()
+    return max(0, used() - before)

@@ -21,15 +21,16 @@ from torch.nn import functional
 
 from gpuscore.backends.common.hf_config import DecoderConfig, Llama3Rope, Rope
 from gpuscore.backends.torch.attention.layout import Tiling
+from gpuscore_kernels import reference
 from gpuscore_kernels.expert_mlp import TILE
 from gpuscore_kernels.label_head import tile_shapes
-from gpuscore_kernels.qk_norm_rope_store import qk_norm_rope_store
 from gpuscore_kernels.reference import gated, rms_norm
 
 __all__ = [
     "add_and_norm",
     "gated",
     "inverse_frequencies",
+    "mark_flaws",
     "norm_and_rotate",
     "rms_norm",
     "rotary_tables",
@@ -59,18 +60,23 @@ def norm_and_rotate(
 
     Queries and keys are normed if the model has a QK norm, and rotated by cos and sin [T, D / 2].
     """
-    return qk_norm_rope_store(
-        qkv,
-        cos,
-        sin,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        q_norm=q_norm,
-        k_norm=k_norm,
-        eps=eps,
-        one_plus=one_plus,
-        impl="reference",
-    )
+    heads = qkv.reshape(len(qkv), num_heads + 2 * num_kv_heads, 2 * cos.shape[1])
+    q, k, v = heads.tensor_split((num_heads, num_heads + num_kv_heads), dim=1)
+    angles = cos.unsqueeze(1), sin.unsqueeze(1)
+    q = reference.norm_and_rotate(q, *angles, q_norm, eps, one_plus)
+    return q, reference.norm_and_rotate(k, *angles, k_norm, eps, one_plus), v
+
+
+def mark_flaws(k: Tensor, v: Tensor) -> None:
+    """Make heads of k and v [T, Hkv, D] that are not finite 0 and NaN, which every row that sees
+    them gets.
+
+    torch's operator on a CPU takes a row for one without keys if all its scores are NaN.
+    """
+    if not (k.sum(dtype=torch.float32) + v.sum(dtype=torch.float32)).isfinite():
+        flawed = ~(k.isfinite() & v.isfinite()).all(-1, keepdim=True)
+        k.masked_fill_(flawed, 0)
+        v.masked_fill_(flawed, torch.nan)
 
 
 def inverse_frequencies(rope: Rope, head_dim: int, device: torch.device) -> Tensor:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from gpuscore_kernels import Implementation, reference
@@ -54,6 +55,9 @@ def qk_norm_rope_store(
     Returns:
         q [T, H, D], k and v [T, Hkv, D] in qkv's dtype. v is qkv's own memory; q and k are
         contiguous with impl="triton". Norm and rotation together are float32 and round once.
+        If a value of a kept row (without pages: of any row) is not finite, its head's value becomes
+        zeros there, and the key NaN. A mask replaces the score of a hidden key, but a weight of 0
+        times NaN is NaN; so only rows that see the token get NaN.
 
     Raises:
         ValueError: shapes do not fit.
@@ -72,6 +76,11 @@ def qk_norm_rope_store(
     angles = cos.unsqueeze(1), sin.unsqueeze(1)
     q = reference.norm_and_rotate(q, *angles, q_norm, eps, one_plus)
     k = reference.norm_and_rotate(k, *angles, k_norm, eps, one_plus)
+    flawed = ~v.isfinite().all(-1, keepdim=True)
+    if pages is not None:
+        flawed &= (pages.slots >= 0)[:, None, None]
+    k.masked_fill_(flawed, torch.nan)
+    v.masked_fill_(flawed, 0)
     if pages is not None:
         reference.store((pages.k, pages.v), pages.slots, k, v)
     return q, k, v

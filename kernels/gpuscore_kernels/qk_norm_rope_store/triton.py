@@ -1,6 +1,7 @@
 """`qk_norm_rope_store` in Triton: one program per row and block of heads, halves side by side.
 
-Values stay where the QKV product has put them: only those of rows that are kept are read.
+A program has a block of query heads, or of KV heads with both their keys and their values. Values
+stay where the QKV product has put them: only those of rows that are kept are read.
 """
 
 from collections.abc import Iterator
@@ -12,11 +13,14 @@ from torch import Tensor
 
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
 from gpuscore_kernels.dependent_launch import let_next_kernel_begin, wait_for_kernel_before
-from gpuscore_kernels.launch import next_power_of_two, pdl_option, row_warps
+from gpuscore_kernels.launch import next_power_of_two, pdl_option
 from gpuscore_kernels.qk_norm_rope_store import Pages
 from gpuscore_kernels.variant import Variant, as_launched
 
-BLOCK = 1024  # elements of a program, approximately
+BLOCK = 2048  # elements of a program at most: 16 heads of 128
+# Of a thread, so that both sides of eight KV heads have eight each: 128 bits in half precision, the
+# widest load.
+ELEMENTS = 32
 
 
 @triton.jit
@@ -32,10 +36,32 @@ def normed(left, right, weight, head_dim, eps, half, inside, ONE_PLUS: tl.conste
 
 
 @triton.jit
-def turned(raw_left, raw_right, left, right, c, s, is_v):
-    """Return both halves of heads rotated, by the cosines c and sines s, or raw those of values."""
-    turned_left, turned_right = left * c - right * s, right * c + left * s
-    return tl.where(is_v, raw_left, turned_left), tl.where(is_v, raw_right, turned_right)
+def halves(start, half, mask, HALF: tl.constexpr):
+    """Load both halves of heads at the pointers `start` [heads, 1], float32."""
+    left = tl.load(start + half[None, :], mask=mask, other=0.0).to(tl.float32)
+    right = tl.load(start + HALF + half[None, :], mask=mask, other=0.0).to(tl.float32)
+    return left, right
+
+
+@triton.jit
+def turned(
+    start,
+    weight,
+    half,
+    inside,
+    mask,
+    c,
+    s,
+    eps,
+    HALF: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    ONE_PLUS: tl.constexpr,
+):
+    """Return both halves of heads, normed and rotated by the cosines c and sines s."""
+    left, right = halves(start, half, mask, HALF)
+    if HAS_NORM:
+        left, right = normed(left, right, weight, 2 * HALF, eps, half, inside, ONE_PLUS)
+    return left * c - right * s, right * c + left * s
 
 
 @triton.jit
@@ -66,6 +92,7 @@ def qk_norm_rope_store_kernel(
     KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     HAS_NORM: tl.constexpr,
     ONE_PLUS: tl.constexpr,
@@ -74,49 +101,49 @@ def qk_norm_rope_store_kernel(
 ):
     wait_for_kernel_before(PDL)
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    block = tl.program_id(1)
+    q_blocks: tl.constexpr = (HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
     half = tl.arange(0, BLOCK_HALF)
     inside = half < HALF
-    is_q, is_v = (head < HEADS)[:, None], (head >= HEADS + KV_HEADS)[:, None]
-    mask = (head < HEADS + 2 * KV_HEADS)[:, None] & inside[None, :]
-    if HAS_PAGES:
-        slot = tl.load(slots + row).to(tl.int64)
-        mask = mask & (~is_v | (slot >= 0))
-    else:
-        mask = mask & ~is_v
-    start = qkv + row * qkv_stride + head[:, None] * (2 * HALF) + half[None, :]
-    raw_left = tl.load(start, mask=mask, other=0.0).to(tl.float32)
-    raw_right = tl.load(start + HALF, mask=mask, other=0.0).to(tl.float32)
-
-    left, right = raw_left, raw_right
-    if HAS_NORM:
-        if KV_HEADS > 0:
-            left, right = normed(raw_left, raw_right, k_norm, 2 * HALF, eps, half, inside, ONE_PLUS)
-        if HEADS > 0:
-            q_left, q_right = normed(
-                raw_left, raw_right, q_norm, 2 * HALF, eps, half, inside, ONE_PLUS
-            )
-            left, right = tl.where(is_q, q_left, left), tl.where(is_q, q_right, right)
     c = tl.load(cos + row * HALF + half, mask=inside, other=0.0)[None, :]
     s = tl.load(sin + row * HALF + half, mask=inside, other=0.0)[None, :]
-    left, right = turned(raw_left, raw_right, left, right, c, s, is_v)
-
-    k_head, v_head = head - HEADS, head - HEADS - KV_HEADS
-    is_k = ~is_q & ~is_v
-    let_next_kernel_begin(PDL)
-    if HEADS > 0:
-        to_q = q + (row * HEADS + head[:, None]) * (2 * HALF)
-        put(to_q, half, left, right, mask & is_q, HALF)
-    if KV_HEADS > 0:
-        to_k = k + (row * KV_HEADS + k_head[:, None]) * (2 * HALF)
-        put(to_k, half, left, right, mask & is_k, HALF)
+    start = qkv + row * qkv_stride
+    if block < q_blocks:
+        head = block * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+        place = head[:, None] * (2 * HALF)
+        mask = (head < HEADS)[:, None] & inside[None, :]
+        left, right = turned(
+            start + place, q_norm, half, inside, mask, c, s, eps, HALF, HAS_NORM, ONE_PLUS
+        )
+        let_next_kernel_begin(PDL)
+        put(q + row * (HEADS * 2 * HALF) + place, half, left, right, mask, HALF)
+    else:
+        kv_head = (block - q_blocks) * BLOCK_KV + tl.arange(0, BLOCK_KV)
+        at = kv_head[:, None] * (2 * HALF)
+        kept = (kv_head < KV_HEADS)[:, None] & inside[None, :]
+        from_k = start + HEADS * 2 * HALF + at
+        k_left, k_right = turned(
+            from_k, k_norm, half, inside, kept, c, s, eps, HALF, HAS_NORM, ONE_PLUS
+        )
+        to_k = k + row * (KV_HEADS * 2 * HALF) + at
+        real = kept
         if HAS_PAGES:
-            kept = mask & (slot >= 0)
-            wide_k, wide_v = k_head.to(tl.int64)[:, None], v_head.to(tl.int64)[:, None]
-            page_k = k_pages + wide_k * head_stride + slot * slot_stride
-            put(page_k, half, left, right, kept & is_k, HALF)
-            page_v = v_pages + wide_v * head_stride + slot * slot_stride
-            put(page_v, half, left, right, kept & is_v, HALF)
+            slot = tl.load(slots + row).to(tl.int64)
+            kept = kept & (slot >= 0)
+        from_v = from_k + KV_HEADS * 2 * HALF
+        v_left, v_right = halves(from_v, half, kept, HALF)
+        # 0 times infinity is NaN, as 0 times NaN is.
+        fine = tl.sum(v_left * 0.0 + v_right * 0.0, axis=1)[:, None] == 0.0
+        k_left = tl.where(fine, k_left, float("nan"))
+        k_right = tl.where(fine, k_right, float("nan"))
+        v_left, v_right = tl.where(fine, v_left, 0.0), tl.where(fine, v_right, 0.0)
+        let_next_kernel_begin(PDL)
+        put(to_k, half, k_left, k_right, real, HALF)
+        put(from_v, half, v_left, v_right, kept & ~fine, HALF)
+        if HAS_PAGES:
+            page = kv_head.to(tl.int64)[:, None] * head_stride + slot * slot_stride
+            put(k_pages + page, half, k_left, k_right, kept, HALF)
+            put(v_pages + page, half, v_left, v_right, kept, HALF)
 
 
 def _constants(
@@ -127,35 +154,40 @@ def _constants(
     one_plus: bool,
     has_pages: bool,
 ) -> tuple[dict[str, int], int]:
-    """Return compile-time arguments, and the heads of a row that programs compute."""
-    heads, half = num_heads + (1 + has_pages) * num_kv_heads, next_power_of_two(head_dim // 2)
+    """Return compile-time arguments, and the number of programs of a row."""
+    half = next_power_of_two(head_dim // 2)
+    most = max(2, BLOCK // (2 * half))  # heads of a program; half of them have keys
+    of_queries = min(next_power_of_two(max(1, num_heads)), most)
+    of_keys = min(next_power_of_two(max(1, num_kv_heads)), most // 2)
     return {
         "HEADS": num_heads,
         "KV_HEADS": num_kv_heads,
         "HALF": head_dim // 2,
-        "BLOCK_HEADS": min(next_power_of_two(heads), max(1, BLOCK // (2 * half))),
+        "BLOCK_HEADS": of_queries,
+        "BLOCK_KV": of_keys,
         "BLOCK_HALF": half,
         "HAS_NORM": has_norm,
         "ONE_PLUS": one_plus,
         "HAS_PAGES": has_pages,
-    }, heads
+    }, triton.cdiv(num_heads, of_queries) + triton.cdiv(num_kv_heads, of_keys)
 
 
 def _warps(constants: dict[str, int]) -> int:
-    return row_warps(2 * constants["BLOCK_HEADS"] * constants["BLOCK_HALF"])
+    heads = max(constants["BLOCK_HEADS"], 2 * constants["BLOCK_KV"])
+    return min(16, max(1, 2 * heads * constants["BLOCK_HALF"] // (32 * ELEMENTS)))
 
 
 @chosen_once
 def _launch(pdl: bool, *choices: Any) -> tuple[CachedLaunch, int]:
     """Return the launch for the arguments of `_constants`, and the number of programs of a row."""
-    constants, heads = _constants(*choices)
+    constants, programs = _constants(*choices)
     launch = CachedLaunch(
         qk_norm_rope_store_kernel,
         constants | {"PDL": pdl},
         {"num_warps": _warps(constants)} | pdl_option(pdl),
         dtypes=(0, 1, 2, 3, 4, 7, 8, 9),  # q and k are made here
     )
-    return launch, triton.cdiv(heads, constants["BLOCK_HEADS"])
+    return launch, programs
 
 
 def qk_norm_rope_store(
@@ -196,13 +228,14 @@ def variants() -> Iterator[Variant]:
     types = dict.fromkeys(pointers, "*bf16") | dict.fromkeys(("cos", "sin"), "*fp32")
     strides = ("qkv_stride", "head_stride", "slot_stride")
     types |= {"slots": "*i32", "eps": "fp32"} | dict.fromkeys(strides, "i32")
-    for heads, kv_heads, head_dim, has_norm, one_plus, quick in (
-        (16, 8, 128, True, False, (80, 89, 90, 120)),  # Qwen3-0.6B
-        (0, 8, 128, True, False, ()),  # its last layer
-        (16, 0, 128, True, False, ()),
-        (32, 8, 64, False, False, ()),  # Llama 3.2 1B
-        (32, 32, 96, False, False, ()),  # Phi-3
-        (8, 4, 256, True, True, (90,)),  # Gemma 3 4B
+    # Narrow accesses: slots, cosines and weights of norms, of which all heads have the same.
+    for heads, kv_heads, head_dim, has_norm, one_plus, narrow, quick in (
+        (16, 8, 128, True, False, 7, (80, 89, 90, 120)),  # Qwen3-0.6B
+        (0, 8, 128, True, False, 5, ()),  # its last layer
+        (16, 0, 128, True, False, 4, ()),
+        (32, 8, 64, False, False, 13, ()),  # Llama 3.2 1B: keys are 8 bytes of a thread
+        (32, 32, 96, False, False, 3, ()),  # Phi-3
+        (8, 4, 256, True, True, 7, (90,)),  # Gemma 3 4B
     ):
         constants, _ = _constants(heads, kv_heads, head_dim, has_norm, one_plus, kv_heads > 0)
         variant = Variant(
@@ -213,6 +246,7 @@ def variants() -> Iterator[Variant]:
             divisible=(*pointers, "cos", "sin", "slots", *strides),
             num_warps=_warps(constants),
             num_stages=3,
+            narrow=narrow,
             quick=quick,
         )
         yield from as_launched([variant])

@@ -79,6 +79,30 @@ def check_pages(pages, got, slots):
         assert side[:, untouched.to(DEVICE)].isnan().all()
 
 
+@pytest.mark.parametrize("paged", [True, False])
+@pytest.mark.parametrize("impl", ["reference", "triton"])
+def test_values_that_are_not_finite(impl, paged):
+    """They become zeros and their keys NaN, but not in rows that are not kept."""
+    heads, kv_heads, dim, slots = 3, 3, 24, [5, -1, 2]
+    qkv, angles = randn(3, (heads + 2 * kv_heads) * dim), tables(3, dim)
+    sizes = {"num_heads": heads, "num_kv_heads": kv_heads}
+    q, k, v = (x.clone() for x in qk_norm_rope_store(qkv, *angles, **sizes, impl="reference"))
+    raw = qkv.view(3, -1, dim)[:, heads + kv_heads :]
+    raw[0, 0, 3], raw[1, 1, 23], raw[2, 2, 0] = torch.inf, torch.nan, -torch.inf
+    pages = poisoned_pages(kv_heads, dim, torch.float32, slots) if paged else None
+    for row, head in ((0, 0), (2, 2)) if paged else ((0, 0), (1, 1), (2, 2)):
+        k[row, head], v[row, head] = torch.nan, 0
+    if paged:
+        v[1, 1, 23] = torch.nan
+    got = qk_norm_rope_store(qkv, *angles, **sizes, pages=pages, impl=impl)
+    for x, y in zip(got, (q, k, v), strict=True):
+        torch.testing.assert_close(x, y, equal_nan=True)
+    if pages is not None:
+        for side, wanted in ((pages.k, k), (pages.v, v)):
+            stored = side[:, [5, 2]].transpose(0, 1)
+            torch.testing.assert_close(stored, wanted[[0, 2]], equal_nan=True)
+
+
 def test_the_reference_stores_the_same():
     qkv, (cos, sin) = randn(3, 8 * 16), tables(3, 16)
     pages = poisoned_pages(2, 16, torch.float32, [5, -1, 2])
@@ -157,16 +181,30 @@ def test_a_second_rounding_is_visible(old, monkeypatch, tmp_path):
     ("old", "new"),
     [
         ("left * c - right * s", "left * c + right * s"),
-        ("tl.where(is_v, raw_left, turned_left)", "turned_left"),
-        ("k_norm, 2 * HALF", "q_norm, 2 * HALF"),
+        ("from_k, k_norm", "from_k, q_norm"),
         ("(1.0 + scale_left)", "scale_left"),
         ("slot >= 0", "slot > 0"),
-        ("page_v = v_pages", "page_v = k_pages"),
+        ("put(v_pages", "put(k_pages"),
         ("slot * slot_stride", "row * slot_stride"),
         ("row * qkv_stride", "row * (HEADS + 2 * KV_HEADS) * 2 * HALF"),
+        ("from_k + KV_HEADS * 2 * HALF", "from_k"),
     ],
 )
 def test_a_defect_is_visible(old, new, monkeypatch, tmp_path):
     module = importlib.import_module("gpuscore_kernels.qk_norm_rope_store.triton")
     with planted(monkeypatch, module, old, new, tmp_path), pytest.raises(AssertionError):
         test_norm_rotation_and_stored_pages(5, 4, 2, 16, "gemma", torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('tl.where(fine, k_left, float("nan"))', "k_left"),
+        ("tl.where(fine, v_right, 0.0)", "v_right"),
+        ("put(from_v, half, v_left, v_right, kept & ~fine, HALF)", "pass"),
+    ],
+)
+def test_a_value_that_passes_is_visible(old, new, monkeypatch, tmp_path):
+    module = importlib.import_module("gpuscore_kernels.qk_norm_rope_store.triton")
+    with planted(monkeypatch, module, old, new, tmp_path), pytest.raises(AssertionError):
+        test_values_that_are_not_finite("triton", True)

@@ -1,0 +1,118 @@
+"""Promise: a key or value that is not finite does not reach rows of other requests, nor pages that
+they may find; a row that sees it is not finite."""
+
+import numpy as np
+import pytest
+import torch
+
+from gpuscore.backends import create_backend, plan_backend
+from gpuscore.backends.torch.attention.operators import TorchAttention
+from gpuscore.backends.torch.kv_pool import KVPool
+from gpuscore.config import ModelConfig
+from gpuscore.engine.runner import Runner
+from gpuscore.errors import NonfiniteScore
+from gpuscore.types.request import ScoreRequest
+from gpuscore_kernels.partial_attention import merge_partials, partial_attention
+from support.attention_inputs import heads_alone
+from support.backends import needs_jax
+from support.batches import in_one_batch, int32
+from support.poison import POISON, check_neighbours, poisoned
+from support.slow import slow
+from support.stepped_runner import run, submit
+from support.token_ids import random_ids
+
+JAX = {"backend": "jax"}
+SAME_BITS = {"deterministic": True}
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "options"),
+    [
+        ("qwen3", "kv", {}),
+        ("gemma3", "v", {}),  # windows
+        pytest.param("qwen3", "v", JAX, marks=needs_jax),
+        *slow(
+            ("qwen3", "k", {}),
+            ("qwen3", "v", {"compile": "on"}),
+            ("gemma2", "v", {}),  # a soft-cap
+            ("gemma2", "kv", SAME_BITS),
+            ("gemma3", "k", SAME_BITS),
+            ("qwen3_moe", "kv", {}),
+        ),
+        pytest.param("qwen3", "k", JAX, marks=[needs_jax, pytest.mark.slow]),
+    ],
+)
+def test_neighbours_of_a_poisoned_request(family, kind, options, tiny_model, tmp_path):
+    directory = poisoned(tiny_model(family)[0], tmp_path / "model", kind)
+    config = ModelConfig(
+        str(directory),
+        device="cpu",
+        dtype="float32",
+        max_batch_tokens=512,
+        kv_cache_size=2**23,
+        **options,
+    )
+    backend = create_backend(plan_backend(directory, config))
+    try:
+        check_neighbours(backend, exact=options == SAME_BITS)
+    finally:
+        backend.close()
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=needs_jax)])
+def test_only_the_poisoned_request_fails(backend, tiny_model, tmp_path):
+    """Also of requests that begin alike, one after the other."""
+    directory = poisoned(tiny_model("qwen3")[0], tmp_path / "model", "v")
+    config = ModelConfig(str(directory), backend=backend, dtype="float32", device="cpu")
+    made = create_backend(plan_backend(directory, config))
+    try:
+        runner, page, rng = Runner(made), made.limits.page_size, np.random.default_rng(0)
+        start = random_ids(rng, page)
+        rests = [[POISON, *random_ids(rng, 3)], random_ids(rng, 4), random_ids(rng, 9)]
+        items, labels = (int32(random_ids(rng, 5)),), (int32([3, 17]),)
+        asked = [ScoreRequest(int32(start + rest), items, labels, True) for rest in rests]
+        tickets = [submit(runner, request) for request in asked]
+        run(runner)
+        tickets.append(submit(runner, asked[1]))
+        run(runner)
+        assert runner.counters().cached_tokens >= page
+        assert isinstance(tickets[0].future.exception(), NonfiniteScore)
+        for ticket in tickets[1:]:
+            assert np.isfinite(ticket.future.result().label_logits[0]).all()
+        assert runner.counters().nonfinite_rows == 2, "the poisoned item, and once more alone"
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("impl", ["cpu", "reference"])
+@pytest.mark.parametrize("hidden", ["causal", "window", "mask"])
+@pytest.mark.parametrize("flaw", [torch.nan, torch.inf, -torch.inf])
+def test_what_a_row_sees_alone_reaches_it(impl, hidden, flaw):
+    """Keys are hidden by the diagonal, a window or a mask, in rows before and after the flaw."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, heads, 11, 8) for heads in (4, 2, 2))
+    how = {"causal": {"causal": True}, "mask": {"key_mask": torch.ones(2, 11).bool()}}.get(
+        hidden, {"causal": True, "first_key": torch.arange(11) - 3}
+    )
+    if hidden == "mask":
+        how["key_mask"][0, 4] = False
+    how |= {"scale": 0.3, "impl": impl}
+    want, want_lse = partial_attention(q, k, v, **how)
+    v[0, 1, 4, 2] = flaw
+    got, lse = partial_attention(q, k, v, **how)
+    sees = {"causal": slice(4, 11), "window": slice(4, 8), "mask": slice(0, 0)}[hidden]
+    assert got[0, 2:, sees].isnan().all()
+    got[0, 2:, sees], lse[0, 2:, sees] = want[0, 2:, sees], want_lse[0, 2:, sees]
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(lse, want_lse)
+
+
+def test_a_query_that_is_not_finite_is_kept_so():
+    """torch's operator takes a row whose scores are all NaN for one that sees no key."""
+    config, batch = heads_alone(2, 1, 16), in_one_batch([1, 2, 3], [[4, 5]], [0])
+    pool = KVPool(config, 1, 16, torch.float32, torch.device("cpu"))
+    q, k, v = (torch.randn(5, heads, 16) for heads in (2, 1, 1))
+    q[1] = torch.nan
+    out = TorchAttention(config, pool, "cpu", merge_partials).prepare(batch).run(0, q, k, v)
+    assert out[1].isnan().all()
+    assert out[[0, 2, 3, 4]].isfinite().all()
