@@ -3,6 +3,7 @@ finds it again, and says at start what a device does not give."""
 
 import dataclasses
 import json
+import os
 import re
 import tempfile
 from pathlib import Path
@@ -178,15 +179,29 @@ def test_no_program_holds_logits_of_all_tokens(platform, monkeypatch):
         assert wide
 
 
-def test_memory_of_a_program_does_not_grow_with_the_vocabulary(monkeypatch):
+PAGES = 8219  # of a pool; another prime number
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_no_program_holds_a_second_pool(platform, monkeypatch):
+    """Show that the only array of so many pages is the pool, and that its memory is given back."""
+    programs, _ = traced(WIDE, monkeypatch, PAGES)
+    text = programs.extend.lower(lowering_platforms=(platform,)).as_text()
+    (pool,) = set(re.findall(rf"tensor<(?:\d+x)*{PAGES}x[^>]*>", text))
+    donated = rf"{re.escape(pool)} {{[^%]*tf.aliasing_output"
+    assert len(re.findall(donated, text)) == 1
+
+
+@pytest.mark.parametrize(("vocab", "pages"), [(4 * WIDE, 16), (WIDE, PAGES)])
+def test_memory_of_a_program_does_not_grow_with_vocabulary_or_pool(monkeypatch, vocab, pages):
     """XLA tells it for this CPU, in bfloat16, which it widens."""
     import jax
 
     from gpuscore.backends.jax.programs import options_of
 
     found, options = [], options_of(jax.devices("cpu")[0])
-    for vocab in (WIDE, 4 * WIDE):
-        programs, _ = traced(vocab, monkeypatch)
+    for sizes in ((WIDE, 16), (vocab, pages)):
+        programs, _ = traced(sizes[0], monkeypatch, sizes[1])
         taken = [
             program.lower().compile(options).memory_analysis().temp_size_in_bytes
             for program in (programs.extend, programs.labels)
@@ -195,7 +210,7 @@ def test_memory_of_a_program_does_not_grow_with_the_vocabulary(monkeypatch):
     assert found[0] == found[1]
 
 
-def traced(vocab, monkeypatch):
+def traced(vocab, monkeypatch, pages=16):
     """Return traced programs of a small model with tiles as on CUDA, and its head's shape."""
     from gpuscore.backends.jax import plan as planning
     from gpuscore.backends.jax.backend import attends_of, pool_shapes
@@ -213,8 +228,55 @@ def traced(vocab, monkeypatch):
         plan = plan_backend(Path(folder), ModelConfig(**settings))
     monkeypatch.setattr(planning, "kind_of", lambda device: "cuda")
     weights = weight_shapes_of(plan.architecture, plan.dtype_name, plan.precision)
-    pool, attends = pool_shapes(plan, 16), attends_of(plan.attention)
+    pool, attends = pool_shapes(plan, pages), attends_of(plan.attention)
     model, sizes = plan.architecture.config, plan.sizes()[-1]
     programs = trace_programs(sizes, model, weights, pool, attends, plan.heads, plan.device)
     monkeypatch.undo()
     return programs, weights.lm_head
+
+
+@pytest.mark.parametrize(
+    ("given", "used", "fraction"),
+    [
+        ({}, False, None),
+        ({}, True, "0.450"),
+        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": ".3"}, True, None),
+        ({"XLA_CLIENT_MEM_FRACTION": ".3"}, True, ".3"),
+    ],
+)
+def test_torch_keeps_its_memory(monkeypatch, given, used, fraction):
+    import torch
+
+    from gpuscore.backends.jax import platform
+
+    for name in (platform.FRACTION, platform.OLD_FRACTION):
+        monkeypatch.setenv(name, "")  # so that monkeypatch puts it back
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: used)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (40 * 2**30, 80 * 2**30))
+    monkeypatch.setenv(platform.PREALLOCATE, "")
+    monkeypatch.delenv(platform.PREALLOCATE)
+    platform.find_device("cpu")
+    assert os.environ.get(platform.FRACTION) == fraction
+    assert platform.PREALLOCATE not in os.environ
+    platform.find_device("cpu", limited=True)
+    assert os.environ[platform.PREALLOCATE] == "false"
+
+
+@pytest.mark.parametrize(
+    ("region", "preallocate", "free"), [(0, None, 90), (50, None, 40), (50, "false", 90)]
+)
+def test_free_memory_of_a_gpu(monkeypatch, region, preallocate, free):
+    """Other processes may leave JAX less than its limit."""
+    from gpuscore.backends.jax import platform
+
+    class Gpu:
+        def memory_stats(self):
+            return {"bytes_limit": 100, "bytes_in_use": 10, "pool_bytes": region}
+
+    monkeypatch.delenv(platform.PREALLOCATE, raising=False)
+    if preallocate is not None:
+        monkeypatch.setenv(platform.PREALLOCATE, preallocate)
+    assert platform.free_memory(Gpu()) == free

@@ -184,7 +184,7 @@ def plan_backend(directory: Path, config: ModelConfig) -> JaxPlan:
             f"--backend jax does not compute; supported there: {', '.join(ARCHITECTURES)}; the "
             "others need --backend torch"
         )
-    device = find_device(config.device)
+    device = find_device(config.device, config.memory_limit is not None)
     kind = kind_of(device)
     # On a CPU, XLA computes products of other dtypes by converting them to float32 and back.
     dtype = choose_dtype(architecture.config, config.dtype, kind, lambda name: name == "float32")

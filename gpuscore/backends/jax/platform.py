@@ -1,13 +1,10 @@
 """JAX's devices and their free memory. The program imports JAX here first."""
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-
-# Otherwise JAX takes three quarters of a GPU's memory at its first use. Pages are allocated once,
-# at start, and another framework may share the device.
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
 
@@ -15,16 +12,28 @@ from gpuscore.backends.common.memory import HostMemory
 from gpuscore.backends.common.plan import nvidia_device
 from gpuscore.errors import ConfigError
 
+# JAX takes a part of a GPU's memory at its first use, three quarters if these do not say else.
+# Without that its allocator doubles the region that it asks for each time, so that pages of more
+# than half of the memory have no room.
+PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
+FRACTION, OLD_FRACTION = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+SHARE = 0.9  # of the memory that torch has left; the rest is for libraries
+
 CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 KINDS = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "tpu": "tpu"}  # as --device calls them
 
 
-def find_device(wanted: str) -> jax.Device:
+def find_device(wanted: str, limited: bool = False) -> jax.Device:
     """Return the first device of that kind; "auto" is JAX's own choice.
+
+    With `limited`, other engines may share the device, and JAX takes memory as it needs it.
 
     Raises:
         ConfigError: JAX sees no such device, or chose the CPU of a machine with an NVIDIA device.
     """
+    if limited:
+        os.environ.setdefault(PREALLOCATE, "false")
+    leave_torch_its_memory()
     try:
         device: jax.Device = (jax.devices() if wanted == "auto" else jax.devices(wanted))[0]
     except RuntimeError as error:
@@ -43,6 +52,18 @@ def find_device(wanted: str) -> jax.Device:
     return device
 
 
+def leave_torch_its_memory() -> None:
+    """Let JAX take a part of what is free if torch of this process uses the GPU already.
+
+    A value of the user stays, and so does JAX's choice once it has begun to use the GPU.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized() or {FRACTION, OLD_FRACTION} & {*os.environ}:
+        return
+    free, total = torch.cuda.mem_get_info()
+    os.environ[FRACTION] = f"{min(0.75, SHARE * free / total):.3f}"
+
+
 def kind_of(device: jax.Device) -> str:
     """Return cpu, cuda or tpu; raises ConfigError for any other device."""
     if device.platform not in KINDS:
@@ -55,7 +76,11 @@ def free_memory(device: jax.Device) -> int:
     stats = device.memory_stats()
     if stats is None:
         return HostMemory().free()
-    return int(stats["bytes_limit"]) - int(stats["bytes_in_use"])
+    limit = int(stats["bytes_limit"])
+    taken = int(stats.get("pool_bytes", 0))
+    if taken and os.environ.get(PREALLOCATE, "true") not in ("false", "False", "0"):
+        limit = min(limit, taken)  # less than the limit, if other processes have the rest
+    return limit - int(stats["bytes_in_use"])
 
 
 def keep_programs(directory: str) -> None:

@@ -266,20 +266,17 @@ class TorchBackend:
                 f"a batch of --max-batch-tokens {plan.max_tokens} does not fit into the memory "
                 f"beside {mebibytes(plan.weight_bytes)} of weights; lower --max-batch-tokens"
             ) from error
-        graphs = self._graph_bytes(layers)
-        num_pages = pages.count(found.free, found.batch + graphs)
+        num_pages = pages.count(found.free, found.batch + self._graph_bytes(layers))
         if self._group is not None:
             num_pages = self._group.least(num_pages)
         logger.info(
-            "memory: weights %s, largest batch %s (%s), KV cache %s: %d pages, "
-            "%d tokens, graphs %s",
+            "memory: weights %s, largest batch %s (%s), KV cache %s: %d pages, %d tokens",
             mebibytes(plan.weight_bytes),
             mebibytes(found.batch),
             "estimated" if found.estimated else "measured",
             mebibytes(num_pages * pages.page_bytes),
             num_pages,
             num_pages * pages.size,
-            mebibytes(graphs),
         )
         return num_pages
 
@@ -292,7 +289,9 @@ class TorchBackend:
         if not self.plan.graph_tokens:
             return 0
         taken = taken_beside(self.device, lambda: self._run(self.launcher.capture).result())
-        return -(-taken * self.plan.part.num_layers // layers)
+        count = -(-taken * self.plan.part.num_layers // layers)
+        logger.info("memory: executables of graphs %s", mebibytes(count))
+        return count
 
     def _set_up(self) -> None:
         self._run_all(warmup_batches(self._longest, self.plan.pages.size))
