@@ -93,10 +93,11 @@ class PaddedBatch:
         return put(buffer, self.attends.form(self.attention.heads, q), start)
 
     def put_keys(self, buffer: Array, k: Array, v: Array, start: Array) -> Array:
+        kv, width = self.attention.heads.joined(k, v), self.attention.heads.width
         # The score of a hidden key is replaced, but a weight of 0 times NaN is NaN.
-        fine = jnp.isfinite(v).all(-1, keepdims=True)
-        k, v = jnp.where(fine, k, jnp.nan), jnp.where(fine, v, 0)
-        return put(buffer, self.attention.heads.joined(k, v), self.attention.front + start)
+        fine = jnp.isfinite(kv[:, width:]).all(1, keepdims=True)
+        kv = jnp.where(fine, kv, jnp.where(jnp.arange(2 * width) < width, jnp.nan, 0))
+        return put(buffer, kv.astype(buffer.dtype), self.attention.front + start)
 
     def store(self, pool: Pool, layer: Array, kv: Array) -> Pool:
         return store(self.attention, self.tables, pool, layer, kv)
