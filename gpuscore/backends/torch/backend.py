@@ -283,13 +283,19 @@ class TorchBackend:
     def _graph_bytes(self, layers: int) -> int:
         """Return the bytes that CUDA takes for the executables of all graphs, at most.
 
-        Those of the shortened model, of so many layers, are captured to measure it. What a graph
-        takes grows with its kernels, and beside layers of one kind it has the same ones.
+        Those of the shortened model, of so many layers, are captured to measure it, but for the
+        largest, which is there. What a graph takes grows with its kernels, and beside layers of one
+        kind it has the same ones.
         """
         if not self.plan.graph_tokens:
             return 0
-        taken = taken_beside(self.device, lambda: self._run(self.launcher.capture).result())
-        count = -(-taken * self.plan.part.num_layers // layers)
+        captured: list[int] = []
+        taken = taken_beside(
+            self.device,
+            lambda: captured.append(self._run(self.launcher.capture).result()),
+        )
+        each = -(-taken // max(1, captured[0]))
+        count = -(-each * (captured[0] + 1) * self.plan.part.num_layers // layers)
         logger.info("memory: executables of graphs %s", mebibytes(count))
         return count
 

@@ -117,14 +117,15 @@ class GraphLauncher:
             self._free.append(self._make_buffers(words, answers))
 
     @torch.inference_mode()
-    def capture(self) -> None:
+    def capture(self) -> int:
         """Capture all graphs, the largest first, because the others can reuse its memory.
 
         None is captured twice: the first would be destroyed while others live (`Queue.capture`).
         """
-        for bucket in reversed(self.buckets):
-            if bucket not in self._graphs:
-                self._capture(bucket)
+        missing = [bucket for bucket in reversed(self.buckets) if bucket not in self._graphs]
+        for bucket in missing:
+            self._capture(bucket)
+        return len(missing)
 
     @torch.inference_mode()
     def capture_largest(self) -> None:

@@ -86,8 +86,11 @@ class Launcher(Protocol):
         workspace is there.
         """
 
-    def capture(self) -> None:
-        """Capture the CUDA graphs of all sizes, if there are any, and check each; blocks.
+    def capture(self) -> int:
+        """Capture the CUDA graphs that are missing, if there are any, and check each; blocks.
+
+        Returns:
+            How many were captured.
 
         Raises:
             ConfigError: a graph computes something else than single launches do.
@@ -118,8 +121,8 @@ class PlainLauncher:
     def is_quick(self, batch: PackedBatch) -> bool:
         return False
 
-    def capture(self) -> None:
-        pass
+    def capture(self) -> int:
+        return 0
 
     def capture_largest(self) -> None:
         pass
