@@ -287,7 +287,7 @@ class TorchBackend:
         largest, which is there. What a graph takes grows with its kernels, and beside layers of one
         kind it has the same ones.
         """
-        if not self.plan.graph_tokens:
+        if not self.plan.graph_tokens or self.device.type != "cuda":
             return 0
         captured: list[int] = []
         taken = taken_beside(
