@@ -20,6 +20,7 @@ SAME_BITS = {"deterministic": True}
             ("qwen3", "kv", {}),
             ("qwen3", "k", {}),
             ("gemma3", "v", {}),
+            ("qwen3_moe", "kv", {}),
             ("qwen3", "v", SAME_BITS),
         ),
     ],
