@@ -140,9 +140,9 @@ def row(name: str, run: Callable[[], object], exact: Scores) -> Row:
 def whole_runs(
     directory: Path, prompts: Prompts, vllm: str | None
 ) -> Iterator[tuple[str, Callable[[], Scores]]]:
-    for dtype in ("float32", "bfloat16"):
-        with Scorer(str(directory), dtype=dtype, max_model_len=4096) as scorer:
-            yield f"gpuscore, {dtype}", partial(ours, scorer, prompts)
+    for backend, dtype in (("torch", "float32"), ("torch", "bfloat16"), ("jax", "bfloat16")):
+        with Scorer(str(directory), backend=backend, dtype=dtype, max_model_len=4096) as scorer:
+            yield f"gpuscore on {backend}, {dtype}", partial(ours, scorer, prompts)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).eval()
     yield "transformers, bfloat16", partial(theirs, model, prompts)
     del model
