@@ -12,6 +12,7 @@ from typing import Any
 
 from gpuscore.backends import plan_backend
 from gpuscore.config import ModelConfig
+from gpuscore.config.served import unmeasured
 from gpuscore.errors import ConfigError
 
 
@@ -21,7 +22,8 @@ def needs_of(directory: Path, config: ModelConfig) -> dict[str, Any]:
     Raises:
         ConfigError: the model cannot be served, not even alone.
     """
-    plan = plan_backend(directory, config)
+    # Float32 is chosen later, by an engine, and only if it fits into that engine's share.
+    plan = plan_backend(directory, unmeasured(config))
     prompt = int(plan.pages.needed * plan.pages.page_bytes / plan.pages.fraction)
     return {
         "kind": plan.device_name.partition(":")[0],

@@ -150,9 +150,10 @@ def _device_rows(plan: Plan, places: Sequence[Placement]) -> dict[str, str]:
     pages = plan.pages
     num_pages = pages.count(max(0, plan.free_memory() - plan.weight_bytes), 0)
     on = f" on {_places(places)}" if len(places) > 1 or places[0].cores else ""
+    reason = plan.dtype_reason if plan.framework == "torch" else ""
     return {
         "replicas": f"{len(places)}{on}",
-        "device, dtype": f"{plan.device_name}, {plan.dtype_name}",
+        "device, dtype": f"{plan.device_name}, {plan.dtype_name}{reason and f': {reason}'}",
         "linear layers": described(plan.precision, plan.architecture.storage),
         "longest prompt": f"{plan.max_model_len:,} tokens",
         "one forward pass": f"{plan.max_tokens:,} tokens",

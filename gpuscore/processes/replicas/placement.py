@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from gpuscore.backends.common.plan import ENGINE_BYTES, MEMORY_FRACTION, mebibytes
 from gpuscore.config import API_KEY_VARIABLE, ModelConfig
+from gpuscore.config.served import unmeasured
 from gpuscore.errors import ConfigError, EngineFailed, LoadTimeout
 
 ALL = "all"
@@ -84,8 +85,9 @@ def share_of_cpu(model: ModelConfig, count: int) -> ModelConfig:
     limit = None if model.memory_limit is None else model.memory_limit // count
     own = replace(model, device="cpu", memory_limit=limit)
     if model.kv_cache_size is None:  # that size is for each replica
-        own = replace(own, memory_fraction=share)
-    return own
+        return replace(own, memory_fraction=share)
+    # Without a share none of them can tell whether float32 fits in all.
+    return unmeasured(own) if count > 1 else own
 
 
 def core_parts(count: int) -> list[tuple[int, ...]]:
