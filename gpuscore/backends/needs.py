@@ -12,7 +12,6 @@ from typing import Any
 
 from gpuscore.backends import plan_backend
 from gpuscore.config import ModelConfig
-from gpuscore.config.served import unmeasured
 from gpuscore.errors import ConfigError
 
 
@@ -23,7 +22,7 @@ def needs_of(directory: Path, config: ModelConfig) -> dict[str, Any]:
         ConfigError: the model cannot be served, not even alone.
     """
     # Float32 is chosen later, by an engine, and only if it fits into that engine's share.
-    plan = plan_backend(directory, unmeasured(config))
+    plan = plan_backend(directory, config.unmeasured())
     prompt = int(plan.pages.needed * plan.pages.page_bytes / plan.pages.fraction)
     return {
         "kind": plan.device_name.partition(":")[0],

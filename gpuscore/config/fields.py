@@ -1,18 +1,15 @@
 """The settings: frozen dataclasses with one field per setting.
 
-Each setting's default, help, type and range are written here and nowhere else; `options` reads them
-for the command line (`flags`), the environment and the file (`sources`).
+Each setting's default, help, type and range are written here alone. `options` reads them for every source.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuscore.config.options import PREFIX, duration, option, size_in_bytes, tokens
 
 API_KEY = "api_key"  # not a field: a key comes from the environment or a key file only
 API_KEY_VARIABLE = f"{PREFIX}API_KEY"
 DRAIN_SPARE = 5.0  # seconds by which a drain may outlast the request timeout
-
-
 # The names in gpuscore.prompts.registry, which this module may not import.
 FAMILIES = (
     *("qwen3-reranker", "mxbai-rerank-v2", "bge-reranker-v2-gemma", "zerank", "instruct"),
@@ -46,9 +43,8 @@ class ModelConfig:
     )
     dtype: str = option(
         "auto",
-        "number format of weights and activations; checkpoint: its own, or float32 on a CPU that "
-        "has no instructions for it (with --backend jax, on any CPU); auto: the same, but float32 "
-        "on a CPU where a measurement at start shows it to be faster by a tenth",
+        "number format; checkpoint: its own, or float32 on a CPU that has no instructions for it "
+        "(with --backend jax, on any); auto: the same, but float32 on a CPU that is faster in it",
         choices=("auto", "checkpoint", "bfloat16", "float16", "float32"),
     )
     quantization: str = option(
@@ -166,6 +162,10 @@ class ModelConfig:
     threads: int | None = option(
         None, "CPU threads for the model", unset="torch's own choice", minimum=1, maximum=1024
     )
+
+    def unmeasured(self) -> "ModelConfig":
+        """Return settings with which all engines choose one number format: none measures."""
+        return replace(self, dtype="checkpoint") if self.dtype == "auto" else self
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,6 @@ ANY_MODEL = "default"  # what requests may write for "no name"
 _NAME = re.compile(r"[^\s=,]{1,128}")
 
 
-def unmeasured(model: ModelConfig) -> ModelConfig:
-    """Return the settings with which engines choose one number format, without hearing of each
-    other: none of them measures."""
-    return replace(model, dtype="checkpoint") if model.dtype == "auto" else model
-
-
 @dataclass(frozen=True, slots=True)
 class ServedConfig:
     """A model that is served, and the names by which requests may call it.

@@ -7,7 +7,6 @@ from ray import serve
 from ray.runtime_context import get_runtime_context
 
 from gpuscore.config import EngineConfig, ModelConfig
-from gpuscore.config.served import unmeasured
 from gpuscore.errors import GpuscoreError, Unavailable
 from gpuscore.models.hub import model_directory
 from gpuscore.processes.replicas.replicas import Replicas
@@ -56,7 +55,7 @@ class EngineHost:
         directory = model_directory(settings.model.model, settings.model.revision)
         style = chosen_format(settings.log_format)
         # No host knows what another one would measure.
-        model = unmeasured(settings.model)
+        model = settings.model.unmeasured()
         return start_replicas(directory, model, settings.engine, log_format=style)
 
     async def facts(self, attempt: int = 0) -> bytes:

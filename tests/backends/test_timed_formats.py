@@ -12,7 +12,6 @@ from gpuscore.backends.needs import needs_of
 from gpuscore.backends.torch import plan
 from gpuscore.backends.torch.timed_formats import LEAST_PAIRS, faster_format, time_products
 from gpuscore.config import ModelConfig
-from gpuscore.config.served import unmeasured
 
 # 158 million parameters in config.json; no test here reads weights.
 LARGE = {"hidden_size": 1024, "intermediate_size": 4096, "vocab_size": 100_000, "head_dim": 64}
@@ -136,7 +135,7 @@ def test_several_models_need_what_their_checkpoints_formats_take(directory, time
     own = plan_backend(directory, ModelConfig(dtype="bfloat16"))
     assert needs_of(directory, ModelConfig())["weights"] == own.weight_bytes
     assert sizes == []
-    assert unmeasured(ModelConfig(dtype="float32")).dtype == "float32"
+    assert ModelConfig(dtype="float32").unmeasured().dtype == "float32"
 
 
 @pytest.mark.skipif(not plan.computes_natively("bfloat16"), reason="a CPU without bfloat16")

@@ -15,7 +15,7 @@ from gpuscore.commands.bulk.job import BatchJob, Progress, run_job
 from gpuscore.commands.bulk.options import BatchOptions, read_options
 from gpuscore.commands.bulk.work import WrittenState
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
-from gpuscore.config.served import check_single, unmeasured
+from gpuscore.config.served import check_single
 from gpuscore.config.sources import Settings
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.errors import ConfigError
@@ -51,7 +51,7 @@ def batch(values: argparse.Namespace, settings: Settings) -> int:
     @contextmanager
     def loading() -> Iterator[LoadedModel]:
         # A run that goes on, or another node, might measure something else.
-        with started(directory, unmeasured(model), engine) as (replicas, places):
+        with started(directory, model.unmeasured(), engine) as (replicas, places):
             files = read_files(directory, family, names[::-1], asked)
             with closing(LoadingBar(replicas.engines)):
                 loaded = load_model(files, limits, replicas)

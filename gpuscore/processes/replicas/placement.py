@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 from gpuscore.backends.common.plan import ENGINE_BYTES, MEMORY_FRACTION, mebibytes
 from gpuscore.config import API_KEY_VARIABLE, ModelConfig
-from gpuscore.config.served import unmeasured
 from gpuscore.errors import ConfigError, EngineFailed, LoadTimeout
 
 ALL = "all"
@@ -87,7 +86,7 @@ def share_of_cpu(model: ModelConfig, count: int) -> ModelConfig:
     if model.kv_cache_size is None:  # that size is for each replica
         return replace(own, memory_fraction=share)
     # Without a share none of them can tell whether float32 fits in all.
-    return unmeasured(own) if count > 1 else own
+    return own.unmeasured() if count > 1 else own
 
 
 def core_parts(count: int) -> list[tuple[int, ...]]:
