@@ -1,6 +1,6 @@
 """The settings: frozen dataclasses with one field per setting.
 
-Each setting's default, help, type and range are written here alone. `options` reads them for every source.
+Each setting's default, help, type and range are written here alone; `options` reads them there.
 """
 
 from dataclasses import dataclass, replace
