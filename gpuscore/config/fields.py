@@ -113,7 +113,7 @@ class ModelConfig:
         None,
         "tokens of the largest batch that runs as a CUDA graph; needs triton for attention and "
         "kernels; 0: none",
-        unset="4096 on CUDA",
+        unset="4096 on CUDA, 8192 in FP8",
         minimum=0,
         metavar="TOKENS",
     )
