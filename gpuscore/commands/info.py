@@ -227,6 +227,6 @@ def _print_settings(settings: Settings, resolved: Mapping[str, object]) -> None:
 def _value(name: str, value: Any, resolved: Mapping[str, object]) -> str:
     """Return a value, and what it comes to if that is another one."""
     given = plain(value)
-    if value not in (None, "auto") or name not in resolved:
+    if value not in (None, "auto", "checkpoint") or name not in resolved:
         return given
     return f"{given} -> {plain(resolved[name])}"
