@@ -198,12 +198,13 @@ def _dtype(checked: Checked) -> Iterator[Finding]:
     known = torch.cpu.get_capabilities()
     features = [name for name in _FEATURES if known.get(name)]
     found = f"instructions for {', '.join(['float32', *native])} ({', '.join(features) or 'none'})"
-    result = "is computed in float32"
+    result = "a model in bfloat16 is computed in float32"
     if "bfloat16" in native:
         seconds = time_products(torch.bfloat16, *SHAPE, checked.model.threads)
         name, reason = faster_format("bfloat16", seconds)
-        result = f"{'stays' if name == 'bfloat16' else result}: {reason}"
-    yield Finding("CPU", "OK", f"{found}: with --dtype auto a large model in bfloat16 {result}")
+        stays = "stays" if name == "bfloat16" else "is computed in float32"
+        result = f"a large model in bfloat16 {stays}: {reason}"
+    yield Finding("CPU", "OK", f"{found}: with --dtype auto {result}")
 
 
 _FEATURES = (

@@ -76,7 +76,7 @@ class Planned(Message, frozen=True):
     """
 
     about: str
-    dtype: str = "auto"
+    dtype: str
 
 
 class Loading(Message, frozen=True):
