@@ -59,6 +59,7 @@ class BackendLimits:
     classes: tuple[str, ...] | None = None
     quantized: bool = False  # weights of eight bits: the engine asks known prompts at start
     eight_bits: str = ""  # how a plain checkpoint is computed in eight bits, for people
+    dtype_reason: str = ""  # why the number format is what it is, if that was measured, for people
 
     @property
     def label_rows(self) -> int:

@@ -23,9 +23,8 @@ from gpuscore.errors import (
     Unavailable,
 )
 from gpuscore.processes.worker.client import EngineClient
-from gpuscore.processes.worker.link import Patience
 from gpuscore.processes.worker.messages import Start
-from gpuscore.processes.worker.process import command
+from gpuscore.processes.worker.process import Patience, command
 from gpuscore.types.batch import NO_TOKENS
 from gpuscore.types.request import ScoreRequest
 from support import tape_engine as tape_child

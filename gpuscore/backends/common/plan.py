@@ -149,18 +149,19 @@ def choose_dtype(
 
     Args:
         config: the model.
-        wanted: a name, or "auto": the checkpoint's own, or float32 on a CPU that does not compute
-            in it.
+        wanted: a name, or "checkpoint" or "auto": the checkpoint's own, or float32 on a CPU that
+            does not compute in it.
         device: kind of device.
         computes: tells for a dtype whether the CPU has instructions for its matrix products.
     """
-    name = config.checkpoint_dtype if wanted == "auto" else wanted
+    own = wanted in ("auto", "checkpoint")
+    name = config.checkpoint_dtype if own else wanted
     if name not in config.dtypes:
         raise ConfigError(
             f"--dtype {wanted} is {name}, in which {config.architecture} overflows; "
             f"supported: {', '.join(config.dtypes)}"
         )
-    if wanted == "auto" and device == "cpu" and not computes(name):
+    if own and device == "cpu" and not computes(name):
         return "float32"  # holds every bfloat16 and float16 value, and is several times faster
     return name
 

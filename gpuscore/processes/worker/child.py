@@ -108,7 +108,7 @@ class _Worker:
         listener: socket.socket | None,
     ) -> None:
         prepared = prepare(Path(start.directory), start.model)
-        writer.send(Planned(prepared.about))
+        writer.send(Planned(prepared.about, prepared.dtype or start.model.dtype))
         backend = WatchedBackend(prepared.load(LoadingReport(writer)))
         backend.warmup()
         degenerate = start.model.allow_degenerate

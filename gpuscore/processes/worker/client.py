@@ -13,7 +13,7 @@ from gpuscore.engine.admission import MAX_RETRY_AFTER, Backlog, Counts
 from gpuscore.engine.ticket import resolve
 from gpuscore.errors import GpuscoreError, TooManyTokens, Unavailable
 from gpuscore.processes.worker.frames import MAX_FRAME, ProtocolError, Send, encode
-from gpuscore.processes.worker.link import ChildListener, EngineLink, Patience, Report, Supervisor
+from gpuscore.processes.worker.link import ChildListener, EngineLink, Report, Supervisor
 from gpuscore.processes.worker.messages import (
     Cancel,
     Failure,
@@ -23,7 +23,7 @@ from gpuscore.processes.worker.messages import (
     to_error,
     to_result,
 )
-from gpuscore.processes.worker.process import EngineListener
+from gpuscore.processes.worker.process import EngineListener, Patience
 from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.stats import EngineStats
@@ -230,6 +230,10 @@ class EngineClient(LinkedEngine[Supervisor]):
         environment: variables that the child gets besides this process's.
         own, everyone: as in `LinkedEngine`.
         after: the first child starts once this is done without an error.
+        like: the `dtype` of another replica, which this one waits for and takes over.
+
+    Attributes:
+        dtype: the number format that the first child has chosen.
     """
 
     def __init__(
@@ -242,12 +246,14 @@ class EngineClient(LinkedEngine[Supervisor]):
         own: Sequence[LinkedEngine[EngineLink]] = (),
         everyone: Sequence[LinkedEngine[EngineLink]] = (),
         after: "Future[BackendLimits] | None" = None,
+        like: "Future[str] | None" = None,
     ) -> None:
         def connect(owner: ChildListener) -> Supervisor:
             given = patience or Patience(), environment or {}, self.may_give_up
-            return Supervisor(command, start, owner, *given, listener, after)
+            return Supervisor(command, start, owner, *given, listener, after, like)
 
         super().__init__(start.engine, connect, own=own, everyone=everyone)
+        self.dtype = self._supervisor.dtype
 
     @property
     def pid(self) -> int | None:

@@ -18,11 +18,11 @@ from gpuscore.processes.worker.link import (
     TICK,
     ChildListener,
     EngineLink,
-    Patience,
     passed,
     same_model,
 )
 from gpuscore.processes.worker.messages import Failure, Result
+from gpuscore.processes.worker.process import Patience
 from gpuscore.ray.bulk import actor as actor_module
 from gpuscore.ray.bulk.actor import EngineActor
 from gpuscore.ray.bulk.hosted import (
