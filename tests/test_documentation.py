@@ -52,7 +52,7 @@ def pages() -> list[Path]:
 
 
 def test_the_reference_is_what_the_code_says():
-    """As `make check` asks."""
+    """Ask what `make check` asks."""
     command = [sys.executable, "-P", "-m", "generate", str(REFERENCE), "--check"]
     path = os.pathsep.join([str(DOCS), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path}
