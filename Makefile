@@ -272,7 +272,7 @@ reference: $(SERVES)
 
 GENERATE := PYTHONPATH=docs $(BIN)/python -P -m generate
 
-# The documentation, into site/: a strict build without network, from an environment of its own (100
+# The documentation, into site/: a strict build without network, from an environment of its own (200
 # MB, without torch); a dead link fails it, and so does a broken list or anything that a page would
 # load from another host. Zensical takes .cache beside mkdocs.yml for its own and empties it.
 docs: $(DOCS_VENV)/.installed
