@@ -45,6 +45,11 @@ def test_a_program_decides(tmp_path, capsys):
     assert capsys.readouterr().out == blocks(HOW_TO / "decide.md", "text")[0]
 
 
+def test_programs_of_the_python_page_run(demo, tmp_path):
+    for program in blocks(HOW_TO / "python.md", "python"):
+        run_program(program.replace(HERE, str(demo.base_url).rstrip("/")), tmp_path)
+
+
 def test_another_model_of_cohere_is_refused(demo):
     ((path, body, _),) = ANSWERED.findall(SECTIONS["Cohere"])
     (name,) = re.findall(r"`([\w.-]+)` is a 404 `model_not_found`", SECTIONS["Cohere"])
