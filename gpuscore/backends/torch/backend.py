@@ -45,7 +45,7 @@ from gpuscore.errors import ConfigError
 from gpuscore.system.heap import keep_freed_blocks
 from gpuscore.types.batch import BackendLimits, PackedBatch, RowScores
 from gpuscore_kernels import Implementation
-from gpuscore_kernels.label_head import few_products
+from gpuscore_kernels.label_head import TILE_ROWS, few_products
 from gpuscore_kernels.partial_attention import merge_partials
 
 logger = logging.getLogger(__name__)
@@ -279,7 +279,8 @@ class TorchBackend:
         return num_pages
 
     def _set_up(self) -> None:
-        self._run_all(warmup_batches(self._longest, self.plan.pages.size))
+        rows = (1, TILE_ROWS + 1) if self.plan.kernels else (1,)  # fewer and more than a tile
+        self._run_all(warmup_batches(self._longest, self.plan.pages.size, rows))
 
     def _run_all(self, batches: Iterable[PackedBatch]) -> None:
         for batch in batches:
