@@ -12,7 +12,14 @@ from gpuscore.engine.jobs import QUERY, Share
 from gpuscore.engine.pages import PageRows
 from gpuscore.engine.trees import DistinctItems, SharedItems
 from gpuscore.errors import GpuscoreError
-from gpuscore.types.batch import BoolArray, Float32Array, Int32Array, PackedBatch, RowScores
+from gpuscore.types.batch import (
+    NO_TOKENS,
+    BoolArray,
+    Float32Array,
+    Int32Array,
+    PackedBatch,
+    RowScores,
+)
 from gpuscore.types.labels import added_up
 from gpuscore.types.request import LabelTrie, ScoreRequest, ScoreResult, Timings
 
@@ -135,8 +142,10 @@ class Ticket:
             self.rows_left = sum(1 for labels in request.label_ids if len(labels))
         self.label_logits = [NOTHING] * len(request.item_ids)
         self.lse = np.full(count, np.nan, dtype=np.float32)
-        self.top_ids = np.full((count, request.num_top), -1, dtype=np.int32)
-        self.top_logits = np.full((count, request.num_top), np.nan, dtype=np.float32)
+        self.top_ids, self.top_logits = NO_TOKENS, NOTHING
+        if request.num_top:
+            self.top_ids = np.full((count, request.num_top), -1, dtype=np.int32)
+            self.top_logits = np.full((count, request.num_top), np.nan, dtype=np.float32)
         self.position_logits = NOTHING
         if request.every_position:
             self.position_logits = np.empty(count, np.float32)

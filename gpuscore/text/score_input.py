@@ -264,7 +264,7 @@ def factor_ids(
     except struct.error:  # over 32 bits
         return None
     ids = np.frombuffer(bytearray(packed), dtype=np.int32)
-    if ids.min() < 0 or ids.max() >= vocab_rows:
+    if ids.view(np.uint32).max() >= vocab_rows:  # negative ids become large ones
         return None
     ends = list(accumulate(lengths))
     return ids[: ends[0]], tuple(
