@@ -148,8 +148,9 @@ class LinkedEngine(Generic[LinkT]):
                 self._waiting[id] = _Waiting(request, future)
                 outcomes.append(future)
             self._issued = ids[-1] + 1 if ids else self._issued
+            alone = len(self._waiting) == 1
         if send is not None:
-            send(*(partial(self._encode, id) for id in ids))
+            send(*(partial(self._encode, id) for id in ids), now=alone)
             admitted = (outcome for outcome in outcomes if isinstance(outcome, Future))
             for id, future in zip(ids, admitted, strict=True):
                 future.add_done_callback(partial(self._leave, id, send))
