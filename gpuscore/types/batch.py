@@ -11,6 +11,7 @@ form trees of any depth: an item may itself be the parent of segments that conti
 Sizes in shape comments: T tokens, S segments, R requests, N scored rows, L labels in all, P pages.
 """
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
@@ -257,7 +258,7 @@ def pack_columns(
 def page_slots(pages: Int32Array, start: int, stop: int, page_size: int) -> Int32Array:
     """Slots of the tokens at positions `start` to `stop - 1` of a sequence kept in `pages`."""
     first, skipped = divmod(start, page_size)
-    bases = pages[first : -(-stop // page_size)] * np.int32(page_size)
+    bases = pages[first : -(-stop // page_size)] * page_size
     slots = bases[:, None] + np.arange(page_size, dtype=np.int32)
     return slots.reshape(-1)[skipped : skipped + stop - start]
 
@@ -287,6 +288,15 @@ def _page_table(prefixes: Sequence[Prefix]) -> Int32Array:
     return table
 
 
+def int32_array(values: Sequence[int]) -> Int32Array:
+    """Return an array of plain integers, in a third of the time of np.array.
+
+    Raises:
+        struct.error: one does not fit 32 bits.
+    """
+    return np.frombuffer(bytearray(struct.pack(f"{len(values)}i", *values)), dtype=np.int32)
+
+
 def _concatenate(parts: Sequence[Int32Array]) -> Int32Array:
     return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
 
@@ -294,5 +304,5 @@ def _concatenate(parts: Sequence[Int32Array]) -> Int32Array:
 def _int32(*columns: Sequence[int]) -> list[Int32Array]:
     """Return these numbers as views of one array: a call of NumPy for each takes several times as
     long."""
-    together, stop = np.array([*chain(*columns)], dtype=np.int32), 0
+    together, stop = int32_array([*chain(*columns)]), 0
     return [together[stop : (stop := stop + len(values))] for values in columns]

@@ -259,7 +259,7 @@ def _statistics(
         even = weight.shape[1] % config.BLOCK_K == 0
         has_rows, has_cap = rows is not None, softcap is not None
         _launch_slices(config, weight.shape[0], even, has_rows, has_cap, top)(
-            (triton.cdiv(count, config.BLOCK_M), config.SLICES),
+            (-(-count // config.BLOCK_M), config.SLICES),
             (hidden, weight, chosen, peaks, sums, best_ids, best_logits),
             (count, hidden.stride(0), weight.shape[1], softcap or 1.0),
         )
