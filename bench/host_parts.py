@@ -38,6 +38,7 @@ from gpuscore.backends.torch.work_thread import WorkThread
 from gpuscore.config import EngineConfig, RequestLimits
 from gpuscore.engine.engine import Engine
 from gpuscore.engine.scheduler import Scheduler
+from gpuscore.errors import NonfiniteScore
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.types.batch import BackendLimits, PackedBatch
@@ -129,7 +130,10 @@ class Parts:
             "build", lambda: self.builder.build(ScoreInput(*request, label_token_ids=LABELS))
         )
         assert built is not None
-        result = self._timed("engine", lambda: self.engine.score(built).result())
+        try:
+            result = self._timed("engine", lambda: self.engine.score(built).result())
+        except NonfiniteScore:  # no kernel has written the answer, which is what was in memory
+            return
         self._timed("log-probabilities", lambda: np.stack(label_logprobs(result)))
         self._note("whole request", time.perf_counter() - begin)
         self._note("whole request, CPU", time.process_time() - cpu)
