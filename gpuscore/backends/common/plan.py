@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
+
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.common.memory import Memory
 from gpuscore.backends.common.shapes import bytes_per_token
@@ -123,7 +125,7 @@ def check_ids(batch: PackedBatch, vocab_rows: int, label_rows: int) -> None:
     """Raise IndexError for token ids or label ids that the weights have no row for."""
     for name, rows in (("token_ids", vocab_rows), ("label_token_ids", label_rows)):
         ids = getattr(batch, name)
-        if len(ids) and not (ids.min() >= 0 and ids.max() < rows):
+        if len(ids) and ids.view(np.uint32).max() >= rows:  # negative ids become large ones
             raise IndexError(
                 f"{name} go from {ids.min()} to {ids.max()}, valid are 0 to {rows - 1}"
             )

@@ -265,7 +265,7 @@ class Caller:
             while True:  # until empty: the engine's thread and `_score` may both be here
                 answers.append(self._answers.popleft())
         if answers:
-            self._writer.put(*answers)
+            self._writer.put(*answers, now=len(answers) == 1 and not self._futures)
 
     def cancel_all(self) -> None:
         """Cancel all requests in flight."""

@@ -314,7 +314,7 @@ class ActorLink(EngineLink):
             logger.warning("an engine joins on %s", self._where)
         self._ready_at = monotonic()
 
-        def send(*makes: Make) -> None:
+        def send(*makes: Make, now: bool = False) -> None:
             frames = [frame for make in makes if (frame := make()) is not None]
             try:
                 actor.call("send", frames)
