@@ -18,7 +18,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 .PHONY: setup serve real-model test test-all test-real test-hostile test-clients test-web test-ray test-gpu \
         check check-kernels check-tpu check-graphs check-streams format golden \
         bench-cpu bench-gpu bench-host bench-serve gpu-day soak \
-        docs docs-serve locks image image-test manifests-test audit clean
+        reference docs docs-serve locks image image-test manifests-test audit clean
 
 # Everything that make test and make check need.
 setup: $(STAMP)
@@ -110,6 +110,14 @@ test-all: setup $(TRITON_VENV)/.installed
 test-real: setup
 	@if $(MAKE) --no-print-directory real-model; then $(BIN)/pytest -c tests_real/pytest.ini --numprocesses 2 --dist loadfile $(or $(ARGS),tests_real); \
 	else echo 'SmolLM2 cannot be made: NOTHING IS TESTED ON A REAL MODEL'; [ '$(REQUIRE_REAL_MODEL)' != 1 ]; fi
+
+# What builds the documentation's site.
+DOCS_VENV := .venv-docs
+
+$(DOCS_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet --editable '.[docs]'
+	@touch $@
 
 # Tools of make test-hostile, test-web, manifests-test and audit, in one environment beside that of
 # the tests: schemathesis' plugin would slow down make test.
@@ -223,6 +231,7 @@ check-streams: setup
 
 # Never changes files.
 check: setup
+	$(GENERATE) docs/reference --check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -257,25 +266,25 @@ bench-host: setup
 bench-serve: setup
 	$(BIN)/python -P bench/serve.py $(ARGS)
 
-# The documentation, into site/: reference pages from the code, then a strict build without network;
-# a dead link fails it, and so does a broken list or anything that a page would load from another
-# host.
-docs: $(VENV)/.docs
+# The pages of docs/reference from the code; make check refuses those that are not up to date.
+reference: $(SERVES)
 	$(GENERATE) docs/reference
-	$(BIN)/zensical build --clean --strict
-	$(GENERATE).links site
-	$(GENERATE).lists docs site
-
-# The same on http://127.0.0.1:8001, rebuilt at every change; the reference as it is at the start.
-docs-serve: $(VENV)/.docs
-	$(GENERATE) docs/reference
-	$(BIN)/zensical serve --dev-addr 127.0.0.1:8001
 
 GENERATE := PYTHONPATH=docs $(BIN)/python -P -m generate
 
-$(VENV)/.docs: $(STAMP)
-	$(BIN)/pip install --quiet --editable '.[docs]'
-	@touch $@
+# The documentation, into site/: a strict build without network, from an environment of its own (200
+# MB, without torch); a dead link fails it, and so does a broken list or anything that a page would
+# load from another host. Zensical takes .cache beside mkdocs.yml for its own and empties it.
+docs: $(DOCS_VENV)/.installed
+	rm -rf site .cache/site && mkdir -p .cache/site && cp -r docs mkdocs.yml .cache/site
+	cd .cache/site && $(CURDIR)/$(DOCS_VENV)/bin/zensical build --strict
+	mv .cache/site/site site
+	PYTHONPATH=docs $(DOCS_VENV)/bin/python -P -m generate.links site
+	PYTHONPATH=docs $(DOCS_VENV)/bin/python -P -m generate.lists docs site
+
+# The same on http://127.0.0.1:8001, rebuilt at every change.
+docs-serve: $(DOCS_VENV)/.installed
+	$(DOCS_VENV)/bin/zensical serve --dev-addr 127.0.0.1:8001
 
 # An hour of mixed traffic and faults; the page goes to bench/results/.
 MINUTES ?= 60
@@ -317,4 +326,4 @@ audit: $(TOOLS_VENV)/.installed
 	    --requirement docker/locks/$$lock.txt || exit; done
 
 clean:
-	rm -rf .venv .venv-* site .cache docs/reference build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-* site .cache build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

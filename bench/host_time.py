@@ -2,6 +2,7 @@
 
     make bench-host                    # Qwen3-0.6B, 300 tokens
     make bench-host ARGS='--rounds 50'
+    make bench-host ARGS=--fp8         # instead, what an FP8 product costs around torch's operator
 
 Everything that the host does up to the driver's call runs: the decoder, Triton's key and launcher
 in C, or our cache in their place. The driver's calls return at once (a library of our own, built
@@ -19,6 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import timeit
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -216,14 +219,47 @@ def _rows(
     }
 
 
+def fp8_product(rounds: int) -> dict[str, Any]:
+    """Count the calls of an FP8 product around torch's operator, and time them.
+
+    The operator returns at once, and the tensors are on a CPU, where nothing asks for the card's
+    compute capability.
+    """
+    from gpuscore.backends.torch.linear import Products, QuantizedLinear, QuantizedRows
+
+    def eight_bits(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.zeros(count, 64).to(torch.float8_e4m3fn), torch.ones(count)
+
+    products, linear = Products(impl="triton"), QuantizedLinear(*eight_bits(32), None)
+    rows, result = QuantizedRows(*eight_bits(16), torch.bfloat16), torch.zeros(16, 32)
+    kinds: Counter[str] = Counter()
+
+    def operator(*given: object) -> torch.Tensor:
+        return result
+
+    with mock.patch.object(torch, "_scaled_mm_v2", operator):
+        sys.setprofile(lambda frame, kind, what: kinds.update([kind]))
+        products(linear, rows)
+        sys.setprofile(None)
+        times = timeit.repeat(lambda: products(linear, rows), number=1000, repeat=rounds)
+    # Without those of the stand-in and of the last line above.
+    calls = {"Python calls": kinds["call"] - 1, "calls of C": kinds["c_call"] - 1}
+    return {"product": "FP8", **calls, "us": round(min(times) * 1e3, 2)}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tokens", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--fp8", action="store_true", help="the product of FP8 instead")
     options = parser.parse_args()
     from graphs.models import QWEN3_06B
 
     torch.set_num_threads(1)
+    if options.fp8:
+        with torch.inference_mode():
+            print(table([fp8_product(options.rounds)]))
+        return 0
     with torch.inference_mode(), driver_that_does_nothing():
         whole = launcher_of(dict(QWEN3_06B), META, torch.bfloat16)
         run = forward_pass(whole, options.tokens, META)

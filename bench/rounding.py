@@ -1,6 +1,6 @@
 """Measurements of what each rounding point of half precision does to scores, beside peers.
 
-    bench/rounding.py --model DIRECTORY            # yes or no to real sentences, from docs/
+    bench/rounding.py --model DIRECTORY            # yes or no to 200 real sentences
     bench/rounding.py --shape qwen3-0.6b           # random weights and ids, 500 + 100 x 20
     bench/rounding.py --shape qwen3-0.6b --vllm .venv-vllm/bin/python
 
@@ -12,7 +12,6 @@ bfloat16, and gpuscore.
 
 import argparse
 import json
-import re
 import subprocess
 import sys
 import tempfile
@@ -35,16 +34,15 @@ from scenarios import Workload
 from spent import spent
 
 from gpuscore import Scorer
+from gpuscore.backends.common.eight_bits.texts import read_texts
 from gpuscore.measure.bench.random_models import SHAPES, make_model
 from gpuscore.measure.parity.metrics import kendall_tau_b
 
 Scores = NDArray[np.float64]
 HERE = Path(__file__).parent
 SCRATCH = HERE.parent / "scratch"
-SENTENCE = re.compile(r"(?<=[.:]) (?=[A-Z`])")
 LABELS = " yes", " no"
-END = "\nIs the sentence about the speed of a program? Answer yes or no.\nAnswer:"
-QUERY = "Below is a sentence from the manual of a server that scores texts.\n\nSentence: "
+QUERY, END = "Read this sentence.\n", "\nIs this good news? Answer yes or no:"
 
 
 def main() -> None:
@@ -57,7 +55,8 @@ def main() -> None:
         query, items = Workload(*options.sizes).draw(SHAPES[options.shape]["vocab_size"])
         prompts = Prompts(query, items, baselines.LABELS)
     else:
-        directory, prompts = options.model, real_prompts(options.model, options.texts)
+        directory = options.model.resolve()
+        prompts = real_prompts(directory, options.texts)
     rows = measured(directory, prompts, options)
     about = {"bench": "rounding", "model": directory.name, "tokens": prompts.tokens}
     print(f"\n{directory.name}, {len(prompts.items)} items, {prompts.tokens} tokens; {machine()}\n")
@@ -90,17 +89,10 @@ def arguments() -> argparse.Namespace:
 
 
 def real_prompts(directory: Path, count: int) -> Prompts:
-    """Return questions about sentences of the documentation, for a model with a tokenizer."""
+    """Return questions about the sentences that judge eight bits, for a model with a tokenizer."""
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    pages = sorted(HERE.parent.glob("docs/explanation/*.md"))
-    text = "\n\n".join(page.read_text() for page in pages)
-    plain = [
-        " ".join(part.split()) for part in re.sub(r"```.*?```", "", text, flags=re.S).split("\n\n")
-    ]
-    found = [s for part in plain if part[:1].isalpha() for s in SENTENCE.split(part)]
-    found = [s for s in dict.fromkeys(found) if 40 <= len(s) <= 160]
-    chosen = found[:: max(1, len(found) // count)][:count]
-    query, *items = (tokenizer.encode(s).ids for s in (QUERY, *(s + END for s in chosen)))
+    texts = read_texts(None)[:count]
+    query, *items = (tokenizer.encode(s).ids for s in (QUERY, *(s + END for s in texts)))
     return Prompts(query, items, [tokenizer.encode(word).ids[0] for word in LABELS])
 
 
@@ -148,9 +140,9 @@ def row(name: str, run: Callable[[], object], exact: Scores) -> Row:
 def whole_runs(
     directory: Path, prompts: Prompts, vllm: str | None
 ) -> Iterator[tuple[str, Callable[[], Scores]]]:
-    for dtype in ("float32", "bfloat16"):
-        with Scorer(str(directory), dtype=dtype, max_model_len=4096) as scorer:
-            yield f"gpuscore, {dtype}", partial(ours, scorer, prompts)
+    for backend, dtype in (("torch", "float32"), ("torch", "bfloat16"), ("jax", "bfloat16")):
+        with Scorer(str(directory), backend=backend, dtype=dtype, max_model_len=4096) as scorer:
+            yield f"gpuscore on {backend}, {dtype}", partial(ours, scorer, prompts)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).eval()
     yield "transformers, bfloat16", partial(theirs, model, prompts)
     del model

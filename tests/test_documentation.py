@@ -6,15 +6,19 @@ import importlib
 import inspect
 import os
 import re
+import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
+from generate.__main__ import stale
 from generate.links import problems
 from generate.lists import problems as broken_lists
 
+from gpuscore.commands.cli import make_parser
 from gpuscore.config import CONFIGS
 from gpuscore.config.options import options
 from gpuscore.dialects.table import DIALECT_OF
@@ -22,7 +26,7 @@ from gpuscore.errors import GpuscoreError
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-REFERENCE = "reference"
+REFERENCE = DOCS / "reference"
 # A file's path: at least one folder, and an extension that the repository uses.
 PATH = re.compile(
     r"(?<![\w./{<~-])((?:[\w.-]+/)+[\w.-]+\.(?:py|md|json|toml|ya?ml|svg|txt|css|sh))(?![\w/])"
@@ -31,7 +35,7 @@ PATH = re.compile(
 FOLDERS = ("", "gpuscore", "kernels/gpuscore_kernels", "docs", "docker", "tests")
 STARTS = tuple(ROOT / folder for folder in FOLDERS)
 # Paths that a command creates, or that are named because they must not exist.
-ABSENT = ("site/", "docs/reference/", "scratch/", "secrets/", "kernels/__init__.py")
+ABSENT = ("site/", "scratch/", "secrets/", "kernels/__init__.py")
 HISTORY = ("bench/LOG.md", "CHANGELOG.md")  # they say what was true on a day
 SOURCES = ("gpuscore", "kernels", "tests", "bench", "docker", "examples", "docs/generate")
 
@@ -44,47 +48,53 @@ def pages() -> list[Path]:
     """Return all Markdown files of the repository that are not generated from code."""
     found = [*ROOT.glob("*.md"), *files("docs", "*.md"), *files("docker", "*.md")]
     found += [*files("kernels", "*.md"), *files("bench", "*.md"), *files("examples", "*.md")]
-    return [path for path in found if REFERENCE not in path.relative_to(ROOT).parts]
+    return [path for path in found if not path.is_relative_to(REFERENCE)]
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory) -> Path:
-    """The generated pages, made the way `make docs` makes them."""
-    directory = tmp_path_factory.mktemp("docs") / REFERENCE
-    environment = os.environ | {"PYTHONPATH": str(DOCS)}
-    command = [sys.executable, "-P", "-m", "generate", str(directory)]
-    subprocess.run(command, env=environment, check=True, timeout=120)
-    return directory
+def test_the_reference_is_what_the_code_says():
+    """Ask what `make check` asks."""
+    command = [sys.executable, "-P", "-m", "generate", str(REFERENCE), "--check"]
+    path = os.pathsep.join([str(DOCS), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "")
 
 
-def text_of(reference: Path, name: str) -> str:
-    return (reference / name).read_text(encoding="utf-8")
+def test_pages_that_the_code_does_not_make_are_found(tmp_path):
+    for name, text in (("same.md", "a"), ("changed.md", "b"), ("old.md", "c")):
+        (tmp_path / name).write_text(text)
+    made = {"same.md": "a", "changed.md": "a", "new.md": "d"}
+    assert stale(tmp_path, made) == ["changed.md", "new.md", "old.md"]
 
 
-def test_the_reference_has_every_error_setting_and_route(reference):
-    errors = text_of(reference, "errors.md")
+def text_of(name: str) -> str:
+    return (REFERENCE / name).read_text(encoding="utf-8")
+
+
+def test_the_reference_has_every_error_setting_and_route():
+    errors = text_of("errors.md")
     for error in GpuscoreError.__subclasses__():
         assert f"| `{error.code}` | {error.status} | " in errors
-    settings = text_of(reference, "settings.md")
+    settings = text_of("settings.md")
     for option in options(*CONFIGS):
         assert f"`{option.flag}`<br>`{option.variable}`" in settings
-    http = text_of(reference, "http.md")
+    http = text_of("http.md")
     for path in DIALECT_OF:
         assert f"`POST {path}`" in http
-    assert "`gpuscore_requests_total` | counter | `route`" in text_of(reference, "metrics.md")
-    rerank, completions = (text_of(reference, f"http/{n}.md") for n in ("rerank", "v1-completions"))
+    assert "`gpuscore_requests_total` | counter | `route`" in text_of("metrics.md")
+    rerank, completions = (text_of(f"http/{n}.md") for n in ("rerank", "v1-completions"))
     assert "| `truncated` | true or false | if true |" in rerank
     assert "| `document` | object or text, or null | if asked for |" in rerank
     assert "| `finish_reason` | text | always |" in completions
-    commands = text_of(reference, "commands.md")
+    commands = text_of("commands.md")
     for command in ("serve", "score", "info", "parity compare"):
         assert f"\n## gpuscore {command}\n" in commands
 
 
-def test_every_field_of_the_python_api_is_explained(reference):
+def test_every_field_of_the_python_api_is_explained():
     """Fields without a docstring are left out of the pages."""
-    text = text_of(reference, "scorer.md") + text_of(reference, "client.md")
-    named = re.findall(r"^::: ([\w.]+)\.(\w+)$", text, re.MULTILINE)
+    text = text_of("scorer.md") + text_of("client.md")
+    named = re.findall(r"^Class `([\w.]+)\.(\w+)`$", text, re.MULTILINE)
     assert len(named) > 10
     for module, name in named:
         kind = getattr(importlib.import_module(module), name)
@@ -92,7 +102,7 @@ def test_every_field_of_the_python_api_is_explained(reference):
         assert set(inspect.get_annotations(kind)) <= set(explained), name
 
 
-def test_the_site_has_every_page(reference):
+def test_the_site_has_every_page():
     def named(entries):
         for entry in entries:
             if isinstance(entry, str):
@@ -103,24 +113,22 @@ def test_the_site_has_every_page(reference):
 
     nav = list(named(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))
     written = [page.relative_to(DOCS) for page in pages() if page.is_relative_to(DOCS)]
-    made = [REFERENCE / page.relative_to(reference) for page in reference.rglob("*.md")]
+    made = [page.relative_to(DOCS) for page in REFERENCE.rglob("*.md")]
     assert sorted(nav) == sorted(str(page) for page in [*written, *made])
 
 
-def test_links_between_pages_lead_somewhere(reference):
-    for page in pages():
+def test_links_between_pages_lead_somewhere():
+    for page in [*pages(), *REFERENCE.rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             place = page.parent / target
-            inside = os.path.relpath(place, DOCS / REFERENCE)
-            made = not inside.startswith("..") and (reference / inside).exists()
-            assert made or place.exists(), (page, target)
+            assert place.exists(), (page, target)
             assert not page.is_relative_to(DOCS) or place.resolve().is_relative_to(DOCS), (
                 f"{page}: {target} is no page of the site"
             )
 
 
-def test_types_of_the_reference_are_explained_where_they_are_named(reference):
-    for page in reference.rglob("*.md"):
+def test_types_of_the_reference_are_explained_where_they_are_named():
+    for page in REFERENCE.rglob("*.md"):
         text = page.read_text(encoding="utf-8")
         headings = {line.lstrip("# ").lower() for line in text.splitlines() if line.startswith("#")}
         named = set(re.findall(r"\[(\w+)\]\(#\w+\)", text))
@@ -230,3 +238,55 @@ def test_the_first_pages_stay_short(page, lines, kilobytes):
 def test_the_glossary_has_at_most_25_words():
     text = (DOCS / "explanation" / "glossary.md").read_text(encoding="utf-8")
     assert len(re.findall(r"^\| ", text, re.MULTILINE)) - 2 <= 25
+
+
+def typed(page: Path) -> list[str]:
+    """Return the lines that a page has a reader type, continued ones joined."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    found = re.findall(r"^( *)```sh\n(.*?)^\1```", text, re.DOTALL | re.MULTILINE)
+    return [line.strip() for _, block in found for line in block.splitlines()]
+
+
+# The first pages that a newcomer meets say themselves how to find the command.
+FIRST = (ROOT / "README.md", DOCS / "install.md", *sorted((DOCS / "tasks").glob("*.md")))
+ACTIVATE = ". .venv/bin/activate"
+ON_THE_PATH = ("gpuscore ", "python ", "pip ", "PYTHONPATH=", "nohup gpuscore ")
+
+
+def test_commands_are_written_one_way_that_works_in_a_fresh_clone():
+    """`make` works without the environment; all else is on the path once it is active."""
+    for page in pages():
+        if page.is_relative_to(ROOT / "bench"):
+            continue
+        said = page.read_text(encoding="utf-8").replace(ACTIVATE, "")
+        assert not re.search(r"\.venv/bin/\w", said), page
+    for page in FIRST:
+        lines = [line.partition("  #")[0].strip() for line in typed(page)]
+        needing = [i for i, line in enumerate(lines) if line.startswith(ON_THE_PATH)]
+        assert not needing or ACTIVATE in lines[: needing[0]], page
+    for page in (ROOT / "README.md", DOCS / "how-to" / "troubleshoot.md"):
+        assert f"`{ACTIVATE}`" in page.read_text(encoding="utf-8")
+
+
+def test_commands_that_are_shown_can_be_parsed():
+    shown = [line for page in pages() for line in typed(page) if line.startswith("gpuscore ")]
+    rows = [row for page in pages() for row in page.read_text().splitlines() if row[:1] == "|"]
+    cells = [cell for row in rows for cell in re.findall(r"\| `(gpuscore [a-z][^`.]+)` \|", row)]
+    assert len(shown) > 50
+    for line in {*shown, *cells}:
+        words = shlex.split(re.split(r" (?:\||>|2>|&)", line, maxsplit=1)[0], comments=True)[1:]
+        make_parser().parse_args(words)
+
+
+def test_lines_that_install_name_extras_that_exist():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    install = (DOCS / "install.md").read_text(encoding="utf-8")
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        named = re.findall(r"pip install[^\n`]*'\.\[([\w,]+)\]'", text)
+        assert {name for names in named for name in names.split(",")} <= {*extras}, page
+        if page.is_relative_to(DOCS) and page.name != "install.md":
+            assert "gpuscore[" not in text, page
+    told = set(re.findall(r"^\| `(\w+)` \|", install, re.MULTILINE))
+    assert {*extras} - told == {"client", "docs", "images"}

@@ -1,4 +1,4 @@
-"""Programs of docs/how-to/frameworks.md, which run as a reader runs them."""
+"""Programs of docs/how-to/clients.md, which run as a reader runs them."""
 
 import os
 import re
@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "frameworks.md"
+PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "clients.md"
 HERE = "http://127.0.0.1:8000"
 
 

@@ -1,4 +1,4 @@
-"""Promise: README and the tutorials show what SmolLM2-135M-Instruct answers, and what they
+"""Promise: README and the tasks show what SmolLM2-135M-Instruct answers, and what they
 say that it can and cannot judge is counted here."""
 
 import re
@@ -9,6 +9,7 @@ import pytest
 
 from support.pages import (
     ROOT,
+    TASKS,
     ShownRequest,
     blocks,
     compare_numbers,
@@ -16,7 +17,6 @@ from support.pages import (
     shown_requests,
 )
 
-TUTORIALS = ROOT / "docs" / "tutorial"
 SHOWN = shown_requests(real=True)
 ANSWERS = {
     "How do I bake bread?": "Knead the dough, let it rise for two hours, and bake it for "
@@ -88,7 +88,7 @@ def test_readme_has_the_scores_in_its_sentence(real: httpx.Client) -> None:
 def test_the_program_prints_what_is_shown(
     real: httpx.Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = TUTORIALS / "reranker.md"
+    page = TASKS / "replace-a-server.md"
     (program,) = blocks(page, "python")
     run_program(program.replace("http://127.0.0.1:8000", str(real.base_url)), tmp_path)
     assert capsys.readouterr().out in blocks(page, "text")
@@ -103,7 +103,7 @@ def test_what_it_says_of_relevance(real: httpx.Client) -> None:
     pairs = len(places) * (len(places) - 1)
     share = f"{1 - sum(places) / pairs:.0%}".replace("%", " %")
     said = f"{share} of {pairs} pairs, where a coin gives 50 %"
-    for page in (ROOT / "README.md", TUTORIALS / "reranker.md"):
+    for page in (ROOT / "README.md", TASKS / "replace-a-server.md"):
         text = re.sub(r"\]\(\S+\)|\[", "", page.read_text(encoding="utf-8"))  # without links
         assert said in " ".join(text.split()), page
     assert f"and first for {places.count(0)} questions" in " ".join(text.split())

@@ -1,8 +1,11 @@
-"""Write the generated pages of the documentation: python -m generate DIRECTORY."""
+"""Write the generated pages of the documentation: python -m generate DIRECTORY [--check].
+
+With --check nothing is written, and pages that differ from what the code says are an error.
+"""
 
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from generate import python, routes
@@ -23,14 +26,30 @@ def pages() -> Iterator[tuple[str, str]]:
     yield from python.pages()
 
 
-def main() -> None:
-    directory = Path(sys.argv[1])
+def stale(directory: Path, made: Mapping[str, str]) -> list[str]:
+    """Return the names of pages in a directory that are missing, changed or too many."""
+    there = {
+        str(file.relative_to(directory)): file.read_text(encoding="utf-8")
+        for file in directory.rglob("*.md")
+    }
+    return sorted(name for name in {*there, *made} if there.get(name) != made.get(name))
+
+
+def main() -> int:
+    directory, *flags = sys.argv[1:]
+    made = dict(pages())
+    if flags == ["--check"]:
+        names = stale(Path(directory), made)
+        for name in names:
+            print(f"{directory}/{name} is not what the code says; make reference writes it")
+        return bool(names)
     shutil.rmtree(directory, ignore_errors=True)
-    for name, text in pages():
-        file = directory / name
+    for name, text in made.items():
+        file = Path(directory, name)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

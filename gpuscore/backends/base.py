@@ -58,3 +58,4 @@ class Prepared:
 
     about: str  # number format and device, for people
     load: Callable[[Progress], Backend]  # may raise ConfigError
+    dtype: str | None = None  # that other engines of the server have to use; None = the settings'

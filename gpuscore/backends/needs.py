@@ -21,7 +21,8 @@ def needs_of(directory: Path, config: ModelConfig) -> dict[str, Any]:
     Raises:
         ConfigError: the model cannot be served, not even alone.
     """
-    plan = plan_backend(directory, config)
+    # Float32 is chosen later, by an engine, and only if it fits into that engine's share.
+    plan = plan_backend(directory, config.unmeasured())
     prompt = int(plan.pages.needed * plan.pages.page_bytes / plan.pages.fraction)
     return {
         "kind": plan.device_name.partition(":")[0],

@@ -22,6 +22,7 @@ from gpuscore.backends.common.plan import mebibytes, nvidia_device
 from gpuscore.backends.torch.compiler import cc
 from gpuscore.backends.torch.devices import DRIVERS, choose_device
 from gpuscore.backends.torch.plan import computes_natively
+from gpuscore.backends.torch.timed_formats import faster_format, time_products
 from gpuscore.config import ModelConfig, ServerConfig
 from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError
@@ -30,6 +31,7 @@ from gpuscore.server.http.auth import read_api_keys
 
 LEAST_MEMORY = 2 * 2**30  # bytes; the weights of Qwen3-0.6B in float32 take 2.2 GiB
 LEAST_DISK = 5 * 2**30
+SHAPE = 1024, 6144  # width of rows, and gate and up, of Qwen3-0.6B
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 # Those of users.
 EXTRAS = ("batch", "client", "convert", "eval", "jax", "otel", "parity", "ray", "serve")
@@ -196,8 +198,13 @@ def _dtype(checked: Checked) -> Iterator[Finding]:
     known = torch.cpu.get_capabilities()
     features = [name for name in _FEATURES if known.get(name)]
     found = f"instructions for {', '.join(['float32', *native])} ({', '.join(features) or 'none'})"
-    result = "bfloat16 stays" if "bfloat16" in native else "bfloat16 is computed in float32"
-    yield Finding("CPU", "OK", f"{found}: with --dtype auto a model in {result}")
+    result = "a model in bfloat16 is computed in float32"
+    if "bfloat16" in native:
+        seconds = time_products(torch.bfloat16, *SHAPE, checked.model.threads)
+        name, reason = faster_format("bfloat16", seconds)
+        stays = "stays" if name == "bfloat16" else "is computed in float32"
+        result = f"a large model in bfloat16 {stays}: {reason}"
+    yield Finding("CPU", "OK", f"{found}: with --dtype auto {result}")
 
 
 _FEATURES = (

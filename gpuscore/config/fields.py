@@ -1,18 +1,15 @@
 """The settings: frozen dataclasses with one field per setting.
 
-Each setting's default, help, type and range are written here and nowhere else; `options` reads them
-for the command line (`flags`), the environment and the file (`sources`).
+Each setting's default, help, type and range are written here alone; `options` reads them there.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuscore.config.options import PREFIX, duration, option, size_in_bytes, tokens
 
 API_KEY = "api_key"  # not a field: a key comes from the environment or a key file only
 API_KEY_VARIABLE = f"{PREFIX}API_KEY"
 DRAIN_SPARE = 5.0  # seconds by which a drain may outlast the request timeout
-
-
 # The names in gpuscore.prompts.registry, which this module may not import.
 FAMILIES = (
     *("qwen3-reranker", "mxbai-rerank-v2", "bge-reranker-v2-gemma", "zerank", "instruct"),
@@ -46,9 +43,9 @@ class ModelConfig:
     )
     dtype: str = option(
         "auto",
-        "number format of weights and activations; auto: the checkpoint's own, or float32 on a CPU "
-        "without instructions for that format (with --backend jax, on any CPU)",
-        choices=("auto", "bfloat16", "float16", "float32"),
+        "number format; checkpoint: its own, or float32 on a CPU that has no instructions for it "
+        "(with --backend jax, on any); auto: the same, but float32 on a CPU that is faster in it",
+        choices=("auto", "checkpoint", "bfloat16", "float16", "float32"),
     )
     quantization: str = option(
         "auto",
@@ -116,7 +113,7 @@ class ModelConfig:
         None,
         "tokens of the largest batch that runs as a CUDA graph; needs triton for attention and "
         "kernels; 0: none",
-        unset="4096 on CUDA",
+        unset="4096 on CUDA, 8192 in FP8",
         minimum=0,
         metavar="TOKENS",
     )
@@ -165,6 +162,10 @@ class ModelConfig:
     threads: int | None = option(
         None, "CPU threads for the model", unset="torch's own choice", minimum=1, maximum=1024
     )
+
+    def unmeasured(self) -> "ModelConfig":
+        """Return settings with which all engines choose one number format: none measures."""
+        return replace(self, dtype="checkpoint") if self.dtype == "auto" else self
 
 
 @dataclass(frozen=True, slots=True)

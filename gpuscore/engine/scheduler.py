@@ -166,7 +166,8 @@ class Scheduler:
             self.pages.release(found)
             return False
         split = for_query - len(found)
-        job.query_pages = np.concatenate((np.array(found, np.int32), new[:split]))
+        own = new[:split]
+        job.query_pages = np.concatenate((np.array(found, np.int32), own)) if found else own
         job.item_pages = new[split:]
         job.published = len(found)
         job.query_done = len(found) * self.limits.page_size

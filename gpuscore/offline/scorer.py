@@ -63,7 +63,7 @@ class LoadedScorer:
         revision: branch, tag or commit of a hub model.
         backend: "torch" or "jax".
         device: "auto", "cpu", "cuda" or "tpu".
-        dtype: "auto", "bfloat16", "float16" or "float32".
+        dtype: "auto", "checkpoint", "bfloat16", "float16" or "float32".
         quantization: "auto", "int8", "fp8" or "w8a16".
         quantization_texts, quantization_error, attention: as for `gpuscore serve`.
         compile: "auto", "on" or "off"; functions in C on a CPU.

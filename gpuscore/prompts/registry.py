@@ -108,7 +108,7 @@ BGE_RERANKER_V2_GEMMA = PromptFamily(
 )
 INSTRUCT = ChatFamily(
     name="instruct",
-    source="docs/families/instruct.md",
+    source="docs/families.md",
     messages=(
         (
             "user",

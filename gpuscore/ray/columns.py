@@ -47,7 +47,8 @@ class ScoreBatches:
         output_column: str = "scores",
         **settings: Any,
     ) -> None:
-        self._scorer = Scorer(model, **settings)
+        # No actor knows what another one would measure.
+        self._scorer = Scorer(model, **{"dtype": "checkpoint"} | settings)
         self._query, self._item, self._output = query_column, item_column, output_column
         self._labels, self._apply_softmax = labels, apply_softmax
 

@@ -54,7 +54,9 @@ class EngineHost:
         settings = self._settings
         directory = model_directory(settings.model.model, settings.model.revision)
         style = chosen_format(settings.log_format)
-        return start_replicas(directory, settings.model, settings.engine, log_format=style)
+        # No host knows what another one would measure.
+        model = settings.model.unmeasured()
+        return start_replicas(directory, model, settings.engine, log_format=style)
 
     async def facts(self, attempt: int = 0) -> bytes:
         """Return the `Facts` of the model."""

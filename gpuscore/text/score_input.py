@@ -22,7 +22,13 @@ from gpuscore.errors import (
     MixedInputTypes,
     TooManyTokens,
 )
-from gpuscore.types.batch import BackendLimits, Int32Array, common_prefix, sorted_order
+from gpuscore.types.batch import (
+    BackendLimits,
+    Int32Array,
+    common_prefix,
+    int32_array,
+    sorted_order,
+)
 from gpuscore.types.results import ItemErrors, check_text, checked_texts
 
 
@@ -260,11 +266,10 @@ def factor_ids(
     if list(map(type, flat)).count(int) < len(flat):
         return None
     try:
-        packed = struct.pack(f"{len(flat)}i", *flat)  # in half the time of np.array
+        ids = int32_array(flat)
     except struct.error:  # over 32 bits
         return None
-    ids = np.frombuffer(bytearray(packed), dtype=np.int32)
-    if ids.min() < 0 or ids.max() >= vocab_rows:
+    if ids.view(np.uint32).max() >= vocab_rows:  # negative ids become large ones
         return None
     ends = list(accumulate(lengths))
     return ids[: ends[0]], tuple(

@@ -14,7 +14,8 @@ INTERPRETER = 0  # instead of an architecture, for tensors on a CPU with TRITON_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchConfig:
-    """One launch configuration; it does not depend on the number of rows, so neither do bits.
+    """One launch configuration. Where it depends on the number of rows, so do bits, except in
+    integers; with --deterministic that number is always the same.
 
     Subclasses add the sizes of tiles, named as the kernel's compile-time arguments.
     """

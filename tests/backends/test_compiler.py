@@ -29,7 +29,7 @@ DEFECTS = {
     "eps is left out": ("/ (float)columns + eps", "/ (float)columns"),
     "the sign of a sine": ("cosine[i] - x[i + pairs]", "cosine[i] + x[i + pairs]"),
     "rows of one head": ("(head * rows + row)", "(head * rows)"),
-    "up without the gate": ("exponential(-x)))) * wide(up[i])", "1))) * wide(up[i])"),
+    "up without the gate": ("/ (1.0f + exponential(-x)) * wide(up[i])", "/ 2.0f * wide(up[i])"),
     "a weight is left out": ("ratio * larger", "0"),
     "no ties to even": ("rintf(wide(in[i]) / scale)", "floorf(wide(in[i]) / scale)"),
     "the bias is left out": ("+ wide(bias[i])", ""),
@@ -38,7 +38,7 @@ DEFECTS = {
         "all_rows(out + column, x, weight + column * width, rows, width, out_row, 1)",
         "",
     ),
-    "a number that stays": ("wide(in[i]) + wide(more[i])", "i ? wide(in[i]) + wide(more[i]) : 0"),
+    "a number that stays": ("in[i] + wide(more[i])", "i ? in[i] + wide(more[i]) : 0"),
 }
 
 

@@ -2,6 +2,7 @@
 rows and weights are rounded as documented, and nothing else is."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from gpuscore.backends.torch.linear import (
     PackedLinear,
     Products,
     QuantizedLinear,
+    QuantizedRows,
     pack,
     rows_of,
     stack,
@@ -114,6 +116,18 @@ def test_products_are_exact(rows, width, outputs, dtype):
     assert torch.equal(got, want)
     assert torch.equal(Products()(plain, x), want)
     assert Products()(pack(plain), x[:0]).shape == (0, outputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_products_in_fp8_are_by_the_operator_that_cards_have(dtype):
+    generator = torch.Generator().manual_seed(0)
+    w, scale = quantize_rows(torch.randn(48, 32, generator=generator), torch.float8_e4m3fn)
+    q, of_rows = quantize_rows(torch.randn(5, 32, generator=generator), torch.float8_e4m3fn)
+    layer = QuantizedLinear(w, scale, torch.arange(48).to(dtype))
+    rows = QuantizedRows(q, of_rows, dtype)
+    for linear in (layer, rows_of(layer, 16), replace(layer, bias=None)):
+        got, want = (Products(impl=impl)(linear, rows) for impl in ("triton", "reference"))
+        torch.testing.assert_close(got, want, rtol=torch.finfo(dtype).eps, atol=1e-4)
 
 
 def test_the_largest_sums_are_exact():

@@ -153,7 +153,8 @@ def test_only_collect_waits(make, rng):
             backend.collect(backend.extend(batch))  # allocate what stays allocated
         with waiting_is_an_error():
             pending = [backend.extend(batch) for batch in batches]
-            wait(pending)
+            for one in pending:
+                one.result()
         for batch, one in zip(batches, pending, strict=True):
             again = backend.collect(backend.extend(batch))
             np.testing.assert_array_equal(backend.collect(one).label_logits, again.label_logits)

@@ -73,6 +73,6 @@ def test_an_error_is_raised_by_the_result_and_stops_nothing(how):
     with work_thread() as thread:
         pending = getattr(thread, how)(lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            pending.result(PATIENCE)
+            pending.result()
         assert thread.do(threading.get_ident).result() == threading.get_ident()
         assert thread.submit(lambda: 3).result(PATIENCE) == 3

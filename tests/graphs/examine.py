@@ -3,7 +3,7 @@
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -189,7 +189,6 @@ def _run_batches(start: Started, found: Examination, quick: bool) -> None:
         launches, waits = len(recorder.launches), len(recorder.waits)
         replays = sum(recorder.replays.values())
         pending = start.backend.extend(batch)
-        wait([pending])
         pending.result()  # raise here what failed
         counted = {
             "graphs": sum(recorder.replays.values()) - replays,

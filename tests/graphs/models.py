@@ -57,6 +57,12 @@ MODELS = (
         {"cuda_graph_tokens": 48, "quantization": "int8"},
         large_pool=True,
     ),
+    Model(
+        "Qwen3-0.6B, fp8, 4 layers",
+        QWEN3_06B | {"num_hidden_layers": 4},
+        {"cuda_graph_tokens": 48, "quantization": "fp8"},
+        large_pool=True,
+    ),
     Model("Llama-3.1-8B", LLAMA_8B, {"cuda_graph_tokens": 64}),
     Model("Qwen3-30B-A3B, 4 layers", MIXTURE, {"cuda_graph_tokens": 64}),
 )

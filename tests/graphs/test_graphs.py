@@ -376,3 +376,18 @@ def test_early_launches_need_sm_90(tmp_path, capability, early):
     with device(replace(H200, capability=capability)):
         plan = plan_backend(SMALL.write(tmp_path), ModelConfig(str(tmp_path), device="cuda"))
     assert plan.pdl is early
+
+
+@pytest.mark.parametrize(
+    ("quantization", "given", "tokens"),
+    [("auto", None, 4096), ("int8", None, 4096), ("fp8", None, 8192), ("fp8", 64, 64)],
+)
+def test_fp8_whose_products_cost_the_host_more_has_larger_graphs(
+    tmp_path, quantization, given, tokens
+):
+    options = {"quantization": quantization, "cuda_graph_tokens": given}
+    with device(H200):
+        plan = plan_backend(
+            SMALL.write(tmp_path), ModelConfig(str(tmp_path), device="cuda", **options)
+        )
+    assert plan.graph_tokens == tokens

@@ -131,20 +131,6 @@ def test_the_page_has_the_numbers_of_the_baselines():
         assert wanted == [int(number) for number in numbers]
 
 
-def test_the_page_of_mixtures_has_the_numbers_of_the_baselines():
-    page = (ROOT / "docs" / "explanation" / "experts.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (gate|down)[^|]* \| (\S+) \| (\d+) \| (.*) \|$", page, re.MULTILINE)
-    assert len(rows) == 8
-    for product, version, arch, cells in rows:
-        known = read_baseline("expert_mlp", version)[
-            f"{product} Qwen3-30B-A3B torch.bfloat16 sm_{arch}"
-        ]
-        (loop,) = known["loops"].values()
-        wanted = [known[name] for name in ("registers", "shared", "resident")]
-        wanted += [loop[name] for name in ("in_flight", "issue", "products")]
-        assert wanted == [int(cell) for cell in cells.split(" | ")]
-
-
 @needs_triton
 @pytest.mark.parametrize("name", ["ptxas", "ptxas-blackwell", "nvdisasm", "cuobjdump"])
 def test_tritons_wheel_has_the_programs(name):

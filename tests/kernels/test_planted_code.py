@@ -69,6 +69,7 @@ def unaligned(pointer: str) -> Callable[[Variant], Variant]:
         (ATTENTION, CARRIED, 90, unaligned("v"), [f"{PACKED}: 1 tiles are loaded into"]),
         (ATTENTION, CARRIED, 90, unaligned("stride_kt"), [f"{PACKED}: 1 tiles are loaded into"]),
         (LABEL_HEAD, HEAD, 80, with_stages(2), ["BLOCK_K): 0 groups of copies"]),
+        (LABEL_HEAD, f"{HEAD} few", 90, with_stages(4), ["BLOCK_K): 4 groups of copies"]),
         (LABEL_HEAD, HEAD, 80, unaligned("weight"), ["BLOCK_K): 1 tiles are loaded into"]),
         (EXPERTS, GATE_UP, 90, with_stages(2), ["BLOCK_K): 0 groups of copies"]),
         (EXPERTS, GATE_UP, 90, unaligned("x_stride"), ["BLOCK_K): 1 tiles are loaded into"]),

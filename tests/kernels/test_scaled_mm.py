@@ -1,9 +1,12 @@
 """Products of float8_e4m3fn by torch's scaled_mm, on a CPU; shapes on fake CUDA tensors."""
 
+import re
+
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
+from torch.nn.functional import ScalingType, scaled_mm
 
 from gpuscore_kernels.quantized import fp8, quantize_rows, quantized_product
 
@@ -23,12 +26,22 @@ def test_it_computes_what_the_reference_does(
     (q, scale_x), (w, scale_w) = rows(count, width, 1), rows(outputs, width, 2)
     bias = None if dtype == torch.float32 else torch.linspace(-9, 9, outputs).to(dtype)
     given = q, scale_x, w, scale_w, bias
-    got, want = (
-        quantized_product(*given, dtype=dtype, impl=impl) for impl in ("scaled_mm", "reference")
-    )
+    got = fp8.Fp8Product(w, scale_w, bias)(q, scale_x, dtype)
+    want = quantized_product(*given, dtype=dtype, impl="reference")
     assert got.dtype == dtype
     eps = max(torch.finfo(dtype).eps, 2e-6)
     torch.testing.assert_close(got, want, rtol=eps, atol=1e-4)
+    by_torch = scaled_mm(
+        q,
+        w.T,
+        scale_x.unsqueeze(1),
+        ScalingType.RowWise,
+        scale_w.unsqueeze(0),
+        ScalingType.RowWise,
+        bias=bias,
+        output_dtype=dtype,
+    )
+    assert torch.equal(got, by_torch)
 
 
 @pytest.mark.parametrize(
@@ -51,31 +64,27 @@ def test_cards_and_sizes_that_it_is_not_for_are_refused(
     dtype: torch.dtype,
     blocks: bool,
     reason: str | None,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Check that the rest has the shapes and strides that torch demands of CUDA tensors."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     (outputs, width), count = shape, 5
     found = fp8.refusal(capability, outputs, width, dtype, blocks=blocks)
+    if reason is not None:
+        assert found is not None
+        assert re.search(reason, found)
+        return
+    assert found is None
     with FakeTensorMode():
         q, w = (torch.empty(n, width, dtype=F8, device="cuda") for n in (count, outputs))
         scale_x, bias = torch.empty(count, device="cuda"), torch.empty(outputs, device="cuda")
-        size = (-(-outputs // 128), -(-width // 128)) if blocks else (outputs,)
-        scale_w = torch.empty(size, device="cuda")
-        given = q, scale_x, w, scale_w, bias.to(dtype)
-        if reason is None:
-            assert found is None
-            out = quantized_product(*given, dtype=dtype, impl="scaled_mm")
-            assert (out.shape, out.dtype) == ((count, outputs), dtype)
-            return
-        with pytest.raises(ValueError, match=reason):
-            quantized_product(*given, dtype=dtype, impl="scaled_mm")
+        scale_w = torch.empty(outputs, device="cuda")
+        out = fp8.Fp8Product(w, scale_w, bias.to(dtype))(q, scale_x, dtype)
+        assert (out.shape, out.dtype) == ((count, outputs), dtype)
 
 
 def test_it_is_for_float8_with_a_scale_per_output() -> None:
-    (q, scale_x), one = rows(1, 32, 1), torch.ones(1)
-    with pytest.raises(ValueError, match="one scale per output"):
-        quantized_product(q, scale_x, q, torch.ones(1, 1), dtype=torch.bfloat16, impl="scaled_mm")
-    q = q.view(torch.int8)
-    with pytest.raises(ValueError, match=r"not for torch\.int8"):
-        quantized_product(q, one, q, one, dtype=torch.bfloat16, impl="scaled_mm")
+    w, scale = rows(3, 32, 1)
+    with pytest.raises(ValueError, match=r"one scale per output in float32, not \(1, 1\)"):
+        fp8.Fp8Product(w, torch.ones(1, 1), None)
+    for wrong in (w.view(torch.int8), w.T, w[0]):
+        with pytest.raises(ValueError, match="contiguous rows of float8_e4m3fn, not"):
+            fp8.Fp8Product(wrong, scale, None)

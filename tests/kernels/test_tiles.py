@@ -167,7 +167,7 @@ def test_both_builders_make_the_same_tables(seed, shape):
     small += [beside([35, 0, 1, 2]), beside([0, 3, 0])]
     for one in (batch, *small):
         builder = TableBuilder(layout_of(one, PAGE), shape)
-        backwards = replace(builder.layout, request_of=builder.layout.request_of[::-1].copy())
+        backwards = builder.layout._replace(request_of=builder.layout.request_of[::-1].copy())
         for layout in (builder.layout, backwards):  # requests may stand in any order
             builder = TableBuilder(layout, shape)
             every_third = rng.permutation(one.num_tokens).astype(np.int32)[::3]
@@ -271,7 +271,7 @@ def test_what_all_see_is_full():
     shape = TileShape(rows=64, keys=64, own=32)
     batch = query_and_items(0, 1000, [])
     batch = replace(batch, parent=batch.parent)
-    layout = replace(layout_of(query_and_items(0, 1000, [20] * 50), PAGE), page_size=64)
+    layout = layout_of(query_and_items(0, 1000, [20] * 50), PAGE)._replace(page_size=64)
     table = build_tiles(layout, shape)
     full = table.tiles[:, NUM_PACKED].sum() * 64
     masked = (table.tiles[:, MASKED_END] - table.tiles[:, MASKED_START]).sum() * 32

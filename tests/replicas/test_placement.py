@@ -46,6 +46,7 @@ def test_cpus_share_cores_and_memory():
     given = placements(ModelConfig(memory_fraction=0.4), "cpu,cpu")
     assert [place.model.memory_fraction for place in given] == [0.2, 0.2]
     sized = placements(ModelConfig(kv_cache_size=2**20), "cpu,cpu")
+    assert {place.model.dtype for place in sized} == {"checkpoint"}  # nobody knows what fits
     assert [p.model.kv_cache_size for p in sized] == [2**20, 2**20]
     assert [p.model.memory_fraction for p in sized] == [None, None]
 

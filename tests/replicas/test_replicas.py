@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from concurrent.futures import wait
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.errors import ConfigError, EngineFailed, NonfiniteScore, Overloaded, Unavailable
 from gpuscore.processes.replicas.placement import Placement
 from gpuscore.processes.replicas.start import AllReplicas, start_models, start_replicas
-from gpuscore.processes.worker.link import Patience
+from gpuscore.processes.worker.process import Patience
 from gpuscore.types.request import ScoreRequest
 from support import tape_engine as tape_child
 from support.serving import running, wait_until
@@ -246,6 +247,19 @@ def test_closing_answers_what_waits(make_replicas):
     replicas.wait_ended()
     assert not any(map(running, victims))
     assert isinstance(replicas.score_all([request_of()])[0], Unavailable)
+
+
+def test_replicas_and_later_engines_take_over_the_format_of_the_first_one(tmp_path):
+    """Each process of this factory would choose another one."""
+    engine = EngineConfig(devices="cpu,cpu")
+    factory = "support.tape_engine:choosing_a_format"
+    with closing(start_replicas(tmp_path, ModelConfig(), engine, factory, PATIENCE)) as replicas:
+        chosen = replicas.wait_ready().identity  # raises if they differ
+        first = replicas.engines[0]
+        assert chosen == f"format {first.pid}"
+        os.kill(first.pid, signal.SIGKILL)
+        wait_until(lambda: first.restarts == 1 and first.alive)
+    assert (tmp_path / "asked").read_text().splitlines() == ["auto", chosen, chosen]
 
 
 # Two failures in a row end an engine that has no hopeful one beside it.

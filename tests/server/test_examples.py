@@ -1,4 +1,4 @@
-"""Promise: the programs in examples/ print what the tutorials show, against the demo model."""
+"""Promise: the programs in examples/ print what their pages show, against the demo model."""
 
 import runpy
 import subprocess
@@ -31,7 +31,7 @@ def arguments_of(name, demo):
 
 
 @pytest.mark.parametrize("name", sorted(PRINTED))
-def test_examples_print_what_the_tutorials_show(demo, name, monkeypatch, capsys):
+def test_examples_print_what_is_shown(demo, name, monkeypatch, capsys):
     """They run in this process, which has imported torch."""
     monkeypatch.setattr(sys, "argv", [name, *arguments_of(name, demo)])
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")

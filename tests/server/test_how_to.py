@@ -19,12 +19,14 @@ from gpuscore.config import CONFIGS
 from gpuscore.config.options import options
 from gpuscore.config.sources import read_settings
 from gpuscore.errors import GpuscoreError
-from support.pages import HOW_TO, ROOT, blocks, compare_numbers, other_routes, run_program
+from support.pages import HOW_TO, ROOT, TASKS, blocks, compare_numbers, other_routes, run_program
 
-COMING, GUARD = HOW_TO / "coming-from.md", HOW_TO / "guard-threshold.md"
-MANY, TROUBLE = HOW_TO / "classify-many.md", HOW_TO / "troubleshoot.md"
+COMING, TROUBLE = HOW_TO / "coming-from.md", HOW_TO / "troubleshoot.md"
+GUARD, MANY = TASKS / "guard.md", TASKS / "overnight.md"
 DEVICES = HOW_TO / "flags-by-device.md"
 HERE = "http://127.0.0.1:8000"
+(LABELLED,) = (block for block in blocks(GUARD, "sh") if "demo.labelled" in block)
+(CHOSEN,) = (block for block in blocks(GUARD, "text") if block.startswith("threshold "))
 ANSWERED = re.compile(r"```http\nPOST (\S+)\n\n(\{.*?)```\n+```text\n(.*?)```", re.DOTALL)
 SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", COMING.read_text(), re.DOTALL | re.M))
 
@@ -41,6 +43,11 @@ def test_requests_of_other_servers_are_answered(demo, origin):
 def test_a_program_decides(tmp_path, capsys):
     run_program(blocks(HOW_TO / "decide.md", "python")[0], tmp_path)
     assert capsys.readouterr().out == blocks(HOW_TO / "decide.md", "text")[0]
+
+
+def test_programs_of_the_python_page_run(demo, tmp_path):
+    for program in blocks(HOW_TO / "python.md", "python"):
+        run_program(program.replace(HERE, str(demo.base_url).rstrip("/")), tmp_path)
 
 
 def test_another_model_of_cohere_is_refused(demo):
@@ -93,9 +100,9 @@ def run_example(command: str, monkeypatch, capsys) -> str:
 
 def test_a_threshold_is_chosen_as_shown(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    make, choose = blocks(GUARD, "sh")
+    _, make, choose = LABELLED.splitlines()
     assert json.loads(blocks(GUARD, "json")[0]) in make_rows(make, monkeypatch, capsys)
-    assert run_example(choose, monkeypatch, capsys) == blocks(GUARD, "text")[0]
+    assert run_example(choose, monkeypatch, capsys) == CHOSEN
 
 
 @pytest.fixture(scope="module")
@@ -126,14 +133,14 @@ def test_too_few_texts_give_no_threshold(threshold, tmp_path, good, bad):
 
 
 def test_the_threshold_is_used_as_shown(demo, tmp_path, capsys):
-    over_http, in_process = blocks(GUARD, "python")
+    (over_http,), in_process = blocks(GUARD, "python"), blocks(HOW_TO / "decide.md", "python")[1]
     run_program(over_http.replace(HERE, str(demo.base_url).rstrip("/")), tmp_path)
-    assert capsys.readouterr().out == blocks(GUARD, "text")[1]
+    assert capsys.readouterr().out == blocks(GUARD, "text")[-1]
     run_program(in_process, tmp_path)
     probability, mass = map(float, capsys.readouterr().out.split())
     assert 0 < probability < 1
     assert 0 < mass <= 1
-    threshold = blocks(GUARD, "text")[0].split()[1].rstrip(",")
+    threshold = CHOSEN.split()[1].rstrip(",")
     assert f"THRESHOLD = {threshold}\n" in over_http
 
 
@@ -144,7 +151,8 @@ def rows_of(file: str | Path) -> list[dict]:
 def test_rows_are_classified_in_this_process(tmp_path, monkeypatch, capsys):
     """With fewer rows than on the page."""
     monkeypatch.chdir(tmp_path)
-    make, _, program = blocks(MANY, "sh")
+    first, *_, program = blocks(MANY, "sh")
+    _, make = first.splitlines()
     rows = make_rows(make.replace("10000", "60"), monkeypatch, capsys)
     printed = run_example(program, monkeypatch, capsys)
     assert re.fullmatch(r"60 rows in \d+\.\d s, \d+ rows/s\n", printed)
@@ -161,17 +169,19 @@ def test_commands_run_as_a_reader_runs_them(page, tmp_path):
     (tmp_path / ".venv").symlink_to(sys.prefix)
     for name in ("training", "examples"):
         (tmp_path / name).symlink_to(ROOT / name)
-    shown = blocks(page, "text")[0]
-    printed = ""
-    for command in blocks(page, "sh"):
-        done = subprocess.run(
-            ["bash", "-ec", command], cwd=tmp_path, capture_output=True, text=True, timeout=600
-        )
-        assert done.returncode == 0, done.stderr
-        printed += done.stdout
-    assert shown in printed
+    commands = [LABELLED] if page == GUARD else [*blocks(MANY, "sh"), "wait $!\n"]
+    done = subprocess.run(
+        ["bash", "-e"],
+        input="".join(commands),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (CHOSEN if page == GUARD else blocks(MANY, "text")[0]) in done.stdout
     if page == MANY:
-        both = [rows_of(tmp_path / f"{name}.jsonl") for name in ("classified", "classified-too")]
+        both = [rows_of(tmp_path / f"{name}.jsonl") for name in ("scored", "scored-too")]
         for one, other in zip(*both, strict=True):
             assert one["prompt"] == other["prompt"]
             assert one["scores"][0] == pytest.approx(other["yes"], abs=1e-5)

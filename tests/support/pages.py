@@ -10,12 +10,13 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 HOW_TO = ROOT / "docs" / "how-to"
+TASKS = ROOT / "docs" / "tasks"
 ROUTE = re.compile(r"`(?:GET |POST )?(/(?:v1/|v2/)?[a-z_]+(?:/[a-z]+)?)`")
 NOT_THERE = re.compile(r"^- \*\*Not there:\*\* (.*?\.)\n(?=- |\n)", re.DOTALL | re.MULTILINE)
 # A request as a command, and the answer that follows it in the same section, if there is one.
 COMMAND = re.compile(
     r"curl -s http://127.0.0.1:8000(/\S+) [^']*'[^']*' -d '([^']*)'\n```\n"
-    r"(?:(?:(?!```)[^#])*?```(?:json|text)\n(\{.*?)```)?",
+    r"(?:(?:(?!```)[^#])*?```(?:json|text)\n([{[].*?)```)?",
     re.DOTALL,
 )
 SERVED = re.compile(r"make serve(?: MODEL=([^\s`]+))?")
@@ -30,7 +31,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 @dataclass(frozen=True)
 class ShownRequest:
-    """A request that README or a tutorial shows as a command; its answer may be shortened."""
+    """A request that README or a task shows as a command; its answer may be shortened."""
 
     page: str
     path: str
@@ -41,7 +42,7 @@ class ShownRequest:
 def shown_requests(real: bool) -> list[ShownRequest]:
     """Return the requests to the real model, or else the others: a request is to the server that
     its page started last."""
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorial").glob("*.md"))]
+    pages = [ROOT / "README.md", *sorted(TASKS.glob("*.md"))]
     return [
         ShownRequest(page.stem, shown[1], json.loads(shown[2]), shown[3])
         for page in pages

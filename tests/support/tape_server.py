@@ -21,7 +21,7 @@ from gpuscore.processes.fronts.front import FrontApp
 from gpuscore.processes.fronts.parent import Fronts, FrontSetup
 from gpuscore.processes.replicas.placement import placements
 from gpuscore.processes.replicas.start import AllReplicas, start_models
-from gpuscore.processes.worker.link import Patience
+from gpuscore.processes.worker.process import Patience
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.server.http.auth import read_api_keys
 from gpuscore.server.run import serve

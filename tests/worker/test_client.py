@@ -4,6 +4,7 @@ at once and fails only the requests in flight."""
 import os
 import signal
 import subprocess
+import threading
 import time
 from concurrent.futures import wait
 from pathlib import Path
@@ -22,10 +23,10 @@ from gpuscore.errors import (
     Overloaded,
     Unavailable,
 )
+from gpuscore.processes.worker import client as client_module
 from gpuscore.processes.worker.client import EngineClient
-from gpuscore.processes.worker.link import Patience
-from gpuscore.processes.worker.messages import Start
-from gpuscore.processes.worker.process import command
+from gpuscore.processes.worker.messages import Start, score_message
+from gpuscore.processes.worker.process import Patience, command
 from gpuscore.types.batch import NO_TOKENS
 from gpuscore.types.request import ScoreRequest
 from support import tape_engine as tape_child
@@ -99,6 +100,24 @@ def test_it_answers_as_an_engine_in_this_process(client, here):
     futures = [client.score(request) for request in requests]
     for request, future in zip(requests, futures, strict=True):
         same(future.result(timeout=30), here.score(request).result())
+
+
+def test_a_small_request_that_is_alone_is_written_by_its_caller(client, monkeypatch):
+    caller, by_caller = threading.get_ident(), []
+
+    def noted(*message):
+        by_caller.append(threading.get_ident() == caller)
+        return score_message(*message)
+
+    monkeypatch.setattr(client_module, "score_message", noted)
+    for requests in (
+        [request_of(7)],
+        [request_of(7, items=client_module.AT_ONCE + 1)],
+        [request_of(7), request_of(8)],
+    ):
+        wait_until(lambda: not client.backlog.requests)
+        wait(client.score_all(requests), timeout=30)
+    assert by_caller == [True, False, False, False]
 
 
 def test_ragged_labels_and_no_query(client, here):

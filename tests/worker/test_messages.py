@@ -315,6 +315,30 @@ def test_a_writer_never_waits_for_a_full_pipe(pair):
     writer.close(5)
 
 
+def test_a_message_that_is_alone_is_sent_by_its_caller(pair):
+    writer, reader, threads = FrameWriter(pair[0], "test"), FrameReader(pair[1]), []
+
+    def made_here():
+        threads.append(threading.get_ident())
+        return b"one"
+
+    writer.put(made_here, now=True)
+    assert frames_of(reader, 1) == [b"one"]
+    writer.put(made_here)
+    assert frames_of(reader, 1) == [b"one"]
+    assert [thread == threading.get_ident() for thread in threads] == [True, False]
+    writer.close(5)
+
+
+def test_the_caller_leaves_what_the_pipe_has_no_room_for(pair):
+    writer, sent = FrameWriter(pair[0], "test"), [bytes(5_000_000), b"x", bytes(3_000_000), b"last"]
+    for frame in sent:
+        writer.put(lambda frame=frame: frame, now=True)  # does not wait for the reader
+    assert not writer.idle
+    writer.close(0)
+    assert frames_of(FrameReader(pair[1]), 4) == sent
+
+
 def test_ends_and_limits(pair):
     reader = FrameReader(pair[1])
     pair[0].send((MAX_FRAME + 1).to_bytes(4, "little"))
@@ -325,9 +349,10 @@ def test_ends_and_limits(pair):
         FrameReader(pair[1]).read()
 
 
-def test_a_message_that_cannot_be_encoded_ends_the_connection(pair, caplog):
+@pytest.mark.parametrize("now", [True, False])
+def test_a_message_that_cannot_be_encoded_ends_the_connection(pair, caplog, now):
     writer = FrameWriter(pair[0], "test")
-    writer.put(lambda: 1 // 0)
+    writer.put(lambda: 1 // 0, now=now)
     reader = FrameReader(pair[1])
     assert reader.wait(5)
     with pytest.raises(EOFError):

@@ -1,6 +1,7 @@
 """Artificial batches at start: small ones to warm up, large ones to measure peak memory."""
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 import numpy as np
 
@@ -14,12 +15,14 @@ SOME_KEYS = 1024  # keys with which an attention operator's work spaces have the
 LABELS = 16384  # labels of a largest batch; more than the label head handles in one tile
 
 
-def warmup_batches(max_tokens: int, page_size: int) -> Iterator[PackedBatch]:
+def warmup_batches(
+    max_tokens: int, page_size: int, rows: Sequence[int] = (1,)
+) -> Iterator[PackedBatch]:
     """Yield small batches of token 0, one for every layout.
 
-    They are: a query that fills a page; items on that page; a query with items in the same batch; a
-    single row with several of the most probable tokens, with one and with none, since the label
-    head has a kernel for each.
+    They are: a query that fills a page; items on that page; a query with items in the same batch;
+    each of these numbers of scored rows with several of the most probable tokens, with one and with
+    none, since the label head has a kernel for each.
     """
     size = min(max_tokens, SMALL)
     yield _batch([size], kept=min(page_size, size), scored=1, page_size=page_size)
@@ -27,8 +30,9 @@ def warmup_batches(max_tokens: int, page_size: int) -> Iterator[PackedBatch]:
         items = [size // 4] * 3
         yield _batch(items, cached=page_size, scored=2, page_size=page_size)
         yield _batch(items, parents=[-1, 0, 0], scored=2, page_size=page_size)
-    for num_top in (MAX_TOP, 1, 0):
-        yield _batch([1], scored=1, page_size=page_size, num_top=num_top)
+    for num_top, count in product((MAX_TOP, 1, 0), rows):
+        items = [1] * min(count, max_tokens)
+        yield _batch(items, scored=len(items), page_size=page_size, num_top=num_top)
 
 
 def largest_batches(max_tokens: int, max_model_len: int, page_size: int) -> Iterator[PackedBatch]:

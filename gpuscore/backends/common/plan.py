@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
+
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.common.memory import Memory
 from gpuscore.backends.common.shapes import bytes_per_token
@@ -123,7 +125,7 @@ def check_ids(batch: PackedBatch, vocab_rows: int, label_rows: int) -> None:
     """Raise IndexError for token ids or label ids that the weights have no row for."""
     for name, rows in (("token_ids", vocab_rows), ("label_token_ids", label_rows)):
         ids = getattr(batch, name)
-        if len(ids) and not (ids.min() >= 0 and ids.max() < rows):
+        if len(ids) and ids.view(np.uint32).max() >= rows:  # negative ids become large ones
             raise IndexError(
                 f"{name} go from {ids.min()} to {ids.max()}, valid are 0 to {rows - 1}"
             )
@@ -149,18 +151,19 @@ def choose_dtype(
 
     Args:
         config: the model.
-        wanted: a name, or "auto": the checkpoint's own, or float32 on a CPU that does not compute
-            in it.
+        wanted: a name, or "checkpoint" or "auto": the checkpoint's own, or float32 on a CPU that
+            does not compute in it.
         device: kind of device.
         computes: tells for a dtype whether the CPU has instructions for its matrix products.
     """
-    name = config.checkpoint_dtype if wanted == "auto" else wanted
+    own = wanted in ("auto", "checkpoint")
+    name = config.checkpoint_dtype if own else wanted
     if name not in config.dtypes:
         raise ConfigError(
             f"--dtype {wanted} is {name}, in which {config.architecture} overflows; "
             f"supported: {', '.join(config.dtypes)}"
         )
-    if wanted == "auto" and device == "cpu" and not computes(name):
+    if own and device == "cpu" and not computes(name):
         return "float32"  # holds every bfloat16 and float16 value, and is several times faster
     return name
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch.nn import functional
@@ -40,17 +40,18 @@ from gpuscore.backends.torch.loader import load_weights
 from gpuscore.backends.torch.plan import TorchPlan
 from gpuscore.backends.torch.queues import queue_of
 from gpuscore.backends.torch.rows_in_c import in_c
-from gpuscore.backends.torch.work_thread import WorkThread, translated
+from gpuscore.backends.torch.work_thread import Done, WorkThread, translated
 from gpuscore.errors import ConfigError
 from gpuscore.system.heap import keep_freed_blocks
 from gpuscore.types.batch import BackendLimits, PackedBatch, RowScores
 from gpuscore_kernels import Implementation
-from gpuscore_kernels.label_head import few_products
+from gpuscore_kernels.label_head import TILE_ROWS, few_products
 from gpuscore_kernels.partial_attention import merge_partials
 
 logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
+Launched: TypeAlias = Future[Finish] | Done[Finish]
 
 
 class TorchBackend:
@@ -87,7 +88,7 @@ class TorchBackend:
         self._thread = WorkThread(
             ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-backend")
         )
-        self._uncollected: set[Future[Finish]] = set()
+        self._uncollected: set[Launched] = set()
         weights, self._in_c = self._load(progress)
         whole = plan.architecture.config
         products = None if plan.kernels else self._compiler(plan.pdl)(few_products)
@@ -168,15 +169,15 @@ class TorchBackend:
         if self.device.type == "cuda":  # elsewhere the measurement has done it
             self._set_up()
 
-    def extend(self, batch: PackedBatch) -> Future[Finish]:
+    def extend(self, batch: PackedBatch) -> Launched:
         work = partial(translated, lambda: self._launch(batch), self.device)
         # While another batch is in flight the device has work, and the caller a next batch to plan.
         here = not self._uncollected and self.launcher.is_quick(batch)
-        pending = self._thread.do(work) if here else self._thread.submit(work)
+        pending: Launched = self._thread.do(work) if here else self._thread.submit(work)
         self._uncollected.add(pending)
         return pending
 
-    def collect(self, pending: Future[Finish]) -> RowScores:
+    def collect(self, pending: Launched) -> RowScores:
         self._uncollected.discard(pending)
         return translated(pending.result(), self.device)
 
@@ -300,7 +301,8 @@ class TorchBackend:
         return count
 
     def _set_up(self) -> None:
-        self._run_all(warmup_batches(self._longest, self.plan.pages.size))
+        rows = (1, TILE_ROWS + 1) if self.plan.kernels else (1,)  # fewer and more than a tile
+        self._run_all(warmup_batches(self._longest, self.plan.pages.size, rows))
 
     def _run_all(self, batches: Iterable[PackedBatch]) -> None:
         for batch in batches:

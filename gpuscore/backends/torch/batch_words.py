@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuscore.backends.torch.buckets import Bucket
 from gpuscore.backends.torch.launcher import label_rows, wanted_rows
@@ -44,8 +45,7 @@ class Places:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class LabelWords:
+class LabelWords(NamedTuple):
     """Places of the label head's inputs in the buffer of words."""
 
     rows: slice  # scored row of each label

@@ -258,7 +258,7 @@ class GraphLauncher:
         weight, cap = self.decoder.weights.lm_head, self.decoder.config.final_softcap
         rows, ids, wanted = (buffers.device[part] for part in (head.rows, head.ids, head.wanted))
         parts = [label_logits(hidden, weight, rows, ids, softcap=cap, impl="triton")]
-        if len(wanted):
+        if wanted.shape[0]:  # a tensor's `len` is a function in Python
             lse, top, top_logits = vocab_statistics(
                 hidden, weight, wanted, num_top=batch.num_top, softcap=cap, impl="triton"
             )
@@ -266,11 +266,11 @@ class GraphLauncher:
             if top is not None and top_logits is not None:
                 parts += [top.int().view(torch.float32).reshape(-1), top_logits.reshape(-1)]
         answer = parts[0] if len(parts) == 1 else torch.cat(parts)
-        if len(buffers.answer) < len(answer):
-            buffers.answer = self.queue.host(2 * len(answer), torch.float32)
-        received = buffers.answer[: len(answer)]
+        ends = [0, *accumulate([part.shape[0] for part in parts])]
+        if buffers.answer.shape[0] < ends[-1]:
+            buffers.answer = self.queue.host(2 * ends[-1], torch.float32)
+        received = buffers.answer[: ends[-1]]
         wait = self.queue.download(answer, received)
-        ends = [0, *accumulate(map(len, parts))]
 
         def finish() -> RowScores:  # holds no device memory: the next batch may take it
             wait()

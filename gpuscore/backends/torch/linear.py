@@ -6,7 +6,7 @@ has to come out, and computes it elsewhere.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeGuard
 
 import torch
@@ -18,7 +18,7 @@ from gpuscore.backends.common.quantization import LINEAR, EightBits
 from gpuscore.backends.common.shapes import weight_shapes
 from gpuscore.backends.torch.compiler import Compiler, eagerly
 from gpuscore_kernels import Implementation
-from gpuscore_kernels.quantized import ProductImplementation, fp8, quantize_rows, quantized_product
+from gpuscore_kernels.quantized import fp8, quantize_rows, quantized_product
 from gpuscore_kernels.quantized.reference import quantize_rows as plain_quantize_rows
 from gpuscore_kernels.quantized_rows import quantized_gated, quantized_norm
 
@@ -43,6 +43,13 @@ class QuantizedLinear:
     scale: Tensor  # [O], float32
     bias: Tensor | None  # [O], in the model's dtype
     twice: bool = False  # see above
+    product: fp8.Fp8Product | None = field(init=False)  # by which cards compute it, if in FP8
+
+    def __post_init__(self) -> None:
+        made = None
+        if self.weight.dtype == torch.float8_e4m3fn:
+            made = fp8.Fp8Product(self.weight, self.scale, self.bias)
+        object.__setattr__(self, "product", made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +177,10 @@ class Products:
         return QuantizedRows(*rows, gate_up.dtype)
 
     def _quantized(self, linear: QuantizedLinear, x: QuantizedRows) -> Tensor:
-        impl: ProductImplementation = self._impl
-        if impl == "triton" and x.q.dtype != torch.int8:
-            impl = "scaled_mm"
-        weights = linear.weight, linear.scale, linear.bias
-        return quantized_product(x.q, x.scale, *weights, dtype=x.dtype, pdl=self._pdl, impl=impl)
+        if linear.product is not None and self._impl == "triton":
+            return linear.product(x.q, x.scale, x.dtype)
+        given = x.q, x.scale, linear.weight, linear.scale, linear.bias
+        return quantized_product(*given, dtype=x.dtype, pdl=self._pdl, impl=self._impl)
 
     def _twice(self, linear: PackedLinear | QuantizedLinear, x: Tensor) -> Tensor:
         """Return the products of rows, and of what their rounding left, as one sum."""

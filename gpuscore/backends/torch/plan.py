@@ -1,6 +1,7 @@
 """`TorchPlan`: device, dtype, sizes and kernels, decided before any weight is read."""
 
-from dataclasses import dataclass, field
+import logging
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -11,6 +12,7 @@ from gpuscore.backends.common.architectures import Architecture, read_architectu
 from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig
 from gpuscore.backends.common.plan import (
     MAX_BATCH_TOKENS,
+    UNMEASURED,
     PagePlan,
     check_weights,
     choose_dtype,
@@ -27,19 +29,25 @@ from gpuscore.backends.common.shards import (
     settings_of_a_rank,
 )
 from gpuscore.backends.torch.attention.choice import choose_attention
-from gpuscore.backends.torch.compiler import use_compiler
+from gpuscore.backends.torch.compiler import WORTHWHILE_PARAMETERS, use_compiler
 from gpuscore.backends.torch.devices import check_devices, choose_device, memory_of
 from gpuscore.backends.torch.kernels import use_kernels
 from gpuscore.backends.torch.layers import TILING, steady_threads
 from gpuscore.backends.torch.linear import why_not_in_eight_bits
+from gpuscore.backends.torch.timed_formats import faster_format, time_products
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.types.batch import BackendLimits
 from gpuscore_kernels.launch import has_pdl
 
+logger = logging.getLogger(__name__)
+
 # Tokens of the largest batch that runs as a CUDA graph. A larger one takes the GPU longer than its
 # launches take the host, and would lose more to padding. Triton's interpreter has no graphs.
 GRAPH_TOKENS = {"cpu": 0, "cuda": 4096}
+# FP8 takes the host longer: an H200 took 25.7 ms for 5,054 tokens that were launched one by one,
+# 13.8 of them on the device.
+FP8_GRAPH_TOKENS = 8192
 # Features of an x86 CPU, as torch names them, that multiply matrices of a dtype.
 _INSTRUCTIONS = {
     "bfloat16": ("avx512_bf16", "amx_bf16"),
@@ -71,6 +79,7 @@ class TorchPlan:
     pdl: bool = False  # our kernels begin before the kernel before has ended
     shard: Shard = ALL  # of the model that this process holds
     settings: ModelConfig = field(default_factory=ModelConfig)  # of which the plan was made
+    dtype_reason: str = ""  # of "auto", if something was measured
 
     def __post_init__(self) -> None:
         """Check the fields that no flag sets.
@@ -110,11 +119,51 @@ class TorchPlan:
             deterministic_chunk=TILING.block if self.deterministic else 0,
             classes=self.architecture.config.classes,
             quantized=self.precision != "full",
+            dtype_reason=self.dtype_reason,
         )
 
 
 def plan_backend(directory: Path, config: ModelConfig, rank: int = 0) -> TorchPlan:
-    """Decide what to load; raises ConfigError for a model or setting that is not supported."""
+    """Decide what to load; raises ConfigError for a model or setting that is not supported.
+
+    With the dtype "auto" on a CPU, a large model of a format of 16 bits may be planned in float32.
+    The other ranks make their plans of this one's settings, which name its dtype.
+    """
+    plan = _plan(directory, config, rank)
+    if config.dtype != "auto" or not _worth_timing(plan):
+        return plan
+    chosen, reason = _in_faster_format(plan, directory, config)
+    logger.info("--dtype auto is %s: %s", chosen.dtype_name, reason)
+    settings = replace(config, dtype=chosen.dtype_name)
+    return replace(chosen, settings=settings, dtype_reason=reason)
+
+
+def _worth_timing(plan: TorchPlan) -> bool:
+    large = count_parameters(plan.part) >= WORTHWHILE_PARAMETERS
+    in_halves = plan.dtype != torch.float32 and plan.precision not in ("int8", "fp8")
+    return plan.device.type == "cpu" and in_halves and large
+
+
+def _in_faster_format(
+    plan: TorchPlan, directory: Path, config: ModelConfig
+) -> tuple[TorchPlan, str]:
+    """Return the plan, or the same in float32 if that fits and is faster here, and why."""
+    try:
+        full = _plan(directory, replace(config, dtype="float32"), 0)
+        # Replicas on CPUs have parts of this fraction, and what they leave is not for weights.
+        left = max(0, int(full.free_memory() * full.pages.fraction) - full.weight_bytes)
+        left = left if full.pages.spare is None else min(left, full.pages.spare)
+        full.pages.count(left, int(left * UNMEASURED))
+    except ConfigError as error:
+        return plan, f"in float32 it may not fit: {error}"
+    model = plan.part
+    outputs = 2 * model.intermediate_size
+    seconds = time_products(plan.dtype, model.hidden_size, outputs, plan.threads)
+    name, reason = faster_format(plan.dtype_name, seconds)
+    return full if name == "float32" else plan, reason
+
+
+def _plan(directory: Path, config: ModelConfig, rank: int) -> TorchPlan:
     if config.compile_cache is not None and config.quantization not in ("int8", "fp8"):
         raise ConfigError("--compile-cache needs --backend jax, or --quantization int8")
     refuse_with_ranks(config)
@@ -155,7 +204,7 @@ def plan_backend(directory: Path, config: ModelConfig, rank: int = 0) -> TorchPl
         kernels=kernels,
         deterministic=config.deterministic,
         attention=attention,
-        graph_tokens=_graph_tokens(config, device, attention, kernels),
+        graph_tokens=_graph_tokens(config, device, attention, kernels, precision),
         identity=f"{directory} {config.revision} {dtype} {precision}",
         precision=precision,
         pdl=has_pdl(device),
@@ -189,7 +238,7 @@ def _max_tokens(config: ModelConfig, device: torch.device) -> int:
 
 
 def _graph_tokens(
-    config: ModelConfig, device: torch.device, attention: str, kernels: bool
+    config: ModelConfig, device: torch.device, attention: str, kernels: bool, precision: Precision
 ) -> int | None:
     wanted, reason = config.cuda_graph_tokens, None
     if config.tensor_parallel > 1:
@@ -200,8 +249,8 @@ def _graph_tokens(
     elif config.deterministic:
         reason = "not supported with --deterministic, whose number of tiles depends on the batch"
     if reason is None:
-        most = GRAPH_TOKENS[device.type] if wanted is None else wanted
-        return min(most, _max_tokens(config, device))
+        most = FP8_GRAPH_TOKENS if precision == "fp8" else GRAPH_TOKENS[device.type]
+        return min(most if wanted is None else wanted, _max_tokens(config, device))
     if wanted:
         raise ConfigError(f"--cuda-graph-tokens {wanted}: {reason}")
     return None

@@ -4,7 +4,7 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from threading import Lock
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
@@ -12,6 +12,22 @@ from gpuscore.backends.base import DeviceLost, OutOfMemory
 from gpuscore.errors import causes
 
 ResultT = TypeVar("ResultT")
+
+
+class Done(Generic[ResultT]):
+    """The result or the error of work that is done where this is made: a future without locks."""
+
+    def __init__(self, work: Callable[[], ResultT]) -> None:
+        self._error: Exception | None = None
+        try:
+            self._value = work()
+        except Exception as error:  # noqa: BLE001  (`result` raises it)
+            self._error = error
+
+    def result(self) -> ResultT:
+        if self._error is not None:
+            raise self._error
+        return self._value
 
 
 class WorkThread:
@@ -32,11 +48,11 @@ class WorkThread:
             self._left += 1
         return self._executor.submit(self._counted, work)
 
-    def do(self, work: Callable[[], ResultT]) -> "Future[ResultT]":
+    def do(self, work: Callable[[], ResultT]) -> "Future[ResultT] | Done[ResultT]":
         """Do the work here and now, or as `submit` if the thread has work to do."""
         with self._lock:
             if not self._left:
-                return _finished(work)
+                return Done(work)
         return self.submit(work)
 
     def close(self) -> None:
@@ -49,16 +65,6 @@ class WorkThread:
         finally:
             with self._lock:
                 self._left -= 1
-
-
-def _finished(work: Callable[[], ResultT]) -> "Future[ResultT]":
-    """Return a future with the result or the error of work that is done here."""
-    future: Future[ResultT] = Future()
-    try:
-        future.set_result(work())
-    except Exception as error:  # noqa: BLE001  (the future's `result` raises it)
-        future.set_exception(error)
-    return future
 
 
 # Texts of a RuntimeError for too little memory. On a CPU: from torch's allocator on Linux and on

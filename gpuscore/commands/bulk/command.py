@@ -50,7 +50,8 @@ def batch(values: argparse.Namespace, settings: Settings) -> int:
 
     @contextmanager
     def loading() -> Iterator[LoadedModel]:
-        with started(directory, model, engine) as (replicas, places):
+        # A run that goes on, or another node, might measure something else.
+        with started(directory, model.unmeasured(), engine) as (replicas, places):
             files = read_files(directory, family, names[::-1], asked)
             with closing(LoadingBar(replicas.engines)):
                 loaded = load_model(files, limits, replicas)

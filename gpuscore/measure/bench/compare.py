@@ -10,7 +10,7 @@ from pathlib import Path
 from gpuscore.errors import UsageError
 from gpuscore.measure.bench.bundle import BenchBundle, read_bundle, report_bundles
 from gpuscore.measure.bench.figures import Row
-from gpuscore.measure.bench.sample import common, not_comparable
+from gpuscore.measure.bench.sample import HALF, common, not_comparable
 from gpuscore.measure.bench.tables import ABOUT, tables
 from gpuscore.measure.parity.gates import Verdict, judge_pair, skipped
 from gpuscore.measure.parity.report import STATES, listed, verdict_line
@@ -71,7 +71,7 @@ def agreement(bundles: Sequence[BenchBundle], reference: BenchBundle | None) -> 
             reason = _unequal(first.workload, one.workload)
             yield skipped(subject, "scores", reason)
             continue
-        yield from judge_pair(*both)[1]
+        yield from judge_pair(*both, HALF)[1]
 
 
 def _unequal(one: Workload, two: Workload) -> str:

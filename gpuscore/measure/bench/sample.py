@@ -1,6 +1,7 @@
 """A fixed sample of scores, by which ways and servers are held to be right before they are timed.
 
-The cases and the gates are parity's. A way whose scores are wrong has no time.
+The cases and the gates are parity's, with wider limits in half precision. A way whose scores are
+wrong has no time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,12 +13,15 @@ from gpuscore.measure.bench.apis import APIS, OWN_PROMPTS
 from gpuscore.measure.bench.load import Record
 from gpuscore.measure.bench.scenarios import SEQUENTIAL, BenchRequest
 from gpuscore.measure.bench.targets import SAFE_VOCAB, About, Answerer, refusal
-from gpuscore.measure.parity.gates import judge_pair
+from gpuscore.measure.parity.gates import HalfLimits, judge_pair
 from gpuscore.measure.parity.results import CaseResult, Run
 from gpuscore.measure.parity.workload import SAMPLE, SAMPLE_CONTEXT, Case, Workload, sample
 from gpuscore.types.batch import Float64Array
 
 SMALLEST = 1e-300  # a probability of 0 has no logarithm
+# Of half precision: honest rounding must not count as wrong. On SmolLM2 transformers in bfloat16 is
+# 0.23 off at p99, and two such runs differ by more than one does from float32.
+HALF = HalfLimits(0.5, 1.0, 0.02)
 ALONE, DIVIDED = "single", "sequential"
 # Items of a request, by the way's name; the cases are shorter than a request of the sequential way.
 CHUNKS: Mapping[str, int | None] = {"packed": None, DIVIDED: min(5, SEQUENTIAL), ALONE: 1}
@@ -114,7 +118,7 @@ def _first_label(run: Run) -> Run:
 
 def disagreement(workload: Workload, want: Run, got: Run) -> str | None:
     """Return the first gate that two runs fail, with its numbers; None if they agree."""
-    verdicts = judge_pair(workload, want, got)[1]
+    verdicts = judge_pair(workload, want, got, HALF)[1]
     return next((f"{one.gate}: {one.detail}" for one in verdicts if one.failed), None)
 
 

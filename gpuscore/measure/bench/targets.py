@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import httpx
@@ -320,7 +320,7 @@ def in_process(name: str, config: ModelConfig) -> Iterator[LocalTarget]:
     served, vocab = model_name(config.model), plan.architecture.config.vocab_size
     facts = {"model_dtype": f"{plan.dtype_name} on {plan.device_name}", "machine": local_machine()}
     facts |= {"versions": versions(), "commit": commit() or UNKNOWN, "settings": changed(config)}
-    with Scorer(config) as scorer:
+    with Scorer(replace(config, dtype=plan.dtype_name)) as scorer:
         scorer.warmup()
         yield LocalTarget(About(name, "score", served, vocab, plan.dtype_name, facts), scorer)
 

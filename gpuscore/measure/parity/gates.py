@@ -52,11 +52,22 @@ from gpuscore.measure.parity.workload import Workload
 
 RELATIVE = 2.0
 FLOAT32 = 1e-4
-HALF_P99, HALF_MAX, HALF_PROBABILITY = 0.05, 0.15, 0.01
 EIGHT_P99, SPREAD, MANY, FLIPS, TAU = 0.25, 2.0, 100, 0.01, 0.99
 ALLOWED_FLOAT32 = PermittedNoise.up_to(FLOAT32)
-ALLOWED_HALF = PermittedNoise.normal(HALF_P99, HALF_MAX)
 ALLOWED_EIGHT = PermittedNoise.normal(EIGHT_P99)
+
+
+@dataclass(frozen=True, slots=True)
+class HalfLimits:
+    """Limits of gate 3 on half precision: p99 and maximum in log p, and maximum in probability."""
+
+    p99: float
+    maximum: float
+    probability: float
+
+
+HALF = HalfLimits(0.05, 0.15, 0.01)
+ALLOWED_HALF = PermittedNoise.normal(HALF.p99, HALF.maximum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +144,13 @@ def judge(
     return found, [_relative(found, theirs), *order_verdicts(found), packing(run)]
 
 
-def judge_pair(workload: Workload, one: Run, two: Run) -> tuple[Comparison, list[Verdict]]:
+def judge_pair(
+    workload: Workload, one: Run, two: Run, half: HalfLimits = HALF
+) -> tuple[Comparison, list[Verdict]]:
     """Judge two runs by gates 3 and 4; if only one of them is float32, it counts as right.
 
-    If only one of them is in eight bits, gate 7 judges it.
+    If only one of them is in eight bits, gate 7 judges it. `half` has gate 3's limits on half
+    precision.
     """
     if one.in_eight_bits != two.in_eight_bits:
         one, two = (two, one) if one.in_eight_bits else (one, two)
@@ -148,8 +162,8 @@ def judge_pair(workload: Workload, one: Run, two: Run) -> tuple[Comparison, list
     if two.dtype == "float32" and not eight_bits:
         found = compare(workload, one, two, ALLOWED_FLOAT32)
         return found, [_at_most(subject, found.log_p, FLOAT32), *order_verdicts(found, subject)]
-    found = compare(workload, one, two, ALLOWED_HALF)
-    return found, [_absolute(subject, found.log_p, found.p), *order_verdicts(found, subject)]
+    found = compare(workload, one, two, PermittedNoise.normal(half.p99, half.maximum))
+    return found, [_absolute(subject, found, half), *order_verdicts(found, subject)]
 
 
 def _judge_eight_bits(workload: Workload, exact: Run, run: Run) -> tuple[Comparison, list[Verdict]]:
@@ -209,11 +223,12 @@ def _relative(found: Comparison, theirs: Errors) -> Verdict:
     return Verdict(found.got.name, "relative", passed, detail)
 
 
-def _absolute(subject: str, log_p: Errors, p: Errors) -> Verdict:
-    passed = log_p.p99 <= HALF_P99 and log_p.maximum <= HALF_MAX and p.maximum <= HALF_PROBABILITY
+def _absolute(subject: str, found: Comparison, limits: HalfLimits) -> Verdict:
+    log_p, p = found.log_p, found.p.maximum
+    passed = log_p.p99 <= limits.p99 and log_p.maximum <= limits.maximum and p <= limits.probability
     detail = (
-        f"|d log p| p99 {log_p.p99:.1e} of {HALF_P99}, max {log_p.maximum:.1e} of {HALF_MAX}; "
-        f"|d p| {p.maximum:.1e} of {HALF_PROBABILITY}"
+        f"|d log p| p99 {log_p.p99:.1e} of {limits.p99}, max {log_p.maximum:.1e} of "
+        f"{limits.maximum}; |d p| {p:.1e} of {limits.probability}"
     )
     return Verdict(subject, "absolute", passed, detail)
 
@@ -256,7 +271,7 @@ def packing(run: Run) -> Verdict:
     """Return the verdict of gates 5 and 6."""
     if run.alone is None:
         return skipped(run.name, "packing", "none of its items was scored alone")
-    limit = FLOAT32 if run.dtype == "float32" and not run.in_eight_bits else HALF_MAX
+    limit = FLOAT32 if run.dtype == "float32" and not run.in_eight_bits else HALF.maximum
     limit = 0.0 if run.deterministic else limit
     detail = f"alone and in company max |d log p| {run.alone.maximum:.1e}, at most {limit:g}"
     return Verdict(run.name, "packing", run.alone.maximum <= limit, detail)

@@ -33,7 +33,8 @@ from gpuscore.processes.fronts.messages import (
 from gpuscore.processes.replicas.replicas import Replicas
 from gpuscore.processes.worker.client import LinkedEngine
 from gpuscore.processes.worker.frames import FrameReader, FrameWriter, ProtocolError
-from gpuscore.processes.worker.link import TICK, ChildListener, EngineLink, Patience
+from gpuscore.processes.worker.link import TICK, ChildListener, EngineLink
+from gpuscore.processes.worker.process import Patience
 from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.http.timing import Listener
 from gpuscore.server.observe.operations import Operations

@@ -84,8 +84,9 @@ def share_of_cpu(model: ModelConfig, count: int) -> ModelConfig:
     limit = None if model.memory_limit is None else model.memory_limit // count
     own = replace(model, device="cpu", memory_limit=limit)
     if model.kv_cache_size is None:  # that size is for each replica
-        own = replace(own, memory_fraction=share)
-    return own
+        return replace(own, memory_fraction=share)
+    # Without a share none of them can tell whether float32 fits in all.
+    return own.unmeasured() if count > 1 else own
 
 
 def core_parts(count: int) -> list[tuple[int, ...]]:

@@ -9,12 +9,11 @@ from typing import Any
 
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.errors import ConfigError, EngineFailed
-from gpuscore.processes.replicas.placement import Placement, placements
+from gpuscore.processes.replicas.placement import CPU, Placement, placements
 from gpuscore.processes.replicas.replicas import Replica, Replicas
 from gpuscore.processes.worker.client import EngineClient
-from gpuscore.processes.worker.link import Patience
 from gpuscore.processes.worker.messages import Start
-from gpuscore.processes.worker.process import TORCH, EngineListener, command
+from gpuscore.processes.worker.process import TORCH, EngineListener, Patience, command
 from gpuscore.system.log import LogFormat
 from gpuscore.types.batch import BackendLimits
 
@@ -70,6 +69,8 @@ def start_models(
     for directory, places in models:
         own: list[EngineClient] = []
         for place in places:
+            # On CPUs the format may follow from a measurement, which has to be one for all.
+            measured = place.model.dtype == "auto" and place.device == CPU
             client = EngineClient(
                 command(factory),
                 Start(str(directory), place.model, engine, place.cores, log_format),
@@ -79,6 +80,7 @@ def start_models(
                 own,
                 everyone,
                 before.get(place.device) if place.in_turn else None,
+                own[0].dtype if measured and own else None,
             )
             own.append(client)
             everyone.append(client)

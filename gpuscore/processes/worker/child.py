@@ -108,7 +108,7 @@ class _Worker:
         listener: socket.socket | None,
     ) -> None:
         prepared = prepare(Path(start.directory), start.model)
-        writer.send(Planned(prepared.about))
+        writer.send(Planned(prepared.about, prepared.dtype or start.model.dtype))
         backend = WatchedBackend(prepared.load(LoadingReport(writer)))
         backend.warmup()
         degenerate = start.model.allow_degenerate
@@ -265,7 +265,7 @@ class Caller:
             while True:  # until empty: the engine's thread and `_score` may both be here
                 answers.append(self._answers.popleft())
         if answers:
-            self._writer.put(*answers)
+            self._writer.put(*answers, now=len(answers) == 1 and not self._futures)
 
     def cancel_all(self) -> None:
         """Cancel all requests in flight."""

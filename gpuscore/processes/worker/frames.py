@@ -6,7 +6,7 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
@@ -23,9 +23,9 @@ Make = Callable[[], bytes | None]  # encodes a message; None if it is not needed
 
 
 class Send(Protocol):
-    """A function that queues messages to be sent in this order; it never blocks."""
+    """A function that queues messages to be sent in this order, as `FrameWriter.put`."""
 
-    def __call__(self, *messages: Make) -> None: ...
+    def __call__(self, *messages: Make, now: bool = False) -> None: ...
 
 
 class ProtocolError(Exception):
@@ -110,6 +110,7 @@ class FrameWriter:
     def __init__(self, sock: socket.socket, name: str) -> None:
         self._sock = sock
         self._queue: deque[Make] = deque()
+        self._rest = bytearray()  # of a message that a caller has sent in part; before the queue
         self._condition = threading.Condition()
         self._closing = False
         self._sending = False
@@ -118,12 +119,25 @@ class FrameWriter:
 
     @property
     def idle(self) -> bool:
-        return not self._queue and not self._sending
+        return not (self._queue or self._rest or self._sending)
 
-    def put(self, *messages: Make) -> None:
+    def put(self, *messages: Make, now: bool = False) -> None:
+        """Queue messages; never blocks.
+
+        Args:
+            now: while the thread has nothing to do, encode and send them here, as far as the pipe
+                has room. To wake the thread takes longer, but meanwhile messages gather that it
+                sends together, so this is for a request that is alone.
+        """
         with self._condition:
-            self._queue.extend(messages)
-            self._condition.notify()
+            if now and self.idle:
+                self._sending = True  # encoding it may lead to another message
+                self._try(messages, now=True)
+                self._sending = False
+            else:
+                self._queue.extend(messages)
+            if self._queue or self._rest:
+                self._condition.notify()
 
     def send(self, message: Message) -> None:
         self.put(lambda: encode(message))
@@ -143,39 +157,51 @@ class FrameWriter:
         self._sock.close()
 
     def _run(self) -> None:
-        while messages := self._next():
-            try:
-                self._send(messages)
-            except OSError:
-                return  # the other side is gone; the reader reports it
-            except Exception:
-                logger.exception("a message could not be sent")
-                # Both sides see the end and give up, instead of waiting for the lost message.
-                self._sock.shutdown(socket.SHUT_RDWR)
-                return
+        while (messages := self._next()) is not None and self._try(messages):
+            pass
 
-    def _next(self) -> list[Make]:
-        """Wait for messages and return all that are queued; none once the writer is closed."""
+    def _next(self) -> list[Make] | None:
+        """Wait for work and return all queued messages; None once it is closed and has sent all."""
         with self._condition:
             self._sending = False
-            while not self._queue and not self._closing:
+            while not (self._queue or self._rest or self._closing):
                 self._condition.wait()
             messages = list(self._queue)
             self._queue.clear()
-            self._sending = bool(messages)
-            return messages
+            self._sending = bool(messages or self._rest)
+            return messages if self._sending else None
 
-    def _send(self, messages: list[Make]) -> None:
-        """Send small messages in one system call, because each call wakes the other process."""
-        buffer = bytearray()
+    def _try(self, messages: Sequence[Make], *, now: bool = False) -> bool:
+        """Send messages as `_send` does; return False if the connection is at its end."""
+        try:
+            self._send(messages, now)
+        except OSError:
+            return False  # the other side is gone; the reader reports it
+        except Exception:
+            logger.exception("a message could not be sent")
+            # Both sides see the end and give up, instead of waiting for the lost message.
+            self._sock.shutdown(socket.SHUT_RDWR)
+            return False
+        return True
+
+    def _send(self, messages: Sequence[Make], now: bool) -> None:
+        """Send small messages in one system call, because each call wakes the other process.
+
+        `now` sends what the pipe has room for and leaves the rest.
+        """
+        buffer, self._rest = self._rest, bytearray()
         for make in messages:
             frame = make()
             if frame is None:
                 continue
             buffer += _HEAD.pack(len(frame))
             buffer += frame
-            if len(buffer) >= _PIECE:
+            if len(buffer) >= _PIECE and not now:
                 self._sock.sendall(buffer)
                 buffer = bytearray()
-        if buffer:
+        if now and buffer:
+            with suppress(BlockingIOError):
+                del buffer[: self._sock.send(buffer, socket.MSG_DONTWAIT)]
+            self._rest = buffer
+        elif buffer:
             self._sock.sendall(buffer)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Protocol
 
+from msgspec import structs
+
 from gpuscore.engine.admission import MAX_RETRY_AFTER
 from gpuscore.errors import ConfigError, EngineFailed, LoadTimeout
 from gpuscore.processes.worker.frames import FrameReader, FrameWriter, ProtocolError, Send
@@ -25,31 +27,13 @@ from gpuscore.processes.worker.messages import (
     Start,
     decode_from_child,
 )
-from gpuscore.processes.worker.process import EngineListener, EngineProcess
+from gpuscore.processes.worker.process import EngineListener, EngineProcess, Patience
 from gpuscore.types.batch import BackendLimits
 from gpuscore.types.stats import NO_COUNTERS, NO_STATS, EngineStats
 
 logger = logging.getLogger(__name__)
 
 TICK = 0.1  # seconds between two checks of a silent child
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """Limits in seconds, except `max_failures`. A ready child sends a heartbeat every 0.25 s."""
-
-    silent: float = 1.5  # of silence: the child counts as unhealthy
-    stopped: float = 5.0  # of silence: the child is killed
-    first_delay: float = 0.5  # before the first restart; doubled with each further failure
-    max_delay: float = 30.0
-    forgiven: float = 60.0  # of service, after which earlier failures do not count
-    max_failures: int = 5  # in a row; then the child is not restarted
-    close: float = 1.0  # for the child to end by itself
-
-    def delay(self, failures: int) -> float:
-        """Return the seconds before a restart after so many failures in a row."""
-        # The exponent is bounded, because beside other replicas failures may be countless.
-        return min(self.first_delay * 2.0 ** min(failures - 1, 32), self.max_delay)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +241,10 @@ class Supervisor(EngineLink):
         may_give_up: asked before a child that failed too often is not restarted any more.
         listener: the fronts' way to each child.
         after: the first child starts once this is done without an error.
+        like: the `dtype` of the model's first replica, which this one waits for and takes over.
+
+    Attributes:
+        dtype: the number format that the first child has chosen; never done if it has not planned.
     """
 
     def __init__(
@@ -269,12 +257,14 @@ class Supervisor(EngineLink):
         may_give_up: Callable[[], bool],
         listener: EngineListener | None = None,
         after: "Future[BackendLimits] | None" = None,
+        like: "Future[str] | None" = None,
     ) -> None:
         super().__init__(owner, patience, "supervisor")
+        self.dtype: Future[str] = Future()
         self.pid: int | None = None
         self.restarts = 0  # so far
         self._command, self._start = command, start
-        self._listener, self._after = listener, after
+        self._listener, self._after, self._like = listener, after, like
         self._environment, self._may_give_up = environment, may_give_up
         self._loading = 0.0  # seconds that the present child has been loading
         self._spawned = 0.0  # time of the child's start, or of the next one's
@@ -302,6 +292,8 @@ class Supervisor(EngineLink):
         while not self._may_start():
             if self._closing.wait(TICK):
                 return
+        if self._like is not None:
+            self._start = _in_format(self._start, self._like.result())
         while True:
             reason, served = self._run_once()
             if self._closing.is_set():
@@ -323,7 +315,8 @@ class Supervisor(EngineLink):
 
     def _may_start(self) -> bool:
         before = self._after
-        return before is None or (before.done() and before.exception() is None)
+        loaded = before is None or (before.done() and before.exception() is None)
+        return loaded and (self._like is None or self._like.done())
 
     def _run_once(self) -> tuple[str, float]:
         """Run one child; return why it ended, and for how many seconds it served."""
@@ -370,6 +363,8 @@ class Supervisor(EngineLink):
         match message:
             case Planned():
                 if not self.planned.done():
+                    self._start = _in_format(self._start, message.dtype)
+                    self.dtype.set_result(message.dtype)
                     self.planned.set_result(message.about)
             case Loading():
                 self.loaded = (message.done, message.total)
@@ -386,6 +381,10 @@ class Supervisor(EngineLink):
             case _:
                 return super()._handle(message, writer)
         return ""
+
+
+def _in_format(start: Start, dtype: str) -> Start:
+    return structs.replace(start, model=replace(start.model, dtype=dtype))
 
 
 def passed(since: float) -> float:

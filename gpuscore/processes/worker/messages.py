@@ -70,9 +70,13 @@ class Close(Message, frozen=True):
 
 
 class Planned(Message, frozen=True):
-    """The child's first message: the model can be served; `about` describes it."""
+    """The child's first message: the model can be served; `about` describes it.
+
+    `dtype` is the number format, with which every later child and the other replicas start.
+    """
 
     about: str
+    dtype: str
 
 
 class Loading(Message, frozen=True):

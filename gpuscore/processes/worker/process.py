@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from secrets import token_hex
 from subprocess import DEVNULL, Popen, TimeoutExpired
 
@@ -14,6 +15,24 @@ from gpuscore.config import API_KEY_VARIABLE
 from gpuscore.processes.worker.frames import FrameReader, FrameWriter
 
 _PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Limits in seconds, except `max_failures`. A ready child sends a heartbeat every 0.25 s."""
+
+    silent: float = 1.5  # of silence: the child counts as unhealthy
+    stopped: float = 5.0  # of silence: the child is killed
+    first_delay: float = 0.5  # before the first restart; doubled with each further failure
+    max_delay: float = 30.0
+    forgiven: float = 60.0  # of service, after which earlier failures do not count
+    max_failures: int = 5  # in a row; then the child is not restarted
+    close: float = 1.0  # for the child to end by itself
+
+    def delay(self, failures: int) -> float:
+        """Return the seconds before a restart after so many failures in a row."""
+        # The exponent is bounded, because beside other replicas failures may be countless.
+        return min(self.first_delay * 2.0 ** min(failures - 1, 32), self.max_delay)
 
 
 def die_with(parent: int) -> None:

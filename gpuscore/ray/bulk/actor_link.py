@@ -18,11 +18,11 @@ from gpuscore.processes.worker.link import (
     TICK,
     ChildListener,
     EngineLink,
-    Patience,
     passed,
     same_model,
 )
 from gpuscore.processes.worker.messages import Failure, Result
+from gpuscore.processes.worker.process import Patience
 from gpuscore.ray.bulk import actor as actor_module
 from gpuscore.ray.bulk.actor import EngineActor
 from gpuscore.ray.bulk.hosted import (
@@ -314,7 +314,7 @@ class ActorLink(EngineLink):
             logger.warning("an engine joins on %s", self._where)
         self._ready_at = monotonic()
 
-        def send(*makes: Make) -> None:
+        def send(*makes: Make, now: bool = False) -> None:
             frames = [frame for make in makes if (frame := make()) is not None]
             try:
                 actor.call("send", frames)

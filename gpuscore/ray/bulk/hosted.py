@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from gpuscore.errors import ConfigError, EngineFailed, LoadTimeout
 from gpuscore.models.hub import model_directory
 from gpuscore.processes.worker.frames import Message, ProtocolError, Send, decoded, encode
-from gpuscore.processes.worker.link import Patience, Supervisor
+from gpuscore.processes.worker.link import Supervisor
 from gpuscore.processes.worker.messages import Failure, Natural, Result, Start, decode_to_child
-from gpuscore.processes.worker.process import TORCH, command
+from gpuscore.processes.worker.process import TORCH, Patience, command
 from gpuscore.types.batch import BackendLimits
 from gpuscore.types.stats import EngineStats
 

@@ -61,6 +61,7 @@ def server_info(name: str, model: LoadedModel) -> dict[str, Any]:
             "family": _family(model),
             "classes": limits.classes,
             "eight_bits": limits.eight_bits or None,
+            "dtype_reason": limits.dtype_reason or None,
             "max_request_tokens": requests.max_request_tokens,
             "valid_token_ids": limits.vocab_rows,
             "decisions": not isinstance(model.prompts.decisions, str),

@@ -1,7 +1,10 @@
-"""Input and content of a tile table; NumPy only."""
+"""Input and content of a tile table; NumPy only.
+
+Named tuples, because a small batch waits for its tables: frozen dataclasses take longer to make.
+"""
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,8 +51,7 @@ class TileShape:
     is_steady: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """Lengths of a packed batch: T tokens, S segments, R requests, P pages. All int32.
 
     A row sees its request's cached prefix, all of its segment's ancestors from the root down, and
@@ -65,8 +67,7 @@ class Layout:
     page_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class TileTable:
+class TileTable(NamedTuple):
     """The table that the kernel reads; M query rows, int32 throughout."""
 
     shape: TileShape

@@ -5,6 +5,7 @@ few tiles there are, and the device waits for the tables. One prompt has a handf
 The tables are the same, number by number.
 """
 
+import struct
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
@@ -43,13 +44,18 @@ def is_small(layout: Layout, shape: TileShape, choices: Sequence[Ints | None]) -
     return all(rows is None or len(rows) <= FEW for rows in choices)
 
 
-class Piece(NamedTuple):
-    """Query rows of one segment in one tile."""
+Piece: TypeAlias = tuple[int, int, int, int]  # segment, places in it of first and last row; rows
 
-    segment: int
-    first: int  # place of the first row in the segment
-    last: int
-    rows: int
+
+class Shared(NamedTuple):
+    """The keys that all tiles of a group read first: prefix and root; as columns of tiles."""
+
+    pool: int
+    pool_end: int
+    num_root: int
+    root_base: int
+    closed: bool  # no full tile may follow
+    masked: list[int]  # field after field
 
 
 class SmallBatch:
@@ -79,6 +85,7 @@ class SmallBatch:
         self.groups = [*zip(self.request, roots, strict=True)]
         self.pool_tiles = np.zeros(0, np.int32) if pool_tiles is None else pool_tiles[0]
         self.pool_start = None if pool_tiles is None else pool_tiles[1].tolist()
+        self._shared: dict[tuple[int, int], Shared] = {}
 
     def _ancestors(self, segment: int) -> list[int]:
         """Return the ancestors whose keys a segment's rows see, from the root down."""
@@ -104,9 +111,9 @@ class SmallBatch:
             shape=self.shape,
             window=None,
             rows=self._rows(order, runs, row),
-            tiles=_array([tiles[index] for index in by_work], TILE_FIELDS),
+            tiles=_array([*chain(*[tiles[n] for n in by_work])], len(tiles), TILE_FIELDS),
             pool_tiles=self.pool_tiles if tiles else self.pool_tiles[:0],
-            masked=np.array(masked, np.int32).reshape(-1, MASKED_FIELDS),
+            masked=_array(masked, -1, MASKED_FIELDS),
         )
 
     # ---- query rows ----
@@ -135,34 +142,39 @@ class SmallBatch:
 
     def _rows(self, order: Sequence[int] | None, runs: list[Run], count: int) -> Ints:
         """Return the query rows as the kernel reads them, [ROW_FIELDS, count]."""
-        found = np.empty((ROW_FIELDS, count), np.int32)
         if order is None:
+            found = np.empty((ROW_FIELDS, count), np.int32)
             found[QUERY_ROW] = found[BATCH_ROW] = np.arange(count)
             found[POSITION] = self.layout.positions
-        else:
-            packed = [self.starts[s] + place for s, places in runs for place in places]
-            found[QUERY_ROW], found[BATCH_ROW] = order, packed
-            found[POSITION] = self.layout.positions[packed]
-        counts = [len(places) for _, places in runs]
-        first = np.array([self.starts[s] for s, _ in runs], np.int32)
-        found[FIRST_ROW] = first.repeat(counts)
-        return found
+            for segment, _ in runs:
+                start, stop = self.starts[segment : segment + 2]
+                found[FIRST_ROW, start:stop] = start
+            return found
+        fields: list[list[int]] = [[] for _ in range(ROW_FIELDS)]
+        fields[QUERY_ROW] += order
+        for segment, places in runs:
+            row, position = self.starts[segment], self.position[segment]
+            fields[BATCH_ROW] += [row + place for place in places]
+            fields[POSITION] += [position + place for place in places]
+            fields[FIRST_ROW] += [row] * len(places)
+        return _array([*chain(*fields)], ROW_FIELDS, count)
 
     def _tiles(self, runs: list[Run]) -> Iterator[list[Piece]]:
         """Yield the pieces of each tile; segments that fill a tile share theirs with no other."""
         size, pieces, room = self.shape.rows, list[Piece](), 0
         before, filled = (-1, -1), False
         for segment, places in runs:
-            group, fills = self.groups[segment], len(places) >= size
+            group, count = self.groups[segment], len(places)
+            fills = count >= size
             if pieces and (group != before or fills or filled):
                 yield pieces
                 pieces = []
             before, filled, start = group, fills, 0
-            while start < len(places):
+            while start < count:
                 if not pieces:
                     room = size
-                stop = min(start + room, len(places))
-                pieces.append(Piece(segment, places[start], places[stop - 1], stop - start))
+                stop = min(start + room, count)
+                pieces.append((segment, places[start], places[stop - 1], stop - start))
                 room -= stop - start
                 start = stop
                 if not room:
@@ -175,25 +187,41 @@ class SmallBatch:
 
     def _tile(self, pieces: list[Piece], row: int, masked: list[int]) -> tuple[list[int], int]:
         """Return a tile's fields, and the number of keys that it reads."""
-        keys, start, base = self.shape.keys, len(masked) // MASKED_FIELDS, 0
-        pool, pool_end, closed = self._prefix(self.request[pieces[0].segment], masked)
-        root = full = 0
-        if self.depth and (above := self.ancestors[pieces[0].segment]):
+        keys, own, start = self.shape.keys, self.shape.own, len(masked) // MASKED_FIELDS
+        segment, first, last, count = pieces[-1]
+        pool, pool_end, root, base, closed, shared = self._shared_keys(segment)
+        masked += shared
+        for level in range(1, self.depth):
+            closed = self._below_root(level, pieces, masked) or closed
+        own_base, full = self.starts[segment], 0
+        if len(pieces) == 1:
+            full = 0 if closed else (first + 1) // keys
+            rows = [[own_base + full * keys, own_base + last + 1]]
+        else:  # only the single piece of a tile has full tiles
+            count, rows = sum([piece[3] for piece in pieces]), self._own_rows(pieces)
+        for key, stop in rows:
+            for one in range(key, stop, own):
+                masked += (one, min(own, stop - one), one, OWN, 1)
+        end, packed = len(masked) // MASKED_FIELDS, root + full
+        fields = [row, count, start, start, end, pool, pool_end, packed, root, base]
+        fields.append(own_base - root * keys)
+        return fields, (pool_end - pool + packed) * keys + (end - start) * own
+
+    def _shared_keys(self, segment: int) -> Shared:
+        """Return the keys that a segment's group shares, which its first tile finds."""
+        if (known := self._shared.get(self.groups[segment])) is not None:
+            return known
+        masked: list[int] = []
+        root = base = 0
+        pool, pool_end, closed = self._prefix(self.request[segment], masked)
+        if above := self.ancestors[segment]:
             base, length = self.starts[above[0]], self._length(above[0])
-            root = 0 if closed else length // keys
-            self._mask(masked, above[0], root * keys, length, SHARED)
-            closed = closed or self._closes(root * keys < length)
-            for level in range(1, self.depth):
-                closed = self._below_root(level, pieces, masked) or closed
-        # Only the single piece of a tile has full tiles.
-        full = (pieces[0].first + 1) // keys if len(pieces) == 1 and not closed else 0
-        for start_row, stop_row in self._own_rows(pieces, full * keys):
-            self._mask_rows(masked, start_row, stop_row)
-        end, count = len(masked) // MASKED_FIELDS, sum([piece.rows for piece in pieces])
-        own = self.starts[pieces[-1].segment] - root * keys
-        work = (pool_end - pool + root + full) * keys + (end - start) * self.shape.own
-        fields = [row, count, start, start, end, pool, pool_end, root + full, root, base, own]
-        return fields, work
+            root = 0 if closed else length // self.shape.keys
+            self._mask(masked, above[0], root * self.shape.keys, length, SHARED)
+            closed = closed or self._closes(root * self.shape.keys < length)
+        made = Shared(pool, pool_end, root, base, closed, masked)
+        self._shared[self.groups[segment]] = made
+        return made
 
     def _prefix(self, request: int, masked: list[int]) -> tuple[int, int, bool]:
         """Return the range of full tiles, and whether masked ones follow."""
@@ -211,24 +239,24 @@ class SmallBatch:
         """Return whether no full tile may follow, given whether there are masked ones."""
         return masked and self.shape.is_steady
 
-    def _own_rows(self, pieces: list[Piece], skipped: int) -> list[list[int]]:
-        """Return ranges of rows that the pieces see of their segments, after the skipped ones."""
+    def _own_rows(self, pieces: list[Piece]) -> list[list[int]]:
+        """Return ranges of rows that the pieces see of their segments."""
         found: list[list[int]] = []
-        for piece in pieces:
-            start = self.starts[piece.segment]
+        for segment, _, last, _ in pieces:
+            start = self.starts[segment]
             if found and found[-1][1] == start and not self.shape.is_steady:
-                found[-1][1] = start + piece.last + 1
+                found[-1][1] = start + last + 1
             else:
-                found.append([start + skipped, start + piece.last + 1])
+                found.append([start, start + last + 1])
         return found
 
     def _below_root(self, level: int, pieces: list[Piece], masked: list[int]) -> bool:
         """Add the pieces' ancestors of one level; return whether there are any."""
         found = False
-        for piece in pieces:
-            above = self.ancestors[piece.segment]
+        for segment, *_ in pieces:
+            above = self.ancestors[segment]
             if len(above) > level and (length := self._length(above[level])):
-                self._mask(masked, above[level], 0, length, self.starts[piece.segment])
+                self._mask(masked, above[level], 0, length, self.starts[segment])
                 found = True
         return self._closes(found)
 
@@ -241,13 +269,7 @@ class SmallBatch:
         for key in range(first, length, own):
             masked += (row + key, min(own, length - key), position + key, whose, 1)
 
-    def _mask_rows(self, masked: list[int], start: int, stop: int) -> None:
-        """Add masked tiles for rows of the batch, of which a row sees its own segment's."""
-        own = self.shape.own
-        for row in range(start, stop, own):
-            masked += (row, min(own, stop - row), row, OWN, 1)
 
-
-def _array(rows: list[list[int]], fields: int) -> Ints:
-    flat = [*chain.from_iterable(rows)]  # nested lists take NumPy three times as long
-    return np.array(flat, np.int32).reshape(-1, fields)
+def _array(flat: list[int], *shape: int) -> Ints:
+    packed = struct.pack(f"{len(flat)}i", *flat)  # np.array takes three times as long
+    return np.frombuffer(bytearray(packed), np.int32).reshape(shape)

@@ -86,6 +86,7 @@ class TableBuilder:
         if layout.page_size % shape.keys or shape.keys % shape.own:
             raise ValueError(f"{shape} does not fit pages of {layout.page_size} tokens")
         self.layout, self.shape = layout, shape
+        self.has_prefix = any(layout.prefix_lens.tolist())
 
     def tables(self, rows: Sequence[Ints | None], window: int | None = None) -> list[TileTable]:
         """Build a table for each of these choices of rows, as `build_tiles` does."""
@@ -118,10 +119,6 @@ class TableBuilder:
     @cached_property
     def lineage(self) -> list[Wide]:
         return ancestors_from_root(self.layout.parent)
-
-    @cached_property
-    def has_prefix(self) -> bool:
-        return bool(self.layout.prefix_lens.any())
 
     @cached_property
     def segments(self) -> Segments:

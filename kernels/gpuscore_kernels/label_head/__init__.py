@@ -30,6 +30,10 @@ Products: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 FEW_ROWS = 64
 CACHED_PIECE = 1 << 20  # elements, 4 MiB of float32
 
+# In Triton the log-sum-exp of up to so many rows is another kernel's than that of more: rows of the
+# smallest product on tensor cores.
+TILE_ROWS = 16
+
 
 class VocabStatistics(NamedTuple):
     """Statistics of each row over the vocabulary; see `vocab_statistics`."""
@@ -105,7 +109,7 @@ def vocab_statistics(
         the largest first, or None. Places after the V-th hold -inf. The top logits are those that
         went into the log-sum-exp; `label_logits` sums the same tokens' products in another order.
         With "triton" the vocabulary is divided into slices, whose number and order of summing
-        depend only on the device's architecture and the dtype.
+        depend only on the device's architecture, the dtype, and whether rows are over TILE_ROWS.
 
     Raises:
         ValueError: shapes or dtypes do not fit, or `num_top` is too large.

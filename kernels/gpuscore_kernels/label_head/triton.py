@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
-from gpuscore_kernels.label_head import VocabStatistics
+from gpuscore_kernels.label_head import TILE_ROWS, VocabStatistics
 from gpuscore_kernels.launch import INTERPRETER, LaunchConfig, arch_of, next_power_of_two
 from gpuscore_kernels.slice_merge import MAX_TOP
 from gpuscore_kernels.slice_merge.triton import merge, no_best, top_constants, with_best
@@ -32,15 +32,23 @@ class Config(LaunchConfig):
     SLICES: int  # slices of the vocabulary, one program each; a power of two
 
 
-def config_for(arch: int, dtype: torch.dtype) -> Config:
-    """Return the configuration. Three stages of bfloat16 take 64 KiB of shared memory, on sm_90 96,
-    and every architecture has 99: a product runs while the next tiles are copied."""
+@chosen_once
+def config_for(arch: int, dtype: torch.dtype, few: bool) -> Config:
+    """Return the configuration for up to TILE_ROWS rows (`few`) or more.
+
+    Three stages of bfloat16 take 64 KiB of shared memory, on sm_90 96, and every architecture has
+    99: a product runs while the next tiles are copied. Few rows take as long as reading the weight
+    does. A tile that has room for no others leaves 72 KiB for the weight, so that 48 instead of 16
+    are under way during a product, and an eighth of the exponentials, during which none are.
+    """
     if arch == INTERPRETER:
         return Config(16, 32, 16, SLICES=4, num_warps=4, num_stages=1)
     # Without tensor cores accumulators and operands are in registers. With 8 warps two blocks would
     # share a multiprocessor at the 128 registers that this leaves a thread, and spill a few.
     if dtype == torch.float32:
         return Config(64, 64, 32, SLICES=128, num_warps=16, num_stages=2)
+    if few:
+        return Config(TILE_ROWS, 128, 64, SLICES=128, num_warps=4, num_stages=5)
     return Config(128, 128, 64, SLICES=128, num_warps=8, num_stages=3)
 
 
@@ -205,12 +213,12 @@ def label_logits(
     hidden: Tensor, weight: Tensor, rows: Tensor, label_ids: Tensor, softcap: float | None
 ) -> Tensor:
     hidden, weight = _rows_whole(hidden), weight.contiguous()
-    width = hidden.shape[1]
-    out = torch.empty(len(rows), dtype=torch.float32, device=hidden.device)
-    if len(rows) == 0:
+    width, count = hidden.shape[1], rows.shape[0]  # a tensor's `len` is a function in Python
+    out = torch.empty(count, dtype=torch.float32, device=hidden.device)
+    if count == 0:
         return out
     _launch_labels(width, softcap is not None)(
-        (len(rows), 1),
+        (count, 1),
         (hidden, weight, rows.contiguous(), label_ids.contiguous(), out),
         (hidden.stride(0), softcap or 1.0),
     )
@@ -221,7 +229,7 @@ def vocab_statistics(
     hidden: Tensor, weight: Tensor, rows: Tensor | None, num_top: int, softcap: float | None
 ) -> VocabStatistics:
     hidden, weight = _rows_whole(hidden), weight.contiguous()
-    count = len(hidden) if rows is None else len(rows)
+    count = (hidden if rows is None else rows).shape[0]
     if num_top <= 1 or count <= BEST_ROWS:
         return _statistics(hidden, weight, rows, num_top, softcap)
     chosen = torch.arange(count, device=hidden.device) if rows is None else rows
@@ -235,22 +243,23 @@ def vocab_statistics(
 def _statistics(
     hidden: Tensor, weight: Tensor, rows: Tensor | None, num_top: int, softcap: float | None
 ) -> VocabStatistics:
-    config = config_for(arch_of(hidden), hidden.dtype)
+    count, device = (hidden if rows is None else rows).shape[0], hidden.device
+    config = config_for(arch_of(hidden), hidden.dtype, count <= TILE_ROWS)
     top = num_top if num_top <= 1 else MAX_TOP  # so there is one variant for all numbers over 1
-    count, device = len(hidden) if rows is None else len(rows), hidden.device
-    lse = torch.empty(count, dtype=torch.float32, device=device)
-    top_ids = torch.empty((count, top), dtype=torch.int64, device=device)
-    top_logits = torch.empty((count, top), dtype=torch.float32, device=device)
+    lse = top_ids = top_logits = torch.empty(count, dtype=torch.float32, device=device)
+    if top:
+        top_ids = torch.empty((count, top), dtype=torch.int64, device=device)
+        top_logits = torch.empty((count, top), dtype=torch.float32, device=device)
     if count:
         peaks = torch.empty((count, config.SLICES), dtype=torch.float32, device=device)
         sums = torch.empty_like(peaks)
         best_logits = peaks if top <= 1 else peaks.new_empty((*peaks.shape, top))
-        best_ids = torch.empty_like(best_logits, dtype=torch.int32)
+        best_ids = torch.empty_like(best_logits, dtype=torch.int32) if top else peaks
         chosen = best_ids if rows is None else rows.contiguous()
         even = weight.shape[1] % config.BLOCK_K == 0
         has_rows, has_cap = rows is not None, softcap is not None
         _launch_slices(config, weight.shape[0], even, has_rows, has_cap, top)(
-            (triton.cdiv(count, config.BLOCK_M), config.SLICES),
+            (-(-count // config.BLOCK_M), config.SLICES),
             (hidden, weight, chosen, peaks, sums, best_ids, best_logits),
             (count, hidden.stride(0), weight.shape[1], softcap or 1.0),
         )
@@ -285,20 +294,27 @@ def variants() -> Iterator[Variant]:
         (2304, 256000, torch.bfloat16, True, MAX_TOP, ()),
         (1024, 151936, torch.float32, False, MAX_TOP, ()),
     ):
-        for config in dict.fromkeys(config_for(arch, dtype) for arch in ARCHES):
+        # Equal on all architectures.
+        for config in dict.fromkeys(config_for(ARCHES[0], dtype, few) for few in (False, True)):
+            few = config.BLOCK_M == TILE_ROWS
+            name = f"slices width={width} {dtype} cap={has_cap} top={NAMES.get(top, top)}"
             yield Variant(
-                name=f"slices width={width} {dtype} cap={has_cap} top={NAMES.get(top, top)}",
+                name=f"{name} few" if few else name,
                 kernel=slice_statistics_kernel,
-                signature=_types(pointers, dtype) | {"num_rows": "i32", "width": "i32"},
+                signature=_types(pointers, dtype)
+                | {"num_rows": "i32", "width": "i32"}
+                | ({} if top else {"best_ids": "*fp32"}),
                 constexprs=config.sizes()
                 | {"VOCAB": vocab, "EVEN_K": True, "HAS_ROWS": True}
                 | {"HAS_CAP": has_cap, **top_constants(top)},
                 divisible=(*pointers.split(), "hidden_stride", "width"),
                 num_warps=config.num_warps,
                 num_stages=config.num_stages,
-                arches=tuple(arch for arch in ARCHES if config_for(arch, dtype) == config),
-                needs_wgmma=dtype != torch.float32,
-                loops={"for start in range(0, width, BLOCK_K)": LoopRule(in_flight=2)},
+                needs_wgmma=dtype != torch.float32 and not few,
+                # In an iteration a tile of rows and one of the weight are copied, a group each.
+                loops={
+                    "for start in range(0, width, BLOCK_K)": LoopRule(2 * (config.num_stages - 2))
+                },
                 quick=quick,
             )
 

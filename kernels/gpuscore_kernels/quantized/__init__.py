@@ -3,15 +3,12 @@
 A row's scale depends on that row alone, so its result does not depend on what else is in a batch.
 """
 
-from typing import Literal, TypeAlias
-
 import torch
 from torch import Tensor
 
 from gpuscore_kernels import Implementation
-from gpuscore_kernels.quantized import fp8, reference
+from gpuscore_kernels.quantized import reference
 
-ProductImplementation: TypeAlias = Implementation | Literal["scaled_mm"]
 DTYPES = tuple(reference.STEPS)
 MAX_SUMMANDS = 2**17 - 1  # of products of int8, each at most 2^14, whose sums fit int32
 
@@ -54,7 +51,7 @@ def quantized_product(
     *,
     dtype: torch.dtype,
     pdl: bool = False,
-    impl: ProductImplementation,
+    impl: Implementation,
 ) -> Tensor:
     """Return the product of quantised rows with a quantised weight.
 
@@ -67,7 +64,7 @@ def quantized_product(
         bias: [O] in `dtype`, or None.
         dtype: of the result.
         pdl: with "triton", begin before the kernel before has ended (`launch.has_pdl`).
-        impl: "reference" (any device), "triton" (int8) or "scaled_mm" (float8_e4m3fn, see `fp8`).
+        impl: "reference" (any device) or "triton" (int8; `fp8` has what cards do in float8_e4m3fn).
 
     Returns:
         [T, O]: float32(q w') * scale_w * scale_x + bias, multiplied in this order in float32 and
@@ -85,8 +82,6 @@ def quantized_product(
         )
     if impl == "reference":
         return reference.quantized_product(q, scale_x, w, scale_w, bias, dtype)
-    if impl == "scaled_mm":
-        return fp8.quantized_product(q, scale_x, w, scale_w, bias, dtype)
     from gpuscore_kernels.quantized import triton
 
     return triton.quantized_product(q, scale_x, w, scale_w, bias, dtype, pdl)

@@ -14,13 +14,14 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn.functional import ScalingType, scaled_mm
+from torch.nn.functional import ScalingType
 
 Capability: TypeAlias = tuple[int, int]
 
 CAPABILITIES: tuple[Capability, ...] = ((8, 9), (9, 0), (10, 0), (10, 3))
 MULTIPLE = 16  # of which both sizes of a weight have to be multiples
 RESULTS = (torch.bfloat16, torch.float16)  # float32 takes no bias
+_BY_ROW, _AS_IT_IS = [ScalingType.RowWise.value], list[int]()  # recipe of scales, and their order
 
 
 def refusal(
@@ -46,25 +47,39 @@ def refusal(
     return None
 
 
-def quantized_product(
-    q: Tensor, scale_x: Tensor, w: Tensor, scale_w: Tensor, bias: Tensor | None, dtype: torch.dtype
-) -> Tensor:
-    """Return the product; see `quantized.api`. Also runs on a CPU.
+class Fp8Product:
+    """The products of rows with one weight. Also runs on a CPU.
+
+    A host has four of them to launch in each layer. So what does not depend on the rows is checked
+    and made here, once, and calls go to the operator behind `torch.nn.functional.scaled_mm`, which
+    makes lists of numbers of its arguments every time.
+
+    Args:
+        w: [O, K], float8_e4m3fn, contiguous.
+        scale_w: [O], float32.
+        bias: [O] in the dtype of the products, or None.
 
     Raises:
-        ValueError: it is not computed for these dtypes and sizes, or on this card.
+        ValueError: shapes or dtypes do not fit.
     """
-    if q.dtype != torch.float8_e4m3fn:
-        raise ValueError(f"scaled_mm is for float8_e4m3fn, not for {q.dtype}")
-    if q.device.type == "cuda":
-        capability = torch.cuda.get_device_capability(q.device)
-        (outputs, width), blocks = w.shape, scale_w.dim() == 2
-        reason = refusal(capability, outputs, width, dtype, blocks=blocks)
-        if reason is not None:
-            raise ValueError(reason)
-    elif scale_w.dim() == 2:
-        raise ValueError("scaled_mm takes one scale per output, not one per block")
-    recipe = ScalingType.RowWise
-    scales = scale_x.unsqueeze(1), recipe, scale_w.unsqueeze(0), recipe
-    product: Tensor = scaled_mm(q, w.T, *scales, bias=bias, output_dtype=dtype)
-    return product
+
+    def __init__(self, w: Tensor, scale_w: Tensor, bias: Tensor | None) -> None:
+        if w.dtype != torch.float8_e4m3fn or w.dim() != 2 or not w.is_contiguous():
+            raise ValueError(
+                f"scaled_mm takes contiguous rows of float8_e4m3fn, not {tuple(w.shape)} {w.dtype}"
+            )
+        if scale_w.shape != w.shape[:1] or scale_w.dtype != torch.float32:
+            raise ValueError(
+                f"scaled_mm takes one scale per output in float32, not {tuple(scale_w.shape)} "
+                f"{scale_w.dtype} for {len(w)} outputs"
+            )
+        self._columns, self._scales, self._bias = w.T, [scale_w.unsqueeze(0)], bias
+
+    def __call__(self, q: Tensor, scale_x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the products in `dtype`; q and scale_x are as in `quantized.quantized_product`."""
+        rows = [scale_x.unsqueeze(1)]
+        sides = rows, _BY_ROW, _AS_IT_IS, self._scales, _BY_ROW, _AS_IT_IS
+        product: Tensor = torch._scaled_mm_v2(
+            q, self._columns, *sides, self._bias, dtype, (), False
+        )
+        return product

@@ -90,8 +90,8 @@ def odd_activation():
             ("columns < WIDTH", "columns <= WIDTH", odd_activation),
             ("start + WIDTH, mask", "start + BLOCK, mask", odd_activation),
             (
-                "value += tl.load(delta + row * delta_stride",
-                "value += tl.load(delta + row",
+                "added = tl.load(delta + row * delta_stride",
+                "added = tl.load(delta + row",
                 odd_norm,
             ),
         ),

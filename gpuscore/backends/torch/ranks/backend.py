@@ -1,14 +1,12 @@
 """`ParallelBackend`: rank 0 and its peers, which to the engine are one backend."""
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
 from gpuscore.backends.base import DeviceLost, Progress, unreported
-from gpuscore.backends.torch.backend import TorchBackend
+from gpuscore.backends.torch.backend import Launched, TorchBackend
 from gpuscore.backends.torch.group import PeerLost, RankGroup
-from gpuscore.backends.torch.launcher import Finish
 from gpuscore.backends.torch.plan import TorchPlan
 from gpuscore.backends.torch.ranks.messages import Kind, words_of
 from gpuscore.backends.torch.ranks.peers import Peers
@@ -21,7 +19,7 @@ ResultT = TypeVar("ResultT")
 class SentBatch:
     """A batch that all ranks compute, or one that was refused before any got it."""
 
-    pending: Future[Finish]
+    pending: Launched
     refused: bool
 
 
