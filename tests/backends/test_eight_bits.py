@@ -85,7 +85,7 @@ def test_a_plain_model_is_quantised(tiny_model, family):
     oracle, rng = rounded(copy.deepcopy(model)), np.random.default_rng(0)
     prompts = [random_ids(rng, count) for count in (5, 19, 9, 30, 2)]
     options = {"device": "cpu", "dtype": "float32", "quantization": "int8"}
-    options["quantization_error"] = 10.0  # so that no row is taken twice
+    options["quantization_error"] = 10.0  # so that no product stays in 16 bits
     errors = []
     with Scorer(str(directory), **options) as scorer:
         for *query, last in prompts:

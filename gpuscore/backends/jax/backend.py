@@ -40,7 +40,7 @@ class JaxBackend:
     Args:
         plan: what to load.
         progress: called while weights are read.
-        recipe: of a plain checkpoint in eight bits; None = each row once, as it is.
+        recipe: of a plain checkpoint in eight bits; None = no product stays in 16 bits.
 
     Raises:
         ConfigError: the checkpoint is damaged or leaves too little memory.

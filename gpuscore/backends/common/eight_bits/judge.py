@@ -1,6 +1,6 @@
-"""The verdict on eight bits at start: answers of the model that will serve, and those in 16 bits.
+"""The verdict on eight bits at start: answers of the model that will serve, and those in float32.
 
-The texts are held out: they did not decide which rows are taken twice.
+The texts are held out: they did not decide which products stay in 16 bits.
 """
 
 import logging
@@ -16,7 +16,7 @@ from gpuscore.types.batch import NO_TOKENS, Float64Array, Prefix, RowScores, Seg
 
 logger = logging.getLogger(__name__)
 
-LEAST_TAU = 0.8  # of the order of held-out texts by their margin
+LEAST_TAU = 0.9  # of the order of held-out texts by their margin
 MOST_FLIPS = 0.05  # share of held-out texts whose best label may be another one
 INTERVAL = 0.95
 Z = NormalDist().inv_cdf((1 + INTERVAL) / 2)
@@ -24,7 +24,7 @@ Z = NormalDist().inv_cdf((1 + INTERVAL) / 2)
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Differences of answers in eight bits from those in 16 bits.
+    """Differences of answers in eight bits from those in float32.
 
     Args:
         error: mean of |d log p|, in nats, over texts and labels.
@@ -77,7 +77,7 @@ def values(label_logits: Float64Array, lse: Float64Array, classes: int | None) -
 
 
 def compared(want: Float64Array, got: Float64Array) -> Agreement:
-    """Compare answers [texts, labels] in eight bits with those in 16 bits."""
+    """Compare answers [texts, labels] in eight bits with those in float32."""
     off = np.abs(got - want).mean(axis=1)
     margins = [one[:, 0] - one[:, 1:].sum(axis=1) for one in (want, got)]
     flips = int((want.argmax(axis=1) != got.argmax(axis=1)).sum())
@@ -99,7 +99,7 @@ def judge(backend: Backend, recipe: Recipe, most_error: float, allow: bool) -> A
 
     Args:
         backend: loaded with the recipe.
-        recipe: has the texts and the answers in 16 bits.
+        recipe: has the texts and the answers in float32.
         most_error: the largest mean error in log p.
         allow: log what would be refused.
 
@@ -114,7 +114,7 @@ def judge(backend: Backend, recipe: Recipe, most_error: float, allow: bool) -> A
         logger.warning("eight bits: %s, but %s (--allow-degenerate)", found, problem)
     else:
         raise ConfigError(
-            f"the model in eight bits does not answer as in 16: {found}, but {problem}; "
+            f"the model in eight bits does not answer as in float32: {found}, but {problem}; "
             f"{recipe.about}; serve it without --quantization, with texts like yours "
             "(--quantization-texts FILE), with another --quantization-error, or in spite of that "
             "with --allow-degenerate"
