@@ -151,6 +151,11 @@ class LoadedScorer:
         """
         self._backend.warmup()
 
+    @property
+    def eight_bits(self) -> str:
+        """How a plain checkpoint is computed in eight bits, as `/info` has it; else empty."""
+        return self._backend.limits.eight_bits
+
     def close(self) -> None:
         """Free the model and end the threads."""
         self._engine.close()

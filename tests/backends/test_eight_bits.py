@@ -12,7 +12,8 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from gpuscore import Scorer
 from gpuscore.backends import plan_backend
-from gpuscore.backends.common.shapes import count_weight_bytes
+from gpuscore.backends.common.eight_bits.recipe import GROUPS
+from gpuscore.backends.common.shapes import count_kept_bytes, count_weight_bytes
 from gpuscore.backends.torch.linear import (
     DenseLinear,
     LinearParts,
@@ -203,3 +204,5 @@ def test_memory_of_the_weights(tiny_model):
         + 3 * config.hidden_size * config.intermediate_size
     )
     assert 0.8 * numbers < saved < numbers
+    parts = [part for parts in GROUPS.values() for part in parts]
+    assert saved == count_kept_bytes(config, 2, parts)  # if all stay in 16 bits

@@ -49,8 +49,12 @@ class Recipe:
     @property
     def about(self) -> str:
         """One line for people."""
-        parts = [part for group in self.kept for part in GROUPS[group]]
-        return f"{self.fingerprint}: {', '.join(parts) or 'no product'} in 16 bits"
+        return f"{self.fingerprint}: {', '.join(self.parts) or 'no product'} in 16 bits"
+
+    @property
+    def parts(self) -> list[str]:
+        """The layers' parts that are in 16 bits."""
+        return [part for group in self.kept for part in GROUPS[group]]
 
     def named(self, limits: BackendLimits) -> BackendLimits:
         """Return limits that name this recipe, on which cached keys and values depend."""
