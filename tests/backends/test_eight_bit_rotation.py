@@ -10,7 +10,7 @@ import torch
 
 from gpuscore.backends import plan_backend
 from gpuscore.backends.common.eight_bits import rotation
-from gpuscore.backends.common.eight_bits.judge import judge
+from gpuscore.backends.common.eight_bits.judge import answers_of, judge
 from gpuscore.backends.common.eight_bits.recipe import GROUPS, Recipe
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.config import ModelConfig
@@ -61,6 +61,20 @@ def test_a_rotated_model_answers_as_transformers_does(tiny_model, family, backen
         assert judge(found, recipe, 1e-4, allow=False).error < 2e-5
     finally:
         found.close()
+
+
+@needs_jax
+@pytest.mark.parametrize("kept", [(), ("down", "up"), ("q",)])
+def test_jax_computes_the_model_of_a_recipe_as_torch_does(tiny_model, kept):
+    every = []
+    for backend in ("torch", "jax"):
+        plan, recipe = planned(tiny_model, "llama", backend)
+        recipe = replace(recipe, kept=kept)
+        found = backend_of(plan, recipe)
+        every.append(answers_of(found, recipe))
+        found.close()
+    off = np.abs(every[0] - recipe.answers).max(axis=1)
+    assert np.median(np.abs(every[0] - every[1]).max(axis=1)) < 1e-4 < np.median(off) / 10
 
 
 def test_norms_that_add_one_are_folded(tiny_model):

@@ -10,7 +10,7 @@ from scipy.stats import kendalltau
 
 from gpuscore import Scorer
 from gpuscore.backends import create_backend, plan_backend, recipe_of
-from gpuscore.backends.common.eight_bits.judge import compared, judge
+from gpuscore.backends.common.eight_bits.judge import LEAST_TAU, Agreement, compared, judge
 from gpuscore.backends.common.eight_bits.recipe import GROUPS, KeptRecipes, Recipe
 from gpuscore.backends.common.eight_bits.texts import Questions, ask, read_texts
 from gpuscore.backends.torch.backend import TorchBackend
@@ -82,6 +82,17 @@ def test_tau_b_is_that_of_scipy():
     want, got = rng.integers(0, 9, (2, 50, 2)).astype(float)
     tau = kendalltau(want[:, 0] - want[:, 1], got[:, 0] - got[:, 1]).statistic
     assert compared(want, got).tau_b == pytest.approx(tau)
+
+
+def test_a_form_is_chosen_only_if_other_texts_would_probably_agree():
+    surely = Agreement(error=0.1, spread=0.01, tau_b=LEAST_TAU + 0.03, flips=0, texts=110)
+    assert surely.at_most(0.12)
+    for less in ({"spread": 0.03}, {"tau_b": LEAST_TAU + 0.01}):
+        agreement = replace(surely, **less)
+        assert agreement.problem(0.12) is None
+        assert not agreement.at_most(0.12)
+    assert "tau-b has to be" in replace(surely, tau_b=LEAST_TAU - 0.01).problem(0.12)
+    assert "at most 5% may flip" in replace(surely, flips=6).problem(0.12)
 
 
 def test_scales_of_another_layer_are_refused(planned):

@@ -4,7 +4,7 @@ The texts are held out: they did not decide which products stay in 16 bits.
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -40,6 +40,11 @@ class Agreement:
     flips: int
     texts: int
 
+    @property
+    def tau_spread(self) -> float:
+        """Half the width of tau's interval of 95 % (Fieller, Hartley and Pearson, 1957)."""
+        return Z * (0.437 / max(1, self.texts - 4)) ** 0.5 * (1 - self.tau_b**2)
+
     def __str__(self) -> str:
         least, most = self.error - self.spread, self.error + self.spread
         return (
@@ -62,7 +67,8 @@ class Agreement:
 
     def at_most(self, most_error: float) -> bool:
         """Return whether other texts would probably be within all limits, too."""
-        return self.error + self.spread <= most_error and self.problem(most_error) is None
+        surely = replace(self, error=self.error + self.spread, tau_b=self.tau_b - self.tau_spread)
+        return surely.problem(most_error) is None
 
 
 def values(label_logits: Float64Array, lse: Float64Array, classes: int | None) -> Float64Array:
@@ -106,7 +112,7 @@ def judge(backend: Backend, recipe: Recipe, most_error: float, allow: bool) -> A
     Raises:
         ConfigError: the answers differ by more than is allowed.
     """
-    found = compared(np.array(recipe.answers), _ask(backend, recipe))
+    found = compared(np.array(recipe.answers), answers_of(backend, recipe))
     problem = found.problem(most_error)
     if problem is None:
         logger.info("eight bits: %s; %s", found, recipe.about)
@@ -122,7 +128,8 @@ def judge(backend: Backend, recipe: Recipe, most_error: float, allow: bool) -> A
     return found
 
 
-def _ask(backend: Backend, recipe: Recipe) -> Float64Array:
+def answers_of(backend: Backend, recipe: Recipe) -> Float64Array:
+    """Return the `values` of a recipe's prompts, [prompts, labels]."""
     limits = backend.limits
     labels, parts = np.array(recipe.labels, dtype=np.int32), []
     batch: list[Segment] = []
