@@ -203,10 +203,9 @@ class Checkpoint:
         name = None if part not in READS else self._name(index, READS[part])
         if not self._rotated or (name is None and part not in WRITES):
             return tensor
-        norm = None if name is None else self.files.tensor(READS[part], name).float().numpy()
-        if norm is not None and self.architecture.config.one_plus_norms:
-            norm = norm + 1
-        return torch.from_numpy(folded(part, tensor.float().cpu().numpy(), norm))
+        norm = None if name is None else self.files.tensor(READS[part], name).float()
+        one_plus = self.architecture.config.one_plus_norms
+        return fold(part, tensor, norm + 1 if norm is not None and one_plus else norm)
 
     def _scale(self, part: str, name: str) -> Tensor | None:
         """Return the scale of a quantised weight in float32; None if it is not quantised."""
@@ -263,6 +262,12 @@ class Checkpoint:
 
     def _converted(self, name: str, tensor: Tensor) -> Tensor:
         return _finite(f"tensor {name}", tensor.to(self.dtype)).to(self.device)
+
+
+def fold(part: str, tensor: Tensor, norm: Tensor | None) -> Tensor:
+    """Return `folded` of tensors, on the CPU."""
+    of_norm = None if norm is None else norm.numpy()
+    return torch.from_numpy(folded(part, tensor.float().cpu().numpy(), of_norm))
 
 
 def _finite(what: str, tensor: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ class Agreement:
     @property
     def tau_spread(self) -> float:
         """Half the width of tau's interval of 95 % (Fieller, Hartley and Pearson, 1957)."""
-        return Z * (0.437 / max(1, self.texts - 4)) ** 0.5 * (1 - self.tau_b**2)
+        return Z * float((0.437 / max(1, self.texts - 4)) ** 0.5) * (1 - self.tau_b**2)
 
     def __str__(self) -> str:
         least, most = self.error - self.spread, self.error + self.spread

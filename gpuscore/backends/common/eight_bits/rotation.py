@@ -38,6 +38,11 @@ def is_rotated(architecture: Architecture, precision: str) -> bool:
     )
 
 
+def rotation_bytes(architecture: Architecture, precision: str) -> int:
+    """Return the bytes of the matrix; 0 for a model that is not rotated."""
+    return 4 * architecture.config.hidden_size**2 * is_rotated(architecture, precision)
+
+
 def rotation(width: int) -> Float32Array:
     """Return the matrix R [E, E] with which rows of hidden states are multiplied, x R."""
     return rotated(np.eye(width, dtype=np.float32))
