@@ -153,7 +153,7 @@ class LoadedScorer:
 
     @property
     def eight_bits(self) -> str:
-        """Line of `/info` that says how a plain checkpoint is computed in eight bits; else empty."""
+        """Line of `/info` about a plain checkpoint in eight bits; else empty."""
         return self._backend.limits.eight_bits
 
     def close(self) -> None:

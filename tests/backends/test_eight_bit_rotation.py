@@ -24,6 +24,12 @@ LABELS = (3, 9, 21)
 BACKENDS = ["torch", pytest.param("jax", marks=needs_jax)]
 
 
+@pytest.fixture(autouse=True)
+def always(monkeypatch):
+    """Rotate although all products are in float32, which a start would not do."""
+    monkeypatch.setattr(rotation, "READERS", {"other"})
+
+
 def planned(tiny_model, family, backend="torch"):
     """Return a plan in INT8, and a recipe that keeps everything in float32, with transformers'
     answers."""
@@ -84,6 +90,15 @@ def test_norms_that_add_one_are_folded(tiny_model):
     assert backend.launcher.decoder.weights.rotation is not None
     judge(backend, recipe, 1e-4, allow=False)
     backend.close()
+
+
+def test_products_in_16_bits_are_not_rotated(tiny_model, monkeypatch):
+    monkeypatch.undo()
+    plan, recipe = planned(tiny_model, "llama")
+    for kept, rotated in ((("q", "gate", "up"), False), (("q", "down"), True)):
+        backend = TorchBackend(plan, recipe=replace(recipe, kept=kept))
+        assert (backend.launcher.decoder.weights.rotation is not None) == rotated
+        backend.close()
 
 
 @pytest.mark.parametrize("family", ["gemma2", "qwen3_moe"])

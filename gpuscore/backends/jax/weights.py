@@ -105,7 +105,7 @@ class _Reader:
         self.files, self.architecture, self.dtype, self.device = files, architecture, dtype, device
         self.precision = precision
         self.kept: Collection[str] = () if recipe is None else recipe.kept
-        self.rotated = is_rotated(architecture, precision)
+        self.rotated = is_rotated(architecture, precision, self.kept)
 
     def read(self) -> Weights:
         tied, names = self.architecture.config.tie_word_embeddings, self.architecture.model_weights

@@ -93,7 +93,7 @@ class Checkpoint:
     ) -> None:
         self.files, self.architecture, self.dtype, self.device = files, architecture, dtype, device
         self.precision, self.group = precision, group
-        self.kept, self._rotated = kept, is_rotated(architecture, precision)
+        self.kept, self._rotated = kept, is_rotated(architecture, precision, kept)
 
     def read(self) -> DecoderWeights:
         """Read all weights, and refuse a checkpoint that has others."""

@@ -93,10 +93,9 @@ class _Pass:
         self.pool = pool
         self.attention = TorchAttention(longer, pool, "reference", merge_partials)
         embed, norm, head = self.checkpoints[-1].beside_layers()
-        # Of the stream in float32, and of all others.
         self.decoders = [
-            Decoder(self.config, DecoderWeights(embed, (), norm, head, rotation))
-            for rotation in (None, self.checkpoints[-1].rotation())
+            Decoder(self.config, DecoderWeights(embed, (), norm, head, checkpoint.rotation()))
+            for checkpoint in self.checkpoints
         ]
 
     def run(self, digest: str, most_error: float) -> Recipe:
@@ -117,11 +116,10 @@ class _Pass:
 
     def _part(self, batch: PackedBatch, scaled: bool) -> _Part:
         tokens = self._device(batch.token_ids)
-        exact, rotated = ((one.embed(tokens), None) for one in self.decoders)
         return _Part(
             batch,
             scaled,
-            [exact, *([rotated] * len(self.forms) if scaled else ())],
+            [(one.embed(tokens), None) for one in self.decoders[: None if scaled else 1]],
             self.decoders[0].rotary(self._device(batch.positions)),
             self.attention.prepare(batch).run,
             KeptRows.of(batch.slot_mapping, self.pool),
@@ -150,7 +148,7 @@ class _Pass:
 
     def _answers(self, parts: Sequence[_Part], scaled: bool, stream: int) -> Float64Array:
         """Return the `values` of the prompts of one kind, [prompts, labels]."""
-        decoder = self.decoders[stream > 0]
+        decoder = self.decoders[stream]
         head, weight = WholeHead("reference", self.config.final_softcap), decoder.weights
         found = []
         for part in parts:

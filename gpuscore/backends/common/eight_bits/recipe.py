@@ -17,7 +17,7 @@ from gpuscore.types.batch import BackendLimits
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2  # of how recipes are made: a change makes all kept ones unknown
+VERSION = 3  # of how recipes are made: a change makes all kept ones unknown
 # Products that are in one format, by the name of the group.
 GROUPS = {"q": ("q", "k", "v"), **{part: (part,) for part in ("o", "gate", "up", "down")}}
 

@@ -8,6 +8,7 @@ al., 2024). Every sum is done in a fixed order, so all machines and backends get
 
 import hashlib
 import math
+from collections.abc import Collection
 
 import numpy as np
 
@@ -19,15 +20,17 @@ READS = {
     **dict.fromkeys(("q", "k", "v"), "input_norm"),
     **dict.fromkeys(("gate", "up"), "mlp_norm"),
 }
+READERS = {"q", "gate", "up"}  # the groups of those that read
 WRITES = ("o", "down", "o_bias", "down_bias")
 NUMBERS = 2**18  # that are rotated at once, so that they stay in a core's cache
 
 
-def is_rotated(architecture: Architecture, precision: str) -> bool:
+def is_rotated(architecture: Architecture, precision: str, kept: Collection[str] = ()) -> bool:
     """True if a model's hidden states are rotated.
 
     Not those of a mixture of experts, nor those to which a norm's weight is applied after the layer
-    that adds to them.
+    that adds to them. Nor if the `GROUPS` that read them stay in 16 bits, `kept`, which are more
+    exact without: floating-point numbers keep large channels apart.
     """
     config, parts = architecture.config, architecture.layer_weights[0]
     return (
@@ -35,6 +38,7 @@ def is_rotated(architecture: Architecture, precision: str) -> bool:
         and architecture.storage is None
         and config.mixture is None
         and "post_attention_norm" not in parts
+        and not set(kept) >= READERS
     )
 
 
