@@ -3,11 +3,12 @@
     bench/rounding.py --model DIRECTORY            # yes or no to 200 real sentences
     bench/rounding.py --shape qwen3-0.6b           # random weights and ids, 500 + 100 x 20
     bench/rounding.py --shape qwen3-0.6b --vllm .venv-vllm/bin/python
+    bench/rounding.py --model DIRECTORY --no-points --int8   # docs/how-to/quantization.md
 
 Errors are those of log p of two labels against float32, over all items; tau-b is that of the
 margin between the labels. Points come from `rounding_points.py`, a decoder of its own in float32
 that rounds where it is told to. The runs below them are whole: transformers and vLLM's CPU build in
-bfloat16, and gpuscore.
+bfloat16, and gpuscore, with `--int8` also in all forms of INT8 that a start chooses from.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -33,8 +35,10 @@ from rounding_points import OF_GPUSCORE, POINTS, Prompts, RoundedDecoder
 from scenarios import Workload
 from spent import spent
 
-from gpuscore import Scorer
+from gpuscore import Scorer, backends
+from gpuscore.backends.common.eight_bits.recipe import Recipe
 from gpuscore.backends.common.eight_bits.texts import read_texts
+from gpuscore.backends.torch.recipes import FORMS
 from gpuscore.measure.bench.random_models import SHAPES, make_model
 from gpuscore.measure.parity.metrics import kendall_tau_b
 
@@ -73,6 +77,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--sizes", type=int, nargs=3, default=(500, 100, 20), help="of --shape")
     parser.add_argument("--texts", type=int, default=200, help="sentences for --model")
     parser.add_argument("--vllm", help="an interpreter that has vLLM's CPU build")
+    parser.add_argument("--int8", action="store_true", help="also all forms of INT8")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--scratch", type=Path, default=SCRATCH)
     parser.add_argument("--no-points", action="store_true", help="whole runs only")
@@ -101,7 +106,7 @@ def measured(directory: Path, prompts: Prompts, options: argparse.Namespace) -> 
     exact = decoder.score(prompts, ()).numpy()
     rows = [] if options.no_points else list(of_points(decoder, prompts, exact, options.without))
     del decoder
-    for name, run in whole_runs(directory, prompts, options.vllm):
+    for name, run in whole_runs(directory, prompts, options):
         rows.append(row(name, run, exact))
         print(rows[-1], flush=True)
     return rows
@@ -138,16 +143,34 @@ def row(name: str, run: Callable[[], object], exact: Scores) -> Row:
 
 
 def whole_runs(
-    directory: Path, prompts: Prompts, vllm: str | None
+    directory: Path, prompts: Prompts, options: argparse.Namespace
 ) -> Iterator[tuple[str, Callable[[], Scores]]]:
+    for kept in FORMS if options.int8 else ():
+        with in_int8(directory, kept) as scorer:
+            yield (
+                f"gpuscore, int8, {scorer.eight_bits.partition(': ')[2]}",
+                partial(ours, scorer, prompts),
+            )
     for backend, dtype in (("torch", "float32"), ("torch", "bfloat16"), ("jax", "bfloat16")):
         with Scorer(str(directory), backend=backend, dtype=dtype, max_model_len=4096) as scorer:
             yield f"gpuscore on {backend}, {dtype}", partial(ours, scorer, prompts)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).eval()
     yield "transformers, bfloat16", partial(theirs, model, prompts)
     del model
-    if vllm is not None:
-        yield "vLLM, bfloat16 (with its start)", partial(of_vllm, vllm, directory, prompts)
+    if options.vllm is not None:
+        run = partial(of_vllm, options.vllm, directory, prompts)
+        yield "vLLM, bfloat16 (with its start)", run
+
+
+def in_int8(directory: Path, kept: tuple[str, ...]) -> Scorer:
+    """Return the model in INT8 with these groups of products in bfloat16, whatever texts say."""
+    recipe = Recipe("of the bench", kept, (), (), ())
+    with (
+        patch.object(backends, "recipe_of", return_value=recipe),
+        patch.object(backends, "judge"),
+    ):
+        how = {"dtype": "bfloat16", "quantization": "int8"}
+        return Scorer(str(directory), **how, max_model_len=4096)
 
 
 def ours(scorer: Scorer, prompts: Prompts) -> Scores:

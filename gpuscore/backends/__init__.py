@@ -5,6 +5,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +15,9 @@ from gpuscore.backends.base import Backend, Prepared, Progress, unreported
 from gpuscore.backends.common.eight_bits.judge import judge
 from gpuscore.backends.common.eight_bits.recipe import KeptRecipes, Recipe, digest_of
 from gpuscore.backends.common.eight_bits.texts import ask, read_texts
+from gpuscore.backends.common.plan import ITEM_SIZE
 from gpuscore.backends.common.quantization import described
+from gpuscore.backends.common.shapes import count_kept_bytes
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 
@@ -65,7 +68,7 @@ def create_backend(
 
         return ParallelBackend(plan, progress, lost)
     recipe = recipe_of(plan)
-    backend = _alone(plan, progress, recipe)
+    backend = _alone(plan if recipe is None else _with_kept(plan, recipe), progress, recipe)
     if recipe is not None:
         try:
             settings = plan.settings
@@ -84,6 +87,15 @@ def _alone(plan: Plan, progress: Progress, recipe: Recipe | None) -> Backend:
     from gpuscore.backends.torch.backend import TorchBackend
 
     return TorchBackend(plan, progress=progress, recipe=recipe)
+
+
+def _with_kept(plan: Plan, recipe: Recipe) -> Plan:
+    """Return a plan that counts the weights which a recipe leaves in 16 bits."""
+    size = ITEM_SIZE[plan.dtype_name]
+    more = count_kept_bytes(plan.architecture.config, size, recipe.parts)
+    spare = None if plan.pages.spare is None else max(0, plan.pages.spare - more)
+    pages = replace(plan.pages, spare=spare)
+    return replace(plan, pages=pages, weight_bytes=plan.weight_bytes + more)
 
 
 def recipe_of(plan: Plan) -> Recipe | None:

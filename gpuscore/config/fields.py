@@ -63,8 +63,8 @@ class ModelConfig:
     quantization_error: float = option(
         0.12,
         "largest mean error in log p, in nats, of a plain checkpoint in eight bits on held-out "
-        "texts, against the same model in --dtype; a smaller one makes more products exact, and "
-        "slower",
+        "texts, beside float32; a smaller one leaves more products in 16 bits. The verdict at start"
+        " also asks for a tau-b of 0.9 and the same best answer to 19 of 20 texts",
         minimum=0.001,
         maximum=10.0,
         metavar="NATS",

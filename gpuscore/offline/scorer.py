@@ -151,6 +151,11 @@ class LoadedScorer:
         """
         self._backend.warmup()
 
+    @property
+    def eight_bits(self) -> str:
+        """Line of `/info` about a plain checkpoint in eight bits; else empty."""
+        return self._backend.limits.eight_bits
+
     def close(self) -> None:
         """Free the model and end the threads."""
         self._engine.close()

@@ -1,25 +1,24 @@
 """Promise: a plain checkpoint in INT8 is computed and judged by texts: held-out answers are
-compared with those of the same model in 16 bits, and a model that differs by too much is
+compared with those of the same model in float32, and a model that differs by too much is
 refused."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from scipy.stats import kendalltau
 
 from gpuscore import Scorer
 from gpuscore.backends import create_backend, plan_backend, recipe_of
-from gpuscore.backends.common.eight_bits.judge import compared, judge
+from gpuscore.backends.common.eight_bits.judge import LEAST_TAU, Agreement, compared, judge
 from gpuscore.backends.common.eight_bits.recipe import GROUPS, KeptRecipes, Recipe
 from gpuscore.backends.common.eight_bits.texts import Questions, ask, read_texts
 from gpuscore.backends.torch.backend import TorchBackend
-from gpuscore.backends.torch.linear import Products, QuantizedLinear, pack
+from gpuscore.backends.torch.linear import DenseLinear
+from gpuscore.backends.torch.recipes import FORMS
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.models.hub import model_directory
-from gpuscore_kernels.quantized.reference import quantize_rows
 from support.eight_bits import needs_int8
 
 pytestmark = needs_int8
@@ -36,34 +35,12 @@ def planned(tmp_path_factory):
     return plan, recipe_of(plan)
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_that_are_taken_twice_are_nearly_exact(packed, dtype):
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(9, 130, generator=generator)
-    x[:, 5] *= 100  # a channel that costs the others their bits
-    x, bias = x.to(dtype), torch.randn(33, generator=generator).to(dtype)
-    w, scale = quantize_rows(torch.randn(33, 130, generator=generator), torch.int8)
-    want = x.double() @ (w.double() * scale[:, None]).T + bias.double()
-    errors = []
-    for twice in (False, True):
-        layer = QuantizedLinear(w, scale, bias, twice)
-        got = Products()(pack(layer) if packed else layer, x)
-        assert got.dtype == dtype
-        errors.append(float((got - want).norm() / want.norm()))
-    assert errors[0] > 2e-3
-    assert errors[1] < {torch.float32: 2e-4, torch.bfloat16: 2e-3}[dtype]
-    alone = [Products()(pack(layer) if packed else layer, row[None])[0] for row in x]
-    assert torch.equal(torch.stack(alone), got)
-
-
 def test_the_recipe_is_kept_and_named(planned):
     plan, recipe = planned
-    assert len(recipe.twice) == plan.architecture.config.num_layers
-    assert {group for groups in recipe.twice for group in groups} <= set(GROUPS)
+    assert recipe.kept in FORMS
     assert recipe_of(plan) == recipe  # from the file
     assert Recipe.from_json(recipe.as_json()) == recipe
-    other = replace(recipe, twice=(("q",), *recipe.twice[1:]))
+    other = replace(recipe, kept=("o",))
     assert other.fingerprint != recipe.fingerprint
     assert KeptRecipes(plan.settings.compile_cache).write(other) == recipe  # the first's
     backend = create_backend(plan)
@@ -74,26 +51,26 @@ def test_the_recipe_is_kept_and_named(planned):
         backend.close()
 
 
-def test_the_backend_takes_rows_as_the_recipe_says(planned):
+@pytest.mark.parametrize("kept", [(), ("down", "q"), ("up",), tuple(GROUPS)])
+def test_the_backend_keeps_in_16_bits_what_the_recipe_says(planned, kept):
     plan, recipe = planned
-    backends = []
-    for groups in ((), tuple(GROUPS), ("q", "down")):
-        every = tuple(groups for _ in recipe.twice)
-        backends.append(TorchBackend(plan, recipe=replace(recipe, twice=every)))
-    for groups, backend in zip(((), tuple(GROUPS), ("q", "down")), backends, strict=True):
-        for layer in backend.launcher.decoder.weights.layers:
-            of_groups = {"q": layer.qkv, "o": layer.o, "gate": layer.mlp.gate_up}
-            of_groups["down"] = layer.mlp.down
-            for group, linear in of_groups.items():
-                parts = getattr(linear, "parts", (linear,))
-                assert all(part.twice == (group in groups) for part in parts)
-        backend.close()
+    backend = TorchBackend(plan, recipe=replace(recipe, kept=kept))
+    mixed = ("gate" in kept) != ("up" in kept)
+    for layer in backend.launcher.decoder.weights.layers:
+        of_groups = {"q": layer.qkv, "o": layer.o, "down": layer.mlp.down}
+        gate_up = layer.mlp.gate_up
+        sides = gate_up.parts if mixed else (gate_up, gate_up)
+        of_groups |= dict(zip(("gate", "up"), sides, strict=True))
+        for group, linear in of_groups.items():
+            dense = {isinstance(part, DenseLinear) for part in getattr(linear, "parts", (linear,))}
+            assert dense == {group in kept}
+    backend.close()
 
 
-def test_answers_are_those_of_the_model_in_16_bits(planned):
+def test_answers_are_those_of_the_model_in_float32(planned):
     plan, recipe = planned
     directory = model_directory("demo")
-    with Scorer(str(directory), device="cpu", dtype=plan.dtype_name) as scorer:
+    with Scorer(str(directory), device="cpu", dtype="float32") as scorer:
         for prompt, want in list(zip(recipe.prompts, recipe.answers, strict=True))[:7]:
             ids = {"label_token_ids": list(recipe.labels), "logprobs": True}
             got = scorer.score(list(prompt[:-1]), [[prompt[-1]]], **ids).logprobs[0]
@@ -105,6 +82,17 @@ def test_tau_b_is_that_of_scipy():
     want, got = rng.integers(0, 9, (2, 50, 2)).astype(float)
     tau = kendalltau(want[:, 0] - want[:, 1], got[:, 0] - got[:, 1]).statistic
     assert compared(want, got).tau_b == pytest.approx(tau)
+
+
+def test_a_form_is_chosen_only_if_other_texts_would_probably_agree():
+    surely = Agreement(error=0.1, spread=0.01, tau_b=LEAST_TAU + 0.03, flips=0, texts=110)
+    assert surely.at_most(0.12)
+    for less in ({"spread": 0.03}, {"tau_b": LEAST_TAU + 0.01}):
+        agreement = replace(surely, **less)
+        assert agreement.problem(0.12) is None
+        assert not agreement.at_most(0.12)
+    assert "tau-b has to be" in replace(surely, tau_b=LEAST_TAU - 0.01).problem(0.12)
+    assert "at most 5% may flip" in replace(surely, flips=6).problem(0.12)
 
 
 def test_scales_of_another_layer_are_refused(planned):

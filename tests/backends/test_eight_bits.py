@@ -11,9 +11,11 @@ from torch import nn
 from torch.nn import functional
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
-from gpuscore import Scorer
+from gpuscore import Scorer, backends
 from gpuscore.backends import plan_backend
-from gpuscore.backends.common.shapes import count_weight_bytes
+from gpuscore.backends.common.eight_bits.recipe import GROUPS
+from gpuscore.backends.common.eight_bits.rotation import rotation
+from gpuscore.backends.common.shapes import count_kept_bytes, count_weight_bytes
 from gpuscore.backends.torch.linear import (
     DenseLinear,
     LinearParts,
@@ -69,6 +71,30 @@ class RoundedExperts(nn.Module):
         return (torch.stack(every) * weights[..., None]).sum(dim=1)
 
 
+def rotated(model):
+    """Return a model of transformers whose hidden states are rotated, with products by the whole
+    matrix."""
+    matrix, inner = torch.from_numpy(rotation(model.config.hidden_size)), model.model
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())  # was tied
+    inner.embed_tokens.weight = nn.Parameter(inner.embed_tokens.weight @ matrix)
+    for layer in inner.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        for norm, readers, writer in (
+            (layer.input_layernorm, ("q_proj", "k_proj", "v_proj"), attention.o_proj),
+            (layer.post_attention_layernorm, ("gate_proj", "up_proj"), mlp.down_proj),
+        ):
+            for name in readers:
+                reader = getattr(attention, name, None) or getattr(mlp, name)
+                reader.weight = nn.Parameter(reader.weight * norm.weight @ matrix)
+            norm.weight = nn.Parameter(torch.ones_like(norm.weight))
+            writer.weight = nn.Parameter(matrix.T @ writer.weight)
+            if writer.bias is not None:
+                writer.bias = nn.Parameter(writer.bias @ matrix)
+    final = inner.norm.forward
+    inner.norm.forward = lambda x: final(x @ matrix.T)
+    return model
+
+
 def rounded(model):
     for module in list(model.modules()):
         for name, child in module.named_children():
@@ -82,12 +108,15 @@ def rounded(model):
 @pytest.mark.parametrize(
     "family", ["qwen3", "llama", "qwen3_moe", *slow("qwen2", "mistral", "gemma2", "gemma3")]
 )
-def test_a_plain_model_is_quantised(tiny_model, family):
+def test_a_plain_model_is_quantised(tiny_model, family, monkeypatch):
     directory, model = tiny_model(family)
-    oracle, rng = rounded(copy.deepcopy(model)), np.random.default_rng(0)
+    monkeypatch.setattr(backends, "recipe_of", lambda plan: None)  # nothing stays in 16 bits
+    oracle, rng = copy.deepcopy(model), np.random.default_rng(0)
+    if family not in ("qwen3_moe", "gemma2", "gemma3"):
+        oracle = rotated(oracle)
+    oracle = rounded(oracle)
     prompts = [random_ids(rng, count) for count in (5, 19, 9, 30, 2)]
     options = {"device": "cpu", "dtype": "float32", "quantization": "int8"}
-    options["quantization_error"] = 10.0  # so that no row is taken twice
     errors = []
     with Scorer(str(directory), **options) as scorer:
         for *query, last in prompts:
@@ -210,10 +239,13 @@ def test_memory_of_the_weights(tiny_model):
         for kind in ("auto", "int8")
     }
     config = plans["int8"].architecture.config
-    assert plans["int8"].weight_bytes == count_weight_bytes(config, 2, "int8")
-    saved = plans["auto"].weight_bytes - plans["int8"].weight_bytes
+    matrix = 4 * config.hidden_size**2
+    assert plans["int8"].weight_bytes == count_weight_bytes(config, 2, "int8") + matrix
+    saved = plans["auto"].weight_bytes - plans["int8"].weight_bytes + matrix
     numbers = config.num_layers * (
         config.hidden_size * config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
         + 3 * config.hidden_size * config.intermediate_size
     )
     assert 0.8 * numbers < saved < numbers
+    parts = [part for parts in GROUPS.values() for part in parts]
+    assert saved == count_kept_bytes(config, 2, parts)  # if all stay in 16 bits

@@ -103,6 +103,7 @@ def started(model: Model, folder: Path, recorder: Recorder, log: TritonLog) -> I
     with ExitStack() as stack:
         for module, name, stand_in in (
             (loader, "CheckpointFiles", EmptyFiles),
+            (loader, "fold", lambda part, tensor, norm: tensor.float()),
             (backend_module, "ThreadPoolExecutor", partial(ThreadPoolExecutor, initializer=enter)),
             (backend_module, "load_weights", noting("weights", backend_module.load_weights)),
             (backend_module, "measure", noting("measured", backend_module.measure)),

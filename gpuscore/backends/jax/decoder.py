@@ -16,7 +16,17 @@ from jax import Array, lax
 from gpuscore.backends.common.hf_config import DecoderConfig, Llama3Rope, Rope
 from gpuscore.backends.jax.attention import Pool
 from gpuscore.backends.jax.layout import Tiles, TileSizes, product_tiles
-from gpuscore.backends.jax.products import Quantized, chosen, linear, one_of, part, put, rows_of
+from gpuscore.backends.jax.products import (
+    Parts,
+    Quantized,
+    chosen,
+    contract,
+    linear,
+    one_of,
+    part,
+    put,
+    rows_of,
+)
 from gpuscore.types.batch import Float32Array
 
 Rotary: TypeAlias = tuple[Array, Array]  # cos and sin, float32 [T, D / 2]
@@ -65,7 +75,7 @@ class Layer(NamedTuple):
     o: Array | Quantized  # [E, H D]
     o_bias: Array | None
     mlp_norm: Array  # [E]
-    gate_up: Array | Quantized  # [2 I, E]
+    gate_up: Array | Quantized | Parts  # [2 I, E]
     gate_up_bias: Array | None
     down: Array | Quantized  # [E, I]
     down_bias: Array | None
@@ -76,6 +86,8 @@ class Weights(NamedTuple):
     layers: Layer  # of all layers
     final_norm: Array  # [E]
     lm_head: Array  # [V, E]; the embedding itself where they are tied, or [classes, E]
+    # Of hidden states between embedding and final norm, float32 [E, E]: `eight_bits.rotation`.
+    rotation: Array | None = None
 
 
 class Batch(Protocol):
@@ -141,6 +153,8 @@ def forward(
     """
     with jax.named_scope("embed"):
         x = chosen(weights.embed, tokens).astype(jnp.float32)
+        if weights.rotation is not None:
+            x = contract(x, weights.rotation, ((1,), (0,)))
     rotary = rotary_tables(positions, cfg)
     windows = jnp.array([window or EVERYTHING for window in cfg.windows], jnp.int32)
     last = cfg.num_layers - 1
@@ -162,7 +176,7 @@ def forward(
         pool = batch.store(state.pool, index, kv)
         x, q = scored_queries(layer, state, batch, cfg)
         q = batch.attend(batch.scored, pool, index, windows[last], q, kv)
-        x = with_outputs(layer, x, q, batch, batch.scored, cfg, weights.final_norm)
+        x = with_outputs(layer, x, q, batch, batch.scored, cfg, weights)
         return x.astype(weights.embed.dtype), pool
 
 
@@ -230,16 +244,18 @@ def with_outputs(
     batch: Batch,
     rows: Chosen,
     cfg: DecoderConfig,
-    final_norm: Array | None = None,
+    weights: Weights | None = None,
 ) -> Array:
-    """Return x after attention and MLP of its rows; after the last layer, also normed."""
+    """Return x after attention and MLP of its rows; with all weights, also normed."""
 
     def of_tile(start: Array, size: int, x: Array) -> Array:
         attended = batch.outputs(out, start, size)
         done = after_attention(layer, part(x, start, size), attended, cfg)
-        if final_norm is not None:
+        if weights is not None:
             with jax.named_scope("final_norm"):
-                done = rms_norm(done, final_norm, cfg.rms_norm_eps)
+                if weights.rotation is not None:
+                    done = contract(done, weights.rotation, ((1,), (1,)))
+                done = rms_norm(done, weights.final_norm, cfg.rms_norm_eps)
         return put(x, done.astype(x.dtype), start)
 
     return by_tiles(batch.tiling, rows[1], of_tile, x)

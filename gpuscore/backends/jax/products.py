@@ -50,50 +50,48 @@ class Quantized(NamedTuple):
 
     weight: Array  # [B, A]
     scale: Array  # [B], float32
-    twice: Array | None = None  # []: rows are taken twice, see `backends.torch.linear`
+
+
+class Parts(NamedTuple):
+    """Weights in several formats, whose results stand side by side."""
+
+    parts: tuple[Array | Quantized, ...]
 
 
 def rows_of(weight: Array | Quantized, start: int, stop: int | None = None) -> Array | Quantized:
     """Return rows `start` to `stop` of a weight."""
     if isinstance(weight, Quantized):
-        return Quantized(weight.weight[start:stop], weight.scale[start:stop], weight.twice)
+        return Quantized(weight.weight[start:stop], weight.scale[start:stop])
     return weight[start:stop]
 
 
-def linear(x: Array, weight: Array | Quantized, bias: Array | None = None) -> Array:
+def linear(x: Array, weight: Array | Quantized | Parts, bias: Array | None = None) -> Array:
     """Apply weight [B, A] and bias [B] to x [T, A] -> [T, B], rounded once to x's dtype."""
-    if isinstance(weight, Quantized):
-        out = _once_or_twice(x, weight)
-    else:
-        out = contract(x, weight, ((1,), (1,)))
+    out = _product(x, weight)
     if bias is not None:
         out = out + bias.astype(jnp.float32)
     return out.astype(x.dtype)
 
 
-def _once_or_twice(x: Array, weight: Quantized) -> Array:
-    """Multiply rows in eight bits, and what is left of them if the weight says so."""
+def _product(x: Array, weight: Array | Quantized | Parts) -> Array:
+    match weight:
+        case Parts(parts):
+            return jnp.concatenate([_product(x, part) for part in parts], axis=1)
+        case Quantized():
+            return _in_eight_bits(x, weight)
+    return contract(x, weight, ((1,), (1,)))
+
+
+def _in_eight_bits(x: Array, weight: Quantized) -> Array:
+    """Quantise each row of x and multiply; sums are exact, the result is float32."""
     wide = x.astype(jnp.float32)
-    if weight.twice is None:
-        return _in_eight_bits(wide, weight)[0]
-
-    def twice(wide: Array) -> Array:
-        first, left = _in_eight_bits(wide, weight)
-        return first + _in_eight_bits(left.astype(x.dtype).astype(jnp.float32), weight)[0]
-
-    return lax.cond(weight.twice, twice, lambda wide: _in_eight_bits(wide, weight)[0], wide)
-
-
-def _in_eight_bits(wide: Array, weight: Quantized) -> tuple[Array, Array]:
-    """Quantise each row and multiply; sums are exact. Return products and what rounding left."""
     scale = _divided(jnp.abs(wide).max(axis=1), jnp.float32(MOST))
     scale = jnp.where(scale == 0, EPS, scale)
     rows = jnp.round(jnp.clip(_divided(wide, scale[:, None]), -MOST, MOST)).astype(jnp.int8)
     sums = lax.dot_general(
         rows, weight.weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32
     )
-    products = sums.astype(jnp.float32) * weight.scale * scale[:, None]
-    return products, wide - rows.astype(jnp.float32) * scale[:, None]
+    return sums.astype(jnp.float32) * weight.scale * scale[:, None]
 
 
 def _divided(x: Array, by: Array) -> Array:

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ from gpuscore.backends.base import Progress, unreported
 from gpuscore.backends.common.architectures import Architecture
 from gpuscore.backends.common.checkpoint import CheckpointFiles
 from gpuscore.backends.common.eight_bits.recipe import Recipe, group_of
+from gpuscore.backends.common.eight_bits.rotation import READS, WRITES, folded, is_rotated, rotation
 from gpuscore.backends.common.quantization import BLOCK, LINEAR, Precision
 from gpuscore.backends.common.shapes import weight_shapes
 from gpuscore.backends.jax.decoder import Layer, Weights
-from gpuscore.backends.jax.products import EPS, MOST, Quantized
+from gpuscore.backends.jax.products import EPS, MOST, Parts, Quantized
 from gpuscore.errors import ConfigError
 
 # Field of `Layer` -> the parts of the checkpoint that are stacked in it.
@@ -56,7 +57,7 @@ def load_weights(
         precision: "full"; "int8", in which weights of a plain checkpoint are quantised here; or
             "w8a16", with which those of a quantised one are converted to `dtype`.
         progress: called after each tensor.
-        recipe: of a plain checkpoint in int8; None = each row once, as it is.
+        recipe: of a plain checkpoint in int8; None = no product stays in 16 bits.
 
     Raises:
         ConfigError: a file or tensor is missing, left over, of the wrong shape, or not finite; or
@@ -86,7 +87,9 @@ def weight_shapes_of(architecture: Architecture, dtype: str, precision: Precisio
 
     layers = Layer(**{name: field(parts) for name, parts in PARTS.items()})
     embed, norm, head = (shaped(shapes[part]) for part in ("embed", "final_norm", "lm_head"))
-    return Weights(embed, layers, norm, head)
+    square = (config.hidden_size, config.hidden_size)
+    turned = shaped(square, jnp.float32) if is_rotated(architecture, precision) else None
+    return Weights(embed, layers, norm, head, turned)
 
 
 class _Reader:
@@ -100,53 +103,61 @@ class _Reader:
         recipe: Recipe | None = None,
     ) -> None:
         self.files, self.architecture, self.dtype, self.device = files, architecture, dtype, device
-        self.precision, self.recipe = precision, recipe
+        self.precision = precision
+        self.kept: Collection[str] = () if recipe is None else recipe.kept
+        self.rotated = is_rotated(architecture, precision, self.kept)
 
     def read(self) -> Weights:
         tied, names = self.architecture.config.tie_word_embeddings, self.architecture.model_weights
         embed = self._put(self._tensor("embed", names["embed"]))
-        eight_bits = LINEAR if self.precision == "int8" else ()
-        layers: dict[str, Any] = {
-            field: self._quantized(field) if parts[0] in eight_bits else self._stacked(field)
-            for field, parts in PARTS.items()
-        }
+        layers = {field: self._field(parts) for field, parts in PARTS.items()}
         weights = Weights(
             embed=embed,
             layers=Layer(**layers),
             final_norm=self._put(self._tensor("final_norm", names["final_norm"])),
             lm_head=embed if tied else self._put(self._tensor("lm_head", names["lm_head"])),
+            rotation=self._put(rotation(embed.shape[1])) if self.rotated else None,
         )
         self.files.refuse_left_over(names["lm_head"] if tied else None)
         return weights
 
-    def _stacked(self, field: str) -> Array | None:
-        """Stack a field over all layers; a second copy exists while it is moved to the device."""
-        first, count = self._one(field, 0), self.architecture.config.num_layers
-        if first is None:
+    def _field(self, parts: tuple[str, ...]) -> Any:
+        """Read parts of all layers that are one field of `Layer`; None if the model has none."""
+        if parts[0] not in self._layers[0]:
             return None
+        formats = [self._is_in_int8(part) for part in parts]
+        if len(set(formats)) > 1:
+            return Parts(tuple(self._field((part,)) for part in parts))
+        return self._quantized(parts) if formats[0] else self._stacked(parts)
+
+    def _is_in_int8(self, part: str) -> bool:
+        return self.precision == "int8" and part in LINEAR and group_of(part) not in self.kept
+
+    def _stacked(self, parts: tuple[str, ...]) -> Array:
+        """Stack parts over all layers; a second copy exists while it is moved to the device."""
+        first, count = self._one(parts, 0), self.architecture.config.num_layers
         every = np.empty((count, *first.shape), self.dtype)
         every[0] = first
         for layer in range(1, count):
-            every[layer] = self._one(field, layer)
+            every[layer] = self._one(parts, layer)
         return self._put(every)
 
-    def _quantized(self, field: str) -> Quantized:
+    def _quantized(self, parts: tuple[str, ...]) -> Quantized:
         """Stack weights of all layers in int8, and their scales."""
-        pairs = [self._one_quantized(field, layer) for layer in range(len(self._layers))]
+        pairs = [self._one_quantized(parts, layer) for layer in range(len(self._layers))]
         weights, scales = zip(*pairs, strict=True)
-        twice = None
-        if self.recipe is not None:
-            group = group_of(PARTS[field][0])
-            twice = self._put(np.array([group in groups for groups in self.recipe.twice]))
-        return Quantized(self._put(np.stack(weights)), self._put(np.stack(scales)), twice)
+        return Quantized(self._put(np.stack(weights)), self._put(np.stack(scales)))
 
-    def _one_quantized(self, field: str, layer: int) -> tuple[np.ndarray, np.ndarray]:
-        parts = [(part, self._name(part, layer)) for part in PARTS[field]]
-        weights, scales = zip(*(self._in_int8(*part) for part in parts), strict=True)
+    def _one_quantized(self, parts: tuple[str, ...], layer: int) -> tuple[np.ndarray, np.ndarray]:
+        weights, scales = zip(*(self._in_int8(part, layer) for part in parts), strict=True)
         return np.concatenate(weights), np.concatenate(scales)
 
-    def _in_int8(self, part: str, name: str) -> tuple[np.ndarray, np.ndarray]:
+    def _one(self, parts: tuple[str, ...], layer: int) -> np.ndarray:
+        return np.concatenate([self._of_layer(part, layer) for part in parts])
+
+    def _in_int8(self, part: str, layer: int) -> tuple[np.ndarray, np.ndarray]:
         """Return a weight [O, K] in int8 and its scales [O], as they are stored or quantised."""
+        name = self._name(part, layer)
         scale, weight = self.files.scale(part, name), self.files.tensor(part, name)
         if scale is not None:
             wide = _finite(name, scale.astype(np.float32).reshape(-1))
@@ -156,17 +167,29 @@ class _Reader:
                 f"tensor {name} is not quantised, others of the checkpoint are; --backend jax "
                 "needs all alike; supported: --quantization w8a16"
             )
-        wide = _finite(name, weight.astype(np.float32))
+        wide = self._folded(part, layer, _finite(name, weight.astype(np.float32)))
         steps = np.abs(wide).max(axis=1) / np.float32(MOST)
         steps = np.where(steps == 0, np.float32(EPS), steps)
         return np.round(np.clip(wide / steps[:, None], -MOST, MOST)).astype(np.int8), steps
 
-    def _one(self, field: str, layer: int) -> np.ndarray | None:
-        """Concatenate the parts of a field; None if the model has none of them."""
-        if PARTS[field][0] not in self._layers[layer]:
-            return None
-        names = ((part, self._name(part, layer)) for part in PARTS[field])
-        return np.concatenate([self._tensor(part, name) for part, name in names])
+    def _of_layer(self, part: str, layer: int) -> np.ndarray:
+        """Return a tensor of a layer, as it is stored or as rotated hidden states need it."""
+        name = self._name(part, layer)
+        if not self.rotated or part not in {*READS, *READS.values(), *WRITES}:
+            return self._tensor(part, name)
+        wide = self.files.tensor(part, name).astype(np.float32)
+        return _finite(name, self._folded(part, layer, wide).astype(self.dtype))
+
+    def _folded(self, part: str, layer: int, tensor: np.ndarray) -> np.ndarray:
+        """Return a weight, bias or norm as rotated hidden states need it, in float32."""
+        if not self.rotated:
+            return tensor
+        if part in READS.values():  # it is folded into the layers after it
+            return np.ones_like(tensor)
+        if part not in READS:
+            return folded(part, tensor, None)
+        norm = self.files.tensor(READS[part], self._name(READS[part], layer))
+        return folded(part, tensor, norm.astype(np.float32))
 
     def _name(self, part: str, layer: int) -> str:
         return f"model.layers.{layer}.{self._layers[layer][part]}"

@@ -63,7 +63,7 @@ class TorchBackend:
         progress: called while weights are read.
         group: the ranks that share the model, of which this is one. They make the same calls in the
             same order.
-        recipe: of a plain checkpoint in eight bits; None = each row once, as it is.
+        recipe: of a plain checkpoint in eight bits; None = no product stays in 16 bits.
 
     Raises:
         ConfigError: the checkpoint is damaged or leaves too little memory, or an attention backend

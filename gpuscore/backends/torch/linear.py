@@ -6,7 +6,7 @@ has to come out, and computes it elsewhere.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeAlias, TypeGuard
 
 import torch
@@ -42,7 +42,6 @@ class QuantizedLinear:
     weight: Tensor  # [O, K], int8 or float8_e4m3fn
     scale: Tensor  # [O], float32
     bias: Tensor | None  # [O], in the model's dtype
-    twice: bool = False  # see above
     product: fp8.Fp8Product | None = field(init=False)  # by which cards compute it, if in FP8
 
     def __post_init__(self) -> None:
@@ -60,7 +59,6 @@ class PackedLinear:
     scale: Tensor  # [O], float32
     zero_points: Tensor  # [O], int32: zeros
     bias: Tensor | None  # [O], in the model's dtype
-    twice: bool = False  # see above
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +130,11 @@ class Products:
         match linear:
             case DenseLinear():
                 return functional.linear(x, linear.weight, linear.bias)
-            case PackedLinear(twice=True) | QuantizedLinear(twice=True):
-                return self._twice(linear, x)
             case PackedLinear():
                 return self._packed(linear, self.unsigned(x))
             case QuantizedLinear():
-                return self._quantized(linear, self._rounded(linear, x))
+                q, scale = quantize_rows(x, linear.weight.dtype, pdl=self._pdl, impl=self._impl)
+                return self._quantized(linear, QuantizedRows(q, scale, x.dtype))
             case LinearParts():
                 return torch.cat([self(part, x) for part in linear.parts], dim=1)
             case SummedLinear():
@@ -145,7 +142,7 @@ class Products:
 
     def takes_quantized(self, linear: Linear) -> TypeGuard[QuantizedLinear]:
         """True if rows may be quantised by the kernel that makes them."""
-        return self._impl == "triton" and isinstance(linear, QuantizedLinear) and not linear.twice
+        return self._impl == "triton" and isinstance(linear, QuantizedLinear)
 
     def norm(
         self,
@@ -182,28 +179,6 @@ class Products:
         given = x.q, x.scale, linear.weight, linear.scale, linear.bias
         return quantized_product(*given, dtype=x.dtype, pdl=self._pdl, impl=self._impl)
 
-    def _twice(self, linear: PackedLinear | QuantizedLinear, x: Tensor) -> Tensor:
-        """Return the products of rows, and of what their rounding left, as one sum."""
-        if len(x) == 0:
-            return x.new_empty(0, len(linear.scale))
-        first = self._rounded(linear, x)
-        q = first.q.float() - (ZERO_POINT if isinstance(linear, PackedLinear) else 0)
-        left = self._rounded(linear, (x.float() - q.mul_(first.scale[:, None])).to(x.dtype))
-        rows = QuantizedRows(
-            torch.cat((first.q, left.q)), torch.cat((first.scale, left.scale)), torch.float32
-        )
-        bare = replace(linear, bias=None, twice=False)
-        y, rest = self(bare, rows).chunk(2)
-        y += rest
-        return (y if linear.bias is None else y.add_(linear.bias)).to(x.dtype)
-
-    def _rounded(self, linear: PackedLinear | QuantizedLinear, x: Tensor) -> QuantizedRows:
-        """Return rows as the layer takes them."""
-        if isinstance(linear, PackedLinear):
-            return self.unsigned(x)
-        q, scale = quantize_rows(x, linear.weight.dtype, pdl=self._pdl, impl=self._impl)
-        return QuantizedRows(q, scale, x.dtype)
-
     def unsigned(self, x: Tensor) -> QuantizedRows:
         """Return rows as packed weights take them."""
         q, scale = self._quantize(x)
@@ -229,8 +204,7 @@ def rows_of(linear: Linear, start: int, stop: int | None = None) -> Linear:
             bias = None if linear.bias is None else linear.bias[start:stop]
             if isinstance(linear, DenseLinear):
                 return DenseLinear(linear.weight[start:stop], bias)
-            rows = linear.weight[start:stop], linear.scale[start:stop]
-            return QuantizedLinear(*rows, bias, linear.twice)
+            return QuantizedLinear(linear.weight[start:stop], linear.scale[start:stop], bias)
         case LinearParts(parts):
             first, last = parts
             return last if start else first
@@ -245,7 +219,7 @@ def pack(linear: Linear) -> Linear:
         case QuantizedLinear() if linear.weight.dtype == torch.int8:
             packed = torch.ops.onednn.qlinear_prepack(linear.weight, None)
             zero_points = torch.zeros(len(linear.scale), dtype=torch.int32)
-            return PackedLinear(packed, linear.scale, zero_points, linear.bias, linear.twice)
+            return PackedLinear(packed, linear.scale, zero_points, linear.bias)
     return linear
 
 
@@ -259,19 +233,8 @@ def stack(linears: Sequence[Linear]) -> Linear:
     quantized = [one for one in linears if isinstance(one, QuantizedLinear)]
     if len(quantized) == len(linears):
         weight, scale = ([getattr(one, name) for one in quantized] for name in ("weight", "scale"))
-        (twice,) = {one.twice for one in quantized}  # of one group, see `Recipe`
-        return QuantizedLinear(torch.cat(weight), torch.cat(scale), _biases(quantized), twice)
+        return QuantizedLinear(torch.cat(weight), torch.cat(scale), _biases(quantized))
     return LinearParts(tuple(linears))
-
-
-def taking_twice(linear: Linear, twice: bool) -> Linear:
-    """Return the layer with its rows taken twice, or once, if it is in eight bits."""
-    match linear:
-        case LinearParts(parts):
-            return LinearParts(tuple(taking_twice(part, twice) for part in parts))
-        case PackedLinear() | QuantizedLinear():
-            return replace(linear, twice=twice)
-    return linear
 
 
 def exact_on_this_cpu() -> bool:

@@ -1,7 +1,7 @@
 """Reads `DecoderWeights` from a model directory. safetensors only: no pickle, no remote code."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -13,6 +13,7 @@ from gpuscore.backends.base import Progress, unreported
 from gpuscore.backends.common.architectures import Architecture
 from gpuscore.backends.common.checkpoint import CheckpointFiles
 from gpuscore.backends.common.eight_bits.recipe import Recipe, group_of
+from gpuscore.backends.common.eight_bits.rotation import READS, WRITES, folded, is_rotated, rotation
 from gpuscore.backends.common.hf_config import Mixture
 from gpuscore.backends.common.quantization import Precision
 from gpuscore.backends.common.shapes import weight_shapes
@@ -60,15 +61,15 @@ def load_weights(
             quantised one are converted to `dtype` with "w8a16".
         progress: called after each tensor.
         group: the ranks that share the model.
-        recipe: of a plain checkpoint in eight bits; None = each row once, as it is.
+        recipe: of a plain checkpoint in eight bits; None = no product stays in 16 bits.
 
     Raises:
         ConfigError: a file or tensor is missing, left over, of the wrong shape, or not finite.
     """
     shard = ALL if group is None else group.shard
     with CheckpointFiles(directory, architecture, "pt", progress, shard) as files:
-        twice = () if recipe is None else recipe.twice
-        return Checkpoint(files, architecture, dtype, device, precision, group, twice).read()
+        kept = () if recipe is None else recipe.kept
+        return Checkpoint(files, architecture, dtype, device, precision, group, kept).read()
 
 
 class Checkpoint:
@@ -77,7 +78,7 @@ class Checkpoint:
     Args:
         files, architecture: of the model.
         dtype, device, precision, group: as for `load_weights`.
-        twice: of each layer, the groups whose rows are taken twice; empty: none.
+        kept: the `GROUPS` of layers that a plain checkpoint in eight bits keeps in `dtype`.
     """
 
     def __init__(
@@ -88,11 +89,11 @@ class Checkpoint:
         device: torch.device,
         precision: Precision,
         group: RankGroup | None = None,
-        twice: Sequence[Sequence[str]] = (),
+        kept: Collection[str] = (),
     ) -> None:
         self.files, self.architecture, self.dtype, self.device = files, architecture, dtype, device
         self.precision, self.group = precision, group
-        self._twice = twice
+        self.kept, self._rotated = kept, is_rotated(architecture, precision, kept)
 
     def read(self) -> DecoderWeights:
         """Read all weights, and refuse a checkpoint that has others."""
@@ -100,7 +101,14 @@ class Checkpoint:
         layers = tuple(map(self.layer, range(self.architecture.config.num_layers)))
         tied = self.architecture.config.tie_word_embeddings
         self.files.refuse_left_over(self.architecture.model_weights["lm_head"] if tied else None)
-        return DecoderWeights(embed, layers, norm, head)
+        return DecoderWeights(embed, layers, norm, head, self.rotation())
+
+    def rotation(self) -> Tensor | None:
+        """Return the matrix of `eight_bits.rotation`; None if hidden states are not rotated."""
+        if not self._rotated:
+            return None
+        matrix = rotation(self.architecture.config.hidden_size)
+        return torch.from_numpy(matrix).to(self.device)
 
     def beside_layers(self) -> tuple[Tensor, Tensor, Tensor]:
         """Read the embedding, the final norm and the head."""
@@ -113,16 +121,23 @@ class Checkpoint:
         """Read one layer."""
         read = partial(self._part, index)
         return LayerWeights(
-            input_norm=_required(read, "input_norm"),
+            input_norm=self._norm(index, "input_norm"),
             qkv=self._qkv(index),
             q_norm=read("q_norm"),
             k_norm=read("k_norm"),
             o=self._summed(self._linear(index, "o")),
             post_attention_norm=read("post_attention_norm"),
-            mlp_norm=_required(read, "mlp_norm"),
+            mlp_norm=self._norm(index, "mlp_norm"),
             mlp=self._mlp(read, index),
             post_mlp_norm=read("post_mlp_norm"),
         )
+
+    def _norm(self, index: int, part: str) -> Tensor:
+        """Read a norm; if hidden states are rotated, its weight is in the layers after it."""
+        weight = _required(partial(self._part, index), part)
+        if not self._rotated:
+            return weight
+        return torch.full_like(weight, 0 if self.architecture.config.one_plus_norms else 1)
 
     def _mlp(self, read: ReadPart, index: int) -> MlpWeights | MixtureWeights | EightBitMixture:
         mixture = self.architecture.config.mixture
@@ -161,7 +176,7 @@ class Checkpoint:
         return pack(linear) if self.device.type == "cpu" else linear
 
     def _one_linear(self, index: int, part: str, expert: int | None) -> Linear:
-        name, bias = self._name(index, part, expert), self._part(index, f"{part}_bias")
+        name, bias = self._name(index, part, expert), self._bias(index, part)
         if name is None:
             raise ConfigError(f"the weight table has no name for {part}")
         scale, weight = self._scale(part, name), self.files.tensor(part, name)
@@ -171,12 +186,26 @@ class Checkpoint:
             _finite(f"tensor {name}", weight.float())
             scale = scale.reshape(-1).expand(len(weight)).contiguous()
         elif self.precision in EIGHT_BITS and self.files.storage is None:
-            wide = _finite(f"tensor {name}", weight.float())
+            wide = self._folded(index, part, _finite(f"tensor {name}", weight.float()))
+            if group_of(part) in self.kept:
+                return DenseLinear(self._converted(name, wide), bias)
             weight, scale = quantize_rows(wide, EIGHT_BITS[self.precision])
         else:  # a layer that the checkpoint's makers left as it was
             return DenseLinear(self._converted(name, weight), bias)
-        twice = bool(self._twice) and group_of(part) in self._twice[index]
-        return QuantizedLinear(weight.to(self.device), scale.to(self.device), bias, twice)
+        return QuantizedLinear(weight.to(self.device), scale.to(self.device), bias)
+
+    def _bias(self, index: int, part: str) -> Tensor | None:
+        bias = self._part(index, f"{part}_bias")
+        return bias if bias is None else self._folded(index, f"{part}_bias", bias).to(bias)
+
+    def _folded(self, index: int, part: str, tensor: Tensor) -> Tensor:
+        """Return a weight or bias as rotated hidden states need it, in float32."""
+        name = None if part not in READS else self._name(index, READS[part])
+        if not self._rotated or (name is None and part not in WRITES):
+            return tensor
+        norm = None if name is None else self.files.tensor(READS[part], name).float()
+        one_plus = self.architecture.config.one_plus_norms
+        return fold(part, tensor, norm + 1 if norm is not None and one_plus else norm)
 
     def _scale(self, part: str, name: str) -> Tensor | None:
         """Return the scale of a quantised weight in float32; None if it is not quantised."""
@@ -233,6 +262,12 @@ class Checkpoint:
 
     def _converted(self, name: str, tensor: Tensor) -> Tensor:
         return _finite(f"tensor {name}", tensor.to(self.dtype)).to(self.device)
+
+
+def fold(part: str, tensor: Tensor, norm: Tensor | None) -> Tensor:
+    """Return `folded` of tensors, on the CPU."""
+    of_norm = None if norm is None else norm.numpy()
+    return torch.from_numpy(folded(part, tensor.float().cpu().numpy(), of_norm))
 
 
 def _finite(what: str, tensor: Tensor) -> Tensor:

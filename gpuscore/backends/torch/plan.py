@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 
 from gpuscore.backends.common.architectures import Architecture, read_architecture
+from gpuscore.backends.common.eight_bits.rotation import rotation_bytes
 from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig
 from gpuscore.backends.common.plan import (
     MAX_BATCH_TOKENS,
@@ -185,6 +186,7 @@ def _plan(directory: Path, config: ModelConfig, rank: int) -> TorchPlan:
     )
     refuse_quantized(precision, shard.ranks)
     weight_bytes = count_weight_bytes(part, dtype.itemsize, precision)
+    weight_bytes += rotation_bytes(architecture, precision)
     again = TILING.block if config.deterministic else 0
     pages = plan_pages(part, config, max_len, name, device.type, again, weight_bytes)
     free = memory_of(device, shard.ranks).free()

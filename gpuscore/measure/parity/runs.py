@@ -112,7 +112,8 @@ def run_workload(
             scored(len(case.items))
         rate = _items_per_second(scorer, timed)
         alone = _alone(scorer, timed, results[timed.name])
-    return Run(name, config.dtype, results, rate, alone, config.deterministic, precision)
+        how = config.deterministic, precision, scorer.eight_bits
+    return Run(name, config.dtype, results, rate, alone, *how)
 
 
 def score_case(scorer: Scorer, case: Case) -> CaseResult:

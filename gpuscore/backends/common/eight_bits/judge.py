@@ -1,10 +1,10 @@
-"""The verdict on eight bits at start: answers of the model that will serve, and those in 16 bits.
+"""The verdict on eight bits at start: answers of the model that will serve, and those in float32.
 
-The texts are held out: they did not decide which rows are taken twice.
+The texts are held out: they did not decide which products stay in 16 bits.
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -16,7 +16,7 @@ from gpuscore.types.batch import NO_TOKENS, Float64Array, Prefix, RowScores, Seg
 
 logger = logging.getLogger(__name__)
 
-LEAST_TAU = 0.8  # of the order of held-out texts by their margin
+LEAST_TAU = 0.9  # of the order of held-out texts by their margin
 MOST_FLIPS = 0.05  # share of held-out texts whose best label may be another one
 INTERVAL = 0.95
 Z = NormalDist().inv_cdf((1 + INTERVAL) / 2)
@@ -24,7 +24,7 @@ Z = NormalDist().inv_cdf((1 + INTERVAL) / 2)
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Differences of answers in eight bits from those in 16 bits.
+    """Differences of answers in eight bits from those in float32.
 
     Args:
         error: mean of |d log p|, in nats, over texts and labels.
@@ -39,6 +39,11 @@ class Agreement:
     tau_b: float
     flips: int
     texts: int
+
+    @property
+    def tau_spread(self) -> float:
+        """Half the width of tau's interval of 95 % (Fieller, Hartley and Pearson, 1957)."""
+        return Z * float((0.437 / max(1, self.texts - 4)) ** 0.5) * (1 - self.tau_b**2)
 
     def __str__(self) -> str:
         least, most = self.error - self.spread, self.error + self.spread
@@ -62,7 +67,8 @@ class Agreement:
 
     def at_most(self, most_error: float) -> bool:
         """Return whether other texts would probably be within all limits, too."""
-        return self.error + self.spread <= most_error and self.problem(most_error) is None
+        surely = replace(self, error=self.error + self.spread, tau_b=self.tau_b - self.tau_spread)
+        return surely.problem(most_error) is None
 
 
 def values(label_logits: Float64Array, lse: Float64Array, classes: int | None) -> Float64Array:
@@ -77,7 +83,7 @@ def values(label_logits: Float64Array, lse: Float64Array, classes: int | None) -
 
 
 def compared(want: Float64Array, got: Float64Array) -> Agreement:
-    """Compare answers [texts, labels] in eight bits with those in 16 bits."""
+    """Compare answers [texts, labels] in eight bits with those in float32."""
     off = np.abs(got - want).mean(axis=1)
     margins = [one[:, 0] - one[:, 1:].sum(axis=1) for one in (want, got)]
     flips = int((want.argmax(axis=1) != got.argmax(axis=1)).sum())
@@ -99,14 +105,14 @@ def judge(backend: Backend, recipe: Recipe, most_error: float, allow: bool) -> A
 
     Args:
         backend: loaded with the recipe.
-        recipe: has the texts and the answers in 16 bits.
+        recipe: has the texts and the answers in float32.
         most_error: the largest mean error in log p.
         allow: log what would be refused.
 
     Raises:
         ConfigError: the answers differ by more than is allowed.
     """
-    found = compared(np.array(recipe.answers), _ask(backend, recipe))
+    found = compared(np.array(recipe.answers), answers_of(backend, recipe))
     problem = found.problem(most_error)
     if problem is None:
         logger.info("eight bits: %s; %s", found, recipe.about)
@@ -114,7 +120,7 @@ def judge(backend: Backend, recipe: Recipe, most_error: float, allow: bool) -> A
         logger.warning("eight bits: %s, but %s (--allow-degenerate)", found, problem)
     else:
         raise ConfigError(
-            f"the model in eight bits does not answer as in 16: {found}, but {problem}; "
+            f"the model in eight bits does not answer as in float32: {found}, but {problem}; "
             f"{recipe.about}; serve it without --quantization, with texts like yours "
             "(--quantization-texts FILE), with another --quantization-error, or in spite of that "
             "with --allow-degenerate"
@@ -122,7 +128,8 @@ def judge(backend: Backend, recipe: Recipe, most_error: float, allow: bool) -> A
     return found
 
 
-def _ask(backend: Backend, recipe: Recipe) -> Float64Array:
+def answers_of(backend: Backend, recipe: Recipe) -> Float64Array:
+    """Return the `values` of a recipe's prompts, [prompts, labels]."""
     limits = backend.limits
     labels, parts = np.array(recipe.labels, dtype=np.int32), []
     batch: list[Segment] = []

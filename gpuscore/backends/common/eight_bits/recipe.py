@@ -1,5 +1,5 @@
-"""`Recipe`: which products of a plain checkpoint take rows of INT8 twice, and what it answered in
-16 bits.
+"""`Recipe`: which products of a plain checkpoint in eight bits stay in 16, and what it answered in
+float32.
 
 A recipe is computed once for each digest of weights and texts, and kept in a file, which replicas,
 restarts and all backends share.
@@ -17,25 +17,25 @@ from gpuscore.types.batch import BackendLimits
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1  # of how recipes are made: a change makes all kept ones unknown
-# Layers that read the same rows, by the first of them, which names the group.
-GROUPS = {"q": ("q", "k", "v"), "o": ("o",), "gate": ("gate", "up"), "down": ("down",)}
+VERSION = 3  # of how recipes are made: a change makes all kept ones unknown
+# Products that are in one format, by the name of the group.
+GROUPS = {"q": ("q", "k", "v"), **{part: (part,) for part in ("o", "gate", "up", "down")}}
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The products of every layer that take rows twice, and the answers by which it is judged.
+    """The products that stay in 16 bits, and the answers by which the others are judged.
 
     Args:
         digest: of weights, texts and everything else that decides the rest.
-        twice: of each layer, the `GROUPS` whose rows are taken twice.
+        kept: the `GROUPS` that are in 16 bits, in all layers.
         prompts: token ids of the held-out texts.
         labels: ids of the labels that were asked.
-        answers: of the model in 16 bits, [prompts, labels]; see `judge.values`.
+        answers: of the model whose layers are in float32, [prompts, labels]; see `judge.values`.
     """
 
     digest: str
-    twice: tuple[tuple[str, ...], ...]
+    kept: tuple[str, ...]
     prompts: tuple[tuple[int, ...], ...]
     labels: tuple[int, ...]
     answers: tuple[tuple[float, ...], ...]
@@ -43,14 +43,18 @@ class Recipe:
     @property
     def fingerprint(self) -> str:
         """Equal on machines that compute the same model."""
-        made = repr((self.digest, self.twice))
+        made = repr((self.digest, self.kept))
         return hashlib.sha256(made.encode()).hexdigest()[:16]
 
     @property
     def about(self) -> str:
         """One line for people."""
-        count, every = sum(map(len, self.twice)), len(GROUPS) * len(self.twice)
-        return f"{self.fingerprint}: rows taken twice by {count} of {every} products"
+        return f"{self.fingerprint}: {', '.join(self.parts) or 'no product'} in 16 bits"
+
+    @property
+    def parts(self) -> list[str]:
+        """The layers' parts that are in 16 bits."""
+        return [part for group in self.kept for part in GROUPS[group]]
 
     def named(self, limits: BackendLimits) -> BackendLimits:
         """Return limits that name this recipe, on which cached keys and values depend."""
@@ -63,7 +67,7 @@ class Recipe:
         """Read what `as_json` wrote; ValueError, KeyError or TypeError for other text."""
         found = json.loads(text)
         nested: dict[str, Any] = {
-            name: _tuples(found[name]) for name in ("twice", "prompts", "labels", "answers")
+            name: _tuples(found[name]) for name in ("kept", "prompts", "labels", "answers")
         }
         return cls(digest=found["digest"], **nested)
 
@@ -101,7 +105,7 @@ class KeptRecipes:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            logger.warning("%s cannot be read, its scales are computed again: %s", path, error)
+            logger.warning("%s cannot be read, it is made again: %s", path, error)
             return None
         return found if found.digest == digest else None
 
@@ -122,7 +126,7 @@ class KeptRecipes:
             finally:
                 part.unlink()
         except OSError as error:
-            logger.warning("scales are not kept and will be computed again: %s", error)
+            logger.warning("recipes are not kept and will be made again: %s", error)
         return recipe
 
     def _path(self, digest: str) -> Path:

@@ -1,6 +1,6 @@
 """Texts by which a model is quantised and judged, as prompts of token ids.
 
-Every third of them decides which products take rows twice; the others are held out, for the
+Every third of them decides which products stay in 16 bits; the others are held out, for the
 verdict.
 """
 
@@ -26,7 +26,7 @@ class Questions:
     """Prompts that end with a question, and the ids of its answers.
 
     Args:
-        scaled: prompts that decide which products take rows twice.
+        scaled: prompts that decide which products stay in 16 bits.
         held_out: prompts of the verdict, all different from those.
         labels: the two answers.
     """
