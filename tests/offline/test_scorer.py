@@ -109,8 +109,11 @@ def test_what_nobody_waits_for_leaves_the_engine(scorer):
     found = scorer.score_many(
         ((f"number {i}: ", DOCUMENTS * 5) for i in range(10**6)), labels=["yes", "no"]
     )
-    assert next(found).scores.shape == (20, 2)
-    assert left() > 2, "several are in the engine at a time"
+    most = 0
+    for _ in range(20):  # a batch may have answered all that were there
+        assert next(found).scores.shape == (20, 2)
+        most = max(most, left())
+    assert most > 2, "several are in the engine at a time"
     found.close()
     assert left() <= 1, "the engine's thread may be about to count one that it has just answered"
     wait_until(lambda: left() == 0)

@@ -27,7 +27,8 @@ PINNED = (
 REPLAY = "            replay()\n"
 INT8_WITHOUT_GRAPHS = 18
 QUANTIZE = (
-    "        q, scale = quantize_rows(x, linear.weight.dtype, pdl=self._pdl, impl=self._impl)\n"
+    "                q, scale = quantize_rows("
+    "x, linear.weight.dtype, pdl=self._pdl, impl=self._impl)\n"
 )
 DOWNLOAD = "        host.copy_(device, non_blocking=True)\n"
 
@@ -120,7 +121,7 @@ PLANTS = (
         (
             (
                 QUANTIZE,
-                f"        with torch.cuda.stream(torch.cuda.Stream()):\n    {QUANTIZE}",
+                f"                with torch.cuda.stream(torch.cuda.Stream()):\n    {QUANTIZE}",
             ),
         ),
         "unordered on two streams",
