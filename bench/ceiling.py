@@ -1,6 +1,6 @@
 """The least time that a workload can take: counted operations over rates measured in the same run.
 
-The operations are those of a packed forward pass without decoding: every linear layer for all
+The operations are a packed forward pass without decoding: every linear layer for all
 tokens, except that the last layer computes queries, output projection and MLP for one row per item
 only; attention of every row over the keys it sees; the LM head for one row per item. The experts
 that a row of a mixture chooses count as one MLP as wide as all of them, so that their division
@@ -22,7 +22,7 @@ WEIGHT_BYTES = 1 << 27  # of the weights on which a product's calls take turns
 def operations(
     shape: Mapping[str, int], query: int, items: int, length: int, cached: int = 0
 ) -> dict[str, float]:
-    """Count multiplications and additions of each kind; the kinds are those of `rates`.
+    """Count multiplications and additions of each kind; the kinds are the keys of `rates`.
 
     Args:
         shape: the model's configuration.

@@ -214,7 +214,7 @@ class Day:
 
 
 def tables(found: Found) -> Iterator[list[Row]]:
-    """Yield the floors, the rows of the bench's sections, and those of attention, as text."""
+    """Yield tables as text: the floors, the rows of the bench's sections, attention's rows."""
     stages = {name: about.get("found", {}) for name, about in found["stages"].items()}
     floors = stages.get("bench: ceilings", {}).get("floors", {})
     yield _cells([{"floor of": name} | floor for name, floor in floors.items()], FLOORS)

@@ -63,7 +63,7 @@ class Stage:
     """One part of the day.
 
     Args:
-        name: its name, also that of its output's file.
+        name: of the stage, and of the file with its output.
         commands: run one after another; the stage fails with the first that fails.
         read: returns the findings, from what the commands printed and wrote.
         limit: seconds after which the stage counts as hung.
@@ -129,7 +129,7 @@ def sections(
     Args:
         device, folder, trial: as for `stages`.
         serve: also over HTTP.
-        shape: of the model; by default that of Qwen3-0.6B, in a trial a tiny one.
+        shape: the model's sizes: by default Qwen3-0.6B's, in a trial tiny ones.
     """
     scratch = folder / "weights" if trial else ROOT / "scratch"
     own = ["--device", device, "--scratch", scratch, *(("--trial",) if trial else ())]
@@ -207,7 +207,7 @@ def parity(device: str, folder: Path, trial: bool) -> list[Stage]:
     """Return the stages that compare scores: with a CPU's, and with transformers on this device.
 
     The CPU's were recorded in float32, in which scores differ by rounding only. In bfloat16 an
-    error is judged by that of transformers, computed here. A failed gate fails the stage.
+    error is compared with transformers' error, computed here. A failed gate fails the stage.
     """
     gpuscore = (sys.executable, "-P", "-m", "gpuscore", "parity")
     small = SMALL_BATCHES if trial and device == "cuda" else ()

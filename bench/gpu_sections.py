@@ -40,7 +40,7 @@ IN_SINGLES = 256.0
 
 
 class Section:
-    """Model, sizes and findings of one section; its `rows` are those of the table."""
+    """Model, sizes and findings of one section; `rows` are the rows of its table."""
 
     def __init__(self, name: str, folder: Path, options: argparse.Namespace) -> None:
         self.name, self.folder, self.trial = name, folder, options.trial

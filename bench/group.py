@@ -1,4 +1,4 @@
-"""A command in a process group of its own, of which nothing outlives the process that waits."""
+"""A command in a process group of its own, all ended with the process that waits for it."""
 
 import ctypes
 import os

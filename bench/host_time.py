@@ -242,7 +242,7 @@ def fp8_product(rounds: int) -> dict[str, Any]:
         products(linear, rows)
         sys.setprofile(None)
         times = timeit.repeat(lambda: products(linear, rows), number=1000, repeat=rounds)
-    # Without those of the stand-in and of the last line above.
+    # Without the calls of the stand-in and of the last line above.
     calls = {"Python calls": kinds["call"] - 1, "calls of C": kinds["c_call"] - 1}
     return {"product": "FP8", **calls, "us": round(min(times) * 1e3, 2)}
 

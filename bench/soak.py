@@ -234,7 +234,7 @@ def main() -> int:
         "rate": f"{options.rate:g} requests/s",
         "CPU of the client": f"{shares[0] / soak.seconds:.3f} cores",
         "CPU of the server and its last engine": f"{shares[1] / soak.seconds:.3f} cores",
-        "faults": f"{soak.faults}, of which {len(soak.losses)} cost the engine its life",
+        "faults": f"{soak.faults}; {len(soak.losses)} cost the engine its life",
         "commit": commit(),
     }
     path = RESULTS / f"soak-{now()[:10]}.html"

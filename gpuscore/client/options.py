@@ -137,8 +137,8 @@ class PromptOptions(TypedDict, total=False):
     Attributes:
         max_tokens: 0, or 1 for the most probable next token, too.
         echo: return the prompt itself.
-        logprobs: 0 for those of the returned tokens, 1 to 20 for as many of the most probable ones
-            at each position, too; None for none.
+        logprobs: 0 for the returned tokens' log-probabilities, 1 to 20 for as many of the most
+            probable tokens at each position, too; None for no log-probabilities.
         add_special_tokens: texts get the tokenizer's special tokens.
     """
 

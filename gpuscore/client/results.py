@@ -1,4 +1,4 @@
-"""The results of the clients' methods: those of `Scorer`, with what only a server can say."""
+"""The results of the clients' methods: `Scorer`'s results with fields that only a server knows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from gpuscore.types.results import Classification, PairScores, Ranking, Scores
 
 @dataclass(frozen=True, kw_only=True)
 class FromServer:
-    """The fields of all results of a server. It has no slots, because a class inherits those of one
-    base only.
+    """The fields of all results of a server. It has no slots, because a class inherits slots from
+    one base only.
 
     Attributes:
         model: the name that the server answered with.

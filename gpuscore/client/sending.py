@@ -138,7 +138,7 @@ class Sender(SenderBase[httpx.Client]):
             return False
 
     def close(self) -> None:
-        """Close the connections, except those of the caller's own httpx.Client."""
+        """Close the connections; a caller's own httpx.Client stays open."""
         if self._own:
             self._http.close()
 
@@ -227,7 +227,7 @@ class AsyncSender(SenderBase[httpx.AsyncClient]):
             return False
 
     async def aclose(self) -> None:
-        """Close the connections, except those of the caller's own httpx.AsyncClient."""
+        """Close the connections; a caller's own httpx.AsyncClient stays open."""
         if self._own:
             await self._http.aclose()
 

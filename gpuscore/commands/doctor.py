@@ -33,7 +33,7 @@ LEAST_MEMORY = 2 * 2**30  # bytes; the weights of Qwen3-0.6B in float32 take 2.2
 LEAST_DISK = 5 * 2**30
 SHAPE = 1024, 6144  # width of rows, and gate and up, of Qwen3-0.6B
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
-# Those of users.
+# Extras that users install.
 EXTRAS = ("batch", "client", "convert", "eval", "jax", "otel", "parity", "ray", "serve")
 Level: TypeAlias = Literal["OK", "warning", "problem"]
 
@@ -127,7 +127,7 @@ def _extra(name: str, lines: Sequence[str]) -> str:
 
 
 def unmet(line: str, extra: str = "") -> str | None:
-    """Return what is wrong about a requirement; None if it is met, or none of this extra's."""
+    """Return what is wrong about a requirement; None if it is met, or not part of this extra."""
     wanted = Requirement(line)
     if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
         return None

@@ -1,4 +1,4 @@
-"""The command line: flags, made from the fields of the configuration; those of labels, which
+"""The command line: flags, made from the fields of the configuration; flags of labels, which
 `gpuscore score` and `gpuscore batch` have in common; and the parser of a command."""
 
 import argparse
@@ -258,7 +258,7 @@ def add_label_flags(group: Any, *, required: bool, default: str = "") -> None:
         "--label-sequences",
         type=label_sequences,
         metavar="IDS,IDS",
-        help="labels as token ids, with spaces between those of one label: '12 7,9'",
+        help="labels as token ids, with spaces between ids of the same label: '12 7,9'",
     )
     group.add_argument(
         "--label-length-normalization",

@@ -33,7 +33,7 @@ class Option:
         added: another field's name and a number: None stands for their sum.
         repeated: a flag that may be given several times; its values are joined by commas, and the
             environment and the file have them so.
-        name, kind: those of the field; kind is bool, int, float or str.
+        name, kind: of the field; kind is bool, int, float or str.
     """
 
     default: Any

@@ -21,7 +21,7 @@ class ServedConfig:
         name: shown in answers, metrics and the log.
         config: the settings, with what is loaded as `config.model`.
         others: further names that requests may use.
-        aliases: those of `--model-alias`, which are shown, too.
+        aliases: names from `--model-alias`, which are shown, too.
         is_default: requests without a name get this model.
     """
 
@@ -55,7 +55,7 @@ def served_models(model: ModelConfig, server: ServerConfig) -> list[ServedConfig
 
 
 def _with_alias(models: Sequence[ServedConfig], text: str) -> list[ServedConfig]:
-    """Return the models, one of which has a further name."""
+    """Return the models, with a further name for the model that the alias `text` names."""
     alias, _, wanted = text.partition("=")
     if not _NAME.fullmatch(alias) or alias == ANY_MODEL:
         raise ConfigError(

@@ -237,7 +237,7 @@ class _Entries:
 
 
 def _numbers(values: NDArray[Any]) -> Iterator[Any]:
-    """Yield an array's rows as Python's numbers or lists, of which few exist at a time."""
+    """Yield an array's rows as Python's numbers or lists; few of them exist at a time."""
     step = max(1, NUMBERS // (values.shape[1] if values.ndim > 1 else 1))
     for start in range(0, len(values), step):
         yield from values[start : start + step].tolist()

@@ -181,8 +181,8 @@ class Dialect(Generic[BodyT]):
         example: a body that the demo model answers, for /docs.
         decode: decodes a body and makes all checks that need no model. May set `variant` of the
             record. Raises InvalidRequest.
-        check: makes the checks of fields that need the served model, which is None while it
-            loads, and come before that of the model's name. Raises GpuscoreError.
+        check: checks fields that need the served model, which is None while it loads; runs before
+            the model's name is checked. Raises GpuscoreError.
         prepare: makes the engine's request; calls `Turns.before` before each piece of work on text.
             Raises GpuscoreError.
         encode: returns the answer as JSON, in pieces that each take about a millisecond to make

@@ -41,8 +41,8 @@ class ScoreBody(ItemsBody):
         list[int | Ids] | None,
         about(
             "The labels, as token ids or as numbers of classes: one list for all items, or one per "
-            "item. Give this, `labels` or `label_sequences`; if all are null, the labels are those "
-            "of the model's family, or all its classes."
+            "item. Give this, `labels` or `label_sequences`; if all are null, the labels of the "
+            "model's family, or all its classes, are used."
         ),
     ] = None
     labels: Annotated[

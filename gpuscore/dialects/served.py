@@ -67,7 +67,7 @@ class ServedModel:
     """One model of a server, from before it is loaded.
 
     Args:
-        name: the one that the server shows.
+        name: the name that the server shows.
         others: further names by which requests may call it.
         aliases: more of them, which GET /v1/models shows.
         is_default: requests without a name get it.
@@ -141,7 +141,7 @@ class ModelTable:
 
         Raises:
             ModelNotFound: no model has this name.
-            InvalidRequest: no name is given, and none of the models is the default.
+            InvalidRequest: no name is given, and there is no default model.
         """
         found = self.find(wanted)
         if found is not None:

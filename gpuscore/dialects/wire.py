@@ -225,7 +225,7 @@ def _schema(types: tuple[Any, ...]) -> Any:
 
 
 def _inlined(schema: Any, components: dict[str, Any]) -> Any:
-    """Return the schema with every reference replaced; none of our types contains itself."""
+    """Return the schema with every reference replaced; no type of ours contains itself."""
     if isinstance(schema, list):
         return [_inlined(one, components) for one in schema]
     if not isinstance(schema, dict):

@@ -37,8 +37,8 @@ ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 LENGTHS = (2, 3, 4, 6, 8, 11, 15, 20)  # tokens of the prompts
 MOST_LABELS = 64
-# Largest difference between equal log-probabilities, over the largest number of which they are the
-# difference: float32 rounds there. Different prompts of a working model are some nats apart.
+# Largest difference that rounding makes between equal log-probabilities, relative to the largest
+# float32 number that they are computed from. Prompts of a working model are some nats apart.
 IDENTICAL = 1e-6
 SATURATED = 0.9999  # probability of one label after every prompt
 LOW_MASS = 1e-9  # of all labels together; of 64 tokens that were not chosen for the prompts
@@ -66,7 +66,7 @@ class Answers:
 
     @property
     def told_apart(self) -> tuple[float, float]:
-        """The largest difference between prompts, and the one that rounding may make.
+        """The largest difference between prompts, and the largest that rounding may make.
 
         Between log-probabilities, or between logits if there is a single class, whose probability
         is always 1.

@@ -177,7 +177,7 @@ class Ticket:
         return self.shared.origin[computed]
 
     def query_rows(self, start: int, stop: int) -> PageRows:
-        """Return the results of the query's rows `start` to `stop` - 1, all of which have arrived.
+        """Return the results of the query's rows `start` to `stop` - 1, which must have arrived.
 
         They are copies, which outlive the ticket.
         """
@@ -283,9 +283,9 @@ class Ticket:
         return result if self.distinct is None else self.distinct.spread(result)
 
     def _label_tokens(self) -> int:
-        """Return the tokens of `computed` that are none of a prompt's: those of nodes.
+        """Count the tokens of `computed` that belong to nodes of labels, not to a prompt.
 
-        With a node that is a whole prompt, the item's tokens stand there again.
+        If a node is a whole prompt, the item's tokens stand in `computed` twice.
         """
         nodes = self.request.nodes
         if nodes is None:

@@ -9,7 +9,7 @@ Counted: TypeAlias = Callable[[int], None]
 
 
 def unwatched(count: int) -> None:
-    """Do nothing, as a `Counted` of which nobody shows the progress."""
+    """Do nothing: a `Counted` for callers that show no progress."""
 
 
 @contextmanager

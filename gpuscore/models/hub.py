@@ -25,8 +25,8 @@ def model_directory(model: str, revision: str | None = None) -> Path:
     """Return the directory of the model's files; download a hub model that is not cached.
 
     Raises:
-        ConfigError: there is no such model, it has another format or kind than those that are
-            served, or the hub cannot be reached; the message says how to go on.
+        ConfigError: there is no such model, its format or kind is not served, or the hub cannot be
+            reached; the message says how to go on.
     """
     if model == DEMO:
         return Path(str(files("gpuscore"))) / DEMO
@@ -180,7 +180,7 @@ _KINDS: tuple[tuple[Callable[[str, dict[str, Any]], object], str], ...] = (
 
 
 def _refuse_unnamed_quantization(directory: Path, config: dict[str, Any]) -> None:
-    """Refuse quantised weights of which config.json says nothing, or in another library's key."""
+    """Refuse quantised weights that config.json names not at all, or in another library's key."""
     apart, mlx = read_object(directory / "hf_quant_config.json"), config.get("quantization")
     found = ""
     if apart is not None and config.get("quantization_config") is None:

@@ -197,7 +197,7 @@ def load_model(
 ) -> LoadedModel:
     """Wait for the engines and prepare the model's prompts; runs in a thread.
 
-    `settings` are those that /info tells.
+    `settings` are shown by /info.
     """
     prompts = files.prompts.prompts(replicas.wait_ready(), limits)
     about, count = replicas.wait_planned(), len(replicas.engines)

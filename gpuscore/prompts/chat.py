@@ -105,7 +105,7 @@ def _conversations(messages: Messages, around: str) -> Iterator[list[dict[str, o
 
 
 def _chosen(made: Sequence[str | ConfigError], fields: list[str]) -> str:
-    """Return the rendering of plain contents if it has all fields once, else that of pieces."""
+    """Return the rendering of plain contents if it has all fields once, else pieces' rendering."""
     plain, pieces = made
     if isinstance(plain, ConfigError):
         raise ConfigError(f"the chat template cannot be rendered: {plain}; {BESIDE}")

@@ -24,7 +24,7 @@ class Read:
         question: its number.
         kind: the question's type.
         trie: its labels.
-        row: of the prompt, among the request's rows; those of the trie's nodes follow.
+        row: number of the prompt's row in the request; the rows of the trie's nodes follow it.
         turned: its options stand in reverse order.
     """
 
@@ -128,7 +128,7 @@ def with_labels(
 
 
 def _sums(read: Read, logprobs: Sequence[Float64Array]) -> Float64Array:
-    """Return the log-probabilities [L] of a read's labels, from those of all rows' tokens."""
+    """Return the log-probabilities [L] of a read's labels; `logprobs` belong to rows' tokens."""
     rows = slice(read.row, read.row + read.trie.num_rows)
     (sums,) = read.trie.sums(np.concatenate(logprobs[rows])[None])
     found: Float64Array = sums

@@ -215,7 +215,7 @@ def read_asking(order: str, calibration: str | None) -> DecisionSettings:
 
 
 def read_decision_settings(directory: Path, asked: DecisionSettings) -> DecisionSettings:
-    """Return the settings of who runs the model, with those of its files.
+    """Return the settings `asked` for on the command line, completed from the model's files.
 
     Raises:
         ConfigError: an entry of config.json has a value that it cannot have.

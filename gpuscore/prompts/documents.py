@@ -109,7 +109,7 @@ class FamilyPrompts:
         label_ids: Sequence[Sequence[int]] | None,
         errors: ItemErrors | None,
     ) -> Rerank:
-        """Return the request; raise ItemsRefused once `errors` has those of all documents."""
+        """Return the request; raise ItemsRefused once every document has an error in `errors`."""
         if not given.documents:
             raise InvalidRequest(f"{given.name} must hold at least one document", param=given.name)
         self._builder.check_count(given.name, len(given.documents))

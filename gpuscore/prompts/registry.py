@@ -1,6 +1,6 @@
 """The prompt families that gpuscore knows by name.
 
-If a prompt differs by a single token from the one that a model was trained with, the scores look
+If a prompt differs by a single token from the prompt that a model was trained with, scores look
 right and are wrong. So each entry has the prompt and formula of the model card, and the tests
 compare its token ids with recorded ones.
 """

@@ -25,8 +25,8 @@ def app(arguments: dict[str, Any]) -> Application:
     """Return the application, for `serve run gpuscore.ray:app NAME=VALUE ...` and `serve deploy`.
 
     Args:
-        arguments: settings by the names of `gpuscore serve`'s flags, with underscores, and those of
-            `RayConfig`.
+        arguments: settings by the names of `gpuscore serve`'s flags, with underscores, and by the
+            names of `RayConfig`'s fields.
 
     Raises:
         ConfigError: an argument is unknown, has no meaning here, or has an invalid value.

@@ -54,7 +54,7 @@ class ClusterEngine:
 
     Args:
         handle: of the engine deployment.
-        config: the limits on the requests in flight, here those of this process.
+        config: the limits on this process's requests in flight.
         limits: of the replicas' engines.
     """
 

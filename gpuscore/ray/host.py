@@ -34,7 +34,7 @@ class HostSettings:
 
 class EngineHost:
     """A replica of the engine deployment. The engine's process is supervised and started again as
-    that of `gpuscore serve`; Ray replaces the replica if it cannot be kept running."""
+    `gpuscore serve` does it; Ray replaces the replica if the process cannot be kept running."""
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
         self, settings: HostSettings

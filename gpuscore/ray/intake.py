@@ -21,7 +21,7 @@ class Intake:
 
     Args:
         app: the application.
-        config: the limits, here those of this process.
+        config: the limits, here of this process.
         most: requests in flight (`--max-queued-requests`).
         keys: the valid keys.
     """

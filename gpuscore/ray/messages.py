@@ -54,7 +54,7 @@ class HostReply(Message, frozen=True):
 
 
 class Facts(Message, frozen=True):
-    """A loaded model; `version` is that of the settings that the replica was started with."""
+    """A loaded model; `version` is the version of the settings that the replica started with."""
 
     limits: BackendLimits
     about: str

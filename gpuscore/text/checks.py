@@ -84,7 +84,7 @@ class PromptChecks:
     ) -> None:
         try:
             self.check_length(len(prompt), index, name)
-            if prompt.max() >= self.backend.vocab_rows:  # a tokenizer can have more ids than that
+            if prompt.max() >= self.backend.vocab_rows:  # a tokenizer can have more ids
                 self.ids(prompt, f"{name}[{index}]")
         except OF_ITEMS as error:
             if errors is None:

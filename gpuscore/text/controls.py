@@ -80,7 +80,7 @@ def refused_controls(param: str) -> Iterator[None]:
 
 
 class Forbidden:
-    """A check that ids are none of some control tokens.
+    """A check that ids contain no forbidden control token.
 
     Args:
         ids: of the control tokens.

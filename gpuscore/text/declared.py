@@ -66,8 +66,9 @@ def refuse_other_ids(directory: Path, tokenizer: Tokenizer) -> None:
 def named_tokens(directory: Path) -> frozenset[str | int]:
     """Return the control tokens that files beside tokenizer.json name, as texts and ids.
 
-    They are those of tokenizer_config.json and special_tokens_map.json, and the ids of bos and eos
-    in config.json and generation_config.json. An unknown token is one only if it has another name.
+    They come from tokenizer_config.json and special_tokens_map.json, and from the ids of bos and
+    eos in config.json and generation_config.json. The unknown token counts only if it has another
+    name, too.
     """
     found: list[tuple[str, object]] = []
     for file in ("tokenizer_config.json", "special_tokens_map.json"):

@@ -100,7 +100,7 @@ class PromptBuilder:
         default_labels: Sequence[int] | None,
         errors: ItemErrors | None,
     ) -> ScoreRequest | None:
-        """Return the request; raise ItemsRefused once `errors` has those of all items."""
+        """Return the request; raise ItemsRefused once every item has an error in `errors`."""
         _at_most(TooManyItems, "items", len(given.items), self.limits.max_items)
         labels, trie = self._labels.read(given, default_labels, turns)
         if not given.items:

@@ -51,7 +51,7 @@ class TextEncoder:
         named: texts and ids of control tokens that other files name.
         template: the source of the chat template, which writes control tokens.
         forbidden: ids that no text may give; ControlToken is raised for one that does.
-        base: the encoder of which this one makes the same tokens or fewer, all as long.
+        base: an encoder with the same tokens or more; a token is equally long in both.
     """
 
     def __init__(

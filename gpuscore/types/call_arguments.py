@@ -157,7 +157,7 @@ def _checked(given: Any, kinds: tuple[type, ...], index: int) -> Any:
 
 
 def _options(given: Any, param: str) -> list[str] | dict[str, str]:
-    """Return options by name, of which each may have a description, or a list of their names."""
+    """Return options by name, each with a description or none, or a list of their names."""
     if not isinstance(given, Mapping):
         return texts(given, param)
     told = ("" if one is None else one for one in given.values())
@@ -208,7 +208,7 @@ class ScoreOptions(TypedDict, total=False):
 
 
 class LocalScoreOptions(ScoreOptions, total=False):
-    """Options of `score` in this process: those of `ScoreOptions`, and `logits`."""
+    """Options of `score` in this process: the options of `ScoreOptions`, and `logits`."""
 
     logits: Annotated[bool, False]
 

@@ -78,7 +78,7 @@ def added_up(result: ScoreResult, trie: LabelTrie) -> ScoreResult:
     """Return the result of a request with nodes as one row per item, and a number per label.
 
     A label's logit is the sum of its tokens' log-probabilities, plus the log-sum-exp of the item's
-    row. So that of a label of one token is the model's own, whatever the other labels are.
+    row. So a label of one token has the model's own logit, whatever the other labels are.
     """
     assert result.lse is not None  # noqa: S101  (requests with a trie need it)
     count = len(result.label_logits) // trie.num_rows

@@ -1,4 +1,4 @@
-"""The results of `Scorer`'s methods, which those of the clients extend, their tables, and errors of
+"""The results of `Scorer`'s methods, which the clients' results extend, their tables, and errors of
 single items, in requests whose other items are scored all the same.
 """
 

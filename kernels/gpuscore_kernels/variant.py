@@ -27,7 +27,7 @@ class Variant:
     """One way in which a kernel is launched.
 
     Args:
-        name: of the variant, unique among those of its kernel's folder.
+        name: of the variant, unique in its kernel's folder.
         kernel: the function decorated with `triton.jit`.
         signature: type of every argument by name ("*bf16", "i32", "fp32",
             "tensordesc<bf16[64, 128]>"); those in `constexprs` may be left out.

@@ -115,7 +115,7 @@ def compiled_variant(variant: Variant, arch: int) -> Any:
         dict(variant.constexprs),
         {(names.index(name),): [["tt.divisibility", 16]] for name in variant.divisible},
     )
-    # Triton's own cache may hold code whose lines are those of another checkout. As nothing is read
+    # Triton's own cache may hold code with line numbers of another checkout. As nothing is read
     # from it, Triton need not hash its own files, 1.5 s of a core, to name what it writes there.
     with (
         knobs.compilation.scope(),

@@ -67,7 +67,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class SassLoop:
-    """One loop. `opcodes` counts its own instructions, without those of loops inside it.
+    """One loop. `opcodes` counts its own instructions, not the instructions of loops inside it.
 
     `in_flight` is the fewest groups of asynchronous copies that a wait leaves under way.
     """

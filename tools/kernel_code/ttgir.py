@@ -138,7 +138,7 @@ def _frames(place: str, places: Mapping[str, str]) -> Iterator[tuple[str, int]]:
 def _header(frames: Sequence[tuple[str, int]]) -> str:
     """Source of the innermost loop around a location: in its function, else in its callers.
 
-    The location of a pipelined loop is that of some operation in it.
+    A pipelined loop has the location of some operation in it.
     """
     for path, line in frames:
         around = [span for span in _source_loops(path) if span[0] <= line <= span[1]]

@@ -9,7 +9,7 @@ from gpuscore.types.batch import Int32Array, PackedBatch, Prefix, Segment, pack
 from gpuscore.types.request import MAX_TOP
 
 SMALL = 64  # tokens of a warm-up batch
-FEW_ROWS = 256  # rows whose masks and work spaces are as large as those of more rows
+FEW_ROWS = 256  # rows; more rows need no larger masks and work spaces
 FEWER_ROWS = 64  # the same without masks, and where operators do not copy keys for many rows
 SOME_KEYS = 1024  # keys with which an attention operator's work spaces have their full size
 LABELS = 16384  # labels of a largest batch; more than the label head handles in one tile
@@ -73,7 +73,7 @@ def largest_in_parts(
     Args:
         max_tokens, max_model_len, page_size: as for `largest_batches`.
         masked: attention has masks for rows and keys, or scores of its own: a window or a soft-cap.
-            Without either, the keys of a prompt's end are those of the items behind it.
+            Without either, keys of a prompt's end take the same memory as keys of items after it.
         copied: attention may copy all keys in another order if there are many rows, as torch's
             operator does in half precision.
     """

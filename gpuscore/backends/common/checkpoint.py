@@ -91,8 +91,8 @@ class CheckpointFiles:
     def scale(self, part: str, name: str) -> Any | None:
         """Return the scale of the weight `name` as it is stored; None if it has none.
 
-        Its shape is that of one number, a number per row of the weight, [O, 1] or [O], or one per
-        block of 128 x 128, [O / 128, K / 128] rounded up.
+        It is one number, a number per row of the weight, [O, 1] or [O], or one per block of
+        128 x 128, [O / 128, K / 128] rounded up.
 
         Raises:
             ConfigError: the scale has another shape or dtype.

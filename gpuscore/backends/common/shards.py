@@ -118,7 +118,7 @@ ALL = Shard()  # the whole model
 
 
 def settings_of_a_rank(config: ModelConfig, device: str) -> ModelConfig:
-    """Return the settings with a rank's part of the sizes, which are those of a device.
+    """Return the settings with a rank's part of the sizes, which are given for a whole device.
 
     On a GPU each rank has a device of its own; a CPU is shared.
     """

@@ -156,7 +156,7 @@ class JaxBackend:
     def _labels(
         self, programs: Programs, scored: ScoredRows, batch: PackedBatch
     ) -> Iterator[Array]:
-        """Yield label logits: those of the batch's program, then those that had no room there."""
+        """Yield label logits: first from the batch's program, then those without room there."""
         if len(batch.label_token_ids):
             yield scored.labels
         done, most = programs.sizes.labels, programs.max_labels

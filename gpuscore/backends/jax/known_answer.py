@@ -17,7 +17,7 @@ from gpuscore.backends.jax.layout import ProgramSizes, divided
 from gpuscore.backends.jax.padding import padded
 from gpuscore.errors import ConfigError
 
-LAYER, LAYERS = 1, 2  # the one that is written and read, of so many
+LAYER, LAYERS = 1, 2  # number of the layer that is written and read, and count of layers
 TOKENS = 128  # rows of the batch at most
 
 

@@ -55,7 +55,7 @@ class Launched:
 
 
 def joined(parts: Sequence[RowScores]) -> RowScores:
-    """Return the results of a batch from those of its parts, which have the same fields."""
+    """Join the results of a batch's parts, which have the same fields."""
     if len(parts) == 1:
         return parts[0]
     columns = ((part.lse, part.top_ids, part.top_logits) for part in parts)

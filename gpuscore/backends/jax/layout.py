@@ -43,7 +43,7 @@ class ProgramSizes:
 
     @property
     def requests(self) -> int:
-        """Requests with a prefix, each of which has at least a block of pages."""
+        """Most requests with a prefix; each takes at least a block of pages."""
         return min(self.tokens, self.pages // self.tiling.prefix_pages)
 
     @property
@@ -113,7 +113,7 @@ class Tables(NamedTuple):
 class Trips:
     """Iterations of a program's loops for one batch, in each layer.
 
-    The last layer has those of all rows for keys and values, and those of scored rows for the rest.
+    The last layer iterates over all rows for keys and values, and over scored rows for the rest.
     """
 
     products: tuple[int, ...]  # tiles of all rows, by `TileSizes.product_rows`

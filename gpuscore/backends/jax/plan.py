@@ -76,7 +76,7 @@ class JaxPlan:
     identity: str  # see BackendLimits
     precision: Precision = "full"  # of linear layers
     framework: Literal["jax"] = "jax"
-    settings: ModelConfig = field(default_factory=ModelConfig)  # of which the plan was made
+    settings: ModelConfig = field(default_factory=ModelConfig)  # the plan was made from these
 
     @property
     def device_name(self) -> str:
@@ -120,7 +120,7 @@ class JaxPlan:
         """Return the number of KV pages.
 
         A number that free memory determines is rounded, since it is part of every program, and
-        `--compile-cache` finds none of another number.
+        `--compile-cache` finds no program that was compiled for another number.
 
         Args:
             free: bytes beside the weights.

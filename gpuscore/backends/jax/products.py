@@ -46,7 +46,7 @@ def _widened(product: "partial[Array]", left: Array, right: Array) -> Array:
 
 
 class Quantized(NamedTuple):
-    """A weight in int8 with a scale per row; or those of all layers, one dimension in front."""
+    """A weight in int8 with a scale per row; or all layers' weights, with a dimension in front."""
 
     weight: Array  # [B, A]
     scale: Array  # [B], float32

@@ -54,8 +54,8 @@ def load_weights(
     Args:
         directory, architecture: of the model.
         dtype, device: of the weights.
-        precision: "full"; "int8", in which weights of a plain checkpoint are quantised here; or
-            "w8a16", with which those of a quantised one are converted to `dtype`.
+        precision: "full"; "int8": weights of a plain checkpoint are quantised here; or "w8a16":
+            weights of a quantised checkpoint are converted to `dtype`.
         progress: called after each tensor.
         recipe: of a plain checkpoint in int8; None = no product stays in 16 bits.
 

@@ -318,7 +318,7 @@ def shortened(
     """Return the same model with one layer of each kind, and the last layer.
 
     Layers run one after the other, so a batch takes as much memory as with all layers, but much
-    less time. The same holds for tiles of the label head, of which a CPU gets the first ones.
+    less time. The same holds for tiles of the label head, so a CPU gets the first tiles only.
     """
     mixture = config.mixture
     kinds: dict[object, int] = {}

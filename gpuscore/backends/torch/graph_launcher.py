@@ -38,7 +38,7 @@ from gpuscore_kernels.extend_attention import TileTable, list_words
 from gpuscore_kernels.label_head import label_logits, vocab_statistics
 from gpuscore_kernels.launch import next_power_of_two
 
-# The most words of a batch that runs as a graph, without those of the label head, which is not part
+# The most words of a batch that runs as a graph, without words of the label head, which is not part
 # of the graph.
 GRAPH_WORDS = 2**20
 IN_FLIGHT = 2  # batches: one runs, the next is uploaded

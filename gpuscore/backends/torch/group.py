@@ -76,7 +76,7 @@ class RankGroup:
         return x
 
     def of_first(self, x: Tensor) -> Tensor:
-        """Return x of rank 0; that of the others is overwritten."""
+        """Return x of rank 0 on every rank; the other ranks' x is overwritten."""
         return self.sum(x if self.shard.rank == 0 else x.zero_())
 
     def gather(self, x: Tensor) -> list[Tensor]:

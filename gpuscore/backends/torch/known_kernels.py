@@ -147,9 +147,9 @@ def _mixture_calls(model: DecoderConfig, weights: DecoderWeights) -> Iterator[tu
 
 
 def _without_ties(rows: int, experts: int, generator: torch.Generator) -> Tensor:
-    """Return logits [rows, experts] of which the 256 largest of each row differ in every dtype.
+    """Return logits [rows, experts]; the 256 largest of each row differ in every dtype.
 
-    Of equally probable experts an implementation may choose any.
+    Among equally probable experts an implementation may choose any.
     """
     ranks = torch.rand(rows, experts, generator=generator).argsort(dim=1)
     return (ranks - experts) / 16

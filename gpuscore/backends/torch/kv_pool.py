@@ -68,7 +68,7 @@ class KVPool:
                 side.index_copy_(1, slots, values.transpose(0, 1))
 
     def read(self, layer: int, slots: Rows) -> tuple[Tensor, Tensor]:
-        """Return k and v [Hkv, n, D] of slots [n]; those of a slice are the pool's own memory."""
+        """Return k and v [Hkv, n, D] of slots [n]; for a slice, they share the pool's memory."""
         k, v = self.layers[layer]
         if isinstance(slots, slice):
             return k[:, slots], v[:, slots]

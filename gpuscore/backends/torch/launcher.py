@@ -226,7 +226,7 @@ class ShardedVocabulary:
         self._first = group.shard.share(tokens).start
 
     def embedding(self, token_ids: Tensor, table: Tensor) -> Tensor:
-        """Return the embeddings [T, E] of tokens [T]; `table` [v, E] has those of this rank."""
+        """Return the embeddings [T, E] of tokens [T]; `table` [v, E] is this rank's part."""
         own, there = _own(token_ids, self._first, len(table))
         rows = functional.embedding(own, table)
         return self._group.sum(rows.masked_fill(~there[:, None], 0))

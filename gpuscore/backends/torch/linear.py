@@ -281,7 +281,7 @@ def _scaled_in_place(y: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
 def _onednn(q: Tensor, linear: PackedLinear) -> Tensor:
     """Return q w' [T, O] times the scales of w's rows, in float32; sums are exact integers.
 
-    The operator takes one scale for all of q, so those of its rows are multiplied afterwards.
+    The operator takes one scale for all of q, so the scales of q's rows are multiplied afterwards.
     """
     product: Tensor = torch.ops.onednn.qlinear_pointwise(
         q,

@@ -57,8 +57,8 @@ def load_weights(
     Args:
         directory, architecture: of the model.
         dtype, device: of the weights.
-        precision: of linear layers. Weights of a plain checkpoint are quantised here; those of a
-            quantised one are converted to `dtype` with "w8a16".
+        precision: of linear layers. Weights of a plain checkpoint are quantised here; weights of a
+            quantised checkpoint are converted to `dtype` with "w8a16".
         progress: called after each tensor.
         group: the ranks that share the model.
         recipe: of a plain checkpoint in eight bits; None = no product stays in 16 bits.

@@ -79,7 +79,7 @@ class TorchPlan:
     framework: Literal["torch"] = "torch"
     pdl: bool = False  # our kernels begin before the kernel before has ended
     shard: Shard = ALL  # of the model that this process holds
-    settings: ModelConfig = field(default_factory=ModelConfig)  # of which the plan was made
+    settings: ModelConfig = field(default_factory=ModelConfig)  # the plan was made from these
     dtype_reason: str = ""  # of "auto", if something was measured
 
     def __post_init__(self) -> None:

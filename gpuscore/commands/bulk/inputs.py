@@ -109,7 +109,7 @@ def read_header(path: Path) -> list[str]:
 
 
 def _blocks(path: Path, rows: Iterable[tuple[int, int, bytes | Decoded]]) -> Iterator[LineBlock]:
-    """Yield blocks of bounded size of rows, each of which comes with its line and its size."""
+    """Yield blocks of bounded size; `rows` are (line, size in bytes, row)."""
     block, size = LineBlock(path, 1), 0
     for place, length, row in rows:
         block.rows.append(row)
@@ -329,7 +329,7 @@ def _columns(path: Path, inputs: InputFiles, options: BatchOptions) -> Any:
 
 
 def _check_first_rows(inputs: InputFiles, options: BatchOptions) -> None:
-    """Check the fields of the first rows of JSON lines, unless none of them is an object."""
+    """Check the fields of the first rows of JSON lines, if at least one row is an object."""
     blocks = (block for path in inputs.paths for block in read_json_lines(path))
     decoded = chain.from_iterable(block.decoded() for block in blocks)
     rows = list(islice(decoded, FIRST_ROWS))
@@ -350,7 +350,7 @@ def identify(inputs: InputFiles) -> dict[str, FileState]:
 
 
 def refuse_changed(inputs: InputFiles, known: dict[str, FileState], read_all: bool = False) -> None:
-    """Raise ConfigError if a file is not the one that `identify` saw.
+    """Raise ConfigError if a file has changed since `identify` saw it.
 
     A file of the same size and time counts as the same. One with another time is read, and its
     SHA-256 decides; with `read_all` every file is read.

@@ -78,7 +78,7 @@ class Progress:
 
     Attributes:
         prompt_tokens: of all prompts scored by this run, each counted as a whole.
-        computed_tokens: those of them that were computed; the others were shared or cached.
+        computed_tokens: the prompt tokens that were computed; the others were shared or cached.
         rows: rows that this run has scored or found bad.
     """
 
@@ -127,8 +127,8 @@ def run_job(job: BatchJob, loading: Loading, progress: Progress) -> WrittenState
         loading: starts the model; not called if all rows are scored already.
 
     Raises:
-        ConfigError: the input or an option cannot be used, or is another one than that of the run
-            which this one would continue; or another run is at work.
+        ConfigError: the input or an option cannot be used, or differs from the input or option of
+            the run that this run would continue; or another run is at work.
         InvalidRequest: the labels are not valid for the model; or a row is bad, and the job is
             strict.
         EngineFailed: the engine cannot be kept running. The work folder is kept.

@@ -121,7 +121,7 @@ class SchemaFinder:
 
     @property
     def schema(self) -> Any:
-        """The schema; that of the texts if no object was added."""
+        """The schema; only the columns of texts if no object was added."""
         return self._schema if len(self._schema) else schema_of_texts(self._names)
 
     def add(self, rows: Sequence[dict[str, Any]], place: str) -> None:

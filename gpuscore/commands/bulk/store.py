@@ -105,8 +105,8 @@ def grouped(
     free_cut: bool = True,
     cached: bool = True,
 ) -> Iterator[list[TextRow]]:
-    """Yield neighbouring rows whose prompts go into one request: those of one first text, or, to
-    save requests, rows of which each has a first text of its own.
+    """Yield neighbouring rows whose prompts go into one request: rows with the same first text, or,
+    to save requests, rows that each have a first text of their own.
 
     Args:
         rows: in order.

@@ -1,8 +1,8 @@
 """From rows to requests of the engine, and from its results to scores or answers.
 
 Lines of a file of requests have OpenAI's batch format, as vLLM's run-batch takes it: {"custom_id",
-"method", "url", "body"}. The dialect of the url answers the body, so the answer is the one that the
-server would give.
+"method", "url", "body"}. The dialect of the url answers the body, so the answer is the same as the
+server's.
 """
 
 import hashlib
@@ -113,7 +113,7 @@ def _bad(row: TextRow, error: GpuscoreError) -> BadTextRow:
 
 
 def _divided(rows: Sequence[TextRow], error: GpuscoreError) -> list[Sequence[TextRow]]:
-    """Divide the rows at the one that the error names, or else in the middle."""
+    """Divide the rows at the row that the error names, or else in the middle."""
     found = _INDEX.search(error.param or "")
     index = int(found[1]) if found else len(rows)
     if index >= len(rows):

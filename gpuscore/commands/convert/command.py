@@ -99,7 +99,7 @@ def _refuse_existing(directory: Path) -> None:
 
 @contextmanager
 def _beside(directory: Path) -> Iterator[Path]:
-    """Make a directory beside the one that is asked for; remove it if it was not renamed.
+    """Make a directory beside the requested directory; remove it if it was not renamed.
 
     Signals that end the process raise SystemExit meanwhile.
     """

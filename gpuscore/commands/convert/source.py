@@ -1,4 +1,4 @@
-"""The source of a conversion: a model in another format than the one that `serve` takes."""
+"""The source of a conversion: a model in a format that `serve` does not take."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ class Source(Protocol):
 
     Attributes:
         path: of its file or directory.
-        why: says in a few words of which precision its weights are.
+        why: names the precision of its weights in a few words.
         suggested: the dtype that this precision suggests.
     """
 

@@ -269,7 +269,7 @@ class BenchRun:
 
 
 def _is_part(scenario: Scenario, way: Way, asks: Sequence[BenchRequest]) -> bool:
-    """Return whether these requests are only some of those of one query."""
+    """Return whether these requests are only a part of one query's requests."""
     return not scenario.asks and way.chunk is not None and 1 < len(asks) < way.requests
 
 

@@ -82,7 +82,7 @@ def take(target: Answerer, workload: Workload) -> Sampled:
 def not_comparable(one: About, two: About) -> str | None:
     """Return why the scores of two servers need not be equal; None if they must be.
 
-    Servers give a model names of their own, of which the last part is that of its directory.
+    Servers give a model names of their own; a name's last part is the name of its directory.
     """
     kinds = APIS[one.api].kind, APIS[two.api].kind
     if kinds[0] != kinds[1] or OWN_PROMPTS in kinds:

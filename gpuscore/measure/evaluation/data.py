@@ -28,8 +28,8 @@ class Query:
         documents: ids of the candidates; unique.
         texts: of the candidates.
         first_stage: the candidates' scores by an earlier stage, if known.
-        grades: by document id, those of documents that are no candidates included; over 0 is
-            relevant.
+        grades: by document id, also of documents that are not candidates; a document with a grade
+            over 0 is relevant.
     """
 
     id: str

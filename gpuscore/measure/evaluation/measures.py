@@ -185,7 +185,7 @@ def classified(classes: Sequence[str], rows: Float64Array, labels: Sequence[str]
         labels: right classes.
 
     Raises:
-        ConfigError: a label is none of the classes.
+        ConfigError: a label is not among the classes.
     """
     if unknown := sorted(set(labels) - set(classes)):
         shown = ", ".join(classes)
@@ -247,7 +247,7 @@ class ComparedRuns:
 def measured(
     data: Ranked | Labelled, run: ScoredRun, measures: Mapping[str, Any], seed: int
 ) -> Measured:
-    """Return a run's measures; raise ConfigError for a label that is none of the classes."""
+    """Return a run's measures; raise ConfigError for a label that is not among the classes."""
     if isinstance(data, Labelled):
         return _classification(data, run, seed)
     scores = {query.id: run.answers[query.id].scores for query in data.queries}

@@ -51,7 +51,7 @@ def errors(differences: Float64Array) -> Errors:
 
 
 def log_odds(log_p: Float64Array) -> Float64Array:
-    """Return log(p / (1 - p)) of log-probabilities; of a probability of 1 that of the next less."""
+    """Return log(p / (1 - p)) of log p; a p of 1 counts as the next smaller float64."""
     below_one = np.minimum(log_p, -np.finfo(np.float64).epsneg)
     odds: Float64Array = below_one - np.log(-np.expm1(below_one))
     return odds

@@ -103,7 +103,7 @@ class TauB:
 
 
 class TopOverlap:
-    """The share of the ten best that are among the ten best; its methods are those of `TauB`."""
+    """The share of the ten best that stay among the ten best; `TauB` explains the methods."""
 
     fewest = 2 * TOP
 
@@ -120,7 +120,7 @@ class TopOverlap:
         return 1 / TOP
 
     def by_chance(self, n: int) -> float:
-        """Use the moments of the hypergeometric distribution: TOP of n, of which TOP count."""
+        """Use the moments of the hypergeometric distribution: TOP draws from n, with TOP hits."""
         share = TOP / n
         variance = share * (1 - share) * (n - TOP) / (n - 1) / TOP
         return share + _UNLIKELY * math.sqrt(variance)

@@ -169,7 +169,7 @@ class FrontLink(EngineLink):
 
     @property
     def stats(self) -> EngineStats:
-        """The supervisor's last statistics, or else those of the last heartbeat."""
+        """The supervisor's last statistics, or else the last heartbeat's."""
         return super().stats if self._told is None else self._told
 
     @property

@@ -112,7 +112,7 @@ def _part(request: ScoreRequest, start: int, stop: int) -> ScoreRequest:
 def join(results: Sequence[ScoreResult]) -> ScoreResult:
     """Put the results of all parts together, in the order of `split`.
 
-    The tokens add up; the timings are those of the part that took longest.
+    The tokens add up; the timings come from the part that took longest.
     """
     if len(results) == 1:
         return results[0]

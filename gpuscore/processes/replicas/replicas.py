@@ -114,7 +114,7 @@ class Replicas:
     def score_all(
         self, requests: Sequence[ScoreRequest]
     ) -> "list[Future[ScoreResult] | GpuscoreError]":
-        """Queue requests without blocking, those of each replica together.
+        """Queue requests without blocking; requests to the same replica go together.
 
         Returns:
             For each request, its future, or the error that refused it: Overloaded, Unavailable.

@@ -51,10 +51,10 @@ class LinkedEngine(Generic[LinkT]):
         config: the limits on the requests in flight.
         connect: returns the way to the process, which tells its events to this client.
         counts: of the backlog (`engine.admission.PLACES`), if several processes share them.
-        own: the engines of its model, of which some may be made after it. While another one is
-            alive, requests of a silent child fail before it is killed, so that they run there.
-        everyone: those of all models. While another one is hopeful, a child that failed too often
-            is started again all the same.
+        own: the engines of its model; some may be made after it. While another engine is alive,
+            requests of a silent child fail before it is killed, so that they run there.
+        everyone: the engines of all models. While another engine may still start, a child that
+            failed too often is started again all the same.
     """
 
     def __init__(

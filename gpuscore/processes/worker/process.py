@@ -82,7 +82,7 @@ class EngineProcess:
 
     Args:
         command: its command line, to which the socket and this process's id are added.
-        more: its environment variables besides those of this process.
+        more: environment variables that it gets besides this process's.
         listener: by which fronts reach it.
 
     On Linux, create it in a thread that lives as long as the process must. The child asks the

@@ -1,5 +1,5 @@
-"""The actor's side of an engine: its process and supervisor, and the messages to the driver, beside
-those of the engine's process."""
+"""The actor's side of an engine: its process and supervisor, and the messages to the driver that do
+not come from the engine's process."""
 
 import threading
 from collections.abc import Callable, Sequence

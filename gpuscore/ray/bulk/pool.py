@@ -175,7 +175,7 @@ class ActorEngine(LinkedEngine[ActorLink]):
     """The client of an engine that an actor hosts.
 
     Args:
-        others: the engines of the pool, of which some are made after this one.
+        others: the engines of the pool; some are made after this engine.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ def _named(model: str) -> str:
 
 
 def _for_all(engine: EngineConfig, count: int) -> EngineConfig:
-    """Return the limits of all engines together: the settings' are those of each of them."""
+    """Return the limits of all engines together; the settings have the limits of each engine."""
     return replace(
         engine,
         max_queued_requests=engine.max_queued_requests * count,

@@ -223,7 +223,7 @@ def _states(models: ModelTable) -> dict[str, Any]:
 
 
 def _unavailable(why: str, models: ModelTable, *states: str) -> Unavailable:
-    """Return an error that names those of several models that are in one of these states."""
+    """Return an error that names the models in one of these states, if there are several models."""
     names = [one.name for one in models if one.state in states]
     which = f": {listed(names)}" if names and models.only is None else ""
     return Unavailable(f"{why}{which}", retry_after=LOADING_RETRY_AFTER)

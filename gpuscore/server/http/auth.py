@@ -28,7 +28,7 @@ class ApiKeys:
 
     @classmethod
     def of_digests(cls, digests: Collection[bytes]) -> "ApiKeys":
-        """Return keys of which only the SHA-256 digests are known."""
+        """Return keys whose SHA-256 digests alone are known."""
         keys = cls([])
         keys._digests = list(digests)
         return keys

@@ -37,7 +37,7 @@ def warn_of_limit(connections: int) -> None:
 
 
 def log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log an error of the event loop; one of `accept`, of which there may be many, in one line."""
+    """Log an error of the event loop; errors of `accept`, which may be many, take one line each."""
     error = context.get("exception")
     if not isinstance(error, OSError) or error.errno not in EXHAUSTED or "socket" not in context:
         loop.default_exception_handler(context)

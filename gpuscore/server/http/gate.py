@@ -141,9 +141,9 @@ class Gate:
         return self.refusal(exchange.tenant, 0, self._sizes[exchange]) if full else None
 
     def more(self, exchange: Exchange, size: int) -> Overloaded | None:
-        """Count bytes that the connection does not see, as `received` does those that it does.
+        """Count bytes that did not arrive on the connection; `received` counts bytes that did.
 
-        They are those to which a part of a body was unpacked, or that the answer has at most.
+        Such bytes are the unpacked part of a body, or the most that the answer may have.
         """
         self._counts.add(_BYTES, size)
         self._more[exchange] += size

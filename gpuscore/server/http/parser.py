@@ -51,7 +51,7 @@ def _origin_form(method: bytes, target: bytes) -> bytes:
 
 Field = tuple[bytes, bytes]  # name in lower case, value without white space around it
 
-# llhttp knows these methods, and none of them changes how a message is parsed. In place of any
+# llhttp knows these methods, and no method changes how a message is parsed. In place of any
 # other method it gets TRACE, which no route has.
 _METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"PATCH", b"OPTIONS", b"TRACE"))
 _METHOD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")

@@ -223,7 +223,7 @@ class Outlet:
         self.empty()
 
     def _watch(self) -> None:
-        """Check again later, and drop a client that has taken none of its answer by then.
+        """Check again later, and drop a client that has taken no byte of its answer by then.
 
         A connection that is being closed is watched, too: its transport would wait for ever.
         """

@@ -89,7 +89,7 @@ class Metrics:
         )
         self._cancelled = self._counters(
             "cancelled",
-            "Requests whose client left before the answer; stage is the one that they had reached",
+            "Requests whose client left before the answer, by the stage that they had reached",
             stage=PROGRESS,
         )
         self._lag = self._sizes(

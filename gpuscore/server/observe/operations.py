@@ -156,7 +156,7 @@ class OperationsMiddleware:
         self, app: ASGIApp, operations: Operations, routes: Iterable[str], timing_headers: bool
     ) -> None:
         self.app, self.operations = app, operations
-        self.routes = frozenset(routes)  # route templates; none of them has a parameter
+        self.routes = frozenset(routes)  # route templates without parameters
         self.timing_headers = timing_headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -28,7 +28,7 @@ from gpuscore_kernels.extend_attention.layout import (
 
 Slots: TypeAlias = Callable[[Wide, Wide], Wide]  # of (query tile, key of its prefix)
 
-# Columns of ranges behind those of masked tiles: query tile; 1 = before the run of full tiles.
+# Columns of ranges after the columns of masked tiles: query tile; 1 = before the run of full tiles.
 TILE, BEFORE = MASKED_FIELDS, MASKED_FIELDS + 1
 RANGE_FIELDS = MASKED_FIELDS + 2
 
@@ -159,9 +159,9 @@ class FullRuns:
 
 
 def _joined(ranges: Wide) -> Wide:
-    """Return ranges of rows of the batch, with those of a query tile that follow each other as one.
+    """Join ranges of the batch's rows that follow each other in the same query tile.
 
-    A row sees those of its own segment only, wherever the borders between segments are.
+    A row sees rows of its own segment only, wherever the borders between segments are.
     """
     ranges = ranges[ranges[:, NUM_KEYS] > 0]
     if len(ranges) < 2:

@@ -123,7 +123,7 @@ def _masked_step(
         own = whose == OF_ROW
         others = tl.where((whose == SHARED) | (first_row == whose), 0, NO_KEY)
         oldest = tl.where(own, first_row, others)
-        # Other keys than those of its own segment come before a row.
+        # Keys of other segments come before a row.
         newest = tl.where(own, batch_row, NO_KEY - 1)
         if WINDOW > 0:
             newest = tl.where(own, batch_row, position)

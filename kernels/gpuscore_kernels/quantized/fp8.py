@@ -19,7 +19,7 @@ from torch.nn.functional import ScalingType
 Capability: TypeAlias = tuple[int, int]
 
 CAPABILITIES: tuple[Capability, ...] = ((8, 9), (9, 0), (10, 0), (10, 3))
-MULTIPLE = 16  # of which both sizes of a weight have to be multiples
+MULTIPLE = 16  # both sizes of a weight have to be multiples of it
 RESULTS = (torch.bfloat16, torch.float16)  # float32 takes no bias
 _BY_ROW, _AS_IT_IS = [ScalingType.RowWise.value], list[int]()  # recipe of scales, and their order
 

@@ -110,7 +110,7 @@ class KeptRecipes:
         return found if found.digest == digest else None
 
     def write(self, recipe: Recipe) -> Recipe:
-        """Keep a recipe, and return the one that is kept: of several processes, the first's.
+        """Keep a recipe; return the kept recipe, which may be another process's that was first.
 
         A directory that cannot be written gives a warning.
         """

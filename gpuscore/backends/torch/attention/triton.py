@@ -45,7 +45,7 @@ class TritonAttention:
         self.use(replace(chosen, pdl=pdl))
 
     def use(self, tile_config: TileConfig) -> None:
-        """Launch with another configuration than that of the device."""
+        """Launch with this configuration in place of the device's."""
         self.tile_config = tile_config
         self.shape = tile_config.shape(self.config.num_heads // self.config.num_kv_heads)
 

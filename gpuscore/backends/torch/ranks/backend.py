@@ -26,8 +26,8 @@ class SentBatch:
 class ParallelBackend:
     """Implements `Backend` by ranks that share a model and compute every batch together.
 
-    After an error in the middle of a batch the ranks are out of step, so every error but that of
-    wrong ids loses the device.
+    After an error in the middle of a batch the ranks are out of step, so every error, except for
+    wrong ids, loses the device.
 
     Args:
         plan: of rank 0.
