@@ -137,7 +137,7 @@ def words(rng: random.Random, count: int) -> str:
 def measure(
     folder: Path, rows: list[Row], loaded: LoadedModel
 ) -> tuple[Spent, float, dict[Any, Any]]:
-    """Run one job; return what it took, the share of tokens not computed, and scores by text."""
+    """Run one job; return its seconds, the share of tokens not computed, and scores by text."""
     source, output = folder / "in.jsonl", folder / "out.jsonl"
     source.write_bytes(b"\n".join(map(msgspec.json.encode, rows)))
 

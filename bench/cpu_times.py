@@ -41,8 +41,8 @@ def measure(
     """Time all scorers in turn, `repeat` times; ratios compare a scorer with the first scorer.
 
     Returns:
-        rows of the table, the floors of each round, and the share of its own that the first one
-        reaches.
+        rows of the table, the floors of each round, and the share of its floor that the first
+        scorer reaches.
     """
     count = workload.num_items * workload.requests
     per_item: dict[str, list[Spent]] = {name: [] for name in scorers}

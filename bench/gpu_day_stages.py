@@ -1,4 +1,4 @@
-"""The stages of bench/gpu_day.py: what each runs, for how long, and what its output says."""
+"""The stages of bench/gpu_day.py: commands, time limits, and readers of the commands' output."""
 
 import importlib.util
 import json
@@ -91,14 +91,14 @@ class Stage:
 
 
 def stages(device: str, folder: Path, *, trial: bool) -> list[Stage]:
-    """Return all stages of the day, the most important first: what only a card can tell.
+    """Return all stages of the day, the most important first: measurements that need a card.
 
     Every bench compares results with the reference before it times them. The tests that need a
     card for themselves are a stage on a card only.
 
     Args:
         device: cuda or cpu.
-        folder: gets what they write.
+        folder: gets the stages' files.
         trial: with small sizes.
     """
     bench, rows = (sys.executable, "-P", BENCH / "attention.py"), folder / "attention.jsonl"
@@ -124,7 +124,7 @@ def stages(device: str, folder: Path, *, trial: bool) -> list[Stage]:
 def sections(
     device: str, folder: Path, *, trial: bool, serve: bool = False, shape: str | None = None
 ) -> list[Stage]:
-    """Return the sections of `make bench-gpu`, each a process; what one finds is kept if it fails.
+    """Return the sections of `make bench-gpu`, each a process; a failed section keeps its findings.
 
     Args:
         device, folder, trial: as for `stages`.
@@ -247,7 +247,7 @@ def parity(device: str, folder: Path, trial: bool) -> list[Stage]:
 def run_stage(stage: Stage, folder: Path, limit: float) -> Found:
     """Run a stage's commands; return its status, seconds and findings.
 
-    A stage that fails keeps what it had found, if that can be read.
+    A stage that fails keeps its findings, if they can be read.
     """
     begun, printed = time.monotonic(), printed_of(stage, folder)
     printed.write_text("")
@@ -267,7 +267,7 @@ def run_stage(stage: Stage, folder: Path, limit: float) -> Found:
 
 
 def found_by(stage: Stage, folder: Path, status: str, why: str) -> Found:
-    """Return what a stage has left in the folder, whether or not it has ended."""
+    """Return the findings that a stage has left in the folder, whether or not it has ended."""
     path, found = printed_of(stage, folder), dict[str, Any]()
     printed = path.read_text(errors="replace") if path.is_file() else ""
     try:

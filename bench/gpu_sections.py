@@ -2,7 +2,8 @@
 
     python -P bench/gpu_sections.py FOLDER NAME --device cpu --trial
 
-Writes its findings into FOLDER after every row, and reads what `ceilings` and `reference` left.
+Writes its findings into FOLDER after every row, and reads the findings of `ceilings` and
+`reference`.
 The exit code is 1 if a row was wrong or failed.
 """
 
@@ -54,7 +55,7 @@ class Section:
         self.found: dict[str, Any] = {"rows": [], "clocks": {"before": clocks()}}
 
     def kept(self, section: str, key: str, default: Any) -> Any:
-        """Return what an earlier section found; the default if it failed."""
+        """Return the findings of an earlier section; the default if it failed."""
         path = found_of(self.folder, section)
         return read_json(path).get(key, default) if path.is_file() else default
 

@@ -159,8 +159,8 @@ def measure(
     """Time every launch of a forward pass by Triton and by our cache, and a narrow pass without
     any.
 
-    Of each time the least counts, because other work on the machine only adds to it. It includes
-    one reading of the clock.
+    The shortest of the repeated times counts, because other work on the machine only adds to it. A
+    time includes one reading of the clock.
     """
     times: dict[tuple[str, str, int], int] = {}  # by way, kernel, number of the launch
     ours, number = CachedLaunch.__call__, itertools.count()

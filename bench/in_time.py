@@ -1,8 +1,8 @@
-"""The time that a stage of bench/gpu_day.py has left, and what is kept of its tests meanwhile.
+"""The time that a stage of bench/gpu_day.py has left, and a record of its tests' outcomes.
 
-A stage finds when it will be ended in the environment. As a plugin of pytest (`-p in_time`), this
-module writes each test's outcome into a file of JSON lines as soon as it is known, so that a run
-that is killed loses no other, and stops before the time is up.
+The environment tells a stage when it will be ended. As a plugin of pytest (`-p in_time`), this
+module writes each test's outcome into a file of JSON lines as soon as it is known, so that a killed
+run loses only the test that is running, and ends the run before the time is up.
 """
 
 import json

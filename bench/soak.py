@@ -163,7 +163,7 @@ class Soak:
                 os.kill(pid, signal.SIGCONT)
 
     async def _swap_keys(self, key: str) -> None:
-        """Add a key and send SIGHUP; it must be valid within 5 s, and the load's own stay so."""
+        """Add a key and send SIGHUP; within 5 s it must be valid beside the load's key."""
         self.keys.write_text(f"{KEY}\n{key}\n")
         os.kill(self.target.pid, signal.SIGHUP)
         self.faults += 1

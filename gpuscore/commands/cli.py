@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _complain(message: str) -> None:
-    """Write a line to standard error; give up if it takes none within MAX_WAIT seconds."""
+    """Write a line to standard error; give up if it is not taken within MAX_WAIT seconds."""
     with suppress(OSError):
         if select.select([], [STANDARD_ERROR], [], MAX_WAIT)[1]:
             print(f"gpuscore: {message}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""`gpuscore doctor`: checks of this machine, each with what to do about what was found."""
+"""`gpuscore doctor`: checks of this machine, each with its finding and a remedy."""
 
 import json
 import os
@@ -45,7 +45,7 @@ class Finding:
     Args:
         name: of the check.
         level: a problem keeps a server from starting; a warning makes it slower or limits it.
-        found: what is there.
+        found: the state of the machine.
         remedy: what to do; empty if nothing is needed.
     """
 
@@ -108,7 +108,7 @@ def _python() -> Finding:
 
 
 def _installed() -> Iterator[Finding]:
-    """Compare what is installed with what gpuscore's package asks for."""
+    """Compare the installed packages with the requirements of gpuscore's package."""
     lines = requires("gpuscore") or []
     wrong = [line for line in map(unmet, lines) if line]
     if wrong:
@@ -120,7 +120,7 @@ def _installed() -> Iterator[Finding]:
 
 
 def _extra(name: str, lines: Sequence[str]) -> str:
-    """Return yes if everything is there that an extra asks for, or no with what is not."""
+    """Return yes if an extra's requirements are met, or no with the unmet requirements."""
     asked = (line for line in lines if "extra ==" in line)
     wrong = [found for line in asked if (found := unmet(line, name))]
     return f"no ({'; '.join(wrong)})" if wrong else "yes"
@@ -174,7 +174,7 @@ def _driver(checked: Checked) -> Iterator[Finding]:
 
 
 def _triton(checked: Checked) -> Iterator[Finding]:
-    """Check what compiles Triton's kernels: a C compiler for its launchers, and ptxas."""
+    """Check the compilers of Triton's kernels: a C compiler for its launchers, and ptxas."""
     if checked.device != "cuda":
         yield Finding("Triton", "OK", "not needed without a CUDA device")
         return

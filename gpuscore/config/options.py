@@ -157,7 +157,7 @@ def checked(config: ConfigT) -> ConfigT:
 
 
 def changed(*configs: Any) -> dict[str, Any]:
-    """Return the options that differ from their defaults, without those that name a place."""
+    """Return the options that differ from their defaults, without paths and addresses."""
     return {
         item.name: value
         for config in configs

@@ -1,4 +1,4 @@
-"""The models of a server: their names, and what each one loads."""
+"""The models of a server: their names, and the model that each name loads."""
 
 import re
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _NAME = re.compile(r"[^\s=,]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class ServedConfig:
-    """A model that is served, and the names by which requests may call it.
+    """A model that is served, and the names that requests may use for it.
 
     Args:
         name: shown in answers, metrics and the log.
@@ -33,7 +33,7 @@ class ServedConfig:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The names that tell the family of the model, the best one first."""
+        """The names that tell the family of the model, the most reliable first."""
         return tuple(dict.fromkeys((self.config.model, *self.others, self.name)))
 
 
@@ -92,7 +92,7 @@ def _named(model: ModelConfig, server: ServerConfig) -> list[ServedConfig]:
 
 
 def check_one_source(settings: Settings) -> None:
-    """Raise ConfigError if both MODEL and `--model` say what to serve."""
+    """Raise ConfigError if both MODEL and `--model` name a model to serve."""
     alone, several = settings.chosen["model"], settings.chosen["models"]
     if several.value is not None and alone.source != DEFAULT:
         raise ConfigError(
@@ -101,7 +101,7 @@ def check_one_source(settings: Settings) -> None:
 
 
 def check_single(settings: Settings) -> None:
-    """Raise ConfigError if `--model` says what to serve, and no MODEL what to use instead."""
+    """Raise ConfigError if `--model` is used and the MODEL that the command needs is missing."""
     alone, several = settings.chosen["model"], settings.chosen["models"]
     if several.value is not None and alone.source == DEFAULT:
         raise ConfigError(

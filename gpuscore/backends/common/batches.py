@@ -20,9 +20,9 @@ def warmup_batches(
 ) -> Iterator[PackedBatch]:
     """Yield small batches of token 0, one for every layout.
 
-    They are: a query that fills a page; items on that page; a query with items in the same batch;
-    each of these numbers of scored rows with several of the most probable tokens, with one and with
-    none, since the label head has a kernel for each.
+    The layouts are: a query that fills a page; items on that page; a query with items in the same
+    batch; and each number of scored rows in `rows` with several most probable tokens, with one
+    and with none, since the label head has a kernel for each.
     """
     size = min(max_tokens, SMALL)
     yield _batch([size], kept=min(page_size, size), scored=1, page_size=page_size)

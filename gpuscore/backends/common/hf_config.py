@@ -67,7 +67,7 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Everything in which supported decoders differ."""
+    """All properties in which supported decoders differ."""
 
     architecture: str
     vocab_size: int

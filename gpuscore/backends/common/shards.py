@@ -68,11 +68,11 @@ class Shard:
         )
 
     def cut(self, part: str, model: DecoderConfig, rows: int) -> Cut | None:
-        """Return what this rank reads of a part of the whole model; None = all of it.
+        """Return the slices of a part of the whole model that this rank reads; None = all of it.
 
         Args:
             part: named as in the weight tables.
-            model: the whole one.
+            model: the whole model.
             rows: of the part.
         """
         if self.ranks == 1:

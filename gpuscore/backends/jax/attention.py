@@ -47,7 +47,7 @@ class Attention:
 
 
 class Attend(Protocol):
-    """Attention of the chosen rows of a batch; queries and outputs have a form of its own."""
+    """Attention of chosen rows of a batch; the form of q and outputs is its own."""
 
     def form(self, heads: Heads, q: Array) -> Array:
         """Return queries [M, H, D] in that form, [M, columns]."""

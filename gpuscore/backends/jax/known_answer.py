@@ -82,7 +82,7 @@ def _run(
     k: Array,
     v: Array,
 ) -> tuple[Array, Array, Array]:
-    """Return outputs of all rows and of scored rows, and what the layer's pages hold then."""
+    """Return outputs of all rows and of scored rows, and the layer's pages afterwards."""
     heads, tables, layer = attention.heads, divided(buffer, sizes), jnp.int32(LAYER)
     kv = jnp.pad(heads.joined(k, v), ((attention.front,) * 2, (0, 0)))
     pool = store(attention, tables, pool, layer, kv)

@@ -53,7 +53,7 @@ class ProgramSizes:
 
 
 class Numbers(NamedTuple):
-    """Numbers of what a batch has; each [1]."""
+    """Counts of a batch; each [1]."""
 
     rows: Ints
     scored: Ints  # rows

@@ -124,7 +124,7 @@ class JaxPlan:
 
         Args:
             free: bytes beside the weights.
-            batch: bytes of those that the largest program takes.
+            batch: bytes that the largest program takes of `free`.
             estimated: `batch` is a guess, which refuses no model.
 
         Raises:

@@ -67,7 +67,7 @@ class TorchBackend:
 
     Raises:
         ConfigError: the checkpoint is damaged or leaves too little memory, or an attention backend
-            or kernel computes something else than its reference.
+            or kernel does not agree with its reference.
     """
 
     def __init__(

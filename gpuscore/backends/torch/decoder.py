@@ -76,7 +76,7 @@ class Decoder:
         config, weights: of the model.
         compiler: makes element-wise functions fast.
         by_rows: applies a stage to all rows at once, or tile by tile.
-        own: implementation of what has a kernel of ours and is more than a function of rows:
+        own: implementation of the parts that have a kernel of ours and do not compute row by row:
             everything between the QKV product and attention, and mixtures of experts.
         pdl: kernels begin before the kernel before has ended, where they take that as an argument.
         lookup: reads embeddings.

@@ -77,7 +77,7 @@ class GraphLauncher:
     Args:
         pool: keys and values.
         launched: computes single launches.
-        captured: computes what becomes a graph, from the same tables.
+        captured: computes the launches that become a graph, from the same tables.
         queue: of the device.
         graph_tokens: batches of up to this many tokens run as graphs; 0 = none.
     """
@@ -120,7 +120,8 @@ class GraphLauncher:
     def capture(self) -> int:
         """Capture all graphs, the largest first, because the others can reuse its memory.
 
-        None is captured twice: the first would be destroyed while others live (`Queue.capture`).
+        No graph is captured twice: its first capture would be destroyed while other graphs live
+        (`Queue.capture`).
         """
         missing = [bucket for bucket in reversed(self.buckets) if bucket not in self._graphs]
         for bucket in missing:

@@ -26,7 +26,7 @@ def rows_at(indices: np.ndarray, device: torch.device) -> Rows:
 
 
 def run_of(indices: np.ndarray) -> slice | None:
-    """Return the slice of consecutive indices [n]; None if there are none, or they are not."""
+    """Return indices [n] as a slice; None if they are empty or not consecutive."""
     if len(indices) == 0 or (np.diff(indices) != 1).any():
         return None
     return slice(int(indices[0]), int(indices[-1]) + 1)

@@ -93,7 +93,7 @@ class Launcher(Protocol):
             How many were captured.
 
         Raises:
-            ConfigError: a graph computes something else than single launches do.
+            ConfigError: a graph computes other numbers than single launches do.
         """
 
     def capture_largest(self) -> None:
@@ -211,9 +211,9 @@ def _without_none(values: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
 class ShardedVocabulary:
     """This rank's tokens of the embedding and the head, of a vocabulary that the ranks divide.
 
-    No row of logits over the vocabulary leaves a rank: of each scored row the ranks exchange its
-    log-sum-exp and the most probable tokens, and add up the logits of labels, which one of them
-    has.
+    No row of logits over the vocabulary leaves a rank: for each scored row the ranks exchange the
+    log-sum-exp and the most probable tokens, and add up the logits of labels, each known to one
+    rank.
 
     Args:
         group: the ranks.
@@ -251,7 +251,7 @@ class ShardedVocabulary:
 
 
 def _own(ids: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
-    """Return the places of ids among `count` from `first` on, 0 for others, and which are there."""
+    """Return places of ids in [first, first + count), 0 for others, and a mask of the ids in it."""
     places = ids - first
     there = (places >= 0) & (places < count)
     return places.where(there, 0), there

@@ -71,7 +71,7 @@ def mark_flaws(k: Tensor, v: Tensor) -> None:
     """Make heads of k and v [T, Hkv, D] that are not finite 0 and NaN, which every row that sees
     them gets.
 
-    torch's operator on a CPU takes a row for one without keys if all its scores are NaN.
+    torch's operator on a CPU takes a row whose scores are all NaN for a row without keys.
     """
     if not (k.sum(dtype=torch.float32) + v.sum(dtype=torch.float32)).isfinite():
         flawed = ~(k.isfinite() & v.isfinite()).all(-1, keepdim=True)

@@ -93,7 +93,7 @@ class TorchPlan:
 
     @property
     def part(self) -> DecoderConfig:
-        """The configuration of what this process holds of the model."""
+        """The configuration of the part of the model that this process holds."""
         return self.shard.part_of(self.architecture.config)
 
     @property
@@ -261,8 +261,8 @@ def _graph_tokens(
 def computes_natively(dtype: str) -> bool:
     """True if this CPU has instructions for matrix products in `dtype`.
 
-    oneDNN also supports what it emulates: bfloat16 on any x86 CPU with AVX-512, which takes over
-    twice the time of float32.
+    oneDNN also supports formats that it emulates: bfloat16 on any x86 CPU with AVX-512, which takes
+    over twice the time of float32.
     """
     features = torch.cpu.get_capabilities()
     if features.get("architecture") == "x86_64" and dtype in _INSTRUCTIONS:

@@ -165,7 +165,7 @@ def check(options: BatchOptions, names_items: bool = True) -> None:
 
 
 def _check_requests(options: BatchOptions, names_items: bool) -> None:
-    """Raise ConfigError for an option that says what each line says itself."""
+    """Raise ConfigError for an option whose value each line has itself."""
     for item in fields(options):
         value = getattr(options, item.name)
         differs = names_items if item.name == "item_column" else value and value != item.default

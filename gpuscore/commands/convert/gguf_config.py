@@ -1,4 +1,4 @@
-"""config.json of a GGUF file: what transformers reads from it, completed and checked.
+"""config.json of a GGUF file: transformers' reading of it, completed and checked.
 
 transformers (5.24) ignores the head sizes, RoPE's scaling and Gemma's soft caps in these files, and
 uses the defaults of its classes, which fit one model of each kind. A file
@@ -73,10 +73,10 @@ def check_architecture(file: GgufFile) -> None:
 
 
 def complete(config: Any, file: GgufFile) -> None:
-    """Set what the file says in transformers' configuration.
+    """Set the file's values in transformers' configuration.
 
     Raises:
-        UsageError: a value is missing, or asks for what is not supported.
+        UsageError: a value is missing or not supported.
     """
     name = file.architecture
     config.architectures = [CLASSES[name]]

@@ -31,12 +31,12 @@ class Source(Protocol):
         """Write weights in `dtype`, configuration, tokenizer and chat template.
 
         Raises:
-            ConfigError: the source is damaged, or has what `serve` does not take.
+            ConfigError: the source is damaged, or has content that `serve` does not take.
         """
         ...
 
     def tensor(self, name: str) -> Tensor | None:
-        """Return the tensor that the source has for this one of the written directory."""
+        """Return the source's tensor that belongs to this tensor of the written directory."""
         ...
 
     def check_texts(self, directory: Path) -> None:
@@ -46,7 +46,7 @@ class Source(Protocol):
 
 @contextmanager
 def refusing(path: Path) -> Iterator[None]:
-    """Turn what a library raises over a file of strangers, which may be anything, into a refusal.
+    """Turn any exception that a library raises while it reads an untrusted file into a refusal.
 
     Raises:
         UsageError: with the path, and the first line of the library's error.

@@ -50,7 +50,7 @@ class TritonAttention:
         self.shape = tile_config.shape(self.config.num_heads // self.config.num_kv_heads)
 
     def late(self) -> "TritonAttention":
-        """Return the same without programmatic dependent launch."""
+        """Return the backend's copy without programmatic dependent launch."""
         other = copy(self)
         other.use(replace(self.tile_config, pdl=False))
         return other

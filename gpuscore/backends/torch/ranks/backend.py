@@ -17,7 +17,7 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True)
 class SentBatch:
-    """A batch that all ranks compute, or one that was refused before any got it."""
+    """A batch that all ranks compute, or that was refused before any rank got it."""
 
     pending: Launched
     refused: bool
