@@ -103,7 +103,7 @@ class Calls:
 
 
 def report(name: str, counts: Counter[Function], listed: bool) -> int:
-    """Print what was counted; return in how many files of ours functions were entered."""
+    """Print the counts; return the number of our files in which functions were entered."""
     ours = {function: count for function, count in counts.items() if function[1].startswith(OURS)}
     processes, files = ({function[part] for function in ours} for part in (0, 1))
     print(

@@ -2,7 +2,7 @@
 
 The times of httpx are of single reads and writes, so a server that sends a byte now and then would
 hold a call for hours. asyncio can end any wait. A blocking call ends in time because its connection
-gives each read and write only what is left.
+gives each read and write only the time that is left.
 """
 
 import asyncio

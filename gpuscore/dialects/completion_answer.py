@@ -97,7 +97,7 @@ class TokenTexts:
     def values(
         self, id: int, value: float, others: Sequence[int], of_others: Sequence[float]
     ) -> dict[str, float]:
-        """Return a token's value and others' by text.
+        """Return the values of a token and of the most probable tokens, by text.
 
         Of different tokens with equal texts the first one keeps it; the others get their names.
         """
@@ -217,7 +217,7 @@ class _Entries:
             yield float(self.rows.best[-1])
 
     def top(self) -> Iterator[dict[str, float] | None]:
-        """Yield the most probable tokens in the place of each token, and that token's own."""
+        """Yield, for each token, the most probable tokens in its place, and its own value."""
         every, rows = self.asked.every_position, self.rows
         if every:
             yield None

@@ -229,7 +229,7 @@ def _next_token(
 
 
 def _num_top(body: CompletionBody, builder: PromptBuilder) -> int:
-    """Return the number of most probable tokens to ask for: one even if none is shown.
+    """Return the number of most probable tokens to ask for: 1 even if no token is shown.
 
     It is the next token, and its number tells whether the prompt's own token is the best one.
     """

@@ -1,4 +1,4 @@
-"""The interface of a dialect: what each supplies to read bodies and to write answers.
+"""The interface of a dialect: functions that read its bodies and write its answers.
 
 Large answers are made in short pieces. A piece is made within about a millisecond, so a thread that
 makes one delays no other for longer.

@@ -93,7 +93,7 @@ def decode_score(body: bytes, record: RequestRecord) -> CheckedScore | CheckedPa
 
 
 def _read_items(body: ScoreBody) -> tuple[list[Text | Ids], ItemErrors]:
-    """Return the items, empty ones in the place of null, and the errors of those."""
+    """Return the items, with empty items in the place of null, and the errors of nulls."""
     refused = ItemErrors()
     if isinstance(body.items, str):
         return [body.items], refused

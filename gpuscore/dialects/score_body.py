@@ -122,7 +122,7 @@ _outer = msgspec.json.Decoder(
 def decode_in_parts(body: bytes) -> ScoreBody | None:
     """Return what msgspec makes of a body; None if the whole is to be decoded at once.
 
-    That is so for a wrong body, whose error then names the right place.
+    A wrong body is decoded at once, so that its error names the right place.
     """
     try:
         outer = _outer.decode(body)

@@ -106,7 +106,7 @@ StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 
 class ScoringBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The fields that all bodies have whose texts are scored."""
+    """The fields that all bodies with texts to score have."""
 
     model: ModelName = None
     priority: Priority = None

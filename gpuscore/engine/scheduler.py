@@ -129,7 +129,7 @@ class Scheduler:
             self._activate(job)
 
     def retry_chunk(self, share: Share) -> None:
-        """Run once more the long item's chunk of a collected share, or else the query's.
+        """Run a collected share again: the long item's chunk, or else the query's chunk.
 
         The job's work that was launched since has read the chunk's pages; it is taken back too.
         """

@@ -105,8 +105,8 @@ def check_collapse(backend: Backend, allow: bool = False) -> None:
 def known_prompts(limits: BackendLimits) -> list[Int32Array]:
     """Return different prompts of random ids, within the limits.
 
-    All end with the same token, if they may have two: a model that has lost its layers answers by
-    its last token alone.
+    All prompts of two tokens or more end with the same token: a model that has lost its layers
+    answers by the last token alone.
     """
     rng, longest = np.random.default_rng(0), min(limits.max_model_len, limits.max_tokens)
     last = rng.integers(0, limits.vocab_rows)

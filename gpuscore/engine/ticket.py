@@ -32,8 +32,8 @@ class Positions:
     The rows of a beginning that several items share are computed once, and belong to all of them.
 
     Args:
-        request: as it was asked.
-        computed: the form in which it is computed.
+        request: the request as the caller made it.
+        computed: the form in which the request is computed.
         origin: of each item of `computed`: the item of `request`, -1 = a shared beginning; None if
             both have the same items.
     """
@@ -215,7 +215,7 @@ class Ticket:
     def done(self) -> int:
         """Number of rows that have arrived; with a trie, of the caller's items.
 
-        Items that are equal to others arrive with the last one.
+        Repeated items count as arrived once all distinct items have arrived.
         """
         if self.distinct is not None and self.rows_left == 0:
             return len(self.distinct.places)

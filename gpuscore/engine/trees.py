@@ -68,7 +68,7 @@ def without_trees(request: ScoreRequest) -> SharedItems | None:
 
 
 def _may_share(request: ScoreRequest) -> bool:
-    """True if two items have the same first LEAST tokens and more; cheap if none have."""
+    """True if two items share more than their first LEAST tokens; cheap if no items do."""
     heads = [item[:LEAST].tobytes() for item in _heads(request) if len(item) > LEAST]
     return len(set(heads)) < len(heads)
 

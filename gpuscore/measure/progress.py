@@ -17,7 +17,7 @@ def progress(total: int, unit: str = "item", least: int = 0) -> Iterator[Callabl
     """Show a bar over all items, if there are at least so many.
 
     Yields:
-        A function that begins a part, given its name, and returns what the part has to call.
+        A function that begins a part, given its name, and returns the part's counting function.
     """
     from tqdm import tqdm
 

@@ -47,7 +47,7 @@ def announcement(
 
     Args:
         address: of the server.
-        models: all that it has, with their directories and names.
+        models: all its models, with their directories and names.
         keys: number of API keys; 0: every request is answered.
         pid: process to stop.
         ui: the server has pages for people.

@@ -125,7 +125,7 @@ def _prepared(
     pid: int,
     text: str,
 ) -> FrontApp:
-    """Read the files of the models, whose directories are `text`; `pid` is that to stop."""
+    """Read the files of the models, whose directories are `text`; `pid` is the process to stop."""
     directories = [Path(one) for one in json.loads(text)]
     models = []
     for one, directory in zip(chosen, directories, strict=True):

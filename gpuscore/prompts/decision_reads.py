@@ -1,4 +1,4 @@
-"""Reads of typed questions: the rows of a request that hold their labels, and what they say.
+"""Reads of typed questions: the rows of a request that hold their labels, and the answers.
 
 A read is one prompt whose next tokens are a label. Labels of one token need the row of the prompt
 alone; labels of several also need the rows of their first tokens, which continue the prompt as

@@ -35,7 +35,7 @@ class DecisionSettings:
         order: "fixed" or "balanced".
         calibration: of the probabilities; None: the model's own.
         json_state: the model was made for a state in JSON, also if it is a text.
-        refused: why the model answers none; empty if it may.
+        refused: the reason why the model answers no questions; empty if it may.
     """
 
     order: str = FIXED
@@ -150,7 +150,7 @@ class DecisionPrompts:
     ) -> list[tuple[int, DecisionQuestion, bool]]:
         """Return each read's question with its number, and whether its options are turned.
 
-        Turned ones come last, so that the place of a prompt in an error is its question's number.
+        Turned reads come last, so that the place of a prompt in an error is its question's number.
         """
         found = [(number, one, False) for number, one in enumerate(questions)]
         if self.settings.order == BALANCED:
@@ -196,7 +196,7 @@ OTHERS = ("decision_config.json", "decision_template.jinja", "kenning.json", "s1
 
 
 def read_asking(order: str, calibration: str | None) -> DecisionSettings:
-    """Return the settings of who runs the model; raise ConfigError for a calibration that is none.
+    """Return the command line's settings; raise ConfigError for an invalid calibration.
 
     Args:
         order: "fixed" or "balanced".

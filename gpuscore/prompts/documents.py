@@ -82,8 +82,8 @@ class FamilyPrompts:
 
         Args:
             given: the texts.
-            errors: gets the error of each document that cannot be scored, and of each that belongs
-                to a query that cannot; what it has errors of already is not read.
+            errors: gets the error of each document that cannot be scored, or whose query cannot;
+                documents that have errors already are not read.
             turns: called before every piece of work.
 
         Raises:
@@ -174,7 +174,8 @@ class FamilyPrompts:
     ) -> QueryGroup:
         """Make the prompts of one query's documents.
 
-        If the query is too long by itself, its documents get the error, unless it is everybody's.
+        If the query is too long by itself, its documents get the error; a query of all documents
+        raises it.
         """
         try:
             with self._too_long(given.query_name):

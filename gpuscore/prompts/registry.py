@@ -176,7 +176,7 @@ _BY_NAME: tuple[tuple[str, str, AnyFamily], ...] = (
 
 
 def by_name(names: Iterable[str], architecture: str) -> AnyFamily | None:
-    """Return the family of a model with any of these names, hub names or paths; None if unknown."""
+    """Return the family of a model by its names, hub names or paths; None if unknown."""
     for name in names:
         last = name.rstrip("/").rpartition("/")[2]
         for pattern, beginning, family in _BY_NAME:

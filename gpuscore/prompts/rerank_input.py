@@ -64,7 +64,7 @@ class RerankInput:
             )
 
     def checked(self, errors: ItemErrors) -> "RerankInput":
-        """Return the input with empty texts for those that cannot be read, which get errors.
+        """Return the input; texts that cannot be read become empty and get errors.
 
         Raises:
             InvalidRequest: the query of all documents cannot be read.

@@ -194,7 +194,7 @@ class ClusterEngine:
             }
 
     async def _poll(self) -> None:
-        """Ask one of the replicas, a different one each time."""
+        """Ask one of the replicas, in turn."""
         response = self._handle.state.remote()
         try:
             self.heard(decode(await asyncio.wait_for(response, QUIET * POLL), HostState))

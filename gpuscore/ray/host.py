@@ -88,7 +88,7 @@ class EngineHost:
         return await asyncio.wrap_future(outcome)
 
     def _refusal(self, request: ScoreRequest, seconds: float) -> GpuscoreError | None:
-        """Return an error if the wait for what all callers have sent here would be too long."""
+        """Return an error if the wait for all requests sent here would be too long."""
         longest = min(self._settings.max_queue_seconds, seconds)
         return self._replicas.backlog.wait_refusal(request.num_tokens, longest)
 

@@ -102,7 +102,7 @@ class _Body:
         return message
 
     def more(self, size: int) -> GpuscoreError | None:
-        """Count bytes, also of what received ones were unpacked to and of the answer."""
+        """Count bytes, also of the unpacked body and of the answer."""
         refusal = self._intake.add(size, self.size)
         self.size += size
         return refusal

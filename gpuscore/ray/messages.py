@@ -63,7 +63,7 @@ class Facts(Message, frozen=True):
 
 
 def fingerprint(limits: BackendLimits) -> str:
-    """Return a digest of what a request depends on: two models with the same can take it."""
+    """Return a digest of all that a request depends on: models with equal digests take it."""
     names = ("identity", "vocab_rows", "classes", "max_model_len", "page_size")
     told = repr([getattr(limits, name) for name in names])
     return blake2b(told.encode(), digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""The configuration beside tokenizer.json: what it changes here, and what is refused.
+"""The configuration beside tokenizer.json: settings that are used here, and refused settings.
 
 Here tokenizer.json decides how a text is tokenised. transformers also reads tokenizer_config.json,
 special_tokens_map.json and added_tokens.json, whose entries can add tokens or change how tokens are
@@ -166,7 +166,7 @@ def rebuild(directory: Path, tokenizer: Tokenizer) -> None:
     """Change a model's tokenizer as the class does that transformers would use.
 
     Raises:
-        ConfigError: the class would give other ids, and tokenizer.json is for another one.
+        ConfigError: the class would give other ids: tokenizer.json is for another class.
     """
     path = directory / "tokenizer_config.json"
     config = read_object(path) or {}

@@ -38,7 +38,7 @@ _TEXTS = {Predicate: ("statement",), Noul: ("instructions", "true", "false")}
 
 
 def check_list(given: object, name: str) -> None:
-    """Raise InvalidRequest for what is no list: one text, bytes, or something without an order."""
+    """Raise InvalidRequest for a value that is no list: a text, bytes, or values without order."""
     if isinstance(given, str):  # would be taken for a sequence of texts of one character
         raise InvalidRequest(f"{name} must be a list, not one text", param=name)
     wrong = isinstance(given, (*_BYTES, Mapping, set, frozenset)) or not isinstance(given, Iterable)
@@ -125,7 +125,8 @@ def checked_questions(given: Any) -> list[Question]:
     """Return the questions of `decide`, with their options read once.
 
     Raises:
-        InvalidRequest: they are no list, one is of another type, or holds something else than text.
+        InvalidRequest: they are no list, or a question is of another type or holds a value that is
+            not text.
     """
     found = listed(given, "questions")
     return [_checked(one, (Predicate, Choice, Rating), index) for index, one in enumerate(found)]
@@ -265,11 +266,12 @@ def defaults(kind: type) -> Mapping[str, Any]:
 
 
 def checked_options(kind: type[OptionsT], given: Mapping[str, Any]) -> OptionsT:
-    """Return all options of a kind, those that are not given with their defaults; lists are read.
+    """Return all options of a kind, with defaults for missing options; lists are read.
 
     Raises:
         TypeError: there is no such option.
-        InvalidRequest: labels are neither text nor token ids, or another text is none.
+        InvalidRequest: labels are neither text nor token ids, or another option should be text and
+            is not.
     """
     own = defaults(kind)
     for name in given:

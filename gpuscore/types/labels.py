@@ -243,7 +243,7 @@ def label_mass(
     its own.
 
     Args:
-        result: of these items of the request alone.
+        result: the result of these items of the request alone.
     """
     columns: list[NDArray[Any]] = []
     if request.trie is None:

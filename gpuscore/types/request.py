@@ -28,14 +28,15 @@ class LabelTrie:
         sequences: the L labels' tokens, as given.
         tokens: the nodes' tokens.
         parents: for each node, the number of the node that it continues; -1 = the item.
-        next_ids: of each row the tokens that may follow.
-        places: of each label's tokens, one label after the other, their places among all rows'.
+        next_ids: for each row, the tokens that may follow.
+        places: for each label's tokens, one label after the other, their places among all rows'
+            tokens.
         lengths: of each label.
         counted: the labels that `label_mass` adds up: once each, without those that continue
             another label, whose probability contains theirs.
 
     Raises:
-        ValueError: there is no label, or one without tokens.
+        ValueError: there is no label, or a label without tokens.
     """
 
     sequences: tuple[tuple[int, ...], ...]

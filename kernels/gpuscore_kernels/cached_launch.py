@@ -114,7 +114,7 @@ class CachedLaunch:
         numbers: tuple[Number, ...],
         device: int,
     ) -> tuple[object, ...]:
-        """Keep the code for the next launch; return what follows the addresses."""
+        """Keep the code for the next launch; return the arguments after the addresses."""
         tail = (*numbers, *code[3])
         if gcd(ALIGNMENT, *places) == ALIGNMENT:
             self._latest = numbers, self._dtypes(tensors), device, code, tail

@@ -72,7 +72,7 @@ def variants(kernel: str) -> Mapping[str, Variant]:
 
 
 def keys(*, quick: bool, version: str | None = None) -> Iterator[Key]:
-    """All variants, or the quick ones and then the widest with this Triton (default: this one)."""
+    """All variants, or the quick ones and the widest of a Triton (default: this one)."""
     for kernel in kernels():
         for variant in variants(kernel).values():
             for arch in variant.arches:

@@ -165,7 +165,7 @@ def tool(name: str, *arguments: str) -> str:
 
 
 def joined(ir: Sequence[IrLoop], sass: Sequence[SassLoop]) -> Iterator[LoopFacts]:
-    """Yield each loop of the machine code with what Triton's dialect says of it.
+    """Yield each loop of the machine code with its facts in Triton's dialect.
 
     Loops with products correspond in their order, and so do the others, unless the assembler
     has unrolled or removed some, or has made loops of its own.

@@ -90,7 +90,7 @@ def _loop(name: str, nesting: int, body: Sequence[str]) -> IrLoop:
 
 
 def _copy_bytes(line: str) -> int:
-    """Bytes that a thread copies at once; 0 for what is no tile of two dimensions."""
+    """Bytes that a thread copies at once; 0 unless a tile of two dimensions is copied."""
     tile = _TILE.search(line)
     if tile is None:
         return 0

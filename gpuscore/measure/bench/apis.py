@@ -41,7 +41,7 @@ class Api:
         return msgspec.json.encode(self.body(ask, model, labels))
 
     def read(self, body: bytes, items: int) -> Rows:
-        """Return a row per item; raise ValueError, KeyError or TypeError for another answer."""
+        """Return a row per item; raise ValueError, KeyError or TypeError for a malformed answer."""
         found = self.rows(msgspec.json.decode(body), items)
         if len(found) != items or not all(math.isfinite(one) for row in found for one in row):
             raise ValueError(f"{len(found)} rows of scores, or some not finite, for {items} items")

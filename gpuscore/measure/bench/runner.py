@@ -189,7 +189,7 @@ class BenchRun:
 
     def _warm(self, scenario: Scenario, way: Way, target: Answerer) -> None:
         """Send one request of the way's length, untimed, so that programs are compiled and static
-        tokens cached; one that fails is left to the measurement."""
+        tokens cached; its failure is ignored, because the measurement will show it."""
         (first, *_) = self._draws(target).requests(scenario, way, MOST_ROUNDS)
         target.send(_api(way, target), [first])
 

@@ -36,7 +36,7 @@ class Shape:
 
     Attributes:
         static: first tokens of the query, the same in all requests of a run.
-        new: further tokens of the query, other ones in each request.
+        new: further tokens of the query, different in each request.
         items: their number.
         item: of each item.
     """
@@ -63,7 +63,7 @@ class Way:
         in_flight: requests that are kept in flight.
         rate: arrivals per second of a Poisson process, instead of `in_flight`.
         seconds: of arrivals.
-        cold: the static tokens are other ones in each request, too.
+        cold: the static tokens are different in each request, too.
         decodes: sent as /v1/completions, which reads the prompts and decodes a token.
         share: of the requests that are sent.
     """

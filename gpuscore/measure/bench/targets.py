@@ -201,7 +201,7 @@ def refusal(body: bytes) -> str:
 
 
 def _words(http: httpx.Client, model: str) -> tuple[Sequence[str], str]:
-    """Return words of one token each, and how that was confirmed."""
+    """Return words of one token each, and how the count was confirmed."""
     try:
         counts = _counts(http, model)
     except (httpx.HTTPError, ValueError, KeyError, TypeError):

@@ -1,5 +1,5 @@
 """Labelled questions: JSON lines whose rows are bodies of /v1/systemone with the right answers, and
-what a model reads in them."""
+a model's log-probabilities for them."""
 
 from collections import defaultdict
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Samples of one type of question: log-probabilities of the labels, and which one is right."""
+"""Samples of one type of question: log-probabilities of the labels, and the right label."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields

@@ -1,5 +1,5 @@
-"""Targets of an evaluation, which are a model in this process or a server, and their answers to all
-of the data, kept on disk as they come."""
+"""Targets of an evaluation, each a model in this process or a server, and their answers to all of
+the data, kept on disk as they come."""
 
 import json
 import os
@@ -67,7 +67,7 @@ class UnitAnswer(msgspec.Struct, frozen=True):
         scores: one per document, None for one that was not scored; or a row per text.
         tokens: prompt tokens.
         classes: names of the columns of rows.
-        error: why nothing of the unit was scored.
+        error: the reason why the unit was not scored.
         started: seconds since 1970.
         seconds: until the answer was there.
     """

@@ -95,7 +95,7 @@ class TauB:
         return 4 / (n * (n - 1))
 
     def by_chance(self, n: int) -> float:
-        """Return what one of a hundred random orders of n items exceeds, approximately.
+        """Return about the value that one in a hundred random orders of n items exceeds.
 
         It follows from the variance of tau among random orders (Kendall 1938).
         """

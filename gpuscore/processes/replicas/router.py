@@ -33,7 +33,7 @@ class Load:
 
     Args:
         replica: its number.
-        tokens: those that it has still to compute.
+        tokens: number that it has still to compute.
         rate: tokens that it computes per second; 0 while unknown.
     """
 

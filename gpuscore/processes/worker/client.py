@@ -237,7 +237,7 @@ class EngineClient(LinkedEngine[Supervisor]):
         environment: variables that the child gets besides this process's.
         own, everyone: as in `LinkedEngine`.
         after: the first child starts once this is done without an error.
-        like: the `dtype` of another replica, which this one waits for and takes over.
+        like: the `dtype` of another replica, which this replica waits for and takes over.
 
     Attributes:
         dtype: the number format that the first child has chosen.
@@ -264,7 +264,7 @@ class EngineClient(LinkedEngine[Supervisor]):
 
     @property
     def pid(self) -> int | None:
-        """The process id of the present child, or else of the last one."""
+        """The process id of the present child, or else of the last child."""
         return self._supervisor.pid
 
     @property

@@ -94,7 +94,7 @@ class RemoteActor:
         """Wait for a call's result at most this long; None if there is none yet.
 
         Raises:
-            ActorLost: there will be none.
+            ActorLost: the actor is gone, so there will be no result.
         """
         try:
             done, _ = ray.wait([call], timeout=seconds)
@@ -148,7 +148,7 @@ class ActorLink(EngineLink):
     """The thread that has an actor made, checks its node, and reads; again after each loss.
 
     Args:
-        hosting: what the actor gets.
+        hosting: the actor's arguments.
         owner: receives the engine's events.
         may_give_up: asked before an actor that failed too often is not made again.
         known: returns the limits of another engine that is ready, or None. While there is one, a

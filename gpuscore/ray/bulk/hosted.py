@@ -40,7 +40,7 @@ class ActorState(Message, frozen=True):
         about, limits: None until they are known.
         loaded: bytes of weights read, and of all.
         heartbeats: so far.
-        error: name of the class and text of what ended the engine for good.
+        error: class name and text of the error that ended the engine for good.
     """
 
     about: str | None
@@ -55,7 +55,7 @@ class ActorState(Message, frozen=True):
 
 
 def described(error: BaseException) -> tuple[str, str]:
-    """Return an error as `ActorState` has it; one of an unexpected class is an EngineFailed."""
+    """Return an error as `ActorState` has it; an unexpected class becomes EngineFailed."""
     name = type(error).__name__
     return (name if name in _KINDS else EngineFailed.__name__), str(error)
 

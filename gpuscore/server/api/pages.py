@@ -38,7 +38,7 @@ from gpuscore.system.machine import commit, local_machine, versions
 
 
 def server_info(name: str, model: LoadedModel) -> dict[str, Any]:
-    """Return the fields of text-embeddings-inference, and those that it lacks under `gpuscore`."""
+    """Return the fields of text-embeddings-inference, and our own fields under `gpuscore`."""
     limits = model.engine.limits
     asked = None if isinstance(model.prompts.decisions, str) else model.prompts.decisions
     requests = model.prompts.builder.limits

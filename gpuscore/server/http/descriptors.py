@@ -1,4 +1,4 @@
-"""Descriptors of files and sockets: a process may have so many, and each connection takes one."""
+"""Descriptors of files and sockets: a process has a limit, and each connection takes one."""
 
 import asyncio
 import errno
@@ -14,7 +14,7 @@ EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def raise_limit(connections: int) -> None:
-    """Raise the limit of this process, and of those that it starts, as far as they may need it."""
+    """Raise the limit of this process and its children as far as they may need it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + RESERVE
     if hard != resource.RLIM_INFINITY:

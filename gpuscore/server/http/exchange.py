@@ -70,7 +70,7 @@ class Channel(Protocol):
     def write(self, data: bytes) -> None: ...
 
     async def drain(self) -> None:
-        """Return once the client has taken most of what was written, or has left."""
+        """Return once the client has taken most of the written bytes, or has left."""
 
     def regulate(self) -> None:
         """Pause or resume reading, depending on whether the exchange has room for more body."""

@@ -135,7 +135,7 @@ class ChunkFraming:
         return found.end() - at
 
     def _trailer_line(self, data: bytearray, at: int) -> int:
-        """Do the same for a trailer field, or for the empty line that ends the body."""
+        """Take a trailer field, or the empty line that ends the body; count its bytes."""
         size = data.find(b"\n", at) + 1 - at
         if size <= 0:
             self._check(len(data) - at)

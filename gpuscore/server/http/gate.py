@@ -150,7 +150,7 @@ class Gate:
         return self._crowded(self._sizes[exchange] + self._more[exchange], 0)
 
     def _crowded(self, own: int, announced: int) -> Overloaded | None:
-        """Return an error if there are others' bytes, and with `own` and `announced` too many."""
+        """Return an error if others have bytes here and `own` and `announced` make too many."""
         others, limit = self.bytes - own, self._config.max_queued_bytes
         if not others or others + own + announced <= limit:
             return None

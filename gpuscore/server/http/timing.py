@@ -203,7 +203,7 @@ class Outlet:
                 self._watch()
 
     async def drain(self) -> None:
-        """Return once the client has taken most of what was written, or has left."""
+        """Return once the client has taken most of the written bytes, or has left."""
         while self._drained is not None:
             await asyncio.shield(self._drained)
 

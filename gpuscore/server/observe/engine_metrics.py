@@ -155,7 +155,7 @@ def vllm_metrics(replicas: Sequence[ReplicaState]) -> Iterator[Metric]:
 
 
 def rerun_metric(replicas: Sequence[ReplicaState]) -> Metric:
-    """Return what one process counts of its replicas; engines know nothing of it."""
+    """Return one process's counts of its replicas, which engines do not know."""
     rerun = CounterMetricFamily(
         "gpuscore_rerun",
         "Requests, or parts of them, run again elsewhere after this replica was lost",

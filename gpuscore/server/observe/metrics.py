@@ -136,7 +136,7 @@ class Metrics:
         return encode(self.registry), content_type
 
     def snapshot(self) -> Snapshot:
-        """Return what this process has counted."""
+        """Return the counts of this process."""
         return take_snapshot(self._own.collect())
 
     def _scored(self, model: str, items: int, record: RequestRecord) -> None:

@@ -33,7 +33,7 @@ def request_line(record: RequestRecord, style: LogFormat = "json") -> bytes:
 
 
 def _text(record: RequestRecord) -> bytes:
-    """Return the time of day, route, status, milliseconds, and what is known of sizes and errors.
+    """Return the time of day, route, status, milliseconds, and the known sizes and errors.
 
     The id is left out of answers that succeeded: people read these lines as they pass.
     """

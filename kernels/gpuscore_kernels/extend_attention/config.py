@@ -40,7 +40,7 @@ class TileConfig:
         return TileShape(self.rows // group, self.keys, self.own, self.is_steady)
 
     def steady(self) -> "TileConfig":
-        """Return the same with tiles of a row that do not depend on other rows."""
+        """Return the configuration with tiles of a row that do not depend on other rows."""
         return replace(self, own=self.keys, is_steady=True)
 
 
@@ -91,7 +91,7 @@ def config_for(device: torch.device, head_dim: int, dtype: torch.dtype) -> TileC
     """Return the configuration for a device; an unknown GPU gets the next older GPU's.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no configuration.
     """
     if device.type != "cuda":
         return _INTERPRETED

@@ -119,7 +119,7 @@ class SmallBatch:
     # ---- query rows ----
 
     def _all(self) -> tuple[Sequence[int] | None, list[Run]]:
-        """Return all rows of the batch in the order of tiles, None if that is theirs, and runs."""
+        """Return all rows in the order of tiles (None if rows are in it already), and runs."""
         segments = [s for s in range(len(self.parent)) if self._length(s)]
         segments.sort(key=self.groups.__getitem__)
         runs: list[Run] = [(s, range(self._length(s))) for s in segments]
@@ -160,7 +160,7 @@ class SmallBatch:
         return _array([*chain(*fields)], ROW_FIELDS, count)
 
     def _tiles(self, runs: list[Run]) -> Iterator[list[Piece]]:
-        """Yield the pieces of each tile; segments that fill a tile share theirs with no other."""
+        """Yield the pieces of each tile; segments that fill a tile share no tile."""
         size, pieces, room = self.shape.rows, list[Piece](), 0
         before, filled = (-1, -1), False
         for segment, places in runs:

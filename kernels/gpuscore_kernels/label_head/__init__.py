@@ -204,7 +204,7 @@ def _largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _merged(best: Tensor, ids: Tensor, values: Tensor, new_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest of those so far and of a later tile, both in the order of `_largest`."""
+    """Merge the largest so far with a later tile's largest, both in the order of `_largest`."""
     count = best.shape[1]
     if count == 1:
         better = values > best

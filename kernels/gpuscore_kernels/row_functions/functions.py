@@ -1,6 +1,6 @@
 """The functions of `rows.c` and `products.c` on tensors.
 
-References of other kernels say what has to come out.
+References of other kernels define the results.
 """
 
 import ctypes

@@ -143,8 +143,7 @@ class Peers:
         self._end(ConfigError(refused) if refused else DeviceLost(line))
 
     def _end_silent(self) -> None:
-        """Kill ranks that are stopped or hang: sums would not end, and nothing notices without
-        work."""
+        """Kill ranks that are stopped or hang: without work, nothing else would notice them."""
         looked = monotonic()
         while not (self._closing or self._ended.wait(BEAT)):
             # A pause of this process, or of the machine, is not the ranks' silence.
