@@ -288,7 +288,7 @@ def printed_of(stage: Stage, folder: Path) -> Path:
 
 
 def slug(name: str) -> str:
-    """Return a name as part of a file's."""
+    """Return a name in a form that fits a file's name."""
     return re.sub(r"[^\w.]+", "-", name)
 
 

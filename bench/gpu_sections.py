@@ -3,8 +3,7 @@
     python -P bench/gpu_sections.py FOLDER NAME --device cpu --trial
 
 Writes its findings into FOLDER after every row, and reads the findings of `ceilings` and
-`reference`.
-The exit code is 1 if a row was wrong or failed.
+`reference`. The exit code is 1 if a row was wrong or failed.
 """
 
 import argparse

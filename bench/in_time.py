@@ -57,5 +57,5 @@ def outcomes(path: Path) -> dict[str, Any]:
 
 
 def _whole_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a file; the last one may have been cut off."""
+    """Yield the complete lines of a file; its last line may have been cut off."""
     yield from (line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n"))

@@ -30,7 +30,7 @@ _until = ContextVar("_until", default=inf)  # on the clock `monotonic`, of this 
 
 
 class _Received:
-    """An answer's body as it arrives; raises BadAnswer once it is over `most` bytes."""
+    """An answer's body as it arrives; raises BadAnswer once the body is over `most` bytes."""
 
     def __init__(self, answer: httpx.Response, request_id: str, most: int) -> None:
         self._answer, self._id, self._most = answer, request_id, most
@@ -105,7 +105,7 @@ class SenderBase(Generic[HttpT]):
         self._http: HttpT = self._opened() if http is None else http
 
     def _readiness(self) -> tuple[httpx.Request, str, float]:
-        """Return the request that asks whether the server is ready, its id and its seconds."""
+        """Return the request that asks whether the server is ready, its id and its time limit."""
         request_id, seconds = new_id(), self._settings.policy.deadline
         fields = {"X-Request-Id": request_id}
         request = self._settings.request("GET", "/ready", fields, seconds, None)

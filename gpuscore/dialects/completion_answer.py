@@ -99,7 +99,7 @@ class TokenTexts:
     ) -> dict[str, float]:
         """Return the values of a token and of the most probable tokens, by text.
 
-        Of different tokens with equal texts the first one keeps it; the others get their names.
+        If different tokens have equal texts, the first keeps the text; the others get `name`.
         """
         found = {self(id): value}
         for other, of_other in zip(others, of_others, strict=True):

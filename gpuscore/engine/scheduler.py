@@ -50,7 +50,7 @@ class Scheduler:
         return len(self._waiting) + sum(map(len, self._active.values())) + len(self._alone)
 
     def fits(self, request: ScoreRequest) -> bool:
-        """Return True if all pages together are enough for the request."""
+        """Return True if the request fits the pool when all its pages are free."""
         return sum(self._pages_needed(request)) <= self.limits.num_pages
 
     def add(self, request: ScoreRequest) -> Job:

@@ -155,7 +155,7 @@ class Ticket:
 
     @property
     def computed(self) -> ScoreRequest:
-        """The request in the form in which its items are computed."""
+        """The request as the engine computes it, perhaps with shared beginnings as items."""
         return self.request if self.shared is None else self.shared.request
 
     @property
@@ -167,7 +167,7 @@ class Ticket:
         return self._positions
 
     def item_of(self, computed: int) -> int:
-        """Return the request's item of an item of `computed`: the first, if several share it."""
+        """Return the request's item for an item of `computed`; the first, if several share it."""
         if computed == QUERY:
             return 0
         if self.shared is None:
@@ -207,7 +207,7 @@ class Ticket:
             self.rows_left -= self.positions.arrived(np.arange(stop, dtype=np.int32))
 
     def callers_item(self, computed: int) -> int:
-        """Return the caller's item of an item of `computed`, which may be a node below it."""
+        """Return the caller's item for an item of `computed`, which may be a node below it."""
         item = self.item_of(computed) // self._rows_per_item
         return item if self.distinct is None else self.distinct.first(item)
 

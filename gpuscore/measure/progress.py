@@ -14,7 +14,7 @@ def unwatched(count: int) -> None:
 
 @contextmanager
 def progress(total: int, unit: str = "item", least: int = 0) -> Iterator[Callable[[str], Counted]]:
-    """Show a bar over all items, if there are at least so many.
+    """Show a bar over all items, if there are at least `least`.
 
     Yields:
         A function that begins a part, given its name, and returns the part's counting function.

@@ -137,7 +137,7 @@ def _refuse_adapter(directory: Path) -> None:
 
 
 def _refuse_kind(directory: Path, config: dict[str, Any]) -> None:
-    """Refuse an encoder, an encoder-decoder, a model of images or sound, and one without a head."""
+    """Refuse an encoder, an encoder-decoder, a model of images or sound, or without a head."""
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
     found = f"MODEL {directory} is {name or shown(config.get('model_type'))}"

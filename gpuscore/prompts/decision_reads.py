@@ -56,7 +56,7 @@ class ReadAnswer:
 
     @property
     def mean(self) -> float:
-        """The mean of the labels' numbers, from 0, by their probabilities."""
+        """The mean of the labels' numbers, counted from 0, weighted by their probabilities."""
         return float(sum(n * share for n, share in enumerate(self.shares.tolist())))
 
     @property

@@ -1,4 +1,4 @@
-"""The application: a deployment of engines, and one of the HTTP layer before it."""
+"""The application: a deployment of engines, and a deployment of the HTTP layer before it."""
 
 import hashlib
 import logging

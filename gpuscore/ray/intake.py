@@ -13,7 +13,7 @@ from gpuscore.server.http.exchange import MORE
 
 
 class Intake:
-    """The outermost ASGI layer: it counts requests with a body, and refuses those over a limit.
+    """The outermost ASGI layer: counts requests with a body, and refuses requests over a limit.
 
     A refusal is raised where the application reads the body, so that it is answered, logged and
     counted as any other error. The proxy gives an application its prefix with the path, which is

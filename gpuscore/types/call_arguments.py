@@ -97,7 +97,7 @@ def lists_of_ids(given: Any, name: str) -> list[list[int]]:
 
 
 def ids_or_lists(given: Any, name: str) -> list[int] | list[list[int]]:
-    """Return token ids, or lists of them if the first element is one."""
+    """Return token ids, or lists of token ids if the first element is a list."""
     elements = listed(given, name)
     if elements and _is_sequence(elements[0]):
         return lists_of_ids(elements, name)

@@ -36,7 +36,7 @@ def arch_of(tensor: Tensor) -> int:
     """Return the newest architecture with shipped kernels that is not newer than the device.
 
     Raises:
-        ValueError: the device is older than all of them.
+        ValueError: the device is older than all these architectures.
     """
     if tensor.device.type == "cpu":
         return INTERPRETER

@@ -1,6 +1,6 @@
 """Loops of a kernel in Triton's GPU dialect, as it stands before it becomes PTX.
 
-There a product, a copy and a wait are single operations, and which operation needs which is plain.
+There a product, a copy and a wait are single operations, whose dependencies are explicit.
 """
 
 import ast

@@ -62,8 +62,7 @@ class CheckpointFiles:
         self._progress, self._done = progress, 0
 
     def tensor(self, part: str, name: str) -> Any:
-        """Return this shard of the tensor `name` as it is stored, which must have the shape of
-        `part`.
+        """Return this shard of the stored tensor `name`, which must have the shape of `part`.
 
         With framework "np", numbers of float8_e4m3fn are given as uint8.
 

@@ -146,7 +146,7 @@ def page_entries(lengths: np.ndarray, tiling: TileSizes, page_size: int) -> Int3
 
 
 def divided(buffer: Ints, sizes: ProgramSizes) -> Tables:
-    """Divide the one array of a batch into its tables: views in NumPy, slices in a program."""
+    """Divide a batch's single array into its tables: views in NumPy, slices in a program."""
     start = 0
 
     def take(length: Any) -> Any:

@@ -128,7 +128,7 @@ class JaxPlan:
             estimated: `batch` is a guess, which refuses no model.
 
         Raises:
-            ConfigError: too few fit.
+            ConfigError: too few pages fit.
         """
         pages = self.pages
         if estimated and pages.needed * pages.page_bytes > (free - batch) * pages.fraction:

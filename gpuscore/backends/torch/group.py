@@ -43,7 +43,7 @@ class RankGroup:
     Args:
         shard: the rank's place.
         device: of its tensors.
-        path: of a file, which does not exist yet, by which the ranks find each other.
+        path: a file that does not exist yet, through which the ranks find each other.
         meet: called before the group connects; returns when every rank is about to connect.
     """
 
@@ -87,7 +87,7 @@ class RankGroup:
         return found
 
     def least(self, number: int) -> int:
-        """Return the least number of all ranks."""
+        """Return the smallest of all ranks' numbers."""
         return min(int(one) for one in self.gather(torch.tensor([number], device=self._device)))
 
     def abort(self) -> None:

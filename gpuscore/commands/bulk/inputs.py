@@ -235,8 +235,8 @@ def find_inputs(options: BatchOptions) -> InputFiles:
     tables mark them so.
 
     Raises:
-        ConfigError: there are none, their formats are not supported or differ, or the output would
-            be one of them.
+        ConfigError: there are no files, their formats are not supported or differ, or the output
+            would overwrite a file of the input.
     """
     place = options.input
     if place.is_dir():

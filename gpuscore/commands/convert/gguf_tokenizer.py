@@ -90,7 +90,7 @@ def check_written(written: Tokenizer, made: Tokenizer, file: GgufFile) -> None:
 
 
 def _is_token(written: str | None, token: str) -> bool:
-    """Compare a token with the file's, which transformers may spell as the model's authors do."""
+    """Compare a token with the file's token, which transformers may spell as the authors do."""
     if written in (token, token.replace(" ", "\u2581")):
         return True
     spelling: dict[int, str] = bytes_to_unicode()  # type: ignore[no-untyped-call]
@@ -98,5 +98,5 @@ def _is_token(written: str | None, token: str) -> bool:
 
 
 def template(file: GgufFile) -> str | None:
-    """Return the chat template of the file, if it has one."""
+    """Return the chat template of the file; None if it has none."""
     return file.of_type(_TEMPLATE, str) if _TEMPLATE in file.metadata else None

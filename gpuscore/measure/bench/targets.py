@@ -121,7 +121,7 @@ def meet(
         patience: seconds for an answer.
 
     Raises:
-        UsageError: the URL is not one, or no API answers; with the server's words.
+        UsageError: the URL is invalid, or no API answers; with the server's words.
     """
     address = Address.read(url, key)
     with httpx.Client(

@@ -140,7 +140,7 @@ def opened(target: Target) -> Iterator[Ask]:
 
 
 def _asking(source: Any, target: Target, errors: type[Exception]) -> Ask:
-    """Return the function that asks a `Scorer` or a `Client`, which raise `errors`."""
+    """Return the function that asks `source`, a `Scorer` or a `Client`, which raises `errors`."""
 
     def ask(unit: Unit) -> UnitAnswer:
         try:

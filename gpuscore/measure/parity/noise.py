@@ -91,7 +91,7 @@ class TauB:
         return found
 
     def step(self, n: int) -> float:
-        """Return the difference that the least swap makes among n items."""
+        """Return the difference that the smallest swap makes among n items."""
         return 4 / (n * (n - 1))
 
     def by_chance(self, n: int) -> float:

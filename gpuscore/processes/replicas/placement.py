@@ -1,4 +1,4 @@
-"""The places of the engines: devices (`--devices`), and each one's part of memory and cores."""
+"""The places of the engines: devices (`--devices`), and each engine's part of memory and cores."""
 
 import json
 import os

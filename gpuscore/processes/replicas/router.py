@@ -162,7 +162,7 @@ class Router:
         return max(loads, key=lambda load: _weight(key, load.replica))
 
     def _again(self, key: bytes | None, request: ScoreRequest, where: Load | int) -> int:
-        """Return the tokens of full pages that a replica would compute, not find."""
+        """Return the tokens of full pages that a replica would have to compute, not find cached."""
         sent = self._sent.get(where if isinstance(where, int) else where.replica)
         known = sent is not None and key is not None and key in sent
         return 0 if known else self._full(request)

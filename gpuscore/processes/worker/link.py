@@ -388,7 +388,7 @@ def _in_format(start: Start, dtype: str) -> Start:
 
 
 def passed(since: float) -> float:
-    """Return the seconds since then, capped: a pause of this process is not the child's silence."""
+    """Return the seconds since a time, capped: this process's pause is not the child's silence."""
     return min(monotonic() - since, 2 * TICK)
 
 

@@ -227,7 +227,7 @@ def ray_replicas(
 
 
 def _named(model: str) -> str:
-    """Return the name by which nodes look for the model: they have other working directories."""
+    """Return the model's name for nodes, which have other working directories."""
     path = Path(model)
     return str(path.absolute()) if model != DEMO and path.is_dir() else model
 

@@ -1,7 +1,7 @@
 """Routes without a body: probes, the models, metrics; and pages for people with the files that they
 load, all from `server/static`: the playground, the status page, and Swagger UI for /docs.
 
-A page holds nothing of the server's: its scripts ask the routes, with the reader's key.
+A page holds no data of the server: its scripts ask the routes, with the reader's key.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence

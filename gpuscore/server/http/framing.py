@@ -1,4 +1,4 @@
-"""Spans: the bytes that may be parsed next without going past the end of a request.
+"""Spans: pieces of the input that can be parsed without going past the end of a request.
 
 A span ends where a request can end: at a line of the head, at a body's last byte, or at the empty
 line after the chunks. The HTTP parser gets one span at a time and must find the same end. Later

@@ -113,7 +113,7 @@ class Listener(socket.socket):
     _accepted = 0
 
     def count_in(self, rounds: Rounds) -> None:
-        """Count connections by the rounds of this loop from now on; due before the first one."""
+        """Count the connections of each round of this loop; call it before the first connection."""
         self._rounds = rounds
 
     def accept(self) -> tuple[socket.socket, Any]:
@@ -192,7 +192,7 @@ class Outlet:
 
     @property
     def full(self) -> bool:
-        """True if so many bytes wait for the client that no further answer should be made."""
+        """True if too many bytes wait for the client to make a further answer."""
         return self._drained is not None
 
     def write(self, data: bytes) -> None:

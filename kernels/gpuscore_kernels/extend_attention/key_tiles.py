@@ -50,9 +50,9 @@ class SourceKeys(NamedTuple):
 class FullRuns:
     """Divides the keys of one source after the other into full and masked tiles.
 
-    The kernel reads masked tiles, then full ones, then masked ones. Masked tiles before the full
-    ones exist with a window only. If tiles are steady, keys come in the order of positions: full
-    tiles that would follow a masked one are masked themselves.
+    The kernel reads masked tiles, then full tiles, then masked tiles again. Masked tiles before the
+    full tiles exist with a window only. If tiles are steady, keys come in the order of positions:
+    full tiles that would follow a masked tile become masked tiles.
     """
 
     def __init__(self, count: int, shape: TileShape, edges: tuple[Wide, Wide] | None) -> None:

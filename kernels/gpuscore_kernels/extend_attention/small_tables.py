@@ -224,7 +224,7 @@ class SmallBatch:
         return made
 
     def _prefix(self, request: int, masked: list[int]) -> tuple[int, int, bool]:
-        """Return the range of full tiles, and whether masked ones follow."""
+        """Return the range of a prefix's full tiles, and `_closes` for its masked tiles."""
         if self.pool_start is None:
             return 0, 0, False
         length, own, page = self.prefix_lens[request], self.shape.own, self.layout.page_size
@@ -236,7 +236,7 @@ class SmallBatch:
         return start, start + full, self._closes(full * self.shape.keys < length)
 
     def _closes(self, masked: bool) -> bool:
-        """Return whether no full tile may follow, given whether there are masked ones."""
+        """Return True if no full tile may follow; `masked`: the row has masked tiles so far."""
         return masked and self.shape.is_steady
 
     def _own_rows(self, pieces: list[Piece]) -> list[list[int]]:

@@ -365,6 +365,6 @@ def signature(number: str) -> dict[str, str]:
 
 
 def divisible() -> tuple[str, ...]:
-    """Arguments that are multiples of 16; strides of log-sum-exps are numbers of heads, so not."""
+    """Arguments that are multiples of 16; strides of log-sum-exps, numbers of heads, are not."""
     others = ("num_rows", "scale", "cap", "stride_lm", "stride_lh")
     return tuple(name for name in signature("bf16") if name not in others)

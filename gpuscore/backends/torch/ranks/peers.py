@@ -167,7 +167,7 @@ class Peers:
 
 
 def _environment(rank: int, device: str) -> dict[str, str]:
-    """Return a rank's variables; it sees its own GPU only, and serves nobody who needs a key."""
+    """Return a rank's variables: it sees its own GPU only, and gets no API key."""
     variables = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
     if device == "cuda":
         shown = os.environ.get(VISIBLE)
