@@ -48,7 +48,7 @@ class Verdict:
 
 
 def verdict(got: Sequence[Array], exact: Array, theirs: Array, slack: float = 1.0) -> Verdict:
-    """Judge results; `got` may hold only the first requests, and of each only the first items."""
+    """Judge results; `got` may lack the last requests, and each request its last items."""
     pairs = zip(got, exact[: len(got)], strict=True)
     ours = np.concatenate([np.abs(ours - right[: len(ours)]).ravel() for ours, right in pairs])
     bound = np.abs(theirs - exact)

@@ -56,10 +56,10 @@ class PreparedBody:
         salt: the body's `cache_salt`.
         prompt_tokens: tokens of all prompts, for the usage; None if nothing is scored.
         notes: any other data that the dialect's `encode` needs.
-        errors: the items that the request leaves out; None unless the body asked for that.
+        errors: the items that the request leaves out; None unless the body has `on_error: null`.
         label_tokens: tokens of labels that are items of the request, but of no prompt.
-        parts: the same as several requests, for a caller that can run them at once; else empty.
-        places: in the body, of the items of each of `parts`.
+        parts: `request` divided into several, for a caller that can run them at once; else empty.
+        places: for each of `parts`, the places of its items in the body.
     """
 
     request: ScoreRequest | None

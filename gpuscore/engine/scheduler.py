@@ -269,7 +269,7 @@ class Scheduler:
         """Return the tokens of the job's next piece; None if it cannot join this share.
 
         A long item reads the query from pages, which an earlier batch must have filled. All long
-        items of a job use the same pages, so a batch has a chunk of at most one of them.
+        items of a job use the same pages, so a batch has a chunk of at most one long item.
         """
         job = share.job
         if job.query_done < job.cut:

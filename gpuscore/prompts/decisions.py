@@ -237,7 +237,7 @@ def read_decision_settings(directory: Path, asked: DecisionSettings) -> Decision
 
 
 def _refused(directory: Path, found: Mapping[str, Any]) -> str:
-    """Return why the model cannot be asked in prompts of ours; empty if it can."""
+    """Return the reason why our prompts do not fit the model; empty if they do."""
     unknown = sorted(set(found) - {TEMPERATURE, STATE_FORMAT})
     if unknown:
         return f"its config.json has {shown(unknown[0])}, a way to ask that is not supported"

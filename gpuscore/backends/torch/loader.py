@@ -96,7 +96,7 @@ class Checkpoint:
         self.kept, self._rotated = kept, is_rotated(architecture, precision, kept)
 
     def read(self) -> DecoderWeights:
-        """Read all weights, and refuse a checkpoint that has others."""
+        """Read all weights, and refuse a checkpoint that has further weights."""
         embed, norm, head = self.beside_layers()
         layers = tuple(map(self.layer, range(self.architecture.config.num_layers)))
         tied = self.architecture.config.tie_word_embeddings

@@ -72,7 +72,7 @@ class Answerer(Protocol):
         offsets: Float64Array | None = None,
         labels: Ids = LABELS,
     ) -> Record:
-        """Send requests, `clients` at a time, or at these times; return when all are answered."""
+        """Send requests, `clients` at a time or at given times; return when all are answered."""
         ...
 
 

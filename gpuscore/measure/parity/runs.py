@@ -31,7 +31,7 @@ ALONE = 8  # approximate number of its items that are scored once more, each alo
 class BackendSpec:
     """A backend as `framework:dtype[:attention][@device]` on the command line.
 
-    A precision of linear layers may stand for the dtype, which is then "auto".
+    A precision of linear layers may stand in the dtype's place; the dtype is then "auto".
     """
 
     framework: str

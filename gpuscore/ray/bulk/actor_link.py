@@ -187,7 +187,7 @@ class ActorLink(EngineLink):
         return MAX_RETRY_AFTER if state is None else max(1, min(MAX_RETRY_AFTER, state.retry_after))
 
     def keep_running(self) -> None:
-        """Have one actor after the other until `close`.
+        """Run one actor after the other until `close`.
 
         Raises:
             ConfigError, EngineFailed: another actor would not help.

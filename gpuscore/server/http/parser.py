@@ -154,7 +154,7 @@ class RequestParser:
             self._data += data
 
     def stop(self) -> None:
-        """Drop all unparsed bytes and those that still arrive."""
+        """Drop all unparsed bytes and all bytes that still arrive."""
         self.ended = True
         self._data.clear()
 

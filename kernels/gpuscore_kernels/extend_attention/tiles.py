@@ -131,7 +131,8 @@ class TableBuilder:
         return full * self.shape.keys + masked * self.shape.own
 
     def _groups(self) -> Wide:
-        """Return a number per segment; rows of a tile have the same, as they share these keys."""
+        """Return each segment's group number: rows of a tile are of one group, which shares these
+        keys."""
         layout = self.layout
         root = self.lineage[0] if self.lineage else -1
         return layout.request_of.astype(np.int64) * (len(layout.parent) + 1) + root

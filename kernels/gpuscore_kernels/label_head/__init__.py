@@ -187,7 +187,7 @@ def _vocab_statistics(
 def _largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return each row's `count` largest logits, the largest first, and their columns.
 
-    Of equal logits the first columns are chosen and come first.
+    Among equal logits the first columns are chosen and come first.
     """
     if count == 1:
         return logits.max(dim=1, keepdim=True)
