@@ -144,7 +144,7 @@ def _options_of(config: Any) -> tuple[Option, ...]:
 
 
 def checked(config: ConfigT) -> ConfigT:
-    """Return the same configuration with sizes in bytes.
+    """Return the configuration with sizes in bytes.
 
     Raises:
         ConfigError: a value is of the wrong type or out of range.

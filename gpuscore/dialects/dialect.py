@@ -78,7 +78,7 @@ class PreparedBody:
         notes: Any = None,
         errors: tuple[ItemError, ...] | None = None,
     ) -> "PreparedBody":
-        """Return a body with the tokens of its request, which is None if there is no item."""
+        """Return a body with the tokens of its request; the request is None without items."""
         tokens = 0 if request is None else request.num_prompt_tokens
         return PreparedBody(request, salt, tokens, notes, errors)
 
@@ -280,7 +280,7 @@ def object_json(entries: Iterable[tuple[str, object]], size: int) -> Iterator[by
 
 
 def text_json(*texts: str) -> Iterator[bytes]:
-    """Yield the JSON of these texts as one, CHARS characters at a time."""
+    """Yield the JSON string of these texts joined, CHARS characters at a time."""
     yield b'"'
     for text in texts:
         for start in range(0, len(text), CHARS):

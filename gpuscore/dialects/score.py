@@ -215,7 +215,7 @@ def _rows(
     step: int,
     compute: Callable[[ScoreResult, slice], Iterable[Float64Array]],
 ) -> Iterator[Any]:
-    """Yield what `compute` returns for `step` items at a time, as Python's numbers or lists."""
+    """Yield the results of `compute`, `step` items at a time, as Python's numbers or lists."""
     for start in range(0, len(result.label_logits), step):
         items = slice(start, start + step)
         for row in compute(result.part(items), items):

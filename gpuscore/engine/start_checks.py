@@ -155,7 +155,7 @@ def _joined(parts: list[NDArray[ScalarT] | None]) -> NDArray[ScalarT]:
 
 
 def _refusal(answers: Answers) -> str | None:
-    """Say why a model cannot be of use; None if that is not known."""
+    """Say why a model's answers are useless; None if nothing shows that they are."""
     count, labels = answers.logits.shape
     if answers.nonfinite:
         return f"logits after {answers.nonfinite} of {count} known prompts are not finite"

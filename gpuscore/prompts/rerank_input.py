@@ -160,7 +160,7 @@ class DocumentRoom:
         return self._encoder.first_tokens(document, count, self._turns)
 
     def _excess(self, document: str) -> int:
-        """Return by how many tokens the part with this document is too long."""
+        """Return the number of tokens by which the part with this document is too long."""
         self._text = f"{document}{self._tail}"
         try:
             return len(next(self._joined(0))) - self._limit

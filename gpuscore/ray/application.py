@@ -97,7 +97,7 @@ def _replicas(config: RayConfig) -> dict[str, Any]:
 
 
 def _actor(settings: AppSettings) -> dict[str, Any]:
-    """Return what Ray reserves for an engine."""
+    """Return the resources that Ray reserves for an engine."""
     config, options = settings.ray, {"num_cpus": settings.ray.num_cpus}
     gpus = config.num_gpus
     if gpus is None:

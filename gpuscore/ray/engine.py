@@ -80,7 +80,7 @@ class ClusterEngine:
         return self._backlog
 
     def states(self) -> list[ReplicaState]:
-        """Return the replicas that were heard of, as they were then."""
+        """Return the replicas by their last reports."""
         return [
             ReplicaState(
                 one.state.name,

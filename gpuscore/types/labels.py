@@ -110,7 +110,7 @@ def _logprobs(result: ScoreResult, trie: LabelTrie, count: int) -> Float64Array:
 def _fits(item: Int32Array, trie: LabelTrie, limits: BackendLimits) -> bool:
     """Return True if an item and its nodes may be one family.
 
-    With --deterministic bits depend on what is a segment, so there are no families.
+    With --deterministic bits depend on the division into segments, so there are no families.
     """
     return not limits.deterministic_chunk and len(item) + trie.num_nodes <= limits.max_tokens
 

@@ -140,7 +140,7 @@ def buckets(max_tokens: int, rows: int) -> tuple[int, ...]:
 
 
 def page_entries(lengths: np.ndarray, tiling: TileSizes, page_size: int) -> Int32Array:
-    """Entries that prefixes of these lengths take in `Tables.pages`, which has whole blocks."""
+    """Number of entries of `Tables.pages` for prefixes of these lengths, in whole blocks."""
     blocks = -(-lengths // (tiling.prefix_pages * page_size))
     return (blocks * tiling.prefix_pages).astype(np.int32)
 

@@ -140,7 +140,7 @@ class JaxPlan:
         return max(count // step * step, pages.needed)
 
     def estimated_bytes(self, sizes: ProgramSizes) -> int:
-        """Return about the bytes, rather more, that a program takes beside weights and pool."""
+        """Estimate, rather too high, the bytes that a program takes beside weights and pool."""
         config, heads, tokens = self.architecture.config, self.heads, sizes.tokens
         rows = sizes.tiling.product_rows[0]
         widest = 2 * config.intermediate_size + (config.num_heads + 2 * heads.kv) * heads.dim

@@ -27,7 +27,7 @@ from gpuscore_kernels.label_head import (
 
 
 class Head(Protocol):
-    """Computes logits of labels, and statistics over the vocabulary, of hidden states [N, E]."""
+    """Computes labels' logits and statistics over the vocabulary from hidden states [N, E]."""
 
     def logits(self, hidden: Tensor, weight: Tensor, rows: Tensor, label_ids: Tensor) -> Tensor:
         """Return the logit of token `label_ids[i]` in row `rows[i]`, [L]."""
@@ -185,8 +185,8 @@ def row_scores(
     Args:
         batch: the batch that was run.
         logits: [L]; these and other arrays are kept if they are float32.
-        statistics: arrays over the wanted rows: none, or lse, or lse, top_ids and top_logits, the
-            latter [rows, num_top] or flat.
+        statistics: arrays over the wanted rows: no array; lse; or lse, top_ids and top_logits,
+            where top_ids and top_logits are [rows, num_top] or flat.
     """
     logits = logits.astype(np.float32, copy=False)
     if not statistics:

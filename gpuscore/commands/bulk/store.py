@@ -172,7 +172,7 @@ class ResultStore:
         self._end = os.fstat(self._texts).st_size
 
     def put(self, settled: Settled) -> None:
-        """Write results; the same row may be written again."""
+        """Write results; a row that was written before is overwritten."""
         match settled:
             case RowScoring(numbers, scores):
                 rows = np.ascontiguousarray(scores, dtype="<f8").tobytes()

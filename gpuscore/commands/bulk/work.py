@@ -147,7 +147,8 @@ class WorkFolder:
             _remove_empty(folder)
 
     def remove(self) -> None:
-        """Remove the folder; the note that the output is whole goes last, in case of a kill."""
+        """Remove the folder; in case of a kill, the note that the output is whole is removed
+        last."""
         self.clear(but=(LOCK, JobState.file, WrittenState.file))
         sync_folder(self.path)
         for name in (JobState.file, WrittenState.file, LOCK):

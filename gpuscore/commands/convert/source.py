@@ -40,7 +40,7 @@ class Source(Protocol):
         ...
 
     def check_texts(self, directory: Path) -> None:
-        """Raise ConfigError unless tokenizer and chat template are the source's."""
+        """Raise ConfigError unless tokenizer and chat template equal the source's."""
         ...
 
 

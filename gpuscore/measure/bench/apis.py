@@ -26,7 +26,7 @@ class Api:
             probability; OWN_PROMPTS: scores of prompts that only this server makes.
         one: it gives one score per item; if labels are asked for, the first label's.
         body: makes a request of a model's name and label ids.
-        rows: reads the scores of that many items, a row each.
+        rows: reads an answer's scores, a row for each item, given their number.
     """
 
     name: str

@@ -37,7 +37,7 @@ FEWEST_WORDS = 20
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """A server's description: as it tells, and as the command found.
+    """A server's description: its own facts, and facts that the command found out.
 
     Attributes:
         name: of the run, as in the tables.
@@ -167,7 +167,7 @@ def _first_model(http: httpx.Client) -> str | None:
 
 
 def _answering(http: httpx.Client, url: str, names: Sequence[str], model: str) -> Api:
-    """Return the first API that scores two items; raise UsageError with the last answer."""
+    """Return the first API that scores two items, or raise UsageError with the last answer."""
     said = ""
     for name in names:
         api = APIS[name]

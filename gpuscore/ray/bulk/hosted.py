@@ -102,8 +102,8 @@ class HostedEngine:
         self._supervisor.start()
 
     def send(self, frames: Sequence[bytes]) -> None:
-        """Send messages to the process. Without one they are dropped: the driver, which has `Lost`
-        on its way, sends the requests again."""
+        """Send messages to the process. Without a process they are dropped: `Lost` is on its way to
+        the driver, which will send the requests again."""
         send = self._send
         if send is not None:
             send(*(partial(bytes, frame) for frame in frames))

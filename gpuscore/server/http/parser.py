@@ -26,7 +26,7 @@ def read_target(method: bytes, target: bytes) -> tuple[str, bytes]:
     """Return a target's path and query (without "?").
 
     In the path, only characters that need no percent-encoding are decoded. So two paths are equal
-    where RFC 3986 says that they are, and "%2F" is no slash.
+    exactly if RFC 3986 calls them equivalent, and "%2F" is not a slash.
 
     Raises:
         InvalidRequest: neither a path, nor an http or https URL, nor the "*" of OPTIONS.

@@ -76,7 +76,7 @@ class FullRuns:
         return self._add_with_window(keys, full, end, *self.edges)
 
     def _add_without_window(self, keys: SourceKeys, stop: Wide, end: Wide) -> tuple[Wide, Wide]:
-        """Rows see the first keys, so full tiles come before masked ones."""
+        """Rows see the first keys, so full tiles come before masked tiles."""
         if self.ranges:
             stop[self.closed[keys.tile]] = 0
         first = stop * self.shape.keys

@@ -131,8 +131,7 @@ class TableBuilder:
         return full * self.shape.keys + masked * self.shape.own
 
     def _groups(self) -> Wide:
-        """Return each segment's group number: rows of a tile are of one group, which shares these
-        keys."""
+        """Return each segment's group number; a tile has rows of one group, which share keys."""
         layout = self.layout
         root = self.lineage[0] if self.lineage else -1
         return layout.request_of.astype(np.int64) * (len(layout.parent) + 1) + root

@@ -50,9 +50,10 @@ def refusal(
 class Fp8Product:
     """The products of rows with one weight. Also runs on a CPU.
 
-    A host has four of them to launch in each layer. So what does not depend on the rows is checked
-    and made here, once, and calls go to the operator behind `torch.nn.functional.scaled_mm`, which
-    makes lists of numbers of its arguments every time.
+    A host launches four products in each layer. So everything that does not depend on the rows is
+    checked and made here, once, and calls go to the operator behind
+    `torch.nn.functional.scaled_mm`, a function that makes lists of numbers of its arguments every
+    time.
 
     Args:
         w: [O, K], float8_e4m3fn, contiguous.

@@ -28,10 +28,10 @@ NUMBERS = 2**18  # that are rotated at once, so that they stay in a core's cache
 def is_rotated(architecture: Architecture, precision: str, kept: Collection[str] = ()) -> bool:
     """True if a model's hidden states are rotated.
 
-    A mixture of experts is not rotated, nor a model that applies a norm's weight to what a layer
-    adds to the hidden states. Nor is a model whose `GROUPS` that read hidden states are in `kept`,
-    in 16 bits: they are more exact without, because floating-point numbers keep large channels
-    apart.
+    Not rotated are mixtures of experts, and models that apply a norm's weight to a layer's output
+    before it is added to the hidden states. Nor is a model rotated if the `GROUPS` that read hidden
+    states stay in 16 bits (`kept`): these products are more exact without a rotation, because
+    floating-point numbers keep large channels apart.
     """
     config, parts = architecture.config, architecture.layer_weights[0]
     return (
