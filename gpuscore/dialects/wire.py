@@ -166,7 +166,7 @@ def strict_decoder(
 ) -> Callable[[bytes, object], StructT]:
     """Return the `decode` of a dialect: it decodes JSON as this struct, and checks it.
 
-    It raises InvalidRequest, whose message never holds the body's text.
+    `decode` raises InvalidRequest, whose message never holds the body's text.
     """
     decode = msgspec.json.Decoder(body).decode
 

@@ -82,7 +82,7 @@ def check_collapse(backend: Backend, allow: bool = False) -> None:
 
     Args:
         backend: warmed up.
-        allow: log what would be refused, too.
+        allow: log the reasons for a refusal, and do not refuse.
 
     Raises:
         ConfigError: answers are not finite, or the same for all prompts.

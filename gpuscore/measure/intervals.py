@@ -82,7 +82,7 @@ class Resamples:
         return Interval.of(value, self.sums(values, groups)[drawn > 0] / drawn[drawn > 0])
 
     def quantile(self, values: Float64Array, groups: Int64Array, q: float) -> Interval:
-        """Return a quantile of `values`, the higher of the two next to it."""
+        """Return a quantile of `values`: of its two neighbours among them, the higher."""
         if not values.size:
             return Interval(math.nan)
         order = np.argsort(values)

@@ -165,8 +165,7 @@ class DecisionPrompts:
 
     @cached_property
     def _pairs(self) -> tuple[tuple[int, ...], ...]:
-        """The tokens of the labels of two letters; raises InvalidRequest if these cannot be
-        labels."""
+        """The tokens of labels of two letters; raises InvalidRequest if they cannot be labels."""
         try:
             found = tuple(tuple(self._prompts.label_tokens(label)) for label in PAIRS)
         except ConfigError as error:

@@ -105,7 +105,7 @@ class QueryGroup:
 
 
 def prompts_of(groups: Sequence[QueryGroup], start: int) -> Iterator[Int32Array]:
-    """Yield the prompts of all groups, one after the other, from a number on."""
+    """Yield the prompts of all groups, one after the other, from prompt number `start` on."""
     for group in groups:
         if start < group.count:
             yield from group.prompts(start)

@@ -78,7 +78,7 @@ def split(batch: PackedBatch, entries: Int32Array, room: int) -> Iterator[Packed
 
     Each holds whole trees, in their order.
 
-    Rows of one tree see no rows of another, so every row keeps what it sees.
+    Rows of one tree see no rows of another tree, so every row still sees the same rows.
 
     Args:
         batch: to divide.

@@ -82,8 +82,8 @@ class Launcher(Protocol):
     def is_quick(self, batch: PackedBatch) -> bool:
         """True if `launch` takes about a millisecond, because the batch has a graph.
 
-        A batch without one is launched by the thread that was measured at start, whose cuBLAS
-        workspace is there.
+        A batch without a graph is launched by the thread that was measured at start, because that
+        thread has a cuBLAS workspace already.
         """
 
     def capture(self) -> int:

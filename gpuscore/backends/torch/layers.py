@@ -91,8 +91,7 @@ def inverse_frequencies(rope: Rope, head_dim: int, device: torch.device) -> Tens
 
 
 def _llama3_scaled(frequencies: Tensor, rope: Llama3Rope) -> Tensor:
-    """Scale as Llama 3.1: divide low frequencies by `factor`, keep high frequencies, with a
-    ramp."""
+    """Scale as Llama 3.1: divide low frequencies by `factor`, keep high ones, with a ramp."""
     wavelength = 2 * math.pi / frequencies
     turns = rope.original_max_position_embeddings / wavelength
     ramp = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)

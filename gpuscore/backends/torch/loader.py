@@ -162,7 +162,7 @@ class Checkpoint:
     def _qkv(self, index: int) -> Linear:
         """Return the layer's projections; in the last, queries stand apart from keys and values.
 
-        Its queries are computed for scored rows only, and packed weights cannot be cut.
+        The last layer computes queries for scored rows only, and packed weights cannot be cut.
         """
         last = index == self.architecture.config.num_layers - 1
         if not last or self.precision not in EIGHT_BITS:

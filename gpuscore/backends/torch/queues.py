@@ -1,6 +1,6 @@
 """Queues of work for a device: the streams of a CUDA device; a CPU does work at once.
 
-Only `wait` and the functions that `download` returns wait for the device, and `capture` at start.
+Only `wait`, the functions that `download` returns, and at start `capture` wait for the device.
 """
 
 from collections.abc import Callable

@@ -147,8 +147,7 @@ class WorkFolder:
             _remove_empty(folder)
 
     def remove(self) -> None:
-        """Remove the folder; in case of a kill, the note that the output is whole is removed
-        last."""
+        """Remove the folder, and last the note that the output is whole, in case of a kill."""
         self.clear(but=(LOCK, JobState.file, WrittenState.file))
         sync_folder(self.path)
         for name in (JobState.file, WrittenState.file, LOCK):

@@ -70,7 +70,7 @@ def _digest_of_weights(directory: Path) -> str:
 
 
 def _digests(path: Path) -> dict[str, str]:
-    """Digest each tensor of a file, which has a length in 8 bytes, a JSON header, and the data."""
+    """Digest each tensor of a file: a length in 8 bytes, a JSON header, and the data."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         start = 8 + int.from_bytes(data[:8], "little")
         header: dict[str, Any] = json.loads(data[8:start])

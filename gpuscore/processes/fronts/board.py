@@ -99,7 +99,7 @@ class Totals:
             question.waits_for.discard(front)
 
     def ask(self, front: int, number: int, others: Collection[int]) -> int:
-        """Note a front's question; return the number with which the others are asked."""
+        """Note a front's question; return its number, which the other fronts are asked with."""
         self._asked += 1
         self._questions[self._asked] = Question(front, number, set(others))
         return self._asked

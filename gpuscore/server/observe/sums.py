@@ -43,7 +43,8 @@ class SummedCollector(Collector):
     Args:
         own: the metrics of this process.
         others: gets what this process shows and returns the summed samples of the other processes;
-            called once for each scrape. If this process ends, what it has shown must not be lost.
+            called once for each scrape. If this process ends, the counts that it has shown must not
+            be lost.
     """
 
     def __init__(self, own: Collector, others: Callable[[Snapshot], Samples]) -> None:
