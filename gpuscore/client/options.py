@@ -102,7 +102,7 @@ class ClientOptions(TypedDict, total=False):
         max_items_per_request: items of one request; 10,000 by default, as on the server.
         max_bytes_per_request: bytes of one body; 1 MiB by default.
         max_concurrent_requests: requests of one split call at a time; 4 by default.
-        max_answer_bytes: bytes of one unpacked answer; 256 MiB by default. A larger one is a
+        max_answer_bytes: bytes of one unpacked answer; 256 MiB by default. A larger answer raises
             BadAnswer.
     """
 

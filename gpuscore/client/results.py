@@ -49,8 +49,8 @@ class Completion:
         text: the prompt, with `echo`, and the most probable next token, with `max_tokens=1`.
         tokens: [n], the text of each token; empty unless `logprobs` was asked for.
         logprobs: [n], natural logarithms over the whole vocabulary; NaN for a prompt's first token.
-        best: [n], with `logprobs` over 0 each token and the most probable ones, by text;
-            None for a prompt's first token.
+        best: [n], with `logprobs` over 0: each token and the most probable tokens, by text; None
+            for a prompt's first token.
     """
 
     text: str

@@ -1,4 +1,4 @@
-"""The messages between the HTTP layer and the engines' replicas, as of `processes.worker.messages`.
+"""The messages between the HTTP layer and engines' replicas, like `processes.worker.messages`.
 
 They go to other machines, whose clocks differ. So they hold the time that a request has left in the
 place of its deadline, and the model that it was made for.

@@ -188,7 +188,7 @@ def check_written(options: BatchOptions, work: WorkFolder) -> None:
     for new, path, digest, count in _files(options, work, written):
         place = new if new.exists() else path
         if not place.is_file() or sha256_of(place) != digest or _rows_of(path, place) != count:
-            what = "is not the one that was written" if place.exists() else "is missing"
+            what = "is not the file that was written" if place.exists() else "is missing"
             raise work.damaged(f"{written.file} has {rows}, and {place} {what}")
 
 

@@ -263,7 +263,7 @@ def _timed(ask: Ask, unit: Unit) -> UnitAnswer:
 
 
 def file_name(target: Target, data: Ranked | Labelled) -> str:
-    """Return a name that differs if anything differs that the answers depend on."""
+    """Return a name that is different for every setting that the answers depend on."""
     about = [target.settings, fingerprint(data), _files(target)]
     digest = sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
     slug = re.sub(r"[^A-Za-z0-9.-]+", "-", target.name).strip("-")[:60]

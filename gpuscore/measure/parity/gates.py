@@ -270,7 +270,7 @@ def _found(worst: WorstRanking) -> str:
 def packing(run: Run) -> Verdict:
     """Return the verdict of gates 5 and 6."""
     if run.alone is None:
-        return skipped(run.name, "packing", "none of its items was scored alone")
+        return skipped(run.name, "packing", "no item of the run was scored alone")
     limit = FLOAT32 if run.dtype == "float32" and not run.in_eight_bits else HALF.maximum
     limit = 0.0 if run.deterministic else limit
     detail = f"alone and in company max |d log p| {run.alone.maximum:.1e}, at most {limit:g}"

@@ -96,8 +96,8 @@ class Hosts:
         if names is None or all(_known(one, names) for one in _names_of(target, headers)):
             return
         raise InvalidRequest(
-            "this server answers to loopback names (localhost, 127.0.0.1, [::1]) and those of "
-            "--allowed-hosts, not to the one of this request",
+            "this server answers to loopback names (localhost, 127.0.0.1, [::1]) and names of "
+            "--allowed-hosts, not to the name of this request",
             param="Host",
         )
 

@@ -68,7 +68,7 @@ class PlainClient:
         timeout: seconds for connecting and for every read.
 
     Raises:
-        ConfigError: the URL is not of this form.
+        ConfigError: `url` is not such a URL.
     """
 
     def __init__(self, url: str, key: str | None, timeout: float) -> None:
