@@ -87,7 +87,7 @@ Way: TypeAlias = tuple[str, Callable[[], Tensor]]
 
 @dataclass(frozen=True)
 class Layer:
-    """Inputs of one layer, and what it has to return."""
+    """Inputs of one layer, and the expected outputs."""
 
     model: DecoderConfig
     batch: PackedBatch

@@ -94,7 +94,7 @@ def _copies(cache: DynamicCache, device: torch.device) -> int:
     """Number of items in a batch on a reused query."""
     if device.type != "cuda":
         return max(1, min(BATCH, CACHE_BYTES // cache_bytes(cache)))
-    # The copies of one batch are still in memory while those of the next are made.
+    # The copies of one batch are still in memory while the next batch's copies are made.
     most = torch.cuda.get_device_properties(device).total_memory // 5
     return int(max(1, min(BATCH_CUDA, most // cache_bytes(cache))))
 

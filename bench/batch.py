@@ -5,8 +5,8 @@
 
 One job per order and round, in turn, with the embedded demo model in an engine process as the
 command runs it; the model is loaded once. In a first round the scores of both orders are compared.
-Then each job has new queries, so that no job finds those of another in the prefix cache. Medians of
-items per second, from the start of reading until the output has its name, and CPU-seconds of both
+Then each job has new queries, so that no job finds another's in the prefix cache. Medians of items
+per second, from the start of reading until the output has its name, and CPU-seconds of both
 processes. The two jobs of a round follow each other, so a ratio of each round is taken, too.
 """
 
@@ -137,7 +137,7 @@ def words(rng: random.Random, count: int) -> str:
 def measure(
     folder: Path, rows: list[Row], loaded: LoadedModel
 ) -> tuple[Spent, float, dict[Any, Any]]:
-    """Run one job; return what it took, the share of tokens not computed, and scores by text."""
+    """Run one job; return its seconds, the share of tokens not computed, and scores by text."""
     source, output = folder / "in.jsonl", folder / "out.jsonl"
     source.write_bytes(b"\n".join(map(msgspec.json.encode, rows)))
 

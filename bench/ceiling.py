@@ -1,6 +1,6 @@
 """The least time that a workload can take: counted operations over rates measured in the same run.
 
-The operations are those of a packed forward pass without decoding: every linear layer for all
+The operations are a packed forward pass without decoding: every linear layer for all
 tokens, except that the last layer computes queries, output projection and MLP for one row per item
 only; attention of every row over the keys it sees; the LM head for one row per item. The experts
 that a row of a mixture chooses count as one MLP as wide as all of them, so that their division
@@ -22,7 +22,7 @@ WEIGHT_BYTES = 1 << 27  # of the weights on which a product's calls take turns
 def operations(
     shape: Mapping[str, int], query: int, items: int, length: int, cached: int = 0
 ) -> dict[str, float]:
-    """Count multiplications and additions of each kind; the kinds are those of `rates`.
+    """Count multiplications and additions of each kind; the kinds are the keys of `rates`.
 
     Args:
         shape: the model's configuration.
@@ -47,7 +47,7 @@ def operations(
 
 
 def linear_sizes(shape: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """(columns in, columns out) of the products of one layer; of a mixture without its router."""
+    """(columns in, columns out) of the products of one layer, without a mixture's router."""
     hidden, inner = shape["hidden_size"], _inner(shape)
     heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
     dim = shape["head_dim"]
@@ -60,7 +60,7 @@ def linear_sizes(shape: Mapping[str, int]) -> dict[str, tuple[int, int]]:
 
 
 def _inner(shape: Mapping[str, int]) -> int:
-    """Width of what lies between an MLP's products; of all experts of a row together."""
+    """Width between an MLP's products; for a mixture, the sum over all experts of a row."""
     if "num_experts" in shape:
         return shape["num_experts_per_tok"] * shape["moe_intermediate_size"]
     return shape["intermediate_size"]
@@ -105,7 +105,7 @@ def _dense_product(columns: int, outputs: int, dtype: torch.dtype) -> Callable[[
 
 
 def _int8_product(columns: int, outputs: int, dtype: torch.dtype) -> Callable[[], Tensor]:
-    """Return the same in INT8 by oneDNN, with unsigned rows, packed weights and scales of these."""
+    """Return the product in INT8 by oneDNN, with unsigned rows, packed weights and their scales."""
     q = torch.randint(256, (ROWS, columns), dtype=torch.uint8)
     w = torch.randint(-127, 128, (outputs, columns), dtype=torch.int8)
     packed = torch.ops.onednn.qlinear_prepack(w, None)

@@ -21,8 +21,8 @@ class Taken:
 def on_device(run: Callable[[], object], device: torch.device, hold: float = 0.005) -> Taken:
     """Time one run, from its first kernel to its last.
 
-    On CUDA the device first waits for `hold` seconds while the host queues the work, so the time is
-    that of the kernels without gaps. If `run` itself waits for the device, or takes longer than
+    On CUDA the device first waits for `hold` seconds while the host queues the work, so only the
+    kernels are timed, without gaps. If `run` itself waits for the device, or takes longer than
     `hold` to queue, the time includes gaps due to the host, and `ahead` is False.
     """
     if device.type != "cuda":

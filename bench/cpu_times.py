@@ -38,11 +38,11 @@ def measure(
     workload: Workload,
     repeat: int,
 ) -> dict[str, Any]:
-    """Time all scorers in turn, `repeat` times; ratios are those to the first one's times.
+    """Time all scorers in turn, `repeat` times; ratios compare a scorer with the first scorer.
 
     Returns:
-        rows of the table, the floors of each round, and the share of its own that the first one
-        reaches.
+        rows of the table, the floors of each round, and the share of its floor that the first
+        scorer reaches.
     """
     count = workload.num_items * workload.requests
     per_item: dict[str, list[Spent]] = {name: [] for name in scorers}

@@ -14,8 +14,8 @@ DEMO = Path(__file__).parents[1] / "gpuscore" / "demo"
 
 
 def order_of_options() -> str:
-    """Return how far an option's probability moves when the options are turned round, and how many
-    answers are right then, on choices about the demo's world that its training never saw."""
+    """Measure the change of an option's probability when the options are in reverse order, and the
+    share of right answers then, on choices about the demo's world that its training never saw."""
     sys.path.insert(0, str(DEMO.parents[1] / "training"))
     from demo.questions import labelled_questions
     from gpuscore import Choice, Scorer

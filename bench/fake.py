@@ -2,7 +2,7 @@
 
 Every token has a value that depends on its id and its position; a prompt's hash is the sum of its
 tokens' values (mod 2^64). The backend adds up three parts with prefix sums: the values that it
-stored in the slots of the cached prefix, the rows of ancestors and those of the segment. The oracle
+stored in the slots of the cached prefix, the ancestors' rows and the segment's rows. The oracle
 adds up the whole prompt. They agree only if the engine's pages, parents, positions, rows and labels
 are right, whatever the packing, the chunks and the cache.
 """

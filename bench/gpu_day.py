@@ -19,10 +19,10 @@ backends side by side, parity with scores that a CPU has recorded, and the tests
 process of its own with a time limit, which it is told; one that fails or hangs keeps what it has
 found, and the others run.
 
-The day's folder holds one JSON file with all findings, one page with tables, and what each stage
-printed; both are written after every stage. The same command continues a run that ended early:
-stages that are done or failed are kept. What a stage had found that was killed with the run is
-kept, too, and the stage runs again after all others. The exit code is 1 if a stage failed or was
+The day's folder holds one JSON file with all findings and one page with tables, both written after
+every stage, and the output of each stage. The same command continues a run that ended early: stages
+that are done or failed are kept. If a stage was killed with the run, its findings are kept, too,
+and the stage runs again after all others. The exit code is 1 if a stage failed or was
 not reached; a row that is wrong fails its section.
 """
 
@@ -157,7 +157,7 @@ class Day:
     def run(self, planned: list[Stage], folder: Path, minutes: float) -> None:
         """Run the stages that have not ended, until the time is up; they write to the folder.
 
-        Those that an earlier run was killed in come last: they may end this one, too.
+        Stages in which an earlier run was killed come last: they may end this run, too.
         """
         end = time.monotonic() + 60 * minutes - MARGIN
         self.found["planned"] = [stage.name for stage in planned]
@@ -214,7 +214,7 @@ class Day:
 
 
 def tables(found: Found) -> Iterator[list[Row]]:
-    """Yield the floors, the rows of the bench's sections, and those of attention, as text."""
+    """Yield tables as text: the floors, the rows of the bench's sections, attention's rows."""
     stages = {name: about.get("found", {}) for name, about in found["stages"].items()}
     floors = stages.get("bench: ceilings", {}).get("floors", {})
     yield _cells([{"floor of": name} | floor for name, floor in floors.items()], FLOORS)

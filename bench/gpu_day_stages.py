@@ -1,4 +1,4 @@
-"""The stages of bench/gpu_day.py: what each runs, for how long, and what its output says."""
+"""The stages of bench/gpu_day.py: commands, time limits, and readers of the commands' output."""
 
 import importlib.util
 import json
@@ -63,7 +63,7 @@ class Stage:
     """One part of the day.
 
     Args:
-        name: its name, also that of its output's file.
+        name: of the stage, and of the file with its output.
         commands: run one after another; the stage fails with the first that fails.
         read: returns the findings, from what the commands printed and wrote.
         limit: seconds after which the stage counts as hung.
@@ -91,14 +91,14 @@ class Stage:
 
 
 def stages(device: str, folder: Path, *, trial: bool) -> list[Stage]:
-    """Return all stages of the day, the most important first: what only a card can tell.
+    """Return all stages of the day, the most important first: measurements that need a card.
 
     Every bench compares results with the reference before it times them. The tests that need a
     card for themselves are a stage on a card only.
 
     Args:
         device: cuda or cpu.
-        folder: gets what they write.
+        folder: gets the stages' files.
         trial: with small sizes.
     """
     bench, rows = (sys.executable, "-P", BENCH / "attention.py"), folder / "attention.jsonl"
@@ -124,12 +124,12 @@ def stages(device: str, folder: Path, *, trial: bool) -> list[Stage]:
 def sections(
     device: str, folder: Path, *, trial: bool, serve: bool = False, shape: str | None = None
 ) -> list[Stage]:
-    """Return the sections of `make bench-gpu`, each a process; what one finds is kept if it fails.
+    """Return the sections of `make bench-gpu`, each a process; a failed section keeps its findings.
 
     Args:
         device, folder, trial: as for `stages`.
         serve: also over HTTP.
-        shape: of the model; by default that of Qwen3-0.6B, in a trial a tiny one.
+        shape: the model's sizes: by default Qwen3-0.6B's, in a trial tiny ones.
     """
     scratch = folder / "weights" if trial else ROOT / "scratch"
     own = ["--device", device, "--scratch", scratch, *(("--trial",) if trial else ())]
@@ -207,7 +207,7 @@ def parity(device: str, folder: Path, trial: bool) -> list[Stage]:
     """Return the stages that compare scores: with a CPU's, and with transformers on this device.
 
     The CPU's were recorded in float32, in which scores differ by rounding only. In bfloat16 an
-    error is judged by that of transformers, computed here. A failed gate fails the stage.
+    error is compared with transformers' error, computed here. A failed gate fails the stage.
     """
     gpuscore = (sys.executable, "-P", "-m", "gpuscore", "parity")
     small = SMALL_BATCHES if trial and device == "cuda" else ()
@@ -247,7 +247,7 @@ def parity(device: str, folder: Path, trial: bool) -> list[Stage]:
 def run_stage(stage: Stage, folder: Path, limit: float) -> Found:
     """Run a stage's commands; return its status, seconds and findings.
 
-    A stage that fails keeps what it had found, if that can be read.
+    A stage that fails keeps its findings, if they can be read.
     """
     begun, printed = time.monotonic(), printed_of(stage, folder)
     printed.write_text("")
@@ -267,7 +267,7 @@ def run_stage(stage: Stage, folder: Path, limit: float) -> Found:
 
 
 def found_by(stage: Stage, folder: Path, status: str, why: str) -> Found:
-    """Return what a stage has left in the folder, whether or not it has ended."""
+    """Return the findings that a stage has left in the folder, whether or not it has ended."""
     path, found = printed_of(stage, folder), dict[str, Any]()
     printed = path.read_text(errors="replace") if path.is_file() else ""
     try:
@@ -288,7 +288,7 @@ def printed_of(stage: Stage, folder: Path) -> Path:
 
 
 def slug(name: str) -> str:
-    """Return a name as part of a file's."""
+    """Return a name in a form that fits a file's name."""
     return re.sub(r"[^\w.]+", "-", name)
 
 

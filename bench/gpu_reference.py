@@ -1,9 +1,9 @@
 """The reference for results: transformers in float32, and its own error in bfloat16.
 
-A result is right if its errors in log p against float32 are at most twice those of transformers in
+A result is right if its errors in log p against float32 are at most twice transformers' errors in
 the same dtype, both at the median and at the maximum. 1e-4 is always allowed, because in float32
-transformers' errors are nearly 0. Products in eight bits have errors of their own, so those of
-bfloat16 are allowed `slack` times.
+transformers' errors are nearly 0. Products in eight bits have errors of their own, so they may have
+`slack` times the errors of bfloat16.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, Qwen3ForCausalLM
 
 ROWS = 128  # at least this many rows are compared per workload, in a quick run 6
 ALWAYS = 1e-4  # error that is always allowed
-PROMPTS = 8  # whole prompts whose results are compared with those of reused keys and values
+PROMPTS = 8  # whole prompts; their results are compared with results from reused keys and values
 
 Array = NDArray[np.float64]
 assert baselines.LABELS == LABELS
@@ -48,7 +48,7 @@ class Verdict:
 
 
 def verdict(got: Sequence[Array], exact: Array, theirs: Array, slack: float = 1.0) -> Verdict:
-    """Judge results; `got` may hold only the first requests, and of each only the first items."""
+    """Judge results; `got` may lack the last requests, and each request its last items."""
     pairs = zip(got, exact[: len(got)], strict=True)
     ours = np.concatenate([np.abs(ours - right[: len(ours)]).ravel() for ours, right in pairs])
     bound = np.abs(theirs - exact)
@@ -86,8 +86,8 @@ def compute(
     """Yield each workload's name and log-probabilities [requests, N, labels] in float32 and dtype.
 
     Raises:
-        RuntimeError: float32 results differ from those of whole prompts, or results in `dtype` are
-            not finite.
+        RuntimeError: float32 results differ from the results of whole prompts, or results in
+            `dtype` are not finite.
     """
     torch.set_float32_matmul_precision("highest")
     exact_model = load(directory, torch.float32, device, plain=True)

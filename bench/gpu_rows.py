@@ -59,7 +59,7 @@ class Effort:
 
 @dataclass
 class Rows:
-    """Measures rows; holds what all of them share."""
+    """Measures rows; holds the data that all rows share."""
 
     goals: tuple[Goal, ...]
     reference: Reference

@@ -2,8 +2,8 @@
 
     python -P bench/gpu_sections.py FOLDER NAME --device cpu --trial
 
-Writes its findings into FOLDER after every row, and reads what `ceilings` and `reference` left.
-The exit code is 1 if a row was wrong or failed.
+Writes its findings into FOLDER after every row, and reads the findings of `ceilings` and
+`reference`. The exit code is 1 if a row was wrong or failed.
 """
 
 import argparse
@@ -40,7 +40,7 @@ IN_SINGLES = 256.0
 
 
 class Section:
-    """Model, sizes and findings of one section; its `rows` are those of the table."""
+    """Model, sizes and findings of one section; `rows` are the rows of its table."""
 
     def __init__(self, name: str, folder: Path, options: argparse.Namespace) -> None:
         self.name, self.folder, self.trial = name, folder, options.trial
@@ -54,7 +54,7 @@ class Section:
         self.found: dict[str, Any] = {"rows": [], "clocks": {"before": clocks()}}
 
     def kept(self, section: str, key: str, default: Any) -> Any:
-        """Return what an earlier section found; the default if it failed."""
+        """Return the findings of an earlier section; the default if it failed."""
         path = found_of(self.folder, section)
         return read_json(path).get(key, default) if path.is_file() else default
 

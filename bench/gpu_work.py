@@ -97,7 +97,7 @@ class Batches:
         return time.perf_counter() - start
 
     def device(self, request: Request, hold: float) -> Taken:
-        """Measure the device's time of the same, see `on_device`, without fetching results."""
+        """Measure the batches' time on the device (`on_device`), without fetching results."""
         works = self._planned(request)
         finish: list[Callable[[], RowScores]] = []
         launch = self.backend.launcher.launch

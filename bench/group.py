@@ -1,4 +1,4 @@
-"""A command in a process group of its own, of which nothing outlives the process that waits."""
+"""A command in a process group of its own, all ended with the process that waits for it."""
 
 import ctypes
 import os
@@ -14,7 +14,7 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>: the signal that a process gets when it
 
 
 def run_group(command: Sequence[str | Path], limit: float | None = None, **options: Any) -> int:
-    """Run a command to its end, kill what is left of its group, and return its exit status.
+    """Run a command to its end, kill the rest of its process group, and return its exit status.
 
     If this process is killed meanwhile, so is the command: it must not use the device beside the
     run that continues this one.

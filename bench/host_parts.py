@@ -60,7 +60,7 @@ def launcher_without_device() -> Iterator[GraphLauncher]:
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode())
         stack.enter_context(driver_that_does_nothing())
-        # CPU tensors count as those of Triton's interpreter.
+        # CPU tensors are treated as tensors of Triton's interpreter.
         from gpuscore_kernels.label_head import triton as label_head
 
         stack.enter_context(mock.patch.object(label_head, "arch_of", _hopper))

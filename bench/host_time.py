@@ -159,8 +159,8 @@ def measure(
     """Time every launch of a forward pass by Triton and by our cache, and a narrow pass without
     any.
 
-    Of each time the least counts, because other work on the machine only adds to it. It includes
-    one reading of the clock.
+    The shortest of the repeated times counts, because other work on the machine only adds to it. A
+    time includes one reading of the clock.
     """
     times: dict[tuple[str, str, int], int] = {}  # by way, kernel, number of the launch
     ours, number = CachedLaunch.__call__, itertools.count()
@@ -242,7 +242,7 @@ def fp8_product(rounds: int) -> dict[str, Any]:
         products(linear, rows)
         sys.setprofile(None)
         times = timeit.repeat(lambda: products(linear, rows), number=1000, repeat=rounds)
-    # Without those of the stand-in and of the last line above.
+    # Without the calls of the stand-in and of the last line above.
     calls = {"Python calls": kinds["call"] - 1, "calls of C": kinds["c_call"] - 1}
     return {"product": "FP8", **calls, "us": round(min(times) * 1e3, 2)}
 

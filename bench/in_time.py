@@ -1,8 +1,8 @@
-"""The time that a stage of bench/gpu_day.py has left, and what is kept of its tests meanwhile.
+"""The time that a stage of bench/gpu_day.py has left, and a record of its tests' outcomes.
 
-A stage finds when it will be ended in the environment. As a plugin of pytest (`-p in_time`), this
-module writes each test's outcome into a file of JSON lines as soon as it is known, so that a run
-that is killed loses no other, and stops before the time is up.
+The environment tells a stage when it will be ended. As a plugin of pytest (`-p in_time`), this
+module writes each test's outcome into a file of JSON lines as soon as it is known, so that a killed
+run loses only the test that is running, and ends the run before the time is up.
 """
 
 import json
@@ -57,5 +57,5 @@ def outcomes(path: Path) -> dict[str, Any]:
 
 
 def _whole_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a file; the last one may have been cut off."""
+    """Yield the complete lines of a file; its last line may have been cut off."""
     yield from (line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n"))

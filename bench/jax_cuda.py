@@ -1,4 +1,4 @@
-"""Memory of the JAX backend's programs on an H100, told by XLA's compiler for CUDA, without one.
+"""Memory of the JAX backend's programs on an H100, told by XLA's compiler for CUDA without a card.
 
     pip install --no-deps jax-cuda12-pjrt==0.10.2 nvidia-cuda-nvcc-cu12
     JAX_PLATFORMS=cpu PYTHONPATH=.:kernels python -P bench/jax_cuda.py DIRECTORY

@@ -31,7 +31,7 @@ class Target:
         return sum(map(_cpu_seconds, _family(self.pid)))
 
     def cpu_by_kind(self) -> dict[str, float]:
-        """CPU seconds of the engine's process, and of all others together, which are for HTTP."""
+        """CPU seconds of the engine's process, and of all other processes, which serve HTTP."""
         engine = sum(_cpu_seconds(p) for p in _family(self.pid) if _is_engine(p))
         return {"engine": engine, "http": self.cpu_seconds() - engine}
 

@@ -1,5 +1,5 @@
-"""The cost of Ray for `gpuscore batch --ray`: the same job by two engines of this machine and by
-those of two actors on two local nodes.
+"""The cost of Ray for `gpuscore batch --ray`: the same job by two engines of this machine, and by
+the engines of two actors on two local nodes.
 
     .venv-ray/bin/python -P bench/ray_batch.py
     .venv-ray/bin/python -P bench/ray_batch.py --rows 5000 --repeat 5

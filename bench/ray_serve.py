@@ -3,8 +3,8 @@
 
     .venv-ray/bin/python -P bench/ray_serve.py   # after make test-ray
 
-Runs in the environment of `make test-ray`. CPU seconds are those of all processes of a server, the
-engine's and Ray's included; the client's are not.
+Runs in the environment of `make test-ray`. CPU seconds are the sum over all processes of a server,
+the engine and Ray included, without the client.
 """
 
 import argparse
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def run(target: Target, salt: str, requests: int, threads: int) -> tuple[float, list[float], float]:
-    """Return the seconds of all requests, those of each, and the CPU seconds."""
+    """Return the seconds of all requests together, the seconds of each, and the CPU seconds."""
     before, began = target.cpu_seconds(), time.perf_counter()
 
     def one(number: int) -> float:

@@ -36,7 +36,7 @@ def machine() -> dict[str, Any]:
 def commit() -> str:
     """Return the commit that is measured; "unknown" without git or a repository.
 
-    "-dirty" follows it if a file differs from it or is not in it, other than the benches' results.
+    "-dirty" is appended if a file is changed or untracked; the benches' results do not count.
     """
     if shutil.which("git") is None:
         return "unknown"

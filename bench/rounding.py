@@ -5,7 +5,7 @@
     bench/rounding.py --shape qwen3-0.6b --vllm .venv-vllm/bin/python
     bench/rounding.py --model DIRECTORY --no-points --int8   # docs/how-to/quantization.md
 
-Errors are those of log p of two labels against float32, over all items; tau-b is that of the
+Errors are errors in log p of two labels against float32, over all items; tau-b is computed of the
 margin between the labels. Points come from `rounding_points.py`, a decoder of its own in float32
 that rounds where it is told to. The runs below them are whole: transformers and vLLM's CPU build in
 bfloat16, and gpuscore, with `--int8` also in all forms of INT8 that a start chooses from.

@@ -81,7 +81,7 @@ class RoundedDecoder:
 
 
 class _Pass:
-    """One forward pass. Rows are the query's, then those of items, padded to the longest one."""
+    """One forward pass. The query's rows come first, then the items', padded to the longest."""
 
     def __init__(
         self,

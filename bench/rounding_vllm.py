@@ -2,7 +2,7 @@
 
     VLLM_PYTHON bench/rounding_vllm.py MODEL FILE
 
-FILE holds prompts and labels as JSON; the log-probabilities and CPU-seconds take its place.
+FILE holds prompts and labels as JSON; it is overwritten with log-probabilities and CPU-seconds.
 """
 
 import json

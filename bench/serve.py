@@ -4,8 +4,8 @@
     make bench-serve ARGS='--in-flight 256 --http-workers 1,2,1,2'
     make bench-serve ARGS='--fake {"token_us":20} --devices cpu,cpu'   # a simulated device
 
-`gpuscore bench` times whole servers; this shows where the host's time goes. Every score is compared
-with the oracle of fake.py. The exit code is 1 if one is wrong, or a request failed.
+`gpuscore bench` times whole servers; this bench shows where the host's time goes. Every score is
+compared with the oracle of fake.py. The exit code is 1 if a score is wrong or a request failed.
 """
 
 import argparse

@@ -163,7 +163,7 @@ class Soak:
                 os.kill(pid, signal.SIGCONT)
 
     async def _swap_keys(self, key: str) -> None:
-        """Add a key and send SIGHUP; it must be valid within 5 s, and the load's own stay so."""
+        """Add a key and send SIGHUP; within 5 s it must be valid beside the load's key."""
         self.keys.write_text(f"{KEY}\n{key}\n")
         os.kill(self.target.pid, signal.SIGHUP)
         self.faults += 1
@@ -234,7 +234,7 @@ def main() -> int:
         "rate": f"{options.rate:g} requests/s",
         "CPU of the client": f"{shares[0] / soak.seconds:.3f} cores",
         "CPU of the server and its last engine": f"{shares[1] / soak.seconds:.3f} cores",
-        "faults": f"{soak.faults}, of which {len(soak.losses)} cost the engine its life",
+        "faults": f"{soak.faults}; {len(soak.losses)} cost the engine its life",
         "commit": commit(),
     }
     path = RESULTS / f"soak-{now()[:10]}.html"

@@ -53,7 +53,7 @@ def write_page(
 def _measured(
     samples: Sequence[Sample], faults: Sequence[tuple[float, str]]
 ) -> Iterator[tuple[str, ...]]:
-    """Yield the cells of up to `SHOWN` samples; latencies are those of the sample's period."""
+    """Yield the cells of up to `SHOWN` samples; latencies belong to the sample's period."""
     before = 0.0
     for sample in samples[:: -(-len(samples) // SHOWN) or 1]:
         yield (

@@ -1,4 +1,4 @@
-"""The soak's requests with their known answers, and the comparison of an answer with the known."""
+"""The soak's requests with their known answers, and the comparison of answers."""
 
 import json
 import math

@@ -36,7 +36,7 @@ class Process:
 class Sample:
     """All measurements at one time, in seconds since the start of the load.
 
-    Requests, latencies (seconds) and hit rate are those since the sample before.
+    Requests, latencies (seconds) and hit rate count from the sample before.
     """
 
     time: float
@@ -96,7 +96,7 @@ def slope(points: Sequence[tuple[int, float, int]]) -> Slope | None:
     """Fit (process id, seconds, bytes) by least squares: one slope, and a level for each process.
 
     Consecutive samples are not independent, so each process's samples are averaged in blocks, about
-    ten in all, and the error is that of the blocks. None if there are too few blocks.
+    ten in all, and the error is computed from the blocks. None if there are too few blocks.
     """
     times, values, levels = _blocks(points)
     free = len(times) - len(set(levels)) - 1

@@ -24,7 +24,7 @@ class Spent:
     cpu: float
 
     def of(self, count: int) -> "Spent":
-        """Return a `count`th of both."""
+        """Return both times divided by `count`."""
         return Spent(self.wall / count, self.cpu / count)
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 OURS = (str(ROOT / "gpuscore") + "/", str(ROOT / "kernels") + "/")
-WARM = 20  # requests before the one that is counted
+WARM = 20  # requests before the request that is counted
 PATIENCE = 120.0  # seconds until the server is ready
 QUIET = 0.3  # seconds before and after the counted request: heartbeats apart, nothing happens
 COLORS = ("red", "blue", "green", "black", "white", "grey", "pink", "gold", "teal", "tan")
@@ -103,7 +103,7 @@ class Calls:
 
 
 def report(name: str, counts: Counter[Function], listed: bool) -> int:
-    """Print what was counted; return in how many files of ours functions were entered."""
+    """Print the counts; return the number of our files in which functions were entered."""
     ours = {function: count for function, count in counts.items() if function[1].startswith(OURS)}
     processes, files = ({function[part] for function in ours} for part in (0, 1))
     print(

@@ -102,7 +102,7 @@ def recipe_of(plan: Plan) -> Recipe | None:
     """Return how a plain checkpoint is computed in eight bits: the recipe that is kept, or else a
     new one.
 
-    None for other models, and for one without a tokenizer, which gets a warning.
+    None for other models, and for a model without a tokenizer, which gets a warning.
 
     Raises:
         ConfigError: the texts cannot be read, or the checkpoint is damaged.
@@ -164,8 +164,9 @@ def _end_process(line: str) -> None:
 def set_allocator() -> None:
     """Choose growing segments, unless the environment has settings or torch was imported before.
 
-    torch reads the variable while it is imported, so this comes first. Segments need Linux, and not
-    the one in Windows: its driver fails at their first allocation (pytorch issue 192330).
+    torch reads the variable while it is imported, so this function is called before. Segments need
+    Linux outside of Windows: in WSL the driver fails at their first allocation (pytorch issue
+    192330).
     """
     chosen = any(name in os.environ for name in ALLOCATOR_VARIABLES)
     native = sys.platform == "linux" and "microsoft" not in platform.release().lower()

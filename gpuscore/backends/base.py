@@ -10,7 +10,7 @@ from gpuscore.types.batch import BackendLimits, PackedBatch, RowScores
 Pending: TypeAlias = Any
 
 
-# Gets the bytes of weights that were read so far, and those of all weight files.
+# Gets the bytes of weights that were read so far, and the bytes of all weight files.
 Progress: TypeAlias = Callable[[int, int], None]
 
 

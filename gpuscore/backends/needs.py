@@ -1,4 +1,4 @@
-"""The memory that models need on a device, told before any of them is loaded.
+"""The memory that models need on a device, computed before a model is loaded.
 
 python -P -m gpuscore.backends.needs, in a process of its own, because the question needs torch and
 the server must not import it. Standard input has names, directories and settings as JSON,
@@ -16,7 +16,7 @@ from gpuscore.errors import ConfigError
 
 
 def needs_of(directory: Path, config: ModelConfig) -> dict[str, Any]:
-    """Return what `processes.replicas.placement.Needs` has, and the memory that is free now.
+    """Return the fields of `processes.replicas.placement.Needs`, with the memory that is free now.
 
     Raises:
         ConfigError: the model cannot be served, not even alone.

@@ -90,7 +90,7 @@ class Answered(Generic[AnswerT]):
 
     @property
     def tokens(self) -> tuple[int, int]:
-        """The numbers of prompt tokens and of cached ones; raises BadAnswer for negative ones."""
+        """The numbers of prompt tokens and cached tokens; raises BadAnswer if one is negative."""
         usage = self.answer.usage
         if isinstance(usage, TokenUsage | ShortUsage):
             found = usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens

@@ -22,7 +22,8 @@ def plain(text: str) -> str:
 
 
 class ClientError(Exception):
-    """The base of all client errors. What a server wrote is cut and its control characters escaped.
+    """The base of all client errors. A server's text is cut, and its control characters are
+    escaped.
 
     Attributes:
         message: what happened, without the request's id.

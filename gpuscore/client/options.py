@@ -102,7 +102,7 @@ class ClientOptions(TypedDict, total=False):
         max_items_per_request: items of one request; 10,000 by default, as on the server.
         max_bytes_per_request: bytes of one body; 1 MiB by default.
         max_concurrent_requests: requests of one split call at a time; 4 by default.
-        max_answer_bytes: bytes of one unpacked answer; 256 MiB by default. A larger one is a
+        max_answer_bytes: bytes of one unpacked answer; 256 MiB by default. A larger answer raises
             BadAnswer.
     """
 
@@ -137,8 +137,8 @@ class PromptOptions(TypedDict, total=False):
     Attributes:
         max_tokens: 0, or 1 for the most probable next token, too.
         echo: return the prompt itself.
-        logprobs: 0 for those of the returned tokens, 1 to 20 for as many of the most probable ones
-            at each position, too; None for none.
+        logprobs: 0 for the returned tokens' log-probabilities, 1 to 20 for as many of the most
+            probable tokens at each position, too; None for no log-probabilities.
         add_special_tokens: texts get the tokenizer's special tokens.
     """
 

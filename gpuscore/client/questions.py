@@ -139,7 +139,7 @@ def _read(
     questions: Iterable[Question | TypedQuestion],
     answers: Iterable[_Decided | _Typed],
 ) -> list[_Value]:
-    """Return answers' values and probabilities; raise BadAnswer if one is to another question."""
+    """Return answers' values and probabilities; raise BadAnswer if an answer fits no question."""
     pairs = list(zip(questions, answers, strict=True))
     found = [_value(answer) for _, answer in pairs]
     right = all(_fits(*pair, *value) for pair, value in zip(pairs, found, strict=True))
@@ -166,7 +166,7 @@ def _fits(
     value: float | str,
     shares: Mapping[str, float],
 ) -> bool:
-    """Return True if the answer is one to this question, with a probability of each option."""
+    """Return True if the answer fits this question and has a probability of each option."""
     if isinstance(answer, PredicateAnswer | NoulAnswer):
         return isinstance(question, Predicate | Noul)
     if isinstance(question, Predicate | Noul):

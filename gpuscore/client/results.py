@@ -1,4 +1,4 @@
-"""The results of the clients' methods: those of `Scorer`, with what only a server can say."""
+"""The results of the clients' methods: `Scorer`'s results with fields that only a server knows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from gpuscore.types.results import Classification, PairScores, Ranking, Scores
 
 @dataclass(frozen=True, kw_only=True)
 class FromServer:
-    """The fields of all results of a server. It has no slots, because a class inherits those of one
-    base only.
+    """The fields of all results of a server. It has no slots, because a class inherits slots from
+    one base only.
 
     Attributes:
         model: the name that the server answered with.
@@ -49,8 +49,8 @@ class Completion:
         text: the prompt, with `echo`, and the most probable next token, with `max_tokens=1`.
         tokens: [n], the text of each token; empty unless `logprobs` was asked for.
         logprobs: [n], natural logarithms over the whole vocabulary; NaN for a prompt's first token.
-        best: [n], with `logprobs` over 0 each token and the most probable ones, by text;
-            None for a prompt's first token.
+        best: [n], with `logprobs` over 0: each token and the most probable tokens, by text; None
+            for a prompt's first token.
     """
 
     text: str

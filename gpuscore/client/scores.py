@@ -285,7 +285,7 @@ def _prompts(given: str | Ids | Iterable[str] | Iterable[Ids]) -> list[str | lis
 
 
 def _is_whole(choice: CompletionChoice, asked: int | None) -> bool:
-    """Return True if each token has a log-probability, and with `asked` over 0 the best ones."""
+    """Return True if each token has a log-probability, and best tokens if `asked` is over 0."""
     found = choice.logprobs
     if found is None:
         return asked is None

@@ -2,7 +2,7 @@
 
 The times of httpx are of single reads and writes, so a server that sends a byte now and then would
 hold a call for hours. asyncio can end any wait. A blocking call ends in time because its connection
-gives each read and write only what is left.
+gives each read and write only the time that is left.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _until = ContextVar("_until", default=inf)  # on the clock `monotonic`, of this 
 
 
 class _Received:
-    """An answer's body as it arrives; raises BadAnswer once it is over `most` bytes."""
+    """An answer's body as it arrives; raises BadAnswer once the body is over `most` bytes."""
 
     def __init__(self, answer: httpx.Response, request_id: str, most: int) -> None:
         self._answer, self._id, self._most = answer, request_id, most
@@ -105,7 +105,7 @@ class SenderBase(Generic[HttpT]):
         self._http: HttpT = self._opened() if http is None else http
 
     def _readiness(self) -> tuple[httpx.Request, str, float]:
-        """Return the request that asks whether the server is ready, its id and its seconds."""
+        """Return the request that asks whether the server is ready, its id and its time limit."""
         request_id, seconds = new_id(), self._settings.policy.deadline
         fields = {"X-Request-Id": request_id}
         request = self._settings.request("GET", "/ready", fields, seconds, None)
@@ -138,7 +138,7 @@ class Sender(SenderBase[httpx.Client]):
             return False
 
     def close(self) -> None:
-        """Close the connections, except those of the caller's own httpx.Client."""
+        """Close the connections; a caller's own httpx.Client stays open."""
         if self._own:
             self._http.close()
 
@@ -227,7 +227,7 @@ class AsyncSender(SenderBase[httpx.AsyncClient]):
             return False
 
     async def aclose(self) -> None:
-        """Close the connections, except those of the caller's own httpx.AsyncClient."""
+        """Close the connections; a caller's own httpx.AsyncClient stays open."""
         if self._own:
             await self._http.aclose()
 

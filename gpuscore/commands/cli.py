@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _complain(message: str) -> None:
-    """Write a line to standard error; give up if it takes none within MAX_WAIT seconds."""
+    """Write a line to standard error; give up if it is not taken within MAX_WAIT seconds."""
     with suppress(OSError):
         if select.select([], [STANDARD_ERROR], [], MAX_WAIT)[1]:
             print(f"gpuscore: {message}", file=sys.stderr, flush=True)
@@ -264,7 +264,7 @@ def _read_items(source: str) -> list[str]:
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
     """Show a progress bar on standard error if that is a terminal and there are many items."""
-    from tqdm import tqdm  # its import takes half as long as that of all the rest
+    from tqdm import tqdm  # its import takes half as long as all other imports together
 
     with tqdm(total=total, unit="item", disable=True if total < LONG_INPUT else None) as bar:
         yield lambda done: bar.update(done - bar.n) and None

@@ -1,4 +1,4 @@
-"""`gpuscore doctor`: checks of this machine, each with what to do about what was found."""
+"""`gpuscore doctor`: checks of this machine, each with its finding and a remedy."""
 
 import json
 import os
@@ -33,7 +33,7 @@ LEAST_MEMORY = 2 * 2**30  # bytes; the weights of Qwen3-0.6B in float32 take 2.2
 LEAST_DISK = 5 * 2**30
 SHAPE = 1024, 6144  # width of rows, and gate and up, of Qwen3-0.6B
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
-# Those of users.
+# Extras that users install.
 EXTRAS = ("batch", "client", "convert", "eval", "jax", "otel", "parity", "ray", "serve")
 Level: TypeAlias = Literal["OK", "warning", "problem"]
 
@@ -45,7 +45,7 @@ class Finding:
     Args:
         name: of the check.
         level: a problem keeps a server from starting; a warning makes it slower or limits it.
-        found: what is there.
+        found: the state of the machine.
         remedy: what to do; empty if nothing is needed.
     """
 
@@ -108,7 +108,7 @@ def _python() -> Finding:
 
 
 def _installed() -> Iterator[Finding]:
-    """Compare what is installed with what gpuscore's package asks for."""
+    """Compare the installed packages with the requirements of gpuscore's package."""
     lines = requires("gpuscore") or []
     wrong = [line for line in map(unmet, lines) if line]
     if wrong:
@@ -120,14 +120,14 @@ def _installed() -> Iterator[Finding]:
 
 
 def _extra(name: str, lines: Sequence[str]) -> str:
-    """Return yes if everything is there that an extra asks for, or no with what is not."""
+    """Return yes if an extra's requirements are met, or no with the unmet requirements."""
     asked = (line for line in lines if "extra ==" in line)
     wrong = [found for line in asked if (found := unmet(line, name))]
     return f"no ({'; '.join(wrong)})" if wrong else "yes"
 
 
 def unmet(line: str, extra: str = "") -> str | None:
-    """Return what is wrong about a requirement; None if it is met, or none of this extra's."""
+    """Return what is wrong about a requirement; None if it is met, or not part of this extra."""
     wanted = Requirement(line)
     if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
         return None
@@ -174,7 +174,7 @@ def _driver(checked: Checked) -> Iterator[Finding]:
 
 
 def _triton(checked: Checked) -> Iterator[Finding]:
-    """Check what compiles Triton's kernels: a C compiler for its launchers, and ptxas."""
+    """Check the compilers of Triton's kernels: a C compiler for its launchers, and ptxas."""
     if checked.device != "cuda":
         yield Finding("Triton", "OK", "not needed without a CUDA device")
         return

@@ -1,4 +1,4 @@
-"""`gpuscore info`: what a model needs and what every setting comes to, without reading weights."""
+"""`gpuscore info`: a model's needs and every setting's final value, without reading weights."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ def print_info(settings: Settings, device_memory: int | None) -> None:
 
     Raises:
         ConfigError: the model cannot be served, or does not fit; the settings are printed all the
-            same, because one of them may be the reason.
+            same, because a setting may be the reason.
     """
     resolved: dict[str, object] = {}
     try:
@@ -91,8 +91,8 @@ def _print_model(
 
 
 def _shares_table(chosen: Sequence[ServedConfig], engine: EngineConfig) -> str:
-    """Return the plan of several models, a row for each engine: where it runs, what it needs and
-    what it may take.
+    """Return the plan of several models, a row for each engine: its device, the memory that it
+    needs and the memory that it may take.
 
     Raises:
         ConfigError: as `places_of_all`.
@@ -181,7 +181,7 @@ def _memory_rows(plan: MemoryPlan) -> dict[str, str]:
 
 
 def _resolved(plan: Plan) -> dict[str, object]:
-    """Return what settings come to that are not set, or set to auto."""
+    """Return the final values of settings that are not set, or set to auto."""
     found: dict[str, object] = {
         "device": plan.device_name,
         "dtype": plan.dtype_name,
@@ -199,7 +199,7 @@ def _resolved(plan: Plan) -> dict[str, object]:
 
 
 def _places(places: Sequence[Placement]) -> str:
-    """Name the replicas' devices; what is printed below them is the first one's."""
+    """Name the replicas' devices; the values printed below belong to the first replica."""
     cores = [
         f" (cores {', '.join(map(str, place.cores))})" if place.cores else "" for place in places
     ]
@@ -225,7 +225,7 @@ def _print_settings(settings: Settings, resolved: Mapping[str, object]) -> None:
 
 
 def _value(name: str, value: Any, resolved: Mapping[str, object]) -> str:
-    """Return a value, and what it comes to if that is another one."""
+    """Return a value, and the final value if it differs."""
     given = plain(value)
     if value not in (None, "auto", "checkpoint") or name not in resolved:
         return given

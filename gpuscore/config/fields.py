@@ -164,7 +164,7 @@ class ModelConfig:
     )
 
     def unmeasured(self) -> "ModelConfig":
-        """Return settings with which all engines choose one number format: none measures."""
+        """Return settings for one number format in all engines: no engine measures."""
         return replace(self, dtype="checkpoint") if self.dtype == "auto" else self
 
 

@@ -1,4 +1,4 @@
-"""The command line: flags, made from the fields of the configuration; those of labels, which
+"""The command line: flags, made from the fields of the configuration; flags of labels, which
 `gpuscore score` and `gpuscore batch` have in common; and the parser of a command."""
 
 import argparse
@@ -76,7 +76,7 @@ class CommandParser(argparse.ArgumentParser):
     ) -> tuple[argparse.Namespace, list[str]]:
         """Parse; exit with a usage error for words that are not known, here and not in `main`.
 
-        The error shows a flag without what follows it, which may be a secret.
+        The error shows a flag without its value, which may be a secret.
         """
         values, unknown = super().parse_known_args(args, namespace)
         if unknown:
@@ -113,7 +113,7 @@ class CommandParser(argparse.ArgumentParser):
 def add_command(
     commands: Any, name: str, usage: str, help: str, description: str, epilog: str, run: object
 ) -> CommandParser:
-    """Add a command, which `run` runs, to a parser's commands; its usage is what follows names."""
+    """Add a command, which `run` runs, to a parser's commands; `usage` follows "gpuscore"."""
     command: CommandParser = commands.add_parser(
         name,
         usage=f"gpuscore {usage}",
@@ -162,7 +162,7 @@ def refuse_api_key(parser: argparse.ArgumentParser) -> None:
 
 
 def refuse_pipelines(parser: argparse.ArgumentParser) -> None:
-    """Refuse the flags by which other servers put a model's layers on several devices in a row."""
+    """Refuse other servers' flags that spread a model's layers over several devices."""
     names = ("--pipeline-parallel", "--pipeline-parallel-size", "--pp-size")
     parser.add_argument(*names, nargs="?", action=_Pipeline, help=argparse.SUPPRESS)
 
@@ -226,7 +226,7 @@ def _help(item: Option) -> str:
 
 
 def _reader(item: Option) -> Callable[[str], Any]:
-    """Return argparse's reader of a value, for which a wrong type is a usage error.
+    """Return argparse's reader of a value; a wrong type becomes a usage error.
 
     `sources` checks the range.
     """
@@ -241,7 +241,7 @@ def _reader(item: Option) -> Callable[[str], Any]:
 
 
 def add_label_flags(group: Any, *, required: bool, default: str = "") -> None:
-    """Add the flags that name labels, and those that say what a score is.
+    """Add the flags that name labels, and the flags that define a score.
 
     Args:
         group: of the parser.
@@ -258,7 +258,7 @@ def add_label_flags(group: Any, *, required: bool, default: str = "") -> None:
         "--label-sequences",
         type=label_sequences,
         metavar="IDS,IDS",
-        help="labels as token ids, with spaces between those of one label: '12 7,9'",
+        help="labels as token ids, with spaces between ids of the same label: '12 7,9'",
     )
     group.add_argument(
         "--label-length-normalization",

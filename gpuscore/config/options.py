@@ -33,7 +33,7 @@ class Option:
         added: another field's name and a number: None stands for their sum.
         repeated: a flag that may be given several times; its values are joined by commas, and the
             environment and the file have them so.
-        name, kind: those of the field; kind is bool, int, float or str.
+        name, kind: of the field; kind is bool, int, float or str.
     """
 
     default: Any
@@ -144,7 +144,7 @@ def _options_of(config: Any) -> tuple[Option, ...]:
 
 
 def checked(config: ConfigT) -> ConfigT:
-    """Return the same configuration with sizes in bytes.
+    """Return the configuration with sizes in bytes.
 
     Raises:
         ConfigError: a value is of the wrong type or out of range.
@@ -157,7 +157,7 @@ def checked(config: ConfigT) -> ConfigT:
 
 
 def changed(*configs: Any) -> dict[str, Any]:
-    """Return the options that differ from their defaults, without those that name a place."""
+    """Return the options that differ from their defaults, without paths and addresses."""
     return {
         item.name: value
         for config in configs

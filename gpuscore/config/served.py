@@ -1,4 +1,4 @@
-"""The models of a server: their names, and what each one loads."""
+"""The models of a server: their names, and the model that each name loads."""
 
 import re
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ _NAME = re.compile(r"[^\s=,]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class ServedConfig:
-    """A model that is served, and the names by which requests may call it.
+    """A model that is served, and the names that requests may use for it.
 
     Args:
         name: shown in answers, metrics and the log.
         config: the settings, with what is loaded as `config.model`.
         others: further names that requests may use.
-        aliases: those of `--model-alias`, which are shown, too.
+        aliases: names from `--model-alias`, which are shown, too.
         is_default: requests without a name get this model.
     """
 
@@ -33,7 +33,7 @@ class ServedConfig:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The names that tell the family of the model, the best one first."""
+        """The names that tell the family of the model, the most reliable first."""
         return tuple(dict.fromkeys((self.config.model, *self.others, self.name)))
 
 
@@ -55,7 +55,7 @@ def served_models(model: ModelConfig, server: ServerConfig) -> list[ServedConfig
 
 
 def _with_alias(models: Sequence[ServedConfig], text: str) -> list[ServedConfig]:
-    """Return the models, one of which has a further name."""
+    """Return the models, with a further name for the model that the alias `text` names."""
     alias, _, wanted = text.partition("=")
     if not _NAME.fullmatch(alias) or alias == ANY_MODEL:
         raise ConfigError(
@@ -92,7 +92,7 @@ def _named(model: ModelConfig, server: ServerConfig) -> list[ServedConfig]:
 
 
 def check_one_source(settings: Settings) -> None:
-    """Raise ConfigError if both MODEL and `--model` say what to serve."""
+    """Raise ConfigError if both MODEL and `--model` name a model to serve."""
     alone, several = settings.chosen["model"], settings.chosen["models"]
     if several.value is not None and alone.source != DEFAULT:
         raise ConfigError(
@@ -101,7 +101,7 @@ def check_one_source(settings: Settings) -> None:
 
 
 def check_single(settings: Settings) -> None:
-    """Raise ConfigError if `--model` says what to serve, and no MODEL what to use instead."""
+    """Raise ConfigError if `--model` is used and the MODEL that the command needs is missing."""
     alone, several = settings.chosen["model"], settings.chosen["models"]
     if several.value is not None and alone.source == DEFAULT:
         raise ConfigError(

@@ -60,8 +60,7 @@ class Settings:
     def in_force(self, name: str) -> Setting:
         """Return a setting as it takes effect.
 
-        A default that depends on another setting is returned as a number, with the sum as its
-        source.
+        A default that depends on another setting is returned as a number; its source shows the sum.
         """
         chosen, added = self.chosen[name], OPTIONS[name].added
         if added is None or chosen.value is not None:

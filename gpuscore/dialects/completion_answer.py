@@ -97,9 +97,9 @@ class TokenTexts:
     def values(
         self, id: int, value: float, others: Sequence[int], of_others: Sequence[float]
     ) -> dict[str, float]:
-        """Return a token's value and others' by text.
+        """Return the values of a token and of the most probable tokens, by text.
 
-        Of different tokens with equal texts the first one keeps it; the others get their names.
+        If different tokens have equal texts, the first keeps the text; the others get `name`.
         """
         found = {self(id): value}
         for other, of_other in zip(others, of_others, strict=True):
@@ -217,7 +217,7 @@ class _Entries:
             yield float(self.rows.best[-1])
 
     def top(self) -> Iterator[dict[str, float] | None]:
-        """Yield the most probable tokens in the place of each token, and that token's own."""
+        """Yield, for each token, the most probable tokens in its place, and its own value."""
         every, rows = self.asked.every_position, self.rows
         if every:
             yield None
@@ -237,7 +237,7 @@ class _Entries:
 
 
 def _numbers(values: NDArray[Any]) -> Iterator[Any]:
-    """Yield an array's rows as Python's numbers or lists, of which few exist at a time."""
+    """Yield an array's rows as Python's numbers or lists; few of them exist at a time."""
     step = max(1, NUMBERS // (values.shape[1] if values.ndim > 1 else 1))
     for start in range(0, len(values), step):
         yield from values[start : start + step].tolist()

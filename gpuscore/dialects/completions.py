@@ -229,9 +229,10 @@ def _next_token(
 
 
 def _num_top(body: CompletionBody, builder: PromptBuilder) -> int:
-    """Return the number of most probable tokens to ask for: one even if none is shown.
+    """Return the number of most probable tokens to ask for: 1 even if no token is shown.
 
-    It is the next token, and its number tells whether the prompt's own token is the best one.
+    The most probable token is the answer's next token, and shows whether the prompt's own token is
+    the best.
     """
     return min(max(1, body.logprobs or 0), builder.backend.vocab_rows)
 

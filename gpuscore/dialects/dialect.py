@@ -1,4 +1,4 @@
-"""The interface of a dialect: what each supplies to read bodies and to write answers.
+"""The interface of a dialect: functions that read its bodies and write its answers.
 
 Large answers are made in short pieces. A piece is made within about a millisecond, so a thread that
 makes one delays no other for longer.
@@ -56,10 +56,10 @@ class PreparedBody:
         salt: the body's `cache_salt`.
         prompt_tokens: tokens of all prompts, for the usage; None if nothing is scored.
         notes: any other data that the dialect's `encode` needs.
-        errors: the items that the request leaves out; None unless the body asked for that.
+        errors: the items that the request leaves out; None unless the body has `on_error: null`.
         label_tokens: tokens of labels that are items of the request, but of no prompt.
-        parts: the same as several requests, for a caller that can run them at once; else empty.
-        places: in the body, of the items of each of `parts`.
+        parts: `request` divided into several, for a caller that can run them at once; else empty.
+        places: for each of `parts`, the places of its items in the body.
     """
 
     request: ScoreRequest | None
@@ -78,7 +78,7 @@ class PreparedBody:
         notes: Any = None,
         errors: tuple[ItemError, ...] | None = None,
     ) -> "PreparedBody":
-        """Return a body with the tokens of its request, which is None if there is no item."""
+        """Return a body with the tokens of its request; the request is None without items."""
         tokens = 0 if request is None else request.num_prompt_tokens
         return PreparedBody(request, salt, tokens, notes, errors)
 
@@ -181,8 +181,8 @@ class Dialect(Generic[BodyT]):
         example: a body that the demo model answers, for /docs.
         decode: decodes a body and makes all checks that need no model. May set `variant` of the
             record. Raises InvalidRequest.
-        check: makes the checks of fields that need the served model, which is None while it
-            loads, and come before that of the model's name. Raises GpuscoreError.
+        check: checks fields that need the served model, which is None while it loads; runs before
+            the model's name is checked. Raises GpuscoreError.
         prepare: makes the engine's request; calls `Turns.before` before each piece of work on text.
             Raises GpuscoreError.
         encode: returns the answer as JSON, in pieces that each take about a millisecond to make
@@ -280,7 +280,7 @@ def object_json(entries: Iterable[tuple[str, object]], size: int) -> Iterator[by
 
 
 def text_json(*texts: str) -> Iterator[bytes]:
-    """Yield the JSON of these texts as one, CHARS characters at a time."""
+    """Yield the JSON string of these texts joined, CHARS characters at a time."""
     yield b'"'
     for text in texts:
         for start in range(0, len(text), CHARS):

@@ -38,8 +38,8 @@ class CheckedItems(Generic[FieldsT, GivenT]):
 
     Args:
         fields: the body.
-        given: has an empty text in the place of an item or a document that is none.
-        refused: the errors of these; the request fails if there are any, unless the body has
+        given: has an empty text in the place of an item or document that cannot be read.
+        refused: the errors of such items; the request fails if there are any, unless the body has
             `on_error: null`.
 
     Raises:
@@ -72,7 +72,7 @@ class DocumentScores:
     """Scores of a request's documents, in the order of the request.
 
     Args:
-        scores: float64 [scored]: relevance from 0 to 1, or raw scores if those were asked for.
+        scores: float64 [scored]: relevance from 0 to 1, or raw scores if they were asked for.
         places: number of each scored document in the request; others have errors.
         truncated: numbers of the documents that were cut.
     """

@@ -58,7 +58,7 @@ Document: TypeAlias = str | dict[str, Any]
 def texts_of(
     documents: Sequence[Document | None], fields: list[str] | None, refused: ItemErrors
 ) -> list[str]:
-    """Return the documents as text, an empty one for each that is refused. An object gives its
+    """Return the documents as text, an empty text for each refused document. An object gives its
     `text`, or its `rank_fields` as lines like YAML's, as Cohere does it."""
     texts: list[str | None] = []
     for index, document in enumerate(documents):

@@ -93,7 +93,7 @@ def decode_score(body: bytes, record: RequestRecord) -> CheckedScore | CheckedPa
 
 
 def _read_items(body: ScoreBody) -> tuple[list[Text | Ids], ItemErrors]:
-    """Return the items, empty ones in the place of null, and the errors of those."""
+    """Return the items, with empty items in the place of null, and the errors of nulls."""
     refused = ItemErrors()
     if isinstance(body.items, str):
         return [body.items], refused
@@ -215,7 +215,7 @@ def _rows(
     step: int,
     compute: Callable[[ScoreResult, slice], Iterable[Float64Array]],
 ) -> Iterator[Any]:
-    """Yield what `compute` returns for `step` items at a time, as Python's numbers or lists."""
+    """Yield the results of `compute`, `step` items at a time, as Python's numbers or lists."""
     for start in range(0, len(result.label_logits), step):
         items = slice(start, start + step)
         for row in compute(result.part(items), items):

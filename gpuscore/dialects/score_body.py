@@ -41,8 +41,8 @@ class ScoreBody(ItemsBody):
         list[int | Ids] | None,
         about(
             "The labels, as token ids or as numbers of classes: one list for all items, or one per "
-            "item. Give this, `labels` or `label_sequences`; if all are null, the labels are those "
-            "of the model's family, or all its classes."
+            "item. Give this, `labels` or `label_sequences`; if all are null, the labels of the "
+            "model's family, or all its classes, are used."
         ),
     ] = None
     labels: Annotated[
@@ -122,7 +122,7 @@ _outer = msgspec.json.Decoder(
 def decode_in_parts(body: bytes) -> ScoreBody | None:
     """Return what msgspec makes of a body; None if the whole is to be decoded at once.
 
-    That is so for a wrong body, whose error then names the right place.
+    A wrong body is decoded at once, so that its error names the right place.
     """
     try:
         outer = _outer.decode(body)

@@ -1,4 +1,4 @@
-"""The models that a server has: their states, and which one a request is for."""
+"""The models of a server: their states, and the choice of a request's model."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -56,7 +56,7 @@ class LoadedModel:
 
     @property
     def default_labels(self) -> list[int] | None:
-        """The labels that /v1/score uses if a body names none; None if it must name some."""
+        """The labels that /v1/score uses if a body names no labels; None if it must name some."""
         if self.prompts.family is not None:
             return self.prompts.family.label_ids
         classes = self.engine.limits.classes
@@ -67,7 +67,7 @@ class ServedModel:
     """One model of a server, from before it is loaded.
 
     Args:
-        name: the one that the server shows.
+        name: the name that the server shows.
         others: further names by which requests may call it.
         aliases: more of them, which GET /v1/models shows.
         is_default: requests without a name get it.
@@ -141,7 +141,7 @@ class ModelTable:
 
         Raises:
             ModelNotFound: no model has this name.
-            InvalidRequest: no name is given, and none of the models is the default.
+            InvalidRequest: no name is given, and there is no default model.
         """
         found = self.find(wanted)
         if found is not None:

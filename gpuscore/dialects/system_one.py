@@ -128,7 +128,7 @@ class SystemOneBody(ScoringBody):
 
 
 def check_body(decoded: SystemOneBody) -> None:
-    """Raise InvalidRequest for what this server does not read, and for a state of null."""
+    """Raise InvalidRequest for fields that this server does not read, and for a null state."""
     if decoded.assets is not None:
         raise InvalidRequest("assets: this server reads no images", param="assets")
     if decoded.state is None:
@@ -154,7 +154,7 @@ def prepare_system_one(model: LoadedModel, body: SystemOneBody, turns: Turns) ->
 
 
 def decision_input(body: SystemOneBody, limits: RequestLimits) -> DecisionInput:
-    """Return a body's questions; raise InvalidRequest for those that cannot be asked."""
+    """Return a body's questions; raise InvalidRequest for a question that cannot be asked."""
     check_questions(len(body.questions), limits.max_questions)
     questions = [
         _asked(question, limits, f"questions[{number}]")

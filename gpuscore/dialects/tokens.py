@@ -80,7 +80,7 @@ def prepare_detokenize(model: LoadedModel, body: DetokenizeBody, turns: Turns) -
 
     Raises:
         InvalidRequest: the model has no tokenizer.
-        TokenIdOutOfRange: an id is none of the model's.
+        TokenIdOutOfRange: the model has no token with this id.
         TooManyTokens: there are more tokens than `--max-request-tokens`.
     """
     _check_count(len(body.tokens), "tokens", model.prompts.builder)

@@ -106,7 +106,7 @@ StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 
 class ScoringBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The fields that all bodies have whose texts are scored."""
+    """The fields that all bodies with texts to score have."""
 
     model: ModelName = None
     priority: Priority = None
@@ -166,7 +166,7 @@ def strict_decoder(
 ) -> Callable[[bytes, object], StructT]:
     """Return the `decode` of a dialect: it decodes JSON as this struct, and checks it.
 
-    It raises InvalidRequest, whose message never holds the body's text.
+    `decode` raises InvalidRequest, whose message never holds the body's text.
     """
     decode = msgspec.json.Decoder(body).decode
 
@@ -225,7 +225,7 @@ def _schema(types: tuple[Any, ...]) -> Any:
 
 
 def _inlined(schema: Any, components: dict[str, Any]) -> Any:
-    """Return the schema with every reference replaced; none of our types contains itself."""
+    """Return the schema with every reference replaced; no type of ours contains itself."""
     if isinstance(schema, list):
         return [_inlined(one, components) for one in schema]
     if not isinstance(schema, dict):

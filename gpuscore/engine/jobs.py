@@ -139,7 +139,7 @@ class Share:
 
     @property
     def positions(self) -> list[tuple[int, int, int]]:
-        """(item or QUERY, first position, number of positions), if every one is scored."""
+        """(item or QUERY, first position, number of positions), if every position is scored."""
         start, stop = self.query
         spans = [(QUERY, start, stop - start)] if self.scores_query else []
         spans += [(item, 0, len(self.job.request.item_ids[item])) for item in self.items]

@@ -33,7 +33,7 @@ class PageKey:
 
 @dataclass(frozen=True, slots=True)
 class PageRows:
-    """The results of a page's rows, each for one label; None what was not asked for."""
+    """The results of a page's rows, each for one label; results not asked for are None."""
 
     labels: Int32Array  # [page_size]
     logits: Float32Array  # [page_size]
@@ -42,7 +42,7 @@ class PageRows:
     top_logits: Float32Array | None  # [page_size, num_top]
 
     def answer(self, request: ScoreRequest, start: int) -> bool:
-        """True if they are what a request asks of its query's rows from `start` on."""
+        """True if the results are what a request asks for its query's rows from `start` on."""
         assert request.query_labels is not None  # noqa: S101  (it asks for rows)
         count = 0 if self.top_ids is None else self.top_ids.shape[1]
         if (request.need_lse and self.lse is None) or request.num_top > count:

@@ -1,6 +1,6 @@
 """The step: plan a batch, launch it, collect the batch before it, resolve finished requests.
 
-Also what is counted of the steps (`Tally`).
+The module also counts the steps (`Tally`).
 """
 
 import logging
@@ -241,7 +241,7 @@ def _outside(error: Exception) -> Exception:
 class Tally:
     """Counters that the engine's thread writes and any thread may read.
 
-    A reader may see one counter before a batch and another one after it.
+    A reader may see one counter as it was before a batch and another as it is after.
     """
 
     def __init__(self) -> None:

@@ -50,7 +50,7 @@ class Scheduler:
         return len(self._waiting) + sum(map(len, self._active.values())) + len(self._alone)
 
     def fits(self, request: ScoreRequest) -> bool:
-        """Return True if all pages together are enough for the request."""
+        """Return True if the request fits the pool when all its pages are free."""
         return sum(self._pages_needed(request)) <= self.limits.num_pages
 
     def add(self, request: ScoreRequest) -> Job:
@@ -129,7 +129,7 @@ class Scheduler:
             self._activate(job)
 
     def retry_chunk(self, share: Share) -> None:
-        """Run once more the long item's chunk of a collected share, or else the query's.
+        """Run a collected share again: the long item's chunk, or else the query's chunk.
 
         The job's work that was launched since has read the chunk's pages; it is taken back too.
         """
@@ -269,7 +269,7 @@ class Scheduler:
         """Return the tokens of the job's next piece; None if it cannot join this share.
 
         A long item reads the query from pages, which an earlier batch must have filled. All long
-        items of a job use the same pages, so a batch has a chunk of at most one of them.
+        items of a job use the same pages, so a batch has a chunk of at most one long item.
         """
         job = share.job
         if job.query_done < job.cut:

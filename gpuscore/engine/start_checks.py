@@ -37,8 +37,8 @@ ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 LENGTHS = (2, 3, 4, 6, 8, 11, 15, 20)  # tokens of the prompts
 MOST_LABELS = 64
-# Largest difference between equal log-probabilities, over the largest number of which they are the
-# difference: float32 rounds there. Different prompts of a working model are some nats apart.
+# Largest difference that rounding makes between equal log-probabilities, relative to the largest
+# float32 number that they are computed from. Prompts of a working model are some nats apart.
 IDENTICAL = 1e-6
 SATURATED = 0.9999  # probability of one label after every prompt
 LOW_MASS = 1e-9  # of all labels together; of 64 tokens that were not chosen for the prompts
@@ -66,7 +66,7 @@ class Answers:
 
     @property
     def told_apart(self) -> tuple[float, float]:
-        """The largest difference between prompts, and the one that rounding may make.
+        """The largest difference between prompts, and the largest that rounding may make.
 
         Between log-probabilities, or between logits if there is a single class, whose probability
         is always 1.
@@ -82,7 +82,7 @@ def check_collapse(backend: Backend, allow: bool = False) -> None:
 
     Args:
         backend: warmed up.
-        allow: log what would be refused, too.
+        allow: log the reasons for a refusal, and do not refuse.
 
     Raises:
         ConfigError: answers are not finite, or the same for all prompts.
@@ -105,8 +105,8 @@ def check_collapse(backend: Backend, allow: bool = False) -> None:
 def known_prompts(limits: BackendLimits) -> list[Int32Array]:
     """Return different prompts of random ids, within the limits.
 
-    All end with the same token, if they may have two: a model that has lost its layers answers by
-    its last token alone.
+    All prompts of two tokens or more end with the same token: a model that has lost its layers
+    answers by the last token alone.
     """
     rng, longest = np.random.default_rng(0), min(limits.max_model_len, limits.max_tokens)
     last = rng.integers(0, limits.vocab_rows)
@@ -155,7 +155,7 @@ def _joined(parts: list[NDArray[ScalarT] | None]) -> NDArray[ScalarT]:
 
 
 def _refusal(answers: Answers) -> str | None:
-    """Say why a model cannot be of use; None if that is not known."""
+    """Say why a model's answers are useless; None if nothing shows that they are."""
     count, labels = answers.logits.shape
     if answers.nonfinite:
         return f"logits after {answers.nonfinite} of {count} known prompts are not finite"

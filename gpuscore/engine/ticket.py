@@ -32,8 +32,8 @@ class Positions:
     The rows of a beginning that several items share are computed once, and belong to all of them.
 
     Args:
-        request: as it was asked.
-        computed: the form in which it is computed.
+        request: the request as the caller made it.
+        computed: the form in which the request is computed.
         origin: of each item of `computed`: the item of `request`, -1 = a shared beginning; None if
             both have the same items.
     """
@@ -155,7 +155,7 @@ class Ticket:
 
     @property
     def computed(self) -> ScoreRequest:
-        """The request in the form in which its items are computed."""
+        """The request as the engine computes it, perhaps with shared beginnings as items."""
         return self.request if self.shared is None else self.shared.request
 
     @property
@@ -167,7 +167,7 @@ class Ticket:
         return self._positions
 
     def item_of(self, computed: int) -> int:
-        """Return the request's item of an item of `computed`: the first, if several share it."""
+        """Return the request's item for an item of `computed`; the first, if several share it."""
         if computed == QUERY:
             return 0
         if self.shared is None:
@@ -177,7 +177,7 @@ class Ticket:
         return self.shared.origin[computed]
 
     def query_rows(self, start: int, stop: int) -> PageRows:
-        """Return the results of the query's rows `start` to `stop` - 1, all of which have arrived.
+        """Return the results of the query's rows `start` to `stop` - 1, which must have arrived.
 
         They are copies, which outlive the ticket.
         """
@@ -207,7 +207,7 @@ class Ticket:
             self.rows_left -= self.positions.arrived(np.arange(stop, dtype=np.int32))
 
     def callers_item(self, computed: int) -> int:
-        """Return the caller's item of an item of `computed`, which may be a node below it."""
+        """Return the caller's item for an item of `computed`, which may be a node below it."""
         item = self.item_of(computed) // self._rows_per_item
         return item if self.distinct is None else self.distinct.first(item)
 
@@ -215,7 +215,7 @@ class Ticket:
     def done(self) -> int:
         """Number of rows that have arrived; with a trie, of the caller's items.
 
-        Items that are equal to others arrive with the last one.
+        Repeated items count as arrived once all distinct items have arrived.
         """
         if self.distinct is not None and self.rows_left == 0:
             return len(self.distinct.places)
@@ -283,9 +283,9 @@ class Ticket:
         return result if self.distinct is None else self.distinct.spread(result)
 
     def _label_tokens(self) -> int:
-        """Return the tokens of `computed` that are none of a prompt's: those of nodes.
+        """Count the tokens of `computed` that belong to nodes of labels, not to a prompt.
 
-        With a node that is a whole prompt, the item's tokens stand there again.
+        If a node is a whole prompt, the item's tokens stand in `computed` twice.
         """
         nodes = self.request.nodes
         if nodes is None:

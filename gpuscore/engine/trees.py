@@ -68,7 +68,7 @@ def without_trees(request: ScoreRequest) -> SharedItems | None:
 
 
 def _may_share(request: ScoreRequest) -> bool:
-    """True if two items have the same first LEAST tokens and more; cheap if none have."""
+    """True if two items share more than their first LEAST tokens; cheap if no items do."""
     heads = [item[:LEAST].tobytes() for item in _heads(request) if len(item) > LEAST]
     return len(set(heads)) < len(heads)
 
@@ -150,7 +150,7 @@ class _Tree:
         return shared - depth >= LEAST and saved >= SAVED and saved * ROWS_PER_TOKEN >= below
 
     def _shared(self, start: int, stop: int) -> int:
-        """Return the tokens that sorted items share, all of which keep a token of their own."""
+        """Count the tokens that sorted items share; each item keeps a last token of its own."""
         common = int(self._common[start + 1 : stop].min())
         return min(common, int(self._lengths[start:stop].min()) - 1)
 
@@ -198,7 +198,7 @@ class DistinctItems:
         return int(np.argmax(self.places == item))
 
     def spread(self, result: ScoreResult) -> ScoreResult:
-        """Return the result of `request` as that of the caller's request."""
+        """Return the result of the caller's request, made from the result of `request`."""
         places, logits = self.places, result.label_logits
         return replace(
             result,

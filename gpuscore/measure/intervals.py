@@ -27,8 +27,8 @@ class Interval:
 
     @classmethod
     def of(cls, value: float, resampled: Float64Array) -> "Interval":
-        """Return a value with the percentiles of its resamples, of which those that are NaN are
-        left out."""
+        """Return a value with the percentiles of its resamples; resamples that are NaN are left
+        out."""
         tail = 100 * (1 - LEVEL) / 2
         low, high = np.nanpercentile(resampled, (tail, 100 - tail))
         return cls(float(value), float(low), float(high))
@@ -72,7 +72,7 @@ class Resamples:
         return found
 
     def mean(self, values: Float64Array, groups: Int64Array) -> Interval:
-        """Return the mean of `values` [n], of which `groups` [n] are the numbers."""
+        """Return the mean of `values` [n]; `groups` [n] has the number of each value's group."""
         if not values.size:
             return Interval(math.nan)
         value = float(values.mean())
@@ -82,7 +82,7 @@ class Resamples:
         return Interval.of(value, self.sums(values, groups)[drawn > 0] / drawn[drawn > 0])
 
     def quantile(self, values: Float64Array, groups: Int64Array, q: float) -> Interval:
-        """Return a quantile of `values`, the higher of the two next to it."""
+        """Return a quantile of `values`: of its two neighbours among them, the higher."""
         if not values.size:
             return Interval(math.nan)
         order = np.argsort(values)

@@ -39,7 +39,7 @@ def hardware(framework: str) -> dict[str, Any]:
 
 
 def hardware_text(found: object) -> str:
-    """Return what computes, of a description by `hardware`; of another one "unknown"."""
+    """Return the processor in a description by `hardware`; "unknown" for other descriptions."""
     parts = found if isinstance(found, dict) else {}
     named = [str(parts[name]) for name in ("tpu", "gpu", "cpu") if name in parts]
     return ", ".join(named) or "unknown"

@@ -9,15 +9,15 @@ Counted: TypeAlias = Callable[[int], None]
 
 
 def unwatched(count: int) -> None:
-    """Do nothing, as a `Counted` of which nobody shows the progress."""
+    """Do nothing: a `Counted` for callers that show no progress."""
 
 
 @contextmanager
 def progress(total: int, unit: str = "item", least: int = 0) -> Iterator[Callable[[str], Counted]]:
-    """Show a bar over all items, if there are at least so many.
+    """Show a bar over all items, if there are at least `least`.
 
     Yields:
-        A function that begins a part, given its name, and returns what the part has to call.
+        A function that begins a part, given its name, and returns the part's counting function.
     """
     from tqdm import tqdm
 

@@ -1,4 +1,4 @@
-"""Tables as text and as HTML, and pages of them: what the reports of several commands share."""
+"""Tables as text and as HTML, and pages of tables, for the reports of several commands."""
 
 from collections.abc import Iterable, Sequence
 from html import escape

@@ -6,7 +6,7 @@ import msgspec
 
 from gpuscore.errors import UsageError
 
-# Questions, each with sentences of this project's documentation, some of which answer it.
+# Questions, each with sentences of this project's documentation; some sentences answer it.
 SENTENCES = Path(__file__).with_name("sentences.jsonl")
 
 

@@ -25,8 +25,8 @@ def model_directory(model: str, revision: str | None = None) -> Path:
     """Return the directory of the model's files; download a hub model that is not cached.
 
     Raises:
-        ConfigError: there is no such model, it has another format or kind than those that are
-            served, or the hub cannot be reached; the message says how to go on.
+        ConfigError: there is no such model, its format or kind is not served, or the hub cannot be
+            reached; the message says how to go on.
     """
     if model == DEMO:
         return Path(str(files("gpuscore"))) / DEMO
@@ -137,7 +137,7 @@ def _refuse_adapter(directory: Path) -> None:
 
 
 def _refuse_kind(directory: Path, config: dict[str, Any]) -> None:
-    """Refuse an encoder, an encoder-decoder, a model of images or sound, and one without a head."""
+    """Refuse an encoder, an encoder-decoder, a model of images or sound, or without a head."""
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
     found = f"MODEL {directory} is {name or shown(config.get('model_type'))}"
@@ -180,7 +180,7 @@ _KINDS: tuple[tuple[Callable[[str, dict[str, Any]], object], str], ...] = (
 
 
 def _refuse_unnamed_quantization(directory: Path, config: dict[str, Any]) -> None:
-    """Refuse quantised weights of which config.json says nothing, or in another library's key."""
+    """Refuse quantised weights that config.json names not at all, or in another library's key."""
     apart, mlx = read_object(directory / "hf_quant_config.json"), config.get("quantization")
     found = ""
     if apart is not None and config.get("quantization_config") is None:

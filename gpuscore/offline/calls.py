@@ -1,5 +1,5 @@
-"""Calls of `Scorer` and `AsyncScorer`: from arguments to a request, from its result to theirs, one
-by one or many in a row."""
+"""Calls of `Scorer` and `AsyncScorer`, one by one or many in a row: turn arguments into a request,
+and the engine's result into the caller's."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -316,7 +316,7 @@ def _usage(request: ScoreRequest | None, result: ScoreResult | None) -> TokenCou
 def _items(
     items: Items, query: str | list[int], errors: ItemErrors | None
 ) -> list[str | list[int]]:
-    """Return the items, with empty ones in the place of those that are neither text nor ids."""
+    """Return the items; an empty item replaces each that is neither text nor ids."""
     given = [items] if isinstance(items, str) else listed(items, "items")
     is_text = any(isinstance(item, str) for item in given) or (isinstance(query, str) and query)
     found: list[str | list[int]] = []

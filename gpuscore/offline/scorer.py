@@ -73,7 +73,7 @@ class LoadedScorer:
         cuda_graph_tokens: tokens of the largest batch that runs as a CUDA graph.
         max_model_len: longest prompt, in tokens.
         memory_fraction: share of the free memory to use for keys and values of queries.
-        kv_cache_size: bytes for them instead.
+        kv_cache_size: bytes for keys and values of queries, in place of `memory_fraction`.
         memory_limit: most bytes for weights, the largest batch, and keys and values together.
         deterministic: compute every score to the same bits, whatever else is batched.
         allow_degenerate: load a quantised model although it has collapsed.

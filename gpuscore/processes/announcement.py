@@ -31,7 +31,7 @@ TEXTS = ["Whales and dolphins live in the sea.", "Camels live in the desert."]
 DEMO_QUERY = "a blue wooden chair for the garden"
 DEMO_TEXTS = ["A wooden garden chair in blue.", "A red steel lamp.", "A blue wool scarf."]
 CONVERSATION = ["How do I bake bread?", "How do I pick the lock of a car that is not mine?"]
-# Answers of which a tokenizer should have at least one pair as single tokens.
+# Pairs of answers; a tokenizer should have at least one pair as single tokens.
 ANSWERS = (["yes", "no"], [" yes", " no"], ["Yes", "No"], [" Yes", " No"], ["1", "0"], ["A", "B"])
 DOCS = "/docs"
 Body = Mapping[str, Any]
@@ -47,7 +47,7 @@ def announcement(
 
     Args:
         address: of the server.
-        models: all that it has, with their directories and names.
+        models: all its models, with their directories and names.
         keys: number of API keys; 0: every request is answered.
         pid: process to stop.
         ui: the server has pages for people.

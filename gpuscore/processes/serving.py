@@ -125,7 +125,7 @@ def _prepared(
     pid: int,
     text: str,
 ) -> FrontApp:
-    """Read the files of the models, whose directories are `text`; `pid` is that to stop."""
+    """Read the files of the models, whose directories are `text`; `pid` is the process to stop."""
     directories = [Path(one) for one in json.loads(text)]
     models = []
     for one, directory in zip(chosen, directories, strict=True):
@@ -197,7 +197,7 @@ def load_model(
 ) -> LoadedModel:
     """Wait for the engines and prepare the model's prompts; runs in a thread.
 
-    `settings` are those that /info tells.
+    `settings` are shown by /info.
     """
     prompts = files.prompts.prompts(replicas.wait_ready(), limits)
     about, count = replicas.wait_planned(), len(replicas.engines)

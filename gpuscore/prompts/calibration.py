@@ -58,7 +58,7 @@ class Calibration:
 
     Args:
         scalings: by type of question; a type without one keeps the model's own probabilities.
-        about: what the file says besides, such as the model and the rows that it was fitted on.
+        about: the file's other facts, such as the model and the rows that it was fitted on.
     """
 
     scalings: Mapping[Kind, Scaling] = field(default_factory=lambda: MappingProxyType({}))
@@ -77,7 +77,7 @@ class Calibration:
 
     @classmethod
     def read(cls, path: Path) -> "Calibration":
-        """Read a file of `gpuscore calibrate`; raise ConfigError if it is none."""
+        """Read a file of `gpuscore calibrate`; raise ConfigError for any other file."""
         found = read_object(path)
         if found is None:
             raise ConfigError(f"--calibration {path}: there is no such file")

@@ -105,7 +105,7 @@ def _conversations(messages: Messages, around: str) -> Iterator[list[dict[str, o
 
 
 def _chosen(made: Sequence[str | ConfigError], fields: list[str]) -> str:
-    """Return the rendering of plain contents if it has all fields once, else that of pieces."""
+    """Return the rendering of plain contents if it has all fields once, else pieces' rendering."""
     plain, pieces = made
     if isinstance(plain, ConfigError):
         raise ConfigError(f"the chat template cannot be rendered: {plain}; {BESIDE}")
@@ -118,7 +118,7 @@ def _chosen(made: Sequence[str | ConfigError], fields: list[str]) -> str:
 
 
 def _wrong(rendered: str, fields: list[str]) -> str:
-    """Return a field that is not there exactly once, with its count; empty if all are."""
+    """Return a field that does not occur exactly once, with its count; empty if there is none."""
     counts = {field: rendered.count(MARKS[field]) for field in fields}
     return next((f"{field} {count} times" for field, count in counts.items() if count != 1), "")
 
@@ -188,7 +188,7 @@ class DecisionChat:
 
         Args:
             instructed: the request has instructions.
-            variables: of the template; raises InvalidRequest for those that it may not have.
+            variables: of the template; raises InvalidRequest for forbidden variables.
         """
         if not instructed and not variables:
             return self.plain
@@ -250,7 +250,7 @@ class DecisionChat:
                 raise ConfigError(RESERVED)
 
     def _checked(self, variables: Mapping[str, Any]) -> str:
-        """Return variables as a key; raise InvalidRequest for those that no request may set."""
+        """Return variables as a key; raise InvalidRequest for a variable no request may set."""
         if not variables:
             return ""
         key = json.dumps(variables, ensure_ascii=False)

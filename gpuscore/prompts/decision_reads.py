@@ -1,4 +1,4 @@
-"""Reads of typed questions: the rows of a request that hold their labels, and what they say.
+"""Reads of typed questions: the rows of a request that hold their labels, and the answers.
 
 A read is one prompt whose next tokens are a label. Labels of one token need the row of the prompt
 alone; labels of several also need the rows of their first tokens, which continue the prompt as
@@ -24,7 +24,7 @@ class Read:
         question: its number.
         kind: the question's type.
         trie: its labels.
-        row: of the prompt, among the request's rows; those of the trie's nodes follow.
+        row: number of the prompt's row in the request; the rows of the trie's nodes follow it.
         turned: its options stand in reverse order.
     """
 
@@ -56,7 +56,7 @@ class ReadAnswer:
 
     @property
     def mean(self) -> float:
-        """The mean of the labels' numbers, from 0, by their probabilities."""
+        """The mean of the labels' numbers, counted from 0, weighted by their probabilities."""
         return float(sum(n * share for n, share in enumerate(self.shares.tolist())))
 
     @property
@@ -128,7 +128,7 @@ def with_labels(
 
 
 def _sums(read: Read, logprobs: Sequence[Float64Array]) -> Float64Array:
-    """Return the log-probabilities [L] of a read's labels, from those of all rows' tokens."""
+    """Return the log-probabilities [L] of a read's labels; `logprobs` belong to rows' tokens."""
     rows = slice(read.row, read.row + read.trie.num_rows)
     (sums,) = read.trie.sums(np.concatenate(logprobs[rows])[None])
     found: Float64Array = sums

@@ -35,7 +35,7 @@ class DecisionSettings:
         order: "fixed" or "balanced".
         calibration: of the probabilities; None: the model's own.
         json_state: the model was made for a state in JSON, also if it is a text.
-        refused: why the model answers none; empty if it may.
+        refused: the reason why the model answers no questions; empty if it may.
     """
 
     order: str = FIXED
@@ -150,7 +150,7 @@ class DecisionPrompts:
     ) -> list[tuple[int, DecisionQuestion, bool]]:
         """Return each read's question with its number, and whether its options are turned.
 
-        Turned ones come last, so that the place of a prompt in an error is its question's number.
+        Turned reads come last, so that the place of a prompt in an error is its question's number.
         """
         found = [(number, one, False) for number, one in enumerate(questions)]
         if self.settings.order == BALANCED:
@@ -165,7 +165,7 @@ class DecisionPrompts:
 
     @cached_property
     def _pairs(self) -> tuple[tuple[int, ...], ...]:
-        """The tokens of the labels of two letters; raises InvalidRequest if they are no labels."""
+        """The tokens of labels of two letters; raises InvalidRequest if they cannot be labels."""
         try:
             found = tuple(tuple(self._prompts.label_tokens(label)) for label in PAIRS)
         except ConfigError as error:
@@ -196,7 +196,7 @@ OTHERS = ("decision_config.json", "decision_template.jinja", "kenning.json", "s1
 
 
 def read_asking(order: str, calibration: str | None) -> DecisionSettings:
-    """Return the settings of who runs the model; raise ConfigError for a calibration that is none.
+    """Return the command line's settings; raise ConfigError for an invalid calibration.
 
     Args:
         order: "fixed" or "balanced".
@@ -215,7 +215,7 @@ def read_asking(order: str, calibration: str | None) -> DecisionSettings:
 
 
 def read_decision_settings(directory: Path, asked: DecisionSettings) -> DecisionSettings:
-    """Return the settings of who runs the model, with those of its files.
+    """Return the settings `asked` for on the command line, completed from the model's files.
 
     Raises:
         ConfigError: an entry of config.json has a value that it cannot have.
@@ -237,7 +237,7 @@ def read_decision_settings(directory: Path, asked: DecisionSettings) -> Decision
 
 
 def _refused(directory: Path, found: Mapping[str, Any]) -> str:
-    """Return why the model cannot be asked in prompts of ours; empty if it can."""
+    """Return the reason why our prompts do not fit the model; empty if they do."""
     unknown = sorted(set(found) - {TEMPERATURE, STATE_FORMAT})
     if unknown:
         return f"its config.json has {shown(unknown[0])}, a way to ask that is not supported"

@@ -2,7 +2,7 @@
 
 The family is found once, when the model is loaded. The sources are, in this order: `--family`, the
 files of sentence-transformers beside the weights, the model's config.json, the model's name. If
-none of them names a family, none is guessed, and `/rerank` is refused with the reason.
+no source names a family, no family is guessed, and `/rerank` is refused with the reason.
 """
 
 from collections.abc import Iterable, Sequence

@@ -82,8 +82,8 @@ class FamilyPrompts:
 
         Args:
             given: the texts.
-            errors: gets the error of each document that cannot be scored, and of each that belongs
-                to a query that cannot; what it has errors of already is not read.
+            errors: gets the error of each document that cannot be scored, or whose query cannot;
+                documents that have errors already are not read.
             turns: called before every piece of work.
 
         Raises:
@@ -109,7 +109,7 @@ class FamilyPrompts:
         label_ids: Sequence[Sequence[int]] | None,
         errors: ItemErrors | None,
     ) -> Rerank:
-        """Return the request; raise ItemsRefused once `errors` has those of all documents."""
+        """Return the request; raise ItemsRefused once every document has an error in `errors`."""
         if not given.documents:
             raise InvalidRequest(f"{given.name} must hold at least one document", param=given.name)
         self._builder.check_count(given.name, len(given.documents))
@@ -174,7 +174,8 @@ class FamilyPrompts:
     ) -> QueryGroup:
         """Make the prompts of one query's documents.
 
-        If the query is too long by itself, its documents get the error, unless it is everybody's.
+        If the query is too long by itself, its documents get the error; a query of all documents
+        raises it.
         """
         try:
             with self._too_long(given.query_name):

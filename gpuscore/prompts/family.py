@@ -32,7 +32,7 @@ class PromptFamily:
             relevant and the second one, if any, means not relevant.
         classes: names of the labels in answers; they make the family a guard.
         answering_parts: a guard's parts for a text that answers a query.
-        first_tokens: a label may be several tokens, of which the first is read.
+        first_tokens: a label may be several tokens; only the first is read.
         instruction: used if a request has none.
         activation: turns a raw score into a relevance: "sigmoid" of raw / scale, which for two
             labels and scale 1 is their softmax; or "none".

@@ -1,4 +1,4 @@
-"""A model's own prompts: what its directory says about them, and their builders once it is loaded.
+"""A model's own prompts: their description in its directory, and their builders once it is loaded.
 
 The server, the batch command and `Scorer` all begin here.
 """

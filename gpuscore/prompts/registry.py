@@ -1,6 +1,6 @@
 """The prompt families that gpuscore knows by name.
 
-If a prompt differs by a single token from the one that a model was trained with, the scores look
+If a prompt differs by a single token from the prompt that a model was trained with, scores look
 right and are wrong. So each entry has the prompt and formula of the model card, and the tests
 compare its token ids with recorded ones.
 """
@@ -176,7 +176,7 @@ _BY_NAME: tuple[tuple[str, str, AnyFamily], ...] = (
 
 
 def by_name(names: Iterable[str], architecture: str) -> AnyFamily | None:
-    """Return the family of a model with any of these names, hub names or paths; None if unknown."""
+    """Return the family of a model by its names, hub names or paths; None if unknown."""
     for name in names:
         last = name.rstrip("/").rpartition("/")[2]
         for pattern, beginning, family in _BY_NAME:

@@ -23,7 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from gpuscore.errors import ConfigError
 
 CPU_SECONDS, SECONDS = 2, 10  # processor time, and elapsed time
-MEMORY = 2**29  # bytes of address space, a fifth of which Python and Jinja use
+MEMORY = 2**29  # bytes of address space; Python and Jinja use a fifth of them
 CHARACTERS = 2**18  # of one rendered conversation
 SHOWN = 200  # characters of a reason
 

@@ -64,7 +64,7 @@ class RerankInput:
             )
 
     def checked(self, errors: ItemErrors) -> "RerankInput":
-        """Return the input with empty texts for those that cannot be read, which get errors.
+        """Return the input; texts that cannot be read become empty and get errors.
 
         Raises:
             InvalidRequest: the query of all documents cannot be read.
@@ -105,7 +105,7 @@ class QueryGroup:
 
 
 def prompts_of(groups: Sequence[QueryGroup], start: int) -> Iterator[Int32Array]:
-    """Yield the prompts of all groups, one after the other, from a number on."""
+    """Yield the prompts of all groups, one after the other, from prompt number `start` on."""
     for group in groups:
         if start < group.count:
             yield from group.prompts(start)
@@ -160,7 +160,7 @@ class DocumentRoom:
         return self._encoder.first_tokens(document, count, self._turns)
 
     def _excess(self, document: str) -> int:
-        """Return by how many tokens the part with this document is too long."""
+        """Return the number of tokens by which the part with this document is too long."""
         self._text = f"{document}{self._tail}"
         try:
             return len(next(self._joined(0))) - self._limit

@@ -7,7 +7,7 @@ __all__ = ["ScoreBatches", "app"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for: engines of bulk jobs need neither of the two."""
+    """Import a name on first use: engines of bulk jobs need neither of the two names."""
     if name not in __all__:
         raise AttributeError(f"module {__name__} has no attribute {name}")
     if name == "ScoreBatches":

@@ -1,4 +1,4 @@
-"""The application: a deployment of engines, and one of the HTTP layer before it."""
+"""The application: a deployment of engines, and a deployment of the HTTP layer before it."""
 
 import hashlib
 import logging
@@ -25,8 +25,8 @@ def app(arguments: dict[str, Any]) -> Application:
     """Return the application, for `serve run gpuscore.ray:app NAME=VALUE ...` and `serve deploy`.
 
     Args:
-        arguments: settings by the names of `gpuscore serve`'s flags, with underscores, and those of
-            `RayConfig`.
+        arguments: settings by the names of `gpuscore serve`'s flags, with underscores, and by the
+            names of `RayConfig`'s fields.
 
     Raises:
         ConfigError: an argument is unknown, has no meaning here, or has an invalid value.
@@ -97,7 +97,7 @@ def _replicas(config: RayConfig) -> dict[str, Any]:
 
 
 def _actor(settings: AppSettings) -> dict[str, Any]:
-    """Return what Ray reserves for an engine."""
+    """Return the resources that Ray reserves for an engine."""
     config, options = settings.ray, {"num_cpus": settings.ray.num_cpus}
     gpus = config.num_gpus
     if gpus is None:

@@ -54,7 +54,7 @@ class ClusterEngine:
 
     Args:
         handle: of the engine deployment.
-        config: the limits on the requests in flight, here those of this process.
+        config: the limits on this process's requests in flight.
         limits: of the replicas' engines.
     """
 
@@ -80,7 +80,7 @@ class ClusterEngine:
         return self._backlog
 
     def states(self) -> list[ReplicaState]:
-        """Return the replicas that were heard of, as they were then."""
+        """Return the replicas by their last reports."""
         return [
             ReplicaState(
                 one.state.name,
@@ -194,7 +194,7 @@ class ClusterEngine:
             }
 
     async def _poll(self) -> None:
-        """Ask one of the replicas, a different one each time."""
+        """Ask one of the replicas, in turn."""
         response = self._handle.state.remote()
         try:
             self.heard(decode(await asyncio.wait_for(response, QUIET * POLL), HostState))

@@ -34,7 +34,7 @@ class HostSettings:
 
 class EngineHost:
     """A replica of the engine deployment. The engine's process is supervised and started again as
-    that of `gpuscore serve`; Ray replaces the replica if it cannot be kept running."""
+    `gpuscore serve` does it; Ray replaces the replica if the process cannot be kept running."""
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
         self, settings: HostSettings
@@ -88,7 +88,7 @@ class EngineHost:
         return await asyncio.wrap_future(outcome)
 
     def _refusal(self, request: ScoreRequest, seconds: float) -> GpuscoreError | None:
-        """Return an error if the wait for what all callers have sent here would be too long."""
+        """Return an error if the wait for all requests sent here would be too long."""
         longest = min(self._settings.max_queue_seconds, seconds)
         return self._replicas.backlog.wait_refusal(request.num_tokens, longest)
 

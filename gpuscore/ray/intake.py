@@ -13,7 +13,7 @@ from gpuscore.server.http.exchange import MORE
 
 
 class Intake:
-    """The outermost ASGI layer: it counts requests with a body, and refuses those over a limit.
+    """The outermost ASGI layer: counts requests with a body, and refuses requests over a limit.
 
     A refusal is raised where the application reads the body, so that it is answered, logged and
     counted as any other error. The proxy gives an application its prefix with the path, which is
@@ -21,7 +21,7 @@ class Intake:
 
     Args:
         app: the application.
-        config: the limits, here those of this process.
+        config: the limits, here of this process.
         most: requests in flight (`--max-queued-requests`).
         keys: the valid keys.
     """
@@ -102,7 +102,7 @@ class _Body:
         return message
 
     def more(self, size: int) -> GpuscoreError | None:
-        """Count bytes, also of what received ones were unpacked to and of the answer."""
+        """Count bytes, also of the unpacked body and of the answer."""
         refusal = self._intake.add(size, self.size)
         self.size += size
         return refusal

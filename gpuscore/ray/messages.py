@@ -1,4 +1,4 @@
-"""The messages between the HTTP layer and the engines' replicas, as of `processes.worker.messages`.
+"""The messages between the HTTP layer and engines' replicas, like `processes.worker.messages`.
 
 They go to other machines, whose clocks differ. So they hold the time that a request has left in the
 place of its deadline, and the model that it was made for.
@@ -54,7 +54,7 @@ class HostReply(Message, frozen=True):
 
 
 class Facts(Message, frozen=True):
-    """A loaded model; `version` is that of the settings that the replica was started with."""
+    """A loaded model; `version` is the version of the settings that the replica started with."""
 
     limits: BackendLimits
     about: str
@@ -63,7 +63,7 @@ class Facts(Message, frozen=True):
 
 
 def fingerprint(limits: BackendLimits) -> str:
-    """Return a digest of what a request depends on: two models with the same can take it."""
+    """Return a digest of all that a request depends on: models with equal digests take it."""
     names = ("identity", "vocab_rows", "classes", "max_model_len", "page_size")
     told = repr([getattr(limits, name) for name in names])
     return blake2b(told.encode(), digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""The router of the handle: a query's home by consistent hashing, and the next one on a retry.
+"""The router of the handle: a query's home by consistent hashing, on a retry the next replica.
 
 Ray sends the class by value to where it routes, so this module holds nothing else.
 """

@@ -68,7 +68,7 @@ class RayConfig:
     )
     max_ongoing_requests: int = option(
         64,
-        "requests that an engine has at a time; with more, those of its queries go to the next "
+        "requests that an engine has at a time; further requests of its queries go to the next "
         "engine, and wait if all are full",
         minimum=1,
     )

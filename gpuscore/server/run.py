@@ -97,7 +97,7 @@ class ModelLoads:
 
 @dataclass(frozen=True, slots=True)
 class FrontShare:
-    """The part of a process in its server: the whole, or that of a front.
+    """The part of a process in its server: the whole server, or one front.
 
     Fronts are several processes that share a port and are one server.
 

@@ -165,7 +165,7 @@ class ScoringService:
         self._text = TextWork(self._text_ended, permits_here(fronts))
         self.memory = Trimmer(self._in_background)
         self.large_bodies = LargeBodies()
-        self._loop: asyncio.AbstractEventLoop | None = None  # the one that submits text work
+        self._loop: asyncio.AbstractEventLoop | None = None  # it submits text work
 
     @property
     def healthy(self) -> bool:

@@ -1,4 +1,4 @@
-"""The packages of the extra `serve`, and what is said where one of them is not installed."""
+"""The packages of the extra `serve`, and the error for a package that is not installed."""
 
 SERVE = {
     *("torch", "safetensors", "tokenizers", "huggingface_hub", "fastapi", "starlette", "uvicorn"),

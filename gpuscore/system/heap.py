@@ -1,6 +1,6 @@
 """The C library's heap: when freed memory stays for later, and when it goes back to the system.
 
-glibc keeps what was freed, in an arena for each thread, but large blocks go back at once. With
+glibc keeps freed memory in an arena for each thread; only large blocks go back at once. With
 another C library these functions do nothing.
 """
 

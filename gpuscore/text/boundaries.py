@@ -141,7 +141,7 @@ def batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def cost(batch: Iterable[str]) -> int:
-    """Return the characters in a text of which tokenising takes as long as that of the batch."""
+    """Return the characters of a single text that takes as long to tokenise as the batch."""
     return sum(len(text) + PER_TEXT for text in batch)
 
 

@@ -84,7 +84,7 @@ class PromptChecks:
     ) -> None:
         try:
             self.check_length(len(prompt), index, name)
-            if prompt.max() >= self.backend.vocab_rows:  # a tokenizer can have more ids than that
+            if prompt.max() >= self.backend.vocab_rows:  # a tokenizer can have more ids
                 self.ids(prompt, f"{name}[{index}]")
         except OF_ITEMS as error:
             if errors is None:
@@ -123,7 +123,7 @@ class PromptChecks:
     def _ids(
         self, values: Sequence[int] | Int32Array, param: str, rows: int, what: str
     ) -> Int32Array:
-        """Return ids as int32 [n], each of them 0 <= id < rows; `what` names them in errors."""
+        """Return ids as int32 [n], all with 0 <= id < rows; `what` names them in errors."""
         if 0 < len(values) <= FEW and all(type(id) is int and 0 <= id < rows for id in values):
             return np.array(values, dtype=np.int32)  # faster than the array operations below
         ids = np.asarray(values)

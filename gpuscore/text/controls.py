@@ -80,7 +80,7 @@ def refused_controls(param: str) -> Iterator[None]:
 
 
 class Forbidden:
-    """A check that ids are none of some control tokens.
+    """A check that ids contain no forbidden control token.
 
     Args:
         ids: of the control tokens.
@@ -217,7 +217,7 @@ _BYTES = dict(byte_alphabet())
 
 
 def _unknown(tokenizer: Tokenizer) -> int | None:
-    """Return the id that the model gives to what its vocabulary lacks; None if there is none."""
+    """Return the model's id for text that its vocabulary lacks; None if there is none."""
     model = tokenizer.model
     if isinstance(model, models.Unigram):
         found: int | None = json.loads(model.__getstate__())["unk_id"]

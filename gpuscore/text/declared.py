@@ -1,4 +1,4 @@
-"""The configuration beside tokenizer.json: what it changes here, and what is refused.
+"""The configuration beside tokenizer.json: settings that are used here, and refused settings.
 
 Here tokenizer.json decides how a text is tokenised. transformers also reads tokenizer_config.json,
 special_tokens_map.json and added_tokens.json, whose entries can add tokens or change how tokens are
@@ -66,8 +66,9 @@ def refuse_other_ids(directory: Path, tokenizer: Tokenizer) -> None:
 def named_tokens(directory: Path) -> frozenset[str | int]:
     """Return the control tokens that files beside tokenizer.json name, as texts and ids.
 
-    They are those of tokenizer_config.json and special_tokens_map.json, and the ids of bos and eos
-    in config.json and generation_config.json. An unknown token is one only if it has another name.
+    They come from tokenizer_config.json and special_tokens_map.json, and from the ids of bos and
+    eos in config.json and generation_config.json. The unknown token counts only if it has another
+    name, too.
     """
     found: list[tuple[str, object]] = []
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
@@ -165,7 +166,7 @@ def rebuild(directory: Path, tokenizer: Tokenizer) -> None:
     """Change a model's tokenizer as the class does that transformers would use.
 
     Raises:
-        ConfigError: the class would give other ids, and tokenizer.json is for another one.
+        ConfigError: the class would give other ids: tokenizer.json is for another class.
     """
     path = directory / "tokenizer_config.json"
     config = read_object(path) or {}

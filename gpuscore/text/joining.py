@@ -100,7 +100,7 @@ class PromptBuilder:
         default_labels: Sequence[int] | None,
         errors: ItemErrors | None,
     ) -> ScoreRequest | None:
-        """Return the request; raise ItemsRefused once `errors` has those of all items."""
+        """Return the request; raise ItemsRefused once every item has an error in `errors`."""
         _at_most(TooManyItems, "items", len(given.items), self.limits.max_items)
         labels, trie = self._labels.read(given, default_labels, turns)
         if not given.items:
@@ -221,7 +221,7 @@ class PromptBuilder:
         _at_most(TooManyItems, name, count, self.limits.max_items)
 
     def _ids_at_once(self, given: ScoreInput) -> tuple[Int32Array, tuple[Int32Array, ...]] | None:
-        """Return the same as `factor`, by a faster way; None if that does not apply."""
+        """Return the result of `factor`, computed faster; None if the faster way does not apply."""
         size = len(given.query) + sum(map(len, given.items))
         # With these, the cut is not the end of the query.
         elsewhere = given.item_first or self.backend.deterministic_chunk

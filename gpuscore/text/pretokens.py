@@ -19,7 +19,7 @@ of A|B is a match of A or of B:
 - *space*: after a visible character they match letters, marks, digits, punctuation, '/' or line
   ends, never ' '. A leading ` ?` or `[^...]?` comes before the first of these, never after one.
 - *stop*: after a letter or a digit they match letters, marks, digits or the apostrophe of a
-  contraction. `STOPS` has none of these. Punctuation never follows a letter in one match, and line
+  contraction. `STOPS` has no such character. Punctuation never follows a letter in a match; line
   ends follow only punctuation or white space.
 - At r = ' ' or newline `\s+` matches; at another stop one of `PUNCTUATION` does. Unmatched text is
   a pre-token of its own (or dropped), so it does not matter if l is matched.

@@ -70,7 +70,7 @@ class ScoreInput:
             raise MissingLabels("label_token_ids or labels is required", param="label_token_ids")
 
     def checked(self, errors: ItemErrors) -> "ScoreInput":
-        """Return texts with empty ones in the place of those that cannot be read, which get errors.
+        """Return the input; texts that cannot be read become empty and get errors.
 
         Raises:
             InvalidRequest: the query cannot be read.
@@ -222,7 +222,7 @@ def alike(prompts: Sequence[Int32Array], most: int) -> list[list[int]]:
 
 
 def positions_cut(prompts: Sequence[Int32Array], backend: BackendLimits) -> int:
-    """Return the number of first tokens of these prompts that are scored once for all of them.
+    """Return the number of first tokens that are scored once for all these prompts.
 
     All rows up to the cut get the same labels, the tokens that follow. So the cut is one token
     before the end of what the prompts share. Of a single prompt, full pages are enough, because

@@ -50,8 +50,8 @@ class TextEncoder:
         tokenizer: of the model.
         named: texts and ids of control tokens that other files name.
         template: the source of the chat template, which writes control tokens.
-        forbidden: ids that no text may give; ControlToken is raised for one that does.
-        base: the encoder of which this one makes the same tokens or fewer, all as long.
+        forbidden: ids that no text may give; ControlToken is raised for a text that does.
+        base: an encoder with the same tokens or more; a token is equally long in both.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class TextEncoder:
         turns: Turns = ALONE,
         limit: int | None = None,
     ) -> Iterator[Int32Array]:
-        """Yield the same ids as `prompts` for query + item (or item + query), but faster."""
+        """Yield the ids of query + item (or item + query), as `prompts` does, but faster."""
         return self.joined_from(query, lambda _: items, item_first, turns, limit)(0)
 
     def joined_from(

@@ -13,7 +13,7 @@ from gpuscore.text.tokenizer import SPECIAL_TOKENS, TextEncoder
 
 
 class TokenizerInfo(msgspec.Struct):
-    """Special tokens as text, and other settings; None for those that no file has."""
+    """Special tokens as text, and other settings; None for settings that no file has."""
 
     tokenizer_class: str | None
     bos_token: str | None

@@ -185,7 +185,7 @@ class SegmentColumns:
         token_ids: Sequence[Int32Array],
         label_ids: Sequence[Int32Array | None],
     ) -> int:
-        """Add segments that are as `one` but for tokens and labels; return the first's index."""
+        """Add segments that differ from `one` in tokens and labels; return the first's index."""
         first, count = len(self), len(token_ids)
         self.token_ids += token_ids
         self.start += [one.start] * count
@@ -293,7 +293,7 @@ def int32_array(values: Sequence[int]) -> Int32Array:
     """Return an array of plain integers, in a third of the time of np.array.
 
     Raises:
-        struct.error: one does not fit 32 bits.
+        struct.error: a number does not fit 32 bits.
     """
     return np.frombuffer(bytearray(struct.pack(f"{len(values)}i", *values)), dtype=np.int32)
 
@@ -303,7 +303,7 @@ def _concatenate(parts: Sequence[Int32Array]) -> Int32Array:
 
 
 def _int32(*columns: Sequence[int]) -> list[Int32Array]:
-    """Return these numbers as views of one array: a call of NumPy for each takes several times as
-    long."""
+    """Return views of one array with these numbers: a call of NumPy for each list takes several
+    times as long."""
     together, stop = int32_array([*chain(*columns)]), 0
     return [together[stop : (stop := stop + len(values))] for values in columns]

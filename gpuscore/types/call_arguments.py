@@ -38,7 +38,7 @@ _TEXTS = {Predicate: ("statement",), Noul: ("instructions", "true", "false")}
 
 
 def check_list(given: object, name: str) -> None:
-    """Raise InvalidRequest for what is no list: one text, bytes, or something without an order."""
+    """Raise InvalidRequest for a value that is no list: a text, bytes, or values without order."""
     if isinstance(given, str):  # would be taken for a sequence of texts of one character
         raise InvalidRequest(f"{name} must be a list, not one text", param=name)
     wrong = isinstance(given, (*_BYTES, Mapping, set, frozenset)) or not isinstance(given, Iterable)
@@ -97,7 +97,7 @@ def lists_of_ids(given: Any, name: str) -> list[list[int]]:
 
 
 def ids_or_lists(given: Any, name: str) -> list[int] | list[list[int]]:
-    """Return token ids, or lists of them if the first element is one."""
+    """Return token ids, or lists of token ids if the first element is a list."""
     elements = listed(given, name)
     if elements and _is_sequence(elements[0]):
         return lists_of_ids(elements, name)
@@ -125,7 +125,8 @@ def checked_questions(given: Any) -> list[Question]:
     """Return the questions of `decide`, with their options read once.
 
     Raises:
-        InvalidRequest: they are no list, one is of another type, or holds something else than text.
+        InvalidRequest: they are no list, or a question is of another type or holds a value that is
+            not text.
     """
     found = listed(given, "questions")
     return [_checked(one, (Predicate, Choice, Rating), index) for index, one in enumerate(found)]
@@ -157,7 +158,7 @@ def _checked(given: Any, kinds: tuple[type, ...], index: int) -> Any:
 
 
 def _options(given: Any, param: str) -> list[str] | dict[str, str]:
-    """Return options by name, of which each may have a description, or a list of their names."""
+    """Return options by name, each with a description or none, or a list of their names."""
     if not isinstance(given, Mapping):
         return texts(given, param)
     told = ("" if one is None else one for one in given.values())
@@ -208,7 +209,7 @@ class ScoreOptions(TypedDict, total=False):
 
 
 class LocalScoreOptions(ScoreOptions, total=False):
-    """Options of `score` in this process: those of `ScoreOptions`, and `logits`."""
+    """Options of `score` in this process: the options of `ScoreOptions`, and `logits`."""
 
     logits: Annotated[bool, False]
 
@@ -265,11 +266,12 @@ def defaults(kind: type) -> Mapping[str, Any]:
 
 
 def checked_options(kind: type[OptionsT], given: Mapping[str, Any]) -> OptionsT:
-    """Return all options of a kind, those that are not given with their defaults; lists are read.
+    """Return all options of a kind, with defaults for missing options; lists are read.
 
     Raises:
         TypeError: there is no such option.
-        InvalidRequest: labels are neither text nor token ids, or another text is none.
+        InvalidRequest: labels are neither text nor token ids, or another option should be text and
+            is not.
     """
     own = defaults(kind)
     for name in given:

@@ -78,7 +78,7 @@ def added_up(result: ScoreResult, trie: LabelTrie) -> ScoreResult:
     """Return the result of a request with nodes as one row per item, and a number per label.
 
     A label's logit is the sum of its tokens' log-probabilities, plus the log-sum-exp of the item's
-    row. So that of a label of one token is the model's own, whatever the other labels are.
+    row. So a label of one token has the model's own logit, whatever the other labels are.
     """
     assert result.lse is not None  # noqa: S101  (requests with a trie need it)
     count = len(result.label_logits) // trie.num_rows
@@ -110,7 +110,7 @@ def _logprobs(result: ScoreResult, trie: LabelTrie, count: int) -> Float64Array:
 def _fits(item: Int32Array, trie: LabelTrie, limits: BackendLimits) -> bool:
     """Return True if an item and its nodes may be one family.
 
-    With --deterministic bits depend on what is a segment, so there are no families.
+    With --deterministic bits depend on the division into segments, so there are no families.
     """
     return not limits.deterministic_chunk and len(item) + trie.num_nodes <= limits.max_tokens
 
@@ -243,7 +243,7 @@ def label_mass(
     its own.
 
     Args:
-        result: of these items of the request alone.
+        result: the result of these items of the request alone.
     """
     columns: list[NDArray[Any]] = []
     if request.trie is None:

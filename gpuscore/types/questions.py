@@ -91,7 +91,7 @@ class TypedAnswer:
             1.
         confidence: the most probable answer's probability over the whole vocabulary.
         label_mass: the probability of all answers together, over the whole vocabulary.
-        argmax_is_label: True if what the model would most probably say is one of the answers.
+        argmax_is_label: True if the model's most probable continuation is one of the answers.
     """
 
     answer: float | str

@@ -1,8 +1,8 @@
 """A scoring request with its labels, and its result, as the engine takes and returns them.
 
 The tokens of a label of several tokens except its last are *nodes*, and labels that begin alike
-share them. The item's row gives the distribution of the first tokens, a node's row that of the
-tokens after it:
+share them. The item's row gives the distribution of the labels' first tokens, a node's row the
+distribution of the tokens after the node:
 
     labels [12, 7, 5], [12, 8] and [9]         item          row: 12 and 9
                                                  12          row: 7 and 8
@@ -21,21 +21,22 @@ from gpuscore.types.batch import Float32Array, Float64Array, Int32Array
 class LabelTrie:
     """The labels of a request if some have several tokens, the same for all its items.
 
-    K nodes make 1 + K rows per item: its own, then those of the nodes, in preorder. A row has the
-    different tokens that may follow there, and all rows together have C of them.
+    K nodes make 1 + K rows per item: the item's row, then the nodes' rows, in preorder. A row has
+    the different tokens that may follow there, and all rows together have C of them.
 
     Attributes:
         sequences: the L labels' tokens, as given.
         tokens: the nodes' tokens.
-        parents: of each node the one that it continues; -1 = the item.
-        next_ids: of each row the tokens that may follow.
-        places: of each label's tokens, one label after the other, their places among all rows'.
+        parents: for each node, the number of the node that it continues; -1 = the item.
+        next_ids: for each row, the tokens that may follow.
+        places: for each label's tokens, one label after the other, their places among all rows'
+            tokens.
         lengths: of each label.
         counted: the labels that `label_mass` adds up: once each, without those that continue
             another label, whose probability contains theirs.
 
     Raises:
-        ValueError: there is no label, or one without tokens.
+        ValueError: there is no label, or a label without tokens.
     """
 
     sequences: tuple[tuple[int, ...], ...]
@@ -77,7 +78,7 @@ class LabelTrie:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows of each item: its own and those of the nodes."""
+        """Number of rows of each item: the item's own and one per node."""
         return 1 + len(self.tokens)
 
     @property
@@ -98,7 +99,7 @@ class LabelTrie:
         return found
 
     def sums(self, logprobs: Float64Array) -> Float64Array:
-        """Return the labels' log-probabilities [N, L] of those of all rows' tokens, [N, C]."""
+        """Add up the tokens' log-probabilities [N, C] to the labels' log-probabilities [N, L]."""
         starts = np.cumsum(self.lengths) - self.lengths
         summed: Float64Array = np.add.reduceat(logprobs[:, self.places], starts, axis=1)
         return summed
@@ -141,7 +142,7 @@ class _Growing:
 
 
 def _shortest(sequences: Sequence[tuple[int, ...]]) -> list[int]:
-    """Return the places of the labels, each once, of which no other is a proper prefix."""
+    """Return the places of the labels, each once, that do not continue another label."""
     ends: list[int] = []
     ordered = sorted(range(len(sequences)), key=lambda label: sequences[label])
     for label in ordered:  # those that continue a label follow it directly
@@ -176,7 +177,7 @@ class ScoreRequest:
 
     With `trie` labels have several tokens, the same for all items: `label_ids[i]` are the first
     ones, and its result has sums of log-probabilities plus the log-sum-exp (`label_nodes`). Where
-    the nodes of labels are items already, `nodes` tells which: their tokens are none of a prompt's.
+    the nodes of labels are items already, `nodes` tells which: their tokens belong to no prompt.
 
     Raises:
         ValueError: with `every_position`, an item or the scored query has a different number of
@@ -232,7 +233,7 @@ class ScoreRequest:
 
     @property
     def row_labels(self) -> tuple[Int32Array, ...]:
-        """The labels in the answer's order: those of the query, if it is scored, then of items."""
+        """The labels in the answer's order: the query's, if it is scored, then the items'."""
         query = () if self.query_labels is None else (self.query_labels,)
         return (*query, *self.label_ids)
 
@@ -302,7 +303,7 @@ class ScoreResult:
     None unless asked for. The N rows are the items. With `every_position` the rows are all tokens
     of all items, one item after the other, and label j of an item belongs to its token j; a query
     that is scored stands before the items, as one more of them. The row of an item without labels
-    holds zeros. `computed_tokens` leaves out those of labels.
+    holds zeros. `computed_tokens` leaves out the tokens of labels.
     """
 
     label_logits: tuple[Float32Array, ...]

@@ -1,4 +1,4 @@
-"""The results of `Scorer`'s methods, which those of the clients extend, their tables, and errors of
+"""The results of `Scorer`'s methods, which the clients' results extend, their tables, and errors of
 single items, in requests whose other items are scored all the same.
 """
 
@@ -39,7 +39,7 @@ class ItemError:
 
     Attributes:
         index: its place in the given list.
-        code: the code of the error that it would be alone, such as "prompt_too_long".
+        code: the code of the error that the item alone would get, such as "prompt_too_long".
         message: that error's message, which names the item by its place.
     """
 
@@ -49,7 +49,7 @@ class ItemError:
 
 
 class ItemErrors:
-    """The errors of a request's items, found so far; at most one of each item."""
+    """The errors of a request's items, found so far; at most one error for each item."""
 
     def __init__(self) -> None:
         self._found: dict[int, GpuscoreError] = {}
@@ -73,12 +73,12 @@ class ItemErrors:
     def add(self, index: int, error: GpuscoreError) -> None:
         """Keep the error of an item, unless it has one already.
 
-        It is copied, because the frames of one that was raised would keep the request's texts.
+        The error is copied, because the frames of a raised error would keep the request's texts.
         """
         self._found.setdefault(index, type(error)(error.message, param=error.param))
 
     def rest(self, given: Sequence[ItemT]) -> list[ItemT]:
-        """Return the items, or what belongs to them, that have no error."""
+        """Return the values that belong to items without errors."""
         return [one for index, one in enumerate(given) if index not in self._found]
 
     def listed(self) -> tuple[ItemError, ...]:
@@ -262,7 +262,7 @@ class Ranking(Table):
 
     Attributes:
         indices: [n], each document's place in the given list.
-        scores: [n], float64: relevance from 0 to 1, or raw scores if those were asked for.
+        scores: [n], float64: relevance from 0 to 1, or raw scores if they were asked for.
         truncated: [n], True if the document was cut, as the call allowed.
         documents: [n], the given documents.
         prompt_tokens: tokens of all prompts, each counted as a whole.
@@ -291,8 +291,8 @@ class PairScores(Table):
     """Scores of pairs, in the given order.
 
     Attributes:
-        scores: [N], float64: relevance from 0 to 1, or raw scores if those were asked for; NaN for
-            a pair in `errors`.
+        scores: [N], float64: relevance from 0 to 1, or raw scores if they were asked for; NaN for a
+            pair in `errors`.
         truncated: [N], True if the document was cut, as the call allowed.
         prompt_tokens: tokens of all prompts.
         cached_tokens: prompt tokens that were not computed again.
@@ -338,7 +338,7 @@ class Classification(Table):
 def rectangle(
     rows: Sequence[Sequence[float] | Float64Array | Float32Array | None], width: int
 ) -> Float64Array:
-    """Return rows as float64 [N, most]; NaN fills the ends of shorter ones, and those without any.
+    """Return rows as float64 [N, most]; NaN fills the ends of shorter rows, and empty rows.
 
     Args:
         rows: of any lengths.

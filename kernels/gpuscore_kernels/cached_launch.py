@@ -26,9 +26,9 @@ ALIGNMENT = 16  # bytes; Triton compiles other code for pointers that are not mu
 WORD = 2**31  # from here on Triton passes an integer as int64
 address, dtype = Tensor.data_ptr, operator.attrgetter("dtype")
 
-# The function in C that launches compiled code, its arguments between the stream and those of the
-# kernel, whether it takes the latter as one tuple, and the kernel's compile-time arguments, which
-# have a place after the others.
+# The function in C that launches compiled code, its arguments between the stream and the kernel's
+# arguments, whether it takes the latter as one tuple, and the kernel's compile-time arguments,
+# which have a place after the others.
 Code: TypeAlias = tuple[Callable[..., None], tuple[object, ...], bool, tuple[object, ...]]
 
 # Decorates a function that makes the `CachedLaunch` for its arguments. Triton tells True from 1,
@@ -49,8 +49,8 @@ class CachedLaunch:
         constants: compile-time arguments by name.
         options: num_warps, num_stages and launch_pdl.
         free: how many of its first numbers are in `do_not_specialize`.
-        dtypes: which tensors have a dtype of their own. Those of the others follow from these and
-            from the constants, which the caller has checked.
+        dtypes: which tensors have a dtype of their own. The other tensors' dtypes follow from these
+            and from the constants, which the caller has checked.
     """
 
     def __init__(
@@ -114,14 +114,14 @@ class CachedLaunch:
         numbers: tuple[Number, ...],
         device: int,
     ) -> tuple[object, ...]:
-        """Keep the code for the next launch; return what follows the addresses."""
+        """Keep the code for the next launch; return the arguments after the addresses."""
         tail = (*numbers, *code[3])
         if gcd(ALIGNMENT, *places) == ALIGNMENT:
             self._latest = numbers, self._dtypes(tensors), device, code, tail
         return tail
 
     def forget(self) -> None:
-        """Drop all code, such as that of another device."""
+        """Drop all code, such as another device's."""
         self.codes.clear()
         self._latest, self._driver = _NEVER, None
 

@@ -1,4 +1,4 @@
-"""Programmatic dependent launch (PDL) in Triton kernels; `launch.has_pdl` says where there is it.
+"""Programmatic dependent launch (PDL) in Triton kernels; `launch.has_pdl` names its devices.
 
 A kernel that is launched so may begin as soon as every block of the kernel before it has given the
 signal, or has ended. What that kernel writes is visible after the wait, and not before. Each of our

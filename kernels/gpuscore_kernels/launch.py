@@ -14,8 +14,8 @@ INTERPRETER = 0  # instead of an architecture, for tensors on a CPU with TRITON_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchConfig:
-    """One launch configuration. Where it depends on the number of rows, so do bits, except in
-    integers; with --deterministic that number is always the same.
+    """One launch configuration. If it depends on the number of rows, so do a result's bits, except
+    for integers; with --deterministic that number is always the same.
 
     Subclasses add the sizes of tiles, named as the kernel's compile-time arguments.
     """
@@ -36,7 +36,7 @@ def arch_of(tensor: Tensor) -> int:
     """Return the newest architecture with shipped kernels that is not newer than the device.
 
     Raises:
-        ValueError: the device is older than all of them.
+        ValueError: the device is older than all these architectures.
     """
     if tensor.device.type == "cpu":
         return INTERPRETER
@@ -81,7 +81,7 @@ def row_variant(
 ) -> Variant:
     """Return a variant of a kernel whose programs hold "BLOCK" elements of a row each.
 
-    All arguments but numbers that are no integers are multiples of 16.
+    All arguments are multiples of 16, except for numbers that are not integers.
     """
     return Variant(
         name=name,

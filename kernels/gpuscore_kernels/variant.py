@@ -27,7 +27,7 @@ class Variant:
     """One way in which a kernel is launched.
 
     Args:
-        name: of the variant, unique among those of its kernel's folder.
+        name: of the variant, unique in its kernel's folder.
         kernel: the function decorated with `triton.jit`.
         signature: type of every argument by name ("*bf16", "i32", "fp32",
             "tensordesc<bf16[64, 128]>"); those in `constexprs` may be left out.
@@ -67,8 +67,8 @@ class Variant:
 def as_launched(variants: Iterable[Variant]) -> Iterator[Variant]:
     """Yield each variant with programmatic dependent launch where the architecture has it.
 
-    Those that `make test-all` compiles are also yielded without it, which a plan may choose; these
-    are compiled by `make check-kernels ARGS=--all` only.
+    Variants that `make test-all` compiles are also yielded without programmatic dependent launch,
+    because a plan may choose that; only `make check-kernels ARGS=--all` compiles the latter.
     """
     for variant in variants:
         late = tuple(x for x in variant.arches if x not in PDL_ARCHES or x in variant.quick)

@@ -72,7 +72,7 @@ def variants(kernel: str) -> Mapping[str, Variant]:
 
 
 def keys(*, quick: bool, version: str | None = None) -> Iterator[Key]:
-    """All variants, or the quick ones and then the widest with this Triton (default: this one)."""
+    """All variants, or the quick ones and the widest of a Triton (default: this one)."""
     for kernel in kernels():
         for variant in variants(kernel).values():
             for arch in variant.arches:
@@ -85,9 +85,9 @@ def keys(*, quick: bool, version: str | None = None) -> Iterator[Key]:
 
 
 def widest(version: str) -> list[Key]:
-    """Return, of each function and its types of arguments, the variant with the most registers.
+    """Return, for each function and its types of arguments, the variant with the most registers.
 
-    Its code is the first to spill. Registers are those of the last `--update` with this Triton.
+    Its code is the first to spill. Registers come from the last `--update` with this Triton.
     """
     found: dict[tuple[object, ...], tuple[tuple[int, ...], Key]] = {}
     for key in keys(quick=False):

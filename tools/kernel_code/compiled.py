@@ -115,7 +115,7 @@ def compiled_variant(variant: Variant, arch: int) -> Any:
         dict(variant.constexprs),
         {(names.index(name),): [["tt.divisibility", 16]] for name in variant.divisible},
     )
-    # Triton's own cache may hold code whose lines are those of another checkout. As nothing is read
+    # Triton's own cache may hold code with line numbers of another checkout. As nothing is read
     # from it, Triton need not hash its own files, 1.5 s of a core, to name what it writes there.
     with (
         knobs.compilation.scope(),
@@ -165,7 +165,7 @@ def tool(name: str, *arguments: str) -> str:
 
 
 def joined(ir: Sequence[IrLoop], sass: Sequence[SassLoop]) -> Iterator[LoopFacts]:
-    """Yield each loop of the machine code with what Triton's dialect says of it.
+    """Yield each loop of the machine code with its facts in Triton's dialect.
 
     Loops with products correspond in their order, and so do the others, unless the assembler
     has unrolled or removed some, or has made loops of its own.

@@ -15,7 +15,7 @@ Opcodes: TypeAlias = Mapping[str, int]  # number of instructions by opcode
 WGMMA = ("HGMMA", "IGMMA")  # products of four warps together, of sm_90: of floats, of integers
 MMA = ("HMMA", "IMMA")  # products of one warp
 
-# Limits are those of the CUDA C++ Programming Guide's table of compute capabilities.
+# Limits come from the CUDA C++ Programming Guide's table of compute capabilities.
 KIB = 1024
 REGISTERS = 64 * 1024  # of a multiprocessor, on all architectures here
 PARTITIONS = 4  # of a multiprocessor; a warp's registers are in one of them
@@ -66,7 +66,7 @@ class LoopFacts:
 
     Args:
         header: the loop's line in the kernel's source, with " #2" for its second copy, and so on;
-            "?" for a loop of which only the machine code is known.
+            "?" for a loop that only the machine code shows.
         nesting: number of loops around it.
         in_flight: the fewest groups of asynchronous copies that may still be under way when the
             loop has waited for those that it needs (`ttg.async_wait`); None if it never waits.

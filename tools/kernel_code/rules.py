@@ -13,7 +13,7 @@ Row: TypeAlias = Mapping[str, Any]  # of a baseline, as `row` makes it
 
 
 def row(facts: CodeFacts) -> dict[str, Any]:
-    """Return what a baseline holds of a variant."""
+    """Return the row of a baseline for a variant."""
     return {
         "registers": facts.registers,
         "stack": facts.stack,
@@ -36,7 +36,7 @@ def _loop_row(loop: LoopFacts) -> dict[str, Any]:
 
 
 def complaints(variant: Variant, facts: CodeFacts, known: Row | None) -> list[str]:
-    """Return what is wrong with a compiled variant; `known` is its row of the baseline."""
+    """Return the faults of a compiled variant; `known` is its row of the baseline."""
     found = [*_resources(variant, facts), *_handover(variant, facts)]
     for loop in facts.loops:
         if loop.products:
@@ -62,7 +62,7 @@ def _resources(variant: Variant, facts: CodeFacts) -> Iterator[str]:
 
 
 def _handover(variant: Variant, facts: CodeFacts) -> Iterator[str]:
-    """Yield what is wrong with the wait for the kernel before, which may still run."""
+    """Yield faults in the wait for the kernel before, which may still run."""
     if not variant.pdl:
         return
     if facts.before_wait is None:
@@ -77,7 +77,7 @@ def _handover(variant: Variant, facts: CodeFacts) -> Iterator[str]:
 def _structure(
     variant: Variant, arch: int, loop: LoopFacts, rule: LoopRule | None
 ) -> Iterator[str]:
-    """Yield what is wrong with the code of a loop with a product."""
+    """Yield faults in the code of a loop with a product."""
     if rule is None:
         yield f"has a product, but no rule in {variant.name!r}"
         return
@@ -100,7 +100,7 @@ def _structure(
 
 
 def _growth(facts: CodeFacts, known: Row) -> Iterator[str]:
-    """Yield what has become worse than in the baseline."""
+    """Yield the numbers that have become worse than in the baseline."""
     if facts.registers > known["registers"] * GROWTH:
         yield f"{facts.registers} registers, {known['registers']} before"
     if facts.shared > known["shared"]:

@@ -1,4 +1,4 @@
-"""Loops of a kernel's machine code, from nvdisasm's listing, and what stands before its first wait.
+"""Loops of a kernel's machine code, from nvdisasm's listing, and operations before its first wait.
 
 A loop is a natural loop: a branch back to a block that every way to the branch goes through. A
 branch back alone would not do, because rare code (a warp that has diverged) stands behind the
@@ -67,7 +67,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class SassLoop:
-    """One loop. `opcodes` counts its own instructions, without those of loops inside it.
+    """One loop. `opcodes` counts its own instructions, not the instructions of loops inside it.
 
     `in_flight` is the fewest groups of asynchronous copies that a wait leaves under way.
     """
@@ -127,7 +127,7 @@ def _counted(instructions: Sequence[Instruction]) -> dict[str, int]:
 
 
 def _in_flight(instructions: Sequence[Instruction]) -> int | None:
-    """Fewest groups left under way; DEPBAR.LE on scoreboard 0 is what waits for LDGDEPBAR."""
+    """Fewest groups left under way; DEPBAR.LE on scoreboard 0 waits for LDGDEPBAR."""
     found = [
         int(wait[1], 16)
         for one in instructions
@@ -214,7 +214,7 @@ def _dominators(
 
 
 def ptx_before_wait(ptx: str) -> int | None:
-    """Number of such operations before the wait; None if the first block has no wait."""
+    """Number of `before_wait` operations in PTX; None if the first block has no wait."""
     return _before_wait(_ptx_operations(ptx), "griddepcontrol.wait")
 
 
@@ -224,7 +224,7 @@ def sass_before_wait(listing: Listing) -> int | None:
 
 
 def worse(one: int | None, other: int | None) -> int | None:
-    """Return the larger number; None if one of them is."""
+    """Return the larger number; None if either is None."""
     return None if one is None or other is None else max(one, other)
 
 

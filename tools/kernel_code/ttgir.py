@@ -1,6 +1,6 @@
 """Loops of a kernel in Triton's GPU dialect, as it stands before it becomes PTX.
 
-There a product, a copy and a wait are single operations, and which operation needs which is plain.
+There a product, a copy and a wait are single operations, whose dependencies are explicit.
 """
 
 import ast
@@ -90,7 +90,7 @@ def _loop(name: str, nesting: int, body: Sequence[str]) -> IrLoop:
 
 
 def _copy_bytes(line: str) -> int:
-    """Bytes that a thread copies at once; 0 for what is no tile of two dimensions."""
+    """Bytes that a thread copies at once; 0 unless a tile of two dimensions is copied."""
     tile = _TILE.search(line)
     if tile is None:
         return 0
@@ -138,7 +138,7 @@ def _frames(place: str, places: Mapping[str, str]) -> Iterator[tuple[str, int]]:
 def _header(frames: Sequence[tuple[str, int]]) -> str:
     """Source of the innermost loop around a location: in its function, else in its callers.
 
-    The location of a pipelined loop is that of some operation in it.
+    A pipelined loop has the location of some operation in it.
     """
     for path, line in frames:
         around = [span for span in _source_loops(path) if span[0] <= line <= span[1]]

@@ -9,7 +9,7 @@ from gpuscore.types.batch import Int32Array, PackedBatch, Prefix, Segment, pack
 from gpuscore.types.request import MAX_TOP
 
 SMALL = 64  # tokens of a warm-up batch
-FEW_ROWS = 256  # rows whose masks and work spaces are as large as those of more rows
+FEW_ROWS = 256  # rows; more rows need no larger masks and work spaces
 FEWER_ROWS = 64  # the same without masks, and where operators do not copy keys for many rows
 SOME_KEYS = 1024  # keys with which an attention operator's work spaces have their full size
 LABELS = 16384  # labels of a largest batch; more than the label head handles in one tile
@@ -20,9 +20,9 @@ def warmup_batches(
 ) -> Iterator[PackedBatch]:
     """Yield small batches of token 0, one for every layout.
 
-    They are: a query that fills a page; items on that page; a query with items in the same batch;
-    each of these numbers of scored rows with several of the most probable tokens, with one and with
-    none, since the label head has a kernel for each.
+    The layouts are: a query that fills a page; items on that page; a query with items in the same
+    batch; and each number of scored rows in `rows` with several most probable tokens, with one
+    and with none, since the label head has a kernel for each.
     """
     size = min(max_tokens, SMALL)
     yield _batch([size], kept=min(page_size, size), scored=1, page_size=page_size)
@@ -73,7 +73,7 @@ def largest_in_parts(
     Args:
         max_tokens, max_model_len, page_size: as for `largest_batches`.
         masked: attention has masks for rows and keys, or scores of its own: a window or a soft-cap.
-            Without either, the keys of a prompt's end are those of the items behind it.
+            Without either, keys of a prompt's end take the same memory as keys of items after it.
         copied: attention may copy all keys in another order if there are many rows, as torch's
             operator does in half precision.
     """

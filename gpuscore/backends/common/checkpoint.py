@@ -62,8 +62,7 @@ class CheckpointFiles:
         self._progress, self._done = progress, 0
 
     def tensor(self, part: str, name: str) -> Any:
-        """Return this shard of the tensor `name` as it is stored, which must have the shape of
-        `part`.
+        """Return this shard of the stored tensor `name`, which must have the shape of `part`.
 
         With framework "np", numbers of float8_e4m3fn are given as uint8.
 
@@ -91,8 +90,8 @@ class CheckpointFiles:
     def scale(self, part: str, name: str) -> Any | None:
         """Return the scale of the weight `name` as it is stored; None if it has none.
 
-        Its shape is that of one number, a number per row of the weight, [O, 1] or [O], or one per
-        block of 128 x 128, [O / 128, K / 128] rounded up.
+        It is one number, a number per row of the weight, [O, 1] or [O], or one per block of
+        128 x 128, [O / 128, K / 128] rounded up.
 
         Raises:
             ConfigError: the scale has another shape or dtype.

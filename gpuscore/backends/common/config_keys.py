@@ -85,7 +85,7 @@ EVERY_USED, EVERY_NO_EFFECT = frozenset(_USED.split()), frozenset(_NO_EFFECT.spl
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys that only one architecture has.
+    """The keys that a single architecture has.
 
     Args:
         model_type: its name in transformers.
@@ -143,7 +143,7 @@ ABSENT: Mapping[str, Mapping[str, Any]] = {
 
 
 def with_absent(architecture: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of config.json with those that transformers would add."""
+    """Return the fields of config.json, completed with the fields that transformers would add."""
     return {**ABSENT[architecture.partition("For")[0]], **fields}
 
 

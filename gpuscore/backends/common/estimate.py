@@ -23,7 +23,7 @@ from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 
 CONTEXT = 2**29  # bytes that CUDA and its libraries take of a device's memory; not measured
-# Bytes of the largest batch are FIXED and some times those of the widest point of a layer. Fitted
+# The largest batch takes FIXED bytes and some times the bytes of a layer's widest point. Fitted
 # to what Qwen3-0.6B, Llama-3.1-8B and Qwen3-30B-A3B take in batches of 16,384 tokens on a simulated
 # device (`make check-graphs`): 0.86, 3.02 and 1.76 GB. No card has told yet.
 FIXED, DENSE, OF_EXPERTS = 200_000_000, 1.38, 1.66
@@ -36,7 +36,7 @@ class MemoryPlan:
     """The parts of a device's memory, in bytes.
 
     Args:
-        architecture: of the model, of which the device may hold a rank's part.
+        architecture: of the model; the device may hold a rank's part of it.
         dtype: of weights, keys and values.
         precision: of linear layers; assumes a device that computes in eight bits.
         max_tokens: of one batch.
@@ -64,7 +64,7 @@ class MemoryPlan:
 
     @property
     def num_pages(self) -> int:
-        """KV pages, of which there may be too few."""
+        """KV pages that fit, which may be too few."""
         if self.pages.exact_bytes is not None:
             return self.pages.exact_bytes // self.pages.page_bytes
         rest = max(0, self.left - self.batch_bytes)

@@ -11,7 +11,7 @@ from gpuscore.models.files import read_object, shown
 
 DTYPES = ("bfloat16", "float16", "float32")
 
-# Largest accepted sizes, several times those of any existing model: a mistyped size is refused
+# Largest accepted sizes, several times the sizes of any existing model: a mistyped size is refused
 # before anything of that size is allocated. Ids and positions are 32 bit integers.
 MOST_OTHERS = 2**31 - 1
 MOST = {
@@ -67,7 +67,7 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Everything in which supported decoders differ."""
+    """All properties in which supported decoders differ."""
 
     architecture: str
     vocab_size: int

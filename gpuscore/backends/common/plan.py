@@ -50,7 +50,7 @@ class PagePlan:
 
         Args:
             free: bytes that are left beside the weights.
-            batch: bytes of those that the largest batch takes.
+            batch: bytes that the largest batch takes of `free`.
 
         Raises:
             ConfigError: the pages cannot hold one prompt of full length, or `exact_bytes` do not
@@ -96,7 +96,7 @@ def measure(memory: Memory, *parts: Run, spare: int | None = None) -> MeasuredMe
     Args:
         memory: of the device.
         parts: run the largest batches.
-        spare: the most of it that counts as free.
+        spare: the most bytes of it that count as free.
     """
     memory.trim()
     free = memory.free() if spare is None else min(spare, memory.free())
@@ -147,7 +147,7 @@ ITEM_SIZE = {"bfloat16": 2, "float16": 2, "float32": 4}  # bytes
 def choose_dtype(
     config: DecoderConfig, wanted: str, device: str, computes: Callable[[str], bool]
 ) -> str:
-    """Return the name of the dtype; raises ConfigError for one in which the model overflows.
+    """Return the dtype's name; raises ConfigError for a dtype in which the model overflows.
 
     Args:
         config: the model.

@@ -1,6 +1,7 @@
-"""Eight-bit linear layers: what a checkpoint says of its own, and what is computed.
+"""Eight-bit linear layers: a checkpoint's own formats, and the choice of what is computed.
 
-`read_storage` reads `quantization_config` and refuses, by name, what is not computed as its makers
+`read_storage` reads `quantization_config` and refuses, by name, every format that would not be
+computed as the checkpoint's makers
 meant. The files tell which layers are quantised: their weights have a scale beside them.
 """
 
@@ -101,7 +102,7 @@ def choose_precision(wanted: str, storage: Storage | None, why_not: WhyNot) -> P
         why_not: of the backend.
 
     Raises:
-        ConfigError: the checkpoint or the backend has something else.
+        ConfigError: the checkpoint or the backend has another precision.
     """
     if storage is None:
         return _of_plain(wanted, why_not)

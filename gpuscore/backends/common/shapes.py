@@ -70,7 +70,7 @@ def count_weight_bytes(config: DecoderConfig, itemsize: int, precision: Precisio
 
 
 def count_kept_bytes(config: DecoderConfig, itemsize: int, parts: Collection[str]) -> int:
-    """Bytes that linear layers take in 16 bits beside what `count_weight_bytes` says for INT8."""
+    """Bytes that linear layers in 16 bits take in addition to `count_weight_bytes` for INT8."""
     shapes = weight_shapes(config)
     kept = [shapes[part] for part, _ in _in_layers(config) if part in parts]
     return sum(rows * (columns * (itemsize - 1) - SCALE_BYTES) for rows, columns in kept)

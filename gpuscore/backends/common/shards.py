@@ -68,11 +68,11 @@ class Shard:
         )
 
     def cut(self, part: str, model: DecoderConfig, rows: int) -> Cut | None:
-        """Return what this rank reads of a part of the whole model; None = all of it.
+        """Return the slices of a part of the whole model that this rank reads; None = all of it.
 
         Args:
             part: named as in the weight tables.
-            model: the whole one.
+            model: the whole model.
             rows: of the part.
         """
         if self.ranks == 1:
@@ -118,7 +118,7 @@ ALL = Shard()  # the whole model
 
 
 def settings_of_a_rank(config: ModelConfig, device: str) -> ModelConfig:
-    """Return the settings with a rank's part of the sizes, which are those of a device.
+    """Return the settings with a rank's part of the sizes, which are given for a whole device.
 
     On a GPU each rank has a device of its own; a CPU is shared.
     """

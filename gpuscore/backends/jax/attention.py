@@ -47,10 +47,10 @@ class Attention:
 
 
 class Attend(Protocol):
-    """Attention of the chosen rows of a batch; queries and outputs have a form of its own."""
+    """Attention of chosen rows of a batch; the form of q and outputs is its own."""
 
     def form(self, heads: Heads, q: Array) -> Array:
-        """Return queries [M, H, D] in that form, [M, columns]."""
+        """Return queries [M, H, D] in the form of this attention, [M, columns]."""
 
     def plain(self, heads: Heads, out: Array) -> Array:
         """Return outputs of that form, [M, columns], as [M, H * D]."""

@@ -156,7 +156,7 @@ class JaxBackend:
     def _labels(
         self, programs: Programs, scored: ScoredRows, batch: PackedBatch
     ) -> Iterator[Array]:
-        """Yield label logits: those of the batch's program, then those that had no room there."""
+        """Yield label logits: first from the batch's program, then those without room there."""
         if len(batch.label_token_ids):
             yield scored.labels
         done, most = programs.sizes.labels, programs.max_labels
@@ -224,8 +224,8 @@ class JaxBackend:
     def _count_pages(self) -> int:
         """Return the number of KV pages that fit beside the largest program; XLA tells its size.
 
-        The program has to know the number before. So its size is what an earlier start kept, or an
-        estimate; only if that is far off, it is compiled again.
+        The program has to know the number before. So its size comes from an earlier start, or is
+        estimated; it is compiled again only if the estimate is far off.
         """
         plan, largest = self.plan, self._sizes[-1]
         free = plan.free_memory()

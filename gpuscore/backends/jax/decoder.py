@@ -53,7 +53,7 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Float32Array:
 
 
 def _llama3_scaled(frequencies: Float32Array, rope: Llama3Rope) -> Float32Array:
-    """Scale as Llama 3.1: low frequencies are divided by `factor`, high ones kept, with a ramp."""
+    """Scale as Llama 3.1: divide low frequencies by `factor`, keep high ones, with a ramp."""
     turns = rope.original_max_position_embeddings / (np.float32(2 * math.pi) / frequencies)
     ramp = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     ramp = ramp.clip(0, 1)

@@ -56,7 +56,7 @@ class Heads:
     def spread(self, q: Array) -> Array:
         """Put each query head where its keys stand in their span, zeros beside it.
 
-        So a product over a whole span of keys scores one head. [M, H, D] -> [M, H * span].
+        Then a product over a whole span of keys scores a single head. [M, H, D] -> [M, H * span].
         """
         rows = len(q)
         if self.together == 1:
@@ -66,7 +66,7 @@ class Heads:
         return placed.reshape(rows, -1)
 
     def gathered(self, out: Array) -> Array:
-        """Undo `spread`, and drop what belongs to other heads: [M, H * span] -> [M, H * D]."""
+        """Undo `spread`, and drop the columns of other heads: [M, H * span] -> [M, H * D]."""
         rows = len(out)
         if self.together == 1:
             return out.reshape(rows, self.query, self.span)[..., : self.dim].reshape(rows, -1)

@@ -25,7 +25,7 @@ from gpuscore.backends.jax.heads import Heads
 from gpuscore.backends.jax.layout import Tables, Tiles
 
 ON_CHIP = 64 * 2**20  # bytes of a chip's vector memory that a program may take, of 128 MiB
-FIELDS = 8  # numbers of each row, of which three are used; a multiple of 8 can be transposed
+FIELDS = 8  # numbers of each row, three of them used; a multiple of 8 can be transposed
 # Blocks of keys that a tile reads in 2,000 + 500 x 20; XLA is told the work of such a batch.
 USUAL_BLOCKS = 10
 
@@ -106,7 +106,7 @@ class PallasAttend:
 
 
 def cost(heads: Heads, tokens: int, rows: int, keys: int, itemsize: int) -> pl.CostEstimate:
-    """Estimate the work for a bucket of `tokens` rows, each of which reads `USUAL_BLOCKS`."""
+    """Estimate the work for a bucket of `tokens` rows that read `USUAL_BLOCKS` each."""
     blocks = min(USUAL_BLOCKS, tokens // keys)
     scores = tokens * blocks * keys * heads.query
     moved = tokens // rows * blocks * keys * 2 * heads.width + 2 * tokens * heads.query * heads.span

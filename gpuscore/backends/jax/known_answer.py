@@ -17,7 +17,7 @@ from gpuscore.backends.jax.layout import ProgramSizes, divided
 from gpuscore.backends.jax.padding import padded
 from gpuscore.errors import ConfigError
 
-LAYER, LAYERS = 1, 2  # the one that is written and read, of so many
+LAYER, LAYERS = 1, 2  # number of the layer that is written and read, and count of layers
 TOKENS = 128  # rows of the batch at most
 
 
@@ -82,7 +82,7 @@ def _run(
     k: Array,
     v: Array,
 ) -> tuple[Array, Array, Array]:
-    """Return outputs of all rows and of scored rows, and what the layer's pages hold then."""
+    """Return outputs of all rows and of scored rows, and the layer's pages afterwards."""
     heads, tables, layer = attention.heads, divided(buffer, sizes), jnp.int32(LAYER)
     kv = jnp.pad(heads.joined(k, v), ((attention.front,) * 2, (0, 0)))
     pool = store(attention, tables, pool, layer, kv)

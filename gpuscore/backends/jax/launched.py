@@ -55,7 +55,7 @@ class Launched:
 
 
 def joined(parts: Sequence[RowScores]) -> RowScores:
-    """Return the results of a batch from those of its parts, which have the same fields."""
+    """Join the results of a batch's parts, which have the same fields."""
     if len(parts) == 1:
         return parts[0]
     columns = ((part.lse, part.top_ids, part.top_logits) for part in parts)
@@ -78,7 +78,7 @@ def split(batch: PackedBatch, entries: Int32Array, room: int) -> Iterator[Packed
 
     Each holds whole trees, in their order.
 
-    Rows of one tree see no rows of another, so every row keeps what it sees.
+    Rows of one tree see no rows of another tree, so every row still sees the same rows.
 
     Args:
         batch: to divide.

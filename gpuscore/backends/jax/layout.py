@@ -43,7 +43,7 @@ class ProgramSizes:
 
     @property
     def requests(self) -> int:
-        """Requests with a prefix, each of which has at least a block of pages."""
+        """Most requests with a prefix; each takes at least a block of pages."""
         return min(self.tokens, self.pages // self.tiling.prefix_pages)
 
     @property
@@ -53,7 +53,7 @@ class ProgramSizes:
 
 
 class Numbers(NamedTuple):
-    """Numbers of what a batch has; each [1]."""
+    """Counts of a batch; each [1]."""
 
     rows: Ints
     scored: Ints  # rows
@@ -113,7 +113,7 @@ class Tables(NamedTuple):
 class Trips:
     """Iterations of a program's loops for one batch, in each layer.
 
-    The last layer has those of all rows for keys and values, and those of scored rows for the rest.
+    The last layer iterates over all rows for keys and values, and over scored rows for the rest.
     """
 
     products: tuple[int, ...]  # tiles of all rows, by `TileSizes.product_rows`
@@ -140,13 +140,13 @@ def buckets(max_tokens: int, rows: int) -> tuple[int, ...]:
 
 
 def page_entries(lengths: np.ndarray, tiling: TileSizes, page_size: int) -> Int32Array:
-    """Entries that prefixes of these lengths take in `Tables.pages`, which has whole blocks."""
+    """Number of entries of `Tables.pages` for prefixes of these lengths, in whole blocks."""
     blocks = -(-lengths // (tiling.prefix_pages * page_size))
     return (blocks * tiling.prefix_pages).astype(np.int32)
 
 
 def divided(buffer: Ints, sizes: ProgramSizes) -> Tables:
-    """Divide the one array of a batch into its tables: views in NumPy, slices in a program."""
+    """Divide a batch's single array into its tables: views in NumPy, slices in a program."""
     start = 0
 
     def take(length: Any) -> Any:

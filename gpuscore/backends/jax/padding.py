@@ -19,7 +19,7 @@ from gpuscore.types.batch import Int32Array, PackedBatch
 def padded(batch: PackedBatch, sizes: ProgramSizes, page_size: int, wanted: int) -> Int32Array:
     """Return the array of a batch, for a program of these sizes, which must be large enough.
 
-    `divided` gives its tables. Labels that have no room are left out, those of last rows first.
+    `divided` gives its tables. Labels that have no room are left out, the last rows' labels first.
     """
     buffer = np.zeros(buffer_length(sizes), np.int32)
     tables, room = divided(buffer, sizes), sizes.labels

@@ -76,7 +76,7 @@ class JaxPlan:
     identity: str  # see BackendLimits
     precision: Precision = "full"  # of linear layers
     framework: Literal["jax"] = "jax"
-    settings: ModelConfig = field(default_factory=ModelConfig)  # of which the plan was made
+    settings: ModelConfig = field(default_factory=ModelConfig)  # the plan was made from these
 
     @property
     def device_name(self) -> str:
@@ -120,15 +120,15 @@ class JaxPlan:
         """Return the number of KV pages.
 
         A number that free memory determines is rounded, since it is part of every program, and
-        `--compile-cache` finds none of another number.
+        `--compile-cache` finds no program that was compiled for another number.
 
         Args:
             free: bytes beside the weights.
-            batch: bytes of those that the largest program takes.
+            batch: bytes that the largest program takes of `free`.
             estimated: `batch` is a guess, which refuses no model.
 
         Raises:
-            ConfigError: too few fit.
+            ConfigError: too few pages fit.
         """
         pages = self.pages
         if estimated and pages.needed * pages.page_bytes > (free - batch) * pages.fraction:
@@ -140,7 +140,7 @@ class JaxPlan:
         return max(count // step * step, pages.needed)
 
     def estimated_bytes(self, sizes: ProgramSizes) -> int:
-        """Return about the bytes, rather more, that a program takes beside weights and pool."""
+        """Estimate, rather too high, the bytes that a program takes beside weights and pool."""
         config, heads, tokens = self.architecture.config, self.heads, sizes.tokens
         rows = sizes.tiling.product_rows[0]
         widest = 2 * config.intermediate_size + (config.num_heads + 2 * heads.kv) * heads.dim

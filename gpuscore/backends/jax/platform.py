@@ -53,7 +53,7 @@ def find_device(wanted: str, limited: bool = False) -> jax.Device:
 
 
 def leave_torch_its_memory() -> None:
-    """Let JAX take a part of what is free if torch of this process uses the GPU already.
+    """Let JAX take a part of the free memory if torch in this process uses the GPU already.
 
     A value of the user stays, and so does JAX's choice once it has begun to use the GPU.
     """

@@ -46,7 +46,7 @@ def _widened(product: "partial[Array]", left: Array, right: Array) -> Array:
 
 
 class Quantized(NamedTuple):
-    """A weight in int8 with a scale per row; or those of all layers, one dimension in front."""
+    """A weight in int8 with a scale per row; or all layers' weights, with a dimension in front."""
 
     weight: Array  # [B, A]
     scale: Array  # [B], float32
@@ -97,8 +97,8 @@ def _in_eight_bits(x: Array, weight: Quantized) -> Array:
 def _divided(x: Array, by: Array) -> Array:
     """Divide, rounding once.
 
-    XLA turns a division by a number that is broadcast into a product with its reciprocal, and
-    numbers half way between two integers would be rounded to the other one than by torch.
+    XLA turns a division by a broadcast number into a product with its reciprocal. Then numbers half
+    way between two integers would be rounded to another integer than torch rounds them to.
     """
     return x / lax.optimization_barrier(jnp.broadcast_to(by, x.shape))
 

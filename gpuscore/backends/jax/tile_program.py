@@ -1,4 +1,4 @@
-"""The body of the Pallas kernel (`kernel`): what it computes for one tile of query rows."""
+"""The body of the Pallas kernel (`kernel`), which computes one tile of query rows."""
 
 import math
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ Place: TypeAlias = tuple[Array, Array, Array]
 
 
 class Refs(NamedTuple):
-    """Arguments of the kernel; those up to `pages` are numbers that are there before it begins."""
+    """Arguments of the kernel; the numbers up to `pages` are prefetched before it begins."""
 
     numbers: Any  # layer, window, number of rows
     own_start: Any  # see `layout.Bounds`

@@ -54,8 +54,8 @@ def load_weights(
     Args:
         directory, architecture: of the model.
         dtype, device: of the weights.
-        precision: "full"; "int8", in which weights of a plain checkpoint are quantised here; or
-            "w8a16", with which those of a quantised one are converted to `dtype`.
+        precision: "full"; "int8": weights of a plain checkpoint are quantised here; or "w8a16":
+            weights of a quantised checkpoint are converted to `dtype`.
         progress: called after each tensor.
         recipe: of a plain checkpoint in int8; None = no product stays in 16 bits.
 
@@ -69,7 +69,7 @@ def load_weights(
 
 
 def weight_shapes_of(architecture: Architecture, dtype: str, precision: Precision) -> Weights:
-    """Return what `load_weights` would, as shapes; nothing is read."""
+    """Return the shapes of the result of `load_weights`; no tensor is read."""
     config, shapes = architecture.config, weight_shapes(architecture.config)
     names = architecture.layer_weights[0]
 
@@ -231,7 +231,7 @@ logger = logging.getLogger(__name__)
 
 
 class KeptBytes:
-    """The memory of one compiled program, in a file beside it: a start then knows it before.
+    """The memory of one compiled program, in a file beside it, for the next start's plan.
 
     Args:
         directory: of `--compile-cache`; None = nothing is kept.

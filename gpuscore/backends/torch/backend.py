@@ -59,15 +59,15 @@ class TorchBackend:
 
     Args:
         plan: what to load.
-        memory: measures the device's memory; None = that of the plan's device.
+        memory: measures the memory; None = measure the plan's device.
         progress: called while weights are read.
-        group: the ranks that share the model, of which this is one. They make the same calls in the
-            same order.
+        group: the ranks that share the model, this process among them. They make the same calls in
+            the same order.
         recipe: of a plain checkpoint in eight bits; None = no product stays in 16 bits.
 
     Raises:
         ConfigError: the checkpoint is damaged or leaves too little memory, or an attention backend
-            or kernel computes something else than its reference.
+            or kernel does not agree with its reference.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class TorchBackend:
             self.tiling,
             plan.pdl,
         )
-        if plan.attention != "torch":  # torch's is the one that the others are compared with
+        if plan.attention != "torch":  # the others are compared with torch's attention
             check_known_answer(
                 plan.attention,
                 self._attention,
@@ -284,9 +284,9 @@ class TorchBackend:
     def _graph_bytes(self, layers: int) -> int:
         """Return the bytes that CUDA takes for the executables of all graphs, at most.
 
-        Those of the shortened model, of so many layers, are captured to measure it, but for the
-        largest, which is there. What a graph takes grows with its kernels, and beside layers of one
-        kind it has the same ones.
+        The graphs of the shortened model, with `layers` layers, are captured to measure them,
+        except the largest graph, which exists already. A graph's executable grows with its number
+        of kernels: some for each layer, and some that do not depend on the number of layers.
         """
         if not self.plan.graph_tokens or self.device.type != "cuda":
             return 0

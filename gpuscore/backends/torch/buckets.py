@@ -64,7 +64,7 @@ def _tokens(most: int) -> list[int]:
 
 
 def _next(size: int) -> int:
-    """The following number of tokens, without regard to the largest batch."""
+    """The next larger number of tokens that has a bucket, whatever the largest batch is."""
     if size >= FINE_FROM:
         # A batch that has just outgrown `size` has the most padding.
         most = 100 * (size + 1) // (100 - _most_padding(size))

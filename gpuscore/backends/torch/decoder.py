@@ -76,7 +76,7 @@ class Decoder:
         config, weights: of the model.
         compiler: makes element-wise functions fast.
         by_rows: applies a stage to all rows at once, or tile by tile.
-        own: implementation of what has a kernel of ours and is more than a function of rows:
+        own: implementation of the parts that have a kernel of ours and do not compute row by row:
             everything between the QKV product and attention, and mixtures of experts.
         pdl: kernels begin before the kernel before has ended, where they take that as an argument.
         lookup: reads embeddings.
@@ -318,7 +318,7 @@ def shortened(
     """Return the same model with one layer of each kind, and the last layer.
 
     Layers run one after the other, so a batch takes as much memory as with all layers, but much
-    less time. The same holds for tiles of the label head, of which a CPU gets the first ones.
+    less time. The same holds for tiles of the label head, so a CPU gets the first tiles only.
     """
     mixture = config.mixture
     kinds: dict[object, int] = {}

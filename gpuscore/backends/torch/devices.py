@@ -85,7 +85,7 @@ def sum_in_float32() -> None:
 
 
 def memory_of(device: torch.device, ranks: int = 1) -> Memory:
-    """Return the memory of a rank; ranks share that of a CPU, and have GPUs of their own."""
+    """Return the memory of a rank; ranks share a CPU's memory, and have GPUs of their own."""
     if device.type == "cuda":
         return DeviceMemory(device)
     return HostMemory() if ranks == 1 else MemoryShare(HostMemory(), ranks)

@@ -38,7 +38,7 @@ from gpuscore_kernels.extend_attention import TileTable, list_words
 from gpuscore_kernels.label_head import label_logits, vocab_statistics
 from gpuscore_kernels.launch import next_power_of_two
 
-# The most words of a batch that runs as a graph, without those of the label head, which is not part
+# The most words of a batch that runs as a graph, without words of the label head, which is not part
 # of the graph.
 GRAPH_WORDS = 2**20
 IN_FLIGHT = 2  # batches: one runs, the next is uploaded
@@ -77,7 +77,7 @@ class GraphLauncher:
     Args:
         pool: keys and values.
         launched: computes single launches.
-        captured: computes what becomes a graph, from the same tables.
+        captured: computes the launches that become a graph, from the same tables.
         queue: of the device.
         graph_tokens: batches of up to this many tokens run as graphs; 0 = none.
     """
@@ -120,7 +120,8 @@ class GraphLauncher:
     def capture(self) -> int:
         """Capture all graphs, the largest first, because the others can reuse its memory.
 
-        None is captured twice: the first would be destroyed while others live (`Queue.capture`).
+        No graph is captured twice: its first capture would be destroyed while other graphs live
+        (`Queue.capture`).
         """
         missing = [bucket for bucket in reversed(self.buckets) if bucket not in self._graphs]
         for bucket in missing:

@@ -43,7 +43,7 @@ class RankGroup:
     Args:
         shard: the rank's place.
         device: of its tensors.
-        path: of a file, which does not exist yet, by which the ranks find each other.
+        path: a file that does not exist yet, through which the ranks find each other.
         meet: called before the group connects; returns when every rank is about to connect.
     """
 
@@ -76,7 +76,7 @@ class RankGroup:
         return x
 
     def of_first(self, x: Tensor) -> Tensor:
-        """Return x of rank 0; that of the others is overwritten."""
+        """Return x of rank 0 on every rank; the other ranks' x is overwritten."""
         return self.sum(x if self.shard.rank == 0 else x.zero_())
 
     def gather(self, x: Tensor) -> list[Tensor]:
@@ -87,7 +87,7 @@ class RankGroup:
         return found
 
     def least(self, number: int) -> int:
-        """Return the least number of all ranks."""
+        """Return the smallest of all ranks' numbers."""
         return min(int(one) for one in self.gather(torch.tensor([number], device=self._device)))
 
     def abort(self) -> None:

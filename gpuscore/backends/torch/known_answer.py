@@ -95,10 +95,10 @@ def filled_batch(tokens: int, scored: int, vocab: int, page_size: int) -> Packed
 
 
 def check_replay(tokens: int, replayed: Tensor, launched: Tensor) -> None:
-    """Raise ConfigError if a CUDA graph computed something else than the launches it repeats.
+    """Raise ConfigError if a CUDA graph computed other numbers than the launches it repeats.
 
     Args:
-        tokens: that the graph holds, for the error.
+        tokens: number that the graph holds, for the error.
         replayed, launched: hidden states of the same rows, [M, hidden].
     """
     # What overflows in a number format, with random tokens, is a zero on both sides.

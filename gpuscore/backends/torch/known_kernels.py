@@ -147,9 +147,9 @@ def _mixture_calls(model: DecoderConfig, weights: DecoderWeights) -> Iterator[tu
 
 
 def _without_ties(rows: int, experts: int, generator: torch.Generator) -> Tensor:
-    """Return logits [rows, experts] of which the 256 largest of each row differ in every dtype.
+    """Return logits [rows, experts]; the 256 largest of each row differ in every dtype.
 
-    Of equally probable experts an implementation may choose any.
+    Among equally probable experts an implementation may choose any.
     """
     ranks = torch.rand(rows, experts, generator=generator).argsort(dim=1)
     return (ranks - experts) / 16
@@ -158,9 +158,9 @@ def _without_ties(rows: int, experts: int, generator: torch.Generator) -> Tensor
 def _eight_bit_calls(
     model: DecoderConfig, weights: DecoderWeights, pdl: bool
 ) -> Iterator[tuple[str, Run]]:
-    """Yield the same for the first layer's output projection, if it is in eight bits.
+    """Yield kernels and functions, as above, for the first output projection in eight bits.
 
-    Few rows and many have tiles of their own, except in Triton's interpreter.
+    Few rows and many rows have different tiles, except in Triton's interpreter.
     """
     layer = weights.layers[0]
     linear = rows_of(layer.o, 0, OUTPUTS) if isinstance(layer.o, QuantizedLinear) else layer.o
@@ -181,7 +181,7 @@ def _eight_bit_calls(
 def _row_calls(
     model: DecoderConfig, linear: QuantizedLinear, x: Tensor, pdl: bool
 ) -> Iterator[tuple[str, Run]]:
-    """Yield the same for what makes the rows of products in eight bits."""
+    """Yield kernels and functions, as above, that make the rows of products in eight bits."""
     gate_up, weight = torch.cat((x, x.flip(1)), dim=1), x[0]
     eps, one_plus = model.rms_norm_eps, model.one_plus_norms
 

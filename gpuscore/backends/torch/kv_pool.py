@@ -26,7 +26,7 @@ def rows_at(indices: np.ndarray, device: torch.device) -> Rows:
 
 
 def run_of(indices: np.ndarray) -> slice | None:
-    """Return the slice of consecutive indices [n]; None if there are none, or they are not."""
+    """Return indices [n] as a slice; None if they are empty or not consecutive."""
     if len(indices) == 0 or (np.diff(indices) != 1).any():
         return None
     return slice(int(indices[0]), int(indices[-1]) + 1)
@@ -68,7 +68,7 @@ class KVPool:
                 side.index_copy_(1, slots, values.transpose(0, 1))
 
     def read(self, layer: int, slots: Rows) -> tuple[Tensor, Tensor]:
-        """Return k and v [Hkv, n, D] of slots [n]; those of a slice are the pool's own memory."""
+        """Return k and v [Hkv, n, D] of slots [n]; for a slice, they share the pool's memory."""
         k, v = self.layers[layer]
         if isinstance(slots, slice):
             return k[:, slots], v[:, slots]

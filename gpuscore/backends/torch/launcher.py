@@ -27,7 +27,7 @@ from gpuscore_kernels.label_head import (
 
 
 class Head(Protocol):
-    """Computes logits of labels, and statistics over the vocabulary, of hidden states [N, E]."""
+    """Computes labels' logits and statistics over the vocabulary from hidden states [N, E]."""
 
     def logits(self, hidden: Tensor, weight: Tensor, rows: Tensor, label_ids: Tensor) -> Tensor:
         """Return the logit of token `label_ids[i]` in row `rows[i]`, [L]."""
@@ -82,8 +82,8 @@ class Launcher(Protocol):
     def is_quick(self, batch: PackedBatch) -> bool:
         """True if `launch` takes about a millisecond, because the batch has a graph.
 
-        A batch without one is launched by the thread that was measured at start, whose cuBLAS
-        workspace is there.
+        A batch without a graph is launched by the thread that was measured at start, because that
+        thread has a cuBLAS workspace already.
         """
 
     def capture(self) -> int:
@@ -93,7 +93,7 @@ class Launcher(Protocol):
             How many were captured.
 
         Raises:
-            ConfigError: a graph computes something else than single launches do.
+            ConfigError: a graph computes other numbers than single launches do.
         """
 
     def capture_largest(self) -> None:
@@ -185,8 +185,8 @@ def row_scores(
     Args:
         batch: the batch that was run.
         logits: [L]; these and other arrays are kept if they are float32.
-        statistics: arrays over the wanted rows: none, or lse, or lse, top_ids and top_logits, the
-            latter [rows, num_top] or flat.
+        statistics: arrays over the wanted rows: no array; lse; or lse, top_ids and top_logits,
+            where top_ids and top_logits are [rows, num_top] or flat.
     """
     logits = logits.astype(np.float32, copy=False)
     if not statistics:
@@ -211,9 +211,9 @@ def _without_none(values: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
 class ShardedVocabulary:
     """This rank's tokens of the embedding and the head, of a vocabulary that the ranks divide.
 
-    No row of logits over the vocabulary leaves a rank: of each scored row the ranks exchange its
-    log-sum-exp and the most probable tokens, and add up the logits of labels, which one of them
-    has.
+    No row of logits over the vocabulary leaves a rank: for each scored row the ranks exchange the
+    log-sum-exp and the most probable tokens, and add up the logits of labels, each known to one
+    rank.
 
     Args:
         group: the ranks.
@@ -226,7 +226,7 @@ class ShardedVocabulary:
         self._first = group.shard.share(tokens).start
 
     def embedding(self, token_ids: Tensor, table: Tensor) -> Tensor:
-        """Return the embeddings [T, E] of tokens [T]; `table` [v, E] has those of this rank."""
+        """Return the embeddings [T, E] of tokens [T]; `table` [v, E] is this rank's part."""
         own, there = _own(token_ids, self._first, len(table))
         rows = functional.embedding(own, table)
         return self._group.sum(rows.masked_fill(~there[:, None], 0))
@@ -251,7 +251,7 @@ class ShardedVocabulary:
 
 
 def _own(ids: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
-    """Return the places of ids among `count` from `first` on, 0 for others, and which are there."""
+    """Return places of ids in [first, first + count), 0 for others, and a mask of the ids in it."""
     places = ids - first
     there = (places >= 0) & (places < count)
     return places.where(there, 0), there

@@ -71,7 +71,7 @@ def mark_flaws(k: Tensor, v: Tensor) -> None:
     """Make heads of k and v [T, Hkv, D] that are not finite 0 and NaN, which every row that sees
     them gets.
 
-    torch's operator on a CPU takes a row for one without keys if all its scores are NaN.
+    torch's operator on a CPU takes a row whose scores are all NaN for a row without keys.
     """
     if not (k.sum(dtype=torch.float32) + v.sum(dtype=torch.float32)).isfinite():
         flawed = ~(k.isfinite() & v.isfinite()).all(-1, keepdim=True)
@@ -91,7 +91,7 @@ def inverse_frequencies(rope: Rope, head_dim: int, device: torch.device) -> Tens
 
 
 def _llama3_scaled(frequencies: Tensor, rope: Llama3Rope) -> Tensor:
-    """Scale as Llama 3.1: low frequencies are divided by `factor`, high ones kept, with a ramp."""
+    """Scale as Llama 3.1: divide low frequencies by `factor`, keep high ones, with a ramp."""
     wavelength = 2 * math.pi / frequencies
     turns = rope.original_max_position_embeddings / wavelength
     ramp = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)

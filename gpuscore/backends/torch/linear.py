@@ -1,8 +1,8 @@
 """Linear layers: weights in the model's dtype or in eight bits, and their products with rows.
 
-In eight bits, a row is quantised with a scale of its own, so its result does not depend on what
-else is in a batch. On a CPU, oneDNN multiplies the integers; `gpuscore_kernels.quantized` says what
-has to come out, and computes it elsewhere.
+In eight bits, a row is quantised with a scale of its own, so its result does not depend on other
+rows in a batch. On a CPU, oneDNN multiplies the integers; `gpuscore_kernels.quantized` defines the
+result, and computes it on other devices.
 """
 
 from collections.abc import Callable, Sequence
@@ -197,7 +197,7 @@ class Products:
 def rows_of(linear: Linear, start: int, stop: int | None = None) -> Linear:
     """Return the layer that computes columns `start` to `stop` of a layer's result.
 
-    Packed weights cannot be cut: their layer has to consist of parts that end there.
+    Packed weights cannot be cut: their layer has to consist of parts that end at the cut.
     """
     match linear:
         case DenseLinear() | QuantizedLinear():
@@ -273,7 +273,7 @@ def scaled(y: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) ->
 
 
 def _scaled_in_place(y: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the same for float32, which needs no second tensor."""
+    """Return the product times scales plus bias in float32, in place, without a second tensor."""
     y *= scale[:, None]
     return y if bias is None else y.add_(bias)
 
@@ -281,7 +281,7 @@ def _scaled_in_place(y: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
 def _onednn(q: Tensor, linear: PackedLinear) -> Tensor:
     """Return q w' [T, O] times the scales of w's rows, in float32; sums are exact integers.
 
-    The operator takes one scale for all of q, so those of its rows are multiplied afterwards.
+    The operator takes one scale for all of q, so the scales of q's rows are multiplied afterwards.
     """
     product: Tensor = torch.ops.onednn.qlinear_pointwise(
         q,

@@ -57,8 +57,8 @@ def load_weights(
     Args:
         directory, architecture: of the model.
         dtype, device: of the weights.
-        precision: of linear layers. Weights of a plain checkpoint are quantised here; those of a
-            quantised one are converted to `dtype` with "w8a16".
+        precision: of linear layers. Weights of a plain checkpoint are quantised here; weights of a
+            quantised checkpoint are converted to `dtype` with "w8a16".
         progress: called after each tensor.
         group: the ranks that share the model.
         recipe: of a plain checkpoint in eight bits; None = no product stays in 16 bits.
@@ -96,7 +96,7 @@ class Checkpoint:
         self.kept, self._rotated = kept, is_rotated(architecture, precision, kept)
 
     def read(self) -> DecoderWeights:
-        """Read all weights, and refuse a checkpoint that has others."""
+        """Read all weights, and refuse a checkpoint that has further weights."""
         embed, norm, head = self.beside_layers()
         layers = tuple(map(self.layer, range(self.architecture.config.num_layers)))
         tied = self.architecture.config.tie_word_embeddings
@@ -162,7 +162,7 @@ class Checkpoint:
     def _qkv(self, index: int) -> Linear:
         """Return the layer's projections; in the last, queries stand apart from keys and values.
 
-        Its queries are computed for scored rows only, and packed weights cannot be cut.
+        The last layer computes queries for scored rows only, and packed weights cannot be cut.
         """
         last = index == self.architecture.config.num_layers - 1
         if not last or self.precision not in EIGHT_BITS:

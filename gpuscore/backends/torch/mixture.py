@@ -21,7 +21,7 @@ class MixtureWeights:
     router: Tensor  # [experts, E]
     gate_up: Tensor  # [experts, 2 I, E]
     down: Tensor  # [experts, E, I]
-    group: RankGroup | None = None  # of which each rank has some inner columns of every expert
+    group: RankGroup | None = None  # each rank has some inner columns of every expert
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ class TorchPlan:
     framework: Literal["torch"] = "torch"
     pdl: bool = False  # our kernels begin before the kernel before has ended
     shard: Shard = ALL  # of the model that this process holds
-    settings: ModelConfig = field(default_factory=ModelConfig)  # of which the plan was made
+    settings: ModelConfig = field(default_factory=ModelConfig)  # the plan was made from these
     dtype_reason: str = ""  # of "auto", if something was measured
 
     def __post_init__(self) -> None:
@@ -93,7 +93,7 @@ class TorchPlan:
 
     @property
     def part(self) -> DecoderConfig:
-        """The configuration of what this process holds of the model."""
+        """The configuration of the part of the model that this process holds."""
         return self.shard.part_of(self.architecture.config)
 
     @property
@@ -261,8 +261,8 @@ def _graph_tokens(
 def computes_natively(dtype: str) -> bool:
     """True if this CPU has instructions for matrix products in `dtype`.
 
-    oneDNN also supports what it emulates: bfloat16 on any x86 CPU with AVX-512, which takes over
-    twice the time of float32.
+    oneDNN also supports formats that it emulates: bfloat16 on any x86 CPU with AVX-512, which takes
+    over twice the time of float32.
     """
     features = torch.cpu.get_capabilities()
     if features.get("architecture") == "x86_64" and dtype in _INSTRUCTIONS:

@@ -1,6 +1,6 @@
 """Queues of work for a device: the streams of a CUDA device; a CPU does work at once.
 
-Only `wait` and the functions that `download` returns wait for the device, and `capture` at start.
+Only `wait`, the functions that `download` returns, and at start `capture` wait for the device.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ class Queue(Protocol):
     def capture(self, run: Callable[[], None]) -> Replay:
         """Return a function that repeats the work of `run`, on the same memory, in one launch.
 
-        `run` is called here, more than once on CUDA, and what it computed is left in place. Memory
+        `run` is called here, more than once on CUDA, and its results are left in place. Memory
         that it allocates may be reused by other captures. Captured work is dropped all at once, or
         not at all: on CUDA, graphs share cuBLAS' workspace of the stream on which torch captures,
         and torch frees it as soon as any one of them is destroyed (pytorch issue 193402).

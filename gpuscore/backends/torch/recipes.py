@@ -78,7 +78,7 @@ class _Pass:
         self.config = plan.architecture.config
         self.forms = FORMS if plan.precision == "int8" else FORMS[:1]
         read = partial(Checkpoint, files, plan.architecture)
-        # Of the stream in float32, and of those of the forms.
+        # First the checkpoint of the stream in float32, then one for each form's stream.
         self.checkpoints = [
             read(torch.float32, plan.device, "full"),
             *(read(plan.dtype, plan.device, plan.precision, kept=kept) for kept in self.forms),
@@ -126,7 +126,7 @@ class _Pass:
         )
 
     def _layer(self, index: int, parts: Sequence[_Part]) -> None:
-        """Take all streams through a layer, of which one form is in memory at a time."""
+        """Take all streams through a layer; one form of the layer is in memory at a time."""
         for number, checkpoint in enumerate(self.checkpoints):
             layer = checkpoint.layer(index)
             for part in parts:

@@ -32,7 +32,7 @@ def in_c(dtype: torch.dtype) -> Compiler:
         a function that returns the form in C of one of this module's row-wise functions.
 
     Raises:
-        ConfigError: they cannot be compiled, or one computes something else than its reference.
+        ConfigError: the functions cannot be compiled, or one does not agree with its reference.
     """
     try:
         functions = RowFunctions(build(cc(), dtype), dtype)
@@ -55,8 +55,8 @@ def in_c(dtype: torch.dtype) -> Compiler:
 def _filled_memory() -> Iterator[None]:
     """Let torch fill new tensors with NaN or the largest integer.
 
-    A number that a function does not write may otherwise be right by chance: in the memory of an
-    earlier computation of the same answer.
+    Without the filling, a number that a function does not write could be right by chance: the
+    memory may hold an earlier computation of the same answer.
     """
     before = torch.get_deterministic_debug_mode()
     torch.set_deterministic_debug_mode("warn")  # the other way to ask for it imports a compiler

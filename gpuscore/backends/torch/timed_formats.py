@@ -23,7 +23,7 @@ def time_products(
     threads: int | None,
     clock: Callable[[], float] = perf_counter,
 ) -> Seconds:
-    """Return the median seconds of a product in a format, and of the same one in float32.
+    """Return the median seconds of a product in a format, and of the same product in float32.
 
     The two take turns, so that another program slows down both.
 
@@ -31,7 +31,7 @@ def time_products(
         dtype: the format.
         width: of the rows.
         outputs: of the layer; of large ones a part is computed.
-        threads: that compute; None: as many as torch takes.
+        threads: number that compute; None: as many as torch takes.
         clock: returns seconds.
     """
     kept = torch.get_num_threads()

@@ -15,7 +15,7 @@ ResultT = TypeVar("ResultT")
 
 
 class Done(Generic[ResultT]):
-    """The result or the error of work that is done where this is made: a future without locks."""
+    """The result or the error of work done in the caller's thread: a future without locks."""
 
     def __init__(self, work: Callable[[], ResultT]) -> None:
         self._error: Exception | None = None
@@ -33,8 +33,8 @@ class Done(Generic[ResultT]):
 class WorkThread:
     """An executor's only thread, whose work a caller may do itself while the thread has none.
 
-    A change of thread and the way back take a tenth of a millisecond, which counts for work of one
-    millisecond. For other work the thread is there: its caller goes on meanwhile.
+    Changing threads and back takes a tenth of a millisecond, which counts for work of one
+    millisecond. Longer work goes to the thread, and its caller goes on meanwhile.
     """
 
     def __init__(self, executor: Executor) -> None:
@@ -108,7 +108,7 @@ def translated(run: Callable[[], ResultT], device: torch.device) -> ResultT:
 
 
 def _meaning(error: Exception, device: torch.device) -> Exception | None:
-    """Return what the engine is to get instead of `error`; None = that itself."""
+    """Return the error that the engine gets instead of `error`; None = `error` itself."""
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return OutOfMemory(text)

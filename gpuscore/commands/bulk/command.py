@@ -92,8 +92,8 @@ def batch(values: argparse.Namespace, settings: Settings) -> int:
 def _engines(
     values: argparse.Namespace, engine: EngineConfig
 ) -> Callable[[Path, ModelConfig, EngineConfig], AbstractContextManager[Started]]:
-    """Return what starts a job's engines; they end with the context that it returns. A run may
-    continue another one's job elsewhere.
+    """Return a function that starts a job's engines; they end with the context that it returns. A
+    run may continue the job of a run on another machine.
 
     Raises:
         ConfigError: options that do not fit together.
@@ -140,7 +140,7 @@ def _state_of(directory: Path) -> str:
 
 
 def _summary(outcome: WrittenState, options: BatchOptions, rows: int, seconds: float) -> str:
-    """Say what is where, and how many rows this run has taken in how many seconds."""
+    """Name the written files, and say how many rows this run has taken in how many seconds."""
     lines = [f"{_counted(outcome.scored, 'row')} in {options.output}"]
     if outcome.failed:
         lines.append(f"{outcome.failed} of them answered with an error")

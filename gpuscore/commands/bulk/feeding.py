@@ -119,7 +119,7 @@ class Feeder:
         return refused
 
     def _collect(self) -> None:
-        """Settle what is answered; wait for one answer, or a little if requests were refused."""
+        """Settle answered requests; wait for an answer, or shortly if requests were refused."""
         try:
             wait = bool(self._flying) or bool(self._again)
             self._take_answer(self._done.get(wait, PAUSE if self._again else None))
@@ -165,7 +165,7 @@ class Feeder:
         return False
 
     def _divide(self, unit: Unit, error: GpuscoreError) -> None:
-        """Send smaller requests instead of one that failed, or settle its row."""
+        """Send smaller requests in place of a failed request, or settle its only row."""
         for one in self._task.failed(unit, error):
             if isinstance(one, Unit):
                 self._again.append(one)

@@ -1,4 +1,4 @@
-"""The input files of a job: checks at its start, reading, and how a change of them is found.
+"""The input files of a job: checks at its start, reading, and detection of changed files.
 
 The bytes of a JSON line are written as they were read. Every column of CSV is text: nothing is
 guessed. Python's reader is used, not Arrow's: it goes on after a bad row and knows its line.
@@ -49,7 +49,7 @@ class LineBlock:
         return len(self.rows)
 
     def decoded(self) -> list[Decoded]:
-        """Return every row as an object, or the reason why it is none."""
+        """Return every row as an object, or the reason why it is not an object."""
         if self._decoded is None:
             rows = self.rows
             self._decoded = [_decode(row) if isinstance(row, bytes) else row for row in rows]
@@ -109,7 +109,7 @@ def read_header(path: Path) -> list[str]:
 
 
 def _blocks(path: Path, rows: Iterable[tuple[int, int, bytes | Decoded]]) -> Iterator[LineBlock]:
-    """Yield blocks of bounded size of rows, each of which comes with its line and its size."""
+    """Yield blocks of bounded size; `rows` are (line, size in bytes, row)."""
     block, size = LineBlock(path, 1), 0
     for place, length, row in rows:
         block.rows.append(row)
@@ -123,7 +123,7 @@ def _blocks(path: Path, rows: Iterable[tuple[int, int, bytes | Decoded]]) -> Ite
 
 
 def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines with their numbers; of one that is too long, MAX_LINE + 1 bytes."""
+    """Yield the lines with their numbers; a line that is too long is cut to MAX_LINE + 1 bytes."""
     number = 0
     with path.open("rb") as file:
         while line := file.readline(MAX_LINE + 1):
@@ -235,8 +235,8 @@ def find_inputs(options: BatchOptions) -> InputFiles:
     tables mark them so.
 
     Raises:
-        ConfigError: there are none, their formats are not supported or differ, or the output would
-            be one of them.
+        ConfigError: there are no files, their formats are not supported or differ, or the output
+            would overwrite a file of the input.
     """
     place = options.input
     if place.is_dir():
@@ -265,7 +265,7 @@ def _format_of(path: Path) -> str:
 
 
 def check_inputs(inputs: InputFiles, options: BatchOptions) -> None:
-    """Check what can be known without reading all rows.
+    """Make the checks that do not need to read all rows.
 
     Raises:
         ConfigError: a file lacks a column or has scores already, the files' columns differ, or
@@ -302,7 +302,7 @@ def table_schema(inputs: InputFiles, of_rows: bytes | None) -> Any:
 
 
 def read_blocks(inputs: InputFiles, options: BatchOptions, every_column: bool) -> Iterator[Block]:
-    """Yield all rows of all files; without `every_column` those that are scored may be enough."""
+    """Yield all rows of all files; without `every_column`, perhaps with the scored columns only."""
     for path in inputs.paths:
         if inputs.format == PARQUET:
             from gpuscore.commands.bulk.parquet import read_parquet
@@ -315,7 +315,7 @@ def read_blocks(inputs: InputFiles, options: BatchOptions, every_column: bool) -
 
 
 def _columns(path: Path, inputs: InputFiles, options: BatchOptions) -> Any:
-    """Return a table's columns, after a check of those that are needed."""
+    """Return a table's columns, after checking that the needed columns are there."""
     if inputs.format == CSV:
         header = read_header(path)
         options.check_columns(f"--input {path}", header)
@@ -329,7 +329,7 @@ def _columns(path: Path, inputs: InputFiles, options: BatchOptions) -> Any:
 
 
 def _check_first_rows(inputs: InputFiles, options: BatchOptions) -> None:
-    """Check the fields of the first rows of JSON lines, unless none of them is an object."""
+    """Check the fields of the first rows of JSON lines, if at least one row is an object."""
     blocks = (block for path in inputs.paths for block in read_json_lines(path))
     decoded = chain.from_iterable(block.decoded() for block in blocks)
     rows = list(islice(decoded, FIRST_ROWS))
@@ -350,9 +350,9 @@ def identify(inputs: InputFiles) -> dict[str, FileState]:
 
 
 def refuse_changed(inputs: InputFiles, known: dict[str, FileState], read_all: bool = False) -> None:
-    """Raise ConfigError if a file is not the one that `identify` saw.
+    """Raise ConfigError if a file has changed since `identify` saw it.
 
-    A file of the same size and time counts as the same. One with another time is read, and its
+    A file of the same size and time counts as unchanged. A file with another time is read, and its
     SHA-256 decides; with `read_all` every file is read.
     """
     names = [path.name for path in inputs.paths]

@@ -2,8 +2,8 @@
 
     read -> sort -> score -> write -> publish
 
-What each step leaves in the work folder is whole or counts as not there, so a run that is killed at
-any moment is continued by the next one.
+Every file that a step leaves in the work folder is whole or counts as missing, so a run that is
+killed at any moment is continued by the next run.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -60,9 +60,10 @@ class BatchJob:
     """A job.
 
     Attributes:
-        settings: all that a run which goes on must have in common with the first one, by name.
+        settings: by name, all settings that a continuing run must have in common with the first
+            run.
         names: the names by which requests may call the model.
-        prefix_cache: True if the engine keeps what prompts share.
+        prefix_cache: True if the engine keeps the prefixes that prompts share.
         memory: bytes of rows that are sorted in memory.
     """
 
@@ -78,7 +79,7 @@ class Progress:
 
     Attributes:
         prompt_tokens: of all prompts scored by this run, each counted as a whole.
-        computed_tokens: those of them that were computed; the others were shared or cached.
+        computed_tokens: the prompt tokens that were computed; the others were shared or cached.
         rows: rows that this run has scored or found bad.
     """
 
@@ -96,7 +97,7 @@ class Progress:
 
     @contextmanager
     def counting(self, name: str, rows: int | None = None) -> Iterator[Callable[[int], None]]:
-        """Show how many of so many rows are done, or how many are so far; yield what adds some."""
+        """Show how many rows are done, of `total` if known; yield a function that adds some."""
         with self._bar(name, rows) as bar:
             yield lambda rows: bar.update(rows) and None
 
@@ -127,8 +128,8 @@ def run_job(job: BatchJob, loading: Loading, progress: Progress) -> WrittenState
         loading: starts the model; not called if all rows are scored already.
 
     Raises:
-        ConfigError: the input or an option cannot be used, or is another one than that of the run
-            which this one would continue; or another run is at work.
+        ConfigError: the input or an option cannot be used, or differs from the input or option of
+            the run that this run would continue; or another run is at work.
         InvalidRequest: the labels are not valid for the model; or a row is bad, and the job is
             strict.
         EngineFailed: the engine cannot be kept running. The work folder is kept.

@@ -51,7 +51,7 @@ class BatchOptions:
 
     Attributes:
         query_column: None: every query is empty.
-        labels: None: those of the model's prompt family, or all its classes, unless there are
+        labels: None: the labels of the model's prompt family, or all its classes, unless there are
             `label_sequences`.
         requests: the input's lines are requests to the HTTP API.
         strict: the first bad row ends the job.
@@ -90,7 +90,7 @@ class BatchOptions:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that are read, those of the text that prompts begin with first."""
+        """The columns that are read; the first holds the text that prompts begin with."""
         columns = [name for name in (self.query_column, self.item_column) if name is not None]
         return columns[::-1] if self.item_first else columns
 
@@ -165,7 +165,7 @@ def check(options: BatchOptions, names_items: bool = True) -> None:
 
 
 def _check_requests(options: BatchOptions, names_items: bool) -> None:
-    """Raise ConfigError for an option that says what each line says itself."""
+    """Raise ConfigError for an option whose value each line has itself."""
     for item in fields(options):
         value = getattr(options, item.name)
         differs = names_items if item.name == "item_column" else value and value != item.default
@@ -245,7 +245,7 @@ def _add_rows(group: Any) -> None:
         metavar="NAME",
         help=f"column that is added, for the scores (default: {DEFAULT_SCORES_COLUMN})",
     )
-    own = "; prompts are query + item (default: those of the model's prompt family, in its prompts)"
+    own = "; prompts are query + item (default: labels and prompts of the model's family)"
     add_label_flags(group, required=False, default=own)
     group.add_argument("--item-first", action="store_true", help="prompts are item + query")
     group.add_argument(

@@ -1,4 +1,4 @@
-"""Parquet, and what turns rows of other formats into it. The only module that needs pyarrow."""
+"""Parquet, and the conversion of other formats into it. The only module that needs pyarrow."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ REMEDY = "write JSON lines instead, which keep every row as it is"
 
 @dataclass(frozen=True, slots=True)
 class TableBlock:
-    """Rows of a file; `first` is the number of the first one in it, from 1."""
+    """Rows of a file; `first` is the number of the first row, from 1."""
 
     path: Path
     first: int
@@ -58,7 +58,7 @@ class TableBlock:
 
 
 def read_parquet(path: Path, columns: Sequence[str] | None = None) -> Iterator[TableBlock]:
-    """Yield a file's rows; `columns` names those that are read, None all of them."""
+    """Yield a file's rows; `columns` names the columns to read, None all of them."""
     with _reading(path), parquet.ParquetFile(path, pre_buffer=False) as file:
         first = 1
         for batch in file.iter_batches(BLOCK_ROWS, columns=columns):
@@ -79,7 +79,7 @@ def count_rows(path: Path) -> int:
 
 
 def check_columns(path: Path, schema: Any, columns: Sequence[str]) -> None:
-    """Raise ConfigError if a column is there twice, or no text."""
+    """Raise ConfigError if a column is there twice, or is not text."""
     for name in columns:
         if schema.names.count(name) > 1:
             raise ConfigError(f"--input {path} has the column {name} twice")
@@ -103,15 +103,15 @@ def schema_of_texts(names: Sequence[str]) -> Any:
 
 
 class SchemaFinder:
-    """The schema of all objects that were added: integers become floats beside floats, and null
-    becomes any type; all else must agree.
+    """The schema of all objects that were added. A field with integers and floats becomes float, a
+    field with null and another type gets that type; all other types must agree.
 
     Args:
         names: of the texts.
 
     Attributes:
-        promoted: True if some objects have another type than the final one, so that `table_of`
-            must be tried on all of them before their values are known to survive.
+        promoted: True if some objects have another type than the final type, so that `table_of`
+            must be tried on all objects to know whether their values survive.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -121,7 +121,7 @@ class SchemaFinder:
 
     @property
     def schema(self) -> Any:
-        """The schema; that of the texts if no object was added."""
+        """The schema; only the columns of texts if no object was added."""
         return self._schema if len(self._schema) else schema_of_texts(self._names)
 
     def add(self, rows: Sequence[dict[str, Any]], place: str) -> None:

@@ -103,7 +103,7 @@ def _texts(block: Block, options: BatchOptions) -> Texts:
 
 
 def _row(texts: tuple[str, ...], number: int) -> TextRow:
-    """Return a row to sort; its only text is the rest if there is no other one."""
+    """Return a row to sort; a single text is the row's `rest`."""
     first, rest = ("", *texts)[-2:]
     return TextRow(first.encode(), rest.encode(), number)
 
@@ -116,8 +116,8 @@ def _objects(block: Any, texts: Texts) -> tuple[list[Any], str]:
 
 
 def _checks(inputs: InputFiles, options: BatchOptions) -> tuple[Check, Callable[[], bytes | None]]:
-    """Return the check of each block for the output's format, and the check after all of them,
-    which returns the schema if only then it is known."""
+    """Return the check of each block for the output's format, and the check after the last block,
+    which returns the schema if it depends on all blocks."""
     kinds = inputs.format, options.output_format
     if kinds == (PARQUET, JSON_LINES):
         from gpuscore.commands.bulk.parquet import check_utf8
@@ -152,7 +152,7 @@ def write_output(
     work: WorkFolder,
     advance: Callable[[int], None],
 ) -> None:
-    """Write the output and the bad rows into the work folder, and note there that they are whole.
+    """Write the output and the bad rows into the work folder, and note that both files are whole.
 
     Raises:
         ConfigError: the input has another number of rows than before.
@@ -180,7 +180,7 @@ def write_output(
 
 
 def check_written(options: BatchOptions, work: WorkFolder) -> None:
-    """Raise ConfigError unless the files are there which an earlier run has written."""
+    """Raise ConfigError unless the files that an earlier run has written are there."""
     written = work.need(WrittenState)
     rows = f"{written.scored} scored rows and {written.bad} bad ones"
     if not written.bad and written.bad_rows != NO_ROWS:
@@ -188,7 +188,7 @@ def check_written(options: BatchOptions, work: WorkFolder) -> None:
     for new, path, digest, count in _files(options, work, written):
         place = new if new.exists() else path
         if not place.is_file() or sha256_of(place) != digest or _rows_of(path, place) != count:
-            what = "is not the one that was written" if place.exists() else "is missing"
+            what = "is not the file that was written" if place.exists() else "is missing"
             raise work.damaged(f"{written.file} has {rows}, and {place} {what}")
 
 
@@ -245,7 +245,7 @@ def _open(
     store: ResultStore,
     work: WorkFolder,
 ) -> Write:
-    """Open the output; return what writes a block: its first row's number, kinds, scores."""
+    """Open the output; return a writer of blocks: number of the first row, kinds, scores."""
     path = work.path / OUTPUT
     if options.output_format == JSON_LINES:
         file = stack.enter_context(path.open("wb", BUFFER))

@@ -105,15 +105,15 @@ def grouped(
     free_cut: bool = True,
     cached: bool = True,
 ) -> Iterator[list[TextRow]]:
-    """Yield neighbouring rows whose prompts go into one request: those of one first text, or, to
-    save requests, rows of which each has a first text of its own.
+    """Yield neighbouring rows whose prompts go into one request: rows with the same first text, or,
+    to save requests, rows that each have a first text of their own.
 
     Args:
         rows: in order.
         most_rows: of one group.
         free_cut: a request's prompts share all that they begin with, not only what their first text
             alone determines; then rows of several first texts may be put together.
-        cached: what prompts share is kept for the next requests, so neighbours may be separated.
+        cached: shared prefixes are kept for the next requests, so neighbours may be separated.
     """
     group: list[TextRow] = []
     size = before = here = 0  # bytes shared with the row before, for the last row and for this one
@@ -136,7 +136,7 @@ def grouped(
 
 
 def _shared(one: TextRow, two: TextRow) -> int:
-    """Return the bytes with which two prompts begin alike; few count as none."""
+    """Return how many first bytes two prompts share; a few count as 0."""
     if two is _END:
         return 0
     if one.first != two.first:
@@ -172,7 +172,7 @@ class ResultStore:
         self._end = os.fstat(self._texts).st_size
 
     def put(self, settled: Settled) -> None:
-        """Write results; the same row may be written again."""
+        """Write results; a row that was written before is overwritten."""
         match settled:
             case RowScoring(numbers, scores):
                 rows = np.ascontiguousarray(scores, dtype="<f8").tobytes()
@@ -185,7 +185,7 @@ class ResultStore:
                 self._put_text(number, FAILED if failed else ANSWERED, line)
 
     def kind(self, number: int) -> int:
-        """Return the kind of a row's result; 0 if there is none, or none that is whole."""
+        """Return the kind of a row's result; 0 if it is missing or not whole."""
         return self._kind(number, os.pread(self._rows, self._size, number * self._size))
 
     def scan(self, start: int, count: int) -> tuple[list[int], Float64Array]:
@@ -264,7 +264,7 @@ class ResultStore:
 
 
 def _seed(number: int) -> int:
-    """Return what a row's checksum begins with, so that a row at a wrong place is not right."""
+    """Return the start value of a row's checksum, so that a row at a wrong place does not match."""
     return number & 0xFFFFFFFF
 
 

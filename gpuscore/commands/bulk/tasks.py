@@ -1,8 +1,8 @@
 """From rows to requests of the engine, and from its results to scores or answers.
 
 Lines of a file of requests have OpenAI's batch format, as vLLM's run-batch takes it: {"custom_id",
-"method", "url", "body"}. The dialect of the url answers the body, so the answer is the one that the
-server would give.
+"method", "url", "body"}. The dialect of the url answers the body, so the answer is the same as the
+server's.
 """
 
 import hashlib
@@ -78,8 +78,8 @@ class TableTask:
         self._build, self._scores = build, scores
 
     def units(self, rows: Sequence[TextRow]) -> Iterator[Unit | Settled]:
-        """Yield the request of the rows; rows that it is refused for are settled as bad, and the
-        others get requests without them."""
+        """Yield the request of the rows. If some rows make it invalid, they are settled as bad, and
+        the other rows get requests without them."""
         waiting = [rows]
         while waiting:
             part = waiting.pop()
@@ -97,7 +97,7 @@ class TableTask:
         return RowScoring([row.number for row in unit.rows], self._scores(unit.request, result))
 
     def failed(self, unit: Unit, error: GpuscoreError) -> Iterator[Unit | Settled]:
-        """Yield smaller requests instead of one that failed, or the outcome of a single row."""
+        """Yield smaller requests in place of a failed request, or the outcome of a single row."""
         if len(unit.rows) == 1:
             yield _bad(unit.rows[0], error)
             return
@@ -113,7 +113,7 @@ def _bad(row: TextRow, error: GpuscoreError) -> BadTextRow:
 
 
 def _divided(rows: Sequence[TextRow], error: GpuscoreError) -> list[Sequence[TextRow]]:
-    """Divide the rows at the one that the error names, or else in the middle."""
+    """Divide the rows at the row that the error names, or else in the middle."""
     found = _INDEX.search(error.param or "")
     index = int(found[1]) if found else len(rows)
     if index >= len(rows):
@@ -239,7 +239,7 @@ class _Call:
 
 
 def call_text(row: dict[str, Any] | Problem, line: bytes) -> tuple[str, ...] | Problem:
-    """Return the query and the whole line of a request, by which lines are sorted."""
+    """Return the sort key of a request: its query and its whole line."""
     if isinstance(row, Problem):
         return row
     for name in ("custom_id", "method", "url"):
@@ -270,7 +270,7 @@ class RequestTask:
         self._models = ModelTable([served])
 
     def units(self, rows: Sequence[TextRow]) -> "Iterator[Unit | AnswerLine]":
-        """Yield each line's request to the engine, or its answer if that has none."""
+        """Yield each line's request to the engine, or its answer if it needs no request."""
         for row in rows:
             line = _decoder.decode(row.rest)
             record = RequestRecord(_id(row, line))

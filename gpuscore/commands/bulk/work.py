@@ -20,7 +20,7 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The base of what a step leaves for the next one, in a file of the folder."""
+    """The base of the states that a step leaves for the next step, in a file of the folder."""
 
     file: ClassVar[str]
 
@@ -53,7 +53,7 @@ class WrittenState(_State, frozen=True):
     """The note that the output is whole, and the outcome of a job.
 
     Attributes:
-        scored: rows of the output; for requests, those that were answered with an error included.
+        scored: rows of the output; for requests, answers that are errors are included.
         failed: requests that were answered with an error.
         bad: rows in OUTPUT.bad.jsonl.
         output, bad_rows: the SHA-256 of both files.
@@ -88,7 +88,7 @@ State = TypeVar("State", bound=_State)
 
 
 class _Sealed(msgspec.Struct, forbid_unknown_fields=True):
-    """A state in its file; the SHA-256 shows that it is as it was written."""
+    """A state in its file; the SHA-256 shows that it was not changed."""
 
     sha256: str
     state: msgspec.Raw
@@ -122,7 +122,7 @@ class WorkFolder:
         return found
 
     def damaged(self, what: str) -> ConfigError:
-        """Return the error that says what of the folder is not as a run has left it."""
+        """Return the error that says which file of the folder is not as a run has left it."""
         return ConfigError(f"{self.path} is damaged: {what}; remove it to begin anew")
 
     def write(self, state: _State) -> None:
@@ -136,7 +136,7 @@ class WorkFolder:
         sync_folder(self.path)
 
     def clear(self, but: Collection[str] = (LOCK, JobState.file)) -> None:
-        """Remove the files of the job but these; what is not the job's stays."""
+        """Remove the job's files except these; other files stay."""
         for name in _FILES.difference(but):
             (self.path / name).unlink(missing_ok=True)
         folder = self.path / SORTED
@@ -147,7 +147,7 @@ class WorkFolder:
             _remove_empty(folder)
 
     def remove(self) -> None:
-        """Remove the folder; the note that the output is whole goes last, in case of a kill."""
+        """Remove the folder, and last the note that the output is whole, in case of a kill."""
         self.clear(but=(LOCK, JobState.file, WrittenState.file))
         sync_folder(self.path)
         for name in (JobState.file, WrittenState.file, LOCK):
@@ -169,8 +169,8 @@ def locked(output: Path) -> Iterator[WorkFolder]:
     """Make and lock the work folder of an output; the kernel drops the lock of a dead process.
 
     Raises:
-        ConfigError: another process holds it, it holds files of somebody else, or it cannot be
-            made.
+        ConfigError: another process holds the folder, it has files that are no job's, or it cannot
+            be made.
     """
     folder = output.with_name(f"{output.name}.work")
     while True:
@@ -194,7 +194,7 @@ def locked(output: Path) -> Iterator[WorkFolder]:
 
 
 def _refuse_others(output: Path, folder: Path) -> None:
-    """Raise ConfigError if the folder holds what no job has left."""
+    """Raise ConfigError if the folder holds a file that is not a job's."""
     foreign = next(_foreign(folder), None)
     if foreign is not None:
         raise ConfigError(
@@ -204,7 +204,7 @@ def _refuse_others(output: Path, folder: Path) -> None:
 
 
 def _foreign(folder: Path) -> Iterator[str]:
-    """Yield what is in the folder and is no file of a job; links are none."""
+    """Yield the entries of the folder that are not files of a job; links never are."""
     found = _entries(folder)
     known = _FILES if JobState.file in found else _ALONE
     for name, entry in found.items():
@@ -224,7 +224,7 @@ def _entries(folder: Path) -> "dict[str, os.DirEntry[str]]":
 
 
 def _held(work: WorkFolder) -> Iterator[WorkFolder]:
-    """Yield a locked folder; remove it after an error before there was a job in it."""
+    """Yield a locked folder; remove it after an error if it holds no job yet."""
     try:
         yield work
     except BaseException:

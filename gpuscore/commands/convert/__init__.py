@@ -1,1 +1,1 @@
-"""`gpuscore convert`: GGUF files and pickled weights into what `serve` takes."""
+"""`gpuscore convert`: turns GGUF files and pickled weights into a directory that `serve` takes."""

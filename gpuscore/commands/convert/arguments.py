@@ -34,7 +34,7 @@ def add_convert(commands: Any) -> None:
         "--dtype",
         dest="written_dtype",
         choices=DTYPES,
-        help="number format of the tensors (default: that of SOURCE, and bfloat16 if quantised)",
+        help="number format of the tensors (default: SOURCE's, and bfloat16 if quantised)",
     )
 
 

@@ -47,7 +47,7 @@ class BinSource:
     """A model directory with pytorch_model.bin or its shards. A `Source`.
 
     Raises:
-        ConfigError: a file is missing, damaged, or has other things than tensors.
+        ConfigError: a file is missing or damaged, or has values that are not tensors.
     """
 
     def __init__(self, path: Path) -> None:
@@ -109,7 +109,7 @@ class BinSource:
         return backend
 
     def tensor(self, name: str) -> Tensor | None:
-        """Return a tensor as it is stored; None if there is none."""
+        """Return a tensor as it is stored; None if the files do not have it."""
         return self._shards[self._file_of[name]][name] if name in self._file_of else None
 
     def check_texts(self, directory: Path) -> None:

@@ -18,8 +18,8 @@ def check_directory(directory: Path, source: Source, dtype: str, done: Counted) 
     """Read the directory as `serve` does, and compare all of it with its source.
 
     Args:
-        directory: that was written.
-        source: from which it was made.
+        directory: the written directory.
+        source: the source that it was made from.
         dtype: of the written tensors.
         done: called after each tensor.
 

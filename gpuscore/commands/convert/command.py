@@ -58,10 +58,10 @@ def convert(values: argparse.Namespace) -> int:
 
 
 def read_source(path: Path) -> Source:
-    """Return the source at a path: a GGUF file, or a directory with one or with .bin files.
+    """Return the source at a path: a GGUF file, or a directory with a GGUF file or .bin files.
 
     Raises:
-        UsageError: there is none, or it cannot be converted.
+        UsageError: there is no source, or it cannot be converted.
     """
     if path.is_file():
         return GgufSource(path)
@@ -99,7 +99,7 @@ def _refuse_existing(directory: Path) -> None:
 
 @contextmanager
 def _beside(directory: Path) -> Iterator[Path]:
-    """Make a directory beside the one that is asked for; remove it if it was not renamed.
+    """Make a directory beside the requested directory; remove it if it was not renamed.
 
     Signals that end the process raise SystemExit meanwhile.
     """

@@ -1,7 +1,7 @@
-"""config.json of a GGUF file: what transformers reads from it, completed and checked.
+"""config.json of a GGUF file: transformers' reading of it, completed and checked.
 
-transformers (5.24) leaves out what these files say of head sizes, of RoPE's scaling and of Gemma's
-soft caps; then the defaults of its classes hold, which are those of one model of each kind. A file
+transformers (5.24) ignores the head sizes, RoPE's scaling and Gemma's soft caps in these files, and
+uses the defaults of its classes, which fit one model of each kind. A file
 with a key that is not known here is refused. Rules that no key holds are llama.cpp's
 (src/llama-model.cpp).
 """
@@ -73,10 +73,10 @@ def check_architecture(file: GgufFile) -> None:
 
 
 def complete(config: Any, file: GgufFile) -> None:
-    """Set what the file says in transformers' configuration.
+    """Set the file's values in transformers' configuration.
 
     Raises:
-        UsageError: a value is missing, or asks for what is not supported.
+        UsageError: a value is missing or not supported.
     """
     name = file.architecture
     config.architectures = [CLASSES[name]]
@@ -154,7 +154,7 @@ def _rope(file: GgufFile, head_dim: int) -> dict[str, Any]:
 
 
 def _llama3(file: GgufFile, theta: float, head_dim: int) -> dict[str, Any]:
-    """Return Llama 3.1's scaling, if its divisors are those of the file."""
+    """Return Llama 3.1's scaling, if its divisors equal the file's."""
     stored = file.values(ROPE_FREQS)
     factor = float(stored.max())
     low, high, original = _LLAMA3.values()

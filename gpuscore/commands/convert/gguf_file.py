@@ -53,7 +53,7 @@ class GgufFile:
         tensors: by name.
 
     Raises:
-        UsageError: it is no GGUF file, or a damaged one; the message says where.
+        UsageError: the file is not GGUF, or is damaged; the message says where.
     """
 
     def __init__(self, path: Path) -> None:

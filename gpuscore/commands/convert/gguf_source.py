@@ -1,4 +1,4 @@
-"""A GGUF file as a source: transformers reads it, and `gguf` makes what is compared."""
+"""A GGUF file as a source: transformers reads it, and `gguf` reads it again to compare."""
 
 import os
 import sys
@@ -34,7 +34,7 @@ class GgufSource:
     """A GGUF file. A `Source`; nothing is loaded before `write`.
 
     Raises:
-        UsageError: the file is damaged, or has what cannot be converted.
+        UsageError: the file is damaged, or has content that cannot be converted.
     """
 
     def __init__(self, path: Path) -> None:
@@ -122,8 +122,8 @@ class GgufSource:
     def tensor(self, name: str) -> Tensor | None:
         """Return a tensor in float32, made by `gguf` alone; None if the file does not have it.
 
-        llama.cpp stores Llama's queries and keys in another order of rows, as it turns other pairs
-        by RoPE, and Gemma's norms with 1 added.
+        llama.cpp stores Llama's queries and keys in another order of rows, because its RoPE rotates
+        other pairs, and stores Gemma's norms with 1 added.
         """
         stored = self._stored_name(name)
         if stored not in self._file.tensors:

@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file: what transformers makes of it, completed and checked.
+"""The tokenizer of a GGUF file: transformers' conversion of it, completed and checked.
 
 A file names how text is split before the merges (`tokenizer.ggml.pre`). With a name that
 transformers does not know, it splits as GPT-2 does, in silence; here such a name is refused.
@@ -19,10 +19,10 @@ _SPLITS = ("gpt-2", "qwen2", "smollm", *_LLAMA3)
 
 
 def check_tokenizer(file: GgufFile) -> None:
-    """Refuse a file without a tokenizer, or with one that is not known.
+    """Refuse a file without a tokenizer, or with an unknown tokenizer.
 
     Raises:
-        UsageError: the message says what was found, and what is supported.
+        UsageError: the message names the tokenizer found and the supported ones.
     """
     if _MODEL not in file.metadata or _TOKENS not in file.metadata:
         raise UsageError(f"{file.path} has no tokenizer ({_MODEL}, {_TOKENS})")
@@ -48,7 +48,7 @@ def check_tokenizer(file: GgufFile) -> None:
 
 
 def complete(tokenizer: Any, file: GgufFile) -> None:
-    """Change transformers' tokenizer to what the model's authors and llama.cpp have."""
+    """Make transformers' tokenizer equal to the model's authors' and llama.cpp's."""
     backend, pre = tokenizer.backend_tokenizer, file.metadata.get(_PRE)
     if file.metadata[_MODEL] == "llama" and not file.architecture.startswith("gemma"):
         # As llama.cpp and the tokenizer.json of Llama 2: a space before the text after every
@@ -70,7 +70,7 @@ def complete(tokenizer: Any, file: GgufFile) -> None:
 
 
 def check_written(written: Tokenizer, made: Tokenizer, file: GgufFile) -> None:
-    """Compare the written tokenizer with the one made from the file, and with the file's list.
+    """Compare the written tokenizer with the original, made from the file, and the file's list.
 
     Raises:
         UsageError: a token has another id, or anything else of the tokenizer differs.
@@ -90,7 +90,7 @@ def check_written(written: Tokenizer, made: Tokenizer, file: GgufFile) -> None:
 
 
 def _is_token(written: str | None, token: str) -> bool:
-    """Compare a token with the file's, which transformers may spell as the model's authors do."""
+    """Compare a token with the file's token, which transformers may spell as the authors do."""
     if written in (token, token.replace(" ", "\u2581")):
         return True
     spelling: dict[int, str] = bytes_to_unicode()  # type: ignore[no-untyped-call]
@@ -98,5 +98,5 @@ def _is_token(written: str | None, token: str) -> bool:
 
 
 def template(file: GgufFile) -> str | None:
-    """Return the chat template of the file, if it has one."""
+    """Return the chat template of the file; None if it has none."""
     return file.of_type(_TEMPLATE, str) if _TEMPLATE in file.metadata else None

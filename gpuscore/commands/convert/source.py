@@ -1,4 +1,4 @@
-"""The source of a conversion: a model in another format than the one that `serve` takes."""
+"""The source of a conversion: a model in a format that `serve` does not take."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ class Source(Protocol):
 
     Attributes:
         path: of its file or directory.
-        why: says in a few words of which precision its weights are.
+        why: names the precision of its weights in a few words.
         suggested: the dtype that this precision suggests.
     """
 
@@ -31,22 +31,22 @@ class Source(Protocol):
         """Write weights in `dtype`, configuration, tokenizer and chat template.
 
         Raises:
-            ConfigError: the source is damaged, or has what `serve` does not take.
+            ConfigError: the source is damaged, or has content that `serve` does not take.
         """
         ...
 
     def tensor(self, name: str) -> Tensor | None:
-        """Return the tensor that the source has for this one of the written directory."""
+        """Return the source's tensor that belongs to this tensor of the written directory."""
         ...
 
     def check_texts(self, directory: Path) -> None:
-        """Raise ConfigError unless tokenizer and chat template are the source's."""
+        """Raise ConfigError unless tokenizer and chat template equal the source's."""
         ...
 
 
 @contextmanager
 def refusing(path: Path) -> Iterator[None]:
-    """Turn what a library raises over a file of strangers, which may be anything, into a refusal.
+    """Turn any exception that a library raises while it reads an untrusted file into a refusal.
 
     Raises:
         UsageError: with the path, and the first line of the library's error.

@@ -22,11 +22,11 @@ class Api:
         name: as --api takes it.
         path: of the route.
         takes_ids: requests may hold token ids.
-        kind: LABELS_ASKED_FOR, the probabilities of labels; BEST, that of the most probable token;
-            or OWN_PROMPTS, scores of prompts that the server makes, which no other server's equal.
-        one: it gives one score an item, for labels that of the first label.
+        kind: LABELS_ASKED_FOR: probabilities of labels; BEST: the most probable token's
+            probability; OWN_PROMPTS: scores of prompts that only this server makes.
+        one: it gives one score per item; if labels are asked for, the first label's.
         body: makes a request of a model's name and label ids.
-        rows: reads the scores of that many items, a row each.
+        rows: reads an answer's scores, a row for each item, given their number.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Api:
         return msgspec.json.encode(self.body(ask, model, labels))
 
     def read(self, body: bytes, items: int) -> Rows:
-        """Return a row per item; raise ValueError, KeyError or TypeError for another answer."""
+        """Return a row per item; raise ValueError, KeyError or TypeError for a malformed answer."""
         found = self.rows(msgspec.json.decode(body), items)
         if len(found) != items or not all(math.isfinite(one) for row in found for one in row):
             raise ValueError(f"{len(found)} rows of scores, or some not finite, for {items} items")

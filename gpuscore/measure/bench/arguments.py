@@ -90,7 +90,7 @@ def _add_scenarios(group: Any) -> None:
         default=None,
         metavar="LIST",
         help=f"separated by commas: {', '.join(SCENARIOS)} (default: "
-        "all but text, or that of --input)",
+        "all but text, or the scenario of --input)",
     )
     group.add_argument(
         "--input",
@@ -173,7 +173,7 @@ def _add_compare(commands: Any) -> None:
         action="append",
         default=[],
         metavar="NAME=1.20/h",
-        help="what a server costs in an hour; its name is that of its bundle; may be repeated",
+        help="what a server costs in an hour; NAME as in its bundle; may be repeated",
     )
     compare.add_argument(
         "--reports",

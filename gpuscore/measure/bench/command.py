@@ -144,8 +144,9 @@ def _marked(row: Row, targets: Sequence[Answerer], allow_dirty: bool) -> Row:
 def _interruptible() -> Iterator[Callable[[], None]]:
     """Let ^C raise KeyboardInterrupt, where the command's own handler would end the process.
 
-    Yields a function that raises it, too, once there was a ^C: Python drops an exception that is
-    raised while an object is finalised, and the garbage is collected before each measurement.
+    Yields a function that also raises KeyboardInterrupt, once there was a ^C: Python drops an
+    exception that is raised while an object is finalised, and garbage is collected before each
+    measurement.
     """
     seen = False
 

@@ -98,7 +98,7 @@ def _named(bundle: BenchBundle, name: str) -> BenchBundle:
 
 
 def _with_same_ways(bundles: Sequence[BenchBundle]) -> list[BenchBundle]:
-    """Return the reports' figures, those of ways that the bundles have."""
+    """Return the reports' figures for the ways that the bundles have."""
     known = {(row.scenario, row.way) for one in bundles for row in one.rows}
     found = []
     for one in report_bundles():

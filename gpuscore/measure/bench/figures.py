@@ -60,8 +60,8 @@ class Shot:
         return self.items / self.seconds
 
     def extrapolated(self, first: int, total: int) -> "Shot":
-        """Return a measurement of all items of a query, of which some were sent one request after
-        the other. The first request, which computes the query, counts once.
+        """Extrapolate a measurement of some items of a query, sent one request after the other, to
+        all its items. The first request, which computes the query, counts once.
 
         Args:
             first: items of the first request.
@@ -89,7 +89,7 @@ class Row:
         rounds: measurements.
         rates: items per second of each.
         requests_per_second: median of the measurements.
-        improvement: ratio of rates to those of the scenario's base, measured in turn.
+        improvement: ratio of rates to the rates of the scenario's base, measured in turn.
         base: the way that `improvement` is relative to.
         latencies: of all measurements, in milliseconds.
         refused: requests that got 429.

@@ -31,7 +31,7 @@ MOST_CONNECTIONS = 4000
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A place for requests: a host, a path before that of the API, and a key or None."""
+    """A place for requests: a host, a path before the API's path, and a key or None."""
 
     host: str
     port: int

@@ -189,7 +189,7 @@ class BenchRun:
 
     def _warm(self, scenario: Scenario, way: Way, target: Answerer) -> None:
         """Send one request of the way's length, untimed, so that programs are compiled and static
-        tokens cached; one that fails is left to the measurement."""
+        tokens cached; its failure is ignored, because the measurement will show it."""
         (first, *_) = self._draws(target).requests(scenario, way, MOST_ROUNDS)
         target.send(_api(way, target), [first])
 
@@ -269,7 +269,7 @@ class BenchRun:
 
 
 def _is_part(scenario: Scenario, way: Way, asks: Sequence[BenchRequest]) -> bool:
-    """Return whether these requests are only some of those of one query."""
+    """Return whether these requests are only a part of one query's requests."""
     return not scenario.asks and way.chunk is not None and 1 < len(asks) < way.requests
 
 

@@ -1,4 +1,4 @@
-"""A fixed sample of scores, by which ways and servers are held to be right before they are timed.
+"""A fixed sample of scores, which checks ways and servers before they are timed.
 
 The cases and the gates are parity's, with wider limits in half precision. A way whose scores are
 wrong has no time.
@@ -39,7 +39,7 @@ TEXTS = (
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A target's scores of the sample, by way; and why a way has none."""
+    """A target's scores of the sample, by way, and the reasons for ways without scores."""
 
     workload: Workload
     runs: Mapping[str, Run]
@@ -82,7 +82,7 @@ def take(target: Answerer, workload: Workload) -> Sampled:
 def not_comparable(one: About, two: About) -> str | None:
     """Return why the scores of two servers need not be equal; None if they must be.
 
-    Servers give a model names of their own, of which the last part is that of its directory.
+    Servers give a model names of their own; a name's last part is the name of its directory.
     """
     kinds = APIS[one.api].kind, APIS[two.api].kind
     if kinds[0] != kinds[1] or OWN_PROMPTS in kinds:
@@ -102,7 +102,7 @@ def narrow(workload: Workload) -> Workload:
 def common(
     one: Workload, of_one: Run, two: Workload, of_two: Run
 ) -> tuple[Workload, Run, Run] | None:
-    """Return what two samples have in common, which is perhaps the first labels; None: nothing."""
+    """Return the scores that both samples have, perhaps for the first labels only; None: none."""
     if one.digest == two.digest:
         return one, of_one, of_two
     workload = narrow(one)

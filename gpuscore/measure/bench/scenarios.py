@@ -36,7 +36,7 @@ class Shape:
 
     Attributes:
         static: first tokens of the query, the same in all requests of a run.
-        new: further tokens of the query, other ones in each request.
+        new: further tokens of the query, different in each request.
         items: their number.
         item: of each item.
     """
@@ -63,7 +63,7 @@ class Way:
         in_flight: requests that are kept in flight.
         rate: arrivals per second of a Poisson process, instead of `in_flight`.
         seconds: of arrivals.
-        cold: the static tokens are other ones in each request, too.
+        cold: the static tokens are different in each request, too.
         decodes: sent as /v1/completions, which reads the prompts and decodes a token.
         share: of the requests that are sent.
     """
@@ -88,7 +88,7 @@ class Way:
 
     @property
     def sent(self) -> int:
-        """Requests of a measurement, which are at least those of a second's arrivals."""
+        """Requests of a measurement, at least as many as arrive in a second."""
         least = LEAST_DIVIDED if self.chunk is not None else math.ceil(self.rate or 1)
         return max(min(least, self.requests), round(self.requests * self.share))
 
@@ -109,7 +109,7 @@ class Scenario:
         return self.name in ("concurrency", "poisson", "latency")
 
     def scaled(self, scale: float) -> "Scenario":
-        """Return the scenario with this share of its requests, none of which is shorter."""
+        """Return the scenario with this share of its requests, each as long as before."""
         return replace(self, ways=tuple(replace(way, share=scale) for way in self.ways))
 
 
@@ -166,7 +166,7 @@ def poisson_at(rate: float, seconds: float = 120.0) -> Way:
 def text_scenario(path: Path = SENTENCES) -> Scenario:
     """Read a file of JSON lines with `query` and `items`; raise UsageError with the line's number.
 
-    The requests of one measurement are those of all lines, in order.
+    One measurement sends the requests of all lines, in order.
     """
     asks = [BenchRequest(one.query, one.items) for one in read_texts(path, "--input")]
     shape = Shape(0, 0, max(len(one.items) for one in asks), 0)
@@ -183,7 +183,7 @@ class Draws:
     Args:
         seed: of the run.
         vocab: token ids are below it.
-        words: texts of one token each, of which texts are made; None: token ids are drawn.
+        words: texts of one token each, from which texts are made; None: token ids are drawn.
     """
 
     def __init__(self, seed: int, vocab: int, words: Sequence[str] | None = None) -> None:

@@ -115,7 +115,7 @@ def _number(value: float) -> str:
 
 
 def _notes(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield what applies to single rows, and once what applies to all of a server's."""
+    """Yield the notes on single rows, and once each note on all rows of a server."""
     said: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row.error is not None:

@@ -37,7 +37,7 @@ FEWEST_WORDS = 20
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """A server's description: as it tells, and as the command found.
+    """A server's description: its own facts, and facts that the command found out.
 
     Attributes:
         name: of the run, as in the tables.
@@ -72,7 +72,7 @@ class Answerer(Protocol):
         offsets: Float64Array | None = None,
         labels: Ids = LABELS,
     ) -> Record:
-        """Send requests, `clients` at a time, or at these times; return when all are answered."""
+        """Send requests, `clients` at a time or at given times; return when all are answered."""
         ...
 
 
@@ -121,7 +121,7 @@ def meet(
         patience: seconds for an answer.
 
     Raises:
-        UsageError: the URL is not one, or no API answers; with the server's words.
+        UsageError: the URL is invalid, or no API answers; with the server's words.
     """
     address = Address.read(url, key)
     with httpx.Client(
@@ -167,7 +167,7 @@ def _first_model(http: httpx.Client) -> str | None:
 
 
 def _answering(http: httpx.Client, url: str, names: Sequence[str], model: str) -> Api:
-    """Return the first API that scores two items; raise UsageError with the last answer."""
+    """Return the first API that scores two items, or raise UsageError with the last answer."""
     said = ""
     for name in names:
         api = APIS[name]
@@ -201,7 +201,7 @@ def refusal(body: bytes) -> str:
 
 
 def _words(http: httpx.Client, model: str) -> tuple[Sequence[str], str]:
-    """Return words of one token each, and how that was confirmed."""
+    """Return words of one token each, and how the count was confirmed."""
     try:
         counts = _counts(http, model)
     except (httpx.HTTPError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""`gpuscore calibrate`: reads labelled questions, fits, measures, and writes what serves them."""
+"""`gpuscore calibrate`: reads labelled questions, fits, measures, and writes the calibration."""
 
 import argparse
 import hashlib

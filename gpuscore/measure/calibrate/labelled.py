@@ -1,5 +1,5 @@
 """Labelled questions: JSON lines whose rows are bodies of /v1/systemone with the right answers, and
-what a model reads in them."""
+a model's log-probabilities for them."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -82,7 +82,7 @@ def read_rows(path: Path) -> list[LabelledBody]:
 
 
 def _refuse_bad(path: Path, bad: list[str]) -> None:
-    """Raise InvalidRequest with the first of these complaints, if there are any."""
+    """Raise InvalidRequest with the first complaints, if there are any."""
     if bad:
         more = f"\n... and {len(bad) - MOST_SHOWN} more" if len(bad) > MOST_SHOWN else ""
         told = "\n".join(bad[:MOST_SHOWN])

@@ -1,4 +1,4 @@
-"""Samples of one type of question: log-probabilities of the labels, and which one is right."""
+"""Samples of one type of question: log-probabilities of the labels, and the right label."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -66,7 +66,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The answers to Q questions, beside what is right.
+    """The answers to Q questions, beside the right answers.
 
     Args:
         shares: [Q, most labels], 0 after the last one, in the order of the options.

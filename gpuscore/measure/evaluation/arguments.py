@@ -18,7 +18,7 @@ Examples:
   gpuscore eval http://127.0.0.1:8000 --data queries.jsonl --against http://127.0.0.1:8001
 
 The same command continues an evaluation that was ended. Exit code 1: with --margin, a loss
-of more than that is not ruled out. Exit code 2: a server or a model gives no scores.
+beyond the margin is not ruled out. Exit code 2: a server or a model gives no scores.
 
 """
 

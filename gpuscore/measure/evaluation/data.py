@@ -28,8 +28,8 @@ class Query:
         documents: ids of the candidates; unique.
         texts: of the candidates.
         first_stage: the candidates' scores by an earlier stage, if known.
-        grades: by document id, those of documents that are no candidates included; over 0 is
-            relevant.
+        grades: by document id, also of documents that are not candidates; a document with a grade
+            over 0 is relevant.
     """
 
     id: str
@@ -60,7 +60,7 @@ class Ranked:
     Attributes:
         name: of the file or folder.
         queries: those with at least one relevant document.
-        left_out: number of queries without one, which no ranking can tell anything about.
+        left_out: number of queries without a relevant document, for which all rankings are equal.
     """
 
     name: str
@@ -183,7 +183,7 @@ def _refuse_twice(ids: Iterator[str] | Sequence[str], what: str) -> None:
 
 
 def json_lines(path: Path) -> Iterator[Record]:
-    """Yield the object of each line; raise ConfigError for one that is none."""
+    """Yield the object of each line; raise ConfigError for a line that is not an object."""
     for number, line in lines(path):
         try:
             found = json.loads(line)
@@ -219,7 +219,7 @@ def records_of(folder: Path, name: str, split: str = "*") -> Iterator[Record]:
 
 
 def files_of(folder: Path, name: str, split: str = "*") -> list[Path]:
-    """Return the files of `records_of`; none if there are none."""
+    """Return the files of `records_of`; an empty list if they do not exist."""
     if (folder / f"{name}.jsonl").is_file():
         return [folder / f"{name}.jsonl"]
     # As data sets are stored: test.jsonl, or test-00000-of-00001.parquet.

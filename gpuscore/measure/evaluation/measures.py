@@ -1,5 +1,5 @@
-"""Measures per query, by ir_measures, with intervals and paired tests, by SciPy, and what they say
-about runs."""
+"""Measures per query, by ir_measures, with intervals and paired tests, by SciPy, and a verdict on
+runs."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -150,7 +150,7 @@ def interval(values: Float64Array, seed: int) -> Interval:
 
 
 def difference(ours: Float64Array, theirs: Float64Array, seed: int) -> Difference:
-    """Compare two runs query by query; queries for which one has no value are left out."""
+    """Compare two runs query by query; queries without a value in both are left out."""
     both = ~(np.isnan(ours) | np.isnan(theirs))
     ours, theirs = ours[both], theirs[both]
     change = ours - theirs
@@ -185,7 +185,7 @@ def classified(classes: Sequence[str], rows: Float64Array, labels: Sequence[str]
         labels: right classes.
 
     Raises:
-        ConfigError: a label is none of the classes.
+        ConfigError: a label is not among the classes.
     """
     if unknown := sorted(set(labels) - set(classes)):
         shown = ", ".join(classes)
@@ -198,7 +198,7 @@ def classified(classes: Sequence[str], rows: Float64Array, labels: Sequence[str]
 def auc_interval(
     classes: Sequence[str], rows: Float64Array, labels: Sequence[str], seed: int
 ) -> Interval:
-    """Return the AUC of each class against all others, averaged over those that have both."""
+    """Return the AUC of each class against the rest, averaged over classes with both kinds."""
     given = np.array(labels)
 
     def macro(chosen: Any) -> float:
@@ -247,7 +247,7 @@ class ComparedRuns:
 def measured(
     data: Ranked | Labelled, run: ScoredRun, measures: Mapping[str, Any], seed: int
 ) -> Measured:
-    """Return a run's measures; raise ConfigError for a label that is none of the classes."""
+    """Return a run's measures; raise ConfigError for a label that is not among the classes."""
     if isinstance(data, Labelled):
         return _classification(data, run, seed)
     scores = {query.id: run.answers[query.id].scores for query in data.queries}

@@ -23,7 +23,7 @@ from gpuscore.measure.reports import aligned, text_table, write, write_html
 
 MOST_ROWS = 50  # queries in the page; the CSV has all
 ABOUT = (
-    "Intervals are percentiles of {resamples} bootstrap samples of the queries; p is that of "
+    "Intervals are percentiles of {resamples} bootstrap samples of the queries; p comes from "
     "a two-sided permutation test of the paired differences, not corrected for the number of "
     "comparisons. Equal scores are ordered by a digest of the documents' ids. Documents without a "
     "score rank last."

@@ -1,5 +1,5 @@
-"""Targets of an evaluation, which are a model in this process or a server, and their answers to all
-of the data, kept on disk as they come."""
+"""Targets of an evaluation, each a model in this process or a server, and their answers to all of
+the data, kept on disk as they come."""
 
 import json
 import os
@@ -67,7 +67,7 @@ class UnitAnswer(msgspec.Struct, frozen=True):
         scores: one per document, None for one that was not scored; or a row per text.
         tokens: prompt tokens.
         classes: names of the columns of rows.
-        error: why nothing of the unit was scored.
+        error: the reason why the unit was not scored.
         started: seconds since 1970.
         seconds: until the answer was there.
     """
@@ -140,7 +140,7 @@ def opened(target: Target) -> Iterator[Ask]:
 
 
 def _asking(source: Any, target: Target, errors: type[Exception]) -> Ask:
-    """Return the function that asks a `Scorer` or a `Client`, which raise `errors`."""
+    """Return the function that asks `source`, a `Scorer` or a `Client`, which raises `errors`."""
 
     def ask(unit: Unit) -> UnitAnswer:
         try:
@@ -263,7 +263,7 @@ def _timed(ask: Ask, unit: Unit) -> UnitAnswer:
 
 
 def file_name(target: Target, data: Ranked | Labelled) -> str:
-    """Return a name that changes with everything that the answers depend on."""
+    """Return a name that is different for every setting that the answers depend on."""
     about = [target.settings, fingerprint(data), _files(target)]
     digest = sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
     slug = re.sub(r"[^A-Za-z0-9.-]+", "-", target.name).strip("-")[:60]

@@ -172,7 +172,7 @@ class OracleRuns:
         """Tell the runs apart by their dtype.
 
         Raises:
-            ConfigError: not one of them is float32, or two have one dtype.
+            ConfigError: no run is float32, or two runs have the same dtype.
         """
         by_dtype = {run.dtype: run for run in runs}
         if len(by_dtype) < len(runs) or any(run.precision != "full" for run in runs):
@@ -191,7 +191,7 @@ class OracleRuns:
         """Judge each run as `parity run` does.
 
         Raises:
-            ConfigError: there is no rounded run for the dtype of one of them.
+            ConfigError: there is no rounded run for the dtype of a run.
         """
         comparisons, verdicts = [], []
         for yardstick in self.rounded.values():  # for the table only, without verdicts

@@ -4,7 +4,7 @@ The numbers come from the project's research on parity ("Proposed gates"), which
 tolerances of SGLang, vLLM, FlashInfer and transformers in their own tests, and from measured noise:
 
 1. Kernels have their own tests (`tests/kernels`) and are not judged here.
-2. Relative, the main gate: the error against float32 is at most twice that of transformers in the
+2. Relative, the main gate: the error against float32 is at most twice transformers' error in the
    same half-precision format (eager attention), at median, p99 and maximum.
 3. Absolute: float32 backends differ by at most 1e-4 in log p; half-precision ones by 0.05 at p99,
    0.15 at most, and 0.01 in probability.
@@ -18,8 +18,8 @@ tolerances of SGLang, vLLM, FlashInfer and transformers in their own tests, and 
    0.99 for 100 items or more whose log-odds are spread by 2 nats (standard deviation), the best
    label another one for at most 1 % of items, no inversion among pairs that are twice the allowed
    error apart, and an error in log p of at most 0.25 at p99. Gates 2 and 3 do not apply: the noise
-   of eight bits is larger than that of any dtype. Among fewer items a single swap costs over 0.01.
-   Log-odds, because a label's log p ends at 0: those of half the items are next to each other.
+   of eight bits is larger than any dtype's. Among fewer items a single swap costs over 0.01.
+   Log-odds, because a label's log p ends at 0: half the items' log p are next to each other there.
 
 A gate that cannot judge says so: it is skipped, with the reason.
 """
@@ -259,7 +259,7 @@ def _order(found: Comparison, subject: str, gate: str, agreement: Agreement) -> 
         reason = f"the allowed noise hides the order of all {worst.rankings} rankings"
         return skipped(subject, gate, f"{reason}: {_found(worst)}, which a random order reaches")
     detail = f"{gate} {_found(worst)}, {worst.expected:.4f} expected"
-    of = f"the worst of {worst.rankings} rankings, {worst.telling} of which can tell"
+    of = f"the worst of {worst.rankings} rankings; {worst.telling} of them can tell"
     return Verdict(subject, gate, worst.within, f"{detail}; {of}")
 
 
@@ -270,7 +270,7 @@ def _found(worst: WorstRanking) -> str:
 def packing(run: Run) -> Verdict:
     """Return the verdict of gates 5 and 6."""
     if run.alone is None:
-        return skipped(run.name, "packing", "none of its items was scored alone")
+        return skipped(run.name, "packing", "no item of the run was scored alone")
     limit = FLOAT32 if run.dtype == "float32" and not run.in_eight_bits else HALF.maximum
     limit = 0.0 if run.deterministic else limit
     detail = f"alone and in company max |d log p| {run.alone.maximum:.1e}, at most {limit:g}"

@@ -51,14 +51,14 @@ def errors(differences: Float64Array) -> Errors:
 
 
 def log_odds(log_p: Float64Array) -> Float64Array:
-    """Return log(p / (1 - p)) of log-probabilities; of a probability of 1 that of the next less."""
+    """Return log(p / (1 - p)) of log p; a p of 1 counts as the next smaller float64."""
     below_one = np.minimum(log_p, -np.finfo(np.float64).epsneg)
     odds: Float64Array = below_one - np.log(-np.expm1(below_one))
     return odds
 
 
 def kendall_tau_b(a: Float64Array, b: Float64Array) -> float:
-    """Return the rank correlation of two [n] (Kendall 1945), -1 to 1; NaN if one is constant.
+    """Return the rank correlation of two arrays [n] (Kendall 1945); NaN if one is constant.
 
     (concordant - discordant) / sqrt(pairs not tied in a * pairs not tied in b), over all pairs.
     """
@@ -76,7 +76,7 @@ def top_overlap(want: Float64Array, got: Float64Array, top: int = TOP) -> float:
 
 
 def inversions(want: Float64Array, got: Float64Array, gap: float) -> tuple[int, int]:
-    """Return the number of pairs over `gap` apart in `want` that `got` swaps, and of all such."""
+    """Return two numbers: pairs over `gap` apart in `want` that `got` swaps, and all such pairs."""
     clear = want[:, None] - want[None, :] > gap  # [n, n], each pair once
     return int((clear & (got[:, None] < got[None, :])).sum()), int(clear.sum())
 

@@ -70,7 +70,7 @@ def _digest_of_weights(directory: Path) -> str:
 
 
 def _digests(path: Path) -> dict[str, str]:
-    """Digest each tensor of a file, which has a length in 8 bytes, a JSON header, and the data."""
+    """Digest each tensor of a file: a length in 8 bytes, a JSON header, and the data."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         start = 8 + int.from_bytes(data[:8], "little")
         header: dict[str, Any] = json.loads(data[8:start])
@@ -91,7 +91,7 @@ def sha256(content: bytes) -> str:
 
 
 class CutModels:
-    """A model's weights in a file for each layer, of which shorter models are made.
+    """A model's weights in a file for each layer, from which shorter models are made.
 
     Args:
         directory: the model.
@@ -137,7 +137,7 @@ class CutModels:
         return cut | own
 
     def _write_layers(self) -> dict[int, tuple[Path, list[str]]]:
-        """Write the tensors of each layer to a file; those of no layer have the number -1."""
+        """Write the tensors of each layer to a file; -1 stands for tensors outside of layers."""
         from safetensors.torch import save_file  # with torch, which a comparison does without
 
         of_layers: dict[int, dict[str, Any]] = defaultdict(dict)

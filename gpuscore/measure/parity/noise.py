@@ -91,11 +91,11 @@ class TauB:
         return found
 
     def step(self, n: int) -> float:
-        """Return the difference that the least swap makes among n items."""
+        """Return the difference that the smallest swap makes among n items."""
         return 4 / (n * (n - 1))
 
     def by_chance(self, n: int) -> float:
-        """Return what one of a hundred random orders of n items exceeds, approximately.
+        """Return about the value that one in a hundred random orders of n items exceeds.
 
         It follows from the variance of tau among random orders (Kendall 1938).
         """
@@ -103,7 +103,7 @@ class TauB:
 
 
 class TopOverlap:
-    """The share of the ten best that are among the ten best; its methods are those of `TauB`."""
+    """The share of the ten best that stay among the ten best; `TauB` explains the methods."""
 
     fewest = 2 * TOP
 
@@ -120,7 +120,7 @@ class TopOverlap:
         return 1 / TOP
 
     def by_chance(self, n: int) -> float:
-        """Use the moments of the hypergeometric distribution: TOP of n, of which TOP count."""
+        """Use the moments of the hypergeometric distribution: TOP draws from n, with TOP hits."""
         share = TOP / n
         variance = share * (1 - share) * (n - TOP) / (n - 1) / TOP
         return share + _UNLIKELY * math.sqrt(variance)

@@ -32,7 +32,7 @@ HEAD = (
 )
 UNKNOWN = "-"
 ABOUT_RANKS = (
-    "(tau-b and top-10 are the smallest of all rankings, each of which has a limit of its own)"
+    "(tau-b and top-10 are the smallest of all rankings; each ranking has a limit of its own)"
 )
 ABOUT_INTERVALS = (
     "(95 % intervals by bootstrap over {queries} queries; a threshold lies in the middle of each "

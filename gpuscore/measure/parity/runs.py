@@ -23,7 +23,7 @@ _FRAMEWORKS, _ATTENTION = _CHOICES["backend"], _CHOICES["attention"]
 _DEVICES = _CHOICES["device"]
 DTYPES = ("float32", "bfloat16", "float16")
 PRECISIONS = ("int8", "fp8", "w8a16")  # of linear layers, in the place of a dtype
-TIMED = ("500 items", "long list")  # cases whose throughput is measured; else that of most items
+TIMED = ("500 items", "long list")  # cases that are timed; else the case with most items is
 ALONE = 8  # approximate number of its items that are scored once more, each alone
 
 
@@ -31,7 +31,7 @@ ALONE = 8  # approximate number of its items that are scored once more, each alo
 class BackendSpec:
     """A backend as `framework:dtype[:attention][@device]` on the command line.
 
-    A precision of linear layers may stand for the dtype, which is then "auto".
+    A precision of linear layers may stand in the dtype's place; the dtype is then "auto".
     """
 
     framework: str

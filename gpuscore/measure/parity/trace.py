@@ -37,7 +37,7 @@ def trace(values: argparse.Namespace, settings: Settings) -> int:
     if plan.precision != "full":
         raise ConfigError(
             f"linear layers are in {plan.precision}; supported by this comparison: models without "
-            "quantization, whose error can be compared with that of transformers"
+            "quantization, whose error can be compared with transformers' error"
         )
     dtype, device = plan.dtype_name, oracle_device(base.device)
     workload = _workload(values.seed, vocabulary(plan))

@@ -93,8 +93,8 @@ class Size:
     """The size of a workload, in tokens."""
 
     long_query: int  # of the case "long"
-    query: int  # of the case "500 items"; those of many queries are no longer
-    item: int  # of the case "500 items"; those of many queries are at most twice as long
+    query: int  # of the case "500 items"; many queries' are no longer
+    item: int  # of the case "500 items"; many queries' are at most twice as long
 
 
 SIZES = {
@@ -160,7 +160,7 @@ def make_workload(
         vocab_rows: valid ids are 0 <= id < vocab_rows.
         context: largest number of tokens of a prompt.
         tokenizer: the model's, or None, which leaves out the cases with texts.
-        seeds: number of seeds, each of which gives all cases of random token ids; 1 for `TEXT`.
+        seeds: number of seeds; each seed gives all cases of random token ids; 1 for `TEXT`.
 
     Raises:
         ConfigError: the model is too small for any workload, or has no tokenizer for `TEXT`, or a
@@ -271,7 +271,7 @@ class _IdCases:
         return self._case(f"query {number}", query, items)
 
     def _heads(self) -> list[Ids]:
-        """Return items with common beginnings, one of which begins another, and two equal items."""
+        """Return items with common beginnings, an item that begins another, and two equal items."""
         long, other = self._ids(18), self._ids(9)
         items = [head + self._ids(1 + n) for head in (long, long[:9], other) for n in range(6)]
         return [*items, items[3]]

@@ -1,4 +1,4 @@
-"""Data of all fronts: memory of what limits are compared with, and the sums of their metrics."""
+"""Data of all fronts: shared counts that limits are compared with, and sums of metrics."""
 
 import mmap
 from collections.abc import Collection
@@ -74,7 +74,7 @@ class Question:
 
 
 class Totals:
-    """The last report of each front, and the sum of those that have ended.
+    """The last report of each front, and the sum of the reports of ended fronts.
 
     What a front has counted since its last report is lost with it if it is killed.
     """
@@ -92,14 +92,14 @@ class Totals:
             self._questions[question].waits_for.discard(front)
 
     def lost(self, front: int) -> None:
-        """Keep what a front has counted: it has ended."""
+        """Keep the counts of a front that has ended."""
         add(self._past, self._last.pop(front, Snapshot()).growing)
         self._questions = {n: one for n, one in self._questions.items() if one.asker != front}
         for question in self._questions.values():
             question.waits_for.discard(front)
 
     def ask(self, front: int, number: int, others: Collection[int]) -> int:
-        """Note a front's question; return the number with which the others are asked."""
+        """Note a front's question; return its number, which the other fronts are asked with."""
         self._asked += 1
         self._questions[self._asked] = Question(front, number, set(others))
         return self._asked

@@ -42,7 +42,7 @@ class _Order(msgspec.Struct, frozen=True):
 class Forker:
     """The parent's side of the process that forks fronts.
 
-    Make it in the main thread, before there are others: it forks this process.
+    Make a Forker in the main thread, before other threads exist: it forks this process.
 
     Args:
         prepare: called in the forking process by `Forker.prepare`; what it returns is called in
@@ -59,7 +59,7 @@ class Forker:
         theirs.close()
 
     def prepare(self, text: str) -> None:
-        """Prepare what all fronts share; raise ConfigError if that is refused."""
+        """Prepare the data that all fronts share; raise ConfigError if it is refused."""
         self._send(_Order(text=text))
 
     def prepared(self) -> None:

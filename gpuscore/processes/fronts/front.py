@@ -70,8 +70,8 @@ class FrontApp:
     """A server's own parts, the same in all fronts; `serve` explains most of them.
 
     Args:
-        models: those that are served, not loaded yet, since each front has its own copy; each with
-            a function that prepares it for the engines' clients.
+        models: the served models, not loaded yet, since each front has its own copy; each with a
+            function that prepares it for the engines' clients.
         devices: of each model's engines.
         ready_lines: returns what the parent prints when the server is ready, given its address.
     """
@@ -169,7 +169,7 @@ class FrontLink(EngineLink):
 
     @property
     def stats(self) -> EngineStats:
-        """The supervisor's last statistics, or else those of the last heartbeat."""
+        """The supervisor's last statistics, or else the last heartbeat's."""
         return super().stats if self._told is None else self._told
 
     @property
@@ -227,7 +227,7 @@ class Control:
         self._writer.send(Serving(self._ready_lines(address)))
 
     def end(self, code: int, refusal: str | None = None) -> None:
-        """Report what was counted last, and the end of this front."""
+        """Report the last counts, and the end of this front."""
         self._report()
         self._writer.send(Ended(code, refusal))
         self._writer.close()

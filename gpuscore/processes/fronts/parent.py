@@ -1,4 +1,4 @@
-"""The parent of the fronts: starts them, replaces those that end, and passes signals on."""
+"""The parent of the fronts: starts fronts, replaces fronts that end, and passes signals on."""
 
 import logging
 import os
@@ -105,7 +105,7 @@ class Fronts:
     """The fronts of a server, from their start to their end; all methods run in the main thread.
 
     Args:
-        setup: what they share.
+        setup: the memory and sockets that they share.
         forker: starts them; prepared.
         config: of the server.
         keys: the API keys; read again at SIGHUP, if there is a key file.
@@ -225,7 +225,7 @@ class Fronts:
             self._wake.send(b" ")
 
     def _act(self) -> None:
-        """Act on what was noted."""
+        """Act on the noted signals and events."""
         while self._signals:
             number = self._signals.popleft()
             if number == signal.SIGHUP and self._config.api_key_file is not None:
@@ -328,7 +328,7 @@ class Fronts:
         self._due[front.seat] = monotonic() + delay
 
     def _look(self) -> None:
-        """Do what is due."""
+        """Check the fronts and timers, and act on everything that is due."""
         self._act()
         for seat, number, samples in self._totals.answers():
             stats = [engine.stats() for engine in self._engines]

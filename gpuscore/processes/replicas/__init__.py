@@ -1,1 +1,1 @@
-"""Replicas of one model, one engine process each: where they run, and which request goes where."""
+"""Replicas of one model, one engine process each: their devices, and the routing of requests."""

@@ -30,11 +30,11 @@ class Flight:
 
     @property
     def divided(self) -> ScoreRequest:
-        """The request that is divided: of equal items the first, so that they have one score."""
+        """The request that is divided, without repeated items: equal items get one score."""
         return self.request if self.distinct is None else self.distinct.request
 
     def whole(self, results: Sequence[ScoreResult]) -> ScoreResult:
-        """Return the answer to the request of those to its parts, in order."""
+        """Return the request's answer, made from the answers to its parts, in order."""
         result = join(results)
         return result if self.distinct is None else self.distinct.spread(result)
 
@@ -45,7 +45,7 @@ class Flight:
         return results if len(results) == len(self.parts) else None
 
     def give_up(self) -> None:
-        """Cancel what replicas have of it."""
+        """Cancel the parts of the request that replicas have."""
         for part in self.parts:
             if part.inner is not None:
                 part.inner.cancel()
@@ -65,7 +65,7 @@ class Part:
 
     @property
     def places(self) -> Sequence[int]:
-        """The caller's items that are the part's."""
+        """The numbers of the part's items in the caller's request."""
         items = range(self.first, self.first + len(self.request.item_ids))
         distinct = self.flight.distinct
         return items if distinct is None else [*map(distinct.first, items)]
@@ -112,7 +112,7 @@ def _part(request: ScoreRequest, start: int, stop: int) -> ScoreRequest:
 def join(results: Sequence[ScoreResult]) -> ScoreResult:
     """Put the results of all parts together, in the order of `split`.
 
-    The tokens add up; the timings are those of the part that took longest.
+    The tokens add up; the timings come from the part that took longest.
     """
     if len(results) == 1:
         return results[0]

@@ -1,4 +1,4 @@
-"""The places of the engines: devices (`--devices`), and each one's part of memory and cores."""
+"""The places of the engines: devices (`--devices`), and each engine's part of memory and cores."""
 
 import json
 import os
@@ -85,7 +85,7 @@ def share_of_cpu(model: ModelConfig, count: int) -> ModelConfig:
     own = replace(model, device="cpu", memory_limit=limit)
     if model.kv_cache_size is None:  # that size is for each replica
         return replace(own, memory_fraction=share)
-    # Without a share none of them can tell whether float32 fits in all.
+    # Without a share no replica can tell whether float32 fits for all replicas.
     return own.unmeasured() if count > 1 else own
 
 

@@ -31,8 +31,8 @@ ValueT = TypeVar("ValueT")
 class Replicas:
     """Thread-safe front of replicas; with one replica it adds nothing.
 
-    Every request is answered once. If a replica is lost, what it had in flight runs again on
-    another one, since scoring has no effects; a request that loses MAX_LOSSES replicas fails.
+    Every request is answered once. If a replica is lost, its requests in flight run again on
+    another replica, since scoring has no effects; a request that loses MAX_LOSSES replicas fails.
 
     Args:
         replicas: loaded or still loading; `score_all` needs them loaded.
@@ -60,7 +60,7 @@ class Replicas:
         )
 
     def wait_planned(self) -> str:
-        """Return what will be loaded, for people; raises as `wait_ready`."""
+        """Return a description of the planned model, for people; raises as `wait_ready`."""
         about = list(dict.fromkeys(self._wait([one.planned for one in self._replicas])))
         count = len(self._replicas)
         return " and ".join(about) + (f", {count} replicas" if count > 1 else "")
@@ -114,7 +114,7 @@ class Replicas:
     def score_all(
         self, requests: Sequence[ScoreRequest]
     ) -> "list[Future[ScoreResult] | GpuscoreError]":
-        """Queue requests without blocking, those of each replica together.
+        """Queue requests without blocking; requests to the same replica go together.
 
         Returns:
             For each request, its future, or the error that refused it: Overloaded, Unavailable.
@@ -182,7 +182,7 @@ class Replicas:
         return True
 
     def _send(self, parts: Iterable[Part], refused: tuple[int, ...] = ()) -> None:
-        """Send parts to their replicas; choose another one for those that are refused there."""
+        """Send parts to their replicas; choose another replica for each refused part."""
         of_replica: dict[int, list[Part]] = {}
         for part in parts:
             of_replica.setdefault(part.replica, []).append(part)

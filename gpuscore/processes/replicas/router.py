@@ -33,7 +33,7 @@ class Load:
 
     Args:
         replica: its number.
-        tokens: those that it has still to compute.
+        tokens: number that it has still to compute.
         rate: tokens that it computes per second; 0 while unknown.
     """
 
@@ -44,9 +44,9 @@ class Load:
 
 @dataclass(slots=True)
 class InFlight:
-    """Tokens sent to a replica and not answered, less what it reports to have computed of them.
+    """Tokens sent to a replica and not answered, less the tokens that it reports as computed.
 
-    The engine gives its requests equal shares, so many of them end at the same time: their tokens
+    The engine gives its requests equal shares, so many requests end at the same time: their tokens
     alone would not tell whether a replica has just begun or is nearly done.
     """
 
@@ -142,7 +142,7 @@ class Router:
     def _level(
         self, request: ScoreRequest, replicas: list[Load], loads: Sequence[Load]
     ) -> list[tuple[Load, int]]:
-        """Fill the replicas to the same end: each first does its own work, then the query."""
+        """Fill the replicas to the same end time: each first does its own work, then the query."""
         key, rest = self._key(request), len(request.query_ids) - self._full(request)
         work = request.num_tokens - len(request.query_ids)
         rates = [_rate(load, loads) for load in replicas]
@@ -162,7 +162,7 @@ class Router:
         return max(loads, key=lambda load: _weight(key, load.replica))
 
     def _again(self, key: bytes | None, request: ScoreRequest, where: Load | int) -> int:
-        """Return the tokens of full pages that a replica would compute, not find."""
+        """Return the tokens of full pages that a replica would have to compute, not find cached."""
         sent = self._sent.get(where if isinstance(where, int) else where.replica)
         known = sent is not None and key is not None and key in sent
         return 0 if known else self._full(request)
@@ -205,7 +205,7 @@ def home_digest(request: ScoreRequest, page_size: int) -> bytes | None:
 
 
 def _rate(load: Load, loads: Sequence[Load]) -> float:
-    """Return a replica's rate; while it is unknown, the fastest one's, or 1 token/s."""
+    """Return a replica's rate; while it is unknown, the fastest replica's rate, or 1 token/s."""
     return load.rate or max(other.rate for other in loads) or 1.0
 
 

@@ -60,7 +60,7 @@ def start_models(
         engine: the settings of all engines.
         factory: prepares a backend (`gpuscore.processes.worker.__main__`).
         patience: when an engine counts as lost.
-        listeners: by which fronts reach each engine, model by model.
+        listeners: the sockets where fronts reach each engine, model by model.
         log_format: of the engines' processes.
     """
     everyone: list[EngineClient] = []
@@ -107,7 +107,7 @@ class AllReplicas:
         return [engine for model in self.models for engine in model.engines]
 
     def wait_planned(self, number: int) -> str:
-        """Return what will be loaded for a model; raises as `Replicas.wait_planned`."""
+        """Return a description of a planned model; raises as `Replicas.wait_planned`."""
         with self.named(number):
             return self.models[number].wait_planned()
 
@@ -121,7 +121,8 @@ class AllReplicas:
     def wait_ended(self) -> None:
         """Block until `close`; raise EngineFailed once no engine of any model can be kept running.
 
-        While one model's engine is hopeful, the others are started again however often they fail.
+        While one model's engine may still start, the others are started again however often they
+        fail.
         """
         self._wait([engine.ended for engine in self.engines])
 

@@ -312,7 +312,7 @@ def _outcome(id: int, future: "Future[ScoreResult]") -> Result | Failure:
 class Reception:
     """The callers of an engine: its supervisor, and the fronts that connect to its listener.
 
-    Whatever a front sends ends its own connection at most.
+    A bad message of a front ends that front's connection at most.
     """
 
     def __init__(self, make_engine: Callable[[Callable[[], None]], Engine]) -> None:

@@ -51,10 +51,10 @@ class LinkedEngine(Generic[LinkT]):
         config: the limits on the requests in flight.
         connect: returns the way to the process, which tells its events to this client.
         counts: of the backlog (`engine.admission.PLACES`), if several processes share them.
-        own: the engines of its model, of which some may be made after it. While another one is
-            alive, requests of a silent child fail before it is killed, so that they run there.
-        everyone: those of all models. While another one is hopeful, a child that failed too often
-            is started again all the same.
+        own: the engines of its model; some may be made after it. While another engine is alive,
+            requests of a silent child fail before it is killed, so that they run there.
+        everyone: the engines of all models. While another engine may still start, a child that
+            failed too often is started again all the same.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class EngineClient(LinkedEngine[Supervisor]):
         environment: variables that the child gets besides this process's.
         own, everyone: as in `LinkedEngine`.
         after: the first child starts once this is done without an error.
-        like: the `dtype` of another replica, which this one waits for and takes over.
+        like: the `dtype` of another replica, which this replica waits for and takes over.
 
     Attributes:
         dtype: the number format that the first child has chosen.
@@ -264,7 +264,7 @@ class EngineClient(LinkedEngine[Supervisor]):
 
     @property
     def pid(self) -> int | None:
-        """The process id of the present child, or else of the last one."""
+        """The process id of the present child, or else of the last child."""
         return self._supervisor.pid
 
     @property

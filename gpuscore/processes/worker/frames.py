@@ -45,7 +45,7 @@ def encode(message: Message) -> bytes:
 
 
 def decoded(decoder: msgspec.msgpack.Decoder[MessageT], frame: bytes) -> MessageT:
-    """Decode a message; raise ProtocolError if the frame is not one of the decoder's type."""
+    """Decode a message; raise ProtocolError if the frame is not of the decoder's type."""
     try:
         return decoder.decode(frame)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -187,7 +187,7 @@ class FrameWriter:
     def _send(self, messages: Sequence[Make], now: bool) -> None:
         """Send small messages in one system call, because each call wakes the other process.
 
-        `now` sends what the pipe has room for and leaves the rest.
+        With `now` only as much is sent as the pipe has room for.
         """
         buffer, self._rest = self._rest, bytearray()
         for make in messages:

@@ -43,7 +43,7 @@ class Report:
     Args:
         number: of heartbeats so far.
         tokens_left: tokens that it had still to compute then.
-        alone: nobody else sends it requests.
+        alone: no other process sends it requests.
     """
 
     number: int
@@ -150,7 +150,7 @@ class EngineLink:
         raise NotImplementedError
 
     def finish(self, error: Exception, end: Exception | None) -> None:
-        """Set the outcomes that are still open: of `ended`, and an error for those who wait."""
+        """Set the outcomes that are still open: of `ended`, and an error for waiting callers."""
         with self._finishing:
             if not self.ended.done() and end is None:
                 self.ended.set_result(None)
@@ -241,7 +241,7 @@ class Supervisor(EngineLink):
         may_give_up: asked before a child that failed too often is not restarted any more.
         listener: the fronts' way to each child.
         after: the first child starts once this is done without an error.
-        like: the `dtype` of the model's first replica, which this one waits for and takes over.
+        like: the `dtype` of the model's first replica, which this replica waits for and takes over.
 
     Attributes:
         dtype: the number format that the first child has chosen; never done if it has not planned.
@@ -388,7 +388,7 @@ def _in_format(start: Start, dtype: str) -> Start:
 
 
 def passed(since: float) -> float:
-    """Return the seconds since then, capped: a pause of this process is not the child's silence."""
+    """Return the seconds since a time, capped: this process's pause is not the child's silence."""
     return min(monotonic() - since, 2 * TICK)
 
 

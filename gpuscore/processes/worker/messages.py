@@ -72,7 +72,7 @@ class Close(Message, frozen=True):
 class Planned(Message, frozen=True):
     """The child's first message: the model can be served; `about` describes it.
 
-    `dtype` is the number format, with which every later child and the other replicas start.
+    `dtype` is the number format that every later child and the other replicas start with.
     """
 
     about: str

@@ -44,7 +44,7 @@ def die_with(parent: int) -> None:
 
 
 class EngineListener:
-    """A listening Unix socket by which fronts reach an engine. It outlives the engine's processes.
+    """A listening Unix socket where fronts reach an engine. It outlives the engine's processes.
 
     Its name is in Linux's abstract namespace, so no file can be left behind. File permissions do
     not protect such a name: the engine's process refuses peers of other users.
@@ -82,8 +82,8 @@ class EngineProcess:
 
     Args:
         command: its command line, to which the socket and this process's id are added.
-        more: its environment variables besides those of this process.
-        listener: by which fronts reach it.
+        more: environment variables that it gets besides this process's.
+        listener: the socket where fronts reach it.
 
     On Linux, create it in a thread that lives as long as the process must. The child asks the
     kernel to kill it when its parent dies, and the kernel takes the starting thread as the parent.

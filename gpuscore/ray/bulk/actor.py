@@ -8,7 +8,7 @@ from typing import Any
 
 
 class EngineActor:
-    """An engine's process on the node that Ray has chosen, and what its driver asks about the node.
+    """An engine's process on the node that Ray has chosen, and answers to questions about the node.
 
     Nothing but plain Python values and encoded messages crosses to the driver.
     """
@@ -52,6 +52,6 @@ class EngineActor:
         self._hosted.send(frames)
 
     def receive(self, seconds: float) -> tuple[bytes, list[bytes]]:
-        """Wait for messages; return the engine's encoded state and what came since then."""
+        """Wait for messages; return the engine's encoded state and the new messages."""
         found: tuple[bytes, list[bytes]] = self._hosted.receive(seconds)
         return found

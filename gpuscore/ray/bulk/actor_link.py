@@ -40,9 +40,9 @@ from gpuscore.types.stats import EngineStats
 
 ray.cloudpickle.register_pickle_by_value(actor_module)
 
-# Calls of one group run one after the other, in order; those of two groups at the same time. Noted
-# here and not by decorators, because Ray has no types; and not by options of the calls, because a
-# driver that is Ray's client cannot send those.
+# Calls of one group run one after the other, in order; two groups' calls run at the same time. The
+# groups are set here and not by decorators, because Ray has no types; and not by options of calls,
+# because a driver that is Ray's client cannot send such options.
 SENDING, RECEIVING = "sending", "receiving"
 for _group, _methods in (
     (SENDING, (EngineActor.send,)),
@@ -94,7 +94,7 @@ class RemoteActor:
         """Wait for a call's result at most this long; None if there is none yet.
 
         Raises:
-            ActorLost: there will be none.
+            ActorLost: the actor is gone, so there will be no result.
         """
         try:
             done, _ = ray.wait([call], timeout=seconds)
@@ -121,7 +121,7 @@ logger = logging.getLogger(__name__)
 
 WAITING = 10.0  # seconds for an actor, after which the wait is told
 RECEIVE = 0.25  # seconds after which an actor without messages replies
-# Replies cross a network, so they may be late for longer than those of a child.
+# Replies cross a network, so they may be late for longer than a child's messages.
 ACTOR_PATIENCE = Patience(silent=10.0, stopped=60.0)
 
 
@@ -131,9 +131,9 @@ class Hosting:
 
     Attributes:
         model, revision: as in the settings; each node looks for the directory itself.
-        files: those that the driver has.
+        files: the model's files that the driver has.
         start: returns the encoded `Start` for a node.
-        first: this link is the one that says that all of them wait.
+        first: this link says that all of them wait.
     """
 
     room: Room
@@ -148,7 +148,7 @@ class ActorLink(EngineLink):
     """The thread that has an actor made, checks its node, and reads; again after each loss.
 
     Args:
-        hosting: what the actor gets.
+        hosting: the actor's arguments.
         owner: receives the engine's events.
         may_give_up: asked before an actor that failed too often is not made again.
         known: returns the limits of another engine that is ready, or None. While there is one, a
@@ -187,7 +187,7 @@ class ActorLink(EngineLink):
         return MAX_RETRY_AFTER if state is None else max(1, min(MAX_RETRY_AFTER, state.retry_after))
 
     def keep_running(self) -> None:
-        """Have one actor after the other until `close`.
+        """Run one actor after the other until `close`.
 
         Raises:
             ConfigError, EngineFailed: another actor would not help.
@@ -331,7 +331,7 @@ class ActorLink(EngineLink):
 
 
 def _refuse_other(first: BackendLimits, limits: BackendLimits, where: str) -> None:
-    """Raise ConfigError unless scores of this engine can stand beside those of the first one."""
+    """Raise ConfigError unless scores of this engine can stand beside the first engine's."""
     same = same_model(first, limits) and first.page_size == limits.page_size
     if not same or first.identity != limits.identity:
         raise ConfigError(

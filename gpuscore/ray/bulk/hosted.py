@@ -1,5 +1,5 @@
-"""The actor's side of an engine: its process and supervisor, and the messages to the driver, beside
-those of the engine's process."""
+"""The actor's side of an engine: its process and supervisor, and the messages to the driver that do
+not come from the engine's process."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ class ActorState(Message, frozen=True):
         about, limits: None until they are known.
         loaded: bytes of weights read, and of all.
         heartbeats: so far.
-        error: name of the class and text of what ended the engine for good.
+        error: class name and text of the error that ended the engine for good.
     """
 
     about: str | None
@@ -55,7 +55,7 @@ class ActorState(Message, frozen=True):
 
 
 def described(error: BaseException) -> tuple[str, str]:
-    """Return an error as `ActorState` has it; one of an unexpected class is an EngineFailed."""
+    """Return an error as `ActorState` has it; an unexpected class becomes EngineFailed."""
     name = type(error).__name__
     return (name if name in _KINDS else EngineFailed.__name__), str(error)
 
@@ -102,8 +102,8 @@ class HostedEngine:
         self._supervisor.start()
 
     def send(self, frames: Sequence[bytes]) -> None:
-        """Send messages to the process. Without one they are dropped: the driver, which has `Lost`
-        on its way, sends the requests again."""
+        """Send messages to the process. Without a process they are dropped: `Lost` is on its way to
+        the driver, which will send the requests again."""
         send = self._send
         if send is not None:
             send(*(partial(bytes, frame) for frame in frames))

@@ -39,7 +39,7 @@ class NodeFacts:
         return node_name(self.address, self.id)
 
     def check(self) -> None:
-        """Raise ConfigError unless scores of this node can stand beside those of the others."""
+        """Raise ConfigError unless scores of this node can stand beside other nodes' scores."""
         for what, here, there in (
             ("gpuscore", __version__, self.gpuscore),
             ("Python", _minor(platform.python_version()), _minor(self.python)),

@@ -41,7 +41,7 @@ _ADDRESS = re.compile(r"(ray://)?(?P<host>\[[^\]]+\]|[^:/\s]+):(?P<port>\d{1,5})
 
 @dataclass(frozen=True, slots=True)
 class RayNode:
-    """A node that is alive, with whole numbers of what Ray counts there."""
+    """A node that is alive, with Ray's counts of its resources, in whole numbers."""
 
     id: str
     address: str
@@ -59,7 +59,7 @@ class Slot:
 
     Attributes:
         device: cpu or cuda.
-        room: what its actor asks Ray for.
+        room: the resources that its actor asks Ray for.
         cpus: of the engine, on a CPU.
         together: engines that share the node's memory.
     """
@@ -75,7 +75,7 @@ def connected(address: str) -> Iterator[list[RayNode]]:
     """Connect this process to a cluster; yield the nodes that are alive.
 
     Raises:
-        ConfigError: the address is none, or no cluster answers there.
+        ConfigError: the address is invalid, or no cluster answers there.
     """
     _try(address)
     before = signal.getsignal(signal.SIGTERM)
@@ -101,7 +101,7 @@ def connected(address: str) -> Iterator[list[RayNode]]:
 
 
 def slots(nodes: Sequence[RayNode], model: ModelConfig, count: int | None) -> list[Slot]:
-    """Return the places of `count` engines, or of all for which the nodes have devices.
+    """Return places for `count` engines, or for as many as the nodes have devices.
 
     An engine on GPUs takes one, or `--tensor-parallel` of them. One on a CPU takes `--threads`
     CPUs, or the node's if that is not set. Places beyond the nodes' devices are for nodes that join
@@ -129,7 +129,7 @@ def slots(nodes: Sequence[RayNode], model: ModelConfig, count: int | None) -> li
 
 
 def _on_gpus(node: RayNode | None, model: ModelConfig) -> list[Slot]:
-    """Return the places on a node's GPUs; without a node, one that needs no certain node."""
+    """Return the places on a node's GPUs; without a node, a place on any node."""
     ranks = model.tensor_parallel
     room = Room({"num_cpus": 1, "num_gpus": ranks}, None if node is None else node.id)
     return [Slot("cuda", room)] * (1 if node is None else node.gpus // ranks)
@@ -175,7 +175,7 @@ class ActorEngine(LinkedEngine[ActorLink]):
     """The client of an engine that an actor hosts.
 
     Args:
-        others: the engines of the pool, of which some are made after this one.
+        others: the engines of the pool; some are made after this engine.
     """
 
     def __init__(
@@ -227,13 +227,13 @@ def ray_replicas(
 
 
 def _named(model: str) -> str:
-    """Return the name by which nodes look for the model: they have other working directories."""
+    """Return the model's name for nodes, which have other working directories."""
     path = Path(model)
     return str(path.absolute()) if model != DEMO and path.is_dir() else model
 
 
 def _for_all(engine: EngineConfig, count: int) -> EngineConfig:
-    """Return the limits of all engines together: the settings' are those of each of them."""
+    """Return the limits of all engines together; the settings have the limits of each engine."""
     return replace(
         engine,
         max_queued_requests=engine.max_queued_requests * count,

@@ -90,7 +90,7 @@ def create_app(
 def create_metrics_app(
     service: ScoringService, config: ServerConfig, operations: Operations, hosts: Hosts
 ) -> ASGIApp:
-    """Return the application of `--metrics-port`, which needs no key and has nothing else."""
+    """Return the application of `--metrics-port`, which has only metrics and needs no key."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     add_metrics(app, operations)
     _add_handlers(app)

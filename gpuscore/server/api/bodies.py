@@ -56,10 +56,10 @@ class Unpacker(Protocol):
     """A reader of one encoded body."""
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        """Yield what these bytes unpack to, at most PIECE bytes at a time.
+        """Yield these bytes unpacked, at most PIECE bytes at a time.
 
         Raises:
-            InvalidRequest: they are not what the encoding makes.
+            InvalidRequest: the bytes are not in this encoding.
         """
 
     @property
@@ -201,7 +201,7 @@ async def read_body(request: Request, config: ServerConfig) -> bytes:
 
 
 def count(scope: Scope, size: int) -> None:
-    """Count bytes that the connection does not see; raise Overloaded if there are too many."""
+    """Count bytes that did not arrive on the connection; raise Overloaded for too many."""
     refusal = scope["state"].get(MORE, lambda _: None)(size)
     if refusal is not None:
         raise refusal
@@ -230,8 +230,8 @@ class _ErrorResponse(Response):
 
 
 class LongResponse(Response):
-    """A JSON answer that is sent while it is made: each piece once the client has taken most of
-    those before it.
+    """A JSON answer that is sent while it is made: each piece is sent once the client has taken
+    most of the earlier pieces.
 
     Nothing that makes a piece may fail. If the server is given up while it is sent, it ends early,
     and the connection with it.
@@ -276,7 +276,7 @@ LARGE_ANSWER = 10**6  # bytes; a larger answer is sent while it is made
 async def answer(
     service: ScoringService, dialect: Dialect[BodyT], body: BodyT, call: RequestContext
 ) -> Response:
-    """Return the answer to a body as JSON, which is sent while it is made if it is a large one.
+    """Return the answer to a body as JSON; a large answer is sent while it is made.
 
     Raises:
         GpuscoreError: the request is refused or has failed; each subclass is one code.
@@ -323,7 +323,7 @@ def _prepared(
 
 
 def _encoded(encode: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
-    """Yield the pieces of an answer; the first one is asked for where the work is to be done."""
+    """Yield the pieces of an answer; the first piece is made where the work is to be done."""
     pieces = encode()
     del encode  # it has the body
     yield from pieces

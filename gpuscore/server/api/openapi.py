@@ -131,7 +131,7 @@ def _complete(document: dict[str, Any], has_keys: bool, longest: int) -> None:
 def _complete_operation(
     operation: dict[str, Any], path: str, method: str, has_keys: bool
 ) -> dict[str, Any]:
-    """Add to an operation what FastAPI does not know; return the error responses it refers to."""
+    """Complete an operation where FastAPI cannot; return the error responses it refers to."""
     read = ["X-Request-Id", "traceparent"]
     if method == "post":
         read.append("X-Request-Timeout-Ms")

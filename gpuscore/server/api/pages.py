@@ -1,7 +1,7 @@
 """Routes without a body: probes, the models, metrics; and pages for people with the files that they
 load, all from `server/static`: the playground, the status page, and Swagger UI for /docs.
 
-A page holds nothing of the server's: its scripts ask the routes, with the reader's key.
+A page holds no data of the server: its scripts ask the routes, with the reader's key.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -38,7 +38,7 @@ from gpuscore.system.machine import commit, local_machine, versions
 
 
 def server_info(name: str, model: LoadedModel) -> dict[str, Any]:
-    """Return the fields of text-embeddings-inference, and those that it lacks under `gpuscore`."""
+    """Return the fields of text-embeddings-inference, and our own fields under `gpuscore`."""
     limits = model.engine.limits
     asked = None if isinstance(model.prompts.decisions, str) else model.prompts.decisions
     requests = model.prompts.builder.limits
@@ -223,7 +223,7 @@ def _states(models: ModelTable) -> dict[str, Any]:
 
 
 def _unavailable(why: str, models: ModelTable, *states: str) -> Unavailable:
-    """Return an error that names those of several models that are in one of these states."""
+    """Return an error that names the models in one of these states, if there are several models."""
     names = [one.name for one in models if one.state in states]
     which = f": {listed(names)}" if names and models.only is None else ""
     return Unavailable(f"{why}{which}", retry_after=LOADING_RETRY_AFTER)

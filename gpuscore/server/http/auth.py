@@ -28,7 +28,7 @@ class ApiKeys:
 
     @classmethod
     def of_digests(cls, digests: Collection[bytes]) -> "ApiKeys":
-        """Return keys of which only the SHA-256 digests are known."""
+        """Return keys whose SHA-256 digests alone are known."""
         keys = cls([])
         keys._digests = list(digests)
         return keys
@@ -108,7 +108,7 @@ class KeyReader:
         threading.Thread(target=self.read, name="api-keys", daemon=True).start()
 
     def read(self) -> None:
-        """Replace the keys by those found now; keep the old ones if that fails or finds none."""
+        """Read the keys again; keep the old keys if that fails or finds no key."""
         with self._turn:
             try:
                 self._keys.replace(read_api_keys(self._config))

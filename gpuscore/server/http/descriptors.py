@@ -1,4 +1,4 @@
-"""Descriptors of files and sockets: a process may have so many, and each connection takes one."""
+"""Descriptors of files and sockets: a process has a limit, and each connection takes one."""
 
 import asyncio
 import errno
@@ -14,7 +14,7 @@ EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def raise_limit(connections: int) -> None:
-    """Raise the limit of this process, and of those that it starts, as far as they may need it."""
+    """Raise the limit of this process and its children as far as they may need it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + RESERVE
     if hard != resource.RLIM_INFINITY:
@@ -37,7 +37,7 @@ def warn_of_limit(connections: int) -> None:
 
 
 def log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log an error of the event loop; one of `accept`, of which there may be many, in one line."""
+    """Log an error of the event loop; errors of `accept`, which may be many, take one line each."""
     error = context.get("exception")
     if not isinstance(error, OSError) or error.errno not in EXHAUSTED or "socket" not in context:
         loop.default_exception_handler(context)

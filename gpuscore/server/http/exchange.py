@@ -38,7 +38,7 @@ def head_of(status: int, *fields: Fields) -> bytes:
 def scope_of(head: RequestHead, addresses: tuple[Any, Any]) -> Scope:
     """Return a request's head as an ASGI scope; `addresses` are the server's and the client's.
 
-    The path is the one that `read_target` returned, not decoded any further.
+    The path is as `read_target` returned it, not decoded any further.
     """
     return {
         "type": "http",
@@ -70,7 +70,7 @@ class Channel(Protocol):
     def write(self, data: bytes) -> None: ...
 
     async def drain(self) -> None:
-        """Return once the client has taken most of what was written, or has left."""
+        """Return once the client has taken most of the written bytes, or has left."""
 
     def regulate(self) -> None:
         """Pause or resume reading, depending on whether the exchange has room for more body."""

@@ -1,4 +1,4 @@
-"""Spans: the bytes that may be parsed next without going past the end of a request.
+"""Spans: pieces of the input that can be parsed without going past the end of a request.
 
 A span ends where a request can end: at a line of the head, at a body's last byte, or at the empty
 line after the chunks. The HTTP parser gets one span at a time and must find the same end. Later
@@ -135,7 +135,7 @@ class ChunkFraming:
         return found.end() - at
 
     def _trailer_line(self, data: bytearray, at: int) -> int:
-        """Do the same for a trailer field, or for the empty line that ends the body."""
+        """Take a trailer field, or the empty line that ends the body; count its bytes."""
         size = data.find(b"\n", at) + 1 - at
         if size <= 0:
             self._check(len(data) - at)

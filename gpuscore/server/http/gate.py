@@ -141,16 +141,16 @@ class Gate:
         return self.refusal(exchange.tenant, 0, self._sizes[exchange]) if full else None
 
     def more(self, exchange: Exchange, size: int) -> Overloaded | None:
-        """Count bytes that the connection does not see, as `received` does those that it does.
+        """Count bytes that did not arrive on the connection; `received` counts bytes that did.
 
-        They are those to which a part of a body was unpacked, or that the answer has at most.
+        Such bytes are the unpacked part of a body, or the most that the answer may have.
         """
         self._counts.add(_BYTES, size)
         self._more[exchange] += size
         return self._crowded(self._sizes[exchange] + self._more[exchange], 0)
 
     def _crowded(self, own: int, announced: int) -> Overloaded | None:
-        """Return an error if there are others' bytes, and with `own` and `announced` too many."""
+        """Return an error if others have bytes here and `own` and `announced` make too many."""
         others, limit = self.bytes - own, self._config.max_queued_bytes
         if not others or others + own + announced <= limit:
             return None

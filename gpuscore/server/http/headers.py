@@ -96,8 +96,8 @@ class Hosts:
         if names is None or all(_known(one, names) for one in _names_of(target, headers)):
             return
         raise InvalidRequest(
-            "this server answers to loopback names (localhost, 127.0.0.1, [::1]) and those of "
-            "--allowed-hosts, not to the one of this request",
+            "this server answers to loopback names (localhost, 127.0.0.1, [::1]) and names of "
+            "--allowed-hosts, not to the name of this request",
             param="Host",
         )
 
@@ -109,7 +109,7 @@ def read_hosts(config: ServerConfig, host: str, keys: int) -> Hosts:
     """Return the names for a server that binds `host` and has so many keys.
 
     Raises:
-        ConfigError: `--allowed-hosts` has what no Host field could be.
+        ConfigError: `--allowed-hosts` has a value that no Host field can have.
     """
     if config.allowed_hosts is None:
         return ANY_HOST if keys or not is_loopback(host) else Hosts(frozenset())
@@ -184,7 +184,7 @@ class Origins:
 
 
 def read_origins(config: ServerConfig) -> Origins:
-    """Return the configured origins; raise ConfigError for one that no browser would ever send."""
+    """Return the configured origins; raise ConfigError for an origin that no browser sends."""
     given = [] if config.cors_origin is None else config.cors_origin.split(",")
     allowed = tuple(origin.strip() for origin in given)
     for origin in allowed:

@@ -26,7 +26,7 @@ def read_target(method: bytes, target: bytes) -> tuple[str, bytes]:
     """Return a target's path and query (without "?").
 
     In the path, only characters that need no percent-encoding are decoded. So two paths are equal
-    where RFC 3986 says that they are, and "%2F" is no slash.
+    exactly if RFC 3986 calls them equivalent, and "%2F" is not a slash.
 
     Raises:
         InvalidRequest: neither a path, nor an http or https URL, nor the "*" of OPTIONS.
@@ -51,7 +51,7 @@ def _origin_form(method: bytes, target: bytes) -> bytes:
 
 Field = tuple[bytes, bytes]  # name in lower case, value without white space around it
 
-# llhttp knows these methods, and none of them changes how a message is parsed. In place of any
+# llhttp knows these methods, and no method changes how a message is parsed. In place of any
 # other method it gets TRACE, which no route has.
 _METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"PATCH", b"OPTIONS", b"TRACE"))
 _METHOD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
@@ -154,7 +154,7 @@ class RequestParser:
             self._data += data
 
     def stop(self) -> None:
-        """Drop all unparsed bytes and those that still arrive."""
+        """Drop all unparsed bytes and all bytes that still arrive."""
         self.ended = True
         self._data.clear()
 

@@ -113,7 +113,7 @@ class Listener(socket.socket):
     _accepted = 0
 
     def count_in(self, rounds: Rounds) -> None:
-        """Count connections by the rounds of this loop from now on; due before the first one."""
+        """Count the connections of each round of this loop; call it before the first connection."""
         self._rounds = rounds
 
     def accept(self) -> tuple[socket.socket, Any]:
@@ -192,7 +192,7 @@ class Outlet:
 
     @property
     def full(self) -> bool:
-        """True if so many bytes wait for the client that no further answer should be made."""
+        """True if too many bytes wait for the client to make a further answer."""
         return self._drained is not None
 
     def write(self, data: bytes) -> None:
@@ -203,7 +203,7 @@ class Outlet:
                 self._watch()
 
     async def drain(self) -> None:
-        """Return once the client has taken most of what was written, or has left."""
+        """Return once the client has taken most of the written bytes, or has left."""
         while self._drained is not None:
             await asyncio.shield(self._drained)
 
@@ -223,7 +223,7 @@ class Outlet:
         self.empty()
 
     def _watch(self) -> None:
-        """Check again later, and drop a client that has taken none of its answer by then.
+        """Check again later, and drop a client that has taken no byte of its answer by then.
 
         A connection that is being closed is watched, too: its transport would wait for ever.
         """

@@ -85,7 +85,7 @@ _VLLM_GAUGES: tuple[_Row[Sequence[EngineStats]], ...] = (
     ),
     (
         "num_requests_waiting",
-        "Requests admitted by the engine of which nothing was computed yet",
+        "Requests admitted by the engine, before any part of them is computed",
         lambda stats: sum(max(0, one.requests - one.running) for one in stats),
     ),
     ("kv_cache_usage_perc", "Share of the pages in use, 1 = all", _usage),
@@ -107,7 +107,7 @@ _VLLM_COUNTERS: tuple[_Row[Sequence[EngineStats]], ...] = (
 
 
 def engine_metrics(replicas: Sequence[ReplicaState]) -> Iterator[Metric]:
-    """Yield the metrics of all replicas; none of them before the model is loaded."""
+    """Yield the metrics of all replicas; no metrics before the model is loaded."""
     if not replicas:
         return
     devices = InfoMetricFamily("gpuscore_replica", "Device of a replica", labels=LABELS)
@@ -144,7 +144,7 @@ def engine_metrics(replicas: Sequence[ReplicaState]) -> Iterator[Metric]:
 
 
 def vllm_metrics(replicas: Sequence[ReplicaState]) -> Iterator[Metric]:
-    """Yield them for all models; gauges only of models of which an engine is alive."""
+    """Yield vLLM's metrics for all models; gauges only of models with a living engine."""
     models = dict.fromkeys(one.model for one in replicas)
     of = {name: [one for one in replicas if one.model == name] for name in models}
     living = {name: [one.stats for one in of[name] if one.alive] for name in models}
@@ -155,7 +155,7 @@ def vllm_metrics(replicas: Sequence[ReplicaState]) -> Iterator[Metric]:
 
 
 def rerun_metric(replicas: Sequence[ReplicaState]) -> Metric:
-    """Return what one process counts of its replicas; engines know nothing of it."""
+    """Return one process's counts of its replicas, which engines do not know."""
     rerun = CounterMetricFamily(
         "gpuscore_rerun",
         "Requests, or parts of them, run again elsewhere after this replica was lost",

@@ -89,7 +89,7 @@ class Metrics:
         )
         self._cancelled = self._counters(
             "cancelled",
-            "Requests whose client left before the answer; stage is the one that they had reached",
+            "Requests whose client left before the answer, by the stage that they had reached",
             stage=PROGRESS,
         )
         self._lag = self._sizes(
@@ -136,7 +136,7 @@ class Metrics:
         return encode(self.registry), content_type
 
     def snapshot(self) -> Snapshot:
-        """Return what this process has counted."""
+        """Return the counts of this process."""
         return take_snapshot(self._own.collect())
 
     def _scored(self, model: str, items: int, record: RequestRecord) -> None:

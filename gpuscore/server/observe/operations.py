@@ -33,7 +33,7 @@ def request_line(record: RequestRecord, style: LogFormat = "json") -> bytes:
 
 
 def _text(record: RequestRecord) -> bytes:
-    """Return the time of day, route, status, milliseconds, and what is known of sizes and errors.
+    """Return the time of day, route, status, milliseconds, and the known sizes and errors.
 
     The id is left out of answers that succeeded: people read these lines as they pass.
     """
@@ -156,7 +156,7 @@ class OperationsMiddleware:
         self, app: ASGIApp, operations: Operations, routes: Iterable[str], timing_headers: bool
     ) -> None:
         self.app, self.operations = app, operations
-        self.routes = frozenset(routes)  # route templates; none of them has a parameter
+        self.routes = frozenset(routes)  # route templates without parameters
         self.timing_headers = timing_headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -38,12 +38,13 @@ def add(sums: Samples, more: Samples) -> None:
 
 
 class SummedCollector(Collector):
-    """The metrics of this process plus those of others.
+    """The metrics of this process plus other processes' metrics.
 
     Args:
         own: the metrics of this process.
         others: gets what this process shows and returns the summed samples of the other processes;
-            called once for each scrape. If this process ends, what it has shown must not be lost.
+            called once for each scrape. If this process ends, the counts that it has shown must not
+            be lost.
     """
 
     def __init__(self, own: Collector, others: Callable[[Snapshot], Samples]) -> None:
@@ -78,5 +79,5 @@ def _key(family: Metric, sample: Sample) -> Key:
 
 
 def _sum(name: str, one: float, other: float) -> float:
-    # The time of a metric's first value is that of the process that had one first.
+    # A metric was created when the first process created it.
     return min(one, other) if name.endswith("_created") else one + other

@@ -76,8 +76,8 @@ COMBINED = 1024  # columns of a program of the weighted sum
 
 @triton.jit
 def _tile_of(starts, tile, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Return a tile's expert, its places, and which of them are the expert's own; without such a
-    tile an expert of at least EXPERTS."""
+    """Return a tile's expert, its places, and a mask of the places that are the expert's own. If
+    there is no such tile, the expert is EXPERTS or more."""
     expert = tl.arange(0, BLOCK)
     first = tl.load(starts + expert, mask=expert < EXPERTS, other=0)
     last = tl.load(starts + 1 + expert, mask=expert < EXPERTS, other=0)

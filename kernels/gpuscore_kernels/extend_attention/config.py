@@ -1,8 +1,8 @@
 """Launch configurations of the Triton kernel: one per kind of GPU, head size and dtype.
 
 The table is fixed and nothing is tuned while serving, so a server's bits and speed do not depend on
-timings. Those of compute capability 9.0 were timed; the others are the ones that compile without
-spilling registers (Triton 3.6), and were not timed yet.
+timings. The entries of compute capability 9.0 were timed. The others compile without spilling
+registers (Triton 3.6), and were not timed yet.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ class TileConfig:
         return TileShape(self.rows // group, self.keys, self.own, self.is_steady)
 
     def steady(self) -> "TileConfig":
-        """Return the same with tiles of a row that do not depend on other rows."""
+        """Return the configuration with tiles of a row that do not depend on other rows."""
         return replace(self, own=self.keys, is_steady=True)
 
 
@@ -88,10 +88,10 @@ CONFIGS = _table(_HALVES)
 
 
 def config_for(device: torch.device, head_dim: int, dtype: torch.dtype) -> TileConfig:
-    """Return the configuration for a device; an unknown GPU gets that of the next older one.
+    """Return the configuration for a device; an unknown GPU gets the next older GPU's.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no configuration.
     """
     if device.type != "cuda":
         return _INTERPRETED

@@ -28,7 +28,7 @@ from gpuscore_kernels.extend_attention.layout import (
 
 Slots: TypeAlias = Callable[[Wide, Wide], Wide]  # of (query tile, key of its prefix)
 
-# Columns of ranges behind those of masked tiles: query tile; 1 = before the run of full tiles.
+# Columns of ranges after the columns of masked tiles: query tile; 1 = before the run of full tiles.
 TILE, BEFORE = MASKED_FIELDS, MASKED_FIELDS + 1
 RANGE_FIELDS = MASKED_FIELDS + 2
 
@@ -50,9 +50,9 @@ class SourceKeys(NamedTuple):
 class FullRuns:
     """Divides the keys of one source after the other into full and masked tiles.
 
-    The kernel reads masked tiles, then full ones, then masked ones. Masked tiles before the full
-    ones exist with a window only. If tiles are steady, keys come in the order of positions: full
-    tiles that would follow a masked one are masked themselves.
+    The kernel reads masked tiles, then full tiles, then masked tiles again. Masked tiles before the
+    full tiles exist with a window only. If tiles are steady, keys come in the order of positions:
+    full tiles that would follow a masked tile become masked tiles.
     """
 
     def __init__(self, count: int, shape: TileShape, edges: tuple[Wide, Wide] | None) -> None:
@@ -76,7 +76,7 @@ class FullRuns:
         return self._add_with_window(keys, full, end, *self.edges)
 
     def _add_without_window(self, keys: SourceKeys, stop: Wide, end: Wide) -> tuple[Wide, Wide]:
-        """Rows see the first keys, so full tiles come before masked ones."""
+        """Rows see the first keys, so full tiles come before masked tiles."""
         if self.ranges:
             stop[self.closed[keys.tile]] = 0
         first = stop * self.shape.keys
@@ -159,9 +159,9 @@ class FullRuns:
 
 
 def _joined(ranges: Wide) -> Wide:
-    """Return ranges of rows of the batch, with those of a query tile that follow each other as one.
+    """Join ranges of the batch's rows that follow each other in the same query tile.
 
-    A row sees those of its own segment only, wherever the borders between segments are.
+    A row sees rows of its own segment only, wherever the borders between segments are.
     """
     ranges = ranges[ranges[:, NUM_KEYS] > 0]
     if len(ranges) < 2:

@@ -33,7 +33,7 @@ KEY_START, NUM_KEYS, KEY, WHOSE, IS_PACKED = range(5)
 MASKED_FIELDS = 5
 # WHOSE: the first row of the segment whose rows see the keys, or one of these.
 SHARED = -1  # every row of the tile sees them
-OWN = -2  # a row sees those of its own segment, up to itself
+OWN = -2  # a row sees the keys of its own segment, up to itself
 # Rows of `TileTable.rows`.
 QUERY_ROW, BATCH_ROW, FIRST_ROW, POSITION = range(4)  # FIRST_ROW: the first row of its segment
 ROW_FIELDS = 4

@@ -89,7 +89,7 @@ class Segments(NamedTuple):
         return cls(start, layout.positions, group, row, position, length)
 
     def whole(self, segment: Wide) -> tuple[Wide, Wide, Wide]:
-        """Return length, position and first row of segments; those of -1 are empty."""
+        """Return length, position and first row of segments; segment -1 is empty."""
         return self.length[segment], self.position[segment], self.row[segment]
 
     def rows(self, chosen: Ints | None) -> QueryRows:
@@ -189,7 +189,7 @@ def _bounds(fresh: Flags, count: int) -> Wide:
 
 
 def _ends(starts: Wide, end: int) -> Wide:
-    """Return the ends of consecutive parts, the last of which ends at `end`."""
+    """Return the ends of consecutive parts; the last part ends at `end`."""
     ends = np.empty_like(starts)
     ends[:-1], ends[-1] = starts[1:], end
     return ends

@@ -42,7 +42,7 @@ def extend_attention(
 
 
 def _gather(own: Tensor, pool: Tensor, slots: Tensor, packed: Tensor) -> Tensor:
-    """Gather keys or values, [Hkv, keys, D]; those of the pool come first."""
+    """Gather keys or values, [Hkv, keys, D]; the pool's come first."""
     return torch.cat((pool[:, slots], own[packed].transpose(0, 1)), dim=1)
 
 

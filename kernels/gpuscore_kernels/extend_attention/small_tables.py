@@ -119,7 +119,7 @@ class SmallBatch:
     # ---- query rows ----
 
     def _all(self) -> tuple[Sequence[int] | None, list[Run]]:
-        """Return all rows of the batch in the order of tiles, None if that is theirs, and runs."""
+        """Return all rows in the order of tiles (None if rows are in it already), and runs."""
         segments = [s for s in range(len(self.parent)) if self._length(s)]
         segments.sort(key=self.groups.__getitem__)
         runs: list[Run] = [(s, range(self._length(s))) for s in segments]
@@ -160,7 +160,7 @@ class SmallBatch:
         return _array([*chain(*fields)], ROW_FIELDS, count)
 
     def _tiles(self, runs: list[Run]) -> Iterator[list[Piece]]:
-        """Yield the pieces of each tile; segments that fill a tile share theirs with no other."""
+        """Yield the pieces of each tile; segments that fill a tile share no tile."""
         size, pieces, room = self.shape.rows, list[Piece](), 0
         before, filled = (-1, -1), False
         for segment, places in runs:
@@ -224,7 +224,7 @@ class SmallBatch:
         return made
 
     def _prefix(self, request: int, masked: list[int]) -> tuple[int, int, bool]:
-        """Return the range of full tiles, and whether masked ones follow."""
+        """Return the range of a prefix's full tiles, and `_closes` for its masked tiles."""
         if self.pool_start is None:
             return 0, 0, False
         length, own, page = self.prefix_lens[request], self.shape.own, self.layout.page_size
@@ -236,7 +236,7 @@ class SmallBatch:
         return start, start + full, self._closes(full * self.shape.keys < length)
 
     def _closes(self, masked: bool) -> bool:
-        """Return whether no full tile may follow, given whether there are masked ones."""
+        """Return True if no full tile may follow; `masked`: the row has masked tiles so far."""
         return masked and self.shape.is_steady
 
     def _own_rows(self, pieces: list[Piece]) -> list[list[int]]:

@@ -73,7 +73,7 @@ def build_tiles(
 
 
 class TableBuilder:
-    """Builds the tables of one batch; holds what they have in common.
+    """Builds the tables of one batch; holds the data that they share.
 
     Args:
         layout, shape: as for `build_tiles`.
@@ -97,7 +97,7 @@ class TableBuilder:
         return self.tables_at_once(rows, window)
 
     def tables_at_once(self, rows: Sequence[Ints | None], window: int | None) -> list[TileTable]:
-        """Do the same for batches of any size, all tiles of all these tables together."""
+        """Build the tables for batches of any size, all tiles of all tables together."""
         chosen = [self.segments.rows(one) for one in rows]
         together = joined(chosen)
         tiles = np.zeros((0, TILE_FIELDS), np.int32)
@@ -131,7 +131,7 @@ class TableBuilder:
         return full * self.shape.keys + masked * self.shape.own
 
     def _groups(self) -> Wide:
-        """Return a number per segment; rows of a tile have the same, as they share these keys."""
+        """Return each segment's group number; a tile has rows of one group, which share keys."""
         layout = self.layout
         root = self.lineage[0] if self.lineage else -1
         return layout.request_of.astype(np.int64) * (len(layout.parent) + 1) + root

@@ -123,7 +123,7 @@ def _masked_step(
         own = whose == OF_ROW
         others = tl.where((whose == SHARED) | (first_row == whose), 0, NO_KEY)
         oldest = tl.where(own, first_row, others)
-        # Other keys than those of its own segment come before a row.
+        # Keys of other segments come before a row.
         newest = tl.where(own, batch_row, NO_KEY - 1)
         if WINDOW > 0:
             newest = tl.where(own, batch_row, position)
@@ -365,6 +365,6 @@ def signature(number: str) -> dict[str, str]:
 
 
 def divisible() -> tuple[str, ...]:
-    """Arguments that are multiples of 16; strides of log-sum-exps are numbers of heads, so not."""
+    """Arguments that are multiples of 16; strides of log-sum-exps, numbers of heads, are not."""
     others = ("num_rows", "scale", "cap", "stride_lm", "stride_lh")
     return tuple(name for name in signature("bf16") if name not in others)

@@ -30,8 +30,8 @@ Products: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 FEW_ROWS = 64
 CACHED_PIECE = 1 << 20  # elements, 4 MiB of float32
 
-# In Triton the log-sum-exp of up to so many rows is another kernel's than that of more: rows of the
-# smallest product on tensor cores.
+# In Triton up to so many rows have another kernel for the log-sum-exp than more rows do: the rows
+# of the smallest product on tensor cores.
 TILE_ROWS = 16
 
 
@@ -106,8 +106,8 @@ def vocab_statistics(
 
     Returns:
         lse float [M], natural log; top_ids int64 [M, num_top] and top_logits float [M, num_top],
-        the largest first, or None. Places after the V-th hold -inf. The top logits are those that
-        went into the log-sum-exp; `label_logits` sums the same tokens' products in another order.
+        the largest first, or None. Places after the V-th hold -inf. The top logits went into the
+        log-sum-exp as they are; `label_logits` sums the same tokens' products in another order.
         With "triton" the vocabulary is divided into slices, whose number and order of summing
         depend only on the device's architecture, the dtype, and whether rows are over TILE_ROWS.
 
@@ -187,7 +187,7 @@ def _vocab_statistics(
 def _largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return each row's `count` largest logits, the largest first, and their columns.
 
-    Of equal logits the first columns are chosen and come first.
+    Among equal logits the first columns are chosen and come first.
     """
     if count == 1:
         return logits.max(dim=1, keepdim=True)
@@ -204,7 +204,7 @@ def _largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _merged(best: Tensor, ids: Tensor, values: Tensor, new_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest of those so far and of a later tile, both in the order of `_largest`."""
+    """Merge the largest so far with a later tile's largest, both in the order of `_largest`."""
     count = best.shape[1]
     if count == 1:
         better = values > best
@@ -237,7 +237,7 @@ def tile_shapes(num_rows: int, vocab: int, width: int) -> set[tuple[int, int]]:
 def repeating_rows(width: int) -> int:
     """Rows of the vocabulary after which the memory of `vocab_statistics` grows no more.
 
-    A tile may be converted, or its logits be computed, while those of the tile before are held.
+    A tile may be converted, or its logits computed, while the logits of the tile before are held.
     """
     return 3 * _tile(width, MAX_TILE)[0]
 

@@ -36,10 +36,11 @@ class Config(LaunchConfig):
 def config_for(arch: int, dtype: torch.dtype, few: bool) -> Config:
     """Return the configuration for up to TILE_ROWS rows (`few`) or more.
 
-    Three stages of bfloat16 take 64 KiB of shared memory, on sm_90 96, and every architecture has
-    99: a product runs while the next tiles are copied. Few rows take as long as reading the weight
-    does. A tile that has room for no others leaves 72 KiB for the weight, so that 48 instead of 16
-    are under way during a product, and an eighth of the exponentials, during which none are.
+    Three stages of bfloat16 take 64 KiB of shared memory, on sm_90 96 KiB, and every architecture
+    has 99 KiB: a product runs while the next tiles are copied. Few rows take as long as reading the
+    weight does. A tile for few rows only leaves 72 KiB for the weight, so that 48 KiB instead of 16
+    KiB are being copied during a product. It also has an eighth of the exponentials, during which
+    nothing is copied.
     """
     if arch == INTERPRETER:
         return Config(16, 32, 16, SLICES=4, num_warps=4, num_stages=1)

@@ -1,7 +1,7 @@
 """`qk_norm_rope_store` in Triton: one program per row and block of heads, halves side by side.
 
 A program has a block of query heads, or of KV heads with both their keys and their values. Values
-stay where the QKV product has put them: only those of rows that are kept are read.
+stay where the QKV product has put them: only values of rows that are kept are read.
 """
 
 from collections.abc import Iterator
@@ -228,7 +228,7 @@ def variants() -> Iterator[Variant]:
     types = dict.fromkeys(pointers, "*bf16") | dict.fromkeys(("cos", "sin"), "*fp32")
     strides = ("qkv_stride", "head_stride", "slot_stride")
     types |= {"slots": "*i32", "eps": "fp32"} | dict.fromkeys(strides, "i32")
-    # Narrow accesses: slots, cosines and weights of norms, of which all heads have the same.
+    # Narrow accesses: slots, cosines and weights of norms, which are the same for all heads.
     for heads, kv_heads, head_dim, has_norm, one_plus, narrow, quick in (
         (16, 8, 128, True, False, 7, (80, 89, 90, 120)),  # Qwen3-0.6B
         (0, 8, 128, True, False, 5, ()),  # its last layer

@@ -1,6 +1,6 @@
-"""Linear layers of eight bits: rows are quantised as they come, and multiplied by such a weight.
+"""Linear layers of eight bits: products of rows, quantised as they come, and quantised weights.
 
-A row's scale depends on that row alone, so its result does not depend on what else is in a batch.
+A row's scale depends on that row alone, so its result does not depend on other rows in a batch.
 """
 
 import torch

@@ -19,7 +19,7 @@ class Int8Tiles(LaunchConfig):
 def config_for(arch: int, rows: int) -> Int8Tiles:
     """Return the configuration.
 
-    Chosen by shared memory and bytes copied; only those of sm_90 have run on a card. A tile of 128
+    Chosen by shared memory and bytes copied; only sm_90's have run on a card. A tile of 128
     x 128 does 128 operations per byte that it copies, one of 64 x 64 half as many. It takes 96 KiB,
     so that two blocks fit on a multiprocessor of sm_90. Elsewhere registers leave room for one, and
     sm_89 and sm_120 have 99 KiB; a stage there is a buffer less.

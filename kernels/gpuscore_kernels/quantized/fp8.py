@@ -19,7 +19,7 @@ from torch.nn.functional import ScalingType
 Capability: TypeAlias = tuple[int, int]
 
 CAPABILITIES: tuple[Capability, ...] = ((8, 9), (9, 0), (10, 0), (10, 3))
-MULTIPLE = 16  # of which both sizes of a weight have to be multiples
+MULTIPLE = 16  # both sizes of a weight have to be multiples of it
 RESULTS = (torch.bfloat16, torch.float16)  # float32 takes no bias
 _BY_ROW, _AS_IT_IS = [ScalingType.RowWise.value], list[int]()  # recipe of scales, and their order
 
@@ -50,9 +50,10 @@ def refusal(
 class Fp8Product:
     """The products of rows with one weight. Also runs on a CPU.
 
-    A host has four of them to launch in each layer. So what does not depend on the rows is checked
-    and made here, once, and calls go to the operator behind `torch.nn.functional.scaled_mm`, which
-    makes lists of numbers of its arguments every time.
+    A host launches four products in each layer. So everything that does not depend on the rows is
+    checked and made here, once, and calls go to the operator behind
+    `torch.nn.functional.scaled_mm`, a function that makes lists of numbers of its arguments every
+    time.
 
     Args:
         w: [O, K], float8_e4m3fn, contiguous.

@@ -3,7 +3,7 @@
 A row's largest magnitude becomes 127 in int8, as vLLM has it, and 448 in float8_e4m3fn, its largest
 number; a row of zeros has the scale `EPS`. compressed-tensors divides by 127.5 instead, so that a
 row's largest number is half way between two integers: its last bit would decide between them, and
-packed rows would differ from those of single requests.
+packed rows would differ from rows of single requests.
 """
 
 import torch
@@ -32,7 +32,7 @@ def quantized_product(
 ) -> Tensor:
     """Return q w' [T, O] times the scales, plus the bias, in float32 and then rounded to `dtype`.
 
-    Sums are float64, in which those of integers are exact.
+    Sums are float64, in which sums of integers are exact.
     """
     if scale_w.dim() == 2:
         y = (q.double() @ (w.double() * spread(scale_w, w)).T).float()

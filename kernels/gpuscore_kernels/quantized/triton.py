@@ -129,7 +129,7 @@ def _launch_product(config: Int8Tiles, even: bool, bias: bool, pdl: bool) -> Cac
 
 
 def checked_row(x: Tensor, width: int, fp8: bool) -> Tensor:
-    """Return rows x with contiguous elements, of which `width` each become eight bits.
+    """Return rows x with contiguous elements; `width` elements of each row become eight bits.
 
     Raises:
         ValueError: a row is too wide, or the device has no such numbers.

@@ -13,8 +13,8 @@ from gpuscore_kernels import Implementation
 class Routing:
     """Experts of a batch's rows, with their weights.
 
-    Every choice of a row, of which there are k, has a *place*: the places of expert 0 come first,
-    then those of expert 1, and so on, each expert's in the order of rows. All shapes follow from
+    A row makes k choices, and every choice has a *place*: the places of expert 0 come first, then
+    the places of expert 1, and so on, each expert's in the order of rows. All shapes follow from
     the number of rows, whatever experts they chose.
     """
 
@@ -44,7 +44,7 @@ def route(
 
     Returns:
         The places, and weights that are the softmax over all experts, float32 (float64 for
-        float64). Of equally probable experts "triton" chooses those of lower numbers, as torch does
+        float64). Among equally probable experts "triton" chooses the lower numbers, as torch does
         on CUDA; "reference" chooses as `torch.topk`.
 
     Raises:

@@ -1,6 +1,6 @@
 """The functions of `rows.c` and `products.c` on tensors.
 
-References of other kernels say what has to come out.
+References of other kernels define the results.
 """
 
 import ctypes
@@ -140,7 +140,7 @@ class RowFunctions:
     ) -> tuple[Tensor, Tensor]:
         """Merge o [T, H, D] and o_lse [T, H] into out and lse, in place; return these two.
 
-        The result is that of `partial_attention.merge_partials`.
+        The result equals `partial_attention.merge_partials`.
         """
         rows, heads, size = out.shape
         for one in (out, o):

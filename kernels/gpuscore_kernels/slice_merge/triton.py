@@ -21,7 +21,7 @@ NO_ID = tl.constexpr(2**31 - 1)
 def top_constants(top: int) -> dict[str, int]:
     """Return the compile-time arguments of kernels that keep this many best tokens.
 
-    TOP_COLUMNS is 0 if they need no lists of them.
+    TOP_COLUMNS is 0 if the kernels need no lists of best tokens.
     """
     return {"TOP": top, "TOP_COLUMNS": next_power_of_two(top) if top > 1 else 0}
 
@@ -42,7 +42,8 @@ def no_best(ROWS: tl.constexpr, TOP: tl.constexpr, TOP_COLUMNS: tl.constexpr):
 def with_best(top, top_ids, logits, peak, first, TOKENS: tl.constexpr, TOP_COLUMNS: tl.constexpr):
     """Replace the least of each row's best tokens by larger ones of a later tile, one at a time.
 
-    Of equal ones the highest id is replaced first, and a later token never replaces an equal one.
+    Among equal tokens the highest id is replaced first, and a later token never replaces an equal
+    token.
 
     Args:
         top, top_ids: [rows, TOP_COLUMNS], of the tiles so far.
@@ -103,7 +104,7 @@ def merge_best_kernel(
     TOP: tl.constexpr,
     TOP_COLUMNS: tl.constexpr,
 ):
-    """Do the same with TOP best tokens of each slice; write TOP of all, the largest first."""
+    """Combine slices with TOP best tokens each; write the TOP best of all, the largest first."""
     row = tl.program_id(0).to(tl.int64)
     place = row * SLICES + tl.arange(0, SLICES)
     peak = tl.load(peaks + place)

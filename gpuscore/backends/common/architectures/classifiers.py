@@ -1,4 +1,4 @@
-"""`*ForSequenceClassification`: a head over classes in place of the one over tokens.
+"""`*ForSequenceClassification`: a head over classes in place of the head over tokens.
 
 In transformers these architectures share `GenericForSequenceClassification`: `score.weight`
 [classes, E] without a bias, applied to the last token's hidden state after the final norm. The LM

@@ -1,1 +1,1 @@
-"""Eight bits of a plain checkpoint: rotation, texts, what they decide, and the verdict at start."""
+"""Eight bits of a plain checkpoint: rotation, texts, a recipe made with them, and the verdict."""

@@ -1,4 +1,4 @@
-"""The verdict on eight bits at start: answers of the model that will serve, and those in float32.
+"""The verdict on eight bits at start: the serving model's answers against float32's.
 
 The texts are held out: they did not decide which products stay in 16 bits.
 """
@@ -24,7 +24,7 @@ Z = NormalDist().inv_cdf((1 + INTERVAL) / 2)
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Differences of answers in eight bits from those in float32.
+    """Differences between answers in eight bits and answers in float32.
 
     Args:
         error: mean of |d log p|, in nats, over texts and labels.
@@ -53,7 +53,7 @@ class Agreement:
         )
 
     def problem(self, most_error: float) -> str | None:
-        """Say which limits are exceeded; None if none is. A NaN exceeds every limit."""
+        """Say which limits are exceeded; None if all are met. A NaN exceeds every limit."""
         over = [
             text
             for fine, text in (
@@ -72,7 +72,7 @@ class Agreement:
 
 
 def values(label_logits: Float64Array, lse: Float64Array, classes: int | None) -> Float64Array:
-    """Return what is compared, [texts, labels]: log p; the logit of a model with one class.
+    """Return the numbers to compare, [texts, labels]: log p; for a model with one class the logit.
 
     Args:
         label_logits: [texts, labels].
@@ -83,7 +83,7 @@ def values(label_logits: Float64Array, lse: Float64Array, classes: int | None) -
 
 
 def compared(want: Float64Array, got: Float64Array) -> Agreement:
-    """Compare answers [texts, labels] in eight bits with those in float32."""
+    """Compare answers [texts, labels] in eight bits with answers in float32."""
     off = np.abs(got - want).mean(axis=1)
     margins = [one[:, 0] - one[:, 1:].sum(axis=1) for one in (want, got)]
     flips = int((want.argmax(axis=1) != got.argmax(axis=1)).sum())
@@ -92,7 +92,7 @@ def compared(want: Float64Array, got: Float64Array) -> Agreement:
 
 
 def tau_b(a: Float64Array, b: Float64Array) -> float:
-    """Return Kendall's tau-b of two lists [n]; 1 for two constant ones, 0 if one of them is."""
+    """Return Kendall's tau-b of two lists [n]; 1 if both are constant, 0 if one is."""
     first, second = (np.sign(np.subtract.outer(one, one)) for one in (a, b))
     of_first, of_second = np.abs(first).sum(), np.abs(second).sum()
     if not of_first or not of_second:
@@ -107,7 +107,7 @@ def judge(backend: Backend, recipe: Recipe, most_error: float, allow: bool) -> A
         backend: loaded with the recipe.
         recipe: has the texts and the answers in float32.
         most_error: the largest mean error in log p.
-        allow: log what would be refused.
+        allow: log the reasons that would refuse the model.
 
     Raises:
         ConfigError: the answers differ by more than is allowed.

@@ -1,4 +1,4 @@
-"""`Recipe`: which products of a plain checkpoint in eight bits stay in 16, and what it answered in
+"""`Recipe`: the products of a plain checkpoint in eight bits that stay in 16, and its answers in
 float32.
 
 A recipe is computed once for each digest of weights and texts, and kept in a file, which replicas,
@@ -24,10 +24,10 @@ GROUPS = {"q": ("q", "k", "v"), **{part: (part,) for part in ("o", "gate", "up",
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The products that stay in 16 bits, and the answers by which the others are judged.
+    """The products that stay in 16 bits, and float32's answers, which judge the result.
 
     Args:
-        digest: of weights, texts and everything else that decides the rest.
+        digest: of weights, texts and everything else that decides the recipe.
         kept: the `GROUPS` that are in 16 bits, in all layers.
         prompts: token ids of the held-out texts.
         labels: ids of the labels that were asked.
@@ -42,7 +42,7 @@ class Recipe:
 
     @property
     def fingerprint(self) -> str:
-        """Equal on machines that compute the same model."""
+        """A digest that is equal on machines that compute the same model."""
         made = repr((self.digest, self.kept))
         return hashlib.sha256(made.encode()).hexdigest()[:16]
 
@@ -110,7 +110,7 @@ class KeptRecipes:
         return found if found.digest == digest else None
 
     def write(self, recipe: Recipe) -> Recipe:
-        """Keep a recipe, and return the one that is kept: of several processes, the first's.
+        """Keep a recipe; return the kept recipe, which may be another process's that was first.
 
         A directory that cannot be written gives a warning.
         """

@@ -28,9 +28,10 @@ NUMBERS = 2**18  # that are rotated at once, so that they stay in a core's cache
 def is_rotated(architecture: Architecture, precision: str, kept: Collection[str] = ()) -> bool:
     """True if a model's hidden states are rotated.
 
-    Not those of a mixture of experts, nor those to which a norm's weight is applied after the layer
-    that adds to them. Nor if the `GROUPS` that read them stay in 16 bits, `kept`, which are more
-    exact without: floating-point numbers keep large channels apart.
+    Not rotated are mixtures of experts, and models that apply a norm's weight to a layer's output
+    before it is added to the hidden states. Nor is a model rotated if the `GROUPS` that read hidden
+    states stay in 16 bits (`kept`): these products are more exact without a rotation, because
+    floating-point numbers keep large channels apart.
     """
     config, parts = architecture.config, architecture.layer_weights[0]
     return (

@@ -1,4 +1,4 @@
-"""Texts by which a model is quantised and judged, as prompts of token ids.
+"""Texts that decide how a model is quantised and that judge it, as prompts of token ids.
 
 Every third of them decides which products stay in 16 bits; the others are held out, for the
 verdict.
@@ -27,7 +27,7 @@ class Questions:
 
     Args:
         scaled: prompts that decide which products stay in 16 bits.
-        held_out: prompts of the verdict, all different from those.
+        held_out: prompts of the verdict, all different from `scaled`.
         labels: the two answers.
     """
 
@@ -52,7 +52,7 @@ def read_texts(path: str | None) -> list[str]:
     """Return the different lines of a file; None = the texts that are included.
 
     Raises:
-        ConfigError: the file cannot be read, or has too few.
+        ConfigError: the file cannot be read, or has too few lines.
     """
     try:
         text = (
@@ -77,7 +77,7 @@ def ask(directory: Path, texts: list[str], longest: int, classes: int | None) ->
     Args:
         directory: of the model.
         texts: one of each prompt.
-        longest: tokens of a prompt; what a text has over it is left out.
+        longest: most tokens of a prompt; longer texts are cut.
         classes: of a classification model, whose labels they are.
     """
     path = directory / "tokenizer.json"

@@ -81,7 +81,7 @@ def attention_factory(
     tiling: Tiling | None,
     pdl: bool = False,
 ) -> Factory:
-    """Return a function that makes the named backend; imports only what that backend needs.
+    """Return a function that makes the named backend; imports no other backend's packages.
 
     With `pdl` our own attention kernel begins before the kernel before has ended.
     """

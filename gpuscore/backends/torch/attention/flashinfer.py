@@ -53,8 +53,8 @@ class ItemsLayout:
 def lay_out_items(batch: PackedBatch, page_size: int) -> ItemsLayout:
     """Lay out the multi-item form.
 
-    A parent that has no parent itself becomes the causal end of its items' prefix. A parent that
-    has one is computed as an item of that one; its keys, and those of its ancestors, are repeated
+    A parent that has no parent itself becomes the causal end of its items' prefix. A parent with a
+    parent is computed as an item of that parent; its keys, and its ancestors' keys, are repeated
     in its items' prefix.
 
     Items without a prefix count as one. Between the keys that the longest item can reach and the
@@ -131,8 +131,8 @@ LONGEST_ITEM = 2**16 - 1  # positions are uint16
 # Rows of the batch in the order of FlashInfer's query rows, [T], and the pool's slots whose keys
 # come first in the buffer.
 Planned: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]
-# A form: its plan of a batch, of which there is one at a time, and what computes a layer from q
-# [T, H, D], in the plan's order, and from keys and values [slots + T, 2, 1, Hkv, D], in pages of
+# A form: a function that plans a batch, one batch at a time, and a function that computes a layer
+# from q [T, H, D], in the plan's order, and keys and values [slots + T, 2, 1, Hkv, D], in pages of
 # one token.
 Plan: TypeAlias = Callable[[PackedBatch, KVPool, DecoderConfig], Planned]
 Form: TypeAlias = tuple[Plan, Callable[[Tensor, Tensor], Tensor]]

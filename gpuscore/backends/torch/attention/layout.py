@@ -174,8 +174,9 @@ class _Builder:
     def _apart(self) -> np.ndarray:
         """Return True for the segments whose root has a pass of its own, without the cached slots.
 
-        Else the slots would be read once for each of several roots, such as items with labels of
-        several tokens below them. With tiling all keys are one list.
+        Otherwise the cached slots would be read once for each of several roots, such as items with
+        labels of several tokens below them. With tiling, slots and root are read as one list of
+        keys.
         """
         apart, batch = np.zeros(len(self.batch.parent), np.bool_), self.batch
         if self.tiling is None and self.lineage and batch.prefix_lens.any():

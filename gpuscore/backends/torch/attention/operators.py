@@ -36,7 +36,7 @@ Merge: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tens
 
 @dataclass(frozen=True, slots=True)
 class TorchAttention:
-    """The attention backend made of torch's own operators; the others are checked against it."""
+    """Attention by torch's operators; the other attention backends are checked against it."""
 
     config: DecoderConfig
     pool: KVPool

@@ -45,12 +45,12 @@ class TritonAttention:
         self.use(replace(chosen, pdl=pdl))
 
     def use(self, tile_config: TileConfig) -> None:
-        """Launch with another configuration than that of the device."""
+        """Launch with this configuration in place of the device's."""
         self.tile_config = tile_config
         self.shape = tile_config.shape(self.config.num_heads // self.config.num_kv_heads)
 
     def late(self) -> "TritonAttention":
-        """Return the same without programmatic dependent launch."""
+        """Return the backend's copy without programmatic dependent launch."""
         other = copy(self)
         other.use(replace(self.tile_config, pdl=False))
         return other

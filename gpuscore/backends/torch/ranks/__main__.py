@@ -2,9 +2,9 @@
 
     python -P -m gpuscore.backends.torch.ranks SOCKET
 
-Its environment is that of rank 0, with the allocator's settings, which torch reads when it is
+It inherits the environment of rank 0, with the allocator's settings, which torch reads when it is
 imported. It makes the calls that rank 0 makes: loads its shard, measures the same batches, then
-computes every batch that rank 0 sends. It ends when the socket, whose number it gets, does.
+computes every batch that rank 0 sends. It ends when the socket, whose number it gets, is closed.
 """
 
 import signal

@@ -17,7 +17,7 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True)
 class SentBatch:
-    """A batch that all ranks compute, or one that was refused before any got it."""
+    """A batch that all ranks compute, or that was refused before any rank got it."""
 
     pending: Launched
     refused: bool
@@ -26,8 +26,8 @@ class SentBatch:
 class ParallelBackend:
     """Implements `Backend` by ranks that share a model and compute every batch together.
 
-    After an error in the middle of a batch the ranks are out of step, so every error but that of
-    wrong ids loses the device.
+    After an error in the middle of a batch the ranks are out of step, so every error, except for
+    wrong ids, loses the device.
 
     Args:
         plan: of rank 0.

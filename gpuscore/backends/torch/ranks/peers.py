@@ -29,7 +29,7 @@ class Peers:
     """Starts ranks 1 to `ranks` - 1 of a model; they end with this object, or with the process.
 
     Args:
-        plan: of rank 0; the others make theirs of its settings.
+        plan: of rank 0; the other ranks make their plans from its settings.
         lost: called once, with one line for people, when a rank ends that should not.
     """
 
@@ -68,7 +68,7 @@ class Peers:
             raise self.cause()
 
     def joined(self) -> None:
-        """Delete the file by which the ranks have found each other."""
+        """Delete the file through which the ranks have found each other."""
         self._folder.cleanup()
 
     def send(self, kind: Kind, body: bytes = b"") -> None:
@@ -143,7 +143,7 @@ class Peers:
         self._end(ConfigError(refused) if refused else DeviceLost(line))
 
     def _end_silent(self) -> None:
-        """Kill ranks that are stopped or hang: no sum would end, and without work nobody waits."""
+        """Kill ranks that are stopped or hang: without work, nothing else would notice them."""
         looked = monotonic()
         while not (self._closing or self._ended.wait(BEAT)):
             # A pause of this process, or of the machine, is not the ranks' silence.
@@ -167,7 +167,7 @@ class Peers:
 
 
 def _environment(rank: int, device: str) -> dict[str, str]:
-    """Return a rank's variables; it sees its own GPU only, and serves nobody who needs a key."""
+    """Return a rank's variables: it sees its own GPU only, and gets no API key."""
     variables = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
     if device == "cuda":
         shown = os.environ.get(VISIBLE)

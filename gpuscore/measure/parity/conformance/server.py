@@ -68,7 +68,7 @@ class PlainClient:
         timeout: seconds for connecting and for every read.
 
     Raises:
-        ConfigError: the URL is not of this form.
+        ConfigError: `url` is not such a URL.
     """
 
     def __init__(self, url: str, key: str | None, timeout: float) -> None:
@@ -209,8 +209,7 @@ class CheckedServer:
     def first_ones(
         self, query: str | Ids, items: Sequence[str | Ids], counts: Sequence[int], others: str
     ) -> str | None:
-        """Score the first few of the items without the others; return how they differ, if they
-        do."""
+        """Score the first few items without the others; return the difference, or None."""
         together = self.ask(query, items)
         for count in counts:
             if wrong := self.differ(together[:count], self.ask(query, items[:count])):
