@@ -52,6 +52,28 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def norm_and_rotate(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    one_plus: bool,
+    num_heads: int,
+    num_kv_heads: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Split a QKV product [T, (H + 2 Hkv) D] into q [T, H, D], k and v [T, Hkv, D].
+
+    Queries and keys are normed if the model has a QK norm, and rotated by cos and sin [T, D / 2].
+    """
+    heads = qkv.reshape(len(qkv), num_heads + 2 * num_kv_heads, 2 * cos.shape[1])
+    q, k, v = heads.tensor_split((num_heads, num_heads + num_kv_heads), dim=1)
+    angles = cos.unsqueeze(1), sin.unsqueeze(1)
+    q = _normed_and_rotated(q, *angles, q_norm, eps, one_plus)
+    return q, _normed_and_rotated(k, *angles, k_norm, eps, one_plus), v
+
+
+def _normed_and_rotated(
     x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None, eps: float, one_plus: bool
 ) -> Tensor:
     if weight is None:

@@ -21,10 +21,9 @@ from torch.nn import functional
 
 from gpuscore.backends.common.hf_config import DecoderConfig, Llama3Rope, Rope
 from gpuscore.backends.torch.attention.layout import Tiling
-from gpuscore_kernels import reference
 from gpuscore_kernels.expert_mlp import TILE
 from gpuscore_kernels.label_head import tile_shapes
-from gpuscore_kernels.reference import gated, rms_norm
+from gpuscore_kernels.reference import gated, norm_and_rotate, rms_norm
 
 __all__ = [
     "add_and_norm",
@@ -43,28 +42,6 @@ def add_and_norm(
     """Return the residual stream x + delta [T, E], float32, and its norm in the weight's dtype."""
     x = x.to(torch.promote_types(x.dtype, torch.float32)) + delta
     return x, rms_norm(x, weight, eps, one_plus)
-
-
-def norm_and_rotate(
-    qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
-    one_plus: bool,
-    num_heads: int,
-    num_kv_heads: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Split a QKV product [T, (H + 2 Hkv) D] into q [T, H, D], k and v [T, Hkv, D].
-
-    Queries and keys are normed if the model has a QK norm, and rotated by cos and sin [T, D / 2].
-    """
-    heads = qkv.reshape(len(qkv), num_heads + 2 * num_kv_heads, 2 * cos.shape[1])
-    q, k, v = heads.tensor_split((num_heads, num_heads + num_kv_heads), dim=1)
-    angles = cos.unsqueeze(1), sin.unsqueeze(1)
-    q = reference.norm_and_rotate(q, *angles, q_norm, eps, one_plus)
-    return q, reference.norm_and_rotate(k, *angles, k_norm, eps, one_plus), v
 
 
 def mark_flaws(k: Tensor, v: Tensor) -> None:

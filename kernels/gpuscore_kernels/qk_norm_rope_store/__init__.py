@@ -71,11 +71,8 @@ def qk_norm_rope_store(
         return triton.qk_norm_rope_store(
             qkv, cos, sin, sizes, q_norm, k_norm, eps, one_plus, pages, pdl
         )
-    heads = qkv.reshape(len(qkv), num_heads + 2 * num_kv_heads, head_dim)
-    q, k, v = heads.tensor_split((num_heads, num_heads + num_kv_heads), dim=1)
-    angles = cos.unsqueeze(1), sin.unsqueeze(1)
-    q = reference.norm_and_rotate(q, *angles, q_norm, eps, one_plus)
-    k = reference.norm_and_rotate(k, *angles, k_norm, eps, one_plus)
+    heads = num_heads, num_kv_heads
+    q, k, v = reference.norm_and_rotate(qkv, cos, sin, q_norm, k_norm, eps, one_plus, *heads)
     flawed = ~v.isfinite().all(-1, keepdim=True)
     if pages is not None:
         flawed &= (pages.slots >= 0)[:, None, None]
