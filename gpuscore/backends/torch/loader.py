@@ -93,7 +93,7 @@ class Checkpoint:
     ) -> None:
         self.files, self.architecture, self.dtype, self.device = files, architecture, dtype, device
         self.precision, self.group = precision, group
-        self.kept, self._rotated = kept, is_rotated(architecture, precision, kept)
+        self.kept, self.rotated = kept, is_rotated(architecture, precision, kept)
 
     def read(self) -> DecoderWeights:
         """Read all weights, and refuse a checkpoint that has further weights."""
@@ -105,7 +105,7 @@ class Checkpoint:
 
     def rotation(self) -> Tensor | None:
         """Return the matrix of `eight_bits.rotation`; None if hidden states are not rotated."""
-        if not self._rotated:
+        if not self.rotated:
             return None
         matrix = rotation(self.architecture.config.hidden_size)
         return torch.from_numpy(matrix).to(self.device)
@@ -135,7 +135,7 @@ class Checkpoint:
     def _norm(self, index: int, part: str) -> Tensor:
         """Read a norm; if hidden states are rotated, its weight is in the layers after it."""
         weight = _required(partial(self._part, index), part)
-        if not self._rotated:
+        if not self.rotated:
             return weight
         return torch.full_like(weight, 0 if self.architecture.config.one_plus_norms else 1)
 
@@ -201,7 +201,7 @@ class Checkpoint:
     def _folded(self, index: int, part: str, tensor: Tensor) -> Tensor:
         """Return a weight or bias as rotated hidden states need it, in float32."""
         name = None if part not in READS else self._name(index, READS[part])
-        if not self._rotated or (name is None and part not in WRITES):
+        if not self.rotated or (name is None and part not in WRITES):
             return tensor
         norm = None if name is None else self.files.tensor(READS[part], name).float()
         one_plus = self.architecture.config.one_plus_norms

@@ -93,9 +93,12 @@ class _Pass:
         self.pool = pool
         self.attention = TorchAttention(longer, pool, "reference", merge_partials)
         embed, norm, head = self.checkpoints[-1].beside_layers()
+        matrix = self.checkpoints[1].rotation()  # the same for all forms that are rotated
         self.decoders = [
-            Decoder(self.config, DecoderWeights(embed, (), norm, head, checkpoint.rotation()))
-            for checkpoint in self.checkpoints
+            Decoder(
+                self.config, DecoderWeights(embed, (), norm, head, matrix if one.rotated else None)
+            )
+            for one in self.checkpoints
         ]
 
     def run(self, digest: str, most_error: float) -> Recipe:
