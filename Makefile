@@ -18,7 +18,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 .PHONY: setup serve real-model test test-all test-real test-hostile test-clients test-web test-ray test-gpu \
         check check-kernels check-tpu check-graphs check-streams format golden \
         bench-cpu bench-gpu bench-host bench-serve gpu-day soak \
-        reference docs docs-serve locks image image-test manifests-test audit clean
+        docs docs-serve locks image image-test manifests-test audit clean
 
 # Everything that make test and make check need.
 setup: $(STAMP)
@@ -237,9 +237,11 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/python -P tools/check_house.py
 
+# Code, and the pages of docs/reference, which are made from it.
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(GENERATE) docs/reference
 
 bench-cpu: setup
 	$(BIN)/python -P bench/cpu.py $(ARGS)
@@ -265,10 +267,6 @@ bench-host: setup
 
 bench-serve: setup
 	$(BIN)/python -P bench/serve.py $(ARGS)
-
-# The pages of docs/reference from the code; make check refuses those that are not up to date.
-reference: $(SERVES)
-	$(GENERATE) docs/reference
 
 GENERATE := PYTHONPATH=docs $(BIN)/python -P -m generate
 

@@ -41,7 +41,7 @@ def main() -> int:
     if flags == ["--check"]:
         names = stale(Path(directory), made)
         for name in names:
-            print(f"{directory}/{name} is not what the code says; make reference writes it")
+            print(f"{directory}/{name} is not what the code says; make format writes it")
         return bool(names)
     shutil.rmtree(directory, ignore_errors=True)
     for name, text in made.items():
