@@ -7,16 +7,26 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+
+from gpuscore.config import ModelConfig
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
 # Triton's interpreter multiplies bfloat16 numbers as bit patterns, so they are left out there.
 DTYPES = [torch.float32, torch.float16] + ([] if INTERPRETED else [torch.bfloat16])
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 5e-3}
+
+
+def in_triton(directory: Path, **settings: Any) -> ModelConfig:
+    """Return a small model's configuration with Triton's attention and kernels, in float32."""
+    small = {"max_batch_tokens": 128, "max_model_len": 64, "kv_cache_size": 2**22}
+    kinds = {"device": DEVICE, "dtype": "float32", "attention": "triton", "kernels": "triton"}
+    return ModelConfig(str(directory), **kinds, **(small | settings))
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

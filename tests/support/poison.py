@@ -2,11 +2,12 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors.torch import load_file, save_file
 
+from gpuscore.backends import create_backend, plan_backend
+from gpuscore.config import ModelConfig
 from gpuscore.types.batch import PackedBatch, Prefix, RowScores, Segment, pack, page_slots
 from support.batches import NO_PAGES, Pages, int32, item_segments
 from support.token_ids import random_ids
@@ -69,18 +70,25 @@ SEE = ([0, 1, 2, 6, 7, 8], [0, 1, 2, 6, 7, 8, 12])
 BESIDE = ([], [13, 14])
 
 
-def check_neighbours(backend: Any, *, exact: bool = False) -> None:
-    """Check that rows that see the token are not finite, and that others are as without it."""
-    page_size = backend.limits.page_size
-    clean, poisoned = (
-        [by_row(backend.collect(backend.extend(batch))) for batch in batches(token, page_size)]
-        for token in (HARMLESS, POISON)
-    )
+def check_neighbours(config: ModelConfig) -> None:
+    """Check that rows that see the token are not finite, and that others are as without it.
+
+    With `deterministic` they have the same bits.
+    """
+    backend = create_backend(plan_backend(Path(config.model), config))
+    try:
+        page_size = backend.limits.page_size
+        clean, poisoned = (
+            [by_row(backend.collect(backend.extend(batch))) for batch in batches(token, page_size)]
+            for token in (HARMLESS, POISON)
+        )
+    finally:
+        backend.close()
     for got, want, see, beside in zip(poisoned, clean, SEE, BESIDE, strict=True):
         assert np.isfinite(want).all()
         assert not np.isfinite(got[see]).any()
         others = np.setdiff1d(np.arange(len(got)), [*see, *beside])
-        tolerance = 0 if exact else 1e-5
+        tolerance = 0 if config.deterministic else 1e-5
         np.testing.assert_allclose(got[others], want[others], rtol=0, atol=tolerance)
 
 

@@ -6,9 +6,9 @@ import numpy as np
 
 from gpuscore import Scorer
 from gpuscore.backends.torch import backend, known_kernels
-from gpuscore.config import ModelConfig
 from gpuscore.measure.parity.models import CutModels
 from reference import CLOSE, MODEL, TEXTS, Reference
+from support.kernels import in_triton
 from support.quick_interpreter import shorten, steady_products
 
 
@@ -21,17 +21,7 @@ def test_two_layers(tmp_path, monkeypatch):
     directory = CutModels(MODEL, tmp_path).of(2)
     query, items = f"Question: {TEXTS[0].query}\nSentence: ", TEXTS[0].items[:3]
     labels = [" yes", " no", " not at all"]
-    config = ModelConfig(
-        str(directory),
-        device="cpu",
-        dtype="float32",
-        attention="triton",
-        kernels="triton",
-        max_batch_tokens=128,
-        max_model_len=64,
-        kv_cache_size=2**24,
-    )
-    with Scorer(config) as scorer:
+    with Scorer(in_triton(directory, kv_cache_size=2**24)) as scorer:
         found = scorer.score(query, items, labels=labels, logprobs=True).logprobs
     reference = Reference(directory)
     want = [reference.labels(reference.ids(query + item), labels) for item in items]

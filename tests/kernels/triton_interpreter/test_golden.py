@@ -3,11 +3,10 @@
 import pytest
 
 from gpuscore import Scorer
-from gpuscore.config import ModelConfig
 from gpuscore.measure.parity.results import Run
 from gpuscore.measure.parity.runs import score_case
 from support.golden import DEMO, golden, judged
-from support.kernels import DEVICE
+from support.kernels import in_triton
 
 # The interpreter takes seconds for each of the others.
 NAMES = ("text", "shared sub-prefixes", "query 1", "softmax")
@@ -15,18 +14,8 @@ NAMES = ("text", "shared sub-prefixes", "query 1", "softmax")
 
 @pytest.mark.slow
 def test_scores_are_the_golden_ones(quick_start):
-    config = ModelConfig(
-        str(DEMO),
-        device=DEVICE,
-        dtype="float32",
-        attention="triton",
-        kernels="triton",
-        max_batch_tokens=128,
-        max_model_len=64,
-        kv_cache_size=2**22,
-    )
     cases = {case.name: case for case in golden("torch-float32").workload.cases}
-    with Scorer(config) as scorer:
+    with Scorer(in_triton(DEMO)) as scorer:
         results = {name: score_case(scorer, cases[name]) for name in NAMES}
     verdicts = judged(Run("triton", "float32", results), lambda case: case.name in NAMES)
     assert not [one for one in verdicts if one.failed]
