@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from gpuscore.backends.base import Backend, Prepared, Progress, unreported
 from gpuscore.backends.common.eight_bits.judge import judge
 from gpuscore.backends.common.eight_bits.recipe import KeptRecipes, Recipe, digest_of
-from gpuscore.backends.common.eight_bits.texts import ask, read_texts
+from gpuscore.backends.common.eight_bits.texts import ask, ask_at_random, read_texts
 from gpuscore.backends.common.plan import ITEM_SIZE
 from gpuscore.backends.common.quantization import described
 from gpuscore.backends.common.shapes import count_kept_bytes
@@ -99,33 +99,33 @@ def _with_kept(plan: Plan, recipe: Recipe) -> Plan:
 
 
 def recipe_of(plan: Plan) -> Recipe | None:
-    """Return how a plain checkpoint is computed in eight bits: the recipe that is kept, or else a
-    new one.
+    """Return how a model is computed in eight bits: the recipe that is kept, or else a new one.
 
-    None for other models, and for a model without a tokenizer, which gets a warning.
+    None for a model in 16 or 32 bits. A model without a tokenizer gets a warning.
 
     Raises:
         ConfigError: the texts cannot be read, or the checkpoint is damaged.
     """
-    if plan.precision not in ("int8", "fp8") or plan.architecture.storage is not None:
+    if plan.precision not in ("int8", "fp8"):
         return None
     directory, settings = Path(plan.directory), plan.settings
     texts, classes = read_texts(settings.quantization_texts), plan.architecture.config.classes
     longest = min(plan.max_model_len, plan.max_tokens)
-    questions = ask(directory, texts, longest, None if classes is None else len(classes))
+    count = None if classes is None else len(classes)
+    questions = ask(directory, texts, longest, count)
     if questions is None:
         logger.warning(
-            "--quantization %s: the model has no tokenizer.json with labels of one token, so it is "
-            "quantised without texts, and nobody knows whether it still ranks",
+            "eight bits (%s): the model has no tokenizer.json with labels of one token, so random "
+            "ids judge how it is quantised, and nobody knows whether it still ranks real texts",
             plan.precision,
         )
-        return None
+        questions = ask_at_random(plan.architecture.config.vocab_size, longest, count)
     decided_by = questions, plan.precision, plan.dtype_name, settings.quantization_error
     digest, kept = digest_of(directory, *decided_by), KeptRecipes(settings.compile_cache)
     recipe = kept.read(digest)
     if recipe is not None:
         return recipe
-    logger.info("eight bits: %d texts decide how the model is quantised", len(texts))
+    logger.info("eight bits: %d texts decide how the model is quantised", len(questions.scaled))
     from gpuscore.backends.torch.recipes import make_recipe
 
     made = make_recipe(_in_torch(plan), questions, digest, settings.quantization_error)

@@ -95,7 +95,7 @@ class ModelConfig:
     compile_cache: str | None = option(
         None,
         "directory for what the next start needs: compiled programs of --backend jax, and what a "
-        "plain checkpoint needs in eight bits",
+        "model needs in eight bits",
         unset="programs are compiled at every start; what eight bits need is in the user's cache "
         "directory",
         metavar="DIRECTORY",

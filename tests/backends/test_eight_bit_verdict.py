@@ -2,10 +2,13 @@
 compared with those of the same model in float32, and a model that differs by too much is
 refused."""
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import kendalltau
 
 from gpuscore import Scorer
@@ -123,3 +126,40 @@ def test_texts_of_the_verdict_are_held_out(tmp_path):
     few.write_text("One.\nTwo.\nOne.\n")
     with pytest.raises(ConfigError, match="has 2 different lines; needed: 300"):
         read_texts(str(few))
+
+
+def test_random_ids_judge_a_model_without_a_tokenizer(tmp_path, tiny_model, caplog):
+    made, reference = tiny_model("qwen3")
+    directory = shutil.copytree(made, tmp_path / "model")
+    (directory / "tokenizer.json").unlink()
+    settings = {"device": "cpu", "quantization": "int8", "quantization_error": 1.0}
+    plan = plan_backend(directory, ModelConfig(compile_cache=str(tmp_path), **settings))
+    recipe = recipe_of(plan)
+    assert "random ids judge" in caplog.text
+    assert len(recipe.prompts) == 200
+    assert len({*recipe.prompts}) == 200
+    for prompt, want in list(zip(recipe.prompts, recipe.answers, strict=True))[:5]:
+        logits = reference(torch.tensor([prompt])).logits[0, -1].detach()
+        got = logits.log_softmax(-1)[list(recipe.labels)].numpy()
+        np.testing.assert_allclose(got, want, atol=1e-4)
+    create_backend(plan).close()
+    with pytest.raises(ConfigError, match="of 200 held-out texts, but --quantization-error"):
+        create_backend(replace(plan, settings=replace(plan.settings, quantization_error=1e-6)))
+
+
+@pytest.mark.parametrize("name", ["qwen3-int8", "qwen3-moe-int8"])
+def test_a_checkpoint_that_others_quantised_is_judged_too(tmp_path, name):
+    """Its answers in float32 are those of its weights, with activations that are not rounded."""
+    directory = Path(__file__).parents[1] / "fixtures/quantized" / name
+    settings = {"device": "cpu", "dtype": "float32", "allow_degenerate": True}
+    plan = plan_backend(directory, ModelConfig(compile_cache=str(tmp_path), **settings))
+    recipe = recipe_of(plan)
+    assert recipe.kept == ()
+    with Scorer(str(directory), device="cpu", dtype="float32", quantization="w8a16") as scorer:
+        for prompt, want in list(zip(recipe.prompts, recipe.answers, strict=True))[:5]:
+            ids = {"label_token_ids": list(recipe.labels), "logprobs": True}
+            got = scorer.score(list(prompt), [[]], **ids).logprobs[0]
+            np.testing.assert_allclose(got, want, atol=1e-4)
+    strict = replace(plan.settings, quantization_error=1e-6, allow_degenerate=False)
+    with pytest.raises(ConfigError, match="a quantised checkpoint: with --quantization w8a16"):
+        create_backend(replace(plan, settings=strict))

@@ -172,7 +172,7 @@ class TestRecord:
         assert about["environment"]["XLA_FLAGS"] == "--xla_a=1 --xla_dump_to=PATH --xla_b=2"
         monkeypatch.chdir(tmp_path)
         assert compare("own", *REFERENCE) == 0
-        assert "own (torch:bfloat16), relative: twice transformers'" in capsys.readouterr().out
+        assert "own (torch:bfloat16), relative: 1.5 times transformers'" in capsys.readouterr().out
 
     @pytest.mark.parametrize("flag", [("--backend", "jax"), ("--attention", "torch")])
     def test_flags_of_backends_are_refused_beside_it(self, flag, capsys, tmp_path):

@@ -197,11 +197,11 @@ class TestGates:
         return self.failed(judge(workload, self.made(exact, "float32"), rounded, got)[1])
 
     def test_relative(self, workload, exact, noise):
-        assert not self.judged(workload, exact, noise, exact + 1.99 * noise)
+        assert not self.judged(workload, exact, noise, exact + 1.49 * noise)
         outlier = noise.copy()
-        outlier[3, 0] = 2.1 * np.abs(noise).max()
+        outlier[3, 0] = 1.6 * np.abs(noise).max()
         assert self.judged(workload, exact, noise, exact + outlier) == {"relative"}, "the maximum"
-        often = np.sign(noise) * 2.1 * np.median(np.abs(noise))
+        often = np.sign(noise) * 1.6 * np.median(np.abs(noise))
         assert self.judged(workload, exact, noise, exact + often) == {"relative"}, "the median"
 
     def test_float32(self, workload, exact, noise):
@@ -229,9 +229,9 @@ class TestGates:
         assert {v.gate: v.passed for v in verdicts}["tau-b"] is want
 
     def test_rank_is_about_clear_pairs(self, workload, exact, noise):
-        """An error of 0.02 is allowed: items 0.03 apart may swap, items 0.3 apart may not."""
+        """An error of 0.015 is allowed: items 0.025 apart may swap, items 0.3 apart may not."""
         order = np.argsort(exact[:, 0])
-        for gap, want in ((0.03, set()), (0.3, {"rank"})):
+        for gap, want in ((0.025, set()), (0.3, {"rank"})):
             spread = exact.copy()
             spread[order, 0] = np.linspace(-20, -10, self.ITEMS)
             spread[order[-1], 0] = spread[order[-2], 0] + gap

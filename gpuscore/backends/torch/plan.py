@@ -165,8 +165,6 @@ def _in_faster_format(
 
 
 def _plan(directory: Path, config: ModelConfig, rank: int) -> TorchPlan:
-    if config.compile_cache is not None and config.quantization not in ("int8", "fp8"):
-        raise ConfigError("--compile-cache needs --backend jax, or --quantization int8")
     refuse_with_ranks(config)
     architecture = read_architecture(RawConfig.read(directory))
     shard = Shard(rank, config.tensor_parallel)
@@ -184,6 +182,8 @@ def _plan(directory: Path, config: ModelConfig, rank: int) -> TorchPlan:
         architecture.storage,
         partial(why_not_in_eight_bits, architecture.config, device, dtype, kernels),
     )
+    if config.compile_cache is not None and precision not in ("int8", "fp8"):
+        raise ConfigError("--compile-cache needs --backend jax, or a model in eight bits")
     refuse_quantized(precision, shard.ranks)
     weight_bytes = count_weight_bytes(part, dtype.itemsize, precision)
     weight_bytes += rotation_bytes(architecture, precision)

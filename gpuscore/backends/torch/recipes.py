@@ -44,10 +44,14 @@ FORMS: tuple[tuple[str, ...], ...] = (
 
 
 def make_recipe(plan: TorchPlan, questions: Questions, digest: str, most_error: float) -> Recipe:
-    """Find out which products of a plain checkpoint stay in 16 bits.
+    """Find out which products of a plain checkpoint stay in 16 bits, and how the model answers in
+    float32.
+
+    No product of a quantised checkpoint is in 16 bits; it answers with its weights in float32, and
+    with activations that are not rounded.
 
     Args:
-        plan: of the model, with precision int8.
+        plan: of the model, with precision int8 or fp8.
         questions: the prompts.
         digest: of weights and texts.
         most_error: mean error in log p. Of the forms whose interval is below it, and within the
@@ -76,11 +80,12 @@ class _Pass:
     def __init__(self, plan: TorchPlan, files: CheckpointFiles, questions: Questions) -> None:
         self.plan, self.questions = plan, questions
         self.config = plan.architecture.config
-        self.forms = FORMS if plan.precision == "int8" else FORMS[:1]
+        stored = plan.architecture.storage is not None
+        self.forms = FORMS if plan.precision == "int8" and not stored else FORMS[:1]
         read = partial(Checkpoint, files, plan.architecture)
         # First the checkpoint of the stream in float32, then one for each form's stream.
         self.checkpoints = [
-            read(torch.float32, plan.device, "full"),
+            read(torch.float32, plan.device, "w8a16" if stored else "full"),
             *(read(plan.dtype, plan.device, plan.precision, kept=kept) for kept in self.forms),
         ]
         # One layer more than there are: attention takes scored rows only in the last.

@@ -107,7 +107,7 @@ def _add_trace(commands: Any) -> None:
         commands,
         "trace",
         "[MODEL] [OPTIONS]",
-        "name the first layer in which a backend errs over twice as much as transformers",
+        "name the first layer in which a backend errs over 1.5 times as much as transformers",
         exit_1="there is such a layer",
         epilog=EPILOG,
     )

@@ -121,7 +121,8 @@ def judge(backend: Backend, recipe: Recipe, most_error: float, allow: bool) -> A
     else:
         raise ConfigError(
             f"the model in eight bits does not answer as in float32: {found}, but {problem}; "
-            f"{recipe.about}; serve it without --quantization, with texts like yours "
+            f"{recipe.about}; serve it without --quantization (a quantised checkpoint: with "
+            "--quantization w8a16), with texts like yours "
             "(--quantization-texts FILE), with another --quantization-error, or in spite of that "
             "with --allow-degenerate"
         )

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from gpuscore.errors import ConfigError
 
 FEWEST = 300  # texts, so that 200 are held out
 LONGEST = 128  # tokens of a text
+RANDOM = 24  # most tokens of a prompt of random ids
 PROMPT = "{}\nIs this good news? Answer yes or no:"
 # The labels are the first of these pairs whose texts are one token each.
 LABELS = ((" Yes", " No"), ("Yes", "No"), (" yes", " no"), ("yes", "no"), ("1", "0"), ("A", "B"))
@@ -72,7 +74,7 @@ def read_texts(path: str | None) -> list[str]:
 
 
 def ask(directory: Path, texts: list[str], longest: int, classes: int | None) -> Questions | None:
-    """Return the prompts of texts; None for a model without a tokenizer, or without labels.
+    """Return the prompts of texts; None for a model without tokenizer.json, or without labels.
 
     Args:
         directory: of the model.
@@ -95,6 +97,25 @@ def ask(directory: Path, texts: list[str], longest: int, classes: int | None) ->
     if most < 1:
         return None
     prompts = [(*tokenizer.encode(before + text).ids[:most], *end) for text in texts]
+    return _questions(prompts, labels)
+
+
+def ask_at_random(vocabulary: int, longest: int, classes: int | None) -> Questions:
+    """Return prompts of random ids and two random labels, for a model that `ask` has none for.
+
+    Args:
+        vocabulary: number of token ids.
+        longest: most tokens of a prompt.
+        classes: of a classification model, whose labels they are.
+    """
+    draw = np.random.default_rng(0)
+    lengths = draw.integers(1, min(RANDOM, longest) + 1, FEWEST)
+    prompts = [tuple(draw.integers(vocabulary, size=length).tolist()) for length in lengths]
+    labels = draw.choice(vocabulary, min(2, vocabulary), replace=False).tolist()
+    return _questions(prompts, tuple(labels if classes is None else range(min(2, classes))))
+
+
+def _questions(prompts: list[tuple[int, ...]], labels: tuple[int, ...]) -> Questions:
     scaled = dict.fromkeys(prompts[::3])
     held_out = (one for index, one in enumerate(prompts) if index % 3 and one not in scaled)
     return Questions(tuple(scaled), tuple(dict.fromkeys(held_out)), labels)
