@@ -230,14 +230,14 @@ class TextEncoder:
         # With boundaries, `_specials` are known, so the pieces are encoded without them.
         in_parts = special and self._boundaries is not None
         opening, closing = (self._specials.opening, self._specials.closing) if in_parts else NONE
-        found, count = [opening], len(opening) + len(closing)
+        arrays, count = [opening], len(opening) + len(closing)
         for begin, piece in pieces(text, self._first_cut, turns):
             skipped = self._num_ids(piece[0]) if begin else 0
             (encoding,) = self._encode([piece], special and not in_parts)
             count += len(encoding) - skipped
             check_limit(count, limit)  # before the list of ids, maybe millions, is made
-            found.append(self._allowed(np.array(encoding.ids, dtype=np.int32)[skipped:]))
-        return np.concatenate((*found, closing))
+            arrays.append(self._allowed(np.array(encoding.ids, dtype=np.int32)[skipped:]))
+        return np.concatenate((*arrays, closing))
 
     def _num_ids(self, guard: str) -> int:
         """Return the number of ids of a single character."""
