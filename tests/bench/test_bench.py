@@ -18,6 +18,7 @@ from gpuscore import Scorer
 from gpuscore.commands.cli import main
 from gpuscore.measure.bench.bundle import read_bundle, write_bundle
 from gpuscore.measure.bench.sample import disagreement, sample_of
+from gpuscore.measure.bench.targets import started
 from gpuscore.measure.parity.results import CaseResult, Run
 from support.programs import COMMAND
 from support.serving import QUICK, serving
@@ -206,19 +207,19 @@ class Between(BaseHTTPRequestHandler):
 @pytest.fixture
 def between(server):
     """A function that starts a server whose answers are the real one's, changed."""
-    started = []
+    proxies = []
 
     def start(change):
         kind = type("Changed", (Between,), {"url": server.url, "change": staticmethod(change)})
-        started.append(ThreadingHTTPServer(("127.0.0.1", 0), kind))
-        started[-1].handle_error = lambda *about: None  # of callers that have given up
-        threading.Thread(target=started[-1].serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{started[-1].server_address[1]}"
+        proxies.append(ThreadingHTTPServer(("127.0.0.1", 0), kind))
+        proxies[-1].handle_error = lambda *about: None  # of callers that have given up
+        threading.Thread(target=proxies[-1].serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{proxies[-1].server_address[1]}"
 
     yield start
-    for one in started:
-        one.shutdown()
-        one.server_close()
+    for proxy in proxies:
+        proxy.shutdown()
+        proxy.server_close()
 
 
 def of_packed(path, asked, answer):
@@ -363,3 +364,10 @@ def test_what_cannot_be_run_is_told_in_one_line(words, said, code, capsys):
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_a_server_that_it_starts_has_the_time_that_the_client_waits():
+    body = {"query": [1, 2], "items": [[3] * 20] * 9000, "label_token_ids": [4]}
+    with started("demo", " ".join(QUICK), patience=0.1) as url:
+        answer = httpx.post(f"{url}/v1/score", json=body, timeout=60)
+    assert (answer.status_code, "after 0.1 seconds" in answer.text) == (504, True), answer.text

@@ -106,7 +106,7 @@ def _targets(values: argparse.Namespace, stack: ExitStack) -> list[Answerer]:
             target = in_process(f"{name}, in process", _config(model, options))
             found.append(stack.enter_context(target))
         else:
-            url = stack.enter_context(started(model, options))
+            url = stack.enter_context(started(model, options, values.patience))
             found.append(meet(name, url, None, *asked))
     names = [one.about.name for one in found]
     if len(set(names)) < len(names):

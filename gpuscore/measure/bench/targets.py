@@ -228,8 +228,10 @@ def _facts(info: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def started(model: str, options: str) -> Iterator[str]:
+def started(model: str, options: str, patience: float) -> Iterator[str]:
     """Start `gpuscore serve MODEL OPTIONS`; yield its address, and end it.
+
+    The server gives up a request no sooner than the client, unless OPTIONS say when.
 
     Raises:
         ConfigError: it does not start; with its own last words.
@@ -238,7 +240,8 @@ def started(model: str, options: str) -> Iterator[str]:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "gpuscore", "serve", model),
-                *("--port", "0", "--no-log-requests", *shlex.split(options)),
+                *("--port", "0", "--no-log-requests", "--request-timeout", str(patience)),
+                *shlex.split(options),
             ],
             stdout=subprocess.PIPE,
             stderr=errors,
