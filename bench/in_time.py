@@ -47,7 +47,7 @@ def pytest_sessionstart(session: Any) -> None:
 
 
 def outcomes(path: Path) -> dict[str, Any]:
-    """Return how many tests passed, failed and so on, and the names of those that failed."""
+    """Return how many tests passed, failed and so on, and the names of the failed ones."""
     found = [json.loads(line) for line in _whole_lines(path)]
     kinds = [one["outcome"] for one in found]
     bad = [one["test"] for one in found if one["outcome"] in ("failed", "error")]

@@ -1,4 +1,4 @@
-"""Promise: over HTTP the real model's answers to real texts are those of transformers on whole
+"""Promise: over HTTP the real model's answers to real texts equal transformers' on whole
 prompts in float32."""
 
 import numpy as np

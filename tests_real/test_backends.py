@@ -1,5 +1,5 @@
 """Promise: every way to compute the real model's scores for the workload of real sentences gives
-those of transformers: packed, in chunks, item first, in trees, to the same bits, and with JAX."""
+transformers' scores: packed, in chunks, item first, in trees, to the same bits, and with JAX."""
 
 from dataclasses import replace
 

@@ -60,7 +60,7 @@ def test_without_labels_the_family_ranks(page, server, seen):
 
 
 def test_the_familys_prompt_around_labels(page, server):
-    """Its relevance is that of /rerank, and the mass of its labels is shown."""
+    """Its relevance equals /rerank's, and the mass of its labels is shown."""
     page.goto(server.link(**RERANK, task="score", family="demo"))
     done(page)
     shown = rows(page)
@@ -85,7 +85,7 @@ def test_decisions(page, server, picture):
 
 
 def test_system_one(page, server, picture):
-    """The page's numbers are those of the route."""
+    """The page's numbers are the route's."""
     asked = (
         "Is the customer content?\nWhat is it about? | delivery | payment\nHow bad? < mild < bad"
     )
@@ -345,7 +345,7 @@ def test_below_a_path_of_a_proxy(page, server, seen):
 
 
 def test_a_server_that_is_not_ready_yet(page, server):
-    """The first answers are those of a server that loads its model."""
+    """The first answers come from a server that still loads its model."""
     said = {"error": {"message": "the model is loading", "code": "unavailable", "param": None}}
     first = iter([True, True])
     page.route(

@@ -1,5 +1,5 @@
 """Promise: a plain checkpoint in INT8 is computed and judged by texts: held-out answers are
-compared with those of the same model in float32, and a model that differs by too much is
+compared with the same model's answers in float32, and a model that differs by too much is
 refused."""
 
 from dataclasses import replace

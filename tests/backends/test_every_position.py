@@ -161,7 +161,7 @@ def test_choices_of_one_context_share_its_rows(
 
 
 def test_deterministic_choices(engine):
-    """The bits are those of each prompt alone and uncut, with and without cached rows."""
+    """The bits are the same as of each prompt alone and uncut, with and without cached rows."""
     prompts, cut = choices_of(1), 256
     whole = engine("qwen3", deterministic=True, max_batch_tokens=1000)
     chunked = engine("qwen3", deterministic=True, max_batch_tokens=150)

@@ -119,7 +119,7 @@ def test_a_flawed_key_reaches_the_rows_that_see_it_and_no_other(attention, name)
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_heads_that_fill_tiles_are_rotated_alike(dtype):
-    """A TPU's path, head by head, against that of all heads at once."""
+    """Compares a TPU's path, head by head, with all heads at once."""
     import jax.numpy as jnp
 
     from gpuscore.backends.jax.decoder import norm_and_rotate_heads, rotary_tables, sliced

@@ -79,7 +79,7 @@ def test_all_ways_of_a_server(server, tmp_path, capsys):
 
 
 def test_the_sample_is_that_of_the_model(server, tmp_path):
-    """The bundle's scores are those of the prompts alone, by another way."""
+    """The bundle's scores are what the prompts get alone, by another way."""
     bundle, _ = run(tmp_path, "--url", server.url, "--scenario", "latency")
     (one,) = bundle.servers
     with Scorer("demo", threads=1) as scorer:
@@ -223,7 +223,7 @@ def between(server):
 
 
 def of_packed(path, asked, answer):
-    """Let packed items leak: each one's score is a little nearer to that of its neighbour."""
+    """Let packed items leak: each one's score is a little nearer to its neighbour's."""
     scores = answer.get("scores")
     if scores and len(scores) > 1:
         answer["scores"] = [

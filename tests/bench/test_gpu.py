@@ -28,7 +28,7 @@ SERVERS = ("fastapi", "httptools", "msgspec", "prometheus_client", "starlette", 
 
 
 def run(folder, *names):
-    """Run sections; return the exit code of each, and the findings as those of a day."""
+    """Run sections; return the exit code of each, and their findings."""
     own = ["--device=cpu", "--trial", "--shape=tiny", f"--scratch={folder}", "--", str(folder)]
     codes = [gpu_sections.main([*own, name]) for name in names]
     found = [json.loads(found_of(folder, name).read_text()) for name in names]

@@ -300,7 +300,7 @@ def test_a_share_is_from_0_to_1(tmp_path, capsys, share):
 
 
 def test_the_last_line_is_about_this_run(tmp_path, monkeypatch):
-    """Rows that an earlier run has scored took none of its time."""
+    """Rows that an earlier run has scored took no time of this run."""
     source = write_jsonl(tmp_path / "in.jsonl", [{"item": None}, *ROWS])
     first, second = Progress(shown=False), Progress(shown=False)
     with monkeypatch.context() as patch:

@@ -145,7 +145,7 @@ def test_reading_and_sorting_take_bounded_memory(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_rows(tmp_path):
-    """The peak of 2 million rows is compared with that of 400,000, in MiB."""
+    """The peak of 2 million rows is compared with the peak of 400,000, in MiB."""
     peaks = []
     for count in (400_000, 2_000_000):
         done = programs.run_module("support.batch_memory", tmp_path, count, seconds=1200)

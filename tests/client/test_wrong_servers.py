@@ -255,7 +255,7 @@ def test_a_server_that_reads_slowly(call, options):
 
 
 def test_a_connection_serves_later_calls(call):
-    """The deadline of one call is not that of the next on the same connection."""
+    """Each call on a connection has a deadline of its own."""
     body = json.dumps({"data": [{"id": "m"}]}).encode()
     whole = head(f"Content-Length: {len(body)}") + body
     with answering(lambda: slowly([whole], 0.2)) as server, Client(server.url) as client:

@@ -1,4 +1,4 @@
-"""Promise: measures are those of their definitions, a tie helps nobody, a paired test is exact."""
+"""Promise: measures follow their definitions, a tie helps nobody, a paired test is exact."""
 
 from itertools import product
 

@@ -65,7 +65,7 @@ class Recorder(TorchDispatchMode):
     """Log of a device of `total` bytes.
 
     Attributes:
-        launches: in order, without those of replays.
+        launches: in order, without the launches of replays.
         waits: places where the host waited.
         problems: what no device allows, or what would corrupt results.
         captures: all graphs, in order.

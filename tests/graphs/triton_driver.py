@@ -157,7 +157,7 @@ class _Launches:
         tensors: Sequence[Tensor],
         numbers: tuple[Any, ...],
     ) -> None:
-        """Launch through the product's cache; the code that it finds must be that of Triton."""
+        """Launch through the product's cache; it must find the code that Triton finds."""
         if id(launch) not in self._launches:
             launch.forget()  # code of another device
             self._launches[id(launch)] = launch

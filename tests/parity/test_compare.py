@@ -34,7 +34,7 @@ MODEL = Fingerprint("w" * 64, "c" * 64, None)
 
 
 def made(name, dtype, noise, seed, precision="full"):
-    """Make a run whose log p are those of one model plus noise."""
+    """Make a run whose log p are one model's plus noise."""
     exact, rounding = np.random.default_rng(0), np.random.default_rng(seed)
     results = {}
     for case in WORKLOAD.cases:

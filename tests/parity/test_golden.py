@@ -87,7 +87,9 @@ def test_the_rank_gate_is_stricter_than_twice_the_noise(factor, least, most):
     rng, either_sign = np.random.default_rng(0), factor * np.concatenate([noise, -noise])
     failed = 0
     for _ in range(20):
-        moved = [replace(o, got=o.want + rng.choice(either_sign, len(o.want))) for o in ranked]
+        moved = [
+            replace(o, got=o.reference + rng.choice(either_sign, len(o.reference))) for o in ranked
+        ]
         failed += rank(moved, 2 * allowed.clear).inversions > 0
     assert least <= failed <= most
 

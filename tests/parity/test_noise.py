@@ -130,7 +130,9 @@ class TestWorst:
         )
         assert found.name == "far"
         assert not found.within
-        assert kendall_tau_b(near, disturbed) < found.found, "the worst by its limit, not by tau-b"
+        assert kendall_tau_b(near, disturbed) < found.measured, (
+            "the worst by its limit, not by tau-b"
+        )
 
     @pytest.mark.parametrize("measure", MEASURES)
     def test_nothing_to_judge(self, measure):

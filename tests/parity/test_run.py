@@ -217,7 +217,7 @@ class TestGates:
         [(4, 0.01, True), (4, 0.3, False), (1, 0.3, None)],
     )
     def test_eight_bits_judge_the_order_of_long_lists_that_are_spread(self, spread, noise, want):
-        """The log-odds of a label are; its log p end at 0, so that of half the items is alike."""
+        """The log-odds of a label are spread. Its log p end at 0: half the items have nearly the same."""
         count = 120
         odds = np.linspace(-spread, spread, count)[:, None] * [1, -1]
         moved = odds + noise * np.random.default_rng(0).uniform(-1, 1, (count, 2))
@@ -301,7 +301,7 @@ class TestGates:
         found, verdicts = judge_pair(workload, *runs)
         assert self.failed(verdicts) == want
         if "float32" in dtypes:
-            assert found.want.dtype == "float32", "the more exact one counts as right"
+            assert found.reference.dtype == "float32", "the more exact one counts as right"
 
     def test_probabilities_have_a_limit_of_their_own(self, workload, exact):
         likely = np.minimum(exact + 9.9, -0.01)  # 0.04 is a large error for a probability near 1

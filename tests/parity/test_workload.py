@@ -128,7 +128,7 @@ class TestText:
             make_workload("text", 0, vocab, context, tokenizer)
 
     def test_it_is_the_default_of_a_model_with_a_tokenizer(self, tmp_path):
-        """And random ids are that of a model without one."""
+        """The default of a model without a tokenizer is random ids."""
         bare = tmp_path / "bare"
         shutil.copytree(DEMO, bare, ignore=shutil.ignore_patterns("tokenizer*"))
         plan = plan_backend(bare, ModelConfig(str(bare), device="cpu"))

@@ -139,7 +139,7 @@ def test_no_text_ends_its_turn(found, tokenizer):
 
 
 def test_pairs_are_single_ones(found):
-    """With one query per document, prompts and cuts are those of each pair alone."""
+    """With one query per document, each pair has the prompt and the cut that it has alone."""
     prompts, _ = found("instruct", CHAT)
     queries = ["a", "a", "what is the best", "a"]
     documents = [*DOCUMENTS[:3], "word " * 60]

@@ -1,4 +1,4 @@
-"""Promise: a divided request's results are put together to those of the whole."""
+"""Promise: a divided request's results are put together to the whole request's results."""
 
 from dataclasses import replace
 

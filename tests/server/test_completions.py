@@ -173,7 +173,7 @@ def test_tokens_that_say_the_same():
 
 @pytest.mark.parametrize("count", [2, 20])
 def test_several_of_the_most_probable_tokens(client, logprobs, count):
-    """Values by text, with the prompt's own token if it is none of them."""
+    """Values by text, with the prompt's own token if that is not among them."""
     ids = random_ids(np.random.default_rng(3), 30)
     (choice,) = complete(client, ids, logprobs=count)["choices"]
     found, want = choice["logprobs"], logprobs(ids)

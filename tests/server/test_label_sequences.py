@@ -1,5 +1,5 @@
 """Promise: labels of several tokens over real HTTP are scored as transformers scores the
-continuations, and usage, errors and metrics are those of the contract."""
+continuations, and usage, errors and metrics are as the contract says."""
 
 import numpy as np
 import pytest

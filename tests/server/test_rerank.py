@@ -49,7 +49,7 @@ def test_best_first(demo, relevance, path):
 
 @pytest.mark.parametrize("name", ["documents", "texts"])
 def test_label_mass(demo, name):
-    """It is that of the same prompts on /v1/score; a bad document has none."""
+    """It equals the mass of the same prompts on /v1/score; a bad document has none."""
     prompts = [f"query: {QUERY}\nitem: {document}" for document in DOCUMENTS]
     body = {"items": prompts, "labels": ["yes", "no"], "return_label_mass": True}
     want = demo.post("/v1/score", json=body).json()["label_mass"]

@@ -26,7 +26,7 @@ def peaks(
     """Return the peaks of the largest batches in bytes: of all together, and of each part.
 
     sizes: tokens of a batch, positions, and tokens of a page. Run it in a new process: the heap
-    becomes that of an engine, and peaks depend on what lies in it.
+    is set up as an engine's, and peaks depend on what lies in it.
     """
     use_one_arena()
     config = ModelConfig(str(directory), dtype="float32", max_batch_tokens=sizes[0])

@@ -69,7 +69,7 @@ def numbers(text: str) -> Iterator[tuple[float, float]]:
 
 
 def compare_numbers(answer: str, shown: str) -> None:
-    """Assert that the numbers shown are those of an answer, in its order; some may be left out."""
+    """Assert that the numbers shown are an answer's, in its order; some may be left out."""
     rest = numbers(answer)
     for want, half in numbers(shown):
         assert any(abs(got - want) <= 1.01 * half for got, _ in rest), want

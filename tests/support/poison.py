@@ -36,7 +36,7 @@ def batches(token: int, page_size: int) -> tuple[PackedBatch, PackedBatch]:
 
     First: requests with that token in their query, without it, and with nothing else in their
     query. Second: items of these, the queries cached; a request that continues the first one's
-    first page; and two requests without a query, of which the former has the token in an item.
+    first page; and two requests without a query, the first with the token in an item.
     """
     rng = np.random.default_rng(3)
     shuffled = Pages.shuffled(np.random.default_rng(4), 24, page_size)

@@ -1,4 +1,4 @@
-"""Promise: a request of which bad items are left out is the request without them, to the last
+"""Promise: a request whose bad items are left out is the request without them, to the last
 array; each of them has the error that it would be alone."""
 
 import gc
@@ -161,7 +161,7 @@ def test_a_query_is_read_once_beside_long_items(item_first):
 
 
 def test_a_long_query_is_not_read_again_for_every_item():
-    """A text that has no end of its own work: the count of turns is that of one reading."""
+    """A text that has no end of its own work: the turns are counted as for one reading."""
     counted = Turned()
     with pytest.raises(PromptTooLong, match="query alone"):
         builder().build_rest(

@@ -1,4 +1,4 @@
-"""Promise: for every tokenizer, ids made with a cut query are those of the joined string."""
+"""Promise: for every tokenizer, ids made with a cut query equal the joined string's."""
 
 import json
 import re

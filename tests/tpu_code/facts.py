@@ -151,7 +151,7 @@ def _arguments(program: Program) -> Iterator[Argument]:
 
 
 def _layer_loop(program: Program, pool: list[Argument]) -> Instruction | None:
-    """Return the loop over layers: of those that hold the pool, the one with the most code."""
+    """Return the loop over layers: the loop with the most code that holds the pool."""
     if not pool:
         return None
     sizes = {argument.bytes for argument in pool}

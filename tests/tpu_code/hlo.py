@@ -127,7 +127,7 @@ class Program:
         return self.computations[name]
 
     def within(self, name: str) -> Iterator[Instruction]:
-        """Yield the instructions that a computation runs, with those of its loops and branches.
+        """Yield the instructions that a computation runs, in loops and branches too.
 
         Those inside of fusions, and of a loop's condition, are not among them.
         """
@@ -138,7 +138,7 @@ class Program:
                     yield from self.within(called)
 
     def inside(self, one: Instruction) -> Iterator[Instruction]:
-        """Yield the instructions of a fusion, and of those in it."""
+        """Yield the instructions of a fusion and of the fusions in it."""
         if one.opcode == "fusion":
             for part in self.of(one.called["calls"]).instructions.values():
                 yield part

@@ -206,7 +206,7 @@ def test_halves_round_where_torch_does():
 # More rows than a tile has: 16 in the interpreter, 128 on a card.
 @pytest.mark.parametrize("rows", [18, *slow(37), *([] if INTERPRETED else [700])])
 def test_a_row_has_the_same_bits_in_any_company(rows):
-    """Alone, with others, and with others that choose the same experts, or none of them."""
+    """Alone, with others, and with others that choose the same experts, or other ones."""
     experts, top_k = 4, 2
     x, own = randn(rows, 24), weights(experts, 24, 16)
     logits = randn(rows, experts)
