@@ -217,7 +217,7 @@ class TestGates:
         [(4, 0.01, True), (4, 0.3, False), (1, 0.3, None)],
     )
     def test_eight_bits_judge_the_order_of_long_lists_that_are_spread(self, spread, noise, want):
-        """The log-odds of a label are spread. Its log p end at 0: half the items have nearly the same."""
+        """A label's log-odds are spread; half of its log p are nearly 0."""
         count = 120
         odds = np.linspace(-spread, spread, count)[:, None] * [1, -1]
         moved = odds + noise * np.random.default_rng(0).uniform(-1, 1, (count, 2))

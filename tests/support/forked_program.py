@@ -68,7 +68,8 @@ def _run(module: str, arguments: Sequence[str]) -> int:
 class StandbyEngine:
     """A fork of the program before it has threads, which waits to become the engine's process.
 
-    `start` takes the place of `Popen`; `wait`, `kill`, `pid` and `returncode` work as a `Popen`'s. The engines that replace a lost one are started as always.
+    `start` takes the place of `Popen`; `wait`, `kill`, `pid` and `returncode` work as a `Popen`'s.
+    The engines that replace a lost one are started as always.
     """
 
     def __init__(self) -> None:
