@@ -133,7 +133,7 @@ class Reference:
         return inputs(goal, self.vocab, self.quick)
 
     def verdict(self, goal: Goal, got: Sequence[Array], slack: float = 1.0) -> Verdict:
-        """Judge results for the first of `inputs`, each with all or the first of its items."""
+        """Judge results for the first requests of `inputs`, or for some first items of each."""
         if not self.path.is_file():
             raise RuntimeError("there is no reference to compare with, so nothing is timed")
         with np.load(self.path) as found:

@@ -44,7 +44,7 @@ def folder_of(package: str) -> Path:
 
 
 def h100() -> Any:
-    """Return a device of JAX that programs can be compiled for, and nothing else."""
+    """Return a JAX device for which programs can be compiled, but not run."""
     assembler = folder_of("nvidia.cuda_nvcc")
     os.environ["PATH"] += f":{assembler / 'bin'}"
     flags = os.environ.get("XLA_FLAGS", "")

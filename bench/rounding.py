@@ -183,7 +183,7 @@ def ours(scorer: Scorer, prompts: Prompts) -> Scores:
 
 @torch.inference_mode()
 def theirs(model: PreTrainedModel, prompts: Prompts) -> Scores:
-    """Score with the query's keys and values computed once, items of one length together."""
+    """Score with transformers: the query's keys and values once, items of one length together."""
     query, found = DynamicCache(), np.empty((len(prompts.items), len(prompts.labels)))
     model(torch.tensor([prompts.query]), None, None, query, use_cache=True, logits_to_keep=1)
     lengths = np.array([len(item) for item in prompts.items])

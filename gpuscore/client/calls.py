@@ -131,7 +131,7 @@ class Answered(Generic[AnswerT]):
 
 
 class Common(TokenCounts):
-    """The arguments that all results of lists have: the first model's name, and sums of tokens."""
+    """What the results of all list calls have: the first answer's model, sums of tokens, ids."""
 
     model: str
     request_ids: tuple[str, ...]

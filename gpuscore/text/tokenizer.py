@@ -51,7 +51,7 @@ class TextEncoder:
         named: texts and ids of control tokens that other files name.
         template: the source of the chat template, which writes control tokens.
         forbidden: ids that no text may give; ControlToken is raised for a text that does.
-        base: an encoder with the same tokens or more; a token is equally long in both.
+        base: an encoder whose lower bound for the number of a text's tokens holds here, too.
     """
 
     def __init__(
@@ -251,10 +251,10 @@ class TextEncoder:
     def first_tokens(self, text: str, count: int, turns: Turns = ALONE) -> str:
         """Return the part of a text that its first `count` tokens cover; `count` is at least 1.
 
-        At most one piece beyond that part is encoded. Nothing is encoded that begins PIECE_CHARS
-        characters after a length that is certain to have more than `count` tokens. With a safe cut
-        in between, such text cannot change the first tokens; without one, it could only through a
-        chain of overlapping merges all the way, each of a lower rank than the one before it.
+        At most one piece beyond that part is encoded. A long text is shortened first: to a length
+        that is certain to have more than `count` tokens, and PIECE_CHARS characters more. If these
+        contain a safe cut, what follows cannot change the first tokens. Without one, it could only
+        through a chain of overlapping merges, each of a lower rank than the one before it.
         """
         if self._least is not None and is_long(text):
             text = text[: self._least.reach(text, count, turns) + PIECE_CHARS]

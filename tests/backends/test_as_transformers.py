@@ -1,4 +1,4 @@
-"""Promise: packed = alone = transformers, in float32 within 1e-4 in log p (invariants 1 and 3)."""
+"""Promise: packed = alone = transformers, in float32 within 1e-4 in log p."""
 
 import numpy as np
 import pytest

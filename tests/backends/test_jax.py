@@ -231,7 +231,7 @@ def test_a_batch_is_one_upload(small, rng, monkeypatch):
 
 
 def test_batches_with_many_pages_are_divided(small, rng, monkeypatch):
-    """Each part holds whole trees, and results are the same together."""
+    """Each part holds whole trees; together they give what one undivided batch gives."""
     from gpuscore.backends.jax import backend as backend_module
 
     size, segments, prefixes = small.limits.page_size, [], []

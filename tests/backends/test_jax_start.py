@@ -123,7 +123,7 @@ def on_a_tpu(monkeypatch):
 
 
 def test_plans_for_a_tpu(tiny_model, monkeypatch):
-    """The kernel is the default; columns that pad heads count; float16 is refused."""
+    """Pallas is the default; a page's bytes include the padding of heads; float16 is refused."""
     directory, _ = tiny_model("qwen3")
     on_a_tpu(monkeypatch)
     config = ModelConfig(backend="jax", dtype="bfloat16")

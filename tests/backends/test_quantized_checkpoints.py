@@ -78,7 +78,7 @@ def test_activations_in_int8_are_those_of_the_library(name):
 
 
 def test_activations_in_fp8_are_those_of_the_library():
-    """The reference, which CUDA's product is compared with; a CPU does not choose it."""
+    """Tests the reference with which CUDA's product is compared; on a CPU nothing chooses FP8."""
     want = recorded("qwen3-fp8-channel")
     prompts = want.prompts
     got = of_torch(FOLDER / "qwen3-fp8-channel", prompts, precision="fp8")
@@ -106,7 +106,7 @@ def test_jax_computes_the_same(name):
 
 @needs_int8
 def test_packed_is_alone():
-    """At equal shapes bit for bit, and rows never differ by a rounding in eight bits."""
+    """Rows of batches of one shape are equal bit for bit; at other shapes they are close."""
     prompts = recorded("qwen3-int8").prompts
     again = [prompts[3]] * 4
     together = of_torch(FOLDER / "qwen3-int8", again)

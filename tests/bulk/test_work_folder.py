@@ -255,7 +255,7 @@ def test_an_output_that_is_not_the_one_that_was_written(tmp_path, monkeypatch, n
     ],
 )
 def test_forged_numbers(tmp_path, monkeypatch, step, name, changes):
-    """A state with a right checksum is held against the files that it is about."""
+    """A state whose checksum is right is still compared with the files that it describes."""
     source, output = stopped(tmp_path, monkeypatch, step)
     path = tmp_path / "out.jsonl.work" / f"{name}.json"
     state = json.dumps(json.loads(path.read_bytes())["state"] | changes).encode()

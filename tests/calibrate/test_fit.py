@@ -21,7 +21,7 @@ def samples_of(*columns):
 
 
 def drawn(rng, count=2000, labels=4, temperature=2.5, bias=(0.0, 0.0, 0.0, 0.0), ragged=True):
-    """Draw log-probabilities, and right answers as they are with a temperature and a bias."""
+    """Draw log-probabilities, and right answers with the odds that temperature and bias give."""
     rows, right = [], []
     for _ in range(count):
         size = int(rng.integers(2, labels + 1)) if ragged else labels

@@ -55,7 +55,7 @@ class Compiled:
 
 @dataclass(slots=True)
 class TritonLog:
-    """Kernels that Triton compiled, in order; `frozen` makes a further key a problem.
+    """Kernels that Triton compiled, in order. Once `frozen` is set, a new one is a problem.
 
     Attributes:
         tensors: arguments of the present launch.

@@ -141,7 +141,7 @@ class TestLog:
 
     @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of JAX; the child only writes
     def test_lines_of_several_processes_do_not_mix(self):
-        """Each writes to one pipe, which is often full."""
+        """Four processes write to the same pipe, which is often full."""
         reading, writing = os.pipe()
         pids = []
         for number in range(4):

@@ -55,7 +55,7 @@ def shown_requests(real: bool) -> list[ShownRequest]:
 def other_routes(text: str) -> set[str]:
     """Return the routes that a page names because other servers have them and this one does not.
 
-    Each list is a sentence; what stands in parentheses says what to use instead.
+    A page lists them in one sentence; what stands in parentheses says what to use instead.
     """
     parts = [re.sub(r"\(.*?\)", "", part, flags=re.DOTALL) for part in NOT_THERE.findall(text)]
     return {route for part in parts for route in ROUTE.findall(re.split(r"\.\s", part)[0])}

@@ -21,8 +21,8 @@ Stream = int | IO[Any]
 class ForkedProgram:
     """A program in a fork, whose start takes less than a tenth of a new interpreter's CPU time.
 
-    The arguments and methods are `subprocess.Popen`'s with text streams. The interpreter's own start
-    and end are left out; a test of either starts COMMAND.
+    The arguments and methods are `subprocess.Popen`'s with text streams. The interpreter's own
+    start and end are left out; a test of either starts COMMAND.
     """
 
     def __init__(

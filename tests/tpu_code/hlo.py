@@ -80,7 +80,7 @@ class Instruction:
 
     @property
     def cycles(self) -> int:
-        """XLA's estimate of its time; 0 where XLA has none."""
+        """XLA's estimate of the instruction's cycles; 0 if XLA has none."""
         return int(self.config.get("window_config", {}).get("estimated_cycles", 0))
 
     @property

@@ -8,10 +8,10 @@ tolerances of SGLang, vLLM, FlashInfer and transformers in their own tests, and 
    same half-precision format (eager attention), at median, p99 and maximum.
 3. Absolute: float32 backends differ by at most 1e-4 in log p; half-precision ones by 0.05 at p99,
    0.15 at most, and 0.01 in probability.
-4. Rank: no inversion among pairs whose float32 gap is over twice the p99 error; tau-b and top-10
-   overlap at least what errors imply that are as large as gate 2 or 3 allows (`noise.py`). Allowed
-   errors, not measured ones, so that a bad backend does not widen its own margin. There is no gate
-   on NDCG, because a random workload has no graded items.
+4. Rank: no inversion among pairs whose float32 gap is over twice the p99 error. tau-b and top-10
+   overlap are at least as high as with errors of the size that gate 2 or 3 allows (`noise.py`).
+   Allowed errors count, not measured ones, so that a bad backend does not widen its own margin.
+   There is no gate on NDCG, because a random workload has no graded items.
 5. and 6. An item's scores alone and with other items differ by no more than gate 3 allows; with
    --deterministic they have the same bits.
 7. Linear layers in eight bits are judged against float32 by how items are ordered: tau-b at least
@@ -19,7 +19,7 @@ tolerances of SGLang, vLLM, FlashInfer and transformers in their own tests, and 
    label another one for at most 1 % of items, no inversion among pairs that are twice the allowed
    error apart, and an error in log p of at most 0.25 at p99. Gates 2 and 3 do not apply: the noise
    of eight bits is larger than any dtype's. Among fewer items a single swap costs over 0.01.
-   Log-odds, because a label's log p ends at 0: half the items' log p are next to each other there.
+   Log-odds are compared, because log p ends at 0, where half of the items have nearly the same.
 
 A gate that cannot judge says so: it is skipped, with the reason.
 """

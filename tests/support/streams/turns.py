@@ -22,7 +22,7 @@ _numbers = count()
 
 
 class Handovers(Protocol):
-    """Learns of the order that tasks and their results make between threads."""
+    """Is told when one thread hands a task or a result over, and when another takes it."""
 
     def release(self, handover: object) -> None: ...
 
