@@ -100,5 +100,5 @@ def _signs(values: Float64Array) -> Float64Array:
 
 
 def _least(agreements: Sequence[float]) -> float | None:
-    """Return the smallest number: NaN, which fails every gate, if one is NaN; None if there is none."""
+    """Return the smallest number; NaN, which fails every gate, if one is NaN; None of nothing."""
     return float(np.min(agreements)) if agreements else None
