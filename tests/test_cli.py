@@ -90,7 +90,7 @@ def test_equal_labels(items_file, capsys, flags):
 
 
 def test_small_scores_are_shown(items_file, capsys):
-    """A label that the model would never say; six places after the point would be zeros."""
+    """The model would never say the label; six places after the point would be zeros."""
     assert score("--items", items_file, "--labels", "yes, wooden chair") == 0
     for row in capsys.readouterr().out.splitlines()[1:]:
         assert 0 < float(row.split()[2]) < 1e-4

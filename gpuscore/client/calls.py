@@ -131,7 +131,7 @@ class Answered(Generic[AnswerT]):
 
 
 class Common(TokenCounts):
-    """What the results of all list calls have: the first answer's model, sums of tokens, ids."""
+    """The part that the results of all list calls share: model, sums of tokens, request ids."""
 
     model: str
     request_ids: tuple[str, ...]

@@ -72,7 +72,7 @@ def test_kernels_for_hopper_read_the_tiles_that_rows_see(batch, sizes):
 
 @pytest.mark.parametrize("sizes", HOPPER, ids=str)
 def test_the_known_answer_has_tiles_that_no_item_reaches(sizes):
-    """Without a prefix, so that it shows kernels that read the tile before the first."""
+    """It has no prefix, so it reveals kernels that read the tile before the first one."""
     noted, config = [], heads_alone(4, 2, 8)
 
     def noting(config, pool):

@@ -74,7 +74,7 @@ def close_to(scores, want):
 
 
 def test_any_layout_gives_the_same_scores(make_backend, tiny_model, rng):
-    """All in one batch; the query cached, whole or in chunks; a part of it cached and a part as
+    """Layouts: all in one batch; the query cached whole or in chunks; a part cached, a part as
     parent."""
     backend = make_backend()
     query, items = random_ids(rng, 45), [random_ids(rng, n) for n in (1, 2, 7, 20, 63, 7)]

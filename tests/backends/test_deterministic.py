@@ -108,7 +108,7 @@ def test_same_bits_in_every_batch(scoring, rng, family, dtype):
 
 @pytest.mark.parametrize("family", slow("qwen3", "gemma2"))
 def test_chunks_do_not_show(scoring, rng, family):
-    """One budget is so small that queries and items run in chunks; with another nothing does."""
+    """With a small budget queries and items run in chunks, with a large one nothing does."""
     query, items = random_ids(rng, 417), [random_ids(rng, n) for n in (1, 130, 260, 300, 5)]
     small = scoring(family, dtype="float32", max_batch_tokens=128, max_model_len=720)
     whole = scoring(family, dtype="float32", max_batch_tokens=1300, max_model_len=720)
@@ -167,8 +167,7 @@ def test_threads_share_work_evenly(tiny_model):
 
 
 def test_a_false_claim_is_refused(tiny_model, monkeypatch):
-    """Products over all rows at once, whatever their number, are caught before anything is
-    served."""
+    """A start finds products that are computed over all rows at once, and is refused."""
     monkeypatch.setattr("gpuscore.backends.torch.backend.in_tiles", lambda size: all_at_once)
     directory, _ = tiny_model("qwen3", hidden_size=96)
     config = ModelConfig(str(directory), deterministic=True, dtype="float32", max_batch_tokens=512)
@@ -218,7 +217,7 @@ def test_a_pair_does_not_depend_on_the_queries_of_others(rng):
 
 
 def test_a_labels_bits_do_not_depend_on_the_other_labels(tiny_model):
-    """Labels of several tokens change the form of a request, and no number of another label."""
+    """Labels of several tokens change the form of a request, but not the bits of other labels."""
     directory, _ = tiny_model("qwen3", max_position_embeddings=1024)
     rng = np.random.default_rng(7)
     query, items = random_ids(rng, 150), [random_ids(rng, n) for n in (1, 7, 40)]

@@ -106,7 +106,7 @@ def test_experts_are_computed_as_documented(dtype, left_out):
 
 @pytest.mark.parametrize("left_out", [(), (0, 1)])
 def test_a_row_does_not_depend_on_how_many_others_chose_its_expert(left_out, monkeypatch):
-    """One row has an expert alone, then with strangers; the other expert loses these."""
+    """One row has an expert to itself, then shares it with rows that leave the other expert."""
     sizes = set()
 
     def seen(rows, **how):

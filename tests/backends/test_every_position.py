@@ -128,7 +128,8 @@ def choices_of(seed):
 def test_choices_of_one_context_share_its_rows(
     engine, tiny_model, backend, family, max_batch_tokens
 ):
-    """Together and one by one, cold and cached, in chunks of odd sizes; and as a tree of items."""
+    """Choices come together and one by one, cold and cached, in odd chunks, and as a tree of
+    items."""
     one = engine(family, backend=backend, max_batch_tokens=max_batch_tokens)
     prompts = choices_of(0)
     _, model = tiny_model(family, max_position_embeddings=1024)

@@ -57,7 +57,7 @@ def test_neighbours_of_a_poisoned_request(family, kind, options, tiny_model, tmp
 
 @pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=needs_jax)])
 def test_only_the_poisoned_request_fails(backend, tiny_model, tmp_path):
-    """Also of requests that begin alike, one after the other."""
+    """This holds, too, for requests that begin alike and come one after the other."""
     directory = poisoned(tiny_model("qwen3")[0], tmp_path / "model", "v")
     config = ModelConfig(str(directory), backend=backend, dtype="float32", device="cpu")
     made = create_backend(plan_backend(directory, config))

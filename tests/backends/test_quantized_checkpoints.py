@@ -274,7 +274,7 @@ def test_damaged_tensors_are_refused(copy, change, message):
 
 @needs_int8
 def test_a_layer_that_was_left_out_is_computed_as_it_is(copy):
-    """`ignore` of compressed-tensors: such a weight has no scale, and its rows are not rounded."""
+    """A layer under `ignore` of compressed-tensors has no scale, and its rows are not rounded."""
     directory, want = copy("qwen3-int8"), recorded("qwen3-int8")
     tensors = load_file(directory / "model.safetensors")
     scale = tensors.pop(Q + "weight_scale").float()

@@ -137,7 +137,7 @@ def test_an_error_of_a_rank_ends_the_replica(two_ranks):
 
 
 def test_what_another_rank_refuses_is_refused(tiny_model, tmp_path):
-    """The last row of the head is the second rank's."""
+    """The second rank holds the last row of the head, which is refused there."""
     directory, _ = tiny_model("qwen3")
     for file in directory.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())

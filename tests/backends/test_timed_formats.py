@@ -120,7 +120,7 @@ def test_float32_has_to_fit_with_a_batch_and_a_prompt(directory, timed):
 
 
 def test_replicas_that_share_memory_have_to_fit_together(directory, timed, monkeypatch):
-    """Each of four gets a fraction of 0.175, and may take no more of what is free."""
+    """Each of four replicas gets a fraction of 0.175, and may take no more of the free memory."""
     timed(QUICK)
     full = plan_backend(directory, ModelConfig(dtype="float32"))
     free = 5 * full.weight_bytes

@@ -195,7 +195,7 @@ def test_late_sends_are_shown_and_the_clients_fault_if_they_matter(tmp_path, cap
 
 
 def test_requests_and_items_of_one_are_as_many():
-    """Also of an even number of repeats, whose median is one of two."""
+    """This holds, too, for an even number of repeats, where the median is one of two."""
     shots = [replace(shot(seconds), items=10) for seconds in (1.0, 1.5, 2.0, 4.0)]
     row = WayFigures(shots).row(Row("latency", "scoring", "120 + 1 x 180", "demo"), None, None)
     assert row.requests_per_second == row.rate.value

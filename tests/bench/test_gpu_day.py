@@ -66,7 +66,7 @@ def wait_until(holds, seconds=600):
 
 
 def test_the_day_runs_all_tests_of_a_device():
-    """And so does make test-gpu."""
+    """The day and `make test-gpu` both run all tests of a device."""
     planned = [one for one in stages("cuda", ROOT, trial=False) if one.name.startswith("tests")]
     words = [word for stage in planned for command in stage.commands for word in command]
     here = Path(__file__)
@@ -129,7 +129,7 @@ def test_an_outcome_that_was_cut_off_is_left_out(tmp_path):
 
 
 def test_a_stage_ends_with_a_day_that_is_killed(tmp_path):
-    """Otherwise it would use the card beside the run that continues the day."""
+    """A stage that ran on would use the card beside the run that continues the day."""
     alive = tmp_path / "alive"
     write = f"open({str(alive)!r}, 'w').write(str(time.time()))"
     beats = f"import time\nwhile True: {write}; time.sleep(.05)"
@@ -198,7 +198,7 @@ def read(path):
 
 
 def test_a_kill_in_each_stage_loses_no_findings(tmp_path):
-    """Each run of the day is killed in the next stage; the last ones repeat those."""
+    """Each run of the day is killed one stage later; the last runs repeat these stages."""
     names = [one.name for one in stages("cpu", tmp_path, trial=True)]
     for number, name in enumerate(names):
         assert run_day(tmp_path) == -signal.SIGKILL

@@ -102,7 +102,7 @@ def test_the_command_killed_while_it_scores(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_the_command_killed_often_gives_the_same_bits(tmp_path):
-    """Negative moments are seconds since the start, others since the first result."""
+    """Moments that are negative count from the start, others from the first result."""
     rows = make_rows(3000, queries=40)
     source = write_jsonl(tmp_path / "in.jsonl", rows)
     whole, output = tmp_path / "whole.parquet", tmp_path / "killed.parquet"

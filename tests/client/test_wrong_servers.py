@@ -106,7 +106,7 @@ def test_the_time_left_goes_out(call):
 
 
 def test_one_failure_ends_all_of_a_call(call):
-    """Its error is raised at once, while other parts wait for their next attempt."""
+    """The error is raised at once, although other parts wait for their next attempt."""
 
     def script(body):
         return {"busy": refusal(429, "overloaded", Retry_After="30"), "bad": Step(400, "no")}.get(
@@ -205,7 +205,7 @@ def test_codings_that_nobody_asked_for(call):
 
 
 def test_short_values(call):
-    """They would take many times their bytes in memory."""
+    """Decoded, such values would take many times their bytes in memory."""
     content = b'{"scores": [[' + b"0," * (MOST_VALUES + 1) + b"0]]}"
     whole = head(f"Content-Length: {len(content)}") + content
     with answering(lambda: [whole]) as server:

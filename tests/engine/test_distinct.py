@@ -72,7 +72,7 @@ def test_an_error_names_the_callers_item():
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_equal_documents_have_the_same_bits_in_every_batch(tmp_path, backend):
-    """Batches of 64 tokens hold a document at other places and beside other rows each time."""
+    """A document stands at other places and beside other rows in each batch of 64 tokens."""
     make_model(tmp_path)
     rng = np.random.default_rng(3)
     documents = [random_ids(rng, length) for length in rng.integers(1, 40, 12)]

@@ -53,7 +53,7 @@ def evaluated(small, tmp_path_factory):
 
 
 def test_the_report_is_that_of_the_models_scores(evaluated, small):
-    """With scores by another way, and measures of the whole by ir_measures itself."""
+    """Scores are computed by another way, and measures by ir_measures itself."""
     queries = read_lines(small).queries
     with Scorer("demo", threads=1) as scorer:
         rows = [
@@ -92,7 +92,7 @@ class Stop(Exception):
 
 
 def test_it_goes_on_where_it_ended(data, target, tmp_path):
-    """Ended by an error in the middle, and with its last line cut off."""
+    """The earlier run ended with an error, and its last line is cut off."""
     path = tmp_path / file_name(target, data)
     seen = []
 
@@ -151,7 +151,7 @@ def test_another_precision_and_a_margin(small, tmp_path, capsys):
 
 
 def test_a_loss_is_an_exit_code(tmp_path, capsys):
-    """A first stage that knows the grades is better than any model."""
+    """The first stage knows the grades here, so any model loses against it."""
     rows = [json.loads(line) for line in DEMO.read_text(encoding="utf-8").splitlines()[:8]]
     for row in rows:  # the grades are turned around, so that the model is wrong
         row["grades"] = [3 - grade for grade in row["grades"]]

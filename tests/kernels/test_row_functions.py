@@ -140,7 +140,7 @@ def test_nan_stays(functions, dtype):
 
 @DTYPES
 def test_bits_depend_on_the_row_alone(functions, dtype):
-    """Neither on other rows, nor on the address, nor on the number of threads."""
+    """They depend neither on other rows, nor on the address, nor on the number of threads."""
     c, weight = functions[dtype], torch.randn(301).to(dtype)
     x = torch.randn(400, 301).to(dtype)
     threads = torch.get_num_threads()

@@ -65,7 +65,7 @@ def test_cards_and_sizes_that_it_is_not_for_are_refused(
     blocks: bool,
     reason: str | None,
 ) -> None:
-    """Check that the rest has the shapes and strides that torch demands of CUDA tensors."""
+    """All other calls have the shapes and strides that torch demands of CUDA tensors."""
     (outputs, width), count = shape, 5
     found = fp8.refusal(capability, outputs, width, dtype, blocks=blocks)
     if reason is not None:

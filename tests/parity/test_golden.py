@@ -56,7 +56,7 @@ def test_the_bundles_agree_with_each_other():
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_transformers_scores_as_before(dtype):
-    """So a new release of it does not become the yardstick unnoticed."""
+    """This notices a new release of transformers that would change the yardstick."""
     name = f"transformers-{dtype}"
     found = run_oracle(DEMO, golden(name).workload, dtype, "cpu", threads=1)
     exact = golden("transformers-float32")

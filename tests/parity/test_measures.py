@@ -72,7 +72,8 @@ class TestMeasures:
         np.testing.assert_array_equal(found.item, [1, 1, 3, np.nan])
 
     def test_all_of_them_by_query(self):
-        """Two cases with the same query are one of seven; a shift of all scores is a bias."""
+        """Two cases with the same query count as one of seven queries; a shift of all scores is a
+        bias."""
         cases = [Case(f"{n}", [n], [[k] for k in range(12)], [[1, 2]] * 12) for n in range(7)]
         cases.append(Case("again", [3], [[9]], [[1, 2]]))
         rng = np.random.default_rng(0)
@@ -119,7 +120,8 @@ class TestIntervals:
 
     @pytest.mark.parametrize("q", [0.5, 0.99])
     def test_a_quantile_is_that_of_the_repeated_values(self, q):
-        """Equal to writing out each query's values as often as it was drawn."""
+        """It equals the quantile of each query's values, repeated as often as the query was
+        drawn."""
         rng, resamples = np.random.default_rng(1), Resamples(6)
         values, numbers = rng.random(50), rng.integers(0, 6, 50)
         found = resamples.quantile(values, numbers, q)

@@ -136,7 +136,8 @@ def forbidden(directory, text):
 
 
 def test_tokens_that_files_name(tmp_path):
-    """bos and eos by name or id, whatever they look like, and what the template writes."""
+    """These are bos and eos by name or id, whatever they look like, and what the template
+    writes."""
     plain = added(kind("byte-level BPE")[0], "~end~", "~turn~", "~~")
     path = tmp_path / "tokenizer_config.json"
     directory_of(tmp_path, plain, CHAT)

@@ -173,7 +173,8 @@ def test_tokens_that_say_the_same():
 
 @pytest.mark.parametrize("count", [2, 20])
 def test_several_of_the_most_probable_tokens(client, logprobs, count):
-    """Values by text, with the prompt's own token if that is not among them."""
+    """The best tokens' values stand by text, with the prompt's own token if it is not among
+    them."""
     ids = random_ids(np.random.default_rng(3), 30)
     (choice,) = complete(client, ids, logprobs=count)["choices"]
     found, want = choice["logprobs"], logprobs(ids)
@@ -258,7 +259,7 @@ def test_errors(client, unharmed, fields, code, param):
 
 
 def test_a_row_that_is_not_finite(limited):
-    """The logit of the model's best token is infinite."""
+    """The row is not finite because the best token's logit is infinite."""
     check_error(refused(limited), 500, "nonfinite_score")
 
 

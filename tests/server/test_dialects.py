@@ -106,7 +106,7 @@ class TestPairs:
         check_error(demo.post("/v1/score", json=body), 400, "invalid_request", param)
 
     def test_a_value_chooses_no_dialect(self, demo):
-        """Only the names of the top-level fields choose it."""
+        """Only the names of the top-level fields choose the dialect."""
         answer = demo.post("/v1/score", json={"items": ["queries"], "labels": ["yes"]})
         assert answer.status_code == 200
         body = {"items": ["text_1"], "labels": ["yes"], "unknown": {"text_1": 1}}

@@ -110,7 +110,7 @@ def paths_of(config):
 
 
 def test_no_ui():
-    """Without the pages there is still the API's own."""
+    """Without the playground and the status page, the API's page is still there."""
     usual, without = paths_of(ServerConfig()), paths_of(ServerConfig(ui=False))
     assert {*UI, "/ui/playground.js"} <= usual
     assert not {path for path in without if path in UI or path.startswith("/ui/")}

@@ -149,7 +149,7 @@ def test_errors_of_the_whole_request(made):
 
 @pytest.mark.parametrize("item_first", [False, True])
 def test_a_query_is_read_once_beside_long_items(item_first):
-    """Every item that is refused before its end makes the encoder begin again behind it."""
+    """Every item that is refused before its end makes the encoder begin again with the next one."""
     backend = replace(LIMITS, max_model_len=65_000)
     made = PromptBuilder(TextEncoder(make_tokenizer(bos=False)), backend, RequestLimits())
     query, items = "chair " * 10_000, ["x " * 40_000] * 6
@@ -161,7 +161,7 @@ def test_a_query_is_read_once_beside_long_items(item_first):
 
 
 def test_a_long_query_is_not_read_again_for_every_item():
-    """A text that has no end of its own work: the turns are counted as for one reading."""
+    """A long query costs as many turns as reading it once."""
     counted = Turned()
     with pytest.raises(PromptTooLong, match="query alone"):
         builder().build_rest(

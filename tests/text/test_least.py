@@ -62,7 +62,7 @@ def test_a_window_ends_anywhere(monkeypatch):
 
 @pytest.mark.slow
 def test_how_much_nfc_takes_away():
-    """The facts that the docstring of `least` states about all of Unicode."""
+    """Checks what the docstring of `least` states about all of Unicode."""
     characters = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
     full = {c: unicodedata.normalize("NFD", c) for c in characters}
     longest: dict[str, int] = {}
@@ -138,7 +138,7 @@ def test_the_rest_of_a_text_that_is_too_long_is_not_encoded():
 
 
 def test_many_short_texts_are_many_turns():
-    """Their number takes time, whatever their lengths."""
+    """A large number of texts takes time, however short they are."""
     turned = Turned()
     assert len(list(encoder_of().prompts(["a"] * 10_000, True, turned))) == 10_000
     assert sum(turned.asked) > 10_000 * turns.PER_TEXT

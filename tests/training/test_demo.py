@@ -54,7 +54,7 @@ def test_it_ranks_far_better_than_chance(demo, count):
 
 @pytest.mark.parametrize("rows", [60, *slow(600)])
 def test_it_answers_typed_questions(demo, rows):
-    """Yes or no, choices by letter and levels by digit, about combinations that it never saw."""
+    """The questions are about combinations that it never saw: yes or no, letters, digits."""
     right, rights = defaultdict(list), defaultdict(Counter)
     masses = defaultdict(list)
     for state, asked in labelled_questions(rows, seed=TEST_SEED):

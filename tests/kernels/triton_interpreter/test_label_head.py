@@ -87,7 +87,7 @@ def test_a_tie_goes_to_the_lowest_id():
 
 
 def test_ties_of_more_tokens_than_are_wanted():
-    """All are equal but one; and equal ones come in every order of ids."""
+    """All tokens but one are equal, and equal ones come in every order of ids."""
     weight = torch.zeros(300, 2, device=DEVICE)
     weight[171] = 1.0
     hidden = torch.ones(1, 2, device=DEVICE)

@@ -113,7 +113,7 @@ def test_no_rows():
 
 
 def test_of_equal_experts_the_first_are_chosen():
-    """Choose as torch.topk does on CUDA."""
+    """Checks the choice that torch.topk makes on CUDA."""
     logits = torch.tensor([[1.0, 3, 2, 2, 2, 0], [0, 0, 0, 0, 0, 0]], device=DEVICE)
     routing = route(logits, top_k=3, norm_top_k=True, impl="triton")
     want = to_experts((1, 2, 3), (0, 1, 2), experts=6)
