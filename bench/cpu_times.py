@@ -71,7 +71,7 @@ def _floor_name(precision: str) -> str:
 
 
 def _least(floors: list[dict[str, float]], count: int) -> list[Spent]:
-    """Return the times of the floors per item; all threads are busy."""
+    """Return the least seconds per item by each floor, with all threads busy."""
     threads = torch.get_num_threads()
     return [Spent(f["seconds"], f["seconds"] * threads).of(count) for f in floors]
 

@@ -173,7 +173,7 @@ def test_pages(written, tmp_path, capsys):
 
 
 def arrivals(*, late, latency=1.0):
-    """Return the row of a server to which requests were sent so late, in milliseconds."""
+    """Return a server's row whose requests were sent `late` ms late and took `latency` ms."""
     row = Row("poisson", "Poisson 70/s", "120 + 10 x 180", "demo", asked=70.0)
     return WayFigures([shot(1.0, late=late, latency=latency)]).row(row, None, None)
 

@@ -49,9 +49,9 @@ class TypedGroup:
     """A state and questions about it.
 
     Attributes:
-        attributes: those that the item states.
-        combination: what training must never see if it is held out: the attributes that the query
-            asks for, or an item's attributes alone.
+        attributes: of the item, as it states them.
+        combination: the attributes that the query asks for, or, without a query, the item's.
+            Training must never see a combination that is held out.
     """
 
     state: str

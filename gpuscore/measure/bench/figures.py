@@ -219,7 +219,7 @@ def _by_the_client(shot: Shot) -> bool:
 
 
 def change_text(ratio: Interval | None) -> str:
-    """Return a ratio as text, and "no difference" if its interval has 1 in it."""
+    """Return a ratio as text; "none" with the interval if that has 1 in it."""
     if ratio is None or math.isnan(ratio.value):
         return "-"
     if math.isnan(ratio.low):

@@ -104,7 +104,7 @@ def narrow(workload: Workload) -> Workload:
 def common(
     first: Workload, of_one: Run, second: Workload, of_two: Run
 ) -> tuple[Workload, Run, Run] | None:
-    """Return the scores that both samples have, perhaps for the first labels only; None: none."""
+    """Return the scores that both samples have, perhaps for the first labels only, or None."""
     if first.digest == second.digest:
         return first, of_one, of_two
     workload = narrow(first)

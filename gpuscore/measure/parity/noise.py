@@ -52,7 +52,7 @@ class PermittedNoise:
 
     @classmethod
     def multiple(cls, factor: float, errors: Float64Array, p99: float) -> "PermittedNoise":
-        """Make a multiple of measured errors, whose sizes have this p99."""
+        """Make `factor` times these measured errors, whose sizes have this p99."""
         sizes = np.abs(errors[np.isfinite(errors)])
         return cls(factor * sizes if sizes.size else np.zeros(1), factor * p99)
 
