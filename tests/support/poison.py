@@ -17,9 +17,9 @@ LABELS = [3, 17]
 
 
 def poisoned(directory: Path, target: Path, kind: str) -> Path:
-    """Write a model in which POISON has no finite key ("k"), value ("v"), or neither ("kv").
+    """Write a model in which POISON's key ("k"), value ("v") or both ("kv") are not finite.
 
-    They are so in the first layer, by one column of its projections, which is 0 of other tokens.
+    The first layer makes them so, by one column of its projections that is 0 for other tokens.
     """
     shutil.copytree(directory, target)
     weights = load_file(target / "model.safetensors")

@@ -133,7 +133,7 @@ def _run(name: str, target: Answerer, workload: Workload, chunk: int | None) -> 
 
 
 def _scored(target: Answerer, case: Case, chunk: int | None) -> CaseResult:
-    """Score a case in requests of so many items; raise ValueError with the server's words."""
+    """Score a case, `chunk` items a request; raise ValueError with the server's words."""
     api = APIS[target.about.api]
     asks = [*BenchRequest(case.query, case.items).chunks(chunk)]
     labels = case.label_ids[0]
