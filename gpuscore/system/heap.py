@@ -62,8 +62,8 @@ def keep_freed_blocks() -> None:
 def use_one_arena() -> None:
     """Have all threads share one arena; call it before there is a second thread.
 
-    `trim` gives back the upper end of this one as well, and threads cannot each keep memory that
-    the others need.
+    `trim` can give back the end of this arena, and no thread keeps memory in an arena of its own
+    that the others need.
     """
     _set_option(M_ARENA_MAX, 1)
 

@@ -218,7 +218,7 @@ def orderings(steps):
 
 
 def first_race(steps):
-    """Return the first step that conflicts with an earlier one that does not reach it, or None."""
+    """Return the first step that conflicts with an earlier, unordered step, or None."""
     parents = orderings(steps)
     before = []
     for now, own in enumerate(parents):
