@@ -1,6 +1,6 @@
 """Classify a file of prompts in this process: classify_many.py INPUT OUTPUT [MODEL].
 
-INPUT has JSON lines with `prompt`; OUTPUT gets each with the probability of "yes" once it is scored.
+INPUT has JSON lines with `prompt`; OUTPUT gets each with its probability of "yes", once scored.
 """
 
 import json
