@@ -97,10 +97,10 @@ def wrong(asks: list[BenchRequest], record: Record) -> int:
         query, items = (
             np.array(x, dtype=np.int32) for x in (asks[number].query, asks[number].items)
         )
-        want = fake.oracle(query[None], items[None], LABELS)[0]
+        expected = fake.oracle(query[None], items[None], LABELS)[0]
         try:
             got = SCORE.read(record.bodies[number], len(items))
-            found += not np.allclose(got, want, rtol=1e-12, atol=0)
+            found += not np.allclose(got, expected, rtol=1e-12, atol=0)
         except (ValueError, KeyError, TypeError):
             found += 1
     return found

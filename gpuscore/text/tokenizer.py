@@ -197,10 +197,10 @@ class TextEncoder:
     def _around(
         self, head: str, tail: str, item_first: bool, turns: Turns, limit: int | None
     ) -> tuple[Int32Array, Int32Array, int]:
-        """Return the ids before and after every item's own, and how many of its own to drop.
+        """Return the ids before and after each item's, and how many first ids of an item to drop.
 
-        Either the head is the same in all prompts, or with `item_first` the tail, without the ids
-        of its first character, the guard.
+        The tail begins with the guard, a character whose ids are dropped: from the tail, which all
+        prompts share, with `item_first`, else from each item's own ids.
         """
         opening, closing = self._specials.opening, self._specials.closing
         guard = self._num_ids(tail[0])

@@ -59,13 +59,13 @@ def run(batch, seed, window=None, softcap=None):
     rows = torch.from_numpy(batch.score_rows.astype(np.int64))
     exact = [x.double().numpy() for x in (q, k, v)]
     for layer, scored in ((0, None), (1, rows)):
-        want = oracle(batch, PAGE_SIZE, *exact, *before[layer], window, softcap)
-        want = want if scored is None else want[batch.score_rows]
+        expected = oracle(batch, PAGE_SIZE, *exact, *before[layer], window, softcap)
+        expected = expected if scored is None else expected[batch.score_rows]
         stored.write(layer, k, v)
         for impl in IMPLEMENTATIONS:
             attend = TorchAttention(config, pool, impl, merge_partials).prepare(batch)
             got = attend.run(layer, q if scored is None else q[scored], k, v).numpy()
-            np.testing.assert_allclose(got, want, atol=1e-5, rtol=1e-5, err_msg=impl)
+            np.testing.assert_allclose(got, expected, atol=1e-5, rtol=1e-5, err_msg=impl)
     return pool, k, v
 
 

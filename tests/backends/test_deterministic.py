@@ -112,12 +112,12 @@ def test_chunks_do_not_show(scoring, rng, family):
     query, items = random_ids(rng, 417), [random_ids(rng, n) for n in (1, 130, 260, 300, 5)]
     small = scoring(family, dtype="float32", max_batch_tokens=128, max_model_len=720)
     whole = scoring(family, dtype="float32", max_batch_tokens=1300, max_model_len=720)
-    want = whole.bits(query, items)
-    np.testing.assert_array_equal(small.bits(query, items), want)
-    np.testing.assert_array_equal(small.bits(query, items, salt="kept"), want)
-    np.testing.assert_array_equal(small.bits(query, items, salt="kept"), want)
+    expected = whole.bits(query, items)
+    np.testing.assert_array_equal(small.bits(query, items), expected)
+    np.testing.assert_array_equal(small.bits(query, items, salt="kept"), expected)
+    np.testing.assert_array_equal(small.bits(query, items, salt="kept"), expected)
     odd = scoring(family, dtype="float32", max_batch_tokens=333, max_model_len=720)
-    np.testing.assert_array_equal(odd.bits(query, items), want)
+    np.testing.assert_array_equal(odd.bits(query, items), expected)
 
 
 def test_another_query_with_the_same_beginning(scoring, rng):
@@ -125,9 +125,9 @@ def test_another_query_with_the_same_beginning(scoring, rng):
     one = scoring(dtype="float32", max_batch_tokens=600, max_model_len=600)
     start, items = random_ids(rng, 300), some_items(rng, 4)
     query = start + random_ids(rng, 100)
-    want = one.bits(query, items)
+    expected = one.bits(query, items)
     one.bits(start, items, salt="shared")
-    np.testing.assert_array_equal(one.bits(query, items, salt="shared"), want)
+    np.testing.assert_array_equal(one.bits(query, items, salt="shared"), expected)
 
 
 def test_two_threads(scoring, rng):
@@ -152,9 +152,9 @@ def test_close_to_the_usual_scores(scoring, rng, tiny_model):
     query, items = random_ids(rng, 260), some_items(rng, 9)
     given = ScoreInput(query, items, labels=None, label_token_ids=LABELS, need_lse=True)
     request = PromptBuilder(None, usual.limits, UNLIMITED).build(given)
-    want = bits_of(engine.score(request)).view(np.float32)
+    expected = bits_of(engine.score(request)).view(np.float32)
     engine.close()
-    np.testing.assert_allclose(one.bits(query, items).view(np.float32), want, atol=1e-4, rtol=0)
+    np.testing.assert_allclose(one.bits(query, items).view(np.float32), expected, atol=1e-4, rtol=0)
 
 
 def test_threads_share_work_evenly(tiny_model):

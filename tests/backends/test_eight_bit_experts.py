@@ -97,10 +97,10 @@ def by_hand(weights, x):
 def test_experts_are_computed_as_documented(dtype, left_out):
     x = random_weight(77, WIDTH, 1).to(dtype) * 4
     plain = plain_mixture(random_weight(EXPERTS, WIDTH, 2), left_out=left_out, dtype=dtype)
-    got, want = computed(packed(plain), x), by_hand(plain, x)
+    got, expected = computed(packed(plain), x), by_hand(plain, x)
     assert got.dtype == dtype
     # The last bit of an activation may decide how it is rounded, in some row.
-    errors = (got.float() - want.float()).abs().amax(dim=1)
+    errors = (got.float() - expected.float()).abs().amax(dim=1)
     assert errors.sort().values[-3] <= (1e-6 if dtype == torch.float32 else 2e-2)
 
 

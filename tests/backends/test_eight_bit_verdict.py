@@ -71,17 +71,17 @@ def test_answers_are_those_of_the_model_in_float32(planned):
     plan, recipe = planned
     directory = model_directory("demo")
     with Scorer(str(directory), device="cpu", dtype="float32") as scorer:
-        for prompt, want in list(zip(recipe.prompts, recipe.answers, strict=True))[:7]:
+        for prompt, expected in list(zip(recipe.prompts, recipe.answers, strict=True))[:7]:
             ids = {"label_token_ids": list(recipe.labels), "logprobs": True}
             got = scorer.score(list(prompt[:-1]), [[prompt[-1]]], **ids).logprobs[0]
-            np.testing.assert_allclose(got, want, atol=1e-3)
+            np.testing.assert_allclose(got, expected, atol=1e-3)
 
 
 def test_tau_b_is_that_of_scipy():
     rng = np.random.default_rng(0)
-    want, got = rng.integers(0, 9, (2, 50, 2)).astype(float)
-    tau = kendalltau(want[:, 0] - want[:, 1], got[:, 0] - got[:, 1]).statistic
-    assert compared(want, got).tau_b == pytest.approx(tau)
+    expected, got = rng.integers(0, 9, (2, 50, 2)).astype(float)
+    tau = kendalltau(expected[:, 0] - expected[:, 1], got[:, 0] - got[:, 1]).statistic
+    assert compared(expected, got).tau_b == pytest.approx(tau)
 
 
 def test_a_form_is_chosen_only_if_other_texts_would_probably_agree():

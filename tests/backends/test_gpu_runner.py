@@ -121,8 +121,10 @@ def test_graphs_score_as_launches(make, rng, family):
     assert isinstance(graphs.launcher, GraphLauncher)
     before = graphs.launcher.replayed  # by the warm-up
     for batch in some_batches(rng, SIZES):
-        one, other, want = (b.collect(b.extend(batch)) for b in (graphs, launches, exact))
-        error, usual = (np.linalg.norm(x.label_logits - want.label_logits) for x in (one, other))
+        one, other, expected = (b.collect(b.extend(batch)) for b in (graphs, launches, exact))
+        error, usual = (
+            np.linalg.norm(x.label_logits - expected.label_logits) for x in (one, other)
+        )
         assert error <= 2 * usual + 1e-3
         np.testing.assert_allclose(one.lse, other.lse, atol=0.05)
     assert graphs.launcher.replayed - before == len(SIZES)

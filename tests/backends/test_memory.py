@@ -235,13 +235,13 @@ def test_unused_pages_cost_nothing(backend_of):
 
 def test_a_shortened_model_has_a_layer_of_each_kind(backend_of):
     windows = {"qwen3": (None, None), "gemma3": (20, None, 20), "qwen3_moe": (None, None, None)}
-    for family, want in windows.items():
+    for family, expected in windows.items():
         backend = backend_of(SetMemory(2**40, 0), family)
         config, weights = shortened(
             backend.plan.architecture.config, backend.launcher.decoder.weights
         )
-        assert config.windows == want
-        assert config.num_layers == len(weights.layers) == len(want)
+        assert config.windows == expected
+        assert config.num_layers == len(weights.layers) == len(expected)
         assert weights.layers[-1] is backend.launcher.decoder.weights.layers[-1]
         assert len(weights.lm_head) == backend.plan.architecture.config.vocab_size
         if config.mixture is not None:

@@ -93,13 +93,13 @@ def test_what_a_row_sees_alone_reaches_it(impl, hidden, flaw):
     if hidden == "mask":
         how["key_mask"][0, 4] = False
     how |= {"scale": 0.3, "impl": impl}
-    want, want_lse = partial_attention(q, k, v, **how)
+    expected, want_lse = partial_attention(q, k, v, **how)
     v[0, 1, 4, 2] = flaw
     got, lse = partial_attention(q, k, v, **how)
     sees = {"causal": slice(4, 11), "window": slice(4, 8), "mask": slice(0, 0)}[hidden]
     assert got[0, 2:, sees].isnan().all()
-    got[0, 2:, sees], lse[0, 2:, sees] = want[0, 2:, sees], want_lse[0, 2:, sees]
-    torch.testing.assert_close(got, want)
+    got[0, 2:, sees], lse[0, 2:, sees] = expected[0, 2:, sees], want_lse[0, 2:, sees]
+    torch.testing.assert_close(got, expected)
     torch.testing.assert_close(lse, want_lse)
 
 

@@ -48,11 +48,11 @@ def test_ranks_score_as_transformers_does(tiny_model, family, ranks, options, ov
     with Scorer(str(directory), device="cpu", **options) as scorer:
         together = scorer.score(query, items, **asked)
         alone = [scorer.score(query, [item], **asked) for item in items]
-    want = reference_logprobs(model, [query + item for item in items])[:, LABELS]
-    assert want.std() > 1, "near-uniform outputs would prove nothing"
-    np.testing.assert_allclose(together.logprobs, want, atol=TOLERANCE, rtol=0)
+    expected = reference_logprobs(model, [query + item for item in items])[:, LABELS]
+    assert expected.std() > 1, "near-uniform outputs would prove nothing"
+    np.testing.assert_allclose(together.logprobs, expected, atol=TOLERANCE, rtol=0)
     for row, one in enumerate(alone):
-        np.testing.assert_allclose(one.logprobs[0], want[row], atol=TOLERANCE, rtol=0)
+        np.testing.assert_allclose(one.logprobs[0], expected[row], atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.slow

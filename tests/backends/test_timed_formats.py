@@ -51,7 +51,7 @@ def test_float32_has_to_save_a_tenth(full, expected):
 
 def test_formats_take_turns_and_an_interruption_does_not_count():
     durations = [3.0, 1.0, 3.0, 900.0, 3.0, 1.0]  # of bfloat16 and float32 in turn
-    between = chain.from_iterable((0.0, one) for one in durations)
+    between = chain.from_iterable((0.0, duration) for duration in durations)
     clock = accumulate(chain([0.0], between, repeat(0.0)))
     threads = torch.get_num_threads()
     found = time_products(torch.bfloat16, 8, 16, 1, lambda: next(clock))

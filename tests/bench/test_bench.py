@@ -84,12 +84,12 @@ def test_the_sample_is_that_of_the_model(server, tmp_path):
     (one,) = bundle.servers
     with Scorer("demo", threads=1) as scorer:
         for case in one.workload.cases:
-            want = [
+            expected = [
                 scorer.score(prompt, [[]], label_token_ids=case.label_ids[0]).scores[0]
                 for prompt in case.prompt_ids()
             ]
             got = np.exp(one.run.results[case.name].values)
-            np.testing.assert_allclose(got, want, rtol=1e-4)
+            np.testing.assert_allclose(got, expected, rtol=1e-4)
 
 
 def test_the_sample_is_judged_by_the_oracle_too(server, tmp_path, capsys):
@@ -133,7 +133,7 @@ def test_other_apis(api, server, tmp_path):
 def test_texts_of_ones_own(server, tmp_path):
     path = tmp_path / "in.jsonl"
     lines = [{"query": f"q {n}: ", "items": [f"item {n}.{i}" for i in range(40)]} for n in range(3)]
-    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     _, rows = run(tmp_path, "--url", server.url, "--input", path, "--scale", "1")
     assert set(rows) == {("text", "packed"), ("text", "sequential")}
     assert rows["text", "sequential"].requests == 6
@@ -251,10 +251,12 @@ def test_half_precision_may_round_as_a_real_model_does(p99, agrees):
     }
 
     def rounded(name):
-        return Run(name, "bfloat16", {
-            case: CaseResult(want + rng.normal(size=want.shape).clip(-2.4, 2.4) * p99 / 2.576, None)
-            for case, want in exact.items()
-        })  # fmt: skip
+        noise = {case: rng.normal(size=log_p.shape) for case, log_p in exact.items()}
+        results = {
+            case: CaseResult(log_p + noise[case].clip(-2.4, 2.4) * p99 / 2.576, None)
+            for case, log_p in exact.items()
+        }
+        return Run(name, "bfloat16", results)
 
     why = disagreement(workload, rounded("alone"), rounded("packed"))
     assert (why is None) is agrees, why

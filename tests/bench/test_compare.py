@@ -63,11 +63,11 @@ def written(tmp_path):
 
 
 def test_a_bundle_is_read_as_it_was_written(written):
-    found, want = read_bundle(Path(written("a", 0.5))), bundle(0.5)
+    found, expected = read_bundle(Path(written("a", 0.5))), bundle(0.5)
     assert json.dumps([row.as_json() for row in found.rows]) == json.dumps(
-        [row.as_json() for row in want.rows]
+        [row.as_json() for row in expected.rows]
     )
-    (one,), (other,) = found.servers, want.servers
+    (one,), (other,) = found.servers, expected.servers
     assert one.about == other.about
     assert one.workload == other.workload
     for name, result in one.run.results.items():

@@ -109,7 +109,7 @@ def test_scale_leaves_out_requests_and_shortens_none():
 def test_texts_of_ones_own(tmp_path):
     path = tmp_path / "in.jsonl"
     lines = [{"query": f"q{n}", "items": [f"i{n}.{i}" for i in range(40)]} for n in range(2)]
-    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     scenario = text_scenario(path)
     packed, sequential = (Draws(1, VOCAB).requests(scenario, way, 0) for way in scenario.ways)
     assert [len(one.items) for one in packed] == [40, 40]

@@ -52,11 +52,11 @@ def test_the_page_shows_what_happens(tmp_path, monkeypatch):
     assert done.returncode == 1, done.stderr
     speed = re.compile(r"[\d.]+ s, [\d.]+ rows/s")
     assert speed.sub("", done.stdout) == speed.sub("", blocks("text")[0])
-    found, want = read_jsonl(Path("scored.jsonl")), [*map(json.loads, shown.splitlines())]
+    found, expected = read_jsonl(Path("scored.jsonl")), [*map(json.loads, shown.splitlines())]
     assert [row.pop("scores") for row in found] == [
-        pytest.approx(row.pop("scores"), abs=5e-4) for row in want
+        pytest.approx(row.pop("scores"), abs=5e-4) for row in expected
     ]
-    assert found == want
+    assert found == expected
 
 
 @pytest.mark.parametrize(

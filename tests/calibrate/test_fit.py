@@ -123,8 +123,8 @@ def test_measures_are_their_definitions(rng):
         place = min(int(shares[best] * BINS), BINS - 1)
         inside[place].append((shares[best], best == wanted))
     ece = sum(abs(sum(s for s, _ in one) - sum(r for _, r in one)) for one in inside)
-    want = {"accuracy": right, "ece": ece, "brier": brier, "log_loss": loss_sum}
-    for name, value in want.items():
+    expected = {"accuracy": right, "ece": ece, "brier": brier, "log_loss": loss_sum}
+    for name, value in expected.items():
         assert found[name].value == pytest.approx(value / 300)
         assert found[name].low < found[name].value < found[name].high
     shown = bins(judged)

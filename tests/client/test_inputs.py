@@ -186,7 +186,9 @@ def test_lists_of_pairs_and_questions(ask, scorer, kind):
     questions = [Choice("What?", names), Rating("How large?", names), Predicate("It is red.")]
     given = [Choice("What?", made(names)), Rating("How large?", made(names)), questions[2]]
     answers = ask("decide", TEXT, made(given))
-    assert [one.answer for one in answers] == [one.answer for one in scorer.decide(TEXT, questions)]
+    assert [answer.answer for answer in answers] == [
+        answer.answer for answer in scorer.decide(TEXT, questions)
+    ]
     assert list(answers[0].probabilities) == names
     named = {"what": Choice("What?", made(names)), "size": Rating("How large?", made(names))}
     answers = ask("system_one", TEXT, named)

@@ -127,7 +127,7 @@ def test_more_questions_than_a_request_takes(url, call):
 def test_completions(url, scorer, call, split):
     prompts = ["query: a lamp", "item"]
     found = call(url, "completions", prompts, client=WITH_KEY | split, logprobs=1)
-    assert [one.text for one in found.completions] == prompts
+    assert [completion.text for completion in found.completions] == prompts
     ids = call(url, "completions", [[5, 6, 7]], client=WITH_KEY, max_tokens=1, logprobs=1)
     (one,) = ids.completions
     assert math.isnan(one.logprobs[0])

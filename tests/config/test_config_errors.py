@@ -21,8 +21,8 @@ def test_what_is_out_of_range_is_refused_wherever_it_is(item, tmp_path):
                 "environment": f"GPUSCORE_{item.name.upper()}",
                 "command line": item.flag,
             }[source]
-            want = f"{place} must be {item.supported}, got {json.dumps(value)}"
-            assert str(error.value) == want
+            expected = f"{place} must be {item.supported}, got {json.dumps(value)}"
+            assert str(error.value) == expected
 
 
 def wrong_values(item):

@@ -43,8 +43,8 @@ def test_equal_items_are_computed_once():
 def test_equal_items_with_other_labels_are_not_equal():
     labels = tuple(np.array([11 + i % 2], np.int32) for i in range(4))
     result = answer(request_of([[7]] * 4, labels))
-    want = [tape_logit([*QUERY, 7], int(ids[0])) for ids in labels]
-    assert [float(row[0]) for row in result.label_logits] == want
+    expected = [tape_logit([*QUERY, 7], int(ids[0])) for ids in labels]
+    assert [float(row[0]) for row in result.label_logits] == expected
 
 
 def test_labels_of_several_tokens_below_equal_items_are_computed_once():

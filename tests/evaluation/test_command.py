@@ -65,11 +65,11 @@ def test_the_report_is_that_of_the_models_scores(evaluated, small):
         for q, row in zip(queries, rows, strict=True)
     }
     qrels = {q.id: dict(q.grades) for q in queries}
-    want = ir_measures.calc_aggregate([ir_measures.nDCG @ 10, ir_measures.AP], qrels, run_of)
+    expected = ir_measures.calc_aggregate([ir_measures.nDCG @ 10, ir_measures.AP], qrels, run_of)
     found = json.loads((evaluated / "report.json").read_text())["runs"]
     measures = found["demo"]["measures"]
-    assert measures["nDCG@10"]["value"] == pytest.approx(want[ir_measures.nDCG @ 10], abs=1e-6)
-    assert measures["MAP"]["value"] == pytest.approx(want[ir_measures.AP], abs=1e-6)
+    assert measures["nDCG@10"]["value"] == pytest.approx(expected[ir_measures.nDCG @ 10], abs=1e-6)
+    assert measures["MAP"]["value"] == pytest.approx(expected[ir_measures.AP], abs=1e-6)
     assert found["demo"]["prompt_tokens"] == sum(row.prompt_tokens for row in rows)
     assert found["first stage"]["measures"]["nDCG@10"]["value"] < measures["nDCG@10"]["value"]
 
@@ -117,8 +117,8 @@ def test_it_goes_on_where_it_ended(data, target, tmp_path):
     assert counts == [data.pairs]  # everything is known, what was cut off, too
     fresh = run_target(target, data, tmp_path / "fresh", 1, lambda count: None)
     for query in data.queries:
-        got, want = (one.answers[query.id].scores for one in (found, fresh))
-        assert got == pytest.approx(want, abs=1e-5)
+        got, expected = (one.answers[query.id].scores for one in (found, fresh))
+        assert got == pytest.approx(expected, abs=1e-5)
     assert 0 < found.seconds <= sum(one.seconds for one in found.answers.values())
 
 

@@ -80,9 +80,9 @@ def test_a_paired_test_is_the_one_of_all_signs():
     ours, theirs = rng.random(9), rng.random(9)
     change = ours - theirs
     every = [np.mean(change * signs) for signs in product((-1, 1), repeat=9)]
-    want = min(1, 2 * min(np.mean(every >= change.mean()), np.mean(every <= change.mean())))
+    expected = min(1, 2 * min(np.mean(every >= change.mean()), np.mean(every <= change.mean())))
     found = difference(ours, theirs, 0)
-    assert found.p == pytest.approx(want)
+    assert found.p == pytest.approx(expected)
     assert found.mean.value == pytest.approx(change.mean())
     assert (found.better, found.worse) == ((change > 0).sum(), (change < 0).sum())
 

@@ -27,10 +27,10 @@ def test_it_computes_what_the_reference_does(
     bias = None if dtype == torch.float32 else torch.linspace(-9, 9, outputs).to(dtype)
     given = q, scale_x, w, scale_w, bias
     got = fp8.Fp8Product(w, scale_w, bias)(q, scale_x, dtype)
-    want = quantized_product(*given, dtype=dtype, impl="reference")
+    expected = quantized_product(*given, dtype=dtype, impl="reference")
     assert got.dtype == dtype
     eps = max(torch.finfo(dtype).eps, 2e-6)
-    torch.testing.assert_close(got, want, rtol=eps, atol=1e-4)
+    torch.testing.assert_close(got, expected, rtol=eps, atol=1e-4)
     by_torch = scaled_mm(
         q,
         w.T,

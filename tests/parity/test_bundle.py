@@ -84,9 +84,9 @@ def test_it_comes_back_as_it_was_written(made, tmp_path):
     assert found.workload == made.workload
     assert found.model == made.model
     assert found.about["versions"] == {"a": "1"}
-    for name, want in made.run.results.items():
-        np.testing.assert_array_equal(found.run.results[name].values, want.values)
-        np.testing.assert_array_equal(found.run.results[name].mass, want.mass)
+    for name, expected in made.run.results.items():
+        np.testing.assert_array_equal(found.run.results[name].values, expected.values)
+        np.testing.assert_array_equal(found.run.results[name].mass, expected.mass)
     assert (found.run.name, found.run.dtype) == ("torch:float32", "float32")
     assert found.run.alone == made.run.alone
     assert found.run.items_per_second == 12.5

@@ -182,8 +182,8 @@ def test_labels_that_are_never_refused(stub, plant):
     plant({"labels are not looked at"})
     server = meet(PlainClient(stub.url, None, 10.0), TOLERANCE, None, None, seed=0)
     assert not server.vocab_known
-    want = {"C15.first-and-last": SKIPPED, "C15.label-beyond": FAILED, "C2.labels": OK}
-    assert states(server, set(want)) == want
+    expected = {"C15.first-and-last": SKIPPED, "C15.label-beyond": FAILED, "C2.labels": OK}
+    assert states(server, set(expected)) == expected
 
 
 def test_a_server_that_is_not_there():

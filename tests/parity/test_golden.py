@@ -21,7 +21,7 @@ MOST_BYTES = 600_000  # of all bundles: they are in every checkout
 
 
 def said(verdicts):
-    return {(one.subject, one.gate): one for one in verdicts}
+    return {(verdict.subject, verdict.gate): verdict for verdict in verdicts}
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,10 @@ def test_a_backend_scores_as_before(backend, dtype):
     config = ModelConfig(str(DEMO), backend=backend, device="cpu", dtype=dtype, **threads)
     run = run_workload(backend, config, golden("torch-float32").workload)
     verdicts = judged(run)
-    assert {one.gate for one in verdicts} >= {"rank", "tau-b", "top-10", "packing"}
-    assert not [one for one in verdicts if one.passed is not True], "no gate failed or was skipped"
+    assert {verdict.gate for verdict in verdicts} >= {"rank", "tau-b", "top-10", "packing"}
+    assert not [verdict for verdict in verdicts if verdict.passed is not True], (
+        "no gate failed or was skipped"
+    )
 
 
 def test_the_bundles_agree_with_each_other():

@@ -83,11 +83,11 @@ def test_nan_and_infinity_are_no_small_errors():
 
 
 def test_top_overlap_takes_a_tie_for_no_miss():
-    want = np.array([5.0, 4, 3, 2, 2, 1, 0])
-    assert top_overlap(want, want + [0, 0, 0, -0.5, 0, 0, 0], top=4) == 1
-    assert top_overlap(want, want + [0, 0, -2.5, 0, 0, 0, 0], top=3) == pytest.approx(2 / 3)
-    assert top_overlap(want, -want, top=3) == 0
-    assert top_overlap(want[:2], -want[:2]) == 1, "fewer items than that: all are the best"
+    expected = np.array([5.0, 4, 3, 2, 2, 1, 0])
+    assert top_overlap(expected, expected + [0, 0, 0, -0.5, 0, 0, 0], top=4) == 1
+    assert top_overlap(expected, expected + [0, 0, -2.5, 0, 0, 0, 0], top=3) == pytest.approx(2 / 3)
+    assert top_overlap(expected, -expected, top=3) == 0
+    assert top_overlap(expected[:2], -expected[:2]) == 1, "fewer items than that: all are the best"
 
 
 def test_rankings_are_summed_up_by_the_worst_one():

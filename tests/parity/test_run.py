@@ -231,14 +231,14 @@ class TestGates:
     def test_rank_is_about_clear_pairs(self, workload, exact, noise):
         """An error of 0.02 is allowed: items 0.03 apart may swap, items 0.3 apart may not."""
         order = np.argsort(exact[:, 0])
-        for gap, want in ((0.03, set()), (0.3, {"rank"})):
+        for gap, expected in ((0.03, set()), (0.3, {"rank"})):
             spread = exact.copy()
             spread[order, 0] = np.linspace(-20, -10, self.ITEMS)
             spread[order[-1], 0] = spread[order[-2], 0] + gap
             swapped = spread.copy()
             swapped[order[-2:], 0] = spread[order[-2:][::-1], 0]
             found = self.judged(workload, spread, noise, swapped)
-            assert found - {"relative"} == want
+            assert found - {"relative"} == expected
 
     def test_items_of_one_prompt_are_ranked_once(self, exact, noise):
         """Libraries round them differently in different places, so no order is the right one."""
@@ -253,11 +253,11 @@ class TestGates:
         """A few pairs nearer than the allowed noise may swap, but not nearly all of them."""
         spread = np.repeat(np.linspace(-20, -10, 60)[:, None], 2, axis=1)
         spread[1::2] = spread[::2] + 5e-5
-        for count, want in ((6, set()), (29, {"tau-b"})):
+        for count, expected in ((6, set()), (29, {"tau-b"})):
             swapped = spread.copy()
             for row in range(0, 2 * count, 2):
                 swapped[[row, row + 1]] = spread[[row + 1, row]]
-            assert self.judged(workload, spread, noise, swapped, "float32") == want
+            assert self.judged(workload, spread, noise, swapped, "float32") == expected
 
     def test_order_as_a_whole(self, workload, exact, noise):
         found = self.judged(workload, exact, noise, exact[::-1])

@@ -119,11 +119,11 @@ def test_labels_of_several_tokens_are_read_at_the_first(found, tokenizer):
     answer = tokenizer.encode("Safety:", add_special_tokens=False).ids
     (ids,) = ids_of(prompts.build(RerankInput(None, ["hello"])))
     assert ids[-len(answer) :] == answer
-    want = [
+    expected = [
         tokenizer.encode(f"Safety:{label}", add_special_tokens=False).ids[len(answer)]
         for label in (" Safe", " Unsafe", " Controversial")
     ]
-    assert prompts.label_ids == want
+    assert prompts.label_ids == expected
     alike = replace(prompts.family, labels=(" a", " b", " c"))
     with pytest.raises(ConfigError, match="begin with the same token"):
         FamilyPrompts(alike, PromptBuilder(TextEncoder(tokenizer), LIMITS, RequestLimits()))

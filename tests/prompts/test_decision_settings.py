@@ -63,7 +63,7 @@ def test_instructions_are_the_systems_turn_and_variables_reach_the_template():
     system = {"role": "system", "content": "Be fair."}
     both = [system, user | {"content": question}]
     ours = prompts()
-    for given, variables, want in (
+    for given, variables, expected in (
         ({}, {}, [both[1]]),
         ({"instructions": "Be fair."}, {}, both),
         ({}, {"tone": "Well: "}, [both[1]]),
@@ -75,7 +75,7 @@ def test_instructions_are_the_systems_turn_and_variables_reach_the_template():
         ),
     ):
         made = ours.build(DecisionInput("so wet", asked, chat=variables, **given))
-        assert whole(made) == [rendered(want, **variables)]
+        assert whole(made) == [rendered(expected, **variables)]
 
 
 def test_renderings_are_kept_and_forgotten(monkeypatch):
@@ -161,8 +161,8 @@ def test_labels_of_several_tokens_where_families_do_not_fit(flags):
         "c": Rating("How?", NAMES[:26]),
     }
     with Scorer("demo", threads=1) as usual, Scorer("demo", threads=1, **flags) as other:
-        want, got = (one.system_one(STATE, questions) for one in (usual, other))
-    for name, answer in want.items():
+        expected, got = (one.system_one(STATE, questions) for one in (usual, other))
+    for name, answer in expected.items():
         found = got[name]
         assert found.argmax_is_label == answer.argmax_is_label
         assert found.label_mass == pytest.approx(answer.label_mass, rel=1e-4)
@@ -182,10 +182,10 @@ def test_calibration_divides_and_shifts(tmp_path):
                 {"c": Choice("?", names), "n": Noul("Red?"), "r": Rating("?", ["a", "b"])},
             )
             logs.append({k: np.log(list(one.probabilities.values())) for k, one in found.items()})
-    want = logs[0]["c"] / 2 + [0.5, -0.25, 0]
-    np.testing.assert_allclose(logs[1]["c"], want - np.log(np.exp(want).sum()), atol=1e-4)
-    want = logs[0]["n"] / 0.5
-    np.testing.assert_allclose(logs[1]["n"], want - np.log(np.exp(want).sum()), atol=1e-4)
+    expected = logs[0]["c"] / 2 + [0.5, -0.25, 0]
+    np.testing.assert_allclose(logs[1]["c"], expected - np.log(np.exp(expected).sum()), atol=1e-4)
+    expected = logs[0]["n"] / 0.5
+    np.testing.assert_allclose(logs[1]["n"], expected - np.log(np.exp(expected).sum()), atol=1e-4)
     np.testing.assert_allclose(logs[1]["r"], logs[0]["r"], atol=1e-5)
 
 

@@ -77,8 +77,10 @@ def test_families_stay_together():
         first = 0
         for part in split(request, [30, 50, 10]):
             assert part.parents[0] == -1
-            want = parents[first : first + len(part.item_ids)]
-            assert np.where(part.parents < 0, -1, part.parents + first).tolist() == want.tolist()
+            expected = parents[first : first + len(part.item_ids)]
+            assert (
+                np.where(part.parents < 0, -1, part.parents + first).tolist() == expected.tolist()
+            )
             first += len(part.item_ids)
         assert first == len(flat.item_ids)
 

@@ -93,8 +93,8 @@ def test_packed_is_alone(client):
     for choice, ids in zip(packed, prompts, strict=True):
         (alone,) = complete(client, ids)["choices"]
         assert alone["text"] == choice["text"]
-        got, want = (c["logprobs"]["token_logprobs"][1:] for c in (choice, alone))
-        np.testing.assert_allclose(got, want, atol=2e-5)
+        got, expected = (c["logprobs"]["token_logprobs"][1:] for c in (choice, alone))
+        np.testing.assert_allclose(got, expected, atol=2e-5)
 
 
 def test_text_begins_as_the_tokenizer_wants(client, encode, logprobs):
@@ -177,9 +177,9 @@ def test_several_of_the_most_probable_tokens(client, logprobs, count):
     them."""
     ids = random_ids(np.random.default_rng(3), 30)
     (choice,) = complete(client, ids, logprobs=count)["choices"]
-    found, want = choice["logprobs"], logprobs(ids)
+    found, expected = choice["logprobs"], logprobs(ids)
     for place, top in enumerate(found["top_logprobs"][1:]):
-        best = np.sort(want[place])[::-1][:count]
+        best = np.sort(expected[place])[::-1][:count]
         own = found["token_logprobs"][place + 1]
         values = sorted(top.values(), reverse=True)
         np.testing.assert_allclose(values[:count], best, atol=TOLERANCE)
@@ -213,9 +213,9 @@ HARMLESS = {
 
 
 def test_what_clients_send_by_habit(client):
-    want = complete(client, IDS)["choices"]
-    assert complete(client, IDS, **HARMLESS)["choices"] == want
-    assert complete(client, IDS, **dict.fromkeys(HARMLESS))["choices"] == want
+    expected = complete(client, IDS)["choices"]
+    assert complete(client, IDS, **HARMLESS)["choices"] == expected
+    assert complete(client, IDS, **dict.fromkeys(HARMLESS))["choices"] == expected
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,8 @@ def test_a_page_and_its_files_need_no_key(stranger, path):
         file = stranger.get(f"/{address}")
         assert file.status_code == 200, address
         kind = file.headers["content-type"].split(";")[0]
-        want = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-        assert kind == want["." + address.rpartition(".")[2]]
+        expected = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+        assert kind == expected["." + address.rpartition(".")[2]]
 
 
 @pytest.mark.parametrize("path", PAGES)

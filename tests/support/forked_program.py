@@ -125,9 +125,9 @@ class StandbyEngine:
 def _move(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
     """Give descriptors these numbers."""
     above = max(*descriptors, *numbers) + 1  # so that none is overwritten before it has moved
-    copies = [fcntl.fcntl(one, fcntl.F_DUPFD, above) for one in descriptors]
-    for one in descriptors:
-        os.close(one)
+    copies = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, above) for descriptor in descriptors]
+    for descriptor in descriptors:
+        os.close(descriptor)
     for copy, number in zip(copies, numbers, strict=True):
         os.dup2(copy, number)
         os.close(copy)

@@ -62,7 +62,7 @@ def other_routes(text: str) -> set[str]:
 
 
 def numbers(text: str) -> Iterator[tuple[float, float]]:
-    """Yield a JSON text's numbers outside of strings, each with the half of its last digit."""
+    """Yield a JSON text's numbers outside of strings, with half a unit of their last digits."""
     for found in NUMBER.finditer(re.sub(r'"[^"]*"', "", text)):
         exponent = float(found[0].partition("e")[2] or 0)
         yield float(found[0]), 0.5 * 10 ** (exponent - len(found[1] or ""))
@@ -71,8 +71,8 @@ def numbers(text: str) -> Iterator[tuple[float, float]]:
 def compare_numbers(answer: str, shown: str) -> None:
     """Assert that the numbers shown are an answer's, in its order; some may be left out."""
     rest = numbers(answer)
-    for want, half in numbers(shown):
-        assert any(abs(got - want) <= 1.01 * half for got, _ in rest), want
+    for expected, half in numbers(shown):
+        assert any(abs(got - expected) <= 1.01 * half for got, _ in rest), expected
 
 
 def run_program(text: str, directory: Path) -> None:

@@ -84,12 +84,12 @@ def check_neighbours(config: ModelConfig) -> None:
         )
     finally:
         backend.close()
-    for got, want, see, beside in zip(poisoned, clean, SEE, BESIDE, strict=True):
-        assert np.isfinite(want).all()
+    for got, expected, see, beside in zip(poisoned, clean, SEE, BESIDE, strict=True):
+        assert np.isfinite(expected).all()
         assert not np.isfinite(got[see]).any()
         others = np.setdiff1d(np.arange(len(got)), [*see, *beside])
         tolerance = 0 if config.deterministic else 1e-5
-        np.testing.assert_allclose(got[others], want[others], rtol=0, atol=tolerance)
+        np.testing.assert_allclose(got[others], expected[others], rtol=0, atol=tolerance)
 
 
 def by_row(scores: RowScores) -> np.ndarray:

@@ -142,7 +142,9 @@ def start_anew(
 def started(*arguments: object) -> Iterator[Process]:
     """Start a command of gpuscore, whose output is dropped; it is killed at the end."""
     with open(os.devnull, "wb") as null:
-        process = start("gpuscore", [str(one) for one in arguments], stdout=null, stderr=null)
+        process = start(
+            "gpuscore", [str(argument) for argument in arguments], stdout=null, stderr=null
+        )
         try:
             yield process
         finally:

@@ -42,9 +42,9 @@ def test_random_requests_agree_with_the_long_way():
             [rng.randrange(top) for _ in range(rng.randrange(0 if rng.random() < 0.1 else 1, 6))]
             for _ in range(rng.randrange(1, 6))
         ]
-        want = outcome(query, items, at_once=False)
-        assert outcome(query, items, at_once=True) == want, (query, items)
-        refused += isinstance(want, tuple)
+        expected = outcome(query, items, at_once=False)
+        assert outcome(query, items, at_once=True) == expected, (query, items)
+        refused += isinstance(expected, tuple)
         at_once += factor_ids(query, items, vocab_rows=VOCAB, max_len=9) is not None
     assert at_once > 400
     assert refused > 80

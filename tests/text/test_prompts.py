@@ -100,16 +100,18 @@ def test_text_is_tokenised_as_a_whole(bos, item_first):
     made = builder(bos=bos)
     given = ScoreInput(query, items, label_token_ids=[1], item_first=item_first)
     tokenizer = make_tokenizer(bos=bos)
-    want = [tokenizer.encode(item + query if item_first else query + item).ids for item in items]
-    assert prompts_of(made.build(given)) == want
+    expected = [
+        tokenizer.encode(item + query if item_first else query + item).ids for item in items
+    ]
+    assert prompts_of(made.build(given)) == expected
     alone = [
         made.build(ScoreInput(query, [i], label_token_ids=[1], item_first=item_first))
         for i in items
     ]
-    assert [prompts_of(request)[0] for request in alone] == want
+    assert [prompts_of(request)[0] for request in alone] == expected
     if not item_first:
         apart = tokenizer.encode(query).ids + tokenizer.encode(items[0]).ids
-        assert apart != want[0], "the case would prove nothing"
+        assert apart != expected[0], "the case would prove nothing"
 
 
 def test_many_and_long_texts_go_in_pieces():

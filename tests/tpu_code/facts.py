@@ -76,7 +76,7 @@ class Facts:
         return self.temporary + self.results
 
     def part(self, name: str) -> list[Argument]:
-        return [one for one in self.arguments if one.part == name]
+        return [argument for argument in self.arguments if argument.part == name]
 
 
 def facts_of(case: Case, cache: Path | None) -> Facts:
@@ -145,9 +145,9 @@ def compiled_facts(case: Case, one: Any, lowered: Any) -> Facts:
 
 def _arguments(program: Program) -> Iterator[Argument]:
     aliased = set(program.aliased().values())
-    for number, one in enumerate(program.of(program.entry).parameters):
-        name = one.attribute("op_name") or one.name
-        yield Argument(name, one.shape.bytes, one.shape.padded, number in aliased)
+    for number, parameter in enumerate(program.of(program.entry).parameters):
+        name = parameter.attribute("op_name") or parameter.name
+        yield Argument(name, parameter.shape.bytes, parameter.shape.padded, number in aliased)
 
 
 def _layer_loop(program: Program, pool: list[Argument]) -> Instruction | None:

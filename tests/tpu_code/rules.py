@@ -31,8 +31,8 @@ def row(facts: Facts) -> dict[str, Any]:
         "outside": dict(facts.outside),
         "cycles": facts.cycles,
         "kernels": [
-            {"name": one.declared.name, "smem": one.declared.scalar, "vmem": one.taken}
-            for one in facts.kernels
+            {"name": kernel.declared.name, "smem": kernel.declared.scalar, "vmem": kernel.taken}
+            for kernel in facts.kernels
         ],
     }
 
@@ -50,7 +50,7 @@ def complaints(
 
 
 def _memory(facts: Facts, planned: Planned, chip: Chip) -> Iterator[str]:
-    padded = sum(one.padded for one in facts.arguments)
+    padded = sum(argument.padded for argument in facts.arguments)
     if padded != facts.argument_bytes:
         yield f"arguments of {padded} bytes are read from the code, XLA says {facts.argument_bytes}"
     weights = sum(
@@ -90,15 +90,15 @@ def _pages(facts: Facts, planned: Planned) -> Iterator[str]:
 
 
 def _kernels(facts: Facts, chip: Chip) -> Iterator[str]:
-    for one in facts.kernels:
-        name = f"kernel {one.declared.name}"
-        if one.declared.scalar > chip.scalar_memory:
-            taken = one.declared.scalar
+    for kernel in facts.kernels:
+        name = f"kernel {kernel.declared.name}"
+        if kernel.declared.scalar > chip.scalar_memory:
+            taken = kernel.declared.scalar
             yield f"{name}: {taken} bytes of SMEM, {chip.name} has {chip.scalar_memory}"
-        if max(one.declared.vector, one.taken) > chip.vector_memory:
-            taken = max(one.declared.vector, one.taken)
+        if max(kernel.declared.vector, kernel.taken) > chip.vector_memory:
+            taken = max(kernel.declared.vector, kernel.taken)
             yield f"{name}: {taken} bytes of VMEM, {chip.name} has {chip.vector_memory}"
-        if not one.declared.estimated:
+        if not kernel.declared.estimated:
             yield f"{name}: no cost_estimate, without which XLA schedules copies blindly"
 
 

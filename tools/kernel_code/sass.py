@@ -123,15 +123,15 @@ def read_loops(listing: Listing) -> tuple[list[SassLoop], Mapping[str, int]]:
 
 
 def _counted(instructions: Sequence[Instruction]) -> dict[str, int]:
-    return dict(sorted(Counter(one.opcode for one in instructions).items()))
+    return dict(sorted(Counter(instruction.opcode for instruction in instructions).items()))
 
 
 def _in_flight(instructions: Sequence[Instruction]) -> int | None:
     """Fewest groups left under way; DEPBAR.LE on scoreboard 0 waits for LDGDEPBAR."""
     found = [
         int(wait[1], 16)
-        for one in instructions
-        if one.opcode == "DEPBAR.LE" and (wait := _WAIT.match(one.operands))
+        for instruction in instructions
+        if instruction.opcode == "DEPBAR.LE" and (wait := _WAIT.match(instruction.operands))
     ]
     return min(found, default=None)
 
@@ -250,9 +250,13 @@ def _ptx_operations(ptx: str) -> Iterator[str]:
 
 def _sass_operations(listing: Listing) -> Iterator[str]:
     targets = set(listing.labels.values()) - {0}
-    for number, one in enumerate(listing.instructions):
-        if number in targets or one.target is not None or one.opcode.startswith(_LAST):
+    for number, instruction in enumerate(listing.instructions):
+        if (
+            number in targets
+            or instruction.target is not None
+            or instruction.opcode.startswith(_LAST)
+        ):
             return
-        name = one.opcode.split(".")[0]
+        name = instruction.opcode.split(".")[0]
         if name == "ACQBULK" or name in _OPCODES or name.startswith(_BULK):
             yield name

@@ -100,5 +100,8 @@ def _signs(values: Float64Array) -> Float64Array:
 
 
 def _least(agreements: Sequence[float]) -> float | None:
-    """Return the smallest number; NaN, which fails every gate, if one is NaN; None of nothing."""
+    """Return the smallest number, or None if there is none.
+
+    If one is NaN, so is the result, which fails every gate.
+    """
     return float(np.min(agreements)) if agreements else None
