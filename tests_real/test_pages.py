@@ -117,7 +117,7 @@ def test_what_it_says_of_hotels(real: httpx.Client) -> None:
 
 
 def test_what_it_says_of_reviews(real: httpx.Client) -> None:
-    """README's 20 of 20 hold for both prompts of the guard's page, negations for the second."""
+    """README's 20 of 20 hold for both prompts of the guard's page, six negations for the second."""
     guard = [one.body for one in SHOWN if one.page == "guard"]
     for body, texts in ((guard[0], GOOD + BAD), (guard[1], [*GOOD, *NOT_BAD, *BAD, *NOT_GOOD])):
         frame = body["input"][0].replace(GOOD[0], "{}")

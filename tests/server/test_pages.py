@@ -130,7 +130,7 @@ def test_a_server_without_them():
 
 
 def test_a_file_goes_out_as_its_client_takes_it():
-    """Sent at once, a client without a key that reads nothing would hold megabytes."""
+    """Otherwise a client without a key that reads nothing would hold megabytes of the server."""
     app = create_app(ScoringService([ServedModel("m")]), ServerConfig(), ApiKeys([b"k"]))
     (path,) = ROOT.glob("docs/swagger-ui-bundle.js")
     sent = []

@@ -76,7 +76,7 @@ def top_overlap(reference: Float64Array, got: Float64Array, top: int = TOP) -> f
 
 
 def inversions(reference: Float64Array, got: Float64Array, gap: float) -> tuple[int, int]:
-    """Return how many pairs over `gap` apart in `reference` `got` swaps, and how many there are."""
+    """Return two numbers of pairs over `gap` apart in `reference`: swapped in `got`, and all."""
     clear = reference[:, None] - reference[None, :] > gap  # [n, n], each pair once
     return int((clear & (got[:, None] < got[None, :])).sum()), int(clear.sum())
 
