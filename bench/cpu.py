@@ -78,11 +78,11 @@ def main() -> None:
     with ExitStack() as stack:
         scorer = stack.enter_context(Scorer(config))
         packed(scorer, *COMPILING.draw(SHAPES[options.shape]["vocab_size"]))
-        for name, found in results(scorer, config, plan.dtype, options, stack):
-            found = about | {"workload": str(WORKLOADS[name])} | found
+        for name, figures in results(scorer, config, plan.dtype, options, stack):
+            figures = about | {"workload": str(WORKLOADS[name])} | figures
             print(f"\n{options.shape}, {dtype}, {WORKLOADS[name]}, 2 labels; {machine()}\n")
-            print(table(found["rows"]), "\n", flush=True)
-            keep("cpu", found)
+            print(table(figures["rows"]), "\n", flush=True)
+            keep("cpu", figures)
 
 
 def results(

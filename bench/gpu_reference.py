@@ -136,6 +136,6 @@ class Reference:
         """Judge results for the first requests of `inputs`, or for some first items of each."""
         if not self.path.is_file():
             raise RuntimeError("there is no reference to compare with, so nothing is timed")
-        with np.load(self.path) as found:
-            exact, theirs = found[f"{goal.name}/exact"], found[f"{goal.name}/theirs"]
+        with np.load(self.path) as arrays:
+            exact, theirs = arrays[f"{goal.name}/exact"], arrays[f"{goal.name}/theirs"]
         return verdict(got, exact, theirs, slack)
