@@ -329,13 +329,13 @@ def _tensors(values: Any) -> list[Tensor]:
     """Return the tensors among values, and in lists and tuples of them."""
     if isinstance(values, Tensor):
         return [values]
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for value in values if isinstance(values, Iterable) else ():
         if isinstance(value, Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, (list, tuple)):
-            found += _tensors(value)
-    return found
+            tensors += _tensors(value)
+    return tensors
 
 
 def _form(value: Any) -> Any:

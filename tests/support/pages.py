@@ -63,9 +63,9 @@ def other_routes(text: str) -> set[str]:
 
 def numbers(text: str) -> Iterator[tuple[float, float]]:
     """Yield a JSON text's numbers outside of strings, with half a unit of their last digits."""
-    for found in NUMBER.finditer(re.sub(r'"[^"]*"', "", text)):
-        exponent = float(found[0].partition("e")[2] or 0)
-        yield float(found[0]), 0.5 * 10 ** (exponent - len(found[1] or ""))
+    for number in NUMBER.finditer(re.sub(r'"[^"]*"', "", text)):
+        exponent = float(number[0].partition("e")[2] or 0)
+        yield float(number[0]), 0.5 * 10 ** (exponent - len(number[1] or ""))
 
 
 def compare_numbers(answer: str, shown: str) -> None:

@@ -79,10 +79,10 @@ class ForkedProgram:
         self.send_signal(signal.SIGKILL)
 
 
-def _stream(given: Stream) -> tuple[IO[str] | None, int]:
+def _stream(stream: Stream) -> tuple[IO[str] | None, int]:
     """Return the reader of a pipe, if one is asked for, and the program's descriptor."""
-    if given != subprocess.PIPE:
-        return None, given if isinstance(given, int) else given.fileno()
+    if stream != subprocess.PIPE:
+        return None, stream if isinstance(stream, int) else stream.fileno()
     reading, writing = os.pipe()
     return open(reading, encoding="utf-8"), writing
 

@@ -41,12 +41,12 @@ def complaints(
     facts: Facts, planned: Planned, chip: Chip, known: Row | None, *, extends: bool
 ) -> list[str]:
     """Return what is wrong with a program; `known` is its row of the baseline."""
-    found = [*_memory(facts, planned, chip), *_kernels(facts, chip)]
+    complaints = [*_memory(facts, planned, chip), *_kernels(facts, chip)]
     if extends:
-        found += _pages(facts, planned)
+        complaints += _pages(facts, planned)
     if known is None:
-        return [*found, "no baseline; write it with --update"]
-    return [*found, *_growth(facts, known)]
+        return [*complaints, "no baseline; write it with --update"]
+    return [*complaints, *_growth(facts, known)]
 
 
 def _memory(facts: Facts, planned: Planned, chip: Chip) -> Iterator[str]:
@@ -54,9 +54,9 @@ def _memory(facts: Facts, planned: Planned, chip: Chip) -> Iterator[str]:
     if padded != facts.argument_bytes:
         yield f"arguments of {padded} bytes are read from the code, XLA says {facts.argument_bytes}"
     weights = sum(
-        one.padded
-        for one in facts.part("weights")
-        if not (planned.tied and one.name == "weights.lm_head")
+        array.padded
+        for array in facts.part("weights")
+        if not (planned.tied and array.name == "weights.lm_head")
     )
     if weights > planned.weights * SPARE:
         yield f"weights take {weights} bytes, the plan counts {planned.weights}"
@@ -72,13 +72,13 @@ def _pages(facts: Facts, planned: Planned) -> Iterator[str]:
     if not pool:
         yield "the program has no argument called pool"
         return
-    size = sum(one.padded for one in pool)
+    size = sum(array.padded for array in pool)
     if size > planned.pages:
         share = 100 * (size / planned.pages - 1)
         yield f"padding: pages take {size} bytes, {share:.0f} % more than the plan counts"
-    for one in pool:
-        if not one.aliased:
-            yield f"{one.name} is not updated in place: no output has its memory"
+    for array in pool:
+        if not array.aliased:
+            yield f"{array.name} is not updated in place: no output has its memory"
     if facts.aliased < size:
         yield f"outputs take {facts.aliased} bytes of arguments' memory, the pages are {size}"
     yield from (f"a copy of the pages: {copy}" for copy in facts.copies)
@@ -116,10 +116,10 @@ def _growth(facts: Facts, known: Row) -> Iterator[str]:
     if (had := len(known["kernels"])) != len(now["kernels"]):
         yield f"{len(now['kernels'])} kernels, {had} before"
         return
-    for one, before in zip(now["kernels"], known["kernels"], strict=True):
+    for kernel, before in zip(now["kernels"], known["kernels"], strict=True):
         for memory in ("smem", "vmem"):
-            if one[memory] > before[memory] * GROWTH:
+            if kernel[memory] > before[memory] * GROWTH:
                 yield (
-                    f"kernel {one['name']}: {one[memory]} bytes of {memory.upper()}, "
+                    f"kernel {kernel['name']}: {kernel[memory]} bytes of {memory.upper()}, "
                     f"{before[memory]} before"
                 )

@@ -150,9 +150,7 @@ def check(results: Iterable[Result], baselines: Mapping[str, Baseline]) -> int:
             known = baselines[kernel].get(label(key))
             problems = complaints(variants(kernel)[name], got, known)
             numbers = list(_described(got))
-        print(
-            f"{kernel} {label(key)}: {numbers[0]}{': FAILED' if problems else ''}", flush=True
-        )
+        print(f"{kernel} {label(key)}: {numbers[0]}{': FAILED' if problems else ''}", flush=True)
         for line in (*numbers[1:], *(f"FAILED: {complaint}" for complaint in problems)):
             print(f"  {line}")
         failed += bool(problems)
