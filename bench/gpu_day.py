@@ -2,7 +2,7 @@
 
     make bench-gpu                           # times only; under 8 minutes, no network
     make bench-gpu SERVE=1                   # also over HTTP; needs the server's dependencies
-    make bench-gpu ARGS='--sections "ceil;ref;gpuscore"'   # those whose names begin so
+    make bench-gpu ARGS='--sections "ceil;ref;gpuscore"'   # sections whose names begin so
     make bench-gpu ARGS=--trial              # small sizes, whose figures mean nothing
     make gpu-day                             # all; continues what is in gpu-day/
     make gpu-day ARGS='--output DIR'         # another folder

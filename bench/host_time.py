@@ -157,7 +157,7 @@ def measure(
     run: Callable[[], object], narrow: Callable[[], object], rounds: int
 ) -> list[dict[str, Any]]:
     """Time every launch of a forward pass by Triton and by our cache, and a narrow pass without
-    any.
+    any launch.
 
     The shortest of the repeated times counts, because other work on the machine only adds to it. A
     time includes one reading of the clock.

@@ -34,9 +34,10 @@ def poisoned(directory: Path, target: Path, kind: str) -> Path:
 def batches(token: int, page_size: int) -> tuple[PackedBatch, PackedBatch]:
     """Return two batches, with `token` in a query behind its first page, in an item, and alone.
 
-    First: requests with that token in their query, without it, and with nothing else in their
-    query. Second: items of these, the queries cached; a request that continues the first one's
-    first page; and two requests without a query, the first with the token in an item.
+    The first batch has requests with the token in their query, without it, and with nothing else in
+    their query. The second has items of these requests, whose queries are cached; a request that
+    continues the first one's first page; and two requests without a query, the first with the
+    token in an item.
     """
     rng = np.random.default_rng(3)
     shuffled = Pages.shuffled(np.random.default_rng(4), 24, page_size)
