@@ -235,7 +235,9 @@ def test_a_part_is_extrapolated_by_the_later_requests():
 
 def test_the_reports_are_as_published():
     rows = {
-        (row.server, row.scenario, row.way): row for one in report_bundles() for row in one.rows
+        (row.server, row.scenario, row.way): row
+        for report in report_bundles()
+        for row in report.rows
     }
     assert rows["TPU v6e, sgl-jax", "rerank", "packed"].rates == (9.75,)
     assert rows["RTX PRO 6000, SGLang", "rerank-short", "warm"].rates == (464.32,)

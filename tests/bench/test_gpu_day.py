@@ -40,14 +40,14 @@ def statuses(day):
 @pytest.mark.slow
 def test_every_stage_can_be_tried_on_a_cpu(tmp_path, capsys):
     code = gpu_day.main(["--device=cpu", f"--output={tmp_path}", "--minutes=60"])
-    found = json.loads((tmp_path / "gpu-day.json").read_text())
+    content = json.loads((tmp_path / "gpu-day.json").read_text())
     assert code == 0, capsys.readouterr().out
-    assert list(found["stages"]) == [one.name for one in stages("cpu", tmp_path, trial=True)]
-    skipped = [name for name, about in found["stages"].items() if about["status"] == "skipped"]
+    assert list(content["stages"]) == [one.name for one in stages("cpu", tmp_path, trial=True)]
+    skipped = [name for name, about in content["stages"].items() if about["status"] == "skipped"]
     absent = [] if (REAL / "config.json").is_file() else ["parity of SmolLM2 with transformers"]
     assert skipped == absent, "the environment of the tests has all packages"
-    ran = found["stages"].keys() - set(skipped)
-    done = {name: found["stages"][name]["found"] for name in ran}
+    ran = content["stages"].keys() - set(skipped)
+    done = {name: content["stages"][name]["found"] for name in ran}
     assert done["tests"]["passed"] > 0
     assert all(row["wall ms"] > 0 for row in done["bench: gpuscore"]["rows"])
     assert {row["cached"] for row in done["attention"]["rows"]} == {True, False}
@@ -202,17 +202,17 @@ def test_a_kill_in_each_stage_loses_no_findings(tmp_path):
     names = [one.name for one in stages("cpu", tmp_path, trial=True)]
     for number, name in enumerate(names):
         assert run_day(tmp_path) == -signal.SIGKILL
-        found = read(tmp_path / "gpu-day.json")["stages"]
-        assert found[name]["status"] == "begun"
-        assert list(found) == names[: number + 1]
-        assert all("found" in found[before] for before in names[:number])
-        assert {found[before]["status"] for before in names[:number]} <= {"cut off"}
+        settings = read(tmp_path / "gpu-day.json")["stages"]
+        assert settings[name]["status"] == "begun"
+        assert list(settings) == names[: number + 1]
+        assert all("found" in settings[before] for before in names[:number])
+        assert {settings[before]["status"] for before in names[:number]} <= {"cut off"}
         assert (tmp_path / "gpu-day.html").is_file()
     (tmp_path / "well").touch()
     assert run_day(tmp_path) == 0
-    found = read(tmp_path / "gpu-day.json")["stages"]
-    assert {about["status"] for about in found.values()} == {"done"}
-    assert all("found" in about["cut off"] for about in found.values())
+    settings = read(tmp_path / "gpu-day.json")["stages"]
+    assert {about["status"] for about in settings.values()} == {"done"}
+    assert all("found" in about["cut off"] for about in settings.values())
 
 
 def run_day(folder):

@@ -46,9 +46,9 @@ def score(call, server, client=None, items=("a",), **options):
 def test_temporary_failures_are_retried(call, first, wait):
     with scripted([first, GOOD]) as server:
         start = time.monotonic()
-        found = score(call, server, request_id="r")
+        answer = score(call, server, request_id="r")
         assert wait <= time.monotonic() - start < wait + 1.5
-    assert found.scores.tolist() == [[0.5]]
+    assert answer.scores.tolist() == [[0.5]]
     assert [fields["x-request-id"] for fields, _ in server.requests] == ["r", "r"]
     assert server.requests[0][1] == server.requests[1][1]
 
@@ -302,12 +302,12 @@ def plain(error):
 def test_only_checked_ids_are_shown(call, bad):
     fields = [f"X-Request-Id: {bad}", "Content-Length: 2"]
     for status, error in (("200 OK", BadAnswer), ("400 No", StatusError)):
-        found = failure(call, [head(*fields, status=status) + b"{}"], error, request_id="mine")
-        assert found.request_id == "mine"
-        plain(found)
+        answer = failure(call, [head(*fields, status=status) + b"{}"], error, request_id="mine")
+        assert answer.request_id == "mine"
+        plain(answer)
     good = ["X-Request-Id: theirs.-_9", "Content-Length: 2"]
-    found = failure(call, [head(*good, status="400 No") + b"{}"], StatusError, request_id="mine")
-    assert found.request_id == "theirs.-_9"
+    answer = failure(call, [head(*good, status="400 No") + b"{}"], StatusError, request_id="mine")
+    assert answer.request_id == "theirs.-_9"
     assert REQUEST_ID.pattern.encode() == record._REQUEST_ID.pattern
 
 
@@ -317,9 +317,9 @@ def test_errors_hold_plain_text(call, size):
     error = {"message": text, "code": text, "param": text}
     once = {"client": {"max_attempts": 1}}
     for status in (400, 503):
-        found = failure(call, sent(status, {"error": error}), StatusError, **once)
-        plain(found)
-        for shown in (found.message, found.code, found.param):
+        answer = failure(call, sent(status, {"error": error}), StatusError, **once)
+        plain(answer)
+        for shown in (answer.message, answer.code, answer.param):
             assert shown.startswith("\\x1b[31mred")
             assert shown.isprintable()
         plain(failure(call, sent(status, text), StatusError, **once))

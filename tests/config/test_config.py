@@ -21,7 +21,7 @@ def test_every_option_from_every_source(item, source, tmp_path):
         got = settings.chosen[item.name]
         assert (got.value, type(got.value)) == (value, type(value))
         assert got.source == source_name(source, "GPUSCORE_" + item.name.upper(), tmp_path)
-        others = [one for name, one in settings.chosen.items() if name != item.name]
+        others = [setting for name, setting in settings.chosen.items() if name != item.name]
         assert {other.source for other in others} == {"default"}
         (config,) = [c for c in CONFIGS if item.name in {o.name for o in options(c)}]
         assert getattr(settings.make(config), item.name) == value
@@ -39,7 +39,7 @@ def test_the_stronger_source_wins(item, weak, strong, tmp_path):
 
 def test_defaults():
     settings = read_settings({}, {})
-    assert {name: one.value for name, one in settings.chosen.items()} == {
+    assert {name: setting.value for name, setting in settings.chosen.items()} == {
         item.name: item.default for item in OPTIONS
     }
     assert [settings.make(config) for config in CONFIGS] == [config() for config in CONFIGS]

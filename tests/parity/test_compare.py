@@ -102,9 +102,9 @@ class TestReference:
 
     def test_eight_bits_and_float32_need_no_rounded_one(self, capsys):
         assert compare("float32", "int8", "--reference", "exact") == 0
-        found = states(capsys.readouterr().out, "int8 (torch:int8)")
-        assert found["eight bits"] == "ok"
-        assert found["tau-b"] == "skip"
+        outcomes = states(capsys.readouterr().out, "int8 (torch:int8)")
+        assert outcomes["eight bits"] == "ok"
+        assert outcomes["tau-b"] == "skip"
 
     @pytest.mark.parametrize(
         ("words", "message"),

@@ -43,9 +43,9 @@ def test_a_backend_scores_as_before(backend, dtype):
 
 
 def test_the_bundles_agree_with_each_other():
-    assert not [one for one in judged(golden("torch-float32").run) if not one.passed]
+    assert not [verdict for verdict in judged(golden("torch-float32").run) if not verdict.passed]
     rounded = golden("transformers-bfloat16").run
-    states = {one.gate: one.passed for one in judged(rounded)}
+    states = {verdict.gate: verdict.passed for verdict in judged(rounded)}
     assert states == {
         "relative": True,
         "rank": True,
@@ -60,10 +60,12 @@ def test_the_bundles_agree_with_each_other():
 def test_transformers_scores_as_before(dtype):
     """This notices a new release of transformers that would change the yardstick."""
     name = f"transformers-{dtype}"
-    found = run_oracle(DEMO, golden(name).workload, dtype, "cpu", threads=1)
+    again = run_oracle(DEMO, golden(name).workload, dtype, "cpu", threads=1)
     exact = golden("transformers-float32")
     rounded = None if dtype == "float32" else golden(name).run
-    assert not [one for one in judge(exact.workload, exact.run, rounded, found)[1] if one.failed]
+    assert not [
+        verdict for verdict in judge(exact.workload, exact.run, rounded, again)[1] if verdict.failed
+    ]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,9 @@ def test_a_score_that_is_wrong_fails(dtype, size, gate):
     values = run.results["short"].values.copy()
     values[0, 0] += size
     results = run.results | {"short": replace(run.results["short"], values=values)}
-    assert gate in {one.gate for one in judged(replace(run, results=results)) if one.failed}
+    assert gate in {
+        verdict.gate for verdict in judged(replace(run, results=results)) if verdict.failed
+    }
 
 
 @pytest.mark.slow

@@ -66,10 +66,10 @@ class TestMeasures:
         )
         expected = run(a=[[0, 0], [0, np.nan]], b=[[0]])
         got = run(a=[[1, 2], [3, np.nan]], b=[[4]])
-        found = by_length(cases, expected, got)
-        np.testing.assert_array_equal(found.log_p, [1, 2, 3, 4])
-        np.testing.assert_array_equal(found.prompt, [3, 3, 5, 4])
-        np.testing.assert_array_equal(found.item, [1, 1, 3, np.nan])
+        lengths = by_length(cases, expected, got)
+        np.testing.assert_array_equal(lengths.log_p, [1, 2, 3, 4])
+        np.testing.assert_array_equal(lengths.prompt, [3, 3, 5, 4])
+        np.testing.assert_array_equal(lengths.item, [1, 1, 3, np.nan])
 
     def test_all_of_them_by_query(self):
         """Two cases with the same query count as one of seven queries; a shift of all scores is a
@@ -104,8 +104,8 @@ class TestIntervals:
 
     def test_they_hold_the_true_mean_as_often_as_they_say(self):
         rng, resamples = np.random.default_rng(0), Resamples(self.QUERIES)
-        found = [resamples.mean(*self.drawn(rng)) for _ in range(400)]
-        held = np.mean([one.low <= 0 <= one.high for one in found])
+        measured = [resamples.mean(*self.drawn(rng)) for _ in range(400)]
+        held = np.mean([one.low <= 0 <= one.high for one in measured])
         assert 0.89 <= held <= 0.97
 
     def test_values_taken_for_independent_would_promise_too_much(self):
@@ -124,8 +124,8 @@ class TestIntervals:
         drawn."""
         rng, resamples = np.random.default_rng(1), Resamples(6)
         values, numbers = rng.random(50), rng.integers(0, 6, 50)
-        found = resamples.quantile(values, numbers, q)
-        assert found.value == np.percentile(values, 100 * q, method="higher")
+        measured = resamples.quantile(values, numbers, q)
+        assert measured.value == np.percentile(values, 100 * q, method="higher")
         weights = np.random.RandomState(0).multinomial(6, [1 / 6] * 6, RESAMPLES)
         written_out = [
             np.percentile(np.repeat(values, drawn[numbers]), 100 * q, method="higher")
@@ -133,7 +133,7 @@ class TestIntervals:
             if drawn[numbers].any()
         ]
         low, high = np.percentile(written_out, (2.5, 97.5))
-        assert (found.low, found.high) == (low, high)
+        assert (measured.low, measured.high) == (low, high)
 
     def test_too_few_queries_and_errors_without_a_size_have_none(self):
         few = Resamples(FEWEST - 1).mean(np.arange(4.0), np.arange(4))

@@ -125,14 +125,14 @@ class TestWorst:
         swapped = far.copy()
         swapped[[3, 9]] = far[[9, 3]]
         disturbed = near + NOISE.draw(np.random.RandomState(7), 30)[:, 0]
-        found = worst_ranking(
+        worst = worst_ranking(
             [RankedScores("near", near, disturbed), RankedScores("far", far, swapped)],
             NOISE,
             TauB(),
         )
-        assert found.name == "far"
-        assert not found.within
-        assert kendall_tau_b(near, disturbed) < found.measured, (
+        assert worst.name == "far"
+        assert not worst.within
+        assert kendall_tau_b(near, disturbed) < worst.measured, (
             "the worst by its limit, not by tau-b"
         )
 
@@ -145,14 +145,14 @@ class TestWorst:
     def test_a_ranking_within_the_noise_cannot_tell(self):
         expected = np.linspace(0, 0.01, 30)
         got = np.random.default_rng(0).permutation(expected)
-        found = worst_ranking([RankedScores("near", expected, got)], NOISE, TauB())
-        assert found.within
-        assert found.telling == 0
+        worst = worst_ranking([RankedScores("near", expected, got)], NOISE, TauB())
+        assert worst.within
+        assert worst.telling == 0
 
     @pytest.mark.parametrize("measure", MEASURES)
     @pytest.mark.parametrize("bad", [np.zeros(30), np.full(30, np.nan)])
     def test_constant_and_missing_scores_agree_with_nothing(self, measure, bad):
         good = np.arange(30.0)
         ranked = [RankedScores("good", good, good), RankedScores("bad", good, bad)]
-        found = worst_ranking(ranked, NOISE, measure)
-        assert (found.name, found.within) == ("bad", False)
+        worst = worst_ranking(ranked, NOISE, measure)
+        assert (worst.name, worst.within) == ("bad", False)

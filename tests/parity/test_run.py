@@ -237,8 +237,8 @@ class TestGates:
             spread[order[-1], 0] = spread[order[-2], 0] + gap
             swapped = spread.copy()
             swapped[order[-2:], 0] = spread[order[-2:][::-1], 0]
-            found = self.judged(workload, spread, noise, swapped)
-            assert found - {"relative"} == expected
+            judgement = self.judged(workload, spread, noise, swapped)
+            assert judgement - {"relative"} == expected
 
     def test_items_of_one_prompt_are_ranked_once(self, exact, noise):
         """Libraries round them differently in different places, so no order is the right one."""
@@ -260,8 +260,8 @@ class TestGates:
             assert self.judged(workload, spread, noise, swapped, "float32") == expected
 
     def test_order_as_a_whole(self, workload, exact, noise):
-        found = self.judged(workload, exact, noise, exact[::-1])
-        assert found == {"relative", "rank", "tau-b", "top-10"}
+        judgement = self.judged(workload, exact, noise, exact[::-1])
+        assert judgement == {"relative", "rank", "tau-b", "top-10"}
 
     def test_a_gate_that_cannot_judge_says_why(self, workload, exact):
         near = -10 + 1e-6 * (exact + 10)
@@ -298,10 +298,10 @@ class TestGates:
     )
     def test_pairs(self, workload, exact, dtypes, change, want):
         runs = self.made(exact, dtypes[0]), self.made(exact + change, dtypes[1])
-        found, verdicts = judge_pair(workload, *runs)
+        comparison, verdicts = judge_pair(workload, *runs)
         assert self.failed(verdicts) == want
         if "float32" in dtypes:
-            assert found.reference.dtype == "float32", "the more exact one counts as right"
+            assert comparison.reference.dtype == "float32", "the more exact one counts as right"
 
     def test_probabilities_have_a_limit_of_their_own(self, workload, exact):
         likely = np.minimum(exact + 9.9, -0.01)  # 0.04 is a large error for a probability near 1

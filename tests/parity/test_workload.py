@@ -79,9 +79,9 @@ def test_its_graded_items_are_spread_in_the_demo():
     made = make_workload("quick", 0, 1792, 4096, read_tokenizer(DEMO))
     case = next(case for case in made.cases if case.name == "text, graded items")
     with Scorer(str(DEMO), dtype="float32") as scorer:
-        found = score_case(scorer, case).values
-    assert len(found) >= MANY
-    assert log_odds(found).std(axis=0).min() >= SPREAD
+        scores = score_case(scorer, case).values
+    assert len(scores) >= MANY
+    assert log_odds(scores).std(axis=0).min() >= SPREAD
 
 
 class TestText:

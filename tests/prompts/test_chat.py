@@ -184,8 +184,8 @@ def test_a_conversion_to_one_logit_keeps_its_prompt(found, name):
     path = "Qwen3-Reranker-0.6B-seq-cls"
     original, _ = found(name, CHAT, path=path)
     converted, _ = found(name, CHAT, ClassifierHead(1, False), path=path)
-    given = RerankInput("q", ["d", "e"])
-    assert ids_of(original.build(given)) == ids_of(converted.build(given))
+    inputs = RerankInput("q", ["d", "e"])
+    assert ids_of(original.build(inputs)) == ids_of(converted.build(inputs))
     assert converted.label_ids == [0]
     logits = np.array([[3.0, 1.0], [-2.0, 5.0]])
     raw = original.family.raw_scores(logits)

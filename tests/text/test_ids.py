@@ -60,6 +60,6 @@ def test_invalid_ids_are_left_to_the_reading_prompt_by_prompt(bad, place):
 
 def test_the_longest_prompt_and_the_last_id():
     ids = [VOCAB - 1] * 4
-    found = factor_ids(ids, [[0] * 5, ids], vocab_rows=VOCAB, max_len=9)
-    assert [a.tolist() for a in (found[0], *found[1])] == [ids, [0] * 5, ids]
+    factored = factor_ids(ids, [[0] * 5, ids], vocab_rows=VOCAB, max_len=9)
+    assert [a.tolist() for a in (factored[0], *factored[1])] == [ids, [0] * 5, ids]
     assert factor_ids(ids, [[0] * 6, ids], vocab_rows=VOCAB, max_len=9) is None
