@@ -1,4 +1,4 @@
-"""Promise: the layout of a packed batch and its mask are those worked out by hand."""
+"""Promise: a packed batch has the layout and the mask that were worked out by hand."""
 
 import numpy as np
 

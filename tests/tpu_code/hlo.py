@@ -105,7 +105,7 @@ class Computation:
 
     @property
     def parameters(self) -> list[Instruction]:
-        """Its parameters by their number."""
+        """The computation's parameters, in the order of their numbers."""
         parameters = [
             instruction
             for instruction in self.instructions.values()

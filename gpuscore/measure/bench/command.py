@@ -128,7 +128,7 @@ def _key(paths: Sequence[str], number: int) -> str | None:
 
 
 def _config(model: str, options: str) -> ModelConfig:
-    """Read options of `gpuscore serve` that are a model's."""
+    """Read the options of `gpuscore serve` that concern the model."""
     parser = CommandParser(prog="gpuscore bench --in-process --serve")
     add_flags(parser, ModelConfig)
     return read_settings(vars(parser.parse_args([model, *options.split()])), {}).make(ModelConfig)
