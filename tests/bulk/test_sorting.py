@@ -60,7 +60,7 @@ def test_rows_of_one_query_are_one_group():
 
 
 def test_rows_with_queries_of_their_own_are_put_together():
-    """They stay apart if the cut depends on the query: the bits of a score would depend on it, too."""
+    """They stay apart if the cut depends on the query: the bits of a score would, too."""
     rows = [(b"a", b"1"), (b"b", b"1"), (b"c", b"1"), (b"c", b"2"), (b"d", b"1"), (b"e", b"1")]
     assert groups_of(rows) == [[0, 1], [2, 3], [4, 5]]
     assert groups_of(rows, free_cut=False) == [[0], [1], [2, 3], [4], [5]]
