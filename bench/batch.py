@@ -74,8 +74,8 @@ def main() -> None:
     rows = [summary(order, runs[order], options.rows) for order in ORDERS]
     pairs = list(zip(runs["grouped"], runs["shuffled"], strict=True))
     ratios = {
-        "items/s": statistics.median(one.wall / two.wall for (one, _), (two, _) in pairs),
-        "CPU-seconds": statistics.median(two.cpu / one.cpu for (one, _), (two, _) in pairs),
+        "items/s": statistics.median(grouped.wall / two.wall for (grouped, _), (two, _) in pairs),
+        "CPU-seconds": statistics.median(two.cpu / grouped.cpu for (grouped, _), (two, _) in pairs),
     }
     shown = {name: round(ratio, 3) for name, ratio in ratios.items()}
     print(f"\n{shape}, {options.repeat} rounds; {machine()}\n")
@@ -146,14 +146,14 @@ def measure(
         yield loaded
 
     progress = Progress(shown=False)
-    given = BatchOptions(source, output, "query", labels=("yes", "no"))
-    used = spent(partial(run_job, BatchJob(given, {}, ("bench",)), loading, progress))
-    found = [msgspec.json.decode(line) for line in output.read_bytes().splitlines()]
-    assert [row["item"] for row in found] == [row["item"] for row in rows], "in the input's order"
-    scores = np.array([row["scores"] for row in found])
+    options = BatchOptions(source, output, "query", labels=("yes", "no"))
+    used = spent(partial(run_job, BatchJob(options, {}, ("bench",)), loading, progress))
+    written = [msgspec.json.decode(line) for line in output.read_bytes().splitlines()]
+    assert [row["item"] for row in written] == [row["item"] for row in rows], "in the input's order"
+    scores = np.array([row["scores"] for row in written])
     assert np.allclose(scores.sum(axis=1), 1)
     output.unlink()
-    return used, progress.cache_share, {(r["query"], r["item"]): r["scores"] for r in found}
+    return used, progress.cache_share, {(r["query"], r["item"]): r["scores"] for r in written}
 
 
 def summary(order: str, runs: list[tuple[Spent, float]], rows: int) -> dict[str, Any]:

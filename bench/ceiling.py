@@ -173,17 +173,19 @@ def product_table(
     """
     layers, sizes = shape["num_hidden_layers"], linear_sizes(shape)
     kv = 2 * shape["num_key_value_heads"] * shape["head_dim"]
-    found = {
+    seconds = {
         name: (layers - 1) * product_seconds(rows, *size, dtype, device, weight_bytes)
         for name, size in sizes.items()
     }
     hidden, heads = sizes["qkv"][0], sizes["o"][0]
     last = [(rows, hidden, kv), (scored, hidden, heads)]
     last += [(scored, *size) for name, size in sizes.items() if name != "qkv"]
-    found["last layer"] = sum(product_seconds(*one, dtype, device, weight_bytes) for one in last)
+    seconds["last layer"] = sum(
+        product_seconds(*product, dtype, device, weight_bytes) for product in last
+    )
     head = (scored, hidden, shape["vocab_size"])
-    found["head"] = product_seconds(*head, dtype, device, weight_bytes)
-    return found
+    seconds["head"] = product_seconds(*head, dtype, device, weight_bytes)
+    return seconds
 
 
 def weight_bytes(shape: Mapping[str, int], dtype: torch.dtype) -> int:

@@ -78,11 +78,11 @@ def main() -> None:
     with ExitStack() as stack:
         scorer = stack.enter_context(Scorer(config))
         packed(scorer, *COMPILING.draw(SHAPES[options.shape]["vocab_size"]))
-        for name, found in results(scorer, config, plan.dtype, options, stack):
-            found = about | {"workload": str(WORKLOADS[name])} | found
+        for name, figures in results(scorer, config, plan.dtype, options, stack):
+            figures = about | {"workload": str(WORKLOADS[name])} | figures
             print(f"\n{options.shape}, {dtype}, {WORKLOADS[name]}, 2 labels; {machine()}\n")
-            print(table(found["rows"]), "\n", flush=True)
-            keep("cpu", found)
+            print(table(figures["rows"]), "\n", flush=True)
+            keep("cpu", figures)
 
 
 def results(
@@ -187,7 +187,7 @@ def check_exactness(options: argparse.Namespace) -> None:
     directory = make_model(shape, "float32", SCRATCH)
     model = AutoModelForCausalLM.from_pretrained(directory).eval()
     query, items = CHECKED.draw(SHAPES[shape]["vocab_size"])
-    want, others = baselines.padded_batches(model, query, items), {}
+    expected, others = baselines.padded_batches(model, query, items), {}
     with Scorer(str(directory), compile=options.compile) as scorer:
         others["gpuscore"] = packed(scorer, query, items)
     if options.deterministic:
@@ -196,7 +196,7 @@ def check_exactness(options: argparse.Namespace) -> None:
     for run in (baselines.reused_query, baselines.packed_mask):
         others[run.__name__] = run(model, query, items)
     for name, got in others.items():
-        off = float(np.abs(got - want).max())
+        off = float(np.abs(got - expected).max())
         print(f"float32, {shape} shape, {name}: max |d log p| {off:.1e}")
         if off > 1e-4:
             raise SystemExit(f"{name} does not agree with transformers: nothing is timed")

@@ -49,9 +49,12 @@ def measure(
     floors: dict[str, list[dict[str, float]]] = {s.precision: [] for s in scorers.values()}
     for turn in range(repeat):
         requests = dataclasses.replace(workload, seed=100 + turn).draw_all(shape["vocab_size"])
-        for precision, found in floors.items():
-            found.append(floor(shape, dtype, workload, precision))
-            print(f"  floor, {precision}: {found[-1]['seconds']:.2f} s {found[-1]}", flush=True)
+        for precision, floor_times in floors.items():
+            floor_times.append(floor(shape, dtype, workload, precision))
+            print(
+                f"  floor, {precision}: {floor_times[-1]['seconds']:.2f} s {floor_times[-1]}",
+                flush=True,
+            )
         for name, scorer in scorers.items():
             some = _first(requests, scorer.items)
             taken = scorer.run(some).of(sum(len(items) for _, items in some))
@@ -59,7 +62,7 @@ def measure(
             wall, cpu = taken.wall * count, taken.cpu * count
             print(f"  {name}: {wall:.2f} s, CPU {cpu:.2f} s for {count} items", flush=True)
     times = next(iter(per_item.values())), count
-    least = {precision: _least(found, count) for precision, found in floors.items()}
+    least = {precision: _least(times_of, count) for precision, times_of in floors.items()}
     rows = [row(_floor_name(precision), *times, own, own) for precision, own in least.items()]
     for name, taken in per_item.items():
         rows.append(row(name, *times, taken, least[scorers[name].precision]))
@@ -71,7 +74,7 @@ def _floor_name(precision: str) -> str:
 
 
 def _least(floors: list[dict[str, float]], count: int) -> list[Spent]:
-    """Return the times of the floors per item; all threads are busy."""
+    """Return the least seconds per item by each floor, with all threads busy."""
     threads = torch.get_num_threads()
     return [Spent(f["seconds"], f["seconds"] * threads).of(count) for f in floors]
 
@@ -108,6 +111,6 @@ def floor(
     """Return the seconds of the counted operations at rates measured now, and those rates."""
     counted = operations(shape, workload.query_len, workload.num_items, workload.item_len)
     measured = rates(shape, dtype, workload.query_len, precision)
-    found = {f"{kind} TFLOP/s": round(rate / 1e12, 3) for kind, rate in measured.items()}
+    shown = {f"{kind} TFLOP/s": round(rate / 1e12, 3) for kind, rate in measured.items()}
     seconds = sum(counted[kind] / measured[kind] for kind in counted)
-    return found | {"seconds": workload.requests * seconds}
+    return shown | {"seconds": workload.requests * seconds}

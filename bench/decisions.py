@@ -21,22 +21,27 @@ def order_of_options() -> str:
     from gpuscore import Choice, Scorer
 
     asked = [
-        (state, one.body.get("instructions", "Which?"), one.body["criteria"], one.answer)
+        (
+            state,
+            question.body.get("instructions", "Which?"),
+            question.body["criteria"],
+            question.answer,
+        )
         for state, questions in labelled_questions(1000, seed=1)
-        for one in questions.values()
-        if one.body["type"] == "choice"
+        for question in questions.values()
+        if question.body["type"] == "choice"
     ]
     rows = []
     for order in ("fixed", "balanced"):
         with Scorer("demo", decision_order=order) as scorer:
             for least, most in ((2, 4), (5, 26)):
                 moved, right = [], []
-                chosen = [one for one in asked if least <= len(one[2]) <= most]
+                chosen = [question for question in asked if least <= len(question[2]) <= most]
                 for state, text, criteria, answer in chosen:
                     told = {name: about or "" for name, about in criteria.items()}
                     there, back = (
-                        scorer.system_one(state, {"q": Choice(text, one)})["q"]
-                        for one in (told, dict(reversed(told.items())))
+                        scorer.system_one(state, {"q": Choice(text, options)})["q"]
+                        for options in (told, dict(reversed(told.items())))
                     )
                     moved += [abs(there.probabilities[n] - back.probabilities[n]) for n in told]
                     right += [there.answer == answer, back.answer == answer]

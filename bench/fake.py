@@ -132,7 +132,7 @@ class FakeBackend:
 
     def _prefixes(self, batch: PackedBatch) -> U64:
         """Hash of every request's cached tokens, [R]."""
-        found = np.zeros(len(batch.prefix_lens), dtype=np.uint64)
+        hashes = np.zeros(len(batch.prefix_lens), dtype=np.uint64)
         size = self.limits.page_size
         for request in np.flatnonzero(batch.prefix_lens):
             length = int(batch.prefix_lens[request])
@@ -140,8 +140,8 @@ class FakeBackend:
             if (pages < 0).any():
                 raise ValueError("a page of a cached prefix is missing")
             slots = self._slots.reshape(-1, size)[pages].reshape(-1)[:length]
-            found[request] = slots.sum(dtype=np.uint64)
-        return found
+            hashes[request] = slots.sum(dtype=np.uint64)
+        return hashes
 
 
 def prepare(directory: object, config: object) -> Prepared:

@@ -2,7 +2,7 @@
 
     make bench-gpu                           # times only; under 8 minutes, no network
     make bench-gpu SERVE=1                   # also over HTTP; needs the server's dependencies
-    make bench-gpu ARGS='--sections "ceil;ref;gpuscore"'   # those whose names begin so
+    make bench-gpu ARGS='--sections "ceil;ref;gpuscore"'   # sections whose names begin so
     make bench-gpu ARGS=--trial              # small sizes, whose figures mean nothing
     make gpu-day                             # all; continues what is in gpu-day/
     make gpu-day ARGS='--output DIR'         # another folder
@@ -86,7 +86,9 @@ def bench(options: argparse.Namespace, about: Found) -> "Day":
             shape=options.shape,
         )
         chosen = tuple(f"bench: {name}" for name in options.sections.split(";"))
-        planned = in_time([one for one in planned if one.name.startswith(chosen)], options.trial)
+        planned = in_time(
+            [stage for stage in planned if stage.name.startswith(chosen)], options.trial
+        )
         day.run(planned, Path(work), options.minutes or (30.0 if options.trial else 7.8))
     return day
 
@@ -129,16 +131,16 @@ def describe(options: argparse.Namespace) -> Found | None:
         return None
     sizes = {"trial": "small sizes, whose figures mean nothing"} if options.trial else {}
     told = f"{options.commit} (as told)" if options.commit else "unknown"
-    found = commit() if commit() != "unknown" else told
-    return {"commit": found, **card(torch.device(options.device)), **sizes}
+    described = commit() if commit() != "unknown" else told
+    return {"commit": described, **card(torch.device(options.device)), **sizes}
 
 
 class Day:
     """The findings of all runs in one file, rewritten after every stage."""
 
-    def __init__(self, path: Path, found: Found) -> None:
-        self.path, self.found = path, found
-        self.stages: dict[str, Found] = found["stages"]
+    def __init__(self, path: Path, findings: Found) -> None:
+        self.path, self.found = path, findings
+        self.stages: dict[str, Found] = findings["stages"]
 
     @classmethod
     def open(cls, path: Path, about: Found) -> "Day":
@@ -149,10 +151,10 @@ class Day:
         """
         if not path.exists():
             return cls(path, {"bench": path.stem, "date": now(), "about": about, "stages": {}})
-        found = read_json(path)
-        if found["about"] != about:
-            sys.exit(f"{path} is about {found['about']}, this is {about}; give another --output")
-        return cls(path, found)
+        findings = read_json(path)
+        if findings["about"] != about:
+            sys.exit(f"{path} is about {findings['about']}, this is {about}; give another --output")
+        return cls(path, findings)
 
     def run(self, planned: list[Stage], folder: Path, minutes: float) -> None:
         """Run the stages that have not ended, until the time is up; they write to the folder.
@@ -213,9 +215,9 @@ class Day:
         }
 
 
-def tables(found: Found) -> Iterator[list[Row]]:
+def tables(findings: Found) -> Iterator[list[Row]]:
     """Yield tables as text: the floors, the rows of the bench's sections, attention's rows."""
-    stages = {name: about.get("found", {}) for name, about in found["stages"].items()}
+    stages = {name: about.get("found", {}) for name, about in findings["stages"].items()}
     floors = stages.get("bench: ceilings", {}).get("floors", {})
     yield _cells([{"floor of": name} | floor for name, floor in floors.items()], FLOORS)
     named = [about.get("rows", ()) for name, about in stages.items() if name.startswith("bench: ")]
@@ -234,10 +236,10 @@ def _cells(rows: Iterable[Row], names: Iterable[str]) -> list[Row]:
     return [{name: short(row.get(name)) for name in names} for row in rows]
 
 
-def write_page(folder: Path, found: Found) -> Path:
+def write_page(folder: Path, findings: Found) -> Path:
     """Write gpu-day.html into the folder and return its path."""
     path = folder / "gpu-day.html"
-    done = {name: about["found"] for name, about in found["stages"].items() if "found" in about}
+    done = {name: about["found"] for name, about in findings["stages"].items() if "found" in about}
     fastest = done.get("attention", {}).get("fastest", {})
     compared = [
         f"<h3>{escape(name)}</h3><pre>{escape(chr(10).join(about['compared']))}</pre>"
@@ -247,14 +249,14 @@ def write_page(folder: Path, found: Found) -> Path:
     titles = ("Floors", "Bench", "Attention of one layer")
     measured = [
         part
-        for title, rows in zip(titles, tables(found), strict=True)
+        for title, rows in zip(titles, tables(findings), strict=True)
         for part in (f"<h2>{title}</h2>", _html(rows))
     ]
-    facts = [("date", found["date"]), *found["about"].items()]
+    facts = [("date", findings["date"]), *findings["about"].items()]
     parts = [
         reports.table(("", ""), [(name, escape(str(value))) for name, value in facts]),
         "<h2>Stages</h2>",
-        reports.table(("stage", "status", "seconds", ""), list(_statuses(found))),
+        reports.table(("stage", "status", "seconds", ""), list(_statuses(findings))),
         *measured,
         reports.table(("workload", "our fastest"), list(fastest.items())),
         "<h2>Parity</h2>",
@@ -264,9 +266,9 @@ def write_page(folder: Path, found: Found) -> Path:
     return path
 
 
-def _statuses(found: Found) -> Iterator[tuple[str, ...]]:
-    for name in found["planned"]:
-        about = found["stages"].get(name, {"status": "not reached"})
+def _statuses(findings: Found) -> Iterator[tuple[str, ...]]:
+    for name in findings["planned"]:
+        about = findings["stages"].get(name, {"status": "not reached"})
         status = about["status"]
         shown = status if status == "done" else f'<span class="failed">{escape(status)}</span>'
         seconds, why = str(about.get("seconds", "")), escape(str(about.get("why", "")))

@@ -173,7 +173,7 @@ def _over_http(device: str, folder: Path, scratch: Path, shape: str | Path, tria
 
 def in_time(planned: Sequence[Stage], trial: bool) -> list[Stage]:
     """Return the stages; a trial computes on a CPU, which may have other work, and gets longer."""
-    return [replace(one, limit=10 * one.limit) for one in planned] if trial else [*planned]
+    return [replace(stage, limit=10 * stage.limit) for stage in planned] if trial else [*planned]
 
 
 def tests(device: str, folder: Path, trial: bool) -> list[Stage]:
@@ -189,18 +189,18 @@ def tests(device: str, folder: Path, trial: bool) -> list[Stage]:
 
     if trial:
         planned = [stage("tests", 420, *TRIED[device])]
-        one = f"{ALONE}::test_graphs_score_as_launches[qwen3]"
+        test = f"{ALONE}::test_graphs_score_as_launches[qwen3]"
     else:
         chosen = (*TESTS, "-m", "not hostile", "-k", "not jax")
-        planned, one = [stage("tests", 420, *workers(), *chosen)], ALONE
-    alone = stage("tests alone", 180, one, "-m", "not hostile")
+        planned, test = [stage("tests", 420, *workers(), *chosen)], ALONE
+    alone = stage("tests alone", 180, test, "-m", "not hostile")
     return [*planned, alone] if device == "cuda" else planned
 
 
 def workers() -> tuple[str, ...]:
     """Return the options for pytest-xdist, if it is there: compiling kernels takes many cores."""
-    found = importlib.util.find_spec("xdist") is not None
-    return ("--numprocesses", "auto", "--maxprocesses", "12") if found else ()
+    has_xdist = importlib.util.find_spec("xdist") is not None
+    return ("--numprocesses", "auto", "--maxprocesses", "12") if has_xdist else ()
 
 
 def parity(device: str, folder: Path, trial: bool) -> list[Stage]:
@@ -268,17 +268,17 @@ def run_stage(stage: Stage, folder: Path, limit: float) -> Found:
 
 def found_by(stage: Stage, folder: Path, status: str, why: str) -> Found:
     """Return the findings that a stage has left in the folder, whether or not it has ended."""
-    path, found = printed_of(stage, folder), dict[str, Any]()
+    path, findings = printed_of(stage, folder), dict[str, Any]()
     printed = path.read_text(errors="replace") if path.is_file() else ""
     try:
-        found = {"found": stage.read(printed)}
+        findings = {"found": stage.read(printed)}
     except (OSError, LookupError, ValueError) as error:
         status = "failed" if status == "done" else status
         why = why or f"its findings cannot be read: {type(error).__name__} {error}"
     if status == "done":
-        return {"status": status, **found}
+        return {"status": status, **findings}
     return {
-        "status": status, "why": f"{why}, see {path.name}", **found, "printed": printed[-TAIL:]
+        "status": status, "why": f"{why}, see {path.name}", **findings, "printed": printed[-TAIL:]
     }  # fmt: skip
 
 

@@ -133,9 +133,9 @@ class Reference:
         return inputs(goal, self.vocab, self.quick)
 
     def verdict(self, goal: Goal, got: Sequence[Array], slack: float = 1.0) -> Verdict:
-        """Judge results for the first of `inputs`, each with all or the first of its items."""
+        """Judge results for the first requests of `inputs`, or for some first items of each."""
         if not self.path.is_file():
             raise RuntimeError("there is no reference to compare with, so nothing is timed")
-        with np.load(self.path) as found:
-            exact, theirs = found[f"{goal.name}/exact"], found[f"{goal.name}/theirs"]
+        with np.load(self.path) as arrays:
+            exact, theirs = arrays[f"{goal.name}/exact"], arrays[f"{goal.name}/theirs"]
         return verdict(got, exact, theirs, slack)

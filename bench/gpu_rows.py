@@ -50,11 +50,13 @@ class Effort:
     seconds: float = 4.0  # after this time only `least` repetitions are made
 
     def times(self, take: Callable[[], Any]) -> list[Any]:
-        found: list[Any] = []
+        times_taken: list[Any] = []
         end = time.perf_counter() + min(self.seconds, seconds_left())
-        while len(found) < self.repeat and (len(found) < self.least or time.perf_counter() < end):
-            found.append(take())
-        return found
+        while len(times_taken) < self.repeat and (
+            len(times_taken) < self.least or time.perf_counter() < end
+        ):
+            times_taken.append(take())
+        return times_taken
 
 
 @dataclass
@@ -101,12 +103,12 @@ class Rows:
         best = row["wall ms"]
         if backend.device.type == "cuda":
             taken: list[Taken] = self.effort.times(lambda: batches.device(draws.next(), hold))
-            devices = [1e3 * one.seconds for one in taken]
+            devices = [1e3 * batch_time.seconds for batch_time in taken]
             best = row["device ms"] = statistics.median(devices)
             row |= {
                 "all device ms": devices,
                 # Below 1, some times include gaps between launches.
-                "host ahead": sum(one.ahead for one in taken) / len(taken),
+                "host ahead": sum(batch_time.ahead for batch_time in taken) / len(taken),
             }
         row |= {"all wall ms": walls, "items/s": 1e3 * goal.workload.num_items / best}
         row["of floor"] = self.of_floor(goal, best)
@@ -245,10 +247,10 @@ def profiled(backend: TorchBackend, goal: Goal) -> list[Row]:
 
     run()
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_cuda else [])
-    with profile(activities=activities, acc_events=True) as found:
+    with profile(activities=activities, acc_events=True) as profiled:
         run()
     rows: list[Row] = []
-    for event in found.key_averages():
+    for event in profiled.key_averages():
         # An operator's time includes its kernels, which are events of their own: count only one.
         if (event.device_type == DeviceType.CUDA) == on_cuda:
             spent = event.self_device_time_total if on_cuda else event.self_cpu_time_total

@@ -89,8 +89,8 @@ def ceilings(section: Section) -> None:
 
 def reference(section: Section) -> None:
     errors = section.reference.make(section.directory, section.dtype, section.device, section.goals)
-    section.found["errors of transformers"] = {name: str(one) for name, one in errors.items()}
-    section.found["tolerance"] = max(1e-4, 4 * max(one.largest for one in errors.values()))
+    section.found["errors of transformers"] = {name: str(error) for name, error in errors.items()}
+    section.found["tolerance"] = max(1e-4, 4 * max(error.largest for error in errors.values()))
 
 
 def loaded(section: Section, variant: Variant) -> TorchBackend:
@@ -141,7 +141,7 @@ SECTIONS: dict[str, Callable[[Section], None]] = {
     DEFAULT.name: partial(of_variant, DEFAULT),
     "transformers": transformers,
     "profile": profile,
-    **{one.name: partial(of_variant, one) for one in VARIANTS},
+    **{variant.name: partial(of_variant, variant) for variant in VARIANTS},
 }
 assert tuple(SECTIONS) == NAMES, "gpu_day_stages names the sections without importing torch"
 

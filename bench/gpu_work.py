@@ -126,7 +126,7 @@ class Batches:
 
     def _collected(self, works: list[Work]) -> list[RowScores]:
         pending = [self.backend.extend(work.batch) for work in works]
-        return [self.backend.collect(one) for one in pending]
+        return [self.backend.collect(batch) for batch in pending]
 
 
 def all_batches(scheduler: Scheduler, request: Request) -> list[Work]:
@@ -143,10 +143,10 @@ def all_batches(scheduler: Scheduler, request: Request) -> list[Work]:
 def _rows(works: list[Work], scores: list[RowScores], count: int) -> Float64Array:
     """Collect label log-probabilities in the order of the items."""
     table = np.full((count, len(LABELS)), np.nan)
-    for work, found in zip(works, scores, strict=True):
+    for work, row_scores in zip(works, scores, strict=True):
         items = [item for share in work.shares for item in share.scored]
         if items:
-            assert found.lse is not None
-            logits = found.label_logits.reshape(len(items), len(LABELS)).astype(np.float64)
-            table[items] = logits - found.lse[:, None]
+            assert row_scores.lse is not None
+            logits = row_scores.label_logits.reshape(len(items), len(LABELS)).astype(np.float64)
+            table[items] = logits - row_scores.lse[:, None]
     return table

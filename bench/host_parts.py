@@ -80,7 +80,7 @@ def _hopper(tensor: Tensor) -> int:
     return 90
 
 
-def _same(tensor: Tensor, *given: object) -> Tensor:
+def _same(tensor: Tensor, *arguments: object) -> Tensor:
     return tensor
 
 

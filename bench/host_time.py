@@ -90,7 +90,7 @@ def driver_that_does_nothing() -> Iterator[None]:
             library_dirs.cache_clear()
             sys.setdlopenflags(os.RTLD_LAZY)  # because our driver lacks functions
             utils = CudaUtils()
-            utils.load_binary = lambda *given: (1, 1, 0, 0, THREADS)
+            utils.load_binary = lambda *arguments: (1, 1, 0, 0, THREADS)
             utils.get_device_properties = lambda index: {"max_shared_mem": SHARED}
             stub = SimpleNamespace(
                 get_current_device=lambda: 0,
@@ -157,7 +157,7 @@ def measure(
     run: Callable[[], object], narrow: Callable[[], object], rounds: int
 ) -> list[dict[str, Any]]:
     """Time every launch of a forward pass by Triton and by our cache, and a narrow pass without
-    any.
+    any launch.
 
     The shortest of the repeated times counts, because other work on the machine only adds to it. A
     time includes one reading of the clock.
@@ -166,11 +166,11 @@ def measure(
     ours, number = CachedLaunch.__call__, itertools.count()
 
     def timed(way: str, how: Callable[..., None]) -> Callable[..., None]:
-        def launch(one: CachedLaunch, *given: Any) -> None:
+        def launch(cached: CachedLaunch, *arguments: Any) -> None:
             start = time.perf_counter_ns()
-            how(one, *given)
+            how(cached, *arguments)
             took = time.perf_counter_ns() - start
-            key = way, one.kernel.__name__, next(number)
+            key = way, cached.kernel.__name__, next(number)
             times[key] = min(took, times.get(key, took))
 
         return launch
@@ -193,7 +193,7 @@ def measure(
     return list(_rows(times, list(ways), beside))
 
 
-def _none(launch: CachedLaunch, *given: Any) -> None:
+def _none(launch: CachedLaunch, *arguments: Any) -> None:
     """Launch nothing."""
 
 
@@ -234,7 +234,7 @@ def fp8_product(rounds: int) -> dict[str, Any]:
     rows, result = QuantizedRows(*eight_bits(16), torch.bfloat16), torch.zeros(16, 32)
     kinds: Counter[str] = Counter()
 
-    def operator(*given: object) -> torch.Tensor:
+    def operator(*arguments: object) -> torch.Tensor:
         return result
 
     with mock.patch.object(torch, "_scaled_mm_v2", operator):

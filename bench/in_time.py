@@ -47,11 +47,11 @@ def pytest_sessionstart(session: Any) -> None:
 
 
 def outcomes(path: Path) -> dict[str, Any]:
-    """Return how many tests passed, failed and so on, and the names of those that failed."""
-    found = [json.loads(line) for line in _whole_lines(path)]
-    kinds = [one["outcome"] for one in found]
-    bad = [one["test"] for one in found if one["outcome"] in ("failed", "error")]
-    return {"tests": len(found), **{kind: kinds.count(kind) for kind in sorted(set(kinds))}} | {
+    """Return how many tests passed, failed and so on, and the names of the failed ones."""
+    reports = [json.loads(line) for line in _whole_lines(path)]
+    kinds = [report["outcome"] for report in reports]
+    bad = [report["test"] for report in reports if report["outcome"] in ("failed", "error")]
+    return {"tests": len(reports), **{kind: kinds.count(kind) for kind in sorted(set(kinds))}} | {
         "not passed": bad
     }
 

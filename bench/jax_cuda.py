@@ -37,22 +37,22 @@ gpu_device_info {
 
 def folder_of(package: str) -> Path:
     """Return a package's folder; raises ModuleNotFoundError."""
-    found = importlib.util.find_spec(package)
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(f"{package} is not installed, see the top of this file")
-    return Path(next(iter(found.submodule_search_locations)))
+    return Path(next(iter(spec.submodule_search_locations)))
 
 
 def h100() -> Any:
-    """Return a device of JAX that programs can be compiled for, and nothing else."""
+    """Return a JAX device for which programs can be compiled, but not run."""
     assembler = folder_of("nvidia.cuda_nvcc")
     os.environ["PATH"] += f":{assembler / 'bin'}"
     flags = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_cuda_data_dir={assembler}"
     from jax.experimental import topologies
 
-    found = topologies.get_topology_desc("", "cuda", target_config=H100, topology="1x1x1")
-    return found.devices[0]
+    topology = topologies.get_topology_desc("", "cuda", target_config=H100, topology="1x1x1")
+    return topology.devices[0]
 
 
 def main() -> None:
@@ -81,11 +81,11 @@ def main() -> None:
     print(f"weights {mebibytes(plan.weight_bytes)}, pool {mebibytes(pool.pages.size * 2)}")
     for name, program in (("batch", traced.extend), ("labels", traced.labels)):
         memory = program.lower(lowering_platforms=("cuda",)).compile(options_of(device))
-        found = memory.memory_analysis()
-        fresh = found.output_size_in_bytes - found.alias_size_in_bytes
+        analysis = memory.memory_analysis()
+        fresh = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
         print(
-            f"{name}: temporary {mebibytes(found.temp_size_in_bytes)}, results "
-            f"{mebibytes(fresh)}, in place {mebibytes(found.alias_size_in_bytes)}"
+            f"{name}: temporary {mebibytes(analysis.temp_size_in_bytes)}, results "
+            f"{mebibytes(fresh)}, in place {mebibytes(analysis.alias_size_in_bytes)}"
         )
 
 

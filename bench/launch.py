@@ -90,11 +90,11 @@ def _address(process: "subprocess.Popen[str]") -> tuple[str, int]:
 
 def _family(pid: int) -> list[int]:
     """Process ids of a process and its descendants."""
-    found = [pid]
+    family = [pid]
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
-            found += _family(int(child))
-    return found
+            family += _family(int(child))
+    return family
 
 
 def _is_engine(pid: int) -> bool:

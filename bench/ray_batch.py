@@ -57,7 +57,7 @@ def main() -> None:
     shape = f"{options.rows} rows, {options.queries} queries, two engines of one thread"
     rows = [summary(place, runs[place], options.rows) for place in PLACES]
     pairs = list(zip(runs["here"], runs["ray"], strict=True))
-    more = statistics.median((two.cpu - one.cpu) / options.rows for one, two in pairs)
+    more = statistics.median((two.cpu - local.cpu) / options.rows for local, two in pairs)
     shown = {
         "CPU-seconds, ray / here": round(statistics.median(b.cpu / a.cpu for a, b in pairs), 3),
         "wall, ray / here": round(statistics.median(b.wall / a.wall for a, b in pairs), 3),
@@ -114,9 +114,9 @@ def loaded(directory: Path, replicas: Replicas) -> LoadedModel:
 def summary(place: str, used: list[Spent], rows: int) -> dict[str, object]:
     return {
         "engines": place,
-        "rows/s": round(statistics.median(rows / one.wall for one in used)),
-        "CPU-seconds": round(statistics.median(one.cpu for one in used), 2),
-        "CPU us a row": round(1e6 * statistics.median(one.cpu / rows for one in used)),
+        "rows/s": round(statistics.median(rows / run.wall for run in used)),
+        "CPU-seconds": round(statistics.median(run.cpu for run in used), 2),
+        "CPU us a row": round(1e6 * statistics.median(run.cpu / rows for run in used)),
     }
 
 

@@ -69,10 +69,10 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
-def replace_json(path: Path, found: Mapping[str, Any]) -> None:
+def replace_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a file atomically: a run that ends meanwhile leaves the earlier findings."""
     fresh = path.with_suffix(".part")
-    fresh.write_text(json.dumps(found, indent=1) + "\n")
+    fresh.write_text(json.dumps(content, indent=1) + "\n")
     os.replace(fresh, path)
 
 

@@ -119,9 +119,9 @@ def of_points(
     ways += [("all of these, as transformers", set(POINTS)), ("as gpuscore", set(OF_GPUSCORE))]
     ways += [(f"all but {', '.join(some)}", set(POINTS) - set(some)) for some in without]
     for name, points in ways:
-        found = row(name, partial(decoder.score, prompts, points), exact)
-        print(found, flush=True)
-        yield found
+        measured = row(name, partial(decoder.score, prompts, points), exact)
+        print(measured, flush=True)
+        yield measured
 
 
 def row(name: str, run: Callable[[], object], exact: Scores) -> Row:
@@ -175,16 +175,16 @@ def in_int8(directory: Path, kept: tuple[str, ...]) -> Scorer:
 
 def ours(scorer: Scorer, prompts: Prompts) -> Scores:
     labels = prompts.labels
-    found = scorer.score(prompts.query, prompts.items, label_token_ids=labels, logprobs=True)
-    if found.logprobs is None:
+    scores = scorer.score(prompts.query, prompts.items, label_token_ids=labels, logprobs=True)
+    if scores.logprobs is None:
         raise RuntimeError("no log-probabilities")
-    return found.logprobs
+    return scores.logprobs
 
 
 @torch.inference_mode()
 def theirs(model: PreTrainedModel, prompts: Prompts) -> Scores:
-    """Score with the query's keys and values computed once, items of one length together."""
-    query, found = DynamicCache(), np.empty((len(prompts.items), len(prompts.labels)))
+    """Score with transformers: the query's keys and values once, items of one length together."""
+    query, logprobs = DynamicCache(), np.empty((len(prompts.items), len(prompts.labels)))
     model(torch.tensor([prompts.query]), None, None, query, use_cache=True, logits_to_keep=1)
     lengths = np.array([len(item) for item in prompts.items])
     for length in np.unique(lengths):
@@ -196,8 +196,8 @@ def theirs(model: PreTrainedModel, prompts: Prompts) -> Scores:
         )
         out = model(ids, None, None, DynamicCache(list(copies)), use_cache=True, logits_to_keep=1)
         scores = torch.log_softmax(out.logits[:, -1].double(), dim=-1)
-        found[places] = scores[:, prompts.labels].numpy()
-    return found
+        logprobs[places] = scores[:, prompts.labels].numpy()
+    return logprobs
 
 
 def of_vllm(python: str, directory: Path, prompts: Prompts) -> Scores:

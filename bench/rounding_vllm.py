@@ -32,8 +32,8 @@ def main() -> None:
     )
 
     def generate(prompts):
-        given = [{"prompt_token_ids": prompt} for prompt in prompts]
-        return engine.generate(given, params, use_tqdm=False)
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        return engine.generate(inputs, params, use_tqdm=False)
 
     generate([asked["query"]])  # items then find it in the cache
     outputs = generate([asked["query"] + item for item in asked["items"]])

@@ -24,8 +24,8 @@ class Workload:
         rest = self.query_len - self.cached
         query = f"{self.cached:,} cached + {rest:,}" if self.cached else f"{rest:,}"
         query = query.removesuffix(" + 0")
-        one = f"{query} + {self.num_items:,} x {self.item_len}"
-        return one if self.requests == 1 else f"{self.requests} requests of {one}"
+        shape = f"{query} + {self.num_items:,} x {self.item_len}"
+        return shape if self.requests == 1 else f"{self.requests} requests of {shape}"
 
     @property
     def tokens(self) -> int:

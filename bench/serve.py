@@ -92,18 +92,18 @@ def measure(http: HttpTarget, target: Target, clients: int, count: int) -> dict[
 
 def wrong(asks: list[BenchRequest], record: Record) -> int:
     """Return the number of answers that differ from the oracle's, by more than rounding of exp."""
-    found = 0
+    count = 0
     for number in np.flatnonzero(record.status == 200).tolist():
         query, items = (
             np.array(x, dtype=np.int32) for x in (asks[number].query, asks[number].items)
         )
-        want = fake.oracle(query[None], items[None], LABELS)[0]
+        expected = fake.oracle(query[None], items[None], LABELS)[0]
         try:
             got = SCORE.read(record.bodies[number], len(items))
-            found += not np.allclose(got, want, rtol=1e-12, atol=0)
+            count += not np.allclose(got, expected, rtol=1e-12, atol=0)
         except (ValueError, KeyError, TypeError):
-            found += 1
-    return found
+            count += 1
+    return count
 
 
 if __name__ == "__main__":

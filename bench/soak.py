@@ -59,8 +59,8 @@ class Soak:
 
     async def run(self) -> tuple[list[Process | None], list[Process | None]]:
         """Run the soak; return server and engine at rest, before and after."""
-        known = [await self.client.first_answer(one) for one in table(self.rng, VOCAB)]
-        large = next(one for one in known if one.kind == "large")
+        known = [await self.client.first_answer(request) for request in table(self.rng, VOCAB)]
+        large = next(request for request in known if request.kind == "large")
         hostile = Hostile(self.client, large, known[0], np.random.default_rng(self.options.seed))
         await drive(self.client, hostile, known, self.options.rate, WARMUP, self.options.seed + 1)
         before = await self._at_rest()
@@ -76,8 +76,8 @@ class Soak:
                 raise done
         await self._ready()
         after = await self._at_rest()
-        for one in known:
-            await self.client.ask(one)
+        for request in known:
+            await self.client.ask(request)
         self.client.close()
         return before, after
 
@@ -184,7 +184,7 @@ def verdicts(
     soak: Soak, before: list[Process | None], after: list[Process | None]
 ) -> list[Verdict]:
     tally = soak.client.tally
-    found = [
+    judged = [
         Verdict("wrong", tally.wrong == 0, f"{tally.wrong} of {tally.checked} answers"),
         Verdict("lost", tally.lost == 0, f"{tally.lost} requests without an answer"),
         Verdict("contract", tally.unexpected == 0, f"{tally.unexpected} answers not in it"),
@@ -193,14 +193,14 @@ def verdicts(
         grown = growth(soak.samples, which)
         right = grown is not None and grown.within_noise
         detail = "too few samples" if grown is None else str(grown)
-        found.append(Verdict(f"memory of the {which}", right, f"{detail}, second half"))
-    for which, one, other in zip(("server", "engine"), before, after, strict=True):
-        right = one is not None and other is not None
-        if one is not None and other is not None:
-            right = (one.descriptors, one.threads) == (other.descriptors, other.threads)
-        detail = f"{_seen(one)} before, {_seen(other)} after"
-        found.append(Verdict(f"descriptors and threads of the {which}", right, detail))
-    return found
+        judged.append(Verdict(f"memory of the {which}", right, f"{detail}, second half"))
+    for which, earlier, other in zip(("server", "engine"), before, after, strict=True):
+        right = earlier is not None and other is not None
+        if earlier is not None and other is not None:
+            right = (earlier.descriptors, earlier.threads) == (other.descriptors, other.threads)
+        detail = f"{_seen(earlier)} before, {_seen(other)} after"
+        judged.append(Verdict(f"descriptors and threads of the {which}", right, detail))
+    return judged
 
 
 def _seen(process: Process | None) -> str:
@@ -227,7 +227,7 @@ def main() -> int:
         cpu = time.process_time()
         before, after = asyncio.run(soak.run())
         shares = [time.process_time() - cpu, target.cpu_seconds()]
-    tally, found = soak.client.tally, verdicts(soak, before, after)
+    tally, judged = soak.client.tally, verdicts(soak, before, after)
     facts = {
         "minutes": f"{options.minutes:g}",
         "seed": str(options.seed),
@@ -240,16 +240,21 @@ def main() -> int:
     path = RESULTS / f"soak-{now()[:10]}.html"
     path = options.output or path
     counts = {**tally.statuses, **{f"attack: {k}": n for k, n in tally.attacks.items()}}
-    write_page(path, "Soak", facts, found, counts, soak.samples, soak.losses, tally.errors)
-    for verdict in found:
+    write_page(path, "Soak", facts, judged, counts, soak.samples, soak.losses, tally.errors)
+    for verdict in judged:
         print(f"{'passed' if verdict.passed else 'FAILED'}  {verdict.gate}: {verdict.detail}")
     for error in tally.errors:
         print(error)
-    line = {"bench": "soak", **facts, "verdicts": [asdict(one) for one in found], "counts": counts}
+    line = {
+        "bench": "soak",
+        **facts,
+        "verdicts": [asdict(each) for each in judged],
+        "counts": counts,
+    }
     if options.output is None:  # a page elsewhere is a trial
         keep("soak", line)
     print(f"page: {path}")
-    return int(not all(verdict.passed for verdict in found))
+    return int(not all(verdict.passed for verdict in judged))
 
 
 def arguments() -> argparse.Namespace:

@@ -219,7 +219,7 @@ async def drive(
 ) -> None:
     """Send requests at Poisson times until the time is up; return when all are answered."""
     rng = np.random.default_rng(seed)
-    weights = np.array([one.weight for one in known])
+    weights = np.array([request.weight for request in known])
     weights /= weights.sum()
     running: set[asyncio.Task[None]] = set()
     due, end = time.monotonic(), time.monotonic() + seconds

@@ -28,8 +28,10 @@ class Known:
 def table(rng: np.random.Generator, vocab: int) -> list[Known]:
     """Return fixed requests of every kind: more queries than the prefix cache holds, so that it
     evicts. Their weights say how often each is sent."""
-    found = [Known("score ids", "/v1/score", _ids(rng, vocab, 3), 0.40 / 200) for _ in range(200)]
-    found += [Known("large", "/v1/score", _ids(rng, vocab, 60), 0.02 / 4) for _ in range(4)]
+    requests = [
+        Known("score ids", "/v1/score", _ids(rng, vocab, 3), 0.40 / 200) for _ in range(200)
+    ]
+    requests += [Known("large", "/v1/score", _ids(rng, vocab, 60), 0.02 / 4) for _ in range(4)]
     makers = (
         ("score text", "/v1/score", _text, 0.18, 40),
         ("rerank", "/v1/rerank", _rerank, 0.12, 30),
@@ -42,29 +44,31 @@ def table(rng: np.random.Generator, vocab: int) -> list[Known]:
     )
     for kind, path, make, share, count in makers:
         bodies = [b"" if make is None else json.dumps(make(rng)).encode() for _ in range(count)]
-        found += [Known(kind, path, body, share / count) for body in bodies]
-    return found
+        requests += [Known(kind, path, body, share / count) for body in bodies]
+    return requests
 
 
-def same(want: Any, got: Any, name: str = "") -> bool:
+def same(expected: Any, got: Any, name: str = "") -> bool:
     """True if an answer equals the known one, except for volatile fields and rounding."""
-    if isinstance(want, dict) and isinstance(got, dict):
-        names = [key for key in want if key not in VOLATILE]
+    if isinstance(expected, dict) and isinstance(got, dict):
+        names = [key for key in expected if key not in VOLATILE]
         kept = {key for key in got if key not in VOLATILE}
-        return kept == set(names) and all(same(want[key], got[key], key or name) for key in names)
-    if isinstance(want, list) and isinstance(got, list):
-        pairs = zip(_ordered(want), _ordered(got), strict=False)
-        return len(want) == len(got) and all(same(one, other, name) for one, other in pairs)
-    if isinstance(want, float) and isinstance(got, float):
-        return _near(want, got)
-    return type(want) is type(got) and want == got
+        return kept == set(names) and all(
+            same(expected[key], got[key], key or name) for key in names
+        )
+    if isinstance(expected, list) and isinstance(got, list):
+        pairs = zip(_ordered(expected), _ordered(got), strict=False)
+        return len(expected) == len(got) and all(same(value, other, name) for value, other in pairs)
+    if isinstance(expected, float) and isinstance(got, float):
+        return _near(expected, got)
+    return type(expected) is type(got) and expected == got
 
 
-def _near(want: float, got: float) -> bool:
+def _near(expected: float, got: float) -> bool:
     """True if two numbers are near: log-probabilities (below 0) absolutely, others relatively."""
-    if want < 0:
-        return abs(want - got) <= TOLERANCE
-    return math.isclose(want, got, rel_tol=TOLERANCE, abs_tol=1e-12)
+    if expected < 0:
+        return abs(expected - got) <= TOLERANCE
+    return math.isclose(expected, got, rel_tol=TOLERANCE, abs_tol=1e-12)
 
 
 def _ordered(rows: list[Any]) -> list[Any]:

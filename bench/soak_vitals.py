@@ -62,8 +62,8 @@ def look(pid: int) -> Process | None:
 def engine_of(pid: int) -> int | None:
     """Return the process id of the engine, the server's only child; None if there is none."""
     lists = Path(f"/proc/{pid}/task").glob("*/children")
-    found = [int(child) for path in lists for child in path.read_text().split()]
-    return found[0] if found else None
+    children = [int(child) for path in lists for child in path.read_text().split()]
+    return children[0] if children else None
 
 
 def counters(metrics: str) -> tuple[float, float]:
@@ -73,8 +73,8 @@ def counters(metrics: str) -> tuple[float, float]:
 
 def _metric(metrics: str, name: str) -> float:
     """Return the sum over all models and replicas; 0 before the first one is loaded."""
-    found = re.findall(rf"^gpuscore_{name}(?:{{[^}}]*}})? (\S+)$", metrics, re.MULTILINE)
-    return sum(map(float, found))
+    values = re.findall(rf"^gpuscore_{name}(?:{{[^}}]*}})? (\S+)$", metrics, re.MULTILINE)
+    return sum(map(float, values))
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def slope(points: Sequence[tuple[int, float, int]]) -> Slope | None:
     free = len(times) - len(set(levels)) - 1
     if free < 2:
         return None
-    design = np.array([[t, *(float(level == one) for one in sorted(set(levels)))]
+    design = np.array([[t, *(float(level == level_of) for level_of in sorted(set(levels)))]
                        for t, level in zip(times, levels, strict=True)])  # fmt: skip
     solution, *_ = np.linalg.lstsq(design, np.array(values), rcond=None)
     residual = np.array(values) - design @ solution

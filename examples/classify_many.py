@@ -1,6 +1,6 @@
 """Classify a file of prompts in this process: classify_many.py INPUT OUTPUT [MODEL].
 
-INPUT has JSON lines with `prompt`; OUTPUT gets them with the probability of "yes" as they are done.
+INPUT has JSON lines with `prompt`; OUTPUT gets each with its probability of "yes", once scored.
 """
 
 import json

@@ -90,7 +90,7 @@ def test_equal_labels(items_file, capsys, flags):
 
 
 def test_small_scores_are_shown(items_file, capsys):
-    """A label that the model would never say; six places after the point would be zeros."""
+    """The model would never say the label; six places after the point would be zeros."""
     assert score("--items", items_file, "--labels", "yes, wooden chair") == 0
     for row in capsys.readouterr().out.splitlines()[1:]:
         assert 0 < float(row.split()[2]) < 1e-4
@@ -113,9 +113,9 @@ def test_labels_of_several_tokens(items_file, capsys, flags, names, mean):
     found = [json.loads(line)["scores"] for line in capsys.readouterr().out.splitlines()]
     with Scorer("demo", max_batch_tokens=512) as scorer:
         options = {"label_length_normalization": "mean"} if mean else {}
-        want = scorer.score(QUERY, ITEMS, labels=LONG, **options).scores
+        expected = scorer.score(QUERY, ITEMS, labels=LONG, **options).scores
     assert [*found[0]] == names
-    np.testing.assert_allclose([[*row.values()] for row in found], want, rtol=1e-3)
+    np.testing.assert_allclose([[*row.values()] for row in found], expected, rtol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -154,9 +154,9 @@ def test_a_softmax_over_the_labels_and_item_first(items_file, capsys, words, tem
     asked = {"apply_softmax": True, "temperature": temperature, "item_first": True}
     with Scorer("demo", max_batch_tokens=512) as scorer:
         scorer.warmup()  # changes no score
-        want = scorer.score(QUERY, ITEMS, labels=["yes", "no"], **asked).scores
+        expected = scorer.score(QUERY, ITEMS, labels=["yes", "no"], **asked).scores
     got = [[line["scores"]["yes"], line["scores"]["no"]] for line in lines]
-    np.testing.assert_allclose(got, want, atol=1e-6)
+    np.testing.assert_allclose(got, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("command", ["score", "batch"])

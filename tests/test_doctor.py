@@ -86,7 +86,7 @@ def test_an_address_that_cannot_be_served(capsys, words, name, text):
 
 def test_a_device_that_cannot_be_used():
     findings = list(doctor.examine(ModelConfig(device="cuda"), ServerConfig(port=0)))
-    (device,) = (one for one in findings if one.name == "device")
+    (device,) = (finding for finding in findings if finding.name == "device")
     assert device.level == "problem"
     assert "sees no CUDA device" in device.found
     assert device.remedy

@@ -77,7 +77,7 @@ def test_a_plan_for_a_device_that_is_not_here(large, capsys):
     assert values["attention"] == "auto -> triton"
     assert values["max_batch_tokens"] == "not set -> 16384"
     numbers = re.findall(r"^memory for .*?  ([\d,.]+) MiB", shown, re.M)
-    context, weights, batch, cache = (float(one.replace(",", "")) for one in numbers)
+    context, weights, batch, cache = (float(number.replace(",", "")) for number in numbers)
     assert weights == pytest.approx(2 * 8_190_735_360 / 2**20, abs=0.1)
     rest = 32 * 1024 - context - weights - batch
     assert 0.9 * rest - 9 <= cache <= 0.9 * rest

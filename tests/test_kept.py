@@ -1,5 +1,5 @@
-"""Promise: scores of transformers that were kept from an earlier run are those of the same model,
-versions and prompts, or they are not used."""
+"""Promise: scores of transformers that were kept from an earlier run belong to the same model,
+versions and prompts, or are not used."""
 
 import numpy as np
 import pytest

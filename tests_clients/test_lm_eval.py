@@ -121,7 +121,7 @@ def test_log_likelihoods(server, tasks, expected, backend, monkeypatch):
 
 
 def tokens(server) -> dict[str, float]:
-    """Return the server's counts of prompt tokens and of those that were cached."""
+    """Return the server's counts of prompt tokens and of cached tokens."""
     request = urllib.request.Request(
         server.url + "/metrics", headers={"Authorization": f"Bearer {server.key}"}
     )

@@ -70,7 +70,7 @@ def test_as_many_choices_and_levels_as_openai_allows(client):
         {"type": "choice", "instructions": "What is it?", "choices": choices},
         {"type": "score", "instructions": "How large is it?", "levels": levels},
     ).answers
-    assert [entry.value for entry in what.probabilities] == [one["value"] for one in choices]
+    assert [entry.value for entry in what.probabilities] == [choice["value"] for choice in choices]
     assert [entry.value for entry in size.probabilities] == list(range(26))
     for answer in (what, size):
         assert math.isclose(sum(p.probability for p in answer.probabilities), 1, abs_tol=1e-6)

@@ -17,13 +17,13 @@ QUESTIONS = {
 
 def check(server, answer):
     asked = {name: question.to_dict() for name, question in QUESTIONS.items()}
-    want = server.post("/v1/systemone", {"state": STATE, "questions": asked})["answers"]
-    assert answer.nouls["blue"].noul == pytest.approx(want["blue"]["noul"], abs=1e-5)
-    assert answer.choices["what"].choice == want["what"]["choice"]
+    expected = server.post("/v1/systemone", {"state": STATE, "questions": asked})["answers"]
+    assert answer.nouls["blue"].noul == pytest.approx(expected["blue"]["noul"], abs=1e-5)
+    assert answer.choices["what"].choice == expected["what"]["choice"]
     assert answer.choices["what"].probabilities == pytest.approx(
-        want["what"]["probabilities"], abs=1e-4
+        expected["what"]["probabilities"], abs=1e-4
     )
-    assert answer.scores["how"].score == pytest.approx(want["how"]["score"], abs=1e-4)
+    assert answer.scores["how"].score == pytest.approx(expected["how"]["score"], abs=1e-4)
     assert answer.scores["how"].legend == {"0": "none", "1": "some", "2": "all"}
     assert answer.usage.input_tokens > 100
 

@@ -67,9 +67,9 @@ def check(server, answer):
 
 
 def same_as_plain(server, state, answer):
-    want = server.post("/v1/systemone", {"state": state, "questions": PLAIN})["answers"]
-    assert answer.nouls["blue"].noul == pytest.approx(want["blue"]["noul"], abs=1e-5)
-    assert answer.scores["how"].score == pytest.approx(want["how"]["score"], abs=1e-4)
+    expected = server.post("/v1/systemone", {"state": state, "questions": PLAIN})["answers"]
+    assert answer.nouls["blue"].noul == pytest.approx(expected["blue"]["noul"], abs=1e-5)
+    assert answer.scores["how"].score == pytest.approx(expected["how"]["score"], abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -96,13 +96,13 @@ def test_asyncio(server):
     for state, answer in ((STATE, short), (LONG, long)):
         check(server, answer)
         same_as_plain(server, state, answer)
-    assert "demo" in [one.name for one in models.models]
+    assert "demo" in [model.name for model in models.models]
 
 
 def test_the_default_model_is_an_alias(server):
     with TypeSafeClient(base_url=server.url, api_key=server.key) as client:
         assert client.system_one("a lamp", {"q": QUESTIONS["blue"]}).model == "jev-latest"
-        named = {one.name: one for one in client.models.list().models}
+        named = {model.name: model for model in client.models.list().models}
     assert set(named) == {"demo", "jev-latest"}
     assert named["jev-latest"].description == "Alias of demo."
     assert named["demo"].release_date == "1970-01-01"

@@ -63,7 +63,7 @@ def scored(server: Server) -> int:
     )
     with urllib.request.urlopen(request, timeout=60) as answer:
         lines = answer.read().decode().splitlines()
-    wanted = [one for one in lines if one.startswith("gpuscore_requests_total{")]
+    wanted = [line for line in lines if line.startswith("gpuscore_requests_total{")]
     return sum(
         int(float(one.split()[-1]))
         for one in wanted
@@ -78,12 +78,12 @@ def servers(server: Server) -> list[Server]:
 
 @pytest.mark.parametrize("policy", ["round_robin", "power_of_two", "random"])
 def test_scores_are_spread_over_two_servers(servers, tmp_path, policy):
-    before = [scored(one) for one in servers]
-    want = servers[0].post("/v1/score", BODY)["data"]
-    urls = [one.url for one in servers]
+    before = [scored(server) for server in servers]
+    expected = servers[0].post("/v1/score", BODY)["data"]
+    urls = [server.url for server in servers]
     with routing(urls, servers[0].key, policy, tmp_path / "log") as router:
         for _ in range(40):
-            for got, one in zip(router.post("/v1/score", BODY)["data"], want, strict=True):
+            for got, one in zip(router.post("/v1/score", BODY)["data"], expected, strict=True):
                 assert got == one | {"score": pytest.approx(one["score"], abs=1e-5)}
     first, second = (scored(one) - old for one, old in zip(servers, before, strict=True))
     assert first + second == 41
@@ -91,7 +91,7 @@ def test_scores_are_spread_over_two_servers(servers, tmp_path, policy):
 
 
 def test_models_and_errors_pass_through(servers, tmp_path):
-    urls = [one.url for one in servers]
+    urls = [server.url for server in servers]
     with routing(urls, servers[0].key, "round_robin", tmp_path / "log") as router:
         request = urllib.request.Request(
             router.url + "/v1/models", headers={"Authorization": f"Bearer {router.key}"}

@@ -90,7 +90,7 @@ def scoring(output: Path, process: Run) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the processes below one, those of the first level first."""
+    """Return the processes below one, children before grandchildren."""
     found = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(FileNotFoundError, ProcessLookupError):

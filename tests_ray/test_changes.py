@@ -32,7 +32,7 @@ def second_node(cluster: Cluster) -> Iterator[object]:
 
 
 def answers(running: Load, more: int = 20) -> None:
-    """Wait for so many further answers."""
+    """Wait for `more` further answers."""
     before = running.answered
     wait_until(lambda: running.answered >= before + more, "answers")
 

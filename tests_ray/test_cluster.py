@@ -8,7 +8,7 @@ from conftest import DEVICE
 
 
 def devices() -> dict[str, float]:
-    return {one["NodeID"]: one["Resources"][DEVICE] for one in ray.nodes() if one["Alive"]}
+    return {node["NodeID"]: node["Resources"][DEVICE] for node in ray.nodes() if node["Alive"]}
 
 
 def test_two_nodes_have_a_device_each(cluster: Cluster) -> None:

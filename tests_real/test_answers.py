@@ -1,4 +1,4 @@
-"""Promise: over HTTP the real model's answers to real texts are those of transformers on whole
+"""Promise: over HTTP the real model's answers to real texts equal transformers' on whole
 prompts in float32."""
 
 import numpy as np
@@ -86,9 +86,9 @@ def test_relevance_of_240_passages_cold_and_cached(real, reference):
 def test_choices_of_five(real, reference):
     items = [f"{sentence}\nAnswer:" for sentence in PASSAGES[::12]]
     found = post(real, "/v1/score", query=TOPICS, items=items, labels=LETTERS)["scores"]
-    want = [reference.labels(reference.ids(TOPICS + item), LETTERS) for item in items]
-    np.testing.assert_allclose(np.log(found), want, atol=CLOSE, rtol=0)
-    assert np.std(want, axis=0).min() > 0.1, "scores that say something of the sentence"
+    expected = [reference.labels(reference.ids(TOPICS + item), LETTERS) for item in items]
+    np.testing.assert_allclose(np.log(found), expected, atol=CLOSE, rtol=0)
+    assert np.std(expected, axis=0).min() > 0.1, "scores that say something of the sentence"
 
 
 def test_labels_of_two_to_five_tokens(real, reference):
@@ -98,20 +98,20 @@ def test_labels_of_two_to_five_tokens(real, reference):
         query = f"Question: {one.query}\nSentence: "
         items = [f"{sentence}\nThis sentence" for sentence in one.items[:2]]
         found = post(real, "/v1/score", query=query, items=items, labels=labels)["scores"]
-        want = [reference.labels(reference.ids(query + item), labels) for item in items]
-        np.testing.assert_allclose(np.log(found), want, atol=CLOSE, rtol=0)
+        expected = [reference.labels(reference.ids(query + item), labels) for item in items]
+        np.testing.assert_allclose(np.log(found), expected, atol=CLOSE, rtol=0)
 
 
 def test_questions_of_system_one(real, reference):
     found = post(real, "/v1/systemone", state=STATE, questions=QUESTIONS)
     for name, question in QUESTIONS.items():
         prompt = reference.chat(("user", f"{text_of(STATE)}\n\n{asked(question)}"))
-        want = reference.labels(prompt, labels_of(question))
+        expected = reference.labels(prompt, labels_of(question))
         answer, told = found["answers"][name], found["diagnostics"][name]
-        mass = np.logaddexp.reduce(want)
+        mass = np.logaddexp.reduce(expected)
         shares = [*answer["probabilities"].values()] if "probabilities" in answer else None
         got = np.log(shares or [answer["noul"], 1 - answer["noul"]])
-        np.testing.assert_allclose(got, want - mass, atol=2 * CLOSE, rtol=0)
+        np.testing.assert_allclose(got, expected - mass, atol=2 * CLOSE, rtol=0)
         assert np.log(told["label_mass"]) == pytest.approx(mass, abs=CLOSE)
 
 
@@ -124,8 +124,8 @@ def test_completions_with_log_probabilities(real, reference):
         ids, told = reference.ids(prompt), choice["logprobs"]
         rows = reference.rows(ids)
         best = int(rows[-1].argmax())
-        want = [row[token] for row, token in zip(rows, [*ids[1:], best], strict=True)]
-        np.testing.assert_allclose(told["token_logprobs"][1:], want, atol=CLOSE, rtol=0)
+        expected = [row[token] for row, token in zip(rows, [*ids[1:], best], strict=True)]
+        np.testing.assert_allclose(told["token_logprobs"][1:], expected, atol=CLOSE, rtol=0)
         for row, top in zip(rows, told["top_logprobs"][1:], strict=True):
             five = sorted(top.values(), reverse=True)[:5]
             np.testing.assert_allclose(five, np.sort(row)[:-6:-1], atol=CLOSE, rtol=0)

@@ -1,5 +1,5 @@
 """Promise: every way to compute the real model's scores for the workload of real sentences gives
-those of transformers: packed, in chunks, item first, in trees, to the same bits, and with JAX."""
+transformers' scores: packed, in chunks, item first, in trees, to the same bits, and with JAX."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def score_some(names, bundle, **changes):
 
 
 def failed(verdicts):
-    return [one for one in verdicts if one.failed]
+    return [verdict for verdict in verdicts if verdict.failed]
 
 
 @pytest.fixture(scope="module")
@@ -40,15 +40,20 @@ def torch_run(bundle):
 def test_the_whole_workload(bundle, torch_run):
     verdicts = judge(bundle.workload, bundle.run, None, torch_run)[1]
     assert not failed(verdicts)
-    assert {one.gate for one in verdicts if one.passed} >= {"float32", "rank", "tau-b", "packing"}
+    assert {verdict.gate for verdict in verdicts if verdict.passed} >= {
+        "float32",
+        "rank",
+        "tau-b",
+        "packing",
+    }
 
 
 def test_the_bundle_is_what_transformers_computes_now(bundle):
     oracle = Oracle(MODEL, "float32", "cpu")
     for case in bundle.workload.cases:
         if case.name in ("question 3", "item_first"):
-            found, want = oracle.score(case), bundle.run.results[case.name]
-            np.testing.assert_allclose(found.values, want.values, atol=CLOSE / 2, rtol=0)
+            found, expected = oracle.score(case), bundle.run.results[case.name]
+            np.testing.assert_allclose(found.values, expected.values, atol=CLOSE / 2, rtol=0)
 
 
 def test_in_chunks(bundle):
@@ -64,8 +69,8 @@ def test_the_same_bits(bundle):
         for row in (0, 4, 9):
             one = replace(case, items=[case.items[row]], label_ids=[case.label_ids[row]])
             assert score_case(scorer, one).values.tolist() == [together.values[row].tolist()]
-    want = bundle.run.results[case.name]
-    np.testing.assert_allclose(together.values, want.values, atol=CLOSE, rtol=0)
+    expected = bundle.run.results[case.name]
+    np.testing.assert_allclose(together.values, expected.values, atol=CLOSE, rtol=0)
 
 
 def test_trees(reference):
@@ -76,8 +81,8 @@ def test_trees(reference):
     query, labels = "A page of a manual. ", [" not", " the", " it"]
     with Scorer(CONFIG) as scorer:
         found = scorer.score(query, items, labels=labels, logprobs=True).logprobs
-    want = [reference.labels(reference.ids(query + item), labels) for item in items]
-    np.testing.assert_allclose(found, want, atol=CLOSE, rtol=0)
+    expected = [reference.labels(reference.ids(query + item), labels) for item in items]
+    np.testing.assert_allclose(found, expected, atol=CLOSE, rtol=0)
 
 
 def test_jax(bundle, torch_run):

@@ -79,8 +79,8 @@ def test_requests_are_answered_as_shown(real: httpx.Client, shown: ShownRequest)
 def test_readme_has_the_scores_in_its_sentence(real: httpx.Client) -> None:
     (shown,) = [one for one in SHOWN if one.page == "README"]
     results = real.post(shown.path, json=shown.body).json()["results"]
-    assert [one["index"] for one in results] == [1, 0]
-    first, second = (f"{one['relevance_score']:.4f}" for one in results)
+    assert [result["index"] for result in results] == [1, 0]
+    first, second = (f"{result['relevance_score']:.4f}" for result in results)
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"The second document ({first}) comes above the first ({second})." in text
 
@@ -117,7 +117,7 @@ def test_what_it_says_of_hotels(real: httpx.Client) -> None:
 
 
 def test_what_it_says_of_reviews(real: httpx.Client) -> None:
-    """README's 20 of 20 hold for both prompts of the guard's page, negations for the second."""
+    """README's 20 of 20 hold for both prompts of the guard's page, six negations for the second."""
     guard = [one.body for one in SHOWN if one.page == "guard"]
     for body, texts in ((guard[0], GOOD + BAD), (guard[1], [*GOOD, *NOT_BAD, *BAD, *NOT_GOOD])):
         frame = body["input"][0].replace(GOOD[0], "{}")

@@ -104,7 +104,7 @@ def guarded() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def two_models() -> Iterator[Server]:
-    """A server of two models, of which requests choose."""
+    """A server of two models; requests choose one."""
     with serving(model=("--model", "one=demo", "--model", "two=demo")) as running:
         yield running
 

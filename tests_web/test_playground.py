@@ -25,8 +25,8 @@ def test_an_address_fills_and_runs_a_request(page, server, picture):
     order = sorted(range(3), key=lambda i: -soft["scores"][i][0])
     assert [row[1] for row in shown] == [ITEMS[i] for i in order]
     for row, i in zip(shown, order, strict=True):
-        want = [*soft["scores"][i], *plain["scores"][i], plain["label_mass"][i]]
-        assert [float(cell) for cell in row[2:]] == pytest.approx(want, abs=6e-5)
+        expected = [*soft["scores"][i], *plain["scores"][i], plain["label_mass"][i]]
+        assert [float(cell) for cell in row[2:]] == pytest.approx(expected, abs=6e-5)
     head = page.locator("#results thead th").all_inner_texts()
     assert head == ["Rank", "Item", "yes", "no", "P(yes)", "P(no)", "Label mass"]
     expect(page.locator("#results .bar").last).to_be_visible()
@@ -41,8 +41,8 @@ def test_labels_of_several_tokens_divided_by_lines(page, server):
     done(page)
     ((_, _, *cells),) = rows(page)
     body = {"query": QUERY, "items": [BEST], "labels": labels, "apply_softmax": True}
-    (want,) = post(server, "/v1/score", body)["scores"]
-    assert [float(cell) for cell in cells[:2]] == pytest.approx(want, abs=6e-5)
+    (expected,) = post(server, "/v1/score", body)["scores"]
+    assert [float(cell) for cell in cells[:2]] == pytest.approx(expected, abs=6e-5)
 
 
 def test_without_labels_the_family_ranks(page, server, seen):
@@ -50,23 +50,23 @@ def test_without_labels_the_family_ranks(page, server, seen):
     done(page)
     shown = rows(page)
     body = {"query": RERANK["query"], "documents": ITEMS}
-    want = post(server, "/v1/rerank", body | {"return_label_mass": True})["results"]
-    assert [row[1] for row in shown] == [ITEMS[one["index"]] for one in want]
+    expected = post(server, "/v1/rerank", body | {"return_label_mass": True})["results"]
+    assert [row[1] for row in shown] == [ITEMS[one["index"]] for one in expected]
     masses = [float(row[3]) for row in shown]
-    assert masses == pytest.approx([one["label_mass"] for one in want], abs=6e-5)
+    assert masses == pytest.approx([one["label_mass"] for one in expected], abs=6e-5)
     got = [float(row[2]) for row in shown]
-    assert got == pytest.approx([one["relevance_score"] for one in want], abs=6e-5)
+    assert got == pytest.approx([one["relevance_score"] for one in expected], abs=6e-5)
     assert f"{server.url}/v1/rerank" in seen.requests
 
 
 def test_the_familys_prompt_around_labels(page, server):
-    """Its relevance is that of /rerank, and the mass of its labels is shown."""
+    """Its relevance equals /rerank's, and the mass of its labels is shown."""
     page.goto(server.link(**RERANK, task="score", family="demo"))
     done(page)
     shown = rows(page)
     body = {"query": RERANK["query"], "documents": ITEMS}
-    want = [one["relevance_score"] for one in post(server, "/v1/rerank", body)["results"]]
-    assert [float(row[2]) for row in shown] == pytest.approx(want, abs=6e-5)
+    expected = [one["relevance_score"] for one in post(server, "/v1/rerank", body)["results"]]
+    assert [float(row[2]) for row in shown] == pytest.approx(expected, abs=6e-5)
     assert all(float(row[-1]) > 0.9 for row in shown)
 
 
@@ -85,7 +85,7 @@ def test_decisions(page, server, picture):
 
 
 def test_system_one(page, server, picture):
-    """The page's numbers are those of the route."""
+    """The page's numbers are the route's."""
     asked = (
         "Is the customer content?\nWhat is it about? | delivery | payment\nHow bad? < mild < bad"
     )
@@ -103,9 +103,9 @@ def test_system_one(page, server, picture):
         "q3": {"type": "score", "instructions": "How bad?", "criteria": ["mild", "bad"]},
     }
     body = {"state": text, "instructions": "Be strict.", "questions": questions}
-    want = post(server, "/v1/systemone", body)
+    expected = post(server, "/v1/systemone", body)
     found = [[float(number) for number in re.findall(r"[\d.]+", row[2])] for row in shown]
-    noul, choice, score = (want["answers"][name] for name in questions)
+    noul, choice, score = (expected["answers"][name] for name in questions)
     assert found[0] == pytest.approx([noul["noul"], 1 - noul["noul"]], abs=6e-4)
     assert found[1] == pytest.approx([*choice["probabilities"].values()], abs=6e-4)
     assert found[2] == pytest.approx([*score["probabilities"].values()], abs=6e-4)
@@ -341,11 +341,11 @@ def test_below_a_path_of_a_proxy(page, server, seen):
         expect(page.locator("#replicas tbody tr")).to_have_count(1)
         page.get_by_role("link", name="API").click()
         expect(page.locator("[id*=v1_score]").first).to_be_visible()
-    assert all(one.startswith(url) or one.startswith("data:") for one in seen.requests)
+    assert all(request.startswith(url) or request.startswith("data:") for request in seen.requests)
 
 
 def test_a_server_that_is_not_ready_yet(page, server):
-    """The first answers are those of a server that loads its model."""
+    """The first answers come from a server that still loads its model."""
     said = {"error": {"message": "the model is loading", "code": "unavailable", "param": None}}
     first = iter([True, True])
     page.route(

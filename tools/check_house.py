@@ -52,9 +52,9 @@ def repeated_classes(modules: Modules) -> Iterator[str]:
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(module)
-    for name, found in places.items():
-        if len(found) > 1:
-            yield f"several classes are called {name}: in {', '.join(found)}"
+    for name, files in places.items():
+        if len(files) > 1:
+            yield f"several classes are called {name}: in {', '.join(files)}"
 
 
 def riddles(path: str, tree: ast.Module) -> Iterator[str]:
@@ -104,19 +104,19 @@ def _imported(tree: ast.Module, modules: Modules) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
-                found = full if full in modules else node.module
-                if found in modules:
-                    yield found
+                imported = full if full in modules else node.module
+                if imported in modules:
+                    yield imported
 
 
 def shipped(trees: Mapping[str, ast.Module]) -> Modules:
     """Return the modules that are shipped, of syntax trees by path."""
-    found = {}
+    modules = {}
     for path, tree in trees.items():
         name = path.removeprefix("kernels/").removesuffix(".py").replace("/", ".")
         if name.startswith("gpuscore"):
-            found[name.removesuffix(".__init__")] = tree
-    return found
+            modules[name.removesuffix(".__init__")] = tree
+    return modules
 
 
 def read_sources() -> dict[str, str]:

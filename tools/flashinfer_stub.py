@@ -29,10 +29,10 @@ import torch
 
 def main(lock: Path) -> None:
     """Download the release that the lock file names, and write its stub."""
-    found = re.search(r"^flashinfer-python==(\S+)", lock.read_text(), re.MULTILINE)
-    if found is None:
+    match = re.search(r"^flashinfer-python==(\S+)", lock.read_text(), re.MULTILINE)
+    if match is None:
         raise LookupError(f"{lock} names no flashinfer-python")
-    version = found[1]
+    version = match[1]
     with TemporaryDirectory() as folder:
         asked = ("download", "--quiet", "--no-deps", "--dest", folder)
         wanted = f"flashinfer-python=={version}"
@@ -47,12 +47,14 @@ def main(lock: Path) -> None:
 
 def stub_of(source: str, name: str) -> Iterator[str]:
     """Yield the lines of a class's stub; raise LookupError if the class or a method is missing."""
-    found = [n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == name]
-    if not found:
+    classes = [n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == name]
+    if not classes:
         raise LookupError(f"the wheel has no class {name}")
     yield f"class {name}:"
     for wanted in METHODS:
-        methods = [n for n in found[0].body if isinstance(n, ast.FunctionDef) and n.name == wanted]
+        methods = [
+            n for n in classes[0].body if isinstance(n, ast.FunctionDef) and n.name == wanted
+        ]
         if not methods:
             raise LookupError(f"{name} has no method {wanted}")
         several = len(methods) > 1  # overloads, then the implementation, which callers do not see

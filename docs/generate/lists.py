@@ -16,7 +16,7 @@ ARTICLE = re.compile(r"<article.*?</article>", re.DOTALL)
 
 
 def problems(docs: Path, site: Path) -> Iterator[str]:
-    """Yield a sentence for each page whose lists differ from those of its text."""
+    """Yield a sentence for each page whose lists differ from its text's."""
     for page in sorted(docs.rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         marks = MARK.findall(FENCE.sub("", text))

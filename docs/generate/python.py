@@ -81,7 +81,7 @@ def _classes(module: str, names: tuple[str, ...]) -> Iterator[str]:
 
 
 def _methods(kind: type) -> dict[str, Method]:
-    """Return the methods that a class and its bases in gpuscore define, those of bases first."""
+    """Return the methods that a class and its bases in gpuscore define, bases' methods first."""
     methods: dict[str, Method] = {}
     for base in reversed(kind.__mro__):
         if base.__module__.startswith("gpuscore"):

@@ -93,11 +93,11 @@ class Answered(Generic[AnswerT]):
         """The numbers of prompt tokens and cached tokens; raises BadAnswer if one is negative."""
         usage = self.answer.usage
         if isinstance(usage, TokenUsage | ShortUsage):
-            found = usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens
+            counts = usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens
         else:
-            found = usage.input_tokens, usage.input_tokens_details.cached_tokens
-        self.check(min(found) >= 0, f"{found[0]} prompt tokens, {found[1]} cached ones")
-        return found
+            counts = usage.input_tokens, usage.input_tokens_details.cached_tokens
+        self.check(min(counts) >= 0, f"{counts[0]} prompt tokens, {counts[1]} cached ones")
+        return counts
 
     def check(self, right: bool, what: str) -> None:
         """Raise BadAnswer, which says what is in the answer, unless it is right."""
@@ -131,7 +131,7 @@ class Answered(Generic[AnswerT]):
 
 
 class Common(TokenCounts):
-    """The arguments that all results of lists have: the first model's name, and sums of tokens."""
+    """The part that the results of all list calls share: model, sums of tokens, request ids."""
 
     model: str
     request_ids: tuple[str, ...]
@@ -164,25 +164,25 @@ def list_call(
     ]
 
     def join_replies(replies: Sequence[Reply]) -> ResultT:
-        found = [
+        answered = [
             Answered(decode(reply, kind), reply, *bounds)
             for reply, bounds in zip(replies, ranges, strict=True)
         ]
         asked = body.shared.get("on_error") == "null"
-        for one in found:
-            one.check_errors(asked)
-        return join(found, _common(found))
+        for part in answered:
+            part.check_errors(asked)
+        return join(answered, _common(answered))
 
     return ClientCall(posts, join_replies)
 
 
-def _common(found: Sequence[Answered[Any]]) -> Common:
-    tokens = [one.tokens for one in found]
+def _common(answered: Sequence[Answered[Any]]) -> Common:
+    tokens = [part.tokens for part in answered]
     return Common(
-        model=found[0].answer.model,
+        model=answered[0].answer.model,
         prompt_tokens=sum(prompt for prompt, _ in tokens),
         cached_tokens=sum(cached for _, cached in tokens),
-        request_ids=tuple(one.reply.request_id for one in found),
+        request_ids=tuple(part.reply.request_id for part in answered),
     )
 
 

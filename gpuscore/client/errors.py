@@ -13,7 +13,8 @@ def plain(text: str) -> str:
     shown = text[:LONGEST_TEXT]
     if not shown.isprintable():
         shown = "".join(
-            one if one.isprintable() else one.encode("unicode_escape").decode() for one in shown
+            character if character.isprintable() else character.encode("unicode_escape").decode()
+            for character in shown
         )
     if max(len(text), len(shown)) <= LONGEST_TEXT:
         return shown
@@ -68,10 +69,10 @@ class StatusError(ClientError):
 
     def moved(self, by: int) -> "StatusError":
         """Return the error of an element whose place in the whole list is higher by this number."""
-        found = _ELEMENT.fullmatch(self.param or "")
-        if not by or self.param is None or found is None:
+        match = _ELEMENT.fullmatch(self.param or "")
+        if not by or self.param is None or match is None:
             return self
-        param = f"{found[1]}[{int(found[2]) + by}]"
+        param = f"{match[1]}[{int(match[2]) + by}]"
         return StatusError(
             self.status,
             self.message.replace(self.param, param),

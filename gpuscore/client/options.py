@@ -206,14 +206,14 @@ class ClientSettings:
         )
 
 
-def settings_of(url: str, api_key: str | None, given: ClientOptions) -> ClientSettings:
+def settings_of(url: str, api_key: str | None, unchecked: ClientOptions) -> ClientSettings:
     """Return the settings.
 
     Raises:
         TypeError: there is no such option.
         ValueError: a value is out of range, or the URL is invalid.
     """
-    options = checked_options(ClientOptions, given)
+    options = checked_options(ClientOptions, unchecked)
     if not url.startswith(("http://", "https://")) or not httpx.URL(url).host:
         raise ValueError("url must begin with http:// or https:// and name a host")
     for name in ("max_concurrent_requests", "max_answer_bytes"):

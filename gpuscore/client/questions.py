@@ -38,21 +38,21 @@ _Value: TypeAlias = tuple[float | str, dict[str, float]]
 
 
 def decide_call(
-    limits: SplitLimits, text: str, asked_of: Iterable[Question], given: RequestOptions
+    limits: SplitLimits, text: str, asked_of: Iterable[Question], unchecked: RequestOptions
 ) -> ClientCall[list[Decision]]:
-    options = checked_options(RequestOptions, given)
+    options = checked_options(RequestOptions, unchecked)
     check_text(text, "text")
     questions = checked_questions(asked_of)
     most = replace(limits, max_items=min(limits.max_items, MAX_QUESTIONS))
     asked = {"questions": [as_json(_question(question)) for question in questions]}
 
-    def join(found: Sequence[Answered[DecisionsAnswer]], common: Common) -> list[Decision]:
+    def join(answered: Sequence[Answered[DecisionsAnswer]], common: Common) -> list[Decision]:
         made: list[Decision] = []
-        for one in found:
-            given = one.answer.answers
-            one.check(len(given) == one.count, f"{len(given)} answers")
-            values = _read(one, questions[one.start : one.stop], given)
-            for answer, (value, shares) in zip(given, values, strict=True):
+        for part in answered:
+            answers = part.answer.answers
+            part.check(len(answers) == part.count, f"{len(answers)} answers")
+            values = _read(part, questions[part.start : part.stop], answers)
+            for answer, (value, shares) in zip(answers, values, strict=True):
                 if isinstance(answer, PredicateAnswer):
                     confidence = max(shares.values())
                 else:
@@ -69,9 +69,9 @@ def system_one_call(
     state: Any,
     asked_of: Mapping[str, TypedQuestion],
     instructions: str | None,
-    given: RequestOptions,
+    unchecked: RequestOptions,
 ) -> ClientCall[dict[str, TypedAnswer]]:
-    options = checked_options(RequestOptions, given)
+    options = checked_options(RequestOptions, unchecked)
     questions = named_questions(asked_of)
     shared = {"state": state} | fields_of(RequestOptions, options)
     if instructions is not None:
@@ -88,13 +88,15 @@ def system_one_call(
         for name, question in questions.items()
     ]
 
-    def join(found: Sequence[Answered[SystemOneAnswer]], common: Common) -> dict[str, TypedAnswer]:
+    def join(
+        answered: Sequence[Answered[SystemOneAnswer]], common: Common
+    ) -> dict[str, TypedAnswer]:
         made: dict[str, TypedAnswer] = {}
-        for one in found:
-            asked = names[one.start : one.stop]
-            answers, known = one.answer.answers, one.answer.diagnostics
-            one.check(list(answers) == asked and set(known) == set(asked), "other answers")
-            values = _read(one, [questions[name] for name in asked], answers.values())
+        for part in answered:
+            asked = names[part.start : part.stop]
+            answers, known = part.answer.answers, part.answer.diagnostics
+            part.check(list(answers) == asked and set(known) == set(asked), "other answers")
+            values = _read(part, [questions[name] for name in asked], answers.values())
             for (name, answer), (value, shares) in zip(answers.items(), values, strict=True):
                 told = known[name]
                 more = (answer.confidence, told.label_mass, told.argmax_is_label)
@@ -115,10 +117,12 @@ def _question(question: Question) -> dict[str, Any]:
     return {"type": "score", "instructions": question.question, "levels": levels}
 
 
-def _options(given: Sequence[str] | Mapping[str, str], name: str) -> list[dict[str, str]]:
-    if isinstance(given, Mapping):
-        return [{name: one, "description": description} for one, description in given.items()]
-    return [{name: one} for one in given]
+def _options(choices: Sequence[str] | Mapping[str, str], name: str) -> list[dict[str, str]]:
+    if isinstance(choices, Mapping):
+        return [
+            {name: choice, "description": description} for choice, description in choices.items()
+        ]
+    return [{name: choice} for choice in choices]
 
 
 def _typed_question(question: TypedQuestion) -> dict[str, Any]:
@@ -135,16 +139,16 @@ def _typed_question(question: TypedQuestion) -> dict[str, Any]:
 
 
 def _read(
-    one: Answered[Any],
+    part: Answered[Any],
     questions: Iterable[Question | TypedQuestion],
     answers: Iterable[_Decided | _Typed],
 ) -> list[_Value]:
     """Return answers' values and probabilities; raise BadAnswer if an answer fits no question."""
     pairs = list(zip(questions, answers, strict=True))
-    found = [_value(answer) for _, answer in pairs]
-    right = all(_fits(*pair, *value) for pair, value in zip(pairs, found, strict=True))
-    one.check(right, "answers of other types or with other options")
-    return found
+    values = [_value(answer) for _, answer in pairs]
+    right = all(_fits(*pair, *value) for pair, value in zip(pairs, values, strict=True))
+    part.check(right, "answers of other types or with other options")
+    return values
 
 
 def _value(answer: _Decided | _Typed) -> _Value:
@@ -154,9 +158,9 @@ def _value(answer: _Decided | _Typed) -> _Value:
         return yes, {"yes": yes, "no": 1 - yes}
     value = answer.score if isinstance(answer, LevelAnswer | ScoreLevelAnswer) else answer.choice
     if isinstance(answer, ChoiceAnswer):
-        return value, {str(one.value): one.probability for one in answer.probabilities}
+        return value, {str(entry.value): entry.probability for entry in answer.probabilities}
     if isinstance(answer, LevelAnswer):
-        return value, {one.label: one.probability for one in answer.probabilities}
+        return value, {entry.label: entry.probability for entry in answer.probabilities}
     return value, answer.probabilities
 
 

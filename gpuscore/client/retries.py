@@ -98,14 +98,16 @@ class Attempts:
         error = ConnectionFailed(f"no answer: {type(cause).__name__}: {cause}", self._id)
         return self._wait(error, None, now, not late)
 
-    def _wait(self, error: ClientError, given: float | None, now: float, again: bool) -> float:
+    def _wait(
+        self, error: ClientError, retry_after: float | None, now: float, again: bool
+    ) -> float:
         """Return a random wait, not shorter than the server's Retry-After, or raise the error.
 
         The jitter keeps clients that failed together from retrying together.
         """
         seconds = random.uniform(0, _backoff(self._attempts))
-        if given is not None:
-            seconds = given + random.uniform(0, min(0.1 * given, FIRST_BACKOFF))
+        if retry_after is not None:
+            seconds = retry_after + random.uniform(0, min(0.1 * retry_after, FIRST_BACKOFF))
         if not again or self._attempts >= self._policy.max_attempts or now + seconds >= self._until:
             raise error
         return seconds

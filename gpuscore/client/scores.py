@@ -52,7 +52,7 @@ ReadT = TypeVar("ReadT")
 
 
 def score_call(
-    limits: SplitLimits, query: Text, items: Items, given: ScoreRequestOptions
+    limits: SplitLimits, query: Text, items: Items, unchecked: ScoreRequestOptions
 ) -> ClientCall[ScoreResponse]:
     """Return a score call, split by the limits.
 
@@ -60,11 +60,11 @@ def score_call(
         ValueError: there are lists of labels, but not one for each item.
         InvalidRequest: the query or an item is neither text nor token ids.
     """
-    options = checked_options(ScoreRequestOptions, given)
+    options = checked_options(ScoreRequestOptions, unchecked)
     # A text is one item, as over HTTP; the server says what is wrong with None.
     elements = [items] if isinstance(items, str) else listed(items, "items")
-    read = (_or_null(text_or_ids, one, f"items[{i}]") for i, one in enumerate(elements))
-    lists = {"items": [as_json(one) for one in read]}
+    read = (_or_null(text_or_ids, element, f"items[{i}]") for i, element in enumerate(elements))
+    lists = {"items": [as_json(element) for element in read]}
     shared = fields_of(ScoreRequestOptions, options, "logprobs", "label_token_ids")
     shared |= {"query": text_or_ids(query, "query")}
     if options["logprobs"]:
@@ -79,15 +79,15 @@ def score_call(
             lists["label_token_ids"] = [as_json(ids) for ids in labels]
     names = label_names(options)
 
-    def join(found: Sequence[Answered[ScoreAnswer]], common: Common) -> ScoreResponse:
-        widths = _widths(found, options, names, len(elements))
-        for one in found:
-            own = widths[one.start : one.stop]
-            one.check_table(one.answer.scores, own)
+    def join(answered: Sequence[Answered[ScoreAnswer]], common: Common) -> ScoreResponse:
+        widths = _widths(answered, options, names, len(elements))
+        for part in answered:
+            own = widths[part.start : part.stop]
+            part.check_table(part.answer.scores, own)
             if options["logprobs"]:
-                one.check_table(one.answer.label_logprobs, own)
-                one.check_rows(one.answer.label_mass)
-        answers = [one.answer for one in found]
+                part.check_table(part.answer.label_logprobs, own)
+                part.check_rows(part.answer.label_mass)
+        answers = [part.answer for part in answered]
         logprobs = [row for answer in answers for row in answer.label_logprobs or ()]
         mass = [value for answer in answers for value in answer.label_mass or ()]
         return ScoreResponse(
@@ -95,7 +95,7 @@ def score_call(
             logprobs=rectangle(logprobs, len(names)) if options["logprobs"] else None,
             label_mass=_numbers(mass) if options["logprobs"] else None,
             labels=names,
-            errors=tuple(error for one in found for error in one.errors),
+            errors=tuple(error for part in answered for error in part.errors),
             **common,
         )
 
@@ -109,9 +109,9 @@ def rerank_call(
     documents: Iterable[Document],
     top_n: int | None,
     rank_fields: Sequence[str] | None,
-    given: FamilyRequestOptions,
+    unchecked: FamilyRequestOptions,
 ) -> ClientCall[RerankResponse]:
-    options = checked_options(FamilyRequestOptions, given)
+    options = checked_options(FamilyRequestOptions, unchecked)
     check_text(query, "query")
     read = listed(documents, "documents")
     shared = {"query": query} | fields_of(FamilyRequestOptions, options)
@@ -119,22 +119,22 @@ def rerank_call(
         shared["top_n"] = top_n
     if rank_fields is not None:
         shared["rank_fields"] = list(rank_fields)
-    elements = [as_json(_plain(*one)) for one in enumerate(read)]
+    elements = [as_json(_plain(*numbered)) for numbered in enumerate(read)]
 
-    def join(found: Sequence[Answered[RerankAnswer]], common: Common) -> RerankResponse:
-        for one in found:
-            indices = [result.index for result in one.answer.results]
-            own = set(indices) - set(one.failed)
-            most = one.count - len(one.failed)
+    def join(answered: Sequence[Answered[RerankAnswer]], common: Common) -> RerankResponse:
+        for part in answered:
+            indices = [result.index for result in part.answer.results]
+            own = set(indices) - set(part.failed)
+            most = part.count - len(part.failed)
             fits = len(own) == len(indices) == min(most, top_n or most)
-            what = f"{len(indices)} results and {len(one.failed)} errors"
-            one.check(fits and own <= set(range(one.count)), f"{what}, or wrong places,")
+            what = f"{len(indices)} results and {len(part.failed)} errors"
+            part.check(fits and own <= set(range(part.count)), f"{what}, or wrong places,")
         # The first `top_n` of each part are enough, because no other document can be among the
         # first `top_n` of all. Equal scores are ordered by place.
         ranked = [
-            (one.start + result.index, result.relevance_score, result.truncated)
-            for one in found
-            for result in one.answer.results
+            (part.start + result.index, result.relevance_score, result.truncated)
+            for part in answered
+            for result in part.answer.results
         ]
         ranked.sort(key=lambda entry: (-entry[1], entry[0]))
         best = ranked[: top_n or None]
@@ -144,7 +144,7 @@ def rerank_call(
             scores=_numbers([score for _, score, _ in best]),
             truncated=np.array([cut for _, _, cut in best], dtype=np.bool_),
             documents=tuple(read[place] for place in places),
-            errors=tuple(error for one in found for error in one.errors),
+            errors=tuple(error for part in answered for error in part.errors),
             **common,
         )
 
@@ -153,11 +153,11 @@ def rerank_call(
 
 
 def pairs_call(
-    limits: SplitLimits, pairs: Iterable[tuple[str, str]], given: FamilyRequestOptions
+    limits: SplitLimits, pairs: Iterable[tuple[str, str]], unchecked: FamilyRequestOptions
 ) -> ClientCall[PairsResponse]:
-    options = checked_options(FamilyRequestOptions, given)
+    options = checked_options(FamilyRequestOptions, unchecked)
     read = [
-        [_or_null(_text, one, f"pairs[{index}]") for one in both]
+        [_or_null(_text, text, f"pairs[{index}]") for text in both]
         for index, both in enumerate(pairs_of(pairs))
     ]
     shared = fields_of(FamilyRequestOptions, options, "raw_scores", "truncate")
@@ -170,16 +170,16 @@ def pairs_call(
         "documents": [as_json(document) for _, document in read],
     }
 
-    def join(found: Sequence[Answered[PairsAnswer]], common: Common) -> PairsResponse:
-        for one in found:
-            one.check_rows([pair.score for pair in one.answer.data])
-            right = all(index == pair.index for index, pair in enumerate(one.answer.data))
-            one.check(right, "results in another order")
-        pairs = [pair for one in found for pair in one.answer.data]
+    def join(answered: Sequence[Answered[PairsAnswer]], common: Common) -> PairsResponse:
+        for part in answered:
+            part.check_rows([pair.score for pair in part.answer.data])
+            right = all(index == pair.index for index, pair in enumerate(part.answer.data))
+            part.check(right, "results in another order")
+        pairs = [pair for part in answered for pair in part.answer.data]
         return PairsResponse(
             scores=_numbers([pair.score for pair in pairs]),
             truncated=np.array([pair.truncated for pair in pairs], dtype=np.bool_),
-            errors=tuple(error for one in found for error in one.errors),
+            errors=tuple(error for part in answered for error in part.errors),
             **common,
         )
 
@@ -188,7 +188,7 @@ def pairs_call(
 
 
 def _widths(
-    found: Sequence[Answered[ScoreAnswer]],
+    answered: Sequence[Answered[ScoreAnswer]],
     options: ScoreOptions,
     names: Sequence[str],
     count: int,
@@ -198,7 +198,7 @@ def _widths(
         return [len(names)] * count
     if options["label_token_ids"] is not None:
         return [len(ids) for ids in options["label_token_ids"]]  # type: ignore[arg-type]  # lists
-    rows = (row for one in found for row in one.answer.scores if row is not None)
+    rows = (row for part in answered for row in part.answer.scores if row is not None)
     return [max(1, len(next(rows, ())))] * count
 
 
@@ -224,24 +224,24 @@ def _or_null(read: Callable[[Any, str], ReadT], value: Any, param: str) -> ReadT
 
 
 def classify_call(
-    limits: SplitLimits, texts: str | Iterable[str], given: ClassifyRequestOptions
+    limits: SplitLimits, texts: str | Iterable[str], unchecked: ClassifyRequestOptions
 ) -> ClientCall[ClassifyResponse]:
-    options = checked_options(ClassifyRequestOptions, given)
+    options = checked_options(ClassifyRequestOptions, unchecked)
     shared = fields_of(ClassifyRequestOptions, options)
     elements = texts_of([texts] if isinstance(texts, str) else texts, "texts")
     body = Body(shared, {"input": [as_json(text) for text in elements]})
 
-    def join(found: Sequence[Answered[ClassifyAnswer]], common: Common) -> ClassifyResponse:
+    def join(answered: Sequence[Answered[ClassifyAnswer]], common: Common) -> ClassifyResponse:
         asked = options["labels"]
-        classes = list(found[0].answer.labels if asked is None else asked)
-        for one in found:
-            told = one.answer
-            one.check_table([text.probs for text in told.data], [len(classes)] * one.count)
+        classes = list(answered[0].answer.labels if asked is None else asked)
+        for part in answered:
+            told = part.answer
+            part.check_table([text.probs for text in told.data], [len(classes)] * part.count)
             right = told.labels == classes and all(text.label in classes for text in told.data)
-            one.check(right, f"{len(told.labels)} other classes than the {len(classes)} asked for")
-        data = [text for one in found for text in one.answer.data]
+            part.check(right, f"{len(told.labels)} other classes than the {len(classes)} asked for")
+        data = [text for part in answered for text in part.answer.data]
         return ClassifyResponse(
-            classes=tuple(found[0].answer.labels),
+            classes=tuple(answered[0].answer.labels),
             probabilities=np.array([text.probs for text in data], dtype=np.float64),
             best=tuple(text.label for text in data),
             truncated=np.array([text.truncated for text in data], dtype=np.bool_),
@@ -254,51 +254,53 @@ def classify_call(
 def completions_call(
     limits: SplitLimits,
     prompts: str | Ids | Iterable[str] | Iterable[Ids],
-    given: PromptRequestOptions,
+    unchecked: PromptRequestOptions,
 ) -> ClientCall[CompletionsResponse]:
-    options = checked_options(PromptRequestOptions, given)
+    options = checked_options(PromptRequestOptions, unchecked)
     shared = fields_of(PromptRequestOptions, options, "max_tokens", "echo", "logprobs")
     shared |= {"max_tokens": options["max_tokens"], "echo": options["echo"]}
     if options["logprobs"] is not None:  # 0 is not the default of the route
         shared["logprobs"] = options["logprobs"]
     body = Body(shared, {"prompt": [as_json(prompt) for prompt in _prompts(prompts)]})
 
-    def join(found: Sequence[Answered[CompletionAnswer]], common: Common) -> CompletionsResponse:
-        for one in found:
-            one.check(len(one.answer.choices) == one.count, f"{len(one.answer.choices)} choices")
-            right = all(_is_whole(choice, options["logprobs"]) for choice in one.answer.choices)
-            one.check(right, "lists of tokens and log-probabilities of different lengths")
-        choices = [choice for one in found for choice in one.answer.choices]
+    def join(answered: Sequence[Answered[CompletionAnswer]], common: Common) -> CompletionsResponse:
+        for part in answered:
+            part.check(
+                len(part.answer.choices) == part.count, f"{len(part.answer.choices)} choices"
+            )
+            right = all(_is_whole(choice, options["logprobs"]) for choice in part.answer.choices)
+            part.check(right, "lists of tokens and log-probabilities of different lengths")
+        choices = [choice for part in answered for choice in part.answer.choices]
         return CompletionsResponse(tuple(map(_completion, choices)), **common)
 
     return list_call("/v1/completions", body, CompletionAnswer, options, limits, join)
 
 
-def _prompts(given: str | Ids | Iterable[str] | Iterable[Ids]) -> list[str | list[int]]:
+def _prompts(prompts: str | Ids | Iterable[str] | Iterable[Ids]) -> list[str | list[int]]:
     """Return the prompts as a list, also if there is one text or one list of token ids."""
-    if isinstance(given, str):
-        return [text_or_ids(given, "prompts")]
-    elements = listed(given, "prompts")
+    if isinstance(prompts, str):
+        return [text_or_ids(prompts, "prompts")]
+    elements = listed(prompts, "prompts")
     if elements and isinstance(elements[0], int | np.integer):
         return [token_ids(elements, "prompts")]
-    return [text_or_ids(one, f"prompts[{index}]") for index, one in enumerate(elements)]
+    return [text_or_ids(element, f"prompts[{index}]") for index, element in enumerate(elements)]
 
 
 def _is_whole(choice: CompletionChoice, asked: int | None) -> bool:
     """Return True if each token has a log-probability, and best tokens if `asked` is over 0."""
-    found = choice.logprobs
-    if found is None:
+    logprobs = choice.logprobs
+    if logprobs is None:
         return asked is None
-    best = found.top_logprobs
-    lengths = {len(found.tokens), len(found.token_logprobs)}
+    best = logprobs.top_logprobs
+    lengths = {len(logprobs.tokens), len(logprobs.token_logprobs)}
     return len(lengths | ({len(best)} if best is not None else set())) == 1 and (
         best is not None or not asked
     )
 
 
 def _completion(choice: CompletionChoice) -> Completion:
-    found = choice.logprobs or Logprobs([], [], None, [])
-    values = [np.nan if value is None else value for value in found.token_logprobs]
-    best = found.top_logprobs or [None] * len(values)
+    logprobs = choice.logprobs or Logprobs([], [], None, [])
+    values = [np.nan if value is None else value for value in logprobs.token_logprobs]
+    best = logprobs.top_logprobs or [None] * len(values)
     numbers = np.array(values, dtype=np.float64)
-    return Completion(choice.text, tuple(found.tokens), numbers, tuple(best))
+    return Completion(choice.text, tuple(logprobs.tokens), numbers, tuple(best))

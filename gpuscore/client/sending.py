@@ -47,8 +47,8 @@ class _Received:
 
     def reply(self) -> Reply:
         """Return the whole reply, with the server's request id if that is a valid one."""
-        found = self._answer.headers.get("x-request-id", "")
-        request_id = found if REQUEST_ID.fullmatch(found) else self._id
+        told = self._answer.headers.get("x-request-id", "")
+        request_id = told if REQUEST_ID.fullmatch(told) else self._id
         return Reply(self._answer.status_code, self._answer.headers, self._content, request_id)
 
     def _refuse(self, what: str) -> None:
@@ -66,8 +66,8 @@ def _watch(event: str, info: dict[str, Any]) -> None:
 
 
 def _read(read: Any, max_bytes: int, timeout: float | None = None) -> bytes:
-    found: bytes = read(max_bytes, _left(timeout))
-    return found
+    content: bytes = read(max_bytes, _left(timeout))
+    return content
 
 
 def _write(write: Any, buffer: bytes, timeout: float | None = None) -> None:

@@ -336,8 +336,8 @@ class ServerConfig:
     @property
     def drain_seconds(self) -> float:
         """The drain timeout; by default long enough for every request in flight to be answered."""
-        given = self.drain_timeout
-        return self.request_timeout + DRAIN_SPARE if given is None else given
+        timeout = self.drain_timeout
+        return self.request_timeout + DRAIN_SPARE if timeout is None else timeout
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,15 +99,15 @@ class CommandParser(argparse.ArgumentParser):
 
     @contextmanager
     def _hidden(self) -> Iterator[None]:
-        rare = [] if self.every else [one for one in self._actions if one.dest in RARE]
-        before = [one.help for one in rare]
-        for one in rare:
-            one.help = argparse.SUPPRESS
+        rare = [] if self.every else [action for action in self._actions if action.dest in RARE]
+        before = [action.help for action in rare]
+        for action in rare:
+            action.help = argparse.SUPPRESS
         try:
             yield
         finally:
-            for one, text in zip(rare, before, strict=True):
-                one.help = text
+            for action, text in zip(rare, before, strict=True):
+                action.help = text
 
 
 def add_command(

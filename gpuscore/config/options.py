@@ -98,8 +98,8 @@ class Option:
     def from_text(self, text: str) -> Any:
         """Return the value that a text stands for; the text itself if it has the wrong type."""
         if self.size:
-            found = _SIZE.fullmatch(text)
-            return int(found[1]) * _UNITS[found[2]] if found else text
+            match = _SIZE.fullmatch(text)
+            return int(match[1]) * _UNITS[match[2]] if match else text
         if self.kind is bool:
             return {"true": True, "1": True, "false": False, "0": False}.get(text, text)
         if self.kind is str or "_" in text or text != text.strip() or not text.isascii():
@@ -134,13 +134,13 @@ def options(*configs: type) -> Iterator[Option]:
 @cache
 def _options_of(config: Any) -> tuple[Option, ...]:
     hints = typing.get_type_hints(config)
-    found = []
+    listed = []
     for item in fields(config):
         made: Option = item.metadata["option"]
         metavar = made.metavar or ("" if made.choices else "N")
         kind = _scalar(hints[item.name])
-        found.append(replace(made, name=item.name, kind=kind, metavar=metavar))
-    return tuple(found)
+        listed.append(replace(made, name=item.name, kind=kind, metavar=metavar))
+    return tuple(listed)
 
 
 def checked(config: ConfigT) -> ConfigT:

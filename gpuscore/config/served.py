@@ -44,14 +44,14 @@ def served_models(model: ModelConfig, server: ServerConfig) -> list[ServedConfig
         ConfigError: a name is malformed or comes twice, or a setting does not go with several
             models.
     """
-    found = _named(model, server)
-    if server.calibration is not None and len(found) > 1:
+    models = _named(model, server)
+    if server.calibration is not None and len(models) > 1:
         raise ConfigError(
-            f"--calibration {server.calibration} is one model's; {len(found)} models are served"
+            f"--calibration {server.calibration} is one model's; {len(models)} models are served"
         )
     for text in (server.model_aliases or "").split(",") if server.model_aliases else ():
-        found = _with_alias(found, text)
-    return found
+        models = _with_alias(models, text)
+    return models
 
 
 def _with_alias(models: Sequence[ServedConfig], text: str) -> list[ServedConfig]:
@@ -62,14 +62,17 @@ def _with_alias(models: Sequence[ServedConfig], text: str) -> list[ServedConfig]
             f"--model-alias {text}: must be NAME or NAME=MODEL; NAME has up to 128 characters, no "
             f"spaces or commas, and is not {ANY_MODEL}"
         )
-    if any(alias in (one.name, *one.others, *one.aliases) for one in models):
+    if any(alias in (served.name, *served.others, *served.aliases) for served in models):
         raise ConfigError(f"--model-alias {text}: {alias} is a model's name already")
-    meant = [one for one in models if (one.name == wanted if wanted else one.is_default)]
+    meant = [
+        served for served in models if (served.name == wanted if wanted else served.is_default)
+    ]
     if not meant:
-        names = listed([one.name for one in models])
+        names = listed([served.name for served in models])
         raise ConfigError(f"--model-alias {text}: write {alias}=MODEL, with MODEL one of {names}")
     return [
-        replace(one, aliases=(*one.aliases, alias)) if one is meant[0] else one for one in models
+        replace(served, aliases=(*served.aliases, alias)) if served is meant[0] else served
+        for served in models
     ]
 
 
@@ -79,7 +82,7 @@ def _named(model: ModelConfig, server: ServerConfig) -> list[ServedConfig]:
             raise ConfigError("--default-model needs --model NAME=MODEL")
         folder = model_name(model.model)
         name = server.served_model_name or folder
-        others = tuple(dict.fromkeys(one for one in (folder, model.model) if one != name))
+        others = tuple(dict.fromkeys(other for other in (folder, model.model) if other != name))
         return [ServedConfig(name, model, others)]
     pairs = [_pair(text) for text in server.models.split(",")]
     names = [name for name, _ in pairs]

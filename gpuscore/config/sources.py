@@ -49,10 +49,10 @@ class Settings:
         """
         named = dict.fromkeys(_FLAG.findall(message))
         by_flag = {item.message_name: self.chosen.get(item.name) for item in OPTIONS.values()}
-        found = [(name, setting) for name in named if (setting := by_flag.get(name))]
+        settings = [(name, setting) for name in named if (setting := by_flag.get(name))]
         places = [
             f"{name} is set by {setting.source}"
-            for name, setting in found
+            for name, setting in settings
             if setting.source not in (DEFAULT, COMMAND_LINE)
         ]
         return f" ({', '.join(places)})" if places else ""
@@ -157,8 +157,8 @@ def _read_toml(path: str) -> dict[str, Any]:
 
 def _repeated_key(reason: str, text: str) -> str | None:
     """Return a message for a key that is set twice; tomllib names its line, but not the key."""
-    if found := re.match(r"Cannot overwrite a value \(at line (\d+),", reason):
-        line = int(found[1])
+    if match := re.match(r"Cannot overwrite a value \(at line (\d+),", reason):
+        line = int(match[1])
         if key := re.match(r"\s*([\w-]+)\s*=", text.split("\n")[line - 1]):
             return f"{key[1]} is set a second time in line {line}; supported: each key once"
     return None
@@ -172,9 +172,9 @@ def _setting(item: Option, value: Any, place: str, source: str) -> Setting:
 
 def _closest(name: str, known: Collection[str]) -> str:
     """Return the end of an error about an unknown name, with the closest known name."""
-    folded = {_fold(one): one for one in known}
-    found = difflib.get_close_matches(_fold(name), folded, n=1)
-    nearest = f"the closest is {folded[found[0]]}; " if found else ""
+    folded = {_fold(known_name): known_name for known_name in known}
+    close = difflib.get_close_matches(_fold(name), folded, n=1)
+    nearest = f"the closest is {folded[close[0]]}; " if close else ""
     return f"; {nearest}`gpuscore serve --help` shows all"
 
 

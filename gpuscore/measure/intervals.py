@@ -62,14 +62,14 @@ class Resamples:
         """Draw as many groups as there are, one after the other."""
         rng = np.random.default_rng(seed)
         drawn = [rng.integers(groups, size=groups) for _ in range(RESAMPLES)]
-        return cls(groups, np.array([np.bincount(one, minlength=groups) for one in drawn]))
+        return cls(groups, np.array([np.bincount(draw, minlength=groups) for draw in drawn]))
 
     def sums(self, values: Float64Array, groups: Int64Array) -> Float64Array:
         """Return the sums [RESAMPLES, ...] of each resample's values [n, ...]."""
         of_groups = np.zeros((self._groups, *values.shape[1:]))
         np.add.at(of_groups, groups, values)
-        found: Float64Array = self._weights.astype(np.float64) @ of_groups
-        return found
+        sums_of_draws: Float64Array = self._weights.astype(np.float64) @ of_groups
+        return sums_of_draws
 
     def mean(self, values: Float64Array, groups: Int64Array) -> Interval:
         """Return the mean of `values` [n]; `groups` [n] has the number of each value's group."""
@@ -90,15 +90,15 @@ class Resamples:
         value = float(ordered[math.ceil(q * (len(ordered) - 1))])
         if not self._enough(values, groups):
             return Interval(value)
-        found = []
+        quantiles = []
         step = max(1, _AT_ONCE // len(ordered))
         for start in range(0, RESAMPLES, step):
             sums = self._weights[start : start + step, groups[order]].cumsum(axis=1)
             place = np.ceil(q * (sums[:, -1] - 1))
             drawn = sums[:, -1] > 0
             index = (sums > place[:, None]).argmax(axis=1)
-            found.append(ordered[index[drawn]])
-        return Interval.of(value, np.concatenate(found))
+            quantiles.append(ordered[index[drawn]])
+        return Interval.of(value, np.concatenate(quantiles))
 
     def _enough(self, values: Float64Array, groups: Int64Array) -> bool:
         return len(np.unique(groups)) >= FEWEST and bool(np.isfinite(values).all())

@@ -26,20 +26,20 @@ def hardware(framework: str) -> dict[str, Any]:
     """
     import torch
 
-    found = local_machine() | {"threads": torch.get_num_threads()}
+    machine = local_machine() | {"threads": torch.get_num_threads()}
     if torch.cuda.is_available():
-        found["gpu"] = torch.cuda.get_device_name()
-        found["cuda"] = torch.version.cuda
+        machine["gpu"] = torch.cuda.get_device_name()
+        machine["cuda"] = torch.version.cuda
     if framework == "jax":
         import jax
 
         if jax.default_backend() == "tpu":
-            found["tpu"] = jax.devices()[0].device_kind
-    return found
+            machine["tpu"] = jax.devices()[0].device_kind
+    return machine
 
 
-def hardware_text(found: object) -> str:
+def hardware_text(machine: object) -> str:
     """Return the processor in a description by `hardware`; "unknown" for other descriptions."""
-    parts = found if isinstance(found, dict) else {}
+    parts = machine if isinstance(machine, dict) else {}
     named = [str(parts[name]) for name in ("tpu", "gpu", "cpu") if name in parts]
     return ", ".join(named) or "unknown"

@@ -46,16 +46,16 @@ def histogram(differences: Float64Array, title: str) -> str:
     return _square(title, "|d log p|", f"up to {most}", bars, ticks)
 
 
-def scatter(want: Float64Array, got: Float64Array, title: str) -> str:
+def scatter(reference: Float64Array, got: Float64Array, title: str) -> str:
     """Plot each score of one run against the other's; equal scores are on the line."""
-    both = np.isfinite(want) & np.isfinite(got)
-    want, got = want[both], got[both]
-    every = np.concatenate([want, got]) if want.size else np.array([0.0, 1.0])
+    both = np.isfinite(reference) & np.isfinite(got)
+    reference, got = reference[both], got[both]
+    every = np.concatenate([reference, got]) if reference.size else np.array([0.0, 1.0])
     low, high = float(every.min()), float(every.max())
     high = high if high > low else low + 1.0
     width, foot = _SQUARE[0], _SQUARE[1] - _EDGE
     at, up = _scale(low, high, _EDGE, width - _EDGE), _scale(low, high, foot, _EDGE)
-    places = [(f"{at(x):.1f}", f"{up(y):.1f}") for x, y in zip(want, got, strict=True)]
+    places = [(f"{at(x):.1f}", f"{up(y):.1f}") for x, y in zip(reference, got, strict=True)]
     dots = "".join(f'<circle cx="{x}" cy="{y}" r="1.3"/>' for x, y in dict.fromkeys(places))
     inner = [
         _path(f"M{_EDGE},{foot} L{width - _EDGE},{_EDGE}", RED),
@@ -67,17 +67,19 @@ def scatter(want: Float64Array, got: Float64Array, title: str) -> str:
 
 def intervals(title: str, rows: Sequence[tuple[str, Interval]]) -> str:
     """Plot means with their 95 % intervals, one below the other."""
-    known = [value for _, one in rows for value in (one.low, one.high, one.value)]
+    known = [
+        value for _, interval in rows for value in (interval.low, interval.high, interval.value)
+    ]
     known = [value for value in known if not np.isnan(value)] or [0.0, 1.0]
     space = 0.1 * (max(known) - min(known)) or 0.05
     at = _scale(min(known) - space, max(known) + space, _NAMES, _WIDTH - _MARGIN)
     parts = []
-    for number, (name, one) in enumerate(rows):
+    for number, (name, interval) in enumerate(rows):
         y = 40 + _ROW * number
         parts.append(_text(_NAMES - 10, y + 4, name, "end"))
-        if not np.isnan(one.low):
-            parts.append(_path(f"M{at(one.low):.1f},{y} H{at(one.high):.1f}", BLUE, 3))
-        parts.append(_circle(at(one.value), y, 5, BLUE, f"{one.value:.4f}"))
+        if not np.isnan(interval.low):
+            parts.append(_path(f"M{at(interval.low):.1f},{y} H{at(interval.high):.1f}", BLUE, 3))
+        parts.append(_circle(at(interval.value), y, 5, BLUE, f"{interval.value:.4f}"))
     foot = 40 + _ROW * len(rows)
     ticks = np.linspace(min(known), max(known), 3).tolist()
     parts += [_text(at(value), foot, f"{value:.3f}", "middle") for value in ticks]
@@ -142,18 +144,22 @@ def bars(title: str, rows: Sequence[tuple[str, str, Interval]]) -> str:
         rows: of each bar its group, which chooses the colour, the rest of its name, and the rate.
     """
     groups = list(dict.fromkeys(group for group, _, _ in rows))
-    ends = [v for _, _, one in rows for v in (one.high, one.value) if not np.isnan(v)]
+    ends = [
+        v for _, _, interval in rows for v in (interval.high, interval.value) if not np.isnan(v)
+    ]
     wide = _scale(0, max([*ends, 1e-9]), 0, _WIDTH - 4 * _MARGIN)
     parts, row = [], _ROW + 10
-    for number, (group, name, one) in enumerate(rows):
+    for number, (group, name, interval) in enumerate(rows):
         y, colour = 40 + row * number, _COLOURS[groups.index(group) % len(_COLOURS)]
-        end = max(v for v in (one.high, one.value) if not np.isnan(v))
+        end = max(v for v in (interval.high, interval.value) if not np.isnan(v))
         parts.append(_text(_MARGIN, y, f"{group}, {name}"))
-        parts.append(_bar(_MARGIN, y + 4, wide(one.value), 12, colour, f"{one.value:.4f}"))
-        if not np.isnan(one.low):
-            low, high = _MARGIN + wide(one.low), _MARGIN + wide(one.high)
+        parts.append(
+            _bar(_MARGIN, y + 4, wide(interval.value), 12, colour, f"{interval.value:.4f}")
+        )
+        if not np.isnan(interval.low):
+            low, high = _MARGIN + wide(interval.low), _MARGIN + wide(interval.high)
             parts.append(_path(f"M{low:.1f},{y + 10} H{high:.1f}", "currentColor", 2))
-        parts.append(_text(_MARGIN + wide(end) + 6, y + 14, f"{one.value:,.4g}"))
+        parts.append(_text(_MARGIN + wide(end) + 6, y + 14, f"{interval.value:,.4g}"))
     return _titled(title, 40 + row * len(rows), parts)
 
 
@@ -190,14 +196,14 @@ def _panel(left: int, name: str, before: Sequence[Bin], after: Sequence[Bin]) ->
     for share in (0, 0.5, 1):
         yield _text(at(share), bottom + 14, f"{share:g}", "middle")
         yield _text(left - 5, up(share) + 4, f"{share:g}", "end")
-    most = max((one.count for one in (*before, *after)), default=1)
-    for found, colour in ((before, _BEFORE), (after, _AFTER)):
-        path = " ".join(f"{at(one.probability):.1f},{up(one.accuracy):.1f}" for one in found)
+    most = max((bin.count for bin in (*before, *after)), default=1)
+    for bins, colour in ((before, _BEFORE), (after, _AFTER)):
+        path = " ".join(f"{at(bin.probability):.1f},{up(bin.accuracy):.1f}" for bin in bins)
         yield f'<polyline points="{path}" fill="none" stroke="{colour}"/>'
-        for one in found:
-            radius = max(1.5, _LARGEST * (one.count / most) ** 0.5)
-            said = f"{one.count} questions: {one.probability:.3f} said, {one.accuracy:.3f} right"
-            yield _circle(at(one.probability), up(one.accuracy), radius, colour, said)
+        for bin in bins:
+            radius = max(1.5, _LARGEST * (bin.count / most) ** 0.5)
+            said = f"{bin.count} questions: {bin.probability:.3f} said, {bin.accuracy:.3f} right"
+            yield _circle(at(bin.probability), up(bin.accuracy), radius, colour, said)
 
 
 def _square(

@@ -30,11 +30,11 @@ def read_texts(path: Path, name: str) -> list[QueryTexts]:
         raise UsageError(f"{name} {path}: {error}") from error
     for number, line in enumerate(lines, start=1):
         try:
-            one = decode(line)
+            entry = decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise UsageError(f"{name} {path}, line {number}: {error}") from error
-        if one.items:
-            texts.append(one)
+        if entry.items:
+            texts.append(entry)
     if not texts:
         raise UsageError(f"{name} {path}: no line has items")
     return texts

@@ -125,13 +125,13 @@ def _refuse_adapter(directory: Path) -> None:
     if adapter is None:
         return
     kind, base = adapter.get("peft_type"), adapter.get("base_model_name_or_path")
-    found = f"MODEL {directory} is a {shown(kind)} adapter of {shown(base)} (adapter_config.json)"
+    subject = f"MODEL {directory} is a {shown(kind)} adapter of {shown(base)} (adapter_config.json)"
     if kind not in _MERGED or not isinstance(base, str):
-        raise ConfigError(f"{found}; supported: whole models, so adapters that peft can merge")
+        raise ConfigError(f"{subject}; supported: whole models, so adapters that peft can merge")
     task = _TASKS.get(str(adapter.get("task_type")), "CausalLM")
     code = _MERGE.format(task=task, directory=str(directory), base=base, out=OUT)
     raise ConfigError(
-        f"{found}; merge it into its base model and serve {OUT}: pip install peft transformers; "
+        f"{subject}; merge it into its base model and serve {OUT}: pip install peft transformers; "
         f"{_python(code)}; delete adapter_config.json if the weights beside it are merged already"
     )
 
@@ -140,10 +140,10 @@ def _refuse_kind(directory: Path, config: dict[str, Any]) -> None:
     """Refuse an encoder, an encoder-decoder, a model of images or sound, or without a head."""
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
-    found = f"MODEL {directory} is {name or shown(config.get('model_type'))}"
+    subject = f"MODEL {directory} is {name or shown(config.get('model_type'))}"
     for is_kind, why in _KINDS:
         if key := is_kind(name, config):
-            raise ConfigError(f"{found}, {why.format(key=key)}; {DECODERS}")
+            raise ConfigError(f"{subject}, {why.format(key=key)}; {DECODERS}")
 
 
 def _is_encoder(kind: object) -> bool:
@@ -182,16 +182,16 @@ _KINDS: tuple[tuple[Callable[[str, dict[str, Any]], object], str], ...] = (
 def _refuse_unnamed_quantization(directory: Path, config: dict[str, Any]) -> None:
     """Refuse quantised weights that config.json names not at all, or in another library's key."""
     apart, mlx = read_object(directory / "hf_quant_config.json"), config.get("quantization")
-    found = ""
+    subject = ""
     if apart is not None and config.get("quantization_config") is None:
         inner = apart.get("quantization")
         method = inner.get("quant_algo") if isinstance(inner, dict) else None
-        found = f"ModelOpt to {shown(method)} (hf_quant_config.json)"
+        subject = f"ModelOpt to {shown(method)} (hf_quant_config.json)"
     elif isinstance(mlx, dict) and "bits" in mlx:
-        found = f"MLX to {shown(mlx['bits'])} bits (config.json: quantization)"
-    if found:
+        subject = f"MLX to {shown(mlx['bits'])} bits (config.json: quantization)"
+    if subject:
         raise ConfigError(
-            f"MODEL {directory} is quantised by {found}; serve the original model, with "
+            f"MODEL {directory} is quantised by {subject}; serve the original model, with "
             "--quantization int8 if it does not fit"
         )
 
@@ -201,11 +201,11 @@ def _refuse_weights(directory: Path) -> None:
     if any((directory / name).exists() for name in _READ):
         return
     for pattern, why in _WEIGHTS:
-        found = sorted(path.name for path in directory.glob(pattern))
-        if found:
-            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        names = sorted(path.name for path in directory.glob(pattern))
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             reason = why.format(command=_converting(directory))
-            raise ConfigError(f"MODEL {directory} has its weights in {found[0]}{more}, {reason}")
+            raise ConfigError(f"MODEL {directory} has its weights in {names[0]}{more}, {reason}")
 
 
 def _converting(source: Path) -> str:

@@ -185,10 +185,10 @@ def _score_call(
 
 
 def score_calls(
-    prompts: ModelPrompts, requests: Iterable[tuple[Text, Items]], given: LocalScoreOptions
+    prompts: ModelPrompts, requests: Iterable[tuple[Text, Items]], unchecked: LocalScoreOptions
 ) -> Iterator[Call[Scores]]:
     """Return the calls of `score_many`, each made when it is asked for."""
-    options = checked_options(LocalScoreOptions, given)
+    options = checked_options(LocalScoreOptions, unchecked)
 
     def calls() -> Iterator[Call[Scores]]:
         check_list(requests, "requests")
@@ -204,9 +204,9 @@ def rerank_call(
     query: str,
     documents: Iterable[str],
     top_n: int | None,
-    given: FamilyOptions,
+    unchecked: FamilyOptions,
 ) -> Call[Ranking]:
-    options = checked_options(FamilyOptions, given)
+    options = checked_options(FamilyOptions, unchecked)
     check_text(query, "query")
     read = listed(documents, "documents")
     if top_n is not None and top_n < 1:
@@ -214,26 +214,26 @@ def rerank_call(
     call = _family_call(prompts, query, read, options, "documents")
 
     def finish(result: ScoreResult | None) -> Ranking:
-        found = call.finish(result)
-        places = np.array(scored_places(found.errors, len(read)), dtype=np.int64)
-        chosen = places[np.argsort(-found.scores[places], kind="stable")[:top_n]]
+        scored = call.finish(result)
+        places = np.array(scored_places(scored.errors, len(read)), dtype=np.int64)
+        chosen = places[np.argsort(-scored.scores[places], kind="stable")[:top_n]]
         return Ranking(
             indices=chosen,
-            scores=found.scores[chosen],
-            truncated=found.truncated[chosen],
+            scores=scored.scores[chosen],
+            truncated=scored.truncated[chosen],
             documents=tuple(read[index] for index in chosen.tolist()),
-            prompt_tokens=found.prompt_tokens,
-            cached_tokens=found.cached_tokens,
-            errors=found.errors,
+            prompt_tokens=scored.prompt_tokens,
+            cached_tokens=scored.cached_tokens,
+            errors=scored.errors,
         )
 
     return Call(call.request, finish)
 
 
 def pairs_call(
-    prompts: ModelPrompts, pairs: Iterable[tuple[str, str]], given: FamilyOptions
+    prompts: ModelPrompts, pairs: Iterable[tuple[str, str]], unchecked: FamilyOptions
 ) -> Call[PairScores]:
-    options = checked_options(FamilyOptions, given)
+    options = checked_options(FamilyOptions, unchecked)
     read = pairs_of(pairs)
     queries, documents = [query for query, _ in read], [document for _, document in read]
     return _family_call(prompts, queries, documents, options, "pairs")
@@ -249,15 +249,15 @@ def _family_call(
     """Return the call that scores documents, in their order, in the prompt of the family."""
     family = prompts.reranker
     most, fit = options["max_tokens_per_doc"], options["truncate"]
-    given = RerankInput(query, documents, options["instruction"], most, fit, name=name)
+    inputs = RerankInput(query, documents, options["instruction"], most, fit, name=name)
     errors = ItemErrors()
     if check_on_error(options["on_error"]):
-        built = family.build_rest(given, errors)
+        built = family.build_rest(inputs, errors)
     else:
         if isinstance(query, list):
             checked_texts(query, name, None)
         checked_texts(documents, name, None)
-        built = family.build(given)
+        built = family.build(inputs)
     failed, request = errors.listed(), None if built is None else built.request
 
     def finish(result: ScoreResult | None) -> PairScores:
@@ -275,9 +275,9 @@ def _family_call(
 
 
 def classify_call(
-    prompts: ModelPrompts, texts: str | Iterable[str], given: ClassifyOptions
+    prompts: ModelPrompts, texts: str | Iterable[str], unchecked: ClassifyOptions
 ) -> Call[Classification]:
-    options = checked_options(ClassifyOptions, given)
+    options = checked_options(ClassifyOptions, unchecked)
     read = texts_of([texts] if isinstance(texts, str) else texts, "texts")
     most, fit = options["max_tokens_per_doc"], options["truncate"]
     wanted = RerankInput(options["query"], read, most_tokens=most, fit=fit, name="input")
@@ -317,15 +317,15 @@ def _items(
     items: Items, query: str | list[int], errors: ItemErrors | None
 ) -> list[str | list[int]]:
     """Return the items; an empty item replaces each that is neither text nor ids."""
-    given = [items] if isinstance(items, str) else listed(items, "items")
-    is_text = any(isinstance(item, str) for item in given) or (isinstance(query, str) and query)
-    found: list[str | list[int]] = []
-    for index, item in enumerate(given):
+    elements = [items] if isinstance(items, str) else listed(items, "items")
+    is_text = any(isinstance(item, str) for item in elements) or (isinstance(query, str) and query)
+    read: list[str | list[int]] = []
+    for index, item in enumerate(elements):
         try:
-            found.append(text_or_ids(item, f"items[{index}]"))
+            read.append(text_or_ids(item, f"items[{index}]"))
         except InvalidRequest as error:
             if errors is None:
                 raise
             errors.add(index, error)
-            found.append("" if is_text else [])
-    return found
+            read.append("" if is_text else [])
+    return read

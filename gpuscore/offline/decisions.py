@@ -38,10 +38,10 @@ from gpuscore.types.results import check_text
 
 
 def decide_call(
-    prompts: ModelPrompts, text: str, given: Iterable[Question]
+    prompts: ModelPrompts, text: str, unchecked: Iterable[Question]
 ) -> Call[list[Decision]]:
     check_text(text, "text")
-    questions = checked_questions(given)
+    questions = checked_questions(unchecked)
     if not questions:
         raise InvalidRequest("questions must hold at least one question", param="questions")
     limits = prompts.questions.limits
@@ -50,8 +50,8 @@ def decide_call(
 
     def finish(result: ScoreResult | None) -> list[Decision]:
         assert result is not None  # noqa: S101  (there is a question)
-        found = made.reads.answers(result)
-        return [_decision(*pair) for pair in zip(questions, found, strict=True)]
+        answers = made.reads.answers(result)
+        return [_decision(*pair) for pair in zip(questions, answers, strict=True)]
 
     return Call(made.request, finish)
 
@@ -74,7 +74,7 @@ def system_one_call(
     is_text = isinstance(state, str)
     told = state if is_text else _as_json(state)
     check_text(told, "state")
-    given = DecisionInput(
+    inputs = DecisionInput(
         input=told,
         questions=asked,
         instructions=instructions,
@@ -82,12 +82,12 @@ def system_one_call(
         need_top=True,
         input_name="state",
     )
-    made = prompts.questions.build(given)
+    made = prompts.questions.build(inputs)
 
     def finish(result: ScoreResult | None) -> dict[str, TypedAnswer]:
         assert result is not None  # noqa: S101  (there is a question)
-        found = zip(questions.items(), made.reads.answers(result), strict=True)
-        return {name: _typed_answer(question, answer) for (name, question), answer in found}
+        pairs = zip(questions.items(), made.reads.answers(result), strict=True)
+        return {name: _typed_answer(question, answer) for (name, question), answer in pairs}
 
     return Call(made.request, finish)
 
@@ -120,9 +120,11 @@ def _typed(question: TypedQuestion, limits: RequestLimits, param: str) -> Decisi
 
 
 def _options(
-    given: Sequence[str] | Mapping[str, str], most: int, param: str
+    choices: Sequence[str] | Mapping[str, str], most: int, param: str
 ) -> list[tuple[str, str]]:
-    options = list(given.items() if isinstance(given, Mapping) else ((name, "") for name in given))
+    options = list(
+        choices.items() if isinstance(choices, Mapping) else ((name, "") for name in choices)
+    )
     if not 2 <= len(options) <= most or len({name for name, _ in options}) < len(options):
         raise InvalidRequest(
             f"{param} has {len(options)} answers; it needs 2 to {most} different ones", param=param
@@ -130,25 +132,25 @@ def _options(
     return options
 
 
-def _decision(question: Question, found: ReadAnswer) -> Decision:
+def _decision(question: Question, read: ReadAnswer) -> Decision:
     levels = question.levels if isinstance(question, Rating) else ()
-    answer, probabilities = _said(question, found, list(levels))
-    return Decision(answer, max(probabilities.values()), probabilities, found.label_mass)
+    answer, probabilities = _said(question, read, list(levels))
+    return Decision(answer, max(probabilities.values()), probabilities, read.label_mass)
 
 
-def _typed_answer(question: TypedQuestion, found: ReadAnswer) -> TypedAnswer:
-    answer, probabilities = _said(question, found, [*map(str, range(len(found.shares)))])
-    more = (found.confidence, found.label_mass, found.argmax_is_label)
+def _typed_answer(question: TypedQuestion, read: ReadAnswer) -> TypedAnswer:
+    answer, probabilities = _said(question, read, [*map(str, range(len(read.shares)))])
+    more = (read.confidence, read.label_mass, read.argmax_is_label)
     return TypedAnswer(answer, probabilities, *more)
 
 
 def _said(
-    question: Question | TypedQuestion, found: ReadAnswer, levels: Sequence[str]
+    question: Question | TypedQuestion, read: ReadAnswer, levels: Sequence[str]
 ) -> tuple[float | str, dict[str, float]]:
     """Return a question's answer, and its probabilities by name; levels have these names."""
     if isinstance(question, Choice):
         names = list(question.choices)
-        return names[found.best], found.by_name(names)
+        return names[read.best], read.by_name(names)
     if isinstance(question, Rating):
-        return found.mean, found.by_name(levels)
-    return float(found.shares[0]), found.by_name(("yes", "no"))
+        return read.mean, read.by_name(levels)
+    return float(read.shares[0]), read.by_name(("yes", "no"))

@@ -114,9 +114,9 @@ class LoadedScorer:
         tensor_parallel: int = 1,
         threads: int | None = None,
     ) -> None:
-        given = locals()
+        arguments = locals()
         names = [item.name for item in fields(ModelConfig) if item.name != "model"]
-        settings = {name: given[name] for name in names}
+        settings = {name: arguments[name] for name in names}
         if isinstance(model, ModelConfig):
             changed = [n for n in names if settings[n] != getattr(ModelConfig(), n)]
             if changed:
@@ -299,8 +299,8 @@ class Scorer(LoadedScorer):
         """
         return self._run(system_one_call, state, questions, instructions)
 
-    def _run(self, prepare: Callable[..., Call[ValueT]], *given: Any) -> ValueT:
-        call = prepare(self._prompts, *given)
+    def _run(self, prepare: Callable[..., Call[ValueT]], *arguments: Any) -> ValueT:
+        call = prepare(self._prompts, *arguments)
         if call.request is None:
             return call.finish(None)
         return call.finish(self._engine.score(call.request, call.progress).result())
@@ -327,8 +327,8 @@ class AsyncScorer(LoadedScorer):
         async for scores in _iterated(self._many(score_calls(self._prompts, requests, options))):
             yield scores
 
-    async def _run(self, prepare: Callable[..., Call[ValueT]], *given: Any) -> ValueT:
-        call = await asyncio.to_thread(prepare, self._prompts, *given)
+    async def _run(self, prepare: Callable[..., Call[ValueT]], *arguments: Any) -> ValueT:
+        call = await asyncio.to_thread(prepare, self._prompts, *arguments)
         if call.request is None:
             return call.finish(None)
         result = await asyncio.wrap_future(self._engine.score(call.request, call.progress))

@@ -70,24 +70,24 @@ class Calibration:
     def as_json(self) -> dict[str, Any]:
         """Return the content of the file that `read` reads."""
         types = {
-            kind: {"temperature": one.temperature, "bias": list(one.bias)}
-            for kind, one in self.scalings.items()
+            kind: {"temperature": scaling.temperature, "bias": list(scaling.bias)}
+            for kind, scaling in self.scalings.items()
         }
         return {"version": VERSION, "types": types} | dict(self.about)
 
     @classmethod
     def read(cls, path: Path) -> "Calibration":
         """Read a file of `gpuscore calibrate`; raise ConfigError for any other file."""
-        found = read_object(path)
-        if found is None:
+        content = read_object(path)
+        if content is None:
             raise ConfigError(f"--calibration {path}: there is no such file")
-        if found.get("version") != VERSION:
+        if content.get("version") != VERSION:
             raise ConfigError(f"--calibration {path}: version must be {VERSION}")
         try:
-            scalings = convert(found.get("types"), dict[Kind, Scaling])
+            scalings = convert(content.get("types"), dict[Kind, Scaling])
         except ValidationError as error:
             raise ConfigError(f"--calibration {path}: types: {error}") from error
-        about = {name: found[name] for name in found if name not in ("version", "types")}
+        about = {name: content[name] for name in content if name not in ("version", "types")}
         return cls(scalings, about)
 
 

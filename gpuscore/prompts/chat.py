@@ -85,8 +85,10 @@ class ChatTemplate:
 def _configured(value: object, name: str) -> str | None:
     """Return the template in a tokenizer's configuration; of several, the one named "default"."""
     if isinstance(value, list):
-        every = [as_object(one, f"an entry of {name}") for one in value]
-        value = next((one.get("template") for one in every if one.get("name") == "default"), None)
+        every = [as_object(entry, f"an entry of {name}") for entry in value]
+        value = next(
+            (entry.get("template") for entry in every if entry.get("name") == "default"), None
+        )
     if not isinstance(value, str | None):
         raise ConfigError(f"{name} must be a text, found {shown(value)}")
     return value
@@ -194,10 +196,10 @@ class DecisionChat:
             return self.plain
         key = instructed, self._checked(variables)
         with self._lock:
-            found = self._kept.get(key)
-            if found is not None:
+            kept = self._kept.get(key)
+            if kept is not None:
                 self._kept.move_to_end(key)
-                return found
+                return kept
         try:
             parts = self._parts(instructed, variables)
             if parts[-1] != self.plain.family.parts[-1] and not fields_of(parts[-1]):
@@ -275,5 +277,5 @@ def _texts(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list):
-        for one in chain(value, value.values() if isinstance(value, Mapping) else ()):
-            yield from _texts(one)
+        for inner in chain(value, value.values() if isinstance(value, Mapping) else ()):
+            yield from _texts(inner)

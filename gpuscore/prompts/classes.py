@@ -41,13 +41,13 @@ class Classes:
 
 
 def build_classes(
-    prompts: ModelPrompts, given: RerankInput, named: Sequence[str] | None, turns: Turns = ALONE
+    prompts: ModelPrompts, inputs: RerankInput, named: Sequence[str] | None, turns: Turns = ALONE
 ) -> tuple[ScoreRequest, Classes]:
     """Return the request and its classes: a guard's in its own prompt, or of texts as they are.
 
     Args:
         prompts: of the model.
-        given: the texts to judge are its documents; for guards, the query is what they answer.
+        inputs: the texts to judge are its documents; for guards, the query is what they answer.
         named: the classes to choose from; None: all of the model's.
         turns: called before every piece of work.
 
@@ -57,12 +57,12 @@ def build_classes(
     """
     family, builder, head = prompts.family, prompts.builder, prompts.head
     if family is not None and not family.family.ranks and named is None:
-        built = family.build(given, turns)
+        built = family.build(inputs, turns)
         return built.request, Classes(list(family.family.classes), True, built.truncated)
     for name, value in (
-        ("query", given.query),
-        ("truncate", given.fit),
-        ("max_tokens_per_doc", given.most_tokens),
+        ("query", inputs.query),
+        ("truncate", inputs.fit),
+        ("max_tokens_per_doc", inputs.most_tokens),
     ):
         if value:
             raise InvalidRequest(f"{name} is for guards only, without labels", param=name)
@@ -72,12 +72,12 @@ def build_classes(
         raise MissingLabels(NO_CLASSES, param="labels")
     score = ScoreInput(
         query="",
-        items=given.documents,
+        items=inputs.documents,
         labels=named,
         one_token=True,
         label_token_ids=None if named is not None else range(len(labels)),
-        need_lse=given.need_lse,
-        priority=given.priority,
+        need_lse=inputs.need_lse,
+        priority=inputs.priority,
     )
     request = builder.build(score, turns)
     if request is None:

@@ -86,10 +86,10 @@ class DecisionReads:
 
     def answers(self, result: ScoreResult) -> list[ReadAnswer]:
         """Return the answer to each question."""
-        found: dict[int, list[ReadAnswer]] = {}
+        answers: dict[int, list[ReadAnswer]] = {}
         for read, sums in zip(self.reads, self.label_logprobs(result), strict=True):
-            found.setdefault(read.question, []).append(self._answer(read, sums, result))
-        return [_mean(found[number]) for number in sorted(found)]
+            answers.setdefault(read.question, []).append(self._answer(read, sums, result))
+        return [_mean(answers[number]) for number in sorted(answers)]
 
     def label_logprobs(self, result: ScoreResult) -> list[Float64Array]:
         """Return the labels' log-probabilities [L] in each read, in the order of its labels."""
@@ -131,8 +131,8 @@ def _sums(read: Read, logprobs: Sequence[Float64Array]) -> Float64Array:
     """Return the log-probabilities [L] of a read's labels; `logprobs` belong to rows' tokens."""
     rows = slice(read.row, read.row + read.trie.num_rows)
     (sums,) = read.trie.sums(np.concatenate(logprobs[rows])[None])
-    found: Float64Array = sums
-    return found
+    logprobs_of_labels: Float64Array = sums
+    return logprobs_of_labels
 
 
 def _says_label(read: Read, result: ScoreResult) -> bool | None:
@@ -153,9 +153,9 @@ def _says_label(read: Read, result: ScoreResult) -> bool | None:
 def _mean(answers: Sequence[ReadAnswer]) -> ReadAnswer:
     if len(answers) == 1:
         return answers[0]
-    known = [one.argmax_is_label for one in answers]
+    known = [answer.argmax_is_label for answer in answers]
     return ReadAnswer(
-        np.mean([one.shares for one in answers], axis=0),
-        float(np.mean([one.label_mass for one in answers])),
+        np.mean([answer.shares for answer in answers], axis=0),
+        float(np.mean([answer.label_mass for answer in answers])),
         None if None in known else all(known),
     )

@@ -72,7 +72,7 @@ def choice(instructions: str | None, choices: Sequence[Option]) -> DecisionQuest
     """
     head = WHICH if instructions is None else instructions
     labels, what = _letters(len(choices))
-    text, turned = (_listed(head, labels, one, what) for one in (choices, choices[::-1]))
+    text, turned = (_listed(head, labels, order, what) for order in (choices, choices[::-1]))
     return DecisionQuestion(text, labels, "choice", turned)
 
 
@@ -155,7 +155,7 @@ def score_question(
 ) -> DecisionQuestion:
     """Return a question with one answer per level, lowest first."""
     check_count(len(criteria), 1, most_options(limits.max_levels), "criteria", param)
-    levels = [(content_text(one) or "", "") for one in criteria]
+    levels = [(content_text(criterion) or "", "") for criterion in criteria]
     return level(content_text(instructions), levels)
 
 

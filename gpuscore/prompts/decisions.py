@@ -113,37 +113,37 @@ class DecisionPrompts:
     def limits(self) -> RequestLimits:
         return self._builder.limits
 
-    def build(self, given: DecisionInput, turns: Turns = ALONE) -> DecisionRequest:
+    def build(self, inputs: DecisionInput, turns: Turns = ALONE) -> DecisionRequest:
         """Return the request for these questions; raises GpuscoreError as `FamilyPrompts.build`."""
-        reads = self._reads(given.questions)
-        texts = [one.turned if turned else one.text for _, one, turned in reads]
-        tries = [self._trie(one.labels) for _, one, _ in reads]
-        text = given.input
-        if self.settings.json_state and not given.is_json:
+        reads = self._reads(inputs.questions)
+        texts = [question.turned if turned else question.text for _, question, turned in reads]
+        tries = [self._trie(question.labels) for _, question, _ in reads]
+        text = inputs.input
+        if self.settings.json_state and not inputs.is_json:
             text = json_text(text)
         asked = RerankInput(
             query=text,
             documents=texts,
-            instruction=given.instructions,
-            priority=given.priority,
+            instruction=inputs.instructions,
+            priority=inputs.priority,
             need_lse=True,
-            name=given.name,
-            query_name=given.input_name,
+            name=inputs.name,
+            query_name=inputs.input_name,
         )
-        prompts = self._chat.prompts(given.instructions is not None, given.chat)
+        prompts = self._chat.prompts(inputs.instructions is not None, inputs.chat)
         first = [trie.next_ids[0].tolist() for trie in tries]
         request = prompts.build(asked, turns, first).request
-        self._check_lengths(request, tries, given.name)
-        request = replace(request, num_top=int(given.need_top))
+        self._check_lengths(request, tries, inputs.name)
+        request = replace(request, num_top=int(inputs.need_top))
         backend, calibration = self._builder.backend, self.settings.in_force
-        kinds = [(number, one.kind, turned) for number, one, turned in reads]
-        made, found = with_labels(request, tries, kinds, backend, calibration)
+        kinds = [(number, question.kind, turned) for number, question, turned in reads]
+        made, answers = with_labels(request, tries, kinds, backend, calibration)
         if made.num_tokens > self.limits.max_request_tokens:
             raise TooManyTokens(
                 f"{made.num_tokens} tokens, the limit is {self.limits.max_request_tokens}",
-                param=given.name,
+                param=inputs.name,
             )
-        return DecisionRequest(made, found)
+        return DecisionRequest(made, answers)
 
     def _reads(
         self, questions: Sequence[DecisionQuestion]
@@ -152,10 +152,14 @@ class DecisionPrompts:
 
         Turned reads come last, so that the place of a prompt in an error is its question's number.
         """
-        found = [(number, one, False) for number, one in enumerate(questions)]
+        reads = [(number, question, False) for number, question in enumerate(questions)]
         if self.settings.order == BALANCED:
-            found += [(n, one, True) for n, one, _ in found if one.turned and len(one.labels) > 1]
-        return found
+            reads += [
+                (n, question, True)
+                for n, question, _ in reads
+                if question.turned and len(question.labels) > 1
+            ]
+        return reads
 
     def _trie(self, labels: tuple[str, ...]) -> LabelTrie:
         if labels not in self._tries:  # at most one for each number of options
@@ -167,14 +171,14 @@ class DecisionPrompts:
     def _pairs(self) -> tuple[tuple[int, ...], ...]:
         """The tokens of labels of two letters; raises InvalidRequest if they cannot be labels."""
         try:
-            found = tuple(tuple(self._prompts.label_tokens(label)) for label in PAIRS)
+            pairs = tuple(tuple(self._prompts.label_tokens(label)) for label in PAIRS)
         except ConfigError as error:
             raise InvalidRequest(f"over 26 options: {error}") from error
-        if len(LabelTrie(found).counted) < len(found):
+        if len(LabelTrie(pairs).counted) < len(pairs):
             raise InvalidRequest(
                 "over 26 options: with this tokenizer a label of two letters begins another"
             )
-        return found
+        return pairs
 
     def _check_lengths(self, request: ScoreRequest, tries: Sequence[LabelTrie], name: str) -> None:
         """Raise PromptTooLong for a prompt after which its longest label does not fit."""
@@ -204,14 +208,14 @@ def read_asking(order: str, calibration: str | None) -> DecisionSettings:
     """
     if calibration is None:
         return DecisionSettings(order)
-    found = Calibration.read(Path(calibration))
-    fitted = found.about.get("decision_order", order)
+    scalings = Calibration.read(Path(calibration))
+    fitted = scalings.about.get("decision_order", order)
     if fitted != order:
         raise ConfigError(
             f"--calibration {calibration} was fitted with --decision-order {shown(fitted)}, not "
             f"{order}"
         )
-    return DecisionSettings(order, found)
+    return DecisionSettings(order, scalings)
 
 
 def read_decision_settings(directory: Path, asked: DecisionSettings) -> DecisionSettings:
@@ -221,24 +225,24 @@ def read_decision_settings(directory: Path, asked: DecisionSettings) -> Decision
         ConfigError: an entry of config.json has a value that it cannot have.
     """
     path = directory / "config.json"
-    found = {k: v for k, v in (read_object(path) or {}).items() if k.startswith(ENTRY)}
+    entries = {k: v for k, v in (read_object(path) or {}).items() if k.startswith(ENTRY)}
     own = asked.calibration
     try:
-        temperature = convert(found.get(TEMPERATURE), Temperature | None)
+        temperature = convert(entries.get(TEMPERATURE), Temperature | None)
     except ValidationError as error:
         raise ConfigError(f"{path}: {TEMPERATURE}: {error}") from error
     if own is None and temperature is not None:
         own = same_temperature(temperature)
-    form = found.get(STATE_FORMAT, FORMATS[0])
+    form = entries.get(STATE_FORMAT, FORMATS[0])
     if form not in FORMATS:
         raise ConfigError(f"{path}: {STATE_FORMAT} must be text or json, found {shown(form)}")
-    refused = _refused(directory, found)
+    refused = _refused(directory, entries)
     return replace(asked, calibration=own, json_state=form == "json", refused=refused)
 
 
-def _refused(directory: Path, found: Mapping[str, Any]) -> str:
+def _refused(directory: Path, entries: Mapping[str, Any]) -> str:
     """Return the reason why our prompts do not fit the model; empty if they do."""
-    unknown = sorted(set(found) - {TEMPERATURE, STATE_FORMAT})
+    unknown = sorted(set(entries) - {TEMPERATURE, STATE_FORMAT})
     if unknown:
         return f"its config.json has {shown(unknown[0])}, a way to ask that is not supported"
     for name in OTHERS:

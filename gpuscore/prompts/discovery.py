@@ -86,18 +86,18 @@ def find_family(
         )
     if wanted != "auto":
         return _for_head(_resolved(FAMILIES[wanted], directory, specials), head)
-    found = _sentence_transformers(directory, specials)
-    if found is None:
+    chosen = _sentence_transformers(directory, specials)
+    if chosen is None:
         config = read_object(directory / "config.json") or {}
         known = by_name(names, architecture_name(directory))
         if config.get("is_original_qwen3_reranker") is True:  # vLLM's key
             known = QWEN3_RERANKER
-        found = None if known is None else _resolved(known, directory, specials)
-    if found is None or (head is not None and head.num_classes > 1):
+        chosen = None if known is None else _resolved(known, directory, specials)
+    if chosen is None or (head is not None and head.num_classes > 1):
         return None  # it is unknown which of several classes means relevant
-    if head is not None and not found.ranks:
+    if head is not None and not chosen.ranks:
         return None  # the meaning of a guard's one class is unknown
-    return _for_head(found, head)
+    return _for_head(chosen, head)
 
 
 def _for_head(family: PromptFamily, head: ClassifierHead | None) -> PromptFamily:

@@ -58,14 +58,14 @@ class FamilyPrompts:
 
     def build(
         self,
-        given: RerankInput,
+        inputs: RerankInput,
         turns: Turns = ALONE,
         label_ids: Sequence[Sequence[int]] | None = None,
     ) -> Rerank:
         """Return the request for these documents. Long texts take seconds.
 
         Args:
-            given: the texts.
+            inputs: the texts.
             turns: called before every piece of work.
             label_ids: labels of each document, in place of the family's.
 
@@ -73,15 +73,15 @@ class FamilyPrompts:
             GpuscoreError: as `PromptBuilder.build`, and InvalidRequest for an instruction or a
                 query that the family's prompt has no field for.
         """
-        return self._build(given, turns, label_ids, None)
+        return self._build(inputs, turns, label_ids, None)
 
     def build_rest(
-        self, given: RerankInput, errors: ItemErrors, turns: Turns = ALONE
+        self, inputs: RerankInput, errors: ItemErrors, turns: Turns = ALONE
     ) -> Rerank | None:
         """Return the request that `build` makes of the documents without errors, if there are any.
 
         Args:
-            given: the texts.
+            inputs: the texts.
             errors: gets the error of each document that cannot be scored, or whose query cannot;
                 documents that have errors already are not read.
             turns: called before every piece of work.
@@ -90,50 +90,52 @@ class FamilyPrompts:
             GpuscoreError: as `build`, for errors of the whole request: a query of all documents
                 that is too long by itself is one.
         """
-        given = given.checked(errors)
+        inputs = inputs.checked(errors)
         try:
-            return self._build(given, turns, None, errors)
+            return self._build(inputs, turns, None, errors)
         except ItemsRefused:
-            rest = given.without(errors)
+            rest = inputs.without(errors)
         if not rest.documents:
-            self._check_query(given, turns)
+            self._check_query(inputs, turns)
             return None
         built = self._build(rest, turns, None, None)
-        places = errors.rest(range(len(given.documents)))
+        places = errors.rest(range(len(inputs.documents)))
         return replace(built, truncated=tuple(places[index] for index in built.truncated))
 
     def _build(
         self,
-        given: RerankInput,
+        inputs: RerankInput,
         turns: Turns,
         label_ids: Sequence[Sequence[int]] | None,
         errors: ItemErrors | None,
     ) -> Rerank:
         """Return the request; raise ItemsRefused once every document has an error in `errors`."""
-        if not given.documents:
-            raise InvalidRequest(f"{given.name} must hold at least one document", param=given.name)
-        self._builder.check_count(given.name, len(given.documents))
-        self._check_fields(given)
-        given.check_queries()
+        if not inputs.documents:
+            raise InvalidRequest(
+                f"{inputs.name} must hold at least one document", param=inputs.name
+            )
+        self._builder.check_count(inputs.name, len(inputs.documents))
+        self._check_fields(inputs)
+        inputs.check_queries()
         groups = [
-            (query, [index for index, _ in found])
-            for query, found in groupby(enumerate(given.queries), key=lambda pair: pair[1])
+            (query, [index for index, _ in numbered])
+            for query, numbered in groupby(enumerate(inputs.queries), key=lambda pair: pair[1])
         ]
-        made = [self._group(given, query, indices, turns, errors) for query, indices in groups]
+        made = [self._group(inputs, query, indices, turns, errors) for query, indices in groups]
         num_shared = made[0].num_shared
         # A pair's cut, on which bits depend, must not depend on the queries of other pairs.
-        fixed = self._builder.backend.deterministic_chunk and isinstance(given.query, list)
+        fixed = self._builder.backend.deterministic_chunk and isinstance(inputs.query, list)
         if len(groups) > 1 or fixed:
-            template = self._template if given.query is None else self._answering
+            template = self._template if inputs.query is None else self._answering
             num_shared = len(self._ids(template.fixed, {}))
         request = self._builder.from_prompts(
             partial(prompts_of, made),
-            num_prompts=len(given.documents),
+            num_prompts=len(inputs.documents),
             num_shared=num_shared,
             label_ids=self.label_ids if label_ids is None else label_ids,
-            need_lse=given.need_lse,
-            priority=given.priority,
-            name=given.name,
+            need_lse=inputs.need_lse,
+            priority=inputs.priority,
+            name=inputs.name,
             turns=turns,
             errors=errors,
         )
@@ -143,30 +145,30 @@ class FamilyPrompts:
         """Return the raw scores [N] of the documents, in their order."""
         return self.family.raw_scores(np.stack(result.label_logits).astype(np.float64))
 
-    def _check_fields(self, given: RerankInput) -> None:
+    def _check_fields(self, inputs: RerankInput) -> None:
         name = self.family.name
-        if given.instruction is not None and not self.family.takes_instruction:
+        if inputs.instruction is not None and not self.family.takes_instruction:
             raise InvalidRequest(f"prompts of {name} have no instruction", param="instruction")
-        template = self._template if given.query is None else self._answering
+        template = self._template if inputs.query is None else self._answering
         has_query = any(QUERY in fields_of(part) for part in (*template.before, template.last))
-        if has_query and given.query is None:
-            raise InvalidRequest(f"prompts of {name} need a query", param=given.query_name)
-        if given.query is not None and not has_query:
-            raise InvalidRequest(f"prompts of {name} have no query", param=given.query_name)
+        if has_query and inputs.query is None:
+            raise InvalidRequest(f"prompts of {name} need a query", param=inputs.query_name)
+        if inputs.query is not None and not has_query:
+            raise InvalidRequest(f"prompts of {name} have no query", param=inputs.query_name)
 
-    def _check_query(self, given: RerankInput, turns: Turns) -> None:
+    def _check_query(self, inputs: RerankInput, turns: Turns) -> None:
         """Raise PromptTooLong, with the query as the culprit, if it is too long by itself."""
-        if not isinstance(given.query, str):
+        if not isinstance(inputs.query, str):
             return
         try:
-            self._build(replace(given, documents=[""], most_tokens=None), turns, None, None)
+            self._build(replace(inputs, documents=[""], most_tokens=None), turns, None, None)
         except PromptTooLong as error:
-            message = error.message.replace(f"{given.name}[0]", f"{given.query_name} alone")
-            raise PromptTooLong(message, param=given.query_name) from None
+            message = error.message.replace(f"{inputs.name}[0]", f"{inputs.query_name} alone")
+            raise PromptTooLong(message, param=inputs.query_name) from None
 
     def _group(
         self,
-        given: RerankInput,
+        inputs: RerankInput,
         query: str,
         indices: list[int],
         turns: Turns,
@@ -178,10 +180,10 @@ class FamilyPrompts:
         raises it.
         """
         try:
-            with self._too_long(given.query_name):
-                return self._of_query(given, query, indices, turns)
+            with self._too_long(inputs.query_name):
+                return self._of_query(inputs, query, indices, turns)
         except PromptTooLong as error:
-            if errors is None or isinstance(given.query, str):
+            if errors is None or isinstance(inputs.query, str):
                 raise
             for index in indices:
                 errors.add(index, error)
@@ -189,26 +191,26 @@ class FamilyPrompts:
         return QueryGroup(lambda start: repeat(NO_TOKENS, count - start), count, 0, [])
 
     def _of_query(
-        self, given: RerankInput, query: str, indices: list[int], turns: Turns
+        self, inputs: RerankInput, query: str, indices: list[int], turns: Turns
     ) -> QueryGroup:
-        template = self._template if given.query is None else self._answering
+        template = self._template if inputs.query is None else self._answering
         own = self.family.instruction
         values = {
             QUERY: self.family.text(query),
-            INSTRUCTION: own if given.instruction is None else given.instruction,
+            INSTRUCTION: own if inputs.instruction is None else inputs.instruction,
         }
-        with refused_controls(given.query_name):
+        with refused_controls(inputs.query_name):
             shared = self._ids(template.before, values, turns)
             closing = self._ids(template.after, values, turns, begun=True)
         encoder = self._foreign.continuing if template.before else self._foreign
         head, _, tail = template.last.partition("{" + DOCUMENT + "}")
         head, tail = filled(head, **values), filled(tail, **values)
         around = len(shared) + len(closing)
-        whole = [self.family.text(given.documents[index]) for index in indices]
-        documents = self._cut(given, whole, around, encoder, (head, tail), turns)
+        whole = [self.family.text(inputs.documents[index]) for index in indices]
+        documents = self._cut(inputs, whole, around, encoder, (head, tail), turns)
         pairs = zip(indices, whole, documents, strict=True)
         truncated = [index for index, long, short in pairs if long != short]
-        with refused_controls(given.query_name):
+        with refused_controls(inputs.query_name):
             num_shared = len(shared) + encoder.num_shared(head, turns, self._limit)
 
         def texts(start: int) -> Iterator[str]:
@@ -217,16 +219,16 @@ class FamilyPrompts:
         joined = encoder.joined_from(head, texts, False, turns, self._limit - around)
 
         def prompts(start: int) -> Iterator[Int32Array]:
-            places = (f"{given.name}[{index}]" for index in indices[start:])
+            places = (f"{inputs.name}[{index}]" for index in indices[start:])
             middles = joined(start)
             with beside(around, self._limit):
-                while (middle := self._next(middles, head, next(places, ""), given)) is not None:
+                while (middle := self._next(middles, head, next(places, ""), inputs)) is not None:
                     yield np.concatenate((shared, middle, closing))
 
         return QueryGroup(prompts, len(indices), num_shared, truncated)
 
     def _next(
-        self, middles: Iterator[Int32Array], head: str, place: str, given: RerankInput
+        self, middles: Iterator[Int32Array], head: str, place: str, inputs: RerankInput
     ) -> Int32Array | None:
         """Return the next document's part of its prompt, or None after the last.
 
@@ -237,7 +239,7 @@ class FamilyPrompts:
             with refused_controls(place):
                 return next(middles, None)
         except InvalidRequest:
-            with refused_controls(given.query_name):
+            with refused_controls(inputs.query_name):
                 self._foreign.plain_ids(head)
             raise
 
@@ -270,19 +272,19 @@ class FamilyPrompts:
     def _label_ids(self) -> list[int]:
         family = self.family
         # A label follows the prompt's last part and must not merge with it into one token.
-        found = [
+        ids = [
             label if isinstance(label, int) else self._label_id(label) for label in family.labels
         ]
         rows = self._builder.backend.label_rows
-        if found and max(found) >= rows:
+        if ids and max(ids) >= rows:
             raise ConfigError(
-                f"{family.name} reads the logit of {max(found)}; the model has 0 to {rows - 1}"
+                f"{family.name} reads the logit of {max(ids)}; the model has 0 to {rows - 1}"
             )
-        if len(set(found)) < len(found):
+        if len(set(ids)) < len(ids):
             raise ConfigError(
-                f"labels of {family.name} begin with the same token of this tokenizer: {found}"
+                f"labels of {family.name} begin with the same token of this tokenizer: {ids}"
             )
-        return found
+        return ids
 
     def label_tokens(self, label: str) -> list[int]:
         """Return the tokens of a label after the prompt; raise ConfigError if it merges with it."""
@@ -316,17 +318,17 @@ class FamilyPrompts:
         begun: bool = False,
     ) -> Int32Array:
         """Return the ids of parts; they begin the prompt unless it has begun."""
-        found = [NO_TOKENS]
+        arrays = [NO_TOKENS]
         for part in parts:
             encoder = self._foreign if fields_of(part) else self._own
-            if begun or len(found) > 1:
+            if begun or len(arrays) > 1:
                 encoder = encoder.continuing
-            found.append(encoder.plain_ids(filled(part, **values), turns, self._limit))
-        return np.concatenate(found)
+            arrays.append(encoder.plain_ids(filled(part, **values), turns, self._limit))
+        return np.concatenate(arrays)
 
     def _cut(
         self,
-        given: RerankInput,
+        inputs: RerankInput,
         documents: list[str],
         around: int,
         encoder: TextEncoder,
@@ -336,23 +338,23 @@ class FamilyPrompts:
         """Cut the documents as the caller asks.
 
         Args:
-            given: has the caller's limits.
+            inputs: has the caller's limits.
             documents: the whole texts.
             around: number of tokens in the parts before and after the document's part.
             encoder: of the document's part.
             texts: before and after the document in its own part.
             turns: called before every piece of work.
         """
-        if (most := given.most_tokens) is not None:
+        if (most := inputs.most_tokens) is not None:
             documents = [self._foreign.first_tokens(text, most, turns) for text in documents]
-        if not given.fit:
+        if not inputs.fit:
             return documents
-        with refused_controls(given.query_name):
+        with refused_controls(inputs.query_name):
             room = DocumentRoom(encoder, *texts, self._limit - around, turns)
-        found = [short for text in documents if (short := room.cut(text)) is not None]
-        if len(found) < len(documents):
+        shortened = [short for text in documents if (short := room.cut(text)) is not None]
+        if len(shortened) < len(documents):
             raise PromptTooLong(
                 f"the query leaves no room for a document, the limit is {self._limit} tokens",
-                param=given.query_name,
+                param=inputs.query_name,
             )
-        return found
+        return shortened

@@ -64,9 +64,9 @@ class ModelFiles:
         head, template = read_classifier_head(directory), ChatTemplate.read(directory)
         encoder = TextEncoder.read(directory, "" if template is None else template.text)
         specials = [] if encoder is None else encoder.markers
-        found = find_family(family, directory, names, specials, head)
+        chosen = find_family(family, directory, names, specials, head)
         decisions = read_decision_settings(directory, asked or DecisionSettings())
-        return cls(encoder, specials, head, template, found, decisions)
+        return cls(encoder, specials, head, template, chosen, decisions)
 
     def prompts(self, backend: BackendLimits, limits: RequestLimits) -> "ModelPrompts":
         """Return the builders for a loaded model; raises ConfigError if the family does not fit."""

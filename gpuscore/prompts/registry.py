@@ -158,7 +158,7 @@ FAMILIES: dict[str, AnyFamily] = {family.name: family for family in _ALL}
 
 def names_of(ranks: bool) -> str:
     """Return the names of the families that rank, or of the guards, for an error."""
-    return ", ".join(one.name for one in _ALL if ranks != bool(one.classes))
+    return ", ".join(family.name for family in _ALL if ranks != bool(family.classes))
 
 
 # (pattern for the model's name without its owner, beginning of its architecture, family).

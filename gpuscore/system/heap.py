@@ -50,8 +50,10 @@ def keep_freed_blocks() -> None:
     freed. A forward pass frees and takes such blocks in every layer, and each page that comes anew
     costs a page fault and is filled with zeros. Thresholds in the environment are left alone.
     """
-    given = os.environ.get("GLIBC_TUNABLES", "")
-    if any(name in os.environ for name in _VARIABLES) or any(name in given for name in _TUNABLES):
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    if any(name in os.environ for name in _VARIABLES) or any(
+        name in tunables for name in _TUNABLES
+    ):
         return
     _set_option(M_MMAP_THRESHOLD, KEPT)
     _set_option(M_TRIM_THRESHOLD, NEVER)
@@ -60,8 +62,8 @@ def keep_freed_blocks() -> None:
 def use_one_arena() -> None:
     """Have all threads share one arena; call it before there is a second thread.
 
-    `trim` gives back the upper end of this one as well, and threads cannot each keep memory that
-    the others need.
+    `trim` can give back the end of this arena, and no thread keeps memory in an arena of its own
+    that the others need.
     """
     _set_option(M_ARENA_MAX, 1)
 

@@ -28,13 +28,13 @@ _PACKAGES = (
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the installed packages that affect scores."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def local_machine() -> dict[str, Any]:
@@ -42,10 +42,10 @@ def local_machine() -> dict[str, Any]:
 
     Needs no framework; the description has no names of machines or users.
     """
-    found: dict[str, Any] = {"system": platform.system(), "cpu": _cpu(), "cores": os.cpu_count()}
+    machine: dict[str, Any] = {"system": platform.system(), "cpu": _cpu(), "cores": os.cpu_count()}
     clock = _of_cpu("cpu MHz")
-    found |= {"cpu_clock": f"{float(clock):.0f} MHz"} if clock else {}
-    return found | ({"gpus": _gpus()} if _gpus() else {})
+    machine |= {"cpu_clock": f"{float(clock):.0f} MHz"} if clock else {}
+    return machine | ({"gpus": _gpus()} if _gpus() else {})
 
 
 @cache

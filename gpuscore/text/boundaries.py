@@ -190,9 +190,9 @@ class Boundaries:
         while start < len(text):
             turns.before(width // COPIED)
             stop = min(start + width, len(text))
-            found = next(self._cuts(text, start, stop), None)
-            if found is not None:
-                return found
+            cut = next(self._cuts(text, start, stop), None)
+            if cut is not None:
+                return cut
             start, width = stop, min(2 * width, FAR)
         return None
 
@@ -202,9 +202,9 @@ class Boundaries:
         while stop > 1:
             turns.before(width // COPIED)
             start = max(1, stop - width)
-            found = deque(self._cuts(text, start, stop), maxlen=1)
-            if found:
-                return found[0]
+            cuts = deque(self._cuts(text, start, stop), maxlen=1)
+            if cuts:
+                return cuts[0]
             stop, width = start, min(2 * width, FAR)
         return None
 
@@ -324,5 +324,5 @@ def added_contents(tokenizer: Tokenizer) -> Iterator[str]:
 def _pairs(texts: Iterable[str], space: str) -> frozenset[str]:
     """Return all pairs of neighbours in the texts whose second character may follow a cut."""
     # A NUL, which is never left of a cut, separates texts. The lookahead finds overlapping pairs.
-    found = re.compile(f"(?s)(?=(.[{re.escape(''.join(RIGHTS) + space)}]))")
-    return frozenset(found.findall("\0".join(texts)))
+    pattern = re.compile(f"(?s)(?=(.[{re.escape(''.join(RIGHTS) + space)}]))")
+    return frozenset(pattern.findall("\0".join(texts)))

@@ -155,36 +155,36 @@ class LabelReader:
     limits: RequestLimits
 
     def read(
-        self, given: ScoreInput, default: Sequence[int] | None, turns: Turns
+        self, inputs: ScoreInput, default: Sequence[int] | None, turns: Turns
     ) -> tuple[Labels, LabelTrie | None]:
         """Return the label ids of every item, and the trie if a label has several tokens.
 
         Raises:
             GpuscoreError: the subclass that names the error in the labels.
         """
-        given.check_labels(default)
-        if given.labels is not None:
-            self._check_count(len(given.labels), "labels")
-        if given.label_sequences is not None:
-            return self._trie(self._sequences(given.label_sequences), len(given.items))
-        if given.labels is not None and (given.one_token or self.checks.backend.classes):
-            return self.same(self._named(given.labels, turns), len(given.items)), None
-        if given.labels is not None:
-            return self._trie(self._tokenised(given.labels, turns), len(given.items))
-        ids = given.label_token_ids if given.label_token_ids is not None else default or ()
+        inputs.check_labels(default)
+        if inputs.labels is not None:
+            self._check_count(len(inputs.labels), "labels")
+        if inputs.label_sequences is not None:
+            return self._trie(self._sequences(inputs.label_sequences), len(inputs.items))
+        if inputs.labels is not None and (inputs.one_token or self.checks.backend.classes):
+            return self.same(self._named(inputs.labels, turns), len(inputs.items)), None
+        if inputs.labels is not None:
+            return self._trie(self._tokenised(inputs.labels, turns), len(inputs.items))
+        ids = inputs.label_token_ids if inputs.label_token_ids is not None else default or ()
         if lists := lists_of(ids):
             return self._of_items(lists, turns), None
-        return self.same(list(ids), len(given.items)), None  # type: ignore[arg-type]
+        return self.same(list(ids), len(inputs.items)), None  # type: ignore[arg-type]
 
     def same(self, ids: Sequence[int], num_items: int) -> Labels:
         return (self.array(ids, "label_token_ids"),) * num_items
 
     def _of_items(self, lists: Sequence[Sequence[int]], turns: Turns) -> Labels:
-        found: list[Int32Array] = []
+        arrays: list[Int32Array] = []
         for index, ids in enumerate(lists):
             turns.before(len(ids))  # an id takes about as long as a character
-            found.append(self.array(ids, f"label_token_ids[{index}]"))
-        return tuple(found)
+            arrays.append(self.array(ids, f"label_token_ids[{index}]"))
+        return tuple(arrays)
 
     def array(self, ids: Sequence[int], param: str) -> Int32Array:
         self._check_count(len(ids), param)
@@ -203,25 +203,25 @@ class LabelReader:
         return label_tokens(self._need_encoder(), labels, turns)
 
     def _tokenised(self, labels: Sequence[str], turns: Turns) -> list[Int32Array]:
-        most, found = self.limits.max_label_tokens, list[Int32Array]()
+        most, sequences = self.limits.max_label_tokens, list[Int32Array]()
         try:
             for tokens in self._need_encoder().prompts(labels, False, turns, most):
-                param = f"labels[{len(found)}]"
+                param = f"labels[{len(sequences)}]"
                 if not len(tokens):
                     raise EmptyLabels(f"{param} is 0 tokens, it must be at least one", param=param)
                 self._check_length(len(tokens), param)
-                found.append(self.checks.label_ids(tokens, param))
+                sequences.append(self.checks.label_ids(tokens, param))
         except OverLimit as over:
-            param = f"labels[{len(found)}]"
+            param = f"labels[{len(sequences)}]"
             raise TooManyTokens(
                 f"{param} is at least {over.least} tokens, the limit is {most}", param=param
             ) from None
-        return found
+        return sequences
 
-    def _sequences(self, given: Sequence[Sequence[int]]) -> list[Int32Array]:
-        self._check_count(len(given), "label_sequences")
-        found: list[Int32Array] = []
-        for index, ids in enumerate(given):
+    def _sequences(self, sequences: Sequence[Sequence[int]]) -> list[Int32Array]:
+        self._check_count(len(sequences), "label_sequences")
+        arrays: list[Int32Array] = []
+        for index, ids in enumerate(sequences):
             param = f"label_sequences[{index}]"
             if len(ids) > 1 and self.checks.backend.classes is not None:
                 raise InvalidRequest(
@@ -230,8 +230,8 @@ class LabelReader:
                     param=param,
                 )
             self._check_length(len(ids), param)
-            found.append(self.checks.label_ids(ids, param))
-        return found
+            arrays.append(self.checks.label_ids(ids, param))
+        return arrays
 
     def _check_count(self, count: int, param: str) -> None:
         if count > self.limits.max_labels:
@@ -259,16 +259,16 @@ def label_tokens(encoder: TextEncoder, labels: Sequence[str], turns: Turns = ALO
         LabelNotSingleToken: a label is not exactly one token; the message has its ids, unless the
             label is very long.
     """
-    found: list[int] = []
+    ids: list[int] = []
     try:
         for tokens in encoder.prompts(labels, False, turns, 1):
-            found.append(_single_token(tokens, f"labels[{len(found)}]"))
+            ids.append(_single_token(tokens, f"labels[{len(ids)}]"))
     except OverLimit as over:
-        param = f"labels[{len(found)}]"
+        param = f"labels[{len(ids)}]"
         raise LabelNotSingleToken(
             f"{param} is at least {over.least} tokens, it must be exactly one", param=param
         ) from None
-    return found
+    return ids
 
 
 def _single_token(tokens: Int32Array, param: str) -> int:

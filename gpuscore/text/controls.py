@@ -94,9 +94,9 @@ class Forbidden:
 
     def checked(self, ids: Int32Array) -> Int32Array:
         """Return these ids; raise ControlToken if one of them is a control token's."""
-        found = self._is_control.take(ids, mode="clip")
-        if found.any():
-            raise ControlToken(self._name(int(ids[found][0])))
+        forbidden = self._is_control.take(ids, mode="clip")
+        if forbidden.any():
+            raise ControlToken(self._name(int(ids[forbidden][0])))
         return ids
 
 
@@ -167,10 +167,10 @@ def _hidden(state: Mapping[str, Any], ids: Collection[int], entries: Collection[
     if names and "merges" in model:
         affix = len(model["continuing_subword_prefix"] or "")
         model["merges"] = [
-            [one, other]
-            for one, other in model["merges"]
-            if not (one in names or other in names)
-            and not (one + other in names or one + other[affix:] in names)
+            [left, other]
+            for left, other in model["merges"]
+            if not (left in names or other in names)
+            and not (left + other in names or left + other[affix:] in names)
         ]
     changed = {**state, "post_processor": None, "added_tokens": added, "model": model}
     made = Tokenizer.from_str(json.dumps(changed))
@@ -220,8 +220,8 @@ def _unknown(tokenizer: Tokenizer) -> int | None:
     """Return the model's id for text that its vocabulary lacks; None if there is none."""
     model = tokenizer.model
     if isinstance(model, models.Unigram):
-        found: int | None = json.loads(model.__getstate__())["unk_id"]
-        return found
+        unknown: int | None = json.loads(model.__getstate__())["unk_id"]
+        return unknown
     return None if model.unk_token is None else tokenizer.token_to_id(model.unk_token)
 
 

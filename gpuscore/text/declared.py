@@ -70,17 +70,17 @@ def named_tokens(directory: Path) -> frozenset[str | int]:
     eos in config.json and generation_config.json. The unknown token counts only if it has another
     name, too.
     """
-    found: list[tuple[str, object]] = []
+    tokens: list[tuple[str, object]] = []
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
-        found += _declared(directory / file)
+        tokens += _declared(directory / file)
     config = read_object(directory / "tokenizer_config.json") or {}
     decoder = as_object(config.get("added_tokens_decoder") or {}, "added_tokens_decoder")
-    found += [
+    tokens += [
         ("special", token)
         for token in decoder.values()
         if isinstance(token, dict) and token.get("special")
     ]
-    texts = [(key, token_text(token)) for key, token in found]
+    texts = [(key, token_text(token)) for key, token in tokens]
     unknown = {text for key, text in texts if key == "unk_token"}
     named: set[str | int] = {
         text for key, text in texts if text and (key in _ENDS or text not in unknown)
@@ -131,8 +131,8 @@ def _check_added(
     content = flags.get("content")
     if not isinstance(content, str):
         raise ConfigError(f"{path}: {key} holds {shown(token)}, which is no token")
-    found = known.get(content)
-    if found is None:
+    same = known.get(content)
+    if same is None:
         raise ConfigError(
             f"{path}: {key} holds {shown(content)}, which tokenizer.json does not have among its "
             "added tokens; supported: tokens that both files have"
@@ -140,10 +140,10 @@ def _check_added(
     if not isinstance(token, dict):
         return
     for flag in (*_FLAGS, "normalized") if normalizes else _FLAGS:
-        if flag in flags and bool(flags[flag]) != getattr(found, flag):
+        if flag in flags and bool(flags[flag]) != getattr(same, flag):
             raise ConfigError(
                 f"{path}: {key} says that {flag} of {shown(content)} is {shown(flags[flag])}, "
-                f"tokenizer.json {getattr(found, flag)}; supported: both alike"
+                f"tokenizer.json {getattr(same, flag)}; supported: both alike"
             )
 
 
@@ -176,10 +176,10 @@ def rebuild(directory: Path, tokenizer: Tokenizer) -> None:
         return
     stages = flat(tokenizer.pre_tokenizer, "pretokenizers") or []
     if name.removesuffix("Fast") == "Qwen2Tokenizer" or kind == "qwen2":
-        if (found := _described(tokenizer)) != ("BPE", [False] * 3, [_QWEN2, "ByteLevel"]):
+        if (described := _described(tokenizer)) != ("BPE", [False] * 3, [_QWEN2, "ByteLevel"]):
             raise ConfigError(
                 f"{path}: for tokenizer_class {name} transformers has Qwen2's pattern; "
-                f"tokenizer.json has {shown(found)}; supported: both alike"
+                f"tokenizer.json has {shown(described)}; supported: both alike"
             )
         tokenizer.normalizer = normalizers.NFC()
     elif name.removesuffix("Fast") == "LlamaTokenizer" and kind != "mistral":

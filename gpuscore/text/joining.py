@@ -45,14 +45,14 @@ class PromptBuilder:
 
     def build(
         self,
-        given: ScoreInput,
+        inputs: ScoreInput,
         turns: Turns = ALONE,
         default_labels: Sequence[int] | None = None,
     ) -> ScoreRequest | None:
         """Return the request, or None if it has no items. Long texts take seconds.
 
         Args:
-            given: the caller's request.
+            inputs: the caller's request.
             turns: called before every piece of work.
             default_labels: the labels of a request that names none; None if it must name some.
 
@@ -60,11 +60,11 @@ class PromptBuilder:
             GpuscoreError: the subclass that names the error in the input, or DeadlineExceeded if
                 the request was given up meanwhile.
         """
-        return self._build(given, turns, default_labels, None)
+        return self._build(inputs, turns, default_labels, None)
 
     def build_rest(
         self,
-        given: ScoreInput,
+        inputs: ScoreInput,
         errors: ItemErrors,
         turns: Turns = ALONE,
         default_labels: Sequence[int] | None = None,
@@ -72,7 +72,7 @@ class PromptBuilder:
         """Return the request that `build` makes of the items without errors; None if all have one.
 
         Args:
-            given: the caller's request.
+            inputs: the caller's request.
             errors: gets the error of each item that cannot be scored; the items that it has errors
                 of already are not read.
             turns, default_labels: as in `build`.
@@ -81,60 +81,60 @@ class PromptBuilder:
             GpuscoreError: as `build`, for errors of the whole request: a query that is too long
                 by itself is one.
         """
-        if given.is_text:
-            given = given.checked(errors)
-            if isinstance(given.query, str) and is_long(given.query):
-                self._check_query(given, turns)  # else it would be read again for every item
+        if inputs.is_text:
+            inputs = inputs.checked(errors)
+            if isinstance(inputs.query, str) and is_long(inputs.query):
+                self._check_query(inputs, turns)  # else it would be read again for every item
         try:
-            return self._build(given, turns, default_labels, errors)
+            return self._build(inputs, turns, default_labels, errors)
         except ItemsRefused:
-            if not errors.rest(given.items):
-                self._check_query(given, turns)
+            if not errors.rest(inputs.items):
+                self._check_query(inputs, turns)
                 return None
-        return self._build(given.without(errors), turns, default_labels, None)
+        return self._build(inputs.without(errors), turns, default_labels, None)
 
     def _build(
         self,
-        given: ScoreInput,
+        inputs: ScoreInput,
         turns: Turns,
         default_labels: Sequence[int] | None,
         errors: ItemErrors | None,
     ) -> ScoreRequest | None:
         """Return the request; raise ItemsRefused once every item has an error in `errors`."""
-        _at_most(TooManyItems, "items", len(given.items), self.limits.max_items)
-        labels, trie = self._labels.read(given, default_labels, turns)
-        if not given.items:
+        _at_most(TooManyItems, "items", len(inputs.items), self.limits.max_items)
+        labels, trie = self._labels.read(inputs, default_labels, turns)
+        if not inputs.items:
             return None
         before = self
         if trie is not None:  # the last token of a label is not computed
             before = PromptBuilder(self.encoder, self.backend, self.limits, trie.longest - 1)
-        parts = None if given.is_text or errors else before._ids_at_once(given)
-        query, items = before._one_by_one(given, turns, errors) if parts is None else parts
-        need_lse, priority = given.need_lse or trie is not None, given.priority
+        parts = None if inputs.is_text or errors else before._ids_at_once(inputs)
+        query, items = before._one_by_one(inputs, turns, errors) if parts is None else parts
+        need_lse, priority = inputs.need_lse or trie is not None, inputs.priority
         request = ScoreRequest(query, items, labels, need_lse, priority=priority, trie=trie)
         tokens = most_tokens(request, self.backend)
         _at_most(TooManyTokens, "items", tokens, self.limits.max_request_tokens)
         return request
 
     def _one_by_one(
-        self, given: ScoreInput, turns: Turns, errors: ItemErrors | None
+        self, inputs: ScoreInput, turns: Turns, errors: ItemErrors | None
     ) -> tuple[Int32Array, tuple[Int32Array, ...]]:
         """Make the prompts one by one and return the query and the items."""
         try:
             with self.checks.too_long("items[0]"):  # the query is part of every prompt
-                if given.is_text:
-                    prompts, query_len = self._text_prompts(given, turns)
+                if inputs.is_text:
+                    prompts, query_len = self._text_prompts(inputs, turns)
                 else:
-                    prompts, query_len = self._id_prompts(given, errors)
-                cut = self._fixed_cut(given, turns) if self.backend.deterministic_chunk else 0
+                    prompts, query_len = self._id_prompts(inputs, errors)
+                cut = self._fixed_cut(inputs, turns) if self.backend.deterministic_chunk else 0
         except PromptTooLong as error:
-            if errors is None or len(given.items) > 1:
+            if errors is None or len(inputs.items) > 1:
                 raise
             errors.add(0, error)
             raise ItemsRefused from error
         checked = self.checks.checked(prompts, turns, errors=errors)
         # Token ids are cheap to count, so the error names their full number.
-        most = self.limits.max_request_tokens if given.is_text else sys.maxsize
+        most = self.limits.max_request_tokens if inputs.is_text else sys.maxsize
         if self.backend.deterministic_chunk:
             return split(checked, cut, most)
         return factor(checked, query_len, most)
@@ -179,7 +179,7 @@ class PromptBuilder:
 
     def whole_prompts(
         self,
-        given: Sequence[str] | Sequence[list[int]],
+        elements: Sequence[str] | Sequence[list[int]],
         *,
         special: bool,
         name: str,
@@ -188,30 +188,30 @@ class PromptBuilder:
         """Return the ids of prompts without factoring them, with all checks.
 
         Args:
-            given: at least one prompt, all text or all ids.
+            elements: at least one prompt, all text or all ids.
             special: texts get the tokenizer's special tokens.
             name: the caller's name for the prompts, for errors.
             turns: called before every piece of work.
         """
-        self.check_count(name, len(given))
-        if isinstance(given[0], str):
+        self.check_count(name, len(elements))
+        if isinstance(elements[0], str):
             ids = self.need_encoder(name).prompts(
-                given,  # type: ignore[arg-type]
+                elements,  # type: ignore[arg-type]
                 special,
                 turns,
                 self.backend.max_model_len,
             )
         else:
-            for index, prompt in enumerate(given):
+            for index, prompt in enumerate(elements):
                 self.checks.check_length(len(prompt), index, name)
-            ids = (self.checks.ids(prompt, f"{name}[{i}]") for i, prompt in enumerate(given))  # type: ignore[arg-type]
+            ids = (self.checks.ids(prompt, f"{name}[{i}]") for i, prompt in enumerate(elements))  # type: ignore[arg-type]
         most = self.limits.max_request_tokens
         prompts: list[Int32Array] = []
         total = 0
         for made in self.checks.checked(lambda _: ids, turns, name):
             prompts.append(made)
             total += len(made)
-            if isinstance(given[0], str):
+            if isinstance(elements[0], str):
                 stop_over(most, total, name)
         _at_most(TooManyTokens, name, total, most)
         return tuple(prompts)
@@ -220,67 +220,67 @@ class PromptBuilder:
         """Raise TooManyItems if `count` is over the limit; called before any work on the items."""
         _at_most(TooManyItems, name, count, self.limits.max_items)
 
-    def _ids_at_once(self, given: ScoreInput) -> tuple[Int32Array, tuple[Int32Array, ...]] | None:
+    def _ids_at_once(self, inputs: ScoreInput) -> tuple[Int32Array, tuple[Int32Array, ...]] | None:
         """Return the result of `factor`, computed faster; None if the faster way does not apply."""
-        size = len(given.query) + sum(map(len, given.items))
+        size = len(inputs.query) + sum(map(len, inputs.items))
         # With these, the cut is not the end of the query.
-        elsewhere = given.item_first or self.backend.deterministic_chunk
+        elsewhere = inputs.item_first or self.backend.deterministic_chunk
         if elsewhere or size > self.limits.max_request_tokens:
             return None
         return factor_ids(
-            given.query,  # type: ignore[arg-type]
-            given.items,  # type: ignore[arg-type]
+            inputs.query,  # type: ignore[arg-type]
+            inputs.items,  # type: ignore[arg-type]
             vocab_rows=self.backend.vocab_rows,
             max_len=self.checks.limit,
         )
 
-    def _id_prompts(self, given: ScoreInput, errors: ItemErrors | None) -> tuple[PromptsFrom, int]:
+    def _id_prompts(self, inputs: ScoreInput, errors: ItemErrors | None) -> tuple[PromptsFrom, int]:
         """Return the prompts, and the query's own length."""
-        query_len = len(given.query)
-        for index, item in enumerate(given.items):  # before long lists are turned into arrays
+        query_len = len(inputs.query)
+        for index, item in enumerate(inputs.items):  # before long lists are turned into arrays
             if errors is None:
                 self.checks.check_length(query_len + len(item), index)
-        query = self.checks.ids(given.query or [], "query")  # type: ignore[arg-type]
+        query = self.checks.ids(inputs.query or [], "query")  # type: ignore[arg-type]
 
         def prompt(index: int) -> Int32Array:
-            self.checks.check_length(query_len + len(given.items[index]), index)
-            item = self.checks.ids(given.items[index], f"items[{index}]")  # type: ignore[arg-type]
-            return np.concatenate((item, query) if given.item_first else (query, item))
+            self.checks.check_length(query_len + len(inputs.items[index]), index)
+            item = self.checks.ids(inputs.items[index], f"items[{index}]")  # type: ignore[arg-type]
+            return np.concatenate((item, query) if inputs.item_first else (query, item))
 
-        count = len(given.items)
-        return lambda start: map(prompt, range(start, count)), 0 if given.item_first else query_len
+        count = len(inputs.items)
+        return lambda start: map(prompt, range(start, count)), 0 if inputs.item_first else query_len
 
-    def _text_prompts(self, given: ScoreInput, turns: Turns) -> tuple[PromptsFrom, int]:
+    def _text_prompts(self, inputs: ScoreInput, turns: Turns) -> tuple[PromptsFrom, int]:
         """Return the prompts, and the query's tokens in a single prompt."""
         encoder, limit = self.need_encoder("items"), self.checks.limit
-        query: str = given.query or ""  # type: ignore[assignment]
-        items: Sequence[str] = given.items  # type: ignore[assignment]
+        query: str = inputs.query or ""  # type: ignore[assignment]
+        items: Sequence[str] = inputs.items  # type: ignore[assignment]
 
-        if given.item_first or len(items) > 1:
+        if inputs.item_first or len(items) > 1:
             return encoder.joined_from(
-                query, lambda start: islice(items, start, None), given.item_first, turns, limit
+                query, lambda start: islice(items, start, None), inputs.item_first, turns, limit
             ), 0  # not used
         prompt, alone = encoder.joined(query, [*items, ""], False, turns, limit)
         return lambda start: iter([prompt][start:]), common_prefix(prompt, alone)
 
-    def _fixed_cut(self, given: ScoreInput, turns: Turns) -> int:
+    def _fixed_cut(self, inputs: ScoreInput, turns: Turns) -> int:
         """Return a cut that depends on the query alone: before the last token all prompts share."""
-        if given.item_first:
+        if inputs.item_first:
             return 0
-        if not given.is_text:
-            return max(0, len(given.query) - 1)
-        query: str = given.query  # type: ignore[assignment]
+        if not inputs.is_text:
+            return max(0, len(inputs.query) - 1)
+        query: str = inputs.query  # type: ignore[assignment]
         shared = self.need_encoder("items").num_shared(query, turns, self.checks.limit)
         return max(0, shared - 1)
 
-    def _check_query(self, given: ScoreInput, turns: Turns) -> None:
+    def _check_query(self, inputs: ScoreInput, turns: Turns) -> None:
         """Raise PromptTooLong, with the query as the culprit, if it is too long by itself."""
-        if not len(given.query):
+        if not len(inputs.query):
             return
-        nothing: list[str | list[int]] = [""] if given.is_text else [[]]
-        whole = given.labels is not None or given.label_sequences is not None
+        nothing: list[str | list[int]] = [""] if inputs.is_text else [[]]
+        whole = inputs.labels is not None or inputs.label_sequences is not None
         labels = None if whole else [0]  # there may be a list for each item
-        alone = replace(given, items=nothing, label_token_ids=labels)
+        alone = replace(inputs, items=nothing, label_token_ids=labels)
         try:
             self._build(alone, turns, None, None)
         except PromptTooLong as error:

@@ -165,7 +165,7 @@ def _split_effect(stage: Mapping[str, Any], space: str) -> tuple[frozenset[str],
 
 def _alternatives(pattern: str) -> frozenset[str]:
     """Return the alternatives of a pattern; none if one of them is not in `ALTERNATIVES`."""
-    found = set()
+    alternatives = set()
     pattern = pattern.replace("\r", r"\r").replace("\n", r"\n")  # DeepSeek writes them unescaped
     if pattern.endswith("|"):  # an empty alternative
         return NONE
@@ -173,6 +173,6 @@ def _alternatives(pattern: str) -> frozenset[str]:
         match = _FIRST.match(pattern)
         if match is None:
             return NONE
-        found.add(match[1])
+        alternatives.add(match[1])
         pattern = pattern[match.end() :]
-    return frozenset(found)
+    return frozenset(alternatives)

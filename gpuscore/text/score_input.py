@@ -65,8 +65,8 @@ class ScoreInput:
 
     def check_labels(self, default: Sequence[int] | None) -> None:
         """Raise MissingLabels if neither the request nor the model names labels."""
-        given = (self.labels, self.label_token_ids, self.label_sequences, default)
-        if all(labels is None for labels in given):
+        sources = (self.labels, self.label_token_ids, self.label_sequences, default)
+        if all(labels is None for labels in sources):
             raise MissingLabels("label_token_ids or labels is required", param="label_token_ids")
 
     def checked(self, errors: ItemErrors) -> "ScoreInput":
@@ -86,38 +86,38 @@ class ScoreInput:
         return replace(self, items=errors.rest(self.items), label_token_ids=labels)
 
 
-def _is_text(given: ScoreInput) -> bool:
+def _is_text(inputs: ScoreInput) -> bool:
     """Return True for text, False for token ids; raise MixedInputTypes for both at once."""
-    kinds = {issubclass(kind, str) for kind in set(map(type, given.items))}
-    if len(given.query):
-        kinds.add(isinstance(given.query, str))
+    kinds = {issubclass(kind, str) for kind in set(map(type, inputs.items))}
+    if len(inputs.query):
+        kinds.add(isinstance(inputs.query, str))
     if len(kinds) > 1:
         raise MixedInputTypes("query and items must be all text or all token ids", param="items")
     return kinds == {True}
 
 
-def _check_label_fields(given: ScoreInput) -> None:
+def _check_label_fields(inputs: ScoreInput) -> None:
     fields = ("labels", "label_sequences", "label_token_ids")
-    named = [name for name in fields if getattr(given, name) is not None]
+    named = [name for name in fields if getattr(inputs, name) is not None]
     if len(named) > 1:
         raise InvalidRequest(f"{' and '.join(named)} exclude each other", param=named[0])
-    if given.labels is not None:
-        _some_label(given.labels, "labels")
+    if inputs.labels is not None:
+        _some_label(inputs.labels, "labels")
         return
-    if given.label_sequences is not None:
-        _check_sequences(given.label_sequences)
-    if given.label_token_ids is None:
+    if inputs.label_sequences is not None:
+        _check_sequences(inputs.label_sequences)
+    if inputs.label_token_ids is None:
         return
-    _some_label(given.label_token_ids, "label_token_ids")
-    lists = lists_of(given.label_token_ids)
-    if len(lists) not in (0, len(given.label_token_ids)):
+    _some_label(inputs.label_token_ids, "label_token_ids")
+    lists = lists_of(inputs.label_token_ids)
+    if len(lists) not in (0, len(inputs.label_token_ids)):
         raise InvalidRequest(
             "label_token_ids must be integers, or one list of integers per item",
             param="label_token_ids",
         )
-    if lists and len(lists) != len(given.items):
+    if lists and len(lists) != len(inputs.items):
         raise InvalidRequest(
-            f"label_token_ids has {len(lists)} lists for {len(given.items)} items",
+            f"label_token_ids has {len(lists)} lists for {len(inputs.items)} items",
             param="label_token_ids",
         )
     for index, ids in enumerate(lists):
@@ -211,9 +211,9 @@ def alike(prompts: Sequence[Int32Array], most: int) -> list[list[int]]:
     """
     order = sorted_order(prompts)
     groups = [order[:1]]
-    for one, other in zip(order, order[1:], strict=False):
-        shorter = min(len(prompts[one]), len(prompts[other]))
-        if 4 * common_prefix(prompts[one], prompts[other]) < 3 * shorter:
+    for previous, other in zip(order, order[1:], strict=False):
+        shorter = min(len(prompts[previous]), len(prompts[other]))
+        if 4 * common_prefix(prompts[previous], prompts[other]) < 3 * shorter:
             groups.append([])
         groups[-1].append(other)
     if len(groups) > most:

@@ -51,7 +51,7 @@ class TextEncoder:
         named: texts and ids of control tokens that other files name.
         template: the source of the chat template, which writes control tokens.
         forbidden: ids that no text may give; ControlToken is raised for a text that does.
-        base: an encoder with the same tokens or more; a token is equally long in both.
+        base: an encoder whose lower bound for the number of a text's tokens holds here, too.
     """
 
     def __init__(
@@ -197,10 +197,10 @@ class TextEncoder:
     def _around(
         self, head: str, tail: str, item_first: bool, turns: Turns, limit: int | None
     ) -> tuple[Int32Array, Int32Array, int]:
-        """Return the ids before and after every item's own, and how many of its own to drop.
+        """Return the ids before and after each item's, and how many first ids of an item to drop.
 
-        Either the head is the same in all prompts, or with `item_first` the tail, without the ids
-        of its first character, the guard.
+        The tail begins with the guard, a character whose ids are dropped: from the tail, which all
+        prompts share, with `item_first`, else from each item's own ids.
         """
         opening, closing = self._specials.opening, self._specials.closing
         guard = self._num_ids(tail[0])
@@ -230,14 +230,14 @@ class TextEncoder:
         # With boundaries, `_specials` are known, so the pieces are encoded without them.
         in_parts = special and self._boundaries is not None
         opening, closing = (self._specials.opening, self._specials.closing) if in_parts else NONE
-        found, count = [opening], len(opening) + len(closing)
+        arrays, count = [opening], len(opening) + len(closing)
         for begin, piece in pieces(text, self._first_cut, turns):
             skipped = self._num_ids(piece[0]) if begin else 0
             (encoding,) = self._encode([piece], special and not in_parts)
             count += len(encoding) - skipped
             check_limit(count, limit)  # before the list of ids, maybe millions, is made
-            found.append(self._allowed(np.array(encoding.ids, dtype=np.int32)[skipped:]))
-        return np.concatenate((*found, closing))
+            arrays.append(self._allowed(np.array(encoding.ids, dtype=np.int32)[skipped:]))
+        return np.concatenate((*arrays, closing))
 
     def _num_ids(self, guard: str) -> int:
         """Return the number of ids of a single character."""
@@ -251,10 +251,10 @@ class TextEncoder:
     def first_tokens(self, text: str, count: int, turns: Turns = ALONE) -> str:
         """Return the part of a text that its first `count` tokens cover; `count` is at least 1.
 
-        At most one piece beyond that part is encoded. Nothing is encoded that begins PIECE_CHARS
-        characters after a length that is certain to have more than `count` tokens. With a safe cut
-        in between, such text cannot change the first tokens; without one, it could only through a
-        chain of overlapping merges all the way, each of a lower rank than the one before it.
+        At most one piece beyond that part is encoded. A long text is shortened first: to a length
+        that is certain to have more than `count` tokens, and PIECE_CHARS characters more. If these
+        contain a safe cut, what follows cannot change the first tokens. Without one, it could only
+        through a chain of overlapping merges, each of a lower rank than the one before it.
         """
         if self._least is not None and is_long(text):
             text = text[: self._least.reach(text, count, turns) + PIECE_CHARS]

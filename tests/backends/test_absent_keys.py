@@ -154,7 +154,7 @@ def changes(fields: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 def test_an_absent_key_is_what_transformers_takes(name, tmp_path):
     wrong, compared = [], 0
     for key, fields in [("", FILES[name]), *changes(FILES[name])]:
-        want = theirs(fields, tmp_path)
+        expected = theirs(fields, tmp_path)
         what = f"{key} {'null' if key in fields else 'absent'}"
         try:
             config = read_architecture(RawConfig(fields)).config
@@ -162,10 +162,10 @@ def test_an_absent_key_is_what_transformers_takes(name, tmp_path):
             if not any(word in str(error) for word in (key, ALSO.get(key, key))) or not key:
                 wrong.append((what, str(error)))
             continue
-        if want is None:
+        if expected is None:
             continue
         compared += 1
-        apart = {part: (ours(config, part), x) for part, x in want.items()}
+        apart = {part: (ours(config, part), x) for part, x in expected.items()}
         wrong += [(what, part, *pair) for part, pair in apart.items() if pair[0] != pair[1]]
     assert not wrong
     assert compared > len(FILES[name]) / 2

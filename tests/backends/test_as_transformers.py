@@ -1,4 +1,4 @@
-"""Promise: packed = alone = transformers, in float32 within 1e-4 in log p (invariants 1 and 3)."""
+"""Promise: packed = alone = transformers, in float32 within 1e-4 in log p."""
 
 import numpy as np
 import pytest
@@ -19,10 +19,10 @@ def rng():
 
 
 def check(model, scorer, prompts, result, labels=LABELS, reference=reference_logprobs):
-    want = reference(model, prompts)
-    assert want.std() > 1, "near-uniform outputs would prove nothing"
-    np.testing.assert_allclose(result.logprobs, want[:, labels], atol=TOLERANCE, rtol=0)
-    np.testing.assert_allclose(result.scores, np.exp(want[:, labels]), atol=TOLERANCE, rtol=0)
+    expected = reference(model, prompts)
+    assert expected.std() > 1, "near-uniform outputs would prove nothing"
+    np.testing.assert_allclose(result.logprobs, expected[:, labels], atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(result.scores, np.exp(expected[:, labels]), atol=TOLERANCE, rtol=0)
     assert result.prompt_tokens == sum(map(len, prompts))
 
 
@@ -113,16 +113,16 @@ def test_labels_per_item(tiny_model, rng):
     with Scorer(str(directory), max_batch_tokens=512) as scorer:
         result = scorer.score(query, items, label_token_ids=labels, logprobs=True)
         softmax = scorer.score(query, items, label_token_ids=labels, apply_softmax=True)
-    want = reference_logprobs(model, [query + i for i in items])
+    expected = reference_logprobs(model, [query + i for i in items])
     for row, ids in enumerate(labels):
         np.testing.assert_allclose(
-            result.logprobs[row, : len(ids)], want[row, ids], atol=TOLERANCE, rtol=0
+            result.logprobs[row, : len(ids)], expected[row, ids], atol=TOLERANCE, rtol=0
         )
         assert np.isnan(result.logprobs[row, len(ids) :]).all()
-        p = np.exp(want[row, ids])
+        p = np.exp(expected[row, ids])
         np.testing.assert_allclose(softmax.scores[row, : len(ids)], p / p.sum(), atol=TOLERANCE)
         assert result.label_mass[row] == pytest.approx(
-            np.exp(want[row, np.unique(ids)]).sum(), abs=TOLERANCE
+            np.exp(expected[row, np.unique(ids)]).sum(), abs=TOLERANCE
         )
 
 

@@ -59,13 +59,13 @@ def run(batch, seed, window=None, softcap=None):
     rows = torch.from_numpy(batch.score_rows.astype(np.int64))
     exact = [x.double().numpy() for x in (q, k, v)]
     for layer, scored in ((0, None), (1, rows)):
-        want = oracle(batch, PAGE_SIZE, *exact, *before[layer], window, softcap)
-        want = want if scored is None else want[batch.score_rows]
+        expected = oracle(batch, PAGE_SIZE, *exact, *before[layer], window, softcap)
+        expected = expected if scored is None else expected[batch.score_rows]
         stored.write(layer, k, v)
         for impl in IMPLEMENTATIONS:
             attend = TorchAttention(config, pool, impl, merge_partials).prepare(batch)
             got = attend.run(layer, q if scored is None else q[scored], k, v).numpy()
-            np.testing.assert_allclose(got, want, atol=1e-5, rtol=1e-5, err_msg=impl)
+            np.testing.assert_allclose(got, expected, atol=1e-5, rtol=1e-5, err_msg=impl)
     return pool, k, v
 
 
@@ -126,7 +126,7 @@ def consecutive(lengths):
 
 @pytest.mark.parametrize("lengths", [[5, 5, 5], [5, 7, 5], [5], [1, 1]])
 def test_consecutive_rows_and_slots_stay_in_place(lengths):
-    """Equal lengths are not filled up either. The scores are the same as with copies."""
+    """Segments of equal length are neither copied nor filled up, and score as with copies."""
     batch = consecutive(lengths)
     layout = lay_out_attention(batch, PAGE_SIZE, None, CPU)
     first = layout.dense[0]
@@ -142,7 +142,7 @@ def test_consecutive_rows_and_slots_stay_in_place(lengths):
 
 
 def test_cached_slots_are_read_once_for_all_items_with_items_below_them():
-    """Else each item with labels of several tokens would cost a pass over the whole query."""
+    """Otherwise each item with labels of several tokens would cost a pass over the whole query."""
     pages = np.arange(5, dtype=np.int32)
     segments = []
     for item in range(3):

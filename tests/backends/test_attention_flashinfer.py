@@ -72,7 +72,7 @@ def test_kernels_for_hopper_read_the_tiles_that_rows_see(batch, sizes):
 
 @pytest.mark.parametrize("sizes", HOPPER, ids=str)
 def test_the_known_answer_has_tiles_that_no_item_reaches(sizes):
-    """Without a prefix, so that it shows kernels that read the tile before the first."""
+    """It has no prefix, so it reveals kernels that read the tile before the first one."""
     noted, config = [], heads_alone(4, 2, 8)
 
     def noting(config, pool):
@@ -121,8 +121,8 @@ def test_calls_of_the_locked_release_score_as_the_mask_rule_says(batch, form, mo
     tested = make(config, pool).prepare(batch)
     for layer, q in enumerate((given.q, given.q[batch.score_rows.astype(np.int64)])):
         if len(q):
-            want = exact.run(layer, q, given.k, given.v)
-            assert relative_error(tested.run(layer, q, given.k, given.v), want) < 1e-5
+            expected = exact.run(layer, q, given.k, given.v)
+            assert relative_error(tested.run(layer, q, given.k, given.v), expected) < 1e-5
 
 
 def test_the_stub_is_of_the_locked_release():

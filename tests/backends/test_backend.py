@@ -59,7 +59,7 @@ def test_what_this_torch_says_when_memory_is_short():
 @pytest.mark.parametrize(("raised", "expected"), ERRORS)
 @pytest.mark.parametrize("late", [False, True])
 def test_errors(backend, monkeypatch, raised, expected, late):
-    """An error at the launch and one that shows only in `collect`; the next batch is unharmed."""
+    """An error may come at the launch or only in `collect`; the next batch is unharmed."""
     rng = np.random.default_rng(0)
     batch = in_one_batch(random_ids(rng, 9), [random_ids(rng, 4)], [3, 17])
     before = backend.collect(backend.extend(batch))
@@ -77,7 +77,7 @@ def test_errors(backend, monkeypatch, raised, expected, late):
 
 
 def test_products_are_summed_in_float32(tiny_model):
-    """Also where the caller's process had allowed something else."""
+    """This holds even if the caller's process had allowed half-precision sums."""
     matmul, directory = torch.backends.cuda.matmul, tiny_model()[0]
     matmul.allow_bf16_reduced_precision_reduction = True
     matmul.allow_fp16_reduced_precision_reduction = True
@@ -88,7 +88,7 @@ def test_products_are_summed_in_float32(tiny_model):
 
 @pytest.mark.parametrize("raised", [RuntimeError("a library's own text"), ValueError("odd")])
 def test_the_device_is_asked_after_an_error_that_is_not_known(monkeypatch, raised):
-    """Without CUDA: torch's answers are set. A lost device answers every call with its error."""
+    """There is no CUDA here: torch's answers are set. A lost device fails every call."""
     state = {"lost": False}
 
     def synchronize(device):

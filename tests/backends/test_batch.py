@@ -1,4 +1,4 @@
-"""Promise: the layout of a packed batch and its mask are those worked out by hand."""
+"""Promise: a packed batch has the layout and the mask that were worked out by hand."""
 
 import numpy as np
 
@@ -112,8 +112,8 @@ def test_the_mask_rule_row_by_row():
         bounds, seen = batch.cu_seqlens, visible_rows(batch)
         for segment, parent in enumerate(batch.parent):
             for row in range(bounds[segment], bounds[segment + 1]):
-                want, above = set(range(bounds[segment], row + 1)), parent
+                expected, above = set(range(bounds[segment], row + 1)), parent
                 while above >= 0:
-                    want |= set(range(bounds[above], bounds[above + 1]))
+                    expected |= set(range(bounds[above], bounds[above + 1]))
                     above = batch.parent[above]
-                assert set(np.flatnonzero(seen[row])) == want
+                assert set(np.flatnonzero(seen[row])) == expected

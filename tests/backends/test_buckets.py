@@ -49,7 +49,8 @@ def test_every_batch_has_one(most, rows_per_tile):
 
 @pytest.mark.parametrize("rows_per_tile", [1, 4, 18, 32, 64, 128])
 def test_there_are_few(rows_per_tile):
-    """At the default of --cuda-graph-tokens; a server captures all of them at start."""
+    """Counts the buckets at the default of --cuda-graph-tokens, which a server captures at
+    start."""
     assert len(make_buckets(GRAPH_TOKENS["cuda"], rows_per_tile)) <= 200
 
 
@@ -70,7 +71,7 @@ def test_the_page_has_the_numbers(buckets):
 
 @pytest.mark.parametrize("most", [MOST, 512, *slow(300, 500)])
 def test_small_batches_have_little_padding(most):
-    """The worst of all sizes from 128 tokens on, whatever else the batch has."""
+    """Checks the worst of all sizes from 128 tokens on, whatever else the batch has."""
     buckets = make_buckets(most, 32)
     worst = {True: 0.0, False: 0.0}
     for tokens in [*range(128, min(most, 513)), *range(513, most + 1, 7)]:
@@ -90,7 +91,8 @@ def test_others_have_at_most_a_third(buckets):
 
 
 def test_few_requests_do_not_get_the_room_of_many(buckets):
-    """Requests of a query and an item each: tiles that they share with no other, a scored row."""
+    """Each request has a query and an item: tiles that it shares with no other, and a scored
+    row."""
     for tokens in sorted({bucket.tokens for bucket in buckets if bucket.tokens >= 2 * FEW}):
         for count in range(1, FEW + 1):
             wanted = Bucket(tokens, -(-tokens // 32) + 2 * count, count)

@@ -31,10 +31,10 @@ def rng():
 
 
 def check(model, prompts, result, labels):
-    want = reference_logits(model, prompts)
-    assert len(want) == 1 or want.std() > 1, "near-uniform outputs would prove nothing"
-    logprobs = want - np.logaddexp.reduce(want, axis=1, keepdims=True)
-    np.testing.assert_allclose(result.logits, want[:, labels], atol=TOLERANCE, rtol=0)
+    expected = reference_logits(model, prompts)
+    assert len(expected) == 1 or expected.std() > 1, "near-uniform outputs would prove nothing"
+    logprobs = expected - np.logaddexp.reduce(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(result.logits, expected[:, labels], atol=TOLERANCE, rtol=0)
     np.testing.assert_allclose(result.logprobs, logprobs[:, labels], atol=TOLERANCE, rtol=0)
     np.testing.assert_allclose(result.scores, np.exp(logprobs[:, labels]), atol=TOLERANCE, rtol=0)
 
@@ -85,9 +85,9 @@ def test_a_reranker_as_one_class_scores_the_same(tiny_model, tmp_path, rng):
         pairs = scorer.score(query, items, label_token_ids=[yes, no], logits=True).logits
     with Scorer(str(converted), max_batch_tokens=512) as scorer:
         one = scorer.score(query, items, labels=["relevant"], logits=True)
-    want = pairs[:, 0] - pairs[:, 1]
-    assert want.std() > 1
-    np.testing.assert_allclose(one.logits[:, 0], want, atol=1e-4, rtol=0)
+    expected = pairs[:, 0] - pairs[:, 1]
+    assert expected.std() > 1
+    np.testing.assert_allclose(one.logits[:, 0], expected, atol=1e-4, rtol=0)
     assert one.scores == pytest.approx(1, abs=1e-5)
 
 

@@ -50,8 +50,8 @@ def test_scores_equal_transformers(tiny_model, family):
     with Scorer(str(directory), compile="on", max_batch_tokens=64) as scorer:
         for some in (items, items[:1], items[2:3]):  # several rows, then a single one
             result = scorer.score(query, some, label_token_ids=LABELS, logprobs=True)
-            want = reference_logprobs(model, [query + item for item in some])[:, LABELS]
-            np.testing.assert_allclose(result.logprobs, want, atol=1e-4, rtol=0)
+            expected = reference_logprobs(model, [query + item for item in some])[:, LABELS]
+            np.testing.assert_allclose(result.logprobs, expected, atol=1e-4, rtol=0)
 
 
 def test_an_item_alone_and_packed(tiny_model):
@@ -60,9 +60,9 @@ def test_an_item_alone_and_packed(tiny_model):
     query, items = random_ids(rng, 40), [random_ids(rng, 8) for _ in range(4)]
     with Scorer(str(tiny_model("qwen3")[0]), compile="on", deterministic=True) as scorer:
         together = scorer.score(query, items, label_token_ids=LABELS, logprobs=True).logprobs
-        for item, want in zip(items, together, strict=True):
+        for item, expected in zip(items, together, strict=True):
             alone = scorer.score(query, [item], label_token_ids=LABELS, logprobs=True).logprobs
-            assert (alone[0] == want).all()
+            assert (alone[0] == expected).all()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -205,7 +205,7 @@ def test_two_ropes_alike(qwen3):
 def test_all_that_has_no_effect_at_once(qwen3):
     directory, base = qwen3
     changed(directory, base, {})
-    want = theirs(directory)
+    expected = theirs(directory)
     names = ("attention_dropout", "_x", "bos_token_id")
     names += ("classifier_dropout", "temperature", "unsloth_fixed", "is_decoder", "seq_length")
     odd = {name: 0.7 if "dropout" in name else 3 for name in names}
@@ -213,7 +213,7 @@ def test_all_that_has_no_effect_at_once(qwen3):
     apart = difference(directory)
     assert apart is not None
     assert apart < CLOSE
-    assert np.array_equal(theirs(directory), want)
+    assert np.array_equal(theirs(directory), expected)
 
 
 @pytest.mark.parametrize("name", [*NEUTRAL, "something_new", "use_rope"])

@@ -74,23 +74,23 @@ def close_to(scores, want):
 
 
 def test_any_layout_gives_the_same_scores(make_backend, tiny_model, rng):
-    """All in one batch; the query cached, whole or in chunks; a part of it cached and a part as
+    """Layouts: all in one batch; the query cached whole or in chunks; a part cached, a part as
     parent."""
     backend = make_backend()
     query, items = random_ids(rng, 45), [random_ids(rng, n) for n in (1, 2, 7, 20, 63, 7)]
-    want = reference_logprobs(tiny_model()[1], [query + item for item in items])
-    close_to(run(backend, in_one_batch(query, items, LABELS)), want)
+    expected = reference_logprobs(tiny_model()[1], [query + item for item in items])
+    close_to(run(backend, in_one_batch(query, items, LABELS)), expected)
     size = backend.limits.page_size
     for request, bounds in enumerate(([45], [16, 45], [1, 2, 30, 45])):
         pages = Pages.shuffled(rng, 64, size).of(request, 45)
         for chunk in query_chunks(query, bounds, pages, size):
             assert len(run(backend, chunk).label_logits) == 0, "a query-only batch scores nothing"
         cached = pack(item_segments(items, 45, 0, -1, LABELS), [Prefix(45, pages)])
-        close_to(run(backend, cached), want)
+        close_to(run(backend, cached), expected)
         cut = 17
         tail = Segment(int32(query[cut:]), cut, 0, slots=page_slots(pages, cut, 45, size))
         partly = pack([tail, *item_segments(items, 45, 0, 0, LABELS)], [Prefix(cut, pages)])
-        close_to(run(backend, partly), want)
+        close_to(run(backend, partly), expected)
 
 
 TREE = [-1, 0, 1, 2, 3, 2, 0, -1, 7, 7]  # parents; five segments below one another
@@ -133,8 +133,8 @@ def test_requests_share_a_batch(make_backend, tiny_model, rng):
             segments += [Segment(int32(query), 0, request)] if length else []
             segments += item_segments(items, length, request, parent, LABELS)
         prompts += [query + item for item in items]
-    want = reference_logprobs(tiny_model()[1], prompts)
-    close_to(run(backend, pack(segments, prefixes)), want)
+    expected = reference_logprobs(tiny_model()[1], prompts)
+    close_to(run(backend, pack(segments, prefixes)), expected)
 
 
 @pytest.mark.parametrize(
@@ -209,25 +209,29 @@ def test_ragged_labels_lse_and_top(make_backend, tiny_model, rng):
         Segment(int32(items[1]), 0, 0, label_ids=int32([399, 0, 5, 5])),
         Segment(int32(items[2]), 0, 0, label_ids=int32([1, 2]), need_lse=True),
     ]
-    want = reference_logprobs(tiny_model()[1], items)
+    expected = reference_logprobs(tiny_model()[1], items)
     batch = pack(segments, [Prefix(0, NO_PAGES)])
     scores = run(backend, batch)
     assert scores.top_ids is None
     assert scores.top_logits is None
     assert np.isnan(scores.lse).tolist() == [False, True, False]
-    np.testing.assert_allclose(scores.label_logits[0] - scores.lse[0], want[0, 5], atol=TOLERANCE)
     np.testing.assert_allclose(
-        scores.label_logits[5:] - scores.lse[2], want[2, [1, 2]], atol=TOLERANCE
+        scores.label_logits[0] - scores.lse[0], expected[0, 5], atol=TOLERANCE
+    )
+    np.testing.assert_allclose(
+        scores.label_logits[5:] - scores.lse[2], expected[2, [1, 2]], atol=TOLERANCE
     )
     row = scores.label_logits[1:5]
-    np.testing.assert_allclose(row - row[0], want[1, [399, 0, 5, 5]] - want[1, 399], atol=TOLERANCE)
+    np.testing.assert_allclose(
+        row - row[0], expected[1, [399, 0, 5, 5]] - expected[1, 399], atol=TOLERANCE
+    )
 
     for num_top in (1, 3, 20):
         top = run(backend, replace(batch, num_top=num_top))
-        order = np.argsort(-want, axis=1, kind="stable")[:, :num_top]
+        order = np.argsort(-expected, axis=1, kind="stable")[:, :num_top]
         np.testing.assert_array_equal(top.top_ids, order)
         best = (top.top_logits - scores.lse[:, None])[[0, 2]]
-        ranked = np.take_along_axis(want, order, axis=1)[[0, 2]]
+        ranked = np.take_along_axis(expected, order, axis=1)[[0, 2]]
         np.testing.assert_allclose(best, ranked, atol=TOLERANCE)
     none = run(backend, replace(batch, need_lse=np.zeros(3, dtype=bool)))
     assert none.lse is None
@@ -249,12 +253,12 @@ def test_every_row_of_a_segment_can_be_scored(make_backend, tiny_model, rng):
         segments = [*item_segments([other], 0, 1, -1, LABELS[:1]), chunk, beside]
         batch = pack(segments, [Prefix(start, pages), Prefix(0, NO_PAGES)], num_top=1)
         found.append(run(backend, batch))
-    want = [
+    expected = [
         reference_logprobs(tiny_model()[1], [prompt[: n + 1] for n in range(len(prompt))])
         for prompt in (long, short, other)
     ]
     for scores, rows in zip(found, (slice(0, 40), slice(40, 63)), strict=True):
-        every = np.concatenate([want[2][-1:], want[0][rows], want[1]])
+        every = np.concatenate([expected[2][-1:], expected[0][rows], expected[1]])
         labels = [LABELS[0], *[*long[1:], 0][rows], *short[1:], 0]
         got = scores.label_logits - scores.lse
         np.testing.assert_allclose(got, every[np.arange(len(every)), labels], atol=TOLERANCE)

@@ -108,16 +108,16 @@ def test_same_bits_in_every_batch(scoring, rng, family, dtype):
 
 @pytest.mark.parametrize("family", slow("qwen3", "gemma2"))
 def test_chunks_do_not_show(scoring, rng, family):
-    """One budget is so small that queries and items run in chunks; with another nothing does."""
+    """With a small budget queries and items run in chunks, with a large one nothing does."""
     query, items = random_ids(rng, 417), [random_ids(rng, n) for n in (1, 130, 260, 300, 5)]
     small = scoring(family, dtype="float32", max_batch_tokens=128, max_model_len=720)
     whole = scoring(family, dtype="float32", max_batch_tokens=1300, max_model_len=720)
-    want = whole.bits(query, items)
-    np.testing.assert_array_equal(small.bits(query, items), want)
-    np.testing.assert_array_equal(small.bits(query, items, salt="kept"), want)
-    np.testing.assert_array_equal(small.bits(query, items, salt="kept"), want)
+    expected = whole.bits(query, items)
+    np.testing.assert_array_equal(small.bits(query, items), expected)
+    np.testing.assert_array_equal(small.bits(query, items, salt="kept"), expected)
+    np.testing.assert_array_equal(small.bits(query, items, salt="kept"), expected)
     odd = scoring(family, dtype="float32", max_batch_tokens=333, max_model_len=720)
-    np.testing.assert_array_equal(odd.bits(query, items), want)
+    np.testing.assert_array_equal(odd.bits(query, items), expected)
 
 
 def test_another_query_with_the_same_beginning(scoring, rng):
@@ -125,9 +125,9 @@ def test_another_query_with_the_same_beginning(scoring, rng):
     one = scoring(dtype="float32", max_batch_tokens=600, max_model_len=600)
     start, items = random_ids(rng, 300), some_items(rng, 4)
     query = start + random_ids(rng, 100)
-    want = one.bits(query, items)
+    expected = one.bits(query, items)
     one.bits(start, items, salt="shared")
-    np.testing.assert_array_equal(one.bits(query, items, salt="shared"), want)
+    np.testing.assert_array_equal(one.bits(query, items, salt="shared"), expected)
 
 
 def test_two_threads(scoring, rng):
@@ -152,9 +152,9 @@ def test_close_to_the_usual_scores(scoring, rng, tiny_model):
     query, items = random_ids(rng, 260), some_items(rng, 9)
     given = ScoreInput(query, items, labels=None, label_token_ids=LABELS, need_lse=True)
     request = PromptBuilder(None, usual.limits, UNLIMITED).build(given)
-    want = bits_of(engine.score(request)).view(np.float32)
+    expected = bits_of(engine.score(request)).view(np.float32)
     engine.close()
-    np.testing.assert_allclose(one.bits(query, items).view(np.float32), want, atol=1e-4, rtol=0)
+    np.testing.assert_allclose(one.bits(query, items).view(np.float32), expected, atol=1e-4, rtol=0)
 
 
 def test_threads_share_work_evenly(tiny_model):
@@ -167,8 +167,7 @@ def test_threads_share_work_evenly(tiny_model):
 
 
 def test_a_false_claim_is_refused(tiny_model, monkeypatch):
-    """Products over all rows at once, whatever their number, are caught before anything is
-    served."""
+    """A start finds products that are computed over all rows at once, and is refused."""
     monkeypatch.setattr("gpuscore.backends.torch.backend.in_tiles", lambda size: all_at_once)
     directory, _ = tiny_model("qwen3", hidden_size=96)
     config = ModelConfig(str(directory), deterministic=True, dtype="float32", max_batch_tokens=512)
@@ -218,7 +217,7 @@ def test_a_pair_does_not_depend_on_the_queries_of_others(rng):
 
 
 def test_a_labels_bits_do_not_depend_on_the_other_labels(tiny_model):
-    """Labels of several tokens change the form of a request, and no number of another label."""
+    """Labels of several tokens change the form of a request, but not the bits of other labels."""
     directory, _ = tiny_model("qwen3", max_position_embeddings=1024)
     rng = np.random.default_rng(7)
     query, items = random_ids(rng, 150), [random_ids(rng, n) for n in (1, 7, 40)]

@@ -96,7 +96,7 @@ def test_the_cpu_build_of_torch_leaves_no_device_unused_either(unusable, monkeyp
     ],
 )
 def test_make_serve_names_the_device_of_the_cpu_build(tmp_path, build, given, named):
-    """Otherwise the first command of the README would fail on a machine with a GPU."""
+    """Without that the README's first command would fail on a machine with a GPU."""
     for place in (f"lib/python3.12/site-packages/torch-{build}.dist-info", "bin"):
         (tmp_path / place).mkdir(parents=True)
     (tmp_path / ".serves").touch()

@@ -97,16 +97,16 @@ def by_hand(weights, x):
 def test_experts_are_computed_as_documented(dtype, left_out):
     x = random_weight(77, WIDTH, 1).to(dtype) * 4
     plain = plain_mixture(random_weight(EXPERTS, WIDTH, 2), left_out=left_out, dtype=dtype)
-    got, want = computed(packed(plain), x), by_hand(plain, x)
+    got, expected = computed(packed(plain), x), by_hand(plain, x)
     assert got.dtype == dtype
     # The last bit of an activation may decide how it is rounded, in some row.
-    errors = (got.float() - want.float()).abs().amax(dim=1)
+    errors = (got.float() - expected.float()).abs().amax(dim=1)
     assert errors.sort().values[-3] <= (1e-6 if dtype == torch.float32 else 2e-2)
 
 
 @pytest.mark.parametrize("left_out", [(), (0, 1)])
 def test_a_row_does_not_depend_on_how_many_others_chose_its_expert(left_out, monkeypatch):
-    """One row has an expert alone, then with strangers; the other expert loses these."""
+    """One row has an expert to itself, then shares it with rows that leave the other expert."""
     sizes = set()
 
     def seen(rows, **how):

@@ -1,5 +1,5 @@
 """Promise: a plain checkpoint in INT8 is computed and judged by texts: held-out answers are
-compared with those of the same model in float32, and a model that differs by too much is
+compared with the same model's answers in float32, and a model that differs by too much is
 refused."""
 
 import shutil
@@ -74,17 +74,17 @@ def test_answers_are_those_of_the_model_in_float32(planned):
     plan, recipe = planned
     directory = model_directory("demo")
     with Scorer(str(directory), device="cpu", dtype="float32") as scorer:
-        for prompt, want in list(zip(recipe.prompts, recipe.answers, strict=True))[:7]:
+        for prompt, expected in list(zip(recipe.prompts, recipe.answers, strict=True))[:7]:
             ids = {"label_token_ids": list(recipe.labels), "logprobs": True}
             got = scorer.score(list(prompt[:-1]), [[prompt[-1]]], **ids).logprobs[0]
-            np.testing.assert_allclose(got, want, atol=1e-3)
+            np.testing.assert_allclose(got, expected, atol=1e-3)
 
 
 def test_tau_b_is_that_of_scipy():
     rng = np.random.default_rng(0)
-    want, got = rng.integers(0, 9, (2, 50, 2)).astype(float)
-    tau = kendalltau(want[:, 0] - want[:, 1], got[:, 0] - got[:, 1]).statistic
-    assert compared(want, got).tau_b == pytest.approx(tau)
+    expected, got = rng.integers(0, 9, (2, 50, 2)).astype(float)
+    tau = kendalltau(expected[:, 0] - expected[:, 1], got[:, 0] - got[:, 1]).statistic
+    assert compared(expected, got).tau_b == pytest.approx(tau)
 
 
 def test_a_form_is_chosen_only_if_other_texts_would_probably_agree():

@@ -124,8 +124,8 @@ def test_a_plain_model_is_quantised(tiny_model, family, monkeypatch):
             got = scorer.score(query, [[last]], **ids).logprobs[0]
             with torch.no_grad():
                 logits = oracle(torch.tensor([[*query, last]])).logits[0, -1]
-            want = logits.log_softmax(-1)[[3, 9, 21]].numpy()
-            errors.append(np.abs(got - want).max())
+            expected = logits.log_softmax(-1)[[3, 9, 21]].numpy()
+            errors.append(np.abs(got - expected).max())
     # The last bit of an activation may decide how it is rounded: 0.05 in log p, in some prompt.
     assert np.median(errors) <= 1e-4
 
@@ -141,9 +141,9 @@ def test_products_are_exact(rows, width, outputs, dtype):
     got = Products()(pack(plain), x)
     q, of_rows = quantize_rows(x, torch.int8)
     sums = (q.long() @ w.long().T).float()  # rounded once, as oneDNN does
-    want = (sums * scale * of_rows[:, None] + bias.float()).to(dtype)
-    assert torch.equal(got, want)
-    assert torch.equal(Products()(plain, x), want)
+    expected = (sums * scale * of_rows[:, None] + bias.float()).to(dtype)
+    assert torch.equal(got, expected)
+    assert torch.equal(Products()(plain, x), expected)
     assert Products()(pack(plain), x[:0]).shape == (0, outputs)
 
 
@@ -155,8 +155,8 @@ def test_products_in_fp8_are_by_the_operator_that_cards_have(dtype):
     layer = QuantizedLinear(w, scale, torch.arange(48).to(dtype))
     rows = QuantizedRows(q, of_rows, dtype)
     for linear in (layer, rows_of(layer, 16), replace(layer, bias=None)):
-        got, want = (Products(impl=impl)(linear, rows) for impl in ("triton", "reference"))
-        torch.testing.assert_close(got, want, rtol=torch.finfo(dtype).eps, atol=1e-4)
+        got, expected = (Products(impl=impl)(linear, rows) for impl in ("triton", "reference"))
+        torch.testing.assert_close(got, expected, rtol=torch.finfo(dtype).eps, atol=1e-4)
 
 
 def test_the_largest_sums_are_exact():
@@ -167,8 +167,8 @@ def test_the_largest_sums_are_exact():
     x[1] = -1.0
     got = Products()(pack(QuantizedLinear(w, torch.ones(2), None)), x)
     largest = 127 * 127 * width / 127
-    want = torch.tensor([[largest, -largest], [-largest, largest]])
-    torch.testing.assert_close(got, want, rtol=1e-6, atol=0)
+    expected = torch.tensor([[largest, -largest], [-largest, largest]])
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)
 
 
 def test_a_row_does_not_depend_on_the_others():
@@ -205,10 +205,10 @@ def test_layers_of_several_formats_are_stacked_and_cut():
         parts = [layer(seed, kind) for seed, kind in enumerate(kinds)]
         both = stack(parts)
         assert isinstance(both, whole)
-        want = torch.cat([products(part, x) for part in parts], dim=1)
-        torch.testing.assert_close(products(both, x), want)
-        torch.testing.assert_close(products(rows_of(both, 0, 8), x), want[:, :8])
-        torch.testing.assert_close(products(rows_of(both, 8), x), want[:, 8:])
+        expected = torch.cat([products(part, x) for part in parts], dim=1)
+        torch.testing.assert_close(products(both, x), expected)
+        torch.testing.assert_close(products(rows_of(both, 0, 8), x), expected[:, :8])
+        torch.testing.assert_close(products(rows_of(both, 8), x), expected[:, 8:])
     packed = pack(LinearParts(tuple(parts)))
     assert isinstance(packed.parts[0], PackedLinear)
     assert torch.equal(products(rows_of(packed, 0, 8), x), products(parts[0], x))

@@ -84,11 +84,11 @@ def test_as_transformers_in_chunks_packed_and_alone(engine, tiny_model, family):
         ):
             with torch.no_grad():
                 logits = model(torch.tensor([prompt])).logits[0]
-            want = torch.log_softmax(logits.double(), -1).numpy()
-            following = want[np.arange(len(prompt)), np.roll(prompt, -1)]
+            expected = torch.log_softmax(logits.double(), -1).numpy()
+            following = expected[np.arange(len(prompt)), np.roll(prompt, -1)]
             np.testing.assert_allclose(label, following, atol=1e-4, rtol=0)
-            np.testing.assert_allclose(best, want.max(axis=1), atol=1e-4, rtol=0)
-            np.testing.assert_array_equal(best_ids, want.argmax(axis=1))
+            np.testing.assert_allclose(best, expected.max(axis=1), atol=1e-4, rtol=0)
+            np.testing.assert_array_equal(best_ids, expected.argmax(axis=1))
             np.testing.assert_array_equal(label == best, np.roll(prompt, -1) == best_ids)
 
 
@@ -128,15 +128,16 @@ def choices_of(seed):
 def test_choices_of_one_context_share_its_rows(
     engine, tiny_model, backend, family, max_batch_tokens
 ):
-    """Together and one by one, cold and cached, in chunks of odd sizes; and as a tree of items."""
+    """Choices come together and one by one, cold and cached, in odd chunks, and as a tree of
+    items."""
     one = engine(family, backend=backend, max_batch_tokens=max_batch_tokens)
     prompts = choices_of(0)
     _, model = tiny_model(family, max_position_embeddings=1024)
-    want = []
+    expected = []
     for prompt in prompts:
         with torch.no_grad():
             logits = torch.log_softmax(model(torch.tensor([prompt])).logits[0].double(), -1).numpy()
-        want.append((logits[np.arange(len(prompt)), np.roll(prompt, -1)], logits.max(axis=1)))
+        expected.append((logits[np.arange(len(prompt)), np.roll(prompt, -1)], logits.max(axis=1)))
     cut, total = CONTEXT - 1, sum(map(len, prompts))
     pages = cut // one.limits.page_size * one.limits.page_size
     cold = CONTEXT - 1 + sum(n + 1 for n in CHOICES)
@@ -155,13 +156,13 @@ def test_choices_of_one_context_share_its_rows(
         if tokens is not None:
             assert result.computed_tokens == tokens
         for prompt, rows in zip(some, rows_of(result, some, at), strict=True):
-            label, best = want[prompts.index(prompt)]
+            label, best = expected[prompts.index(prompt)]
             np.testing.assert_allclose(rows[:, 0] - rows[:, 1], label, atol=1e-4, rtol=0)
             np.testing.assert_allclose(rows[:, 2] - rows[:, 1], best, atol=1e-4, rtol=0)
 
 
 def test_deterministic_choices(engine):
-    """The bits are those of each prompt alone and uncut, with and without cached rows."""
+    """The bits are the same as of each prompt alone and uncut, with and without cached rows."""
     prompts, cut = choices_of(1), 256
     whole = engine("qwen3", deterministic=True, max_batch_tokens=1000)
     chunked = engine("qwen3", deterministic=True, max_batch_tokens=150)

@@ -121,8 +121,10 @@ def test_graphs_score_as_launches(make, rng, family):
     assert isinstance(graphs.launcher, GraphLauncher)
     before = graphs.launcher.replayed  # by the warm-up
     for batch in some_batches(rng, SIZES):
-        one, other, want = (b.collect(b.extend(batch)) for b in (graphs, launches, exact))
-        error, usual = (np.linalg.norm(x.label_logits - want.label_logits) for x in (one, other))
+        one, other, expected = (b.collect(b.extend(batch)) for b in (graphs, launches, exact))
+        error, usual = (
+            np.linalg.norm(x.label_logits - expected.label_logits) for x in (one, other)
+        )
         assert error <= 2 * usual + 1e-3
         np.testing.assert_allclose(one.lse, other.lse, atol=0.05)
     assert graphs.launcher.replayed - before == len(SIZES)
@@ -130,7 +132,7 @@ def test_graphs_score_as_launches(make, rng, family):
 
 
 def test_early_launches_give_the_same_bits(make, rng):
-    """Repeated, because what begins too early goes wrong now and then only."""
+    """The launches are repeated, because an early start goes wrong only now and then."""
     if torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("needs sm_90")
     batches = list(some_batches(rng, SIZES))
@@ -145,7 +147,7 @@ def test_early_launches_give_the_same_bits(make, rng):
 
 
 def test_only_collect_waits(make, rng):
-    """Meanwhile a copy from the device, or anything else that waits for it, is an error."""
+    """While `collect` does not run, a copy from the device or any other wait is an error."""
     backend = make(cuda_graph_tokens=2048)
     for sizes in (SIZES, [(1900, 20), (2000, 3)]):  # with graphs, and too large for them
         batches = [replace(b, num_top=1) for b in some_batches(rng, sizes)]

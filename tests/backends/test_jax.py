@@ -65,9 +65,9 @@ def test_as_transformers(tiny_model, rng, family, overrides):
         for item_first in (False, True):
             result = scorer.score(query, items, item_first=item_first, **options)
             prompts = [i + query if item_first else query + i for i in items]
-            want = reference_logprobs(model, prompts)[:, LABELS]
-            assert want.std() > 1
-            np.testing.assert_allclose(result.logprobs, want, atol=TOLERANCE, rtol=0)
+            expected = reference_logprobs(model, prompts)[:, LABELS]
+            assert expected.std() > 1
+            np.testing.assert_allclose(result.logprobs, expected, atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.slow
@@ -122,13 +122,13 @@ def test_nothing_is_compiled_after_warmup(small, tiny_model, count):
     engine._runner.fail_all(Unavailable("over", retry_after=1))
     assert not compiled
     for request, result, some in zip(requests[:6], results, prompts, strict=False):
-        want = reference_logprobs(tiny_model("qwen3")[1], some)
+        expected = reference_logprobs(tiny_model("qwen3")[1], some)
         labels = request.label_ids[0]
         got = np.stack(result.label_logits).astype(float)
-        got -= result.lse[:, None] if request.need_lse else got[:, :1] - want[:, labels[:1]]
-        np.testing.assert_allclose(got, want[:, labels], atol=TOLERANCE, rtol=0)
+        got -= result.lse[:, None] if request.need_lse else got[:, :1] - expected[:, labels[:1]]
+        np.testing.assert_allclose(got, expected[:, labels], atol=TOLERANCE, rtol=0)
         if request.num_top:
-            order = np.argsort(-want, axis=1, kind="stable")[:, : request.num_top]
+            order = np.argsort(-expected, axis=1, kind="stable")[:, : request.num_top]
             np.testing.assert_array_equal(result.top_ids, order)
 
 
@@ -231,7 +231,7 @@ def test_a_batch_is_one_upload(small, rng, monkeypatch):
 
 
 def test_batches_with_many_pages_are_divided(small, rng, monkeypatch):
-    """Each part holds whole trees, and results are the same together."""
+    """Each part holds whole trees; together they give what one undivided batch gives."""
     from gpuscore.backends.jax import backend as backend_module
 
     size, segments, prefixes = small.limits.page_size, [], []

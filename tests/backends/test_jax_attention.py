@@ -71,13 +71,13 @@ def attention():
             slots = [batch.page_table[row, i // PAGE] * PAGE + i % PAGE for i in range(length)]
             held[:, 1, slots] = rng.normal(size=(2, length, kv_heads, dim))
         rows, count = slice(0, batch.num_tokens), len(batch.score_rows)
-        want = oracle(batch, PAGE, q[rows], k[rows], v[rows], held[0, 1], held[1, 1], window)
+        expected = oracle(batch, PAGE, q[rows], k[rows], v[rows], held[0, 1], held[1, 1], window)
         if flawed:
             row, request = int(rng.integers(batch.num_tokens)), int(batch.prefix_lens.argmax())
             slot = batch.page_table[request, 0] * PAGE
             k[row], v[row], held[0, 1, slot], held[1, 1, slot] = np.nan, 0, np.nan, 0
             of = np.repeat(batch.request_of, np.diff(batch.cu_seqlens))
-            want[visible_rows(batch)[:, row] | (of == request)] = np.nan
+            expected[visible_rows(batch)[:, row] | (of == request)] = np.nan
         joined = heads_of(shape).joined(*held.reshape(2, -1, kv_heads, dim).astype(np.float32))
         found, scored = run(
             padded(batch, SIZES, PAGE, wanted=0),
@@ -88,7 +88,7 @@ def attention():
             name=name,
             shape=shape,
         )
-        return (found[rows], want), (scored[:count], want[batch.score_rows])
+        return (found[rows], expected), (scored[:count], expected[batch.score_rows])
 
     return make
 
@@ -104,22 +104,22 @@ def attention():
 def test_against_the_oracle(attention, name, window, shape):
     """Several requests share a tile, with and without prefix; segments are long and form trees."""
     for seed in range(4):
-        for found, want in attention(seed, window, name, shape):
-            np.testing.assert_allclose(found, want, atol=2e-5, rtol=0)
+        for found, expected in attention(seed, window, name, shape):
+            np.testing.assert_allclose(found, expected, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["xla", "pallas"])
 def test_a_flawed_key_reaches_the_rows_that_see_it_and_no_other(attention, name):
     for seed in range(3):
-        for found, want in attention(seed, None, name, PADDED, flawed=True):
-            assert np.isnan(want).any()
-            assert np.isfinite(want).any()
-            np.testing.assert_allclose(found, want, atol=2e-5, rtol=0)
+        for found, expected in attention(seed, None, name, PADDED, flawed=True):
+            assert np.isnan(expected).any()
+            assert np.isfinite(expected).any()
+            np.testing.assert_allclose(found, expected, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_heads_that_fill_tiles_are_rotated_alike(dtype):
-    """A TPU's path, head by head, against that of all heads at once."""
+    """Compares a TPU's path, head by head, with all heads at once."""
     import jax.numpy as jnp
 
     from gpuscore.backends.jax.decoder import norm_and_rotate_heads, rotary_tables, sliced
@@ -130,8 +130,8 @@ def test_heads_that_fill_tiles_are_rotated_alike(dtype):
     weight = jnp.asarray(rng.normal(size=16), dtype)
     rotary = sliced(rotary_tables(jnp.arange(5, 14), config), 0, 9)
     for norm in (weight, None):
-        want, got = (norm_and_rotate_heads(x, norm, rotary, config, lanes) for lanes in (1, 16))
+        expected, got = (norm_and_rotate_heads(x, norm, rotary, config, lanes) for lanes in (1, 16))
         assert got.shape == (9, 3, 16)
         np.testing.assert_allclose(
-            got.astype(jnp.float32), want.astype(jnp.float32), atol=1e-6, rtol=0
+            got.astype(jnp.float32), expected.astype(jnp.float32), atol=1e-6, rtol=0
         )

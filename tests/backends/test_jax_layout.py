@@ -126,7 +126,7 @@ def test_a_batch_is_divided_between_trees(seed):
 
 
 def test_tiles_of_products_hold_every_row():
-    """Large ones while they are three quarters full, then small ones."""
+    """Large tiles are used while they are three quarters full, then small ones."""
     tiling = TileSizes(256, 256, 4, (2048, 512))
     for rows in range(16385):
         (start, large), (rest, small) = product_tiles(rows, tiling)

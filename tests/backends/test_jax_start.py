@@ -66,7 +66,7 @@ def test_pages_take_what_the_largest_program_leaves(tiny_model, monkeypatch):
 
 
 def test_the_number_of_pages_is_rounded(tiny_model, monkeypatch):
-    """So that programs of a start with a little more or less free memory are the same."""
+    """A start with a little more or less free memory then has the same programs."""
     directory, _ = tiny_model("qwen3")
     plan = plan_backend(directory, ModelConfig(**ONE_PROGRAM))
     page = plan.pages.page_bytes
@@ -123,7 +123,7 @@ def on_a_tpu(monkeypatch):
 
 
 def test_plans_for_a_tpu(tiny_model, monkeypatch):
-    """The kernel is the default; columns that pad heads count; float16 is refused."""
+    """Pallas is the default; a page's bytes include the padding of heads; float16 is refused."""
     directory, _ = tiny_model("qwen3")
     on_a_tpu(monkeypatch)
     config = ModelConfig(backend="jax", dtype="bfloat16")
@@ -141,7 +141,7 @@ def test_plans_for_a_tpu(tiny_model, monkeypatch):
 
 @pytest.mark.parametrize("tokens", [64, 16384, 65536])
 def test_numbers_of_the_kernel_fit_scalar_memory(tiny_model, monkeypatch, tokens):
-    """A TPU v6e has 1 MiB of it."""
+    """A TPU v6e has 1 MiB of scalar memory."""
     from gpuscore.backends.jax.layout import buffer_length, divided
 
     directory, _ = tiny_model("qwen3")
@@ -194,7 +194,7 @@ def test_no_program_holds_a_second_pool(platform, monkeypatch):
 
 @pytest.mark.parametrize(("vocab", "pages"), [(4 * WIDE, 16), (WIDE, PAGES)])
 def test_memory_of_a_program_does_not_grow_with_vocabulary_or_pool(monkeypatch, vocab, pages):
-    """XLA tells it for this CPU, in bfloat16, which it widens."""
+    """XLA tells the memory for this CPU, in bfloat16, which it widens here."""
     import jax
 
     from gpuscore.backends.jax.programs import options_of

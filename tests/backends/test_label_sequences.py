@@ -47,11 +47,11 @@ def near(got, want):
 
 def check(model, scorer, query, items, **options):
     prompts = [i + query if options.get("item_first") else query + i for i in items]
-    want = continuations(model, prompts)
+    expected = continuations(model, prompts)
     result = scorer.score(query, items, label_sequences=LABELS, logprobs=True, **options)
-    near(result.logprobs, want)
-    np.testing.assert_allclose(result.scores, np.exp(want), atol=TOLERANCE, rtol=0)
-    mass = np.exp(want[:, COUNTED]).sum(axis=1)
+    near(result.logprobs, expected)
+    np.testing.assert_allclose(result.scores, np.exp(expected), atol=TOLERANCE, rtol=0)
+    mass = np.exp(expected[:, COUNTED]).sum(axis=1)
     np.testing.assert_allclose(result.label_mass, mass, atol=TOLERANCE, rtol=0)
     assert result.prompt_tokens == sum(map(len, prompts)), "labels are no prompt"
     return result
@@ -97,7 +97,7 @@ def test_deterministic_mode_gives_the_same_bits_alone_and_in_company(tiny_model,
 def test_temperature_and_length(tiny_model, rng):
     directory, model = tiny_model()
     query, items = random_ids(rng, 20), [random_ids(rng, 4), random_ids(rng, 7)]
-    want = continuations(model, [query + item for item in items])
+    expected = continuations(model, [query + item for item in items])
     lengths = [*map(len, LABELS)]
     with Scorer(str(directory), max_batch_tokens=512) as scorer:
 
@@ -113,12 +113,14 @@ def test_temperature_and_length(tiny_model, rng):
         close = {"atol": TOLERANCE, "rtol": 0}
         warm = {"apply_softmax": True, "temperature": 2.5}
         mean = {"label_length_normalization": "mean"}
-        np.testing.assert_allclose(scores(apply_softmax=True), softmax(want), **close)
-        np.testing.assert_allclose(scores(**warm), softmax(want / 2.5), **close)
-        np.testing.assert_allclose(scores(**mean), np.exp(want / lengths), **close)
-        np.testing.assert_allclose(scores(**warm, **mean), softmax(want / lengths / 2.5), **close)
+        np.testing.assert_allclose(scores(apply_softmax=True), softmax(expected), **close)
+        np.testing.assert_allclose(scores(**warm), softmax(expected / 2.5), **close)
+        np.testing.assert_allclose(scores(**mean), np.exp(expected / lengths), **close)
+        np.testing.assert_allclose(
+            scores(**warm, **mean), softmax(expected / lengths / 2.5), **close
+        )
         plain = scorer.score(query, items, label_sequences=LABELS, logprobs=True, **mean)
-        near(plain.logprobs, want)
+        near(plain.logprobs, expected)
 
 
 def test_texts_are_tokenised_on_their_own(tiny_model, rng):
@@ -141,11 +143,11 @@ def worst_error(tiny_model):
     directory, model = tiny_model()
     rng = np.random.default_rng(0)
     query, items = random_ids(rng, 30), [random_ids(rng, n) for n in (3, 9)]
-    want = continuations(model, [query + item for item in items])
-    mass = np.exp(want[:, COUNTED]).sum(axis=1)
+    expected = continuations(model, [query + item for item in items])
+    mass = np.exp(expected[:, COUNTED]).sum(axis=1)
     with Scorer(str(directory), max_batch_tokens=64) as scorer:
         result = scorer.score(query, items, label_sequences=LABELS, logprobs=True)
-    return np.abs(result.logprobs - want).max(), np.abs(result.label_mass - mass).max()
+    return np.abs(result.logprobs - expected).max(), np.abs(result.label_mass - mass).max()
 
 
 def a_sibling_leaks(monkeypatch):

@@ -165,7 +165,7 @@ def test_what_cannot_fit_is_refused_before_the_weights_are_read(tiny_model, tmp_
 @linux_only
 @pytest.mark.parametrize(("longest", "count"), [(1024, 3), *slow((1024, 10), (8192, 10))])
 def test_no_batch_takes_more_than_was_measured(tiny_model, longest, count):
-    """Also where the prompt is so long that rows and keys are measured in two parts."""
+    """This holds, too, if the prompt is so long that rows and keys are measured in two parts."""
     directory, _ = tiny_model("qwen3", **WIDE | {"max_position_embeddings": longest})
     # A process of its own: in that of the tests, peaks depend on what other tests left in the heap.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as own:
@@ -235,13 +235,13 @@ def test_unused_pages_cost_nothing(backend_of):
 
 def test_a_shortened_model_has_a_layer_of_each_kind(backend_of):
     windows = {"qwen3": (None, None), "gemma3": (20, None, 20), "qwen3_moe": (None, None, None)}
-    for family, want in windows.items():
+    for family, expected in windows.items():
         backend = backend_of(SetMemory(2**40, 0), family)
         config, weights = shortened(
             backend.plan.architecture.config, backend.launcher.decoder.weights
         )
-        assert config.windows == want
-        assert config.num_layers == len(weights.layers) == len(want)
+        assert config.windows == expected
+        assert config.num_layers == len(weights.layers) == len(expected)
         assert weights.layers[-1] is backend.launcher.decoder.weights.layers[-1]
         assert len(weights.lm_head) == backend.plan.architecture.config.vocab_size
         if config.mixture is not None:
@@ -249,7 +249,7 @@ def test_a_shortened_model_has_a_layer_of_each_kind(backend_of):
 
 
 def test_the_largest_batches_are_within_the_limits(backend_of):
-    """Also where a prompt is shorter than a batch, or a batch is a single token."""
+    """This holds, too, if a prompt is shorter than a batch, or a batch is a single token."""
     for max_batch_tokens, max_model_len in ((1, 512), (7, 1), (2048, 3), (63, 64)):
         backend = backend_of(
             SetMemory(2**40, 0), max_batch_tokens=max_batch_tokens, max_model_len=max_model_len
@@ -294,7 +294,7 @@ def test_mapped_weights_are_not_free(tmp_path):
 
 
 def test_arithmetic_of_a_device(monkeypatch):
-    """Without CUDA: torch's answers are set. The allocator takes 300, other users 40 beside it."""
+    """There is no CUDA here: torch's answers are set. The allocator takes 300, others take 40."""
     state = {"free": 1000, "reserved": 100, "peak": 100}
     calls = {
         "mem_get_info": lambda device: (state["free"], 2000),

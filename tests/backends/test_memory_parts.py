@@ -1,5 +1,5 @@
-"""Promise: a start measures memory with few rows behind the longest prefix, and with fewer where
-attention holds nothing for each row and key."""
+"""Promise: a start measures memory with few rows behind the longest prefix, and with even fewer
+where attention takes no memory for each pair of a row and a key."""
 
 import pytest
 

@@ -34,10 +34,10 @@ def worst_error(tiny_model, family="qwen3", max_batch_tokens=64):
     directory, model = tiny_model(family)
     rng = np.random.default_rng(0)
     query, items = random_ids(rng, 75), [random_ids(rng, n) for n in (3, 9, 1, 20, 33)]
-    want = reference_logprobs(model, [query + item for item in items])[:, LABELS]
+    expected = reference_logprobs(model, [query + item for item in items])[:, LABELS]
     with Scorer(str(directory), max_batch_tokens=max_batch_tokens) as scorer:
         result = scorer.score(query, items, label_token_ids=LABELS, logprobs=True)
-    return np.abs(result.logprobs - want).max()
+    return np.abs(result.logprobs - expected).max()
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2", "gemma3", "qwen3_moe"])

@@ -57,7 +57,7 @@ def test_neighbours_of_a_poisoned_request(family, kind, options, tiny_model, tmp
 
 @pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=needs_jax)])
 def test_only_the_poisoned_request_fails(backend, tiny_model, tmp_path):
-    """Also of requests that begin alike, one after the other."""
+    """This holds, too, for requests that begin alike and come one after the other."""
     directory = poisoned(tiny_model("qwen3")[0], tmp_path / "model", "v")
     config = ModelConfig(str(directory), backend=backend, dtype="float32", device="cpu")
     made = create_backend(plan_backend(directory, config))
@@ -93,13 +93,13 @@ def test_what_a_row_sees_alone_reaches_it(impl, hidden, flaw):
     if hidden == "mask":
         how["key_mask"][0, 4] = False
     how |= {"scale": 0.3, "impl": impl}
-    want, want_lse = partial_attention(q, k, v, **how)
+    expected, want_lse = partial_attention(q, k, v, **how)
     v[0, 1, 4, 2] = flaw
     got, lse = partial_attention(q, k, v, **how)
     sees = {"causal": slice(4, 11), "window": slice(4, 8), "mask": slice(0, 0)}[hidden]
     assert got[0, 2:, sees].isnan().all()
-    got[0, 2:, sees], lse[0, 2:, sees] = want[0, 2:, sees], want_lse[0, 2:, sees]
-    torch.testing.assert_close(got, want)
+    got[0, 2:, sees], lse[0, 2:, sees] = expected[0, 2:, sees], want_lse[0, 2:, sees]
+    torch.testing.assert_close(got, expected)
     torch.testing.assert_close(lse, want_lse)
 
 

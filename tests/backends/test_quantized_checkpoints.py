@@ -61,35 +61,35 @@ def of_torch(directory, prompts, precision=None, **options):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_weights_are_those_of_the_library(name):
-    want = recorded(name)
-    prompts = want.prompts
+    expected = recorded(name)
+    prompts = expected.prompts
     got = of_torch(FOLDER / name, prompts, quantization="w8a16")
-    assert np.abs(got - want.w8a16).max() <= CLOSE
+    assert np.abs(got - expected.w8a16).max() <= CLOSE
 
 
 @needs_int8
 @pytest.mark.parametrize("name", INT8)
 def test_activations_in_int8_are_those_of_the_library(name):
-    want = recorded(name)
-    prompts = want.prompts
+    expected = recorded(name)
+    prompts = expected.prompts
     got = of_torch(FOLDER / name, prompts)
-    assert but_one(got - want.w8a8) <= CLOSE
-    assert but_one(got - want.w8a16) > 100 * CLOSE  # they are quantised
+    assert but_one(got - expected.w8a8) <= CLOSE
+    assert but_one(got - expected.w8a16) > 100 * CLOSE  # they are quantised
 
 
 def test_activations_in_fp8_are_those_of_the_library():
-    """The reference, which CUDA's product is compared with; a CPU does not choose it."""
-    want = recorded("qwen3-fp8-channel")
-    prompts = want.prompts
+    """Tests the reference with which CUDA's product is compared; on a CPU nothing chooses FP8."""
+    expected = recorded("qwen3-fp8-channel")
+    prompts = expected.prompts
     got = of_torch(FOLDER / "qwen3-fp8-channel", prompts, precision="fp8")
-    assert but_one(got - want.w8a8) <= CLOSE
+    assert but_one(got - expected.w8a8) <= CLOSE
 
 
 @pytest.mark.parametrize("name", slow("qwen3-int8", "qwen3-fp8-block", "qwen3-fp8-channel"))
 def test_jax_computes_the_same(name):
     pytest.importorskip("jax")
-    want = recorded(name)
-    prompts = want.prompts
+    expected = recorded(name)
+    prompts = expected.prompts
     with Scorer(str(FOLDER / name), backend="jax", device="cpu", dtype="float32") as scorer:
         got = [
             scorer.score(
@@ -101,12 +101,12 @@ def test_jax_computes_the_same(name):
             for prompt in prompts[:4]
         ]
     kind = "w8a8" if "int8" in name else "w8a16"
-    assert but_one(np.stack(got) - getattr(want, kind)[:4]) <= CLOSE
+    assert but_one(np.stack(got) - getattr(expected, kind)[:4]) <= CLOSE
 
 
 @needs_int8
 def test_packed_is_alone():
-    """At equal shapes bit for bit, and rows never differ by a rounding in eight bits."""
+    """Rows of batches of one shape are equal bit for bit; at other shapes they are close."""
     prompts = recorded("qwen3-int8").prompts
     again = [prompts[3]] * 4
     together = of_torch(FOLDER / "qwen3-int8", again)
@@ -114,7 +114,7 @@ def test_packed_is_alone():
     plan = plan_backend(FOLDER / "qwen3-int8", ModelConfig(device="cpu", dtype="float32"))
     backend = TorchBackend(plan)
     try:
-        alone = np.concatenate([logprobs(backend, [one]) for one in prompts])
+        alone = np.concatenate([logprobs(backend, [prompt]) for prompt in prompts])
         assert np.abs(logprobs(backend, prompts) - alone).max() <= 2e-5
     finally:
         backend.close()
@@ -274,12 +274,12 @@ def test_damaged_tensors_are_refused(copy, change, message):
 
 @needs_int8
 def test_a_layer_that_was_left_out_is_computed_as_it_is(copy):
-    """`ignore` of compressed-tensors: such a weight has no scale, and its rows are not rounded."""
-    directory, want = copy("qwen3-int8"), recorded("qwen3-int8")
+    """A layer under `ignore` of compressed-tensors has no scale, and its rows are not rounded."""
+    directory, expected = copy("qwen3-int8"), recorded("qwen3-int8")
     tensors = load_file(directory / "model.safetensors")
     scale = tensors.pop(Q + "weight_scale").float()
     tensors[Q + "weight"] = tensors[Q + "weight"].float() * scale
     save_file(tensors, directory / "model.safetensors")
-    got = of_torch(directory, want.prompts)
-    kinds = [np.abs(got - getattr(want, kind)).max() for kind in ("w8a8", "w8a16")]
+    got = of_torch(directory, expected.prompts)
+    kinds = [np.abs(got - getattr(expected, kind)).max() for kind in ("w8a8", "w8a16")]
     assert min(kinds) > 100 * CLOSE

@@ -123,10 +123,10 @@ def test_as_transformers_alone(tiny_model, seed):
     engine.close()
     for request, result in zip(requests, results, strict=True):
         if result is not None:
-            want = reference_logprobs(model, prompts_of(request))
+            expected = reference_logprobs(model, prompts_of(request))
             rows = rows_of(result)
             got = rows[:, :-1] - rows[:, -1:]
-            np.testing.assert_allclose(got, want[:, LABELS], atol=1e-4, rtol=0)
+            np.testing.assert_allclose(got, expected[:, LABELS], atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("seed", [1, *slow(0, 2)])
@@ -142,8 +142,8 @@ def test_bit_for_bit_with_deterministic(tiny_model, seed):
         if result is None:
             continue
         for family, alone in one_by_one(request):
-            want = rows_of(lonely.score(alone).result(60))
+            expected = rows_of(lonely.score(alone).result(60))
             got = rows_of(result)[family.start : family.stop]
-            np.testing.assert_array_equal(got.view(np.int32), want.view(np.int32))
+            np.testing.assert_array_equal(got.view(np.int32), expected.view(np.int32))
     engine.close()
     lonely.close()

@@ -45,14 +45,16 @@ def test_shards_together_are_the_model(tiny_model, family, ranks, overrides):
         part: f"model.layers.1.{name}" for part, name in architecture.layer_weights[1].items()
     }
     for part, name in parts.items():
-        want, got = whole.tensor(part, name), [one.tensor(part, name) for one in files]
+        expected, got = whole.tensor(part, name), [file.tensor(part, name) for file in files]
         if part.endswith(WHOLE) or (part == "lm_head" and config.classes):
-            assert all(np.array_equal(one, want) for one in got)
+            assert all(np.array_equal(one, expected) for one in got)
             continue
         if part[0] in "kv" and ranks > config.num_kv_heads:  # heads that ranks share
-            heads = want.reshape(config.num_kv_heads, config.head_dim, *want.shape[1:])
-            want = heads.repeat(ranks // config.num_kv_heads, axis=0).reshape(-1, *want.shape[1:])
-        np.testing.assert_array_equal(np.concatenate(got, int(part in BY_COLUMNS)), want)
+            heads = expected.reshape(config.num_kv_heads, config.head_dim, *expected.shape[1:])
+            expected = heads.repeat(ranks // config.num_kv_heads, axis=0).reshape(
+                -1, *expected.shape[1:]
+            )
+        np.testing.assert_array_equal(np.concatenate(got, int(part in BY_COLUMNS)), expected)
         for shard, one in zip(shards, got, strict=True):
             assert one.shape == weight_shapes(shard.part_of(config))[part]
 
@@ -91,10 +93,10 @@ def test_batches_arrive_as_they_were_sent():
         arrived = batch_of(words_of(batch))
         assert arrived.num_top == batch.num_top
         for name in batch.__slots__:
-            want, got = np.asarray(getattr(batch, name)), np.asarray(getattr(arrived, name))
-            assert want.shape == got.shape
-            assert want.dtype == got.dtype
-            np.testing.assert_array_equal(got, want)
+            expected, got = np.asarray(getattr(batch, name)), np.asarray(getattr(arrived, name))
+            assert expected.shape == got.shape
+            assert expected.dtype == got.dtype
+            np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.parametrize(

@@ -48,11 +48,11 @@ def test_ranks_score_as_transformers_does(tiny_model, family, ranks, options, ov
     with Scorer(str(directory), device="cpu", **options) as scorer:
         together = scorer.score(query, items, **asked)
         alone = [scorer.score(query, [item], **asked) for item in items]
-    want = reference_logprobs(model, [query + item for item in items])[:, LABELS]
-    assert want.std() > 1, "near-uniform outputs would prove nothing"
-    np.testing.assert_allclose(together.logprobs, want, atol=TOLERANCE, rtol=0)
+    expected = reference_logprobs(model, [query + item for item in items])[:, LABELS]
+    assert expected.std() > 1, "near-uniform outputs would prove nothing"
+    np.testing.assert_allclose(together.logprobs, expected, atol=TOLERANCE, rtol=0)
     for row, one in enumerate(alone):
-        np.testing.assert_allclose(one.logprobs[0], want[row], atol=TOLERANCE, rtol=0)
+        np.testing.assert_allclose(one.logprobs[0], expected[row], atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.slow
@@ -137,7 +137,7 @@ def test_an_error_of_a_rank_ends_the_replica(two_ranks):
 
 
 def test_what_another_rank_refuses_is_refused(tiny_model, tmp_path):
-    """The last row of the head is the second rank's."""
+    """The second rank holds the last row of the head, which is refused there."""
     directory, _ = tiny_model("qwen3")
     for file in directory.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())

@@ -51,7 +51,7 @@ def test_float32_has_to_save_a_tenth(full, expected):
 
 def test_formats_take_turns_and_an_interruption_does_not_count():
     durations = [3.0, 1.0, 3.0, 900.0, 3.0, 1.0]  # of bfloat16 and float32 in turn
-    between = chain.from_iterable((0.0, one) for one in durations)
+    between = chain.from_iterable((0.0, duration) for duration in durations)
     clock = accumulate(chain([0.0], between, repeat(0.0)))
     threads = torch.get_num_threads()
     found = time_products(torch.bfloat16, 8, 16, 1, lambda: next(clock))
@@ -120,7 +120,7 @@ def test_float32_has_to_fit_with_a_batch_and_a_prompt(directory, timed):
 
 
 def test_replicas_that_share_memory_have_to_fit_together(directory, timed, monkeypatch):
-    """Each of four gets a fraction of 0.175, and may take no more of what is free."""
+    """Each of four replicas gets a fraction of 0.175, and may take no more of the free memory."""
     timed(QUICK)
     full = plan_backend(directory, ModelConfig(dtype="float32"))
     free = 5 * full.weight_bytes

@@ -46,7 +46,7 @@ def test_quick_work_does_not_overtake():
 
 
 def test_the_thread_does_not_overtake_the_caller():
-    """Such as a capture that another thread has asked for."""
+    """A capture that another thread asks for waits until the caller's launch is done."""
     begun, order = threading.Event(), []
     with work_thread() as thread:
 

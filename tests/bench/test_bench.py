@@ -18,6 +18,7 @@ from gpuscore import Scorer
 from gpuscore.commands.cli import main
 from gpuscore.measure.bench.bundle import read_bundle, write_bundle
 from gpuscore.measure.bench.sample import disagreement, sample_of
+from gpuscore.measure.bench.targets import started
 from gpuscore.measure.parity.results import CaseResult, Run
 from support.programs import COMMAND
 from support.serving import QUICK, serving
@@ -78,17 +79,17 @@ def test_all_ways_of_a_server(server, tmp_path, capsys):
 
 
 def test_the_sample_is_that_of_the_model(server, tmp_path):
-    """The bundle's scores are those of the prompts alone, by another way."""
+    """The bundle's scores are what the prompts get alone, by another way."""
     bundle, _ = run(tmp_path, "--url", server.url, "--scenario", "latency")
     (one,) = bundle.servers
     with Scorer("demo", threads=1) as scorer:
         for case in one.workload.cases:
-            want = [
+            expected = [
                 scorer.score(prompt, [[]], label_token_ids=case.label_ids[0]).scores[0]
                 for prompt in case.prompt_ids()
             ]
             got = np.exp(one.run.results[case.name].values)
-            np.testing.assert_allclose(got, want, rtol=1e-4)
+            np.testing.assert_allclose(got, expected, rtol=1e-4)
 
 
 def test_the_sample_is_judged_by_the_oracle_too(server, tmp_path, capsys):
@@ -132,7 +133,7 @@ def test_other_apis(api, server, tmp_path):
 def test_texts_of_ones_own(server, tmp_path):
     path = tmp_path / "in.jsonl"
     lines = [{"query": f"q {n}: ", "items": [f"item {n}.{i}" for i in range(40)]} for n in range(3)]
-    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     _, rows = run(tmp_path, "--url", server.url, "--input", path, "--scale", "1")
     assert set(rows) == {("text", "packed"), ("text", "sequential")}
     assert rows["text", "sequential"].requests == 6
@@ -206,23 +207,23 @@ class Between(BaseHTTPRequestHandler):
 @pytest.fixture
 def between(server):
     """A function that starts a server whose answers are the real one's, changed."""
-    started = []
+    proxies = []
 
     def start(change):
         kind = type("Changed", (Between,), {"url": server.url, "change": staticmethod(change)})
-        started.append(ThreadingHTTPServer(("127.0.0.1", 0), kind))
-        started[-1].handle_error = lambda *about: None  # of callers that have given up
-        threading.Thread(target=started[-1].serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{started[-1].server_address[1]}"
+        proxies.append(ThreadingHTTPServer(("127.0.0.1", 0), kind))
+        proxies[-1].handle_error = lambda *about: None  # of callers that have given up
+        threading.Thread(target=proxies[-1].serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{proxies[-1].server_address[1]}"
 
     yield start
-    for one in started:
-        one.shutdown()
-        one.server_close()
+    for proxy in proxies:
+        proxy.shutdown()
+        proxy.server_close()
 
 
 def of_packed(path, asked, answer):
-    """Let packed items leak: each one's score is a little nearer to that of its neighbour."""
+    """Let packed items leak: each one's score is a little nearer to its neighbour's."""
     scores = answer.get("scores")
     if scores and len(scores) > 1:
         answer["scores"] = [
@@ -250,10 +251,12 @@ def test_half_precision_may_round_as_a_real_model_does(p99, agrees):
     }
 
     def rounded(name):
-        return Run(name, "bfloat16", {
-            case: CaseResult(want + rng.normal(size=want.shape).clip(-2.4, 2.4) * p99 / 2.576, None)
-            for case, want in exact.items()
-        })  # fmt: skip
+        noise = {case: rng.normal(size=log_p.shape) for case, log_p in exact.items()}
+        results = {
+            case: CaseResult(log_p + noise[case].clip(-2.4, 2.4) * p99 / 2.576, None)
+            for case, log_p in exact.items()
+        }
+        return Run(name, "bfloat16", results)
 
     why = disagreement(workload, rounded("alone"), rounded("packed"))
     assert (why is None) is agrees, why
@@ -363,3 +366,10 @@ def test_what_cannot_be_run_is_told_in_one_line(words, said, code, capsys):
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_a_server_that_it_starts_has_the_time_that_the_client_waits():
+    body = {"query": [1, 2], "items": [[3] * 20] * 9000, "label_token_ids": [4]}
+    with started("demo", " ".join(QUICK), patience=0.1) as url:
+        answer = httpx.post(f"{url}/v1/score", json=body, timeout=60)
+    assert (answer.status_code, "after 0.1 seconds" in answer.text) == (504, True), answer.text

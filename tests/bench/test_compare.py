@@ -63,11 +63,11 @@ def written(tmp_path):
 
 
 def test_a_bundle_is_read_as_it_was_written(written):
-    found, want = read_bundle(Path(written("a", 0.5))), bundle(0.5)
+    found, expected = read_bundle(Path(written("a", 0.5))), bundle(0.5)
     assert json.dumps([row.as_json() for row in found.rows]) == json.dumps(
-        [row.as_json() for row in want.rows]
+        [row.as_json() for row in expected.rows]
     )
-    (one,), (other,) = found.servers, want.servers
+    (one,), (other,) = found.servers, expected.servers
     assert one.about == other.about
     assert one.workload == other.workload
     for name, result in one.run.results.items():
@@ -173,7 +173,7 @@ def test_pages(written, tmp_path, capsys):
 
 
 def arrivals(*, late, latency=1.0):
-    """Return the row of a server to which requests were sent so late, in milliseconds."""
+    """Return a server's row whose requests were sent `late` ms late and took `latency` ms."""
     row = Row("poisson", "Poisson 70/s", "120 + 10 x 180", "demo", asked=70.0)
     return WayFigures([shot(1.0, late=late, latency=latency)]).row(row, None, None)
 
@@ -195,7 +195,7 @@ def test_late_sends_are_shown_and_the_clients_fault_if_they_matter(tmp_path, cap
 
 
 def test_requests_and_items_of_one_are_as_many():
-    """Also of an even number of repeats, whose median is one of two."""
+    """This holds, too, for an even number of repeats, where the median is one of two."""
     shots = [replace(shot(seconds), items=10) for seconds in (1.0, 1.5, 2.0, 4.0)]
     row = WayFigures(shots).row(Row("latency", "scoring", "120 + 1 x 180", "demo"), None, None)
     assert row.requests_per_second == row.rate.value
@@ -235,7 +235,9 @@ def test_a_part_is_extrapolated_by_the_later_requests():
 
 def test_the_reports_are_as_published():
     rows = {
-        (row.server, row.scenario, row.way): row for one in report_bundles() for row in one.rows
+        (row.server, row.scenario, row.way): row
+        for report in report_bundles()
+        for row in report.rows
     }
     assert rows["TPU v6e, sgl-jax", "rerank", "packed"].rates == (9.75,)
     assert rows["RTX PRO 6000, SGLang", "rerank-short", "warm"].rates == (464.32,)

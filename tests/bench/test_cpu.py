@@ -37,7 +37,7 @@ def spent_by(pid):
 
 
 def test_queries_of_workloads_with_one_seed_begin_differently():
-    """Or the first workload's query would be the cached prefix of the next one's."""
+    """Otherwise the first workload's query would be the cached prefix of the next one's."""
     begins = [str(workload.draw(1000)[0][:4]) for workload in WORKLOADS.values()]
     assert len(set(begins)) == len(begins)
 

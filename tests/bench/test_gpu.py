@@ -28,11 +28,11 @@ SERVERS = ("fastapi", "httptools", "msgspec", "prometheus_client", "starlette", 
 
 
 def run(folder, *names):
-    """Run sections; return the exit code of each, and the findings as those of a day."""
+    """Run sections; return the exit code of each, and their findings."""
     own = ["--device=cpu", "--trial", "--shape=tiny", f"--scratch={folder}", "--", str(folder)]
     codes = [gpu_sections.main([*own, name]) for name in names]
-    found = [json.loads(found_of(folder, name).read_text()) for name in names]
-    stages = {f"bench: {name}": {"found": one} for name, one in zip(names, found, strict=True)}
+    content = [json.loads(found_of(folder, name).read_text()) for name in names]
+    stages = {f"bench: {name}": {"found": one} for name, one in zip(names, content, strict=True)}
     return codes, {"stages": stages}
 
 

@@ -40,14 +40,14 @@ def statuses(day):
 @pytest.mark.slow
 def test_every_stage_can_be_tried_on_a_cpu(tmp_path, capsys):
     code = gpu_day.main(["--device=cpu", f"--output={tmp_path}", "--minutes=60"])
-    found = json.loads((tmp_path / "gpu-day.json").read_text())
+    content = json.loads((tmp_path / "gpu-day.json").read_text())
     assert code == 0, capsys.readouterr().out
-    assert list(found["stages"]) == [one.name for one in stages("cpu", tmp_path, trial=True)]
-    skipped = [name for name, about in found["stages"].items() if about["status"] == "skipped"]
+    assert list(content["stages"]) == [one.name for one in stages("cpu", tmp_path, trial=True)]
+    skipped = [name for name, about in content["stages"].items() if about["status"] == "skipped"]
     absent = [] if (REAL / "config.json").is_file() else ["parity of SmolLM2 with transformers"]
     assert skipped == absent, "the environment of the tests has all packages"
-    ran = found["stages"].keys() - set(skipped)
-    done = {name: found["stages"][name]["found"] for name in ran}
+    ran = content["stages"].keys() - set(skipped)
+    done = {name: content["stages"][name]["found"] for name in ran}
     assert done["tests"]["passed"] > 0
     assert all(row["wall ms"] > 0 for row in done["bench: gpuscore"]["rows"])
     assert {row["cached"] for row in done["attention"]["rows"]} == {True, False}
@@ -66,7 +66,7 @@ def wait_until(holds, seconds=600):
 
 
 def test_the_day_runs_all_tests_of_a_device():
-    """And so does make test-gpu."""
+    """The day and `make test-gpu` both run all tests of a device."""
     planned = [one for one in stages("cuda", ROOT, trial=False) if one.name.startswith("tests")]
     words = [word for stage in planned for command in stage.commands for word in command]
     here = Path(__file__)
@@ -129,7 +129,7 @@ def test_an_outcome_that_was_cut_off_is_left_out(tmp_path):
 
 
 def test_a_stage_ends_with_a_day_that_is_killed(tmp_path):
-    """Otherwise it would use the card beside the run that continues the day."""
+    """A stage that ran on would use the card beside the run that continues the day."""
     alive = tmp_path / "alive"
     write = f"open({str(alive)!r}, 'w').write(str(time.time()))"
     beats = f"import time\nwhile True: {write}; time.sleep(.05)"
@@ -198,21 +198,21 @@ def read(path):
 
 
 def test_a_kill_in_each_stage_loses_no_findings(tmp_path):
-    """Each run of the day is killed in the next stage; the last ones repeat those."""
+    """Each run of the day is killed one stage later; the last runs repeat these stages."""
     names = [one.name for one in stages("cpu", tmp_path, trial=True)]
     for number, name in enumerate(names):
         assert run_day(tmp_path) == -signal.SIGKILL
-        found = read(tmp_path / "gpu-day.json")["stages"]
-        assert found[name]["status"] == "begun"
-        assert list(found) == names[: number + 1]
-        assert all("found" in found[before] for before in names[:number])
-        assert {found[before]["status"] for before in names[:number]} <= {"cut off"}
+        settings = read(tmp_path / "gpu-day.json")["stages"]
+        assert settings[name]["status"] == "begun"
+        assert list(settings) == names[: number + 1]
+        assert all("found" in settings[before] for before in names[:number])
+        assert {settings[before]["status"] for before in names[:number]} <= {"cut off"}
         assert (tmp_path / "gpu-day.html").is_file()
     (tmp_path / "well").touch()
     assert run_day(tmp_path) == 0
-    found = read(tmp_path / "gpu-day.json")["stages"]
-    assert {about["status"] for about in found.values()} == {"done"}
-    assert all("found" in about["cut off"] for about in found.values())
+    settings = read(tmp_path / "gpu-day.json")["stages"]
+    assert {about["status"] for about in settings.values()} == {"done"}
+    assert all("found" in about["cut off"] for about in settings.values())
 
 
 def run_day(folder):

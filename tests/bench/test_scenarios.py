@@ -44,11 +44,11 @@ def test_the_command_line_names_them_all():
     ],
 )
 def test_lengths_are_those_of_the_reports(name, way, count, query, items, item):
-    found = requests(name, way)
-    assert len(found) == count
-    assert {len(one.query) for one in found} == {query}
-    assert len(found[0].items) == items
-    assert {len(ids) for one in found for ids in one.items} == {item}
+    drawn = requests(name, way)
+    assert len(drawn) == count
+    assert {len(one.query) for one in drawn} == {query}
+    assert len(drawn[0].items) == items
+    assert {len(ids) for one in drawn for ids in one.items} == {item}
 
 
 def test_nothing_is_drawn_twice_except_static_tokens():
@@ -109,7 +109,7 @@ def test_scale_leaves_out_requests_and_shortens_none():
 def test_texts_of_ones_own(tmp_path):
     path = tmp_path / "in.jsonl"
     lines = [{"query": f"q{n}", "items": [f"i{n}.{i}" for i in range(40)]} for n in range(2)]
-    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     scenario = text_scenario(path)
     packed, sequential = (Draws(1, VOCAB).requests(scenario, way, 0) for way in scenario.ways)
     assert [len(one.items) for one in packed] == [40, 40]
@@ -122,7 +122,7 @@ def test_real_sentences_are_shipped():
     scenario = text_scenario()
     assert [way.name for way in scenario.ways] == ["packed"]
     asks = Draws(1, VOCAB).requests(scenario, scenario.ways[0], 0)
-    every = [item for one in asks for item in one.items]
+    every = [item for ask in asks for item in ask.items]
     assert (len(asks), len(every), len(set(every))) == (24, 240, 240)
     assert all(isinstance(item, str) and item.endswith(".") for item in every)
 

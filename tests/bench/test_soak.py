@@ -55,9 +55,9 @@ def samples(server, engine, lives=1, minutes=60):
 @pytest.mark.parametrize(("grown", "right"), [(0.0, True), (-9.0, True), (5.0, False)])
 @pytest.mark.parametrize("lives", [1, 6])
 def test_growth_is_told_from_noise(grown, right, lives):
-    found = samples(0.0, grown, lives)
-    assert growth(found, "server").within_noise
-    slope = growth(found, "engine")
+    drawn_samples = samples(0.0, grown, lives)
+    assert growth(drawn_samples, "server").within_noise
+    slope = growth(drawn_samples, "engine")
     assert slope.within_noise is right
     assert slope.value == pytest.approx(grown, abs=4 * slope.error)
 
@@ -67,11 +67,11 @@ def test_few_samples_give_no_growth():
 
 
 def test_the_page_stands_alone_and_is_small(tmp_path):
-    found = samples(0.0, 0.0, lives=4)
+    drawn_samples = samples(0.0, 0.0, lives=4)
     verdicts = [Verdict("wrong", False, "1 < 2")]
     page = tmp_path / "page.html"
     facts, faults = {"seed": "3"}, [(900.0, "SIGKILL")]
-    write_page(page, "Soak", facts, verdicts, {"score 200": 3}, found, faults, ["<b>"])
+    write_page(page, "Soak", facts, verdicts, {"score 200": 3}, drawn_samples, faults, ["<b>"])
     text = page.read_text()
     assert len(text) < 300_000
     assert text.count("<tr>") > 30

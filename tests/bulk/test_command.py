@@ -52,11 +52,11 @@ def test_the_page_shows_what_happens(tmp_path, monkeypatch):
     assert done.returncode == 1, done.stderr
     speed = re.compile(r"[\d.]+ s, [\d.]+ rows/s")
     assert speed.sub("", done.stdout) == speed.sub("", blocks("text")[0])
-    found, want = read_jsonl(Path("scored.jsonl")), [*map(json.loads, shown.splitlines())]
+    found, expected = read_jsonl(Path("scored.jsonl")), [*map(json.loads, shown.splitlines())]
     assert [row.pop("scores") for row in found] == [
-        pytest.approx(row.pop("scores"), abs=5e-4) for row in want
+        pytest.approx(row.pop("scores"), abs=5e-4) for row in expected
     ]
-    assert found == want
+    assert found == expected
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_a_share_is_from_0_to_1(tmp_path, capsys, share):
 
 
 def test_the_last_line_is_about_this_run(tmp_path, monkeypatch):
-    """Rows that an earlier run has scored took none of its time."""
+    """Rows that an earlier run has scored took no time of this run."""
     source = write_jsonl(tmp_path / "in.jsonl", [{"item": None}, *ROWS])
     first, second = Progress(shown=False), Progress(shown=False)
     with monkeypatch.context() as patch:

@@ -234,11 +234,11 @@ def test_rerankers_give_relevances(tmp_path, instruction):
     source = write_jsonl(tmp_path / "in.jsonl", PAIRS)
     run(source, tmp_path / "out.jsonl", model_of(RANKER), labels=None, instruction=instruction)
     found = [row["scores"] for row in read_jsonl(tmp_path / "out.jsonl")]
-    want = [
+    expected = [
         prompts.family.relevance(prompts.raw_scores(result)).tolist()
         for prompts, result in alone(RANKER, PAIRS, instruction)
     ]
-    np.testing.assert_allclose(found, want, rtol=1e-9)
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
 def test_guards_give_the_probability_of_each_class(tmp_path):
@@ -278,7 +278,7 @@ def test_labels_of_several_tokens(tmp_path, labels, full, mean):
     more = {"apply_softmax": not full, "label_length_normalization": mean}
     run(source, tmp_path / "out.jsonl", **labels, **more)
     found = [row["scores"] for row in read_jsonl(tmp_path / "out.jsonl")]
-    want = []
+    expected = []
     with fake_model() as model:
         for row in PAIRS:
             given = ScoreInput(row["query"], [row["item"]], **labels)
@@ -287,5 +287,5 @@ def test_labels_of_several_tokens(tmp_path, labels, full, mean):
             (logprobs,) = label_logprobs(future.result())
             values = logprobs / request.trie.lengths if mean == "mean" else logprobs
             shares = np.exp(values)
-            want.append(shares if full else shares / shares.sum())
-    np.testing.assert_allclose(found, want, rtol=1e-4)
+            expected.append(shares if full else shares / shares.sum())
+    np.testing.assert_allclose(found, expected, rtol=1e-4)

@@ -32,8 +32,8 @@ def test_every_format_into_every_other(tmp_path, before, after):
     outcome = run(write_input(tmp_path, before, ROWS), output)
     assert (outcome.scored, outcome.bad) == (111, 0)
     found = read_output(output)
-    want = [{**row, "id": str(row["id"])} if before == "csv" else row for row in ROWS]
-    assert [{k: v for k, v in row.items() if k != "scores"} for row in found] == want
+    expected = [{**row, "id": str(row["id"])} if before == "csv" else row for row in ROWS]
+    assert [{k: v for k, v in row.items() if k != "scores"} for row in found] == expected
     assert list(found[0]) == ["id", "query", "item", "scores"]
     check(ROWS, [row["scores"] for row in found])
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([f"input.{before}", output.name])

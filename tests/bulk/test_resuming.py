@@ -96,13 +96,13 @@ def test_the_command_killed_while_it_scores(tmp_path, capsys):
     assert [row["id"] for row in found] == list(range(300))
     with Scorer("demo", threads=1, max_batch_tokens=512) as scorer:
         prompts = [row["query"] + row["item"] for row in rows]
-        want = scorer.score("", prompts, labels=["yes", "no"]).scores
-    np.testing.assert_allclose([row["scores"] for row in found], want, atol=1e-5)
+        expected = scorer.score("", prompts, labels=["yes", "no"]).scores
+    np.testing.assert_allclose([row["scores"] for row in found], expected, atol=1e-5)
 
 
 @pytest.mark.slow
 def test_the_command_killed_often_gives_the_same_bits(tmp_path):
-    """Negative moments are seconds since the start, others since the first result."""
+    """Moments that are negative count from the start, others from the first result."""
     rows = make_rows(3000, queries=40)
     source = write_jsonl(tmp_path / "in.jsonl", rows)
     whole, output = tmp_path / "whole.parquet", tmp_path / "killed.parquet"

@@ -60,7 +60,7 @@ def test_rows_of_one_query_are_one_group():
 
 
 def test_rows_with_queries_of_their_own_are_put_together():
-    """Unless the cut depends on the query, because then the bits of a score would, too."""
+    """They stay apart if the cut depends on the query: the bits of a score would, too."""
     rows = [(b"a", b"1"), (b"b", b"1"), (b"c", b"1"), (b"c", b"2"), (b"d", b"1"), (b"e", b"1")]
     assert groups_of(rows) == [[0, 1], [2, 3], [4, 5]]
     assert groups_of(rows, free_cut=False) == [[0], [1], [2, 3], [4], [5]]
@@ -145,7 +145,7 @@ def test_reading_and_sorting_take_bounded_memory(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_rows(tmp_path):
-    """The peak of 2 million rows is compared with that of 400,000, in MiB."""
+    """The peak of 2 million rows is compared with the peak of 400,000, in MiB."""
     peaks = []
     for count in (400_000, 2_000_000):
         done = programs.run_module("support.batch_memory", tmp_path, count, seconds=1200)

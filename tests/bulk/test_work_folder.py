@@ -189,7 +189,7 @@ def outcome_of(source, output):
 
 @pytest.mark.parametrize("step", ["score", *slow("typed"), "write", "publish", *slow("remove")])
 def test_damaged_states(tmp_path, monkeypatch, step):
-    """Each file of a stopped job in turn: the job gives the right output or one line."""
+    """Each file of a stopped job is damaged in turn: the job gives the right output or one line."""
     source, output = stopped(tmp_path, monkeypatch, step)
     before = snapshot(tmp_path)
     files = [name for name in before if name != source.name]
@@ -215,7 +215,7 @@ def test_damaged_states(tmp_path, monkeypatch, step):
 
 @pytest.mark.parametrize("published", [False, True])
 def test_a_forged_note_of_the_end(tmp_path, monkeypatch, published):
-    """It names numbers of rows, and there is no output, or another one."""
+    """The note names numbers of rows, and the output is missing or another one."""
     source = write_jsonl(tmp_path / "in.jsonl", ROWS)
     put({"written.json": b'{"scored": 1, "failed": 0, "bad": 0}'})(tmp_path / "out.jsonl.work")
     if published:
@@ -255,7 +255,7 @@ def test_an_output_that_is_not_the_one_that_was_written(tmp_path, monkeypatch, n
     ],
 )
 def test_forged_numbers(tmp_path, monkeypatch, step, name, changes):
-    """A state with a right checksum is held against the files that it is about."""
+    """A state whose checksum is right is still compared with the files that it describes."""
     source, output = stopped(tmp_path, monkeypatch, step)
     path = tmp_path / "out.jsonl.work" / f"{name}.json"
     state = json.dumps(json.loads(path.read_bytes())["state"] | changes).encode()

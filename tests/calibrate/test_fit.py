@@ -21,7 +21,7 @@ def samples_of(*columns):
 
 
 def drawn(rng, count=2000, labels=4, temperature=2.5, bias=(0.0, 0.0, 0.0, 0.0), ragged=True):
-    """Draw log-probabilities, and right answers as they are with a temperature and a bias."""
+    """Draw log-probabilities, and right answers with the odds that temperature and bias give."""
     rows, right = [], []
     for _ in range(count):
         size = int(rng.integers(2, labels + 1)) if ragged else labels
@@ -43,34 +43,34 @@ def loss(samples, inverse, bias):
 
 
 def test_the_temperature_that_made_the_answers_is_found(rng):
-    found = fit(drawn(rng, temperature=2.5), with_bias=False)
-    assert found.temperature == pytest.approx(2.5, rel=0.1)
-    assert found.bias == ()
-    found = fit(drawn(rng, temperature=0.4, ragged=False), with_bias=False)
-    assert found.temperature == pytest.approx(0.4, rel=0.15)
+    fitted = fit(drawn(rng, temperature=2.5), with_bias=False)
+    assert fitted.temperature == pytest.approx(2.5, rel=0.1)
+    assert fitted.bias == ()
+    fitted = fit(drawn(rng, temperature=0.4, ragged=False), with_bias=False)
+    assert fitted.temperature == pytest.approx(0.4, rel=0.15)
 
 
 def test_biases_that_made_the_answers_are_found(rng):
     bias = np.array([1.5, 0.0, -0.5, -1.0])
-    found = fit(drawn(rng, 6000, bias=bias), with_bias=True)
-    assert found.temperature == pytest.approx(2.5, rel=0.1)
-    got = np.array(found.bias)
+    fitted = fit(drawn(rng, 6000, bias=bias), with_bias=True)
+    assert fitted.temperature == pytest.approx(2.5, rel=0.1)
+    got = np.array(fitted.bias)
     np.testing.assert_allclose(got - got.mean(), bias - bias.mean(), atol=0.15)
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_scipy_finds_no_lower_loss(rng, with_bias):
     samples = drawn(rng, 300, temperature=1.7, bias=(0.8, -0.2, 0.0, -0.6))
-    found = fit(samples, with_bias)
+    fitted = fit(samples, with_bias)
     width = samples.logprobs.shape[1] if with_bias else 0
 
     def value(x):
         return loss(samples, x[0], x[1:] if with_bias else np.zeros(samples.logprobs.shape[1]))
 
     best = minimize(value, [1.0, *[0.0] * width], method="Nelder-Mead" if not width else "BFGS")
-    ours = value(np.array([1 / found.temperature, *found.bias]))
+    ours = value(np.array([1 / fitted.temperature, *fitted.bias]))
     assert ours == pytest.approx(best.fun, abs=1e-4)
-    assert found.temperature == pytest.approx(1 / best.x[0], rel=1e-3)
+    assert fitted.temperature == pytest.approx(1 / best.x[0], rel=1e-3)
 
 
 def test_where_all_is_right_the_temperature_stays_in_its_range():
@@ -112,7 +112,7 @@ def test_two_orders_are_one_answer():
 def test_measures_are_their_definitions(rng):
     samples = drawn(rng, 300)
     judged = Judged.of(samples, samples.shares(Scaling()))
-    found = measures(judged, seed=0)
+    measured = measures(judged, seed=0)
     brier = loss_sum = right = 0.0
     inside = [[] for _ in range(BINS)]
     for shares, wanted in zip(judged.shares, judged.right, strict=True):
@@ -123,10 +123,10 @@ def test_measures_are_their_definitions(rng):
         place = min(int(shares[best] * BINS), BINS - 1)
         inside[place].append((shares[best], best == wanted))
     ece = sum(abs(sum(s for s, _ in one) - sum(r for _, r in one)) for one in inside)
-    want = {"accuracy": right, "ece": ece, "brier": brier, "log_loss": loss_sum}
-    for name, value in want.items():
-        assert found[name].value == pytest.approx(value / 300)
-        assert found[name].low < found[name].value < found[name].high
+    expected = {"accuracy": right, "ece": ece, "brier": brier, "log_loss": loss_sum}
+    for name, value in expected.items():
+        assert measured[name].value == pytest.approx(value / 300)
+        assert measured[name].low < measured[name].value < measured[name].high
     shown = bins(judged)
     assert [one.count for one in shown] == [len(one) for one in inside if one]
     assert [one.accuracy for one in shown] == [np.mean([r for _, r in o]) for o in inside if o]

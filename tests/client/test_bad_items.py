@@ -62,14 +62,14 @@ def check_errors(errors, bad, name):
 def test_items_over_http(http, bad):
     wanted = {"query": QUERY, "return_label_logprobs": True, "return_label_mass": True} | LABELS
     items = mixed(bad)
-    found = ask(http, "/v1/score", items=items, on_error="null", **wanted)
+    answer = ask(http, "/v1/score", items=items, on_error="null", **wanted)
     alone = ask(http, "/v1/score", items=GOOD, **wanted)
     assert "errors" not in alone
-    check_errors(found["errors"], bad, "items")
+    check_errors(answer["errors"], bad, "items")
     for name in ("scores", "label_logprobs", "label_mass"):
-        assert [found[name][i] for i in places(bad, len(items))] == alone[name]
-        assert all(found[name][i] is None for i in bad)
-    assert found["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]
+        assert [answer[name][i] for i in places(bad, len(items))] == alone[name]
+        assert all(answer[name][i] is None for i in bad)
+    assert answer["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]
     first = min(bad)
     reply = http.post("/v1/score", json=wanted | {"items": items})
     assert reply.status_code == 400
@@ -134,20 +134,22 @@ def test_documents_over_http(http, bad, options):
         bad = {index: (None, "invalid_request") for index in bad if index < len(GOOD)}
     documents = mixed(bad)
     body = {"query": "a blue lamp", "return_documents": True} | options
-    found = ask(http, "/v1/rerank", documents=documents, on_error="null", **body)
+    answer = ask(http, "/v1/rerank", documents=documents, on_error="null", **body)
     alone = ask(http, "/v1/rerank", documents=GOOD, **body)
     left = places(bad, len(documents))
-    assert found["results"] == [one | {"index": left[one["index"]]} for one in alone["results"]]
-    check_errors(found["errors"], bad, "documents")
-    assert found["meta"] == alone["meta"]
-    assert found["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]
+    assert answer["results"] == [
+        entry | {"index": left[entry["index"]]} for entry in alone["results"]
+    ]
+    check_errors(answer["errors"], bad, "documents")
+    assert answer["meta"] == alone["meta"]
+    assert answer["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]
 
 
 def test_documents_that_are_objects(http):
     documents = [{"title": "lamp"}, {"title": "rug", "text": "A blue lamp."}, {"text": 7}, "lamp"]
-    found = ask(http, "/infinity/rerank", query="lamp", documents=documents, on_error="null")
-    assert {one["index"] for one in found["results"]} == {1, 3}
-    assert [error["index"] for error in found["errors"]] == [0, 2]
+    answer = ask(http, "/infinity/rerank", query="lamp", documents=documents, on_error="null")
+    assert {entry["index"] for entry in answer["results"]} == {1, 3}
+    assert [error["index"] for error in answer["errors"]] == [0, 2]
 
 
 @pytest.mark.parametrize("bad", [MIXTURES[0], *slow(MIXTURES[1]), MIXTURES[2]])
@@ -158,15 +160,15 @@ def test_pairs_over_http(http, scorer, bad):
         (index,) = bad
         documents[index], queries[index] = "lamp", LONG
     left = places(bad, len(documents))
-    found = ask(http, "/v1/score", queries=queries, documents=documents, on_error="null")
+    answer = ask(http, "/v1/score", queries=queries, documents=documents, on_error="null")
     good = {"queries": [queries[i] for i in left], "documents": [documents[i] for i in left]}
     alone = ask(http, "/v1/score", **good)
-    assert [found["data"][i]["score"] for i in left] == [one["score"] for one in alone["data"]]
-    assert [one["index"] for one in found["data"]] == list(range(len(documents)))
-    assert all(found["data"][i]["score"] is None for i in bad)
-    assert [(e["index"], e["code"]) for e in found["errors"]] == [(i, bad[i][1]) for i in bad]
+    assert [answer["data"][i]["score"] for i in left] == [entry["score"] for entry in alone["data"]]
+    assert [entry["index"] for entry in answer["data"]] == list(range(len(documents)))
+    assert all(answer["data"][i]["score"] is None for i in bad)
+    assert [(e["index"], e["code"]) for e in answer["errors"]] == [(i, bad[i][1]) for i in bad]
     local = scorer.score_pairs(list(zip(queries, documents, strict=True)), on_error="null")
-    np.testing.assert_array_equal(local.scores[left], [one["score"] for one in alone["data"]])
+    np.testing.assert_array_equal(local.scores[left], [entry["score"] for entry in alone["data"]])
     assert np.isnan(local.scores[list(bad)]).all()
     assert [(e.index, e.code) for e in local.errors] == [(i, bad[i][1]) for i in bad]
 

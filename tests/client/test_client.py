@@ -29,25 +29,25 @@ def same(found, expected):
 def test_scores_are_the_scorers(url, scorer, call, softmax):
     expected = scorer.score(QUERY, ITEMS, labels=LABELS, apply_softmax=softmax, logprobs=True)
     wanted = {"apply_softmax": softmax, "logprobs": True, "request_id": "mine"}
-    found = call(url, "score", QUERY, ITEMS, client=WITH_KEY, labels=LABELS, **wanted)
-    assert found.scores.dtype == np.float64
-    same(found.scores, expected.scores)
-    same(found.logprobs, expected.logprobs)
-    same(found.label_mass, expected.label_mass)
-    assert found.prompt_tokens == expected.prompt_tokens
-    assert list(found.columns()) == list(expected.columns()), "one type of results"
-    assert (found.model, found.request_ids) == ("demo", ("mine",))
+    answer = call(url, "score", QUERY, ITEMS, client=WITH_KEY, labels=LABELS, **wanted)
+    assert answer.scores.dtype == np.float64
+    same(answer.scores, expected.scores)
+    same(answer.logprobs, expected.logprobs)
+    same(answer.label_mass, expected.label_mass)
+    assert answer.prompt_tokens == expected.prompt_tokens
+    assert list(answer.columns()) == list(expected.columns()), "one type of results"
+    assert (answer.model, answer.request_ids) == ("demo", ("mine",))
 
 
 @pytest.mark.parametrize("split", SMALL)
 def test_a_split_list_comes_back_in_order(url, scorer, call, split):
     expected = scorer.score(QUERY, ITEMS, labels=LABELS, logprobs=True)
-    found = call(url, "score", QUERY, ITEMS, client=WITH_KEY | split, labels=LABELS, logprobs=True)
-    same(found.scores, expected.scores)
-    same(found.label_mass, expected.label_mass)
-    same(found.logprobs, expected.logprobs)
-    assert found.prompt_tokens == expected.prompt_tokens
-    assert len(found.request_ids) == len(set(found.request_ids)) > 1
+    answer = call(url, "score", QUERY, ITEMS, client=WITH_KEY | split, labels=LABELS, logprobs=True)
+    same(answer.scores, expected.scores)
+    same(answer.label_mass, expected.label_mass)
+    same(answer.logprobs, expected.logprobs)
+    assert answer.prompt_tokens == expected.prompt_tokens
+    assert len(answer.request_ids) == len(set(answer.request_ids)) > 1
 
 
 def test_labels_of_every_item_go_with_it(url, scorer, call):
@@ -55,9 +55,9 @@ def test_labels_of_every_item_go_with_it(url, scorer, call):
     labels = [[1, 2], np.array([3]), [4, 5, 6], [7]]
     expected = scorer.score(list(query), [list(i) for i in items], label_token_ids=labels)
     for split in ({}, {"max_items_per_request": 1}, {"max_items_per_request": 3}):
-        found = call(url, "score", query, items, client=WITH_KEY | split, label_token_ids=labels)
-        same(found.scores, expected.scores)
-        assert np.isnan(found.scores[1, 1:]).all()
+        answer = call(url, "score", query, items, client=WITH_KEY | split, label_token_ids=labels)
+        same(answer.scores, expected.scores)
+        assert np.isnan(answer.scores[1, 1:]).all()
     one_list = call(url, "score", query, items, client=WITH_KEY, label_token_ids=np.array([1, 2]))
     same(one_list.scores[0], expected.scores[0, :2])
 
@@ -73,12 +73,12 @@ def test_labels_of_several_tokens(url, scorer, call, split):
         for mean in ("none", "mean"):
             options = labels | {"logprobs": True, "label_length_normalization": mean}
             expected = scorer.score(QUERY, ITEMS, **options)
-            found = call(url, "score", QUERY, ITEMS, client=WITH_KEY | split, **options)
+            answer = call(url, "score", QUERY, ITEMS, client=WITH_KEY | split, **options)
             for name in ("scores", "logprobs", "label_mass"):
                 np.testing.assert_allclose(
-                    getattr(found, name), getattr(expected, name), atol=1e-4, rtol=0
+                    getattr(answer, name), getattr(expected, name), atol=1e-4, rtol=0
                 )
-            assert [*found.labels] == [*expected.labels] == names
+            assert [*answer.labels] == [*expected.labels] == names
 
 
 def test_requests_keep_within_both_limits(url):
@@ -105,11 +105,11 @@ def test_a_split_ranking_is_one_ranking(url, scorer, call, split):
     order = np.argsort(-relevance, kind="stable")
     client = WITH_KEY | split
     documents = [{"text": item} if i % 2 else item for i, item in enumerate(ITEMS)]
-    found = call(url, "rerank", "a blue lamp", documents, client=client)
-    assert found.indices.tolist() == order.tolist()
-    np.testing.assert_allclose(found.scores, relevance[order], atol=1e-6)
-    assert found.documents == tuple(documents[i] for i in order)
-    assert not found.truncated.any()
+    answer = call(url, "rerank", "a blue lamp", documents, client=client)
+    assert answer.indices.tolist() == order.tolist()
+    np.testing.assert_allclose(answer.scores, relevance[order], atol=1e-6)
+    assert answer.documents == tuple(documents[i] for i in order)
+    assert not answer.truncated.any()
     best = call(url, "rerank", "a blue lamp", ITEMS, client=client, top_n=4, raw_scores=True)
     assert best.indices.tolist() == order[:4].tolist()
     assert best.documents == tuple(ITEMS[i] for i in order[:4])
@@ -118,20 +118,20 @@ def test_a_split_ranking_is_one_ranking(url, scorer, call, split):
 
 def test_equal_documents_keep_their_order_over_requests(url, call):
     client = WITH_KEY | {"max_items_per_request": 2}
-    found = call(url, "rerank", "lamp", ["rug", "lamp", "lamp", "lamp", "rug"], client=client)
-    assert found.indices.tolist() == [1, 2, 3, 0, 4]
+    answer = call(url, "rerank", "lamp", ["rug", "lamp", "lamp", "lamp", "rug"], client=client)
+    assert answer.indices.tolist() == [1, 2, 3, 0, 4]
 
 
 def test_what_was_cut_is_told(url, call):
     documents = ["lamp", "blue lamp " * 30, "rug"]
     client = WITH_KEY | {"max_items_per_request": 1}
-    found = call(url, "rerank", "lamp", documents, client=client, max_tokens_per_doc=5)
-    assert {int(i) for i in found.indices[found.truncated]} == {1}
+    answer = call(url, "rerank", "lamp", documents, client=client, max_tokens_per_doc=5)
+    assert {int(i) for i in answer.indices[answer.truncated]} == {1}
 
 
 def test_nothing_to_score(url, call):
-    found = call(url, "score", QUERY, [], client=WITH_KEY, labels=LABELS, logprobs=True)
-    assert found.scores.shape == (0, 0)
+    answer = call(url, "score", QUERY, [], client=WITH_KEY, labels=LABELS, logprobs=True)
+    assert answer.scores.shape == (0, 0)
     with pytest.raises(StatusError) as caught:
         call(url, "rerank", "lamp", [], client=WITH_KEY)
     assert caught.value.status == 400

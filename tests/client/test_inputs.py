@@ -69,7 +69,7 @@ OF_IDS = LISTS | {
     "array of int32": lambda rows: np.array(rows, dtype=np.int32),
     "arrays": lambda rows: [np.array(row, dtype=np.uint16) for row in rows],
     "tuples": lambda rows: [tuple(row) for row in rows],
-    "NumPy's integers": lambda rows: [[np.int64(one) for one in row] for row in rows],
+    "NumPy's integers": lambda rows: [[np.int64(number) for number in row] for row in rows],
     "generator of arrays": lambda rows: (np.array(row) for row in rows),
 }
 
@@ -116,8 +116,8 @@ def ask(request, facades, runner):
     async def wait(found):
         return await found
 
-    def call(method, *given, **more):
-        found = getattr(facades(request.param), method)(*given, **more)
+    def call(method, *arguments, **more):
+        found = getattr(facades(request.param), method)(*arguments, **more)
         return runner.run(wait(found)) if isawaitable(found) else found
 
     return call
@@ -130,9 +130,9 @@ def many(request, facades, runner):
     async def wait(found):
         return [one.scores async for one in found]
 
-    def call(*given, **more):
-        found = facades(request.param).score_many(*given, **more)
-        return runner.run(wait(found)) if isasyncgen(found) else [one.scores for one in found]
+    def call(*arguments, **more):
+        scores = facades(request.param).score_many(*arguments, **more)
+        return runner.run(wait(scores)) if isasyncgen(scores) else [one.scores for one in scores]
 
     return call
 
@@ -146,17 +146,17 @@ def test_lists_of_texts(ask, scorer, kind):
     made = OF_TEXTS[kind]
     expected = scorer.score(QUERY, TEXTS, labels=LABELS)
     assert expected.scores.shape == (4, 2)
-    found = ask("score", QUERY, made(TEXTS), labels=made(LABELS))
-    same(found.scores, expected.scores)
-    assert found.labels == expected.labels
-    found, wanted = ask("rerank", "lamp", made(TEXTS)), scorer.rerank("lamp", TEXTS)
-    same(found.scores, wanted.scores)
-    assert found.indices.tolist() == wanted.indices.tolist()
-    assert found.documents == wanted.documents
+    answer = ask("score", QUERY, made(TEXTS), labels=made(LABELS))
+    same(answer.scores, expected.scores)
+    assert answer.labels == expected.labels
+    answer, wanted = ask("rerank", "lamp", made(TEXTS)), scorer.rerank("lamp", TEXTS)
+    same(answer.scores, wanted.scores)
+    assert answer.indices.tolist() == wanted.indices.tolist()
+    assert answer.documents == wanted.documents
     prompts = [QUERY + text for text in TEXTS]
-    found = ask("classify", made(prompts), labels=made(LABELS))
-    same(found.probabilities, scorer.classify(prompts, labels=LABELS).probabilities)
-    assert found.classes == ("yes", "no")
+    answer = ask("classify", made(prompts), labels=made(LABELS))
+    same(answer.probabilities, scorer.classify(prompts, labels=LABELS).probabilities)
+    assert answer.classes == ("yes", "no")
 
 
 @pytest.mark.parametrize("kind", OF_IDS)
@@ -170,9 +170,9 @@ def test_lists_of_ids(ask, scorer, kind):
     expected = scorer.score([1, 2], IDS, label_token_ids=IDS).scores
     same(ask("score", (1, 2), made(IDS), label_token_ids=made(IDS)).scores, expected)
     expected = scorer.score([1, 2], IDS, label_sequences=IDS[:2])
-    found = ask("score", range(1, 3), made(IDS), label_sequences=made(IDS[:2]))
-    same(found.scores, expected.scores)
-    assert found.labels == expected.labels
+    answer = ask("score", range(1, 3), made(IDS), label_sequences=made(IDS[:2]))
+    same(answer.scores, expected.scores)
+    assert answer.labels == expected.labels
 
 
 @pytest.mark.parametrize("kind", LISTS)
@@ -186,7 +186,9 @@ def test_lists_of_pairs_and_questions(ask, scorer, kind):
     questions = [Choice("What?", names), Rating("How large?", names), Predicate("It is red.")]
     given = [Choice("What?", made(names)), Rating("How large?", made(names)), questions[2]]
     answers = ask("decide", TEXT, made(given))
-    assert [one.answer for one in answers] == [one.answer for one in scorer.decide(TEXT, questions)]
+    assert [answer.answer for answer in answers] == [
+        answer.answer for answer in scorer.decide(TEXT, questions)
+    ]
     assert list(answers[0].probabilities) == names
     named = {"what": Choice("What?", made(names)), "size": Rating("How large?", made(names))}
     answers = ask("system_one", TEXT, named)
@@ -245,9 +247,9 @@ NO_STATES = [b"a", {"a": b"b"}, {"a"}, float("nan"), [float("inf")]]
 NO_PROMPTS = [b"ab", [b"ab"], [True], [1, True], [1.5], None, 7, {"a": 1}]
 
 
-def refused(ask, place, method, *given, **more):
+def refused(ask, place, method, *arguments, **more):
     with pytest.raises(InvalidRequest, match=place) as caught:
-        ask(method, *given, **more)
+        ask(method, *arguments, **more)
     assert caught.value.param
 
 
@@ -364,8 +366,8 @@ def test_a_bad_item_alone(scorer, other, runner, value):
 @pytest.mark.parametrize("prompts", [TEXTS[:2], IDS])
 @pytest.mark.parametrize("kind", LISTS)
 def test_completions(client, prompts, kind):
-    found = client.completions(LISTS[kind](prompts)).completions
-    for one, wanted in zip(found, client.completions(prompts).completions, strict=True):
+    completions = client.completions(LISTS[kind](prompts)).completions
+    for one, wanted in zip(completions, client.completions(prompts).completions, strict=True):
         same(one.logprobs, wanted.logprobs)
 
 

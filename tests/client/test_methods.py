@@ -35,39 +35,39 @@ def same(found, expected):
 @pytest.mark.parametrize("options", [*slow({}), {"raw_scores": True, "max_tokens_per_doc": 3}])
 def test_pairs(url, scorer, call, split, options):
     expected = scorer.score_pairs(PAIRS, **options)
-    found = call(url, "score_pairs", PAIRS, client=WITH_KEY | split, **options)
+    answer = call(url, "score_pairs", PAIRS, client=WITH_KEY | split, **options)
     # Pairs of one query are cut elsewhere than pairs of several, so bits may differ.
-    np.testing.assert_allclose(found.scores, expected.scores, atol=1e-5)
-    same(found.truncated, expected.truncated)
-    assert found.prompt_tokens == expected.prompt_tokens
-    assert isinstance(found, PairScores)
-    assert (found.model, found.errors) == ("demo", ())
+    np.testing.assert_allclose(answer.scores, expected.scores, atol=1e-5)
+    same(answer.truncated, expected.truncated)
+    assert answer.prompt_tokens == expected.prompt_tokens
+    assert isinstance(answer, PairScores)
+    assert (answer.model, answer.errors) == ("demo", ())
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_rankings(url, scorer, call, split):
     for options in ({}, {"top_n": 2}, {"raw_scores": True, "max_tokens_per_doc": 3}):
         expected = scorer.rerank(QUERY, DOCUMENTS, **options)
-        found = call(url, "rerank", QUERY, DOCUMENTS, client=WITH_KEY | split, **options)
+        answer = call(url, "rerank", QUERY, DOCUMENTS, client=WITH_KEY | split, **options)
         for name in ("indices", "scores", "truncated"):
-            same(getattr(found, name), getattr(expected, name))
-        assert (found.documents, found.prompt_tokens) == (
+            same(getattr(answer, name), getattr(expected, name))
+        assert (answer.documents, answer.prompt_tokens) == (
             expected.documents,
             expected.prompt_tokens,
         )
-        assert isinstance(found, Ranking)
+        assert isinstance(answer, Ranking)
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_classes(url, scorer, call, split):
     expected = scorer.classify(TEXTS, labels=["yes", "no"])
-    found = call(url, "classify", TEXTS, client=WITH_KEY | split, labels=["yes", "no"])
-    same(found.probabilities, expected.probabilities)
-    same(found.truncated, expected.truncated)
-    assert (found.classes, found.best) == (expected.classes, expected.best)
-    assert found.prompt_tokens == expected.prompt_tokens
-    assert isinstance(found, Classification)
-    assert len(found.request_ids) == (1 if not split else len(set(found.request_ids)))
+    answer = call(url, "classify", TEXTS, client=WITH_KEY | split, labels=["yes", "no"])
+    same(answer.probabilities, expected.probabilities)
+    same(answer.truncated, expected.truncated)
+    assert (answer.classes, answer.best) == (expected.classes, expected.best)
+    assert answer.prompt_tokens == expected.prompt_tokens
+    assert isinstance(answer, Classification)
+    assert len(answer.request_ids) == (1 if not split else len(set(answer.request_ids)))
     (one,) = call(url, "classify", TEXTS[0], client=WITH_KEY, labels=["yes", "no"]).best
     assert one == expected.best[0]
 
@@ -75,11 +75,11 @@ def test_classes(url, scorer, call, split):
 @pytest.mark.parametrize("split", SPLITS)
 def test_decisions(url, scorer, call, split):
     expected = scorer.decide(TEXT, QUESTIONS)
-    found = call(url, "decide", TEXT, QUESTIONS, client=WITH_KEY | split)
-    assert found[1:] == expected[1:]
-    assert (found[0].answer, found[0].label_mass) == (expected[0].answer, expected[0].label_mass)
-    assert found[0].probabilities == pytest.approx(expected[0].probabilities)
-    assert found[0].confidence == pytest.approx(expected[0].confidence)
+    answer = call(url, "decide", TEXT, QUESTIONS, client=WITH_KEY | split)
+    assert answer[1:] == expected[1:]
+    assert (answer[0].answer, answer[0].label_mass) == (expected[0].answer, expected[0].label_mass)
+    assert answer[0].probabilities == pytest.approx(expected[0].probabilities)
+    assert answer[0].confidence == pytest.approx(expected[0].confidence)
     for one in expected:
         assert sum(one.probabilities.values()) == pytest.approx(1)
         assert one.confidence == max(one.probabilities.values())
@@ -117,17 +117,17 @@ def test_system_one(url, scorer, call, split):
 @pytest.mark.slow
 def test_more_questions_than_a_request_takes(url, call):
     questions = [Predicate(f"The number is {number}.") for number in range(401)]
-    found = call(url, "decide", "The number is 400.", questions, client=WITH_KEY)
+    answer = call(url, "decide", "The number is 400.", questions, client=WITH_KEY)
     (last,) = call(url, "decide", "The number is 400.", questions[-1:], client=WITH_KEY)
-    assert len(found) == 401
-    assert found[-1] == last
+    assert len(answer) == 401
+    assert answer[-1] == last
 
 
 @pytest.mark.parametrize("split", [{}, {"max_items_per_request": 1}])
 def test_completions(url, scorer, call, split):
     prompts = ["query: a lamp", "item"]
-    found = call(url, "completions", prompts, client=WITH_KEY | split, logprobs=1)
-    assert [one.text for one in found.completions] == prompts
+    answer = call(url, "completions", prompts, client=WITH_KEY | split, logprobs=1)
+    assert [completion.text for completion in answer.completions] == prompts
     ids = call(url, "completions", [[5, 6, 7]], client=WITH_KEY, max_tokens=1, logprobs=1)
     (one,) = ids.completions
     assert math.isnan(one.logprobs[0])
@@ -151,8 +151,8 @@ def test_completions(url, scorer, call, split):
 def test_cached_tokens_are_told(url, call):
     client = WITH_KEY | {"max_concurrent_requests": 1}
     documents = [f"{number} lamps" for number in range(4)]
-    found = call(url, "rerank", "a blue lamp " * 20, documents, client=client)
-    assert 0 < found.cached_tokens < found.prompt_tokens
+    answer = call(url, "rerank", "a blue lamp " * 20, documents, client=client)
+    assert 0 < answer.cached_tokens < answer.prompt_tokens
 
 
 def test_an_error_names_the_place_in_the_whole_list(url, call):

@@ -214,7 +214,7 @@ TOKENS |= {"text_offset": [0, 1]}
 
 
 def completed(*logprobs):
-    return answer(choices=[{"index": 0, "text": "a", "logprobs": one} for one in logprobs])
+    return answer(choices=[{"index": 0, "text": "a", "logprobs": logprob} for logprob in logprobs])
 
 
 def test_right_completions_are_right(call):

@@ -46,9 +46,9 @@ def score(call, server, client=None, items=("a",), **options):
 def test_temporary_failures_are_retried(call, first, wait):
     with scripted([first, GOOD]) as server:
         start = time.monotonic()
-        found = score(call, server, request_id="r")
+        answer = score(call, server, request_id="r")
         assert wait <= time.monotonic() - start < wait + 1.5
-    assert found.scores.tolist() == [[0.5]]
+    assert answer.scores.tolist() == [[0.5]]
     assert [fields["x-request-id"] for fields, _ in server.requests] == ["r", "r"]
     assert server.requests[0][1] == server.requests[1][1]
 
@@ -106,7 +106,7 @@ def test_the_time_left_goes_out(call):
 
 
 def test_one_failure_ends_all_of_a_call(call):
-    """Its error is raised at once, while other parts wait for their next attempt."""
+    """The error is raised at once, although other parts wait for their next attempt."""
 
     def script(body):
         return {"busy": refusal(429, "overloaded", Retry_After="30"), "bad": Step(400, "no")}.get(
@@ -205,7 +205,7 @@ def test_codings_that_nobody_asked_for(call):
 
 
 def test_short_values(call):
-    """They would take many times their bytes in memory."""
+    """Decoded, such values would take many times their bytes in memory."""
     content = b'{"scores": [[' + b"0," * (MOST_VALUES + 1) + b"0]]}"
     whole = head(f"Content-Length: {len(content)}") + content
     with answering(lambda: [whole]) as server:
@@ -255,7 +255,7 @@ def test_a_server_that_reads_slowly(call, options):
 
 
 def test_a_connection_serves_later_calls(call):
-    """The deadline of one call is not that of the next on the same connection."""
+    """Each call on a connection has a deadline of its own."""
     body = json.dumps({"data": [{"id": "m"}]}).encode()
     whole = head(f"Content-Length: {len(body)}") + body
     with answering(lambda: slowly([whole], 0.2)) as server, Client(server.url) as client:
@@ -302,12 +302,12 @@ def plain(error):
 def test_only_checked_ids_are_shown(call, bad):
     fields = [f"X-Request-Id: {bad}", "Content-Length: 2"]
     for status, error in (("200 OK", BadAnswer), ("400 No", StatusError)):
-        found = failure(call, [head(*fields, status=status) + b"{}"], error, request_id="mine")
-        assert found.request_id == "mine"
-        plain(found)
+        answer = failure(call, [head(*fields, status=status) + b"{}"], error, request_id="mine")
+        assert answer.request_id == "mine"
+        plain(answer)
     good = ["X-Request-Id: theirs.-_9", "Content-Length: 2"]
-    found = failure(call, [head(*good, status="400 No") + b"{}"], StatusError, request_id="mine")
-    assert found.request_id == "theirs.-_9"
+    answer = failure(call, [head(*good, status="400 No") + b"{}"], StatusError, request_id="mine")
+    assert answer.request_id == "theirs.-_9"
     assert REQUEST_ID.pattern.encode() == record._REQUEST_ID.pattern
 
 
@@ -317,9 +317,9 @@ def test_errors_hold_plain_text(call, size):
     error = {"message": text, "code": text, "param": text}
     once = {"client": {"max_attempts": 1}}
     for status in (400, 503):
-        found = failure(call, sent(status, {"error": error}), StatusError, **once)
-        plain(found)
-        for shown in (found.message, found.code, found.param):
+        answer = failure(call, sent(status, {"error": error}), StatusError, **once)
+        plain(answer)
+        for shown in (answer.message, answer.code, answer.param):
             assert shown.startswith("\\x1b[31mred")
             assert shown.isprintable()
         plain(failure(call, sent(status, text), StatusError, **once))

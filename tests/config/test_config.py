@@ -21,8 +21,8 @@ def test_every_option_from_every_source(item, source, tmp_path):
         got = settings.chosen[item.name]
         assert (got.value, type(got.value)) == (value, type(value))
         assert got.source == source_name(source, "GPUSCORE_" + item.name.upper(), tmp_path)
-        others = [one for name, one in settings.chosen.items() if name != item.name]
-        assert {one.source for one in others} == {"default"}
+        others = [setting for name, setting in settings.chosen.items() if name != item.name]
+        assert {other.source for other in others} == {"default"}
         (config,) = [c for c in CONFIGS if item.name in {o.name for o in options(c)}]
         assert getattr(settings.make(config), item.name) == value
 
@@ -39,7 +39,7 @@ def test_the_stronger_source_wins(item, weak, strong, tmp_path):
 
 def test_defaults():
     settings = read_settings({}, {})
-    assert {name: one.value for name, one in settings.chosen.items()} == {
+    assert {name: setting.value for name, setting in settings.chosen.items()} == {
         item.name: item.default for item in OPTIONS
     }
     assert [settings.make(config) for config in CONFIGS] == [config() for config in CONFIGS]
@@ -92,9 +92,9 @@ def test_an_empty_variable_is_an_unset_one(name):
 
 def test_a_size_may_be_text_everywhere(tmp_path):
     path = tmp_path / "gpuscore.toml"
-    for text, want in (("'4GiB'", 2**32), ("4096", 4096), ("'4096'", 4096)):
+    for text, expected in (("'4GiB'", 2**32), ("4096", 4096), ("'4096'", 4096)):
         path.write_text(f"kv_cache_size = {text}\n")
-        assert read_settings({"config": str(path)}, {}).chosen["kv_cache_size"].value == want
+        assert read_settings({"config": str(path)}, {}).chosen["kv_cache_size"].value == expected
     assert parsed(["--kv-cache-size", "3MiB"])["kv_cache_size"] == 3 * 2**20
     assert checked(ModelConfig(kv_cache_size="3MiB")).kv_cache_size == 3 * 2**20
     with pytest.raises(ConfigError, match='kv_cache_size must be a size .*, got "3MB"'):

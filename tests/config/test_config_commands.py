@@ -55,13 +55,13 @@ def test_the_program_refuses_a_wrong_configuration(command, tmp_path):
     path = tmp_path / "gpuscore.toml"
     path.write_text("prot = 9000\n")
     words = ["--query", "q", "--items", "-", "--labels", "a"] if command == "score" else []
-    for arguments, environment, want in (
+    for arguments, environment, expected in (
         (["--config", path], {}, f'{path}: there is no key "prot"; the closest is port;'),
         ([], {"GPUSCORE_MAX_ITEMS": "0"}, "GPUSCORE_MAX_ITEMS must be an integer of at least 1"),
     ):
         done = gpuscore(command, *words, *arguments, **environment)
         assert done.returncode == 78
-        assert done.stderr.startswith(f"gpuscore: {want}")
+        assert done.stderr.startswith(f"gpuscore: {expected}")
         assert done.stderr.count("\n") == 1
         assert not done.stdout
 

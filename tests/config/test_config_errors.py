@@ -21,8 +21,8 @@ def test_what_is_out_of_range_is_refused_wherever_it_is(item, tmp_path):
                 "environment": f"GPUSCORE_{item.name.upper()}",
                 "command line": item.flag,
             }[source]
-            want = f"{place} must be {item.supported}, got {json.dumps(value)}"
-            assert str(error.value) == want
+            expected = f"{place} must be {item.supported}, got {json.dumps(value)}"
+            assert str(error.value) == expected
 
 
 def wrong_values(item):
@@ -127,7 +127,8 @@ def test_an_unknown_variable(variable, value, want):
     ],
 )
 def test_what_kubernetes_injects_is_recognised(variable, value):
-    """They are reported before any other mistake, even a GPUSCORE_PORT that is no number."""
+    """Such variables are reported before any other mistake, even a GPUSCORE_PORT that is no
+    number."""
     environment = {f"GPUSCORE_{variable}": value, "GPUSCORE_AAA": "1", "GPUSCORE_HOST": "0.0.0.0"}
     with pytest.raises(ConfigError, match="set by Kubernetes") as error:
         read_settings({}, environment)

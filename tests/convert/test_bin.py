@@ -69,10 +69,10 @@ def test_it_scores_as_the_original(tmp_path, convert, family, shards):
     assert all(torch.equal(written[name], made.state[name]) for name in written)
     assert (directory / "chat_template.jinja").read_text() == TEMPLATE
     query, *items = (random_ids(np.random.default_rng(length), length) for length in (30, 3, 20))
-    want = reference_logprobs(made.model, [query + item for item in items])[:, [1, 2, 3]]
+    expected = reference_logprobs(made.model, [query + item for item in items])[:, [1, 2, 3]]
     with Scorer(str(directory), dtype="float32", device="cpu", max_batch_tokens=64) as scorer:
         got = scorer.score(query, items, label_token_ids=[1, 2, 3]).scores
-    np.testing.assert_allclose(np.log(got), want, atol=1e-4)
+    np.testing.assert_allclose(np.log(got), expected, atol=1e-4)
 
 
 def test_tensors_that_share_memory(tmp_path, convert):

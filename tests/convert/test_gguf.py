@@ -37,10 +37,10 @@ def test_it_scores_as_the_original(tmp_path, convert, name):
     rng = np.random.default_rng(1)
     query, *items = (rng.integers(0, SIZE, length).tolist() for length in (40, 3, 1, 25))
     labels = list(range(0, SIZE, 7))
-    want = reference_logprobs(made.model, [query + item for item in items])[:, labels]
+    expected = reference_logprobs(made.model, [query + item for item in items])[:, labels]
     with Scorer(str(directory), dtype="float32", device="cpu", max_batch_tokens=64) as scorer:
         got = scorer.score(query, items, label_token_ids=labels).scores
-    np.testing.assert_allclose(np.log(got), want, atol=1e-4)
+    np.testing.assert_allclose(np.log(got), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -112,10 +112,12 @@ def test_every_quantised_type(tmp_path, convert):
     for layer, name in enumerate(KINDS):
         kind, raw = GGMLQuantizationType[name], made.raw[f"blk.{layer}.ffn_up.weight"]
         got = written[f"model.layers.{layer}.mlp.up_proj.weight"]
-        want = torch.from_numpy(dequantize(raw, kind).copy())
+        expected = torch.from_numpy(dequantize(raw, kind).copy())
         if kind in GGML_BLOCK:
             compared += 1
-            want = transformers_values(torch.from_numpy(raw).flatten(), int(kind)).reshape(256, 256)
-        torch.testing.assert_close(got, want, rtol=1e-6, atol=0)
-        assert want.std() > 0
+            expected = transformers_values(torch.from_numpy(raw).flatten(), int(kind)).reshape(
+                256, 256
+            )
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)
+        assert expected.std() > 0
     assert compared >= 15

@@ -295,7 +295,7 @@ def test_autoscalers_and_routers_ask_for_metrics_that_exist():
     asked = set(re.findall(r"gpuscore_\w+", trigger["metadata"]["query"]))
     epp = load(KUBERNETES / "llm-d/values.yaml")["router"]["epp"]
     plugins = yaml.safe_load(epp["pluginsCustomConfig"]["gpuscore.yaml"])["plugins"]
-    (source,) = (one for one in plugins if one["type"] == "metrics-data-source")
+    (source,) = (plugin for plugin in plugins if plugin["type"] == "metrics-data-source")
     assert len(asked) == 2
     assert asked | set(source["parameters"]["families"]) <= exposed_names()
 

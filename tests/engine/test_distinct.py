@@ -43,8 +43,8 @@ def test_equal_items_are_computed_once():
 def test_equal_items_with_other_labels_are_not_equal():
     labels = tuple(np.array([11 + i % 2], np.int32) for i in range(4))
     result = answer(request_of([[7]] * 4, labels))
-    want = [tape_logit([*QUERY, 7], int(ids[0])) for ids in labels]
-    assert [float(row[0]) for row in result.label_logits] == want
+    expected = [tape_logit([*QUERY, 7], int(ids[0])) for ids in labels]
+    assert [float(row[0]) for row in result.label_logits] == expected
 
 
 def test_labels_of_several_tokens_below_equal_items_are_computed_once():
@@ -72,7 +72,7 @@ def test_an_error_names_the_callers_item():
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_equal_documents_have_the_same_bits_in_every_batch(tmp_path, backend):
-    """Batches of 64 tokens hold a document at other places and beside other rows each time."""
+    """A document stands at other places and beside other rows in each batch of 64 tokens."""
     make_model(tmp_path)
     rng = np.random.default_rng(3)
     documents = [random_ids(rng, length) for length in rng.integers(1, 40, 12)]

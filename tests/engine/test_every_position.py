@@ -51,10 +51,10 @@ def check(ticket):
         spans, request.row_labels, result.label_logits, strict=True
     ):
         prompts = [np.append(before, item[: n + 1]) for n in range(len(item))]
-        want = [
+        expected = [
             tape_logit(prompt, int(label)) for prompt, label in zip(prompts, labels, strict=True)
         ]
-        assert logits.tolist() == want
+        assert logits.tolist() == expected
         lse += [tape_lse(prompt) for prompt in prompts]
     assert result.lse.tolist() == lse
 

@@ -31,8 +31,8 @@ def check(ticket):
     assert len(result.label_logits) == len(request.item_ids)
     for index, (item, labels) in enumerate(zip(request.item_ids, request.label_ids, strict=True)):
         prompt = [*request.query_ids, *item]
-        want = [tape_logit(prompt, int(label)) for label in labels]
-        np.testing.assert_array_equal(result.label_logits[index], want)
+        expected = [tape_logit(prompt, int(label)) for label in labels]
+        np.testing.assert_array_equal(result.label_logits[index], expected)
         if request.need_lse:
             assert result.lse[index] == tape_lse(prompt)
 

@@ -218,7 +218,7 @@ def a_chunk_of_a_query_that_was_not_finite_is_left_out(monkeypatch):
 
 
 def pages_without_rows_are_enough(monkeypatch):
-    """A scored query's pages are found as those of any other."""
+    """A scored query's pages are found as any other query's."""
     find = PagePool.find
 
     def any_pages(self, keys, request):

@@ -115,7 +115,7 @@ def test_the_engine_computes_them_once_and_answers_in_the_given_order():
     assert result.computed_tokens <= 3 + 1.02 * distinct(items) + 3 * 40  # some families in two
     for index, item in enumerate(items):
         prompt = [1, 2, 3, *item]
-        want = [tape_logit(prompt, int(label)) for label in request.label_ids[index]]
-        assert result.label_logits[index].tolist() == want
+        expected = [tape_logit(prompt, int(label)) for label in request.label_ids[index]]
+        assert result.label_logits[index].tolist() == expected
         assert result.lse[index] == tape_lse(prompt)
     engine.close()

@@ -53,7 +53,7 @@ def evaluated(small, tmp_path_factory):
 
 
 def test_the_report_is_that_of_the_models_scores(evaluated, small):
-    """With scores by another way, and measures of the whole by ir_measures itself."""
+    """Scores are computed by another way, and measures by ir_measures itself."""
     queries = read_lines(small).queries
     with Scorer("demo", threads=1) as scorer:
         rows = [
@@ -65,13 +65,13 @@ def test_the_report_is_that_of_the_models_scores(evaluated, small):
         for q, row in zip(queries, rows, strict=True)
     }
     qrels = {q.id: dict(q.grades) for q in queries}
-    want = ir_measures.calc_aggregate([ir_measures.nDCG @ 10, ir_measures.AP], qrels, run_of)
-    found = json.loads((evaluated / "report.json").read_text())["runs"]
-    measures = found["demo"]["measures"]
-    assert measures["nDCG@10"]["value"] == pytest.approx(want[ir_measures.nDCG @ 10], abs=1e-6)
-    assert measures["MAP"]["value"] == pytest.approx(want[ir_measures.AP], abs=1e-6)
-    assert found["demo"]["prompt_tokens"] == sum(row.prompt_tokens for row in rows)
-    assert found["first stage"]["measures"]["nDCG@10"]["value"] < measures["nDCG@10"]["value"]
+    expected = ir_measures.calc_aggregate([ir_measures.nDCG @ 10, ir_measures.AP], qrels, run_of)
+    content = json.loads((evaluated / "report.json").read_text())["runs"]
+    measures = content["demo"]["measures"]
+    assert measures["nDCG@10"]["value"] == pytest.approx(expected[ir_measures.nDCG @ 10], abs=1e-6)
+    assert measures["MAP"]["value"] == pytest.approx(expected[ir_measures.AP], abs=1e-6)
+    assert content["demo"]["prompt_tokens"] == sum(row.prompt_tokens for row in rows)
+    assert content["first stage"]["measures"]["nDCG@10"]["value"] < measures["nDCG@10"]["value"]
 
 
 def test_the_page_loads_nothing_and_has_everything(evaluated):
@@ -82,9 +82,9 @@ def test_the_page_loads_nothing_and_has_everything(evaluated):
         assert text in page
     rows = list(csv.DictReader((evaluated / "queries.csv").read_text("utf-8").splitlines()))
     assert len(rows) == 6
-    found = json.loads((evaluated / "report.json").read_text())["runs"]["demo"]["measures"]
+    content = json.loads((evaluated / "report.json").read_text())["runs"]["demo"]["measures"]
     mean = sum(float(row["MAP, demo"]) for row in rows) / 6
-    assert mean == pytest.approx(found["MAP"]["value"], abs=1e-4)
+    assert mean == pytest.approx(content["MAP"]["value"], abs=1e-4)
 
 
 class Stop(Exception):
@@ -92,7 +92,7 @@ class Stop(Exception):
 
 
 def test_it_goes_on_where_it_ended(data, target, tmp_path):
-    """Ended by an error in the middle, and with its last line cut off."""
+    """The earlier run ended with an error, and its last line is cut off."""
     path = tmp_path / file_name(target, data)
     seen = []
 
@@ -117,8 +117,8 @@ def test_it_goes_on_where_it_ended(data, target, tmp_path):
     assert counts == [data.pairs]  # everything is known, what was cut off, too
     fresh = run_target(target, data, tmp_path / "fresh", 1, lambda count: None)
     for query in data.queries:
-        got, want = (one.answers[query.id].scores for one in (found, fresh))
-        assert got == pytest.approx(want, abs=1e-5)
+        got, expected = (one.answers[query.id].scores for one in (found, fresh))
+        assert got == pytest.approx(expected, abs=1e-5)
     assert 0 < found.seconds <= sum(one.seconds for one in found.answers.values())
 
 
@@ -151,7 +151,7 @@ def test_another_precision_and_a_margin(small, tmp_path, capsys):
 
 
 def test_a_loss_is_an_exit_code(tmp_path, capsys):
-    """A first stage that knows the grades is better than any model."""
+    """The first stage knows the grades here, so any model loses against it."""
     rows = [json.loads(line) for line in DEMO.read_text(encoding="utf-8").splitlines()[:8]]
     for row in rows:  # the grades are turned around, so that the model is wrong
         row["grades"] = [3 - grade for grade in row["grades"]]
@@ -175,12 +175,12 @@ def test_classes(tmp_path, capsys):
     path.write_text("".join(json.dumps({"text": t, "label": la}) + "\n" for t, la in rows))
     words = ("--data", path, "--labels", "yes,no", "--output", tmp_path / "out")
     assert run(*words) == 0
-    found = json.loads((tmp_path / "out" / "report.json").read_text())["runs"]["demo"]["measures"]
-    assert found["accuracy"]["value"] == 0.75
+    content = json.loads((tmp_path / "out" / "report.json").read_text())["runs"]["demo"]["measures"]
+    assert content["accuracy"]["value"] == 0.75
     with Scorer("demo", threads=1) as scorer:
         yes = scorer.classify([text for text, _ in rows], labels=["yes", "no"]).probabilities[:, 0]
     pairs = [yes[i] > yes[1] for i in (0, 2, 3)]
-    assert found["AUC"]["value"] == pytest.approx(sum(pairs) / 3)
+    assert content["AUC"]["value"] == pytest.approx(sum(pairs) / 3)
 
 
 @pytest.mark.slow
@@ -190,11 +190,11 @@ def test_a_document_that_is_too_long_does_not_end_it(tmp_path, capsys):
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(one) + "\n" for one in (row, whole)))
     assert run("--data", path, "--output", tmp_path / "out") == 0
-    found = json.loads((tmp_path / "out" / "report.json").read_text())["runs"]["demo"]
-    assert found["not_scored"] == 3
+    content = json.loads((tmp_path / "out" / "report.json").read_text())["runs"]["demo"]
+    assert content["not_scored"] == 3
     assert run("--data", path, "--output", tmp_path / "cut", "--truncate") == 0
-    found = json.loads((tmp_path / "cut" / "report.json").read_text())["runs"]["demo"]
-    assert found["not_scored"] == 2  # a query is never cut
+    content = json.loads((tmp_path / "cut" / "report.json").read_text())["runs"]["demo"]
+    assert content["not_scored"] == 2  # a query is never cut
 
 
 @pytest.mark.parametrize(

@@ -60,9 +60,9 @@ def test_a_folder_with_a_run(folder, tmp_path):
 
 def test_every_layout_has_the_same_data(folder, tmp_path):
     run = tmp_path / "run.trec"
-    want = read_folder(folder, "test", None, run, 100)
-    assert read_folder(folder, "mteb", None, run, 100) == want
-    assert read_folder(folder, "none", tmp_path / "qrels.trec", run, 100) == want
+    expected = read_folder(folder, "test", None, run, 100)
+    assert read_folder(folder, "mteb", None, run, 100) == expected
+    assert read_folder(folder, "none", tmp_path / "qrels.trec", run, 100) == expected
     lines = [
         {
             "id": query.id,
@@ -74,10 +74,10 @@ def test_every_layout_has_the_same_data(folder, tmp_path):
             "grades": [query.grades.get(id, 0) for id in query.documents],
             "first_stage": query.first_stage,
         }
-        for query in want.queries
+        for query in expected.queries
     ]
     read = read_lines(write(tmp_path / "same.jsonl", *lines))
-    for one, other in zip(read.queries, want.queries, strict=True):
+    for one, other in zip(read.queries, expected.queries, strict=True):
         assert one.texts == other.texts
         assert one.first_stage == other.first_stage
         assert {k: v for k, v in one.grades.items() if v} == {
@@ -106,8 +106,8 @@ def test_folders_of_parquet(folder, tmp_path):
         path = made / f"{name}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         parquet.write_table(Table.from_pylist(rows), path)
-    found, want = (read_folder(one, "test", None, None, 100) for one in (made, folder))
-    assert found.queries == want.queries
+    found, expected = (read_folder(one, "test", None, None, 100) for one in (made, folder))
+    assert found.queries == expected.queries
 
 
 def test_candidates_without_a_run(folder):

@@ -1,4 +1,4 @@
-"""Promise: measures are those of their definitions, a tie helps nobody, a paired test is exact."""
+"""Promise: measures follow their definitions, a tie helps nobody, a paired test is exact."""
 
 from itertools import product
 
@@ -56,10 +56,10 @@ def test_scores_that_single_precision_cannot_tell_apart():
 def test_equal_scores_are_no_perfect_ranking():
     """The relevant documents stand first, as files of data often have them."""
     queries = [query([1] + [0] * 9, f"q{i}") for i in range(300)]
-    found = by_query(parse("MRR@10 AUC"), queries, {one.id: [0.5] * 10 for one in queries})
+    values = by_query(parse("MRR@10 AUC"), queries, {check.id: [0.5] * 10 for check in queries})
     chance = np.mean(1 / np.arange(1, 11))
-    assert found["MRR@10"].mean() == pytest.approx(chance, abs=0.06)
-    assert (found["AUC"] == 0.5).all()
+    assert values["MRR@10"].mean() == pytest.approx(chance, abs=0.06)
+    assert (values["AUC"] == 0.5).all()
 
 
 def test_a_document_without_a_score_ranks_last():
@@ -80,34 +80,34 @@ def test_a_paired_test_is_the_one_of_all_signs():
     ours, theirs = rng.random(9), rng.random(9)
     change = ours - theirs
     every = [np.mean(change * signs) for signs in product((-1, 1), repeat=9)]
-    want = min(1, 2 * min(np.mean(every >= change.mean()), np.mean(every <= change.mean())))
+    expected = min(1, 2 * min(np.mean(every >= change.mean()), np.mean(every <= change.mean())))
     found = difference(ours, theirs, 0)
-    assert found.p == pytest.approx(want)
+    assert found.p == pytest.approx(expected)
     assert found.mean.value == pytest.approx(change.mean())
     assert (found.better, found.worse) == ((change > 0).sum(), (change < 0).sum())
 
 
 def test_what_is_equal_has_no_difference():
     values = np.array([0.1, 0.5, np.nan, 1.0])
-    found = difference(values, values.copy(), 0)
-    assert (found.p, found.mean.low, found.mean.high, found.better) == (1.0, 0.0, 0.0, 0)
+    change = difference(values, values.copy(), 0)
+    assert (change.p, change.mean.low, change.mean.high, change.better) == (1.0, 0.0, 0.0, 0)
 
 
 def test_queries_without_a_value_are_left_out():
     ours, theirs = np.array([1.0, np.nan, 0.5, 0.4]), np.array([0.0, 1.0, np.nan, 0.1])
-    found = difference(ours, theirs, 0)
-    assert found.mean.value == pytest.approx(0.65)
+    change = difference(ours, theirs, 0)
+    assert change.mean.value == pytest.approx(0.65)
     assert interval(ours, 0).value == pytest.approx(np.nanmean(ours))
 
 
 def test_an_interval_is_that_of_the_mean():
     """The bootstrap of many values gives the normal distribution's interval."""
     values = np.random.default_rng(1).normal(0.5, 0.2, 1111)
-    found = interval(values, 0)
+    mean = interval(values, 0)
     half = 1.96 * values.std() / np.sqrt(values.size)
-    assert found.low == pytest.approx(values.mean() - half, abs=0.1 * half)
-    assert found.high == pytest.approx(values.mean() + half, abs=0.1 * half)
-    assert interval(values, 0) == found
+    assert mean.low == pytest.approx(values.mean() - half, abs=0.1 * half)
+    assert mean.high == pytest.approx(values.mean() + half, abs=0.1 * half)
+    assert interval(values, 0) == mean
     assert np.isnan(interval(values[:1], 0).low)
 
 
@@ -123,9 +123,9 @@ def test_classes():
     rows = np.array([[0.5, 0.3, 0.2], [0.1, 0.8, 0.1], [0.4, 0.5, 0.1], [0.2, 0.2, 0.6]])
     labels = ["a", "b", "a", "c"]
     assert classified(classes, rows, labels).tolist() == [1, 1, 0, 1]
-    found = auc_interval(classes, rows, labels, 0)
-    assert found.value == pytest.approx(np.mean([1, 1, 1]))
-    assert 0 <= found.low <= found.value <= found.high <= 1
+    area = auc_interval(classes, rows, labels, 0)
+    assert area.value == pytest.approx(np.mean([1, 1, 1]))
+    assert 0 <= area.low <= area.value <= area.high <= 1
     with pytest.raises(ConfigError, match="the label 'd', the classes are a, b, c"):
         classified(classes, rows, ["a", "b", "a", "d"])
 

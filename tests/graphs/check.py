@@ -42,12 +42,15 @@ def read_baseline() -> dict[str, Any]:
     return baseline
 
 
-def complaints(found: Examination, baseline: Mapping[str, Any]) -> list[str]:
+def complaints(examination: Examination, baseline: Mapping[str, Any]) -> list[str]:
     """Return what is wrong with a model's examination; empty if nothing is."""
-    known = baseline.get(found.model)
+    known = baseline.get(examination.model)
     if known is None:
-        return [*found.problems, f"{BASELINE.name} has no counts of it; write them with --update"]
-    return found.problems + list(changes(found.counts, known))
+        return [
+            *examination.problems,
+            f"{BASELINE.name} has no counts of it; write them with --update",
+        ]
+    return examination.problems + list(changes(examination.counts, known))
 
 
 def examine_all(chosen: Sequence[Model], processes: int) -> Iterator[Examination]:
@@ -59,13 +62,14 @@ def examine_all(chosen: Sequence[Model], processes: int) -> Iterator[Examination
         yield from pool.map(examine, chosen)
 
 
-def show(found: Examination, wrong: Sequence[str]) -> None:
-    graphs, kernels = found.counts["graphs"], found.counts["kernels compiled"]
-    of_graph = found.counts["launches of a graph"]
-    of_layer = sum(found.counts["launches of a layer"].values())
+def show(examination: Examination, wrong: Sequence[str]) -> None:
+    graphs, kernels = examination.counts["graphs"], examination.counts["kernels compiled"]
+    of_graph = examination.counts["launches of a graph"]
+    of_layer = sum(examination.counts["launches of a layer"].values())
     each = f" of {of_graph} launches, {of_layer} per layer"
-    print(f"{found.model}: {kernels} kernels, {graphs} graphs{each}{': FAILED' if wrong else ''}")
-    for line in (*found.notes, *wrong):
+    end = ": FAILED" if wrong else ""
+    print(f"{examination.model}: {kernels} kernels, {graphs} graphs{each}{end}")
+    for line in (*examination.notes, *wrong):
         print(f"  {line}")
     sys.stdout.flush()
 
@@ -81,11 +85,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     baseline, failed = read_baseline(), 0
     chosen = [model for model in MODELS if not options.model or model.name in options.model]
-    for found in examine_all(chosen, options.processes):
+    for examination in examine_all(chosen, options.processes):
         if options.update:
-            baseline[found.model] = found.counts
-        wrong = complaints(found, baseline)
-        show(found, wrong)
+            baseline[examination.model] = examination.counts
+        wrong = complaints(examination, baseline)
+        show(examination, wrong)
         failed += bool(wrong)
     if options.update:
         BASELINE.write_text(json.dumps(baseline, indent=1) + "\n")

@@ -66,21 +66,21 @@ class Started:
 
 def examine(model: Model, *, quick: bool = False) -> Examination:
     """Start the model, warm it up, run batches; `quick` leaves out most of them."""
-    found = Examination(model.name)
+    examination = Examination(model.name)
     with tempfile.TemporaryDirectory() as folder, device(H200) as (recorder, log):
         with started(model, Path(folder), recorder, log) as start:
             start.recorder.heap.forget_peak()
             start.backend.warmup()
             log.frozen = True
-            _count_captures(start, found)
-            _run_batches(start, found, quick)
-            _check_memory(start, found)
-        found.counts["kernels compiled"] = len(log.compiled)
+            _count_captures(start, examination)
+            _run_batches(start, examination, quick)
+            _check_memory(start, examination)
+        examination.counts["kernels compiled"] = len(log.compiled)
         if not log.remembered:
-            found.problems.append("no launch was made with code that the product remembered")
-        _check_offsets(model, log, found)
-        found.problems += recorder.problems
-    return found
+            examination.problems.append("no launch was made with code that the product remembered")
+        _check_offsets(model, log, examination)
+        examination.problems += recorder.problems
+    return examination
 
 
 @contextmanager
@@ -127,27 +127,29 @@ def started(model: Model, folder: Path, recorder: Recorder, log: TritonLog) -> I
         )
 
 
-def _count_captures(start: Started, found: Examination) -> None:
+def _count_captures(start: Started, examination: Examination) -> None:
     """Count the launches of graphs, per layer and in all; every graph has the same."""
     captures = start.recorder.captures[len(start.short_captures) :]
     launcher = start.backend.launcher
     buckets = launcher.buckets if isinstance(launcher, GraphLauncher) else []
-    found.counts["graphs"] = len(captures)
+    examination.counts["graphs"] = len(captures)
     if len(captures) != len(buckets):
-        found.problems.append(f"{len(captures)} graphs were captured for {len(buckets)} buckets")
+        examination.problems.append(
+            f"{len(captures)} graphs were captured for {len(buckets)} buckets"
+        )
     if not captures:
         return
     kinds = {_histogram(capture.launches) for capture in captures}
     if len(kinds) > 1:
-        found.problems.append(f"graphs of different buckets have different launches: {kinds}")
-    found.counts["launches of a graph"] = len(captures[0].launches)
+        examination.problems.append(f"graphs of different buckets have different launches: {kinds}")
+    examination.counts["launches of a graph"] = len(captures[0].launches)
     config = start.plan.architecture.config
     few = shortened(config, start.backend.launcher.decoder.weights)[0].num_layers
     short = start.short_captures[-1]
     more = Counter(captures[0].launches) - Counter(short.launches)
-    found.counts["launches of a layer"] = {
+    examination.counts["launches of a layer"] = {
         f"{launch.kind} {launch.name}": count // (config.num_layers - few)
-        for launch, count in sorted(more.items(), key=lambda one: str(one[0]))
+        for launch, count in sorted(more.items(), key=lambda entry: str(entry[0]))
     }
 
 
@@ -181,7 +183,7 @@ def _all_batches(start: Started, quick: bool) -> Iterator[tuple[str, PackedBatch
         yield f"largest {number}", batch
 
 
-def _run_batches(start: Started, found: Examination, quick: bool) -> None:
+def _run_batches(start: Started, examination: Examination, quick: bool) -> None:
     """Run batches two at a time, as the engine does; count their launches and waits."""
     before = None
     per_batch: dict[str, dict[str, int]] = {}
@@ -195,54 +197,54 @@ def _run_batches(start: Started, found: Examination, quick: bool) -> None:
             "graphs": sum(recorder.replays.values()) - replays,
             "launches": len(recorder.launches) - launches,
         }
-        for one in recorder.waits[waits:]:
-            text = f"waits: {one.what} in {one.where}"
+        for wait in recorder.waits[waits:]:
+            text = f"waits: {wait.what} in {wait.where}"
             counted[text] = counted.get(text, 0) + 1
         if counted["graphs"] and len(counted) > 2:
-            found.problems.append(f"{name}: the host waits before it collects: {counted}")
+            examination.problems.append(f"{name}: the host waits before it collects: {counted}")
         per_batch[name] = counted
         if before is not None:
             start.backend.collect(before)
         before = pending
     if before is not None:
         start.backend.collect(before)
-    found.counts["batches"] = {
+    examination.counts["batches"] = {
         name: counted for name, counted in per_batch.items() if "random" not in name
     }
 
 
-def _check_memory(start: Started, found: Examination) -> None:
+def _check_memory(start: Started, examination: Examination) -> None:
     """Compare what service took with what was measured at start and planned."""
     plan, heap, pages = start.plan, start.recorder.heap, start.backend.limits.num_pages
     # In eight bits, the plan counts a zero point beside each scale, which only a CPU has.
     beside = 0 if plan.precision == "full" else plan.weight_bytes // 1000
     if not 0 <= plan.weight_bytes - start.weights <= beside:
-        found.problems.append(
+        examination.problems.append(
             f"the weights take {start.weights} bytes, planned were {plan.weight_bytes}"
         )
     pool = start.backend.launcher.pool
     sides = [side for layer in pool.layers for side in layer]
     took = sum(heap.block_of(side).size for side in sides)
     if took != pages * plan.pages.page_bytes:
-        found.problems.append(
+        examination.problems.append(
             f"the KV pool takes {took} bytes, {pages} pages of {plan.pages.page_bytes} were planned"
         )
     before = heap.total - start.measured.free
     allowed = before + start.measured.batch + took
     if heap.peak > allowed:
-        found.problems.append(
+        examination.problems.append(
             f"service took {heap.peak - allowed} bytes more than planned: {heap.peak} in all, with "
             f"{before} of weights and buffers, {took} of pages, {start.measured.batch} measured "
             "for the largest batch"
         )
     if heap.beside > start.graphs:
-        found.problems.append(
+        examination.problems.append(
             f"executables of graphs take {heap.beside} bytes, {start.graphs} were counted"
         )
     left = heap.total - before - start.measured.batch - start.graphs - took
     if left < 0:
-        found.problems.append(f"{-left} bytes more than the device has were planned")
-    found.notes.append(
+        examination.problems.append(f"{-left} bytes more than the device has were planned")
+    examination.notes.append(
         f"{start.weights / 1e9:.2f} GB of weights, {took / 1e9:.1f} GB of pages "
         f"({max(x.numel() for x in sides) / 2**31:.2f} x 2^31 elements per layer and side), "
         f"{start.measured.batch / 1e9:.3f} GB measured for the largest batch, "
@@ -250,12 +252,12 @@ def _check_memory(start: Started, found: Examination) -> None:
     )
 
 
-def _check_offsets(model: Model, log: TritonLog, found: Examination) -> None:
+def _check_offsets(model: Model, log: TritonLog, examination: Examination) -> None:
     large = 0
     for kernel in log.compiled.values():
         large += any(count > LIMIT for count in kernel.elements.values())
         for offset in narrow_offsets(kernel.ttir, kernel.elements, kernel.integers):
-            found.problems.append(f"{kernel.name}: an offset into {offset}")
+            examination.problems.append(f"{kernel.name}: an offset into {offset}")
     if model.large_pool and not large:
-        found.problems.append("no kernel was given a tensor of over 2^31 elements")
-    found.counts["kernels with tensors of over 2^31 elements"] = large
+        examination.problems.append("no kernel was given a tensor of over 2^31 elements")
+    examination.counts["kernels with tensors of over 2^31 elements"] = large

@@ -65,15 +65,15 @@ class _Reader:
                 self.owners.append(made)
 
     def _operation(self, text: str) -> Operation | None:
-        found = _RESULT.match(text)
-        if found is None:
+        match = _RESULT.match(text)
+        if match is None:
             return None
-        name, _, inside = found[2].partition("(")  # "tt.reduce"(%x) has its operands there
+        name, _, inside = match[2].partition("(")  # "tt.reduce"(%x) has its operands there
         operands = self._operands(inside) + self._operands(
-            found[3].rpartition(" : ")[0] or found[3]
+            match[3].rpartition(" : ")[0] or match[3]
         )
-        made = Operation(name.strip('"'), found[3], operands)
-        self.scopes[-1][found[1]] = made
+        made = Operation(name.strip('"'), match[3], operands)
+        self.scopes[-1][match[1]] = made
         if made.name == "tt.addptr":
             self.sums.append(made)
         return made
@@ -103,14 +103,14 @@ def narrow_offsets(
     reader = _Reader()
     reader.read(ttir)
     large = {f"%{name}" for name, count in elements.items() if count > LIMIT}
-    found = []
+    narrow = []
     for sum_ in reader.sums:
         pointer, offset = sum_.operands
         roots = sorted(large.intersection(_roots(pointer, set())))
         reason = next(_unsafe(offset, integers, wide=False), None) if roots else None
         if reason is not None:
-            found.append(f"{', '.join(roots)}: {reason}")
-    return list(dict.fromkeys(found))
+            narrow.append(f"{', '.join(roots)}: {reason}")
+    return list(dict.fromkeys(narrow))
 
 
 def _roots(pointer: Operation, seen: set[Operation]) -> Iterator[str]:
@@ -166,8 +166,8 @@ def _size(value: Operation, known: Mapping[str, int]) -> int | None:
 
 def _most_flags(value: Operation) -> int | None:
     """Return the largest sum of comparisons, which are 0 or 1; None for other vectors."""
-    found = _FLAGS.search(value.text) if value.name in _WIDENS else None
-    return int(found[1]) if found else None
+    match = _FLAGS.search(value.text) if value.name in _WIDENS else None
+    return int(match[1]) if match else None
 
 
 def _size_of_two(value: Operation, known: Mapping[str, int]) -> int | None:

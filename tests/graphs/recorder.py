@@ -65,7 +65,7 @@ class Recorder(TorchDispatchMode):
     """Log of a device of `total` bytes.
 
     Attributes:
-        launches: in order, without those of replays.
+        launches: in order, without the launches of replays.
         waits: places where the host waited.
         problems: what no device allows, or what would corrupt results.
         captures: all graphs, in order.
@@ -329,13 +329,13 @@ def _tensors(values: Any) -> list[Tensor]:
     """Return the tensors among values, and in lists and tuples of them."""
     if isinstance(values, Tensor):
         return [values]
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for value in values if isinstance(values, Iterable) else ():
         if isinstance(value, Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, (list, tuple)):
-            found += _tensors(value)
-    return found
+            tensors += _tensors(value)
+    return tensors
 
 
 def _form(value: Any) -> Any:

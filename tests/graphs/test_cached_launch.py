@@ -52,7 +52,7 @@ def _lose_in_key(monkeypatch, part):
 
 
 def _lose_beside_key(monkeypatch, part):
-    """Lose what a launch compares with the latest one, which spares it the key."""
+    """Drop a part of what is compared with the latest launch before its code is used again."""
     if part == "alignment":
         monkeypatch.setattr(cached_launch, "gcd", lambda *numbers: numbers[0])
         return

@@ -225,7 +225,7 @@ def test_a_defect_is_found(monkeypatch, plant, message):
 
 @pytest.mark.slow
 def test_graphs_that_are_measured_after_the_batches_are_found(monkeypatch):
-    """Before a capture torch empties its cache, of the memory that the largest batches took."""
+    """Before a capture torch empties its cache, and with it what the largest batches took."""
     capture, measure, launchers = GraphLauncher.capture_largest, backend_module.measure, []
 
     def batches_first(memory, run, **options):

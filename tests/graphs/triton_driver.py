@@ -55,7 +55,7 @@ class Compiled:
 
 @dataclass(slots=True)
 class TritonLog:
-    """Kernels that Triton compiled, in order; `frozen` makes a further key a problem.
+    """Kernels that Triton compiled, in order. Once `frozen` is set, a new one is a problem.
 
     Attributes:
         tensors: arguments of the present launch.
@@ -110,11 +110,11 @@ def stub_triton(
     launches = _Launches(recorder, log)
     run, remember = JITFunction.run, CachedLaunch.__call__
 
-    def through_triton(function: JITFunction, *given: Any, **options: Any) -> Any:
-        return launches.through_triton(run, function, given, options)
+    def through_triton(function: JITFunction, *arguments: Any, **options: Any) -> Any:
+        return launches.through_triton(run, function, arguments, options)
 
-    def remembered(launch: CachedLaunch, *given: Any) -> None:
-        launches.remembered(remember, launch, *given)
+    def remembered(launch: CachedLaunch, *arguments: Any) -> None:
+        launches.remembered(remember, launch, *arguments)
 
     active = driver._active
     compiler.max_shared_mem.cache_clear()
@@ -157,7 +157,7 @@ class _Launches:
         tensors: Sequence[Tensor],
         numbers: tuple[Any, ...],
     ) -> None:
-        """Launch through the product's cache; the code that it finds must be that of Triton."""
+        """Launch through the product's cache; it must find the code that Triton finds."""
         if id(launch) not in self._launches:
             launch.forget()  # code of another device
             self._launches[id(launch)] = launch
@@ -181,17 +181,17 @@ class _Launches:
         self,
         run: Callable[..., Any],
         function: JITFunction,
-        given: tuple[Any, ...],
+        arguments: tuple[Any, ...],
         options: dict[str, Any],
     ) -> Any:
         if id(function) not in self._functions:
             function.device_caches.clear()  # of another device
             self._functions[id(function)] = function
-        self.log.tensors = [x for x in given if isinstance(x, Tensor)]
-        kernel = run(function, *self._wrapped(given), **options)
+        self.log.tensors = [x for x in arguments if isinstance(x, Tensor)]
+        kernel = run(function, *self._wrapped(arguments), **options)
         self.log.tensors, self.log.launched = (), ""  # Triton chose the code
         kernels = function.device_caches[0][0]
-        key = next(key for key, one in kernels.items() if one is kernel)
+        key = next(key for key, known_kernel in kernels.items() if known_kernel is kernel)
         known = self.log.compiled.get((function.__name__, key))
         if known is None:
             known = Compiled(function.__name__, key, product_line(), kernel.asm["ttir"])
@@ -199,11 +199,11 @@ class _Launches:
             kernel.run.key = key
             _check_time(self.recorder, self.log, known)
             _check_wait(self.recorder, known, kernel)
-        self._note_sizes(known, function, given, options["grid"])
+        self._note_sizes(known, function, arguments, options["grid"])
         return kernel
 
-    def _wrapped(self, given: tuple[Any, ...]) -> list[Any]:
-        return [self._argument(x) for x in given]
+    def _wrapped(self, arguments: tuple[Any, ...]) -> list[Any]:
+        return [self._argument(x) for x in arguments]
 
     def _argument(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -213,9 +213,9 @@ class _Launches:
         return Argument(value.dtype, self.recorder.heap.address(value))
 
     def _note_sizes(
-        self, known: Compiled, function: Any, given: tuple[Any, ...], grid: tuple[int, ...]
+        self, known: Compiled, function: Any, arguments: tuple[Any, ...], grid: tuple[int, ...]
     ) -> None:
-        for name, value in zip(function.arg_names, given, strict=False):
+        for name, value in zip(function.arg_names, arguments, strict=False):
             if isinstance(value, Tensor):
                 known.elements[name] = max(_elements(value), known.elements.get(name, 0))
             elif isinstance(value, int):
@@ -226,7 +226,7 @@ class _Launches:
 
 
 def _key_of(
-    function: JITFunction, given: list[Any], constants: dict[str, Any], options: dict[str, Any]
+    function: JITFunction, arguments: list[Any], constants: dict[str, Any], options: dict[str, Any]
 ) -> str:
     """Return the key that Triton's own code makes for a launch."""
     _, keys, _, _, binder = function.device_caches[0]
@@ -234,7 +234,7 @@ def _key_of(
         "debug": function.debug or knobs.runtime.debug,
         "instrumentation_mode": knobs.compilation.instrumentation_mode,
     }
-    _, specialization, others = binder(*given, **constants, **options)
+    _, specialization, others = binder(*arguments, **constants, **options)
     key: str = compute_cache_key(keys, specialization, others)
     return key
 

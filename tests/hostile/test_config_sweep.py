@@ -72,13 +72,13 @@ def test_what_is_said_to_have_no_effect_has_none(model):
     """transformers' own answer stays the same with such keys at odd values, private names
     included."""
     directory, base = model
-    want = theirs(directory)
+    expected = theirs(directory)
 
     def harmful(names: list[str], value: object) -> list[str]:
         """Return those names that, set to the value, change the answer by themselves."""
         changed(directory, base, dict.fromkeys(names, value))
         found = theirs(directory)
-        if not isinstance(found, str) and np.allclose(found, want, atol=CLOSE):
+        if not isinstance(found, str) and np.allclose(found, expected, atol=CLOSE):
             return []
         if len(names) == 1:
             return [] if isinstance(found, str) else names  # transformers refuses the value

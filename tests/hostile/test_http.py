@@ -30,8 +30,8 @@ def test_entry(server: RunningServer, patient: Patient, entry: Entry) -> None:
 
 
 def test_noise(server: RunningServer, patient: Patient) -> None:
-    """Seeded changes of good requests get an answer in HTTP, no 5xx except 501 and 505, and an
-    end."""
+    """Seeded changes of good requests get a complete HTTP answer, with no 5xx except 501 and
+    505."""
 
     def harm(data: bytes) -> str:
         outcome = told(server.address, data)

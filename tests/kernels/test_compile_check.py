@@ -85,7 +85,7 @@ def test_every_kernel_is_among_the_quick_ones_and_all_rows_have_owners():
 
 @needs_triton
 def test_the_variants_nearest_to_spilling_are_among_the_quick_ones():
-    """Find, of every function, the code that leaves the fewest registers; none spills already."""
+    """Find the code of every function that leaves the fewest registers; none of it spills."""
     for version in (triton_version(), IMAGE_TRITON):
         quick = set(keys(quick=True, version=version))
         for kernel, name, arch in keys(quick=False):

@@ -53,9 +53,9 @@ def test_statistics(rows, vocab, max_tile, dtype, num_top):
     hidden, weight, logits = make(rows, vocab, 17, dtype)
     lse, top, top_logits = vocab_statistics(hidden, weight, num_top=num_top, max_tile=max_tile)
     peak = logits.max(axis=1, keepdims=True)
-    want = np.log(np.exp(logits - peak).sum(axis=1)) + peak[:, 0]
+    expected = np.log(np.exp(logits - peak).sum(axis=1)) + peak[:, 0]
     assert lse.dtype == torch.float32, "logits stay float32 whatever the weights are"
-    np.testing.assert_allclose(lse.numpy(), want, atol=1e-5, rtol=2e-6)
+    np.testing.assert_allclose(lse.numpy(), expected, atol=1e-5, rtol=2e-6)
     order = np.argsort(-logits, axis=1, kind="stable")[:, :num_top]
     found = min(num_top, vocab)
     np.testing.assert_array_equal(top.numpy()[:, :found], order)
@@ -98,9 +98,9 @@ def test_ties_of_more_tokens_than_are_wanted(max_tile):
     weight = torch.randint(0, 5, (300, 1), generator=rng).float()
     hidden = torch.tensor([[1.0], [0.0], [-1.0]])
     found = vocab_statistics(hidden, weight, num_top=label_head.MAX_TOP, max_tile=max_tile)
-    want = (hidden @ weight.T).sort(dim=1, descending=True, stable=True)
-    assert torch.equal(found.top_ids, want.indices[:, : label_head.MAX_TOP])
-    assert torch.equal(found.top_logits, want.values[:, : label_head.MAX_TOP])
+    expected = (hidden @ weight.T).sort(dim=1, descending=True, stable=True)
+    assert torch.equal(found.top_ids, expected.indices[:, : label_head.MAX_TOP])
+    assert torch.equal(found.top_logits, expected.values[:, : label_head.MAX_TOP])
 
 
 @pytest.mark.usefixtures("conversion", "new_memory_is_nan")
@@ -118,10 +118,10 @@ def test_softcap(dtype):
 def test_strides(dtype):
     """Rows and weights lie between NaN, and rows are also read column by column."""
     hidden, weight, _ = make(3, 63, 17, dtype)
-    want = vocab_statistics(hidden, weight, num_top=1)
+    expected = vocab_statistics(hidden, weight, num_top=1)
     for rows in (between_nans(hidden), hidden.T.contiguous().T):
         found = vocab_statistics(rows, between_nans(weight), num_top=1)
-        for a, b in zip(found, want, strict=True):
+        for a, b in zip(found, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
 
 

@@ -49,11 +49,11 @@ def test_norms(functions, dtype, rows, columns, one_plus):
     how = weight, 1e-6, one_plus
     for one in (x, rows_of(rows, columns, dtype)):
         check([functions[dtype].rms_norm(one, *how)], [rms_norm(one, *how)], dtype)
-        want = add_and_norm(one, delta, *how)
+        expected = add_and_norm(one, delta, *how)
         for given in (one, one.contiguous().clone()):
             total, normed = functions[dtype].add_and_norm(given, delta, *how)
-            assert torch.equal(total, want[0])
-            check([normed], [want[1]], dtype)
+            assert torch.equal(total, expected[0])
+            check([normed], [expected[1]], dtype)
 
 
 @DTYPES
@@ -66,10 +66,10 @@ def test_heads(functions, dtype, rows, size, heads, normed):
     norm = torch.randn(size).to(dtype) if normed else None
     for one_plus in (False, True):
         arguments = (qkv, cos, sin, norm, norm, 1e-6, one_plus, *heads)
-        got, want = functions[dtype].norm_and_rotate(*arguments), norm_and_rotate(*arguments)
+        got, expected = functions[dtype].norm_and_rotate(*arguments), norm_and_rotate(*arguments)
         if not normed:
-            assert all(map(torch.equal, got, want)), "rounded once, as the reference"
-        check(got, want, dtype)
+            assert all(map(torch.equal, got, expected)), "rounded once, as the reference"
+        check(got, expected, dtype)
         assert got[0].transpose(0, 1).is_contiguous(), "queries lie head by head"
 
 
@@ -85,8 +85,8 @@ def test_gated(functions, dtype, rows, columns, activation):
 def test_activations_of_all_magnitudes(functions, activation):
     gate = torch.cat([torch.linspace(-120, 120, 9999), torch.tensor([0.0, -0.0, 3e38, -3e38])])
     gate_up = torch.stack([gate, torch.ones_like(gate)]).reshape(1, -1)
-    got, want = functions[torch.float32].gated(gate_up, activation), gated(gate_up, activation)
-    torch.testing.assert_close(got, want, rtol=2e-6, atol=2e-7)
+    got, expected = functions[torch.float32].gated(gate_up, activation), gated(gate_up, activation)
+    torch.testing.assert_close(got, expected, rtol=2e-6, atol=2e-7)
 
 
 @DTYPES
@@ -98,12 +98,14 @@ def test_merge(functions, dtype, rows, heads, size):
     ]
     sides[0][1][0], sides[1][1][-1] = -torch.inf, -torch.inf
     sides[1][1][0, 0] = -torch.inf  # neither side has a key
-    want = merge_partials(*sides[0], *sides[1])
+    expected = merge_partials(*sides[0], *sides[1])
     out, lse = sides[0][0].clone(), sides[0][1].clone()
     got = functions[dtype].merge_partials(out, lse, *sides[1])
     assert got[0] is out
     assert got[1] is lse
-    check(got, want, torch.promote_types(dtype, torch.bfloat16) if dtype != lse.dtype else dtype)
+    check(
+        got, expected, torch.promote_types(dtype, torch.bfloat16) if dtype != lse.dtype else dtype
+    )
 
 
 @DTYPES
@@ -111,8 +113,8 @@ def test_merge(functions, dtype, rows, heads, size):
 def test_eight_bits(functions, dtype, rows, columns):
     x = rows_of(rows, columns, dtype)
     x[-1] = 0
-    got, want = functions[dtype].quantize_rows(x, EPS), unsigned(x)
-    assert all(map(torch.equal, got, want))
+    got, expected = functions[dtype].quantize_rows(x, EPS), unsigned(x)
+    assert all(map(torch.equal, got, expected))
     y, scale = torch.randn(rows, columns), torch.rand(rows)
     for bias in (None, torch.randn(columns).to(dtype)):
         got = functions[dtype].scale_rows(y, scale, bias)
@@ -140,7 +142,7 @@ def test_nan_stays(functions, dtype):
 
 @DTYPES
 def test_bits_depend_on_the_row_alone(functions, dtype):
-    """Neither on other rows, nor on the address, nor on the number of threads."""
+    """They depend neither on other rows, nor on the address, nor on the number of threads."""
     c, weight = functions[dtype], torch.randn(301).to(dtype)
     x = torch.randn(400, 301).to(dtype)
     threads = torch.get_num_threads()

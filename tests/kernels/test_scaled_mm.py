@@ -27,10 +27,10 @@ def test_it_computes_what_the_reference_does(
     bias = None if dtype == torch.float32 else torch.linspace(-9, 9, outputs).to(dtype)
     given = q, scale_x, w, scale_w, bias
     got = fp8.Fp8Product(w, scale_w, bias)(q, scale_x, dtype)
-    want = quantized_product(*given, dtype=dtype, impl="reference")
+    expected = quantized_product(*given, dtype=dtype, impl="reference")
     assert got.dtype == dtype
     eps = max(torch.finfo(dtype).eps, 2e-6)
-    torch.testing.assert_close(got, want, rtol=eps, atol=1e-4)
+    torch.testing.assert_close(got, expected, rtol=eps, atol=1e-4)
     by_torch = scaled_mm(
         q,
         w.T,
@@ -65,7 +65,7 @@ def test_cards_and_sizes_that_it_is_not_for_are_refused(
     blocks: bool,
     reason: str | None,
 ) -> None:
-    """Check that the rest has the shapes and strides that torch demands of CUDA tensors."""
+    """All other calls have the shapes and strides that torch demands of CUDA tensors."""
     (outputs, width), count = shape, 5
     found = fp8.refusal(capability, outputs, width, dtype, blocks=blocks)
     if reason is not None:

@@ -221,7 +221,7 @@ TINY = [TileShape(2, 4, 4), TileShape(3, 4, 2), TileShape(2, 4, 4, is_steady=Tru
 @pytest.mark.parametrize("shape", TINY, ids=str)
 @pytest.mark.parametrize("prefix", [3, *slow(0, 1, 2, 4, 5, 8, 9)])
 def test_all_small_batches(prefix, shape):
-    """With every remainder of the prefix, of the query and of two items, cut off by tiles of 4."""
+    """Prefix, query and two items leave every possible remainder in tiles of 4."""
     for query, first, second in product(range(6), range(6), range(6)):
         if query + first + second:
             items = [length for length in (first, second, 1) if length]

@@ -56,17 +56,17 @@ def close(values, others):
 def test_rerank_as_over_http(scorer, client):
     answer = ask(client, "/rerank", query=QUERY, documents=DOCUMENTS, top_n=3)
     ranking = scorer.rerank(QUERY, DOCUMENTS, 3)
-    assert ranking.indices.tolist() == [one["index"] for one in answer["results"]]
-    close(ranking.scores, [one["relevance_score"] for one in answer["results"]])
+    assert ranking.indices.tolist() == [entry["index"] for entry in answer["results"]]
+    close(ranking.scores, [entry["relevance_score"] for entry in answer["results"]])
     assert ranking.documents == tuple(DOCUMENTS[i] for i in ranking.indices)
     assert ranking.prompt_tokens == answer["usage"]["total_tokens"]
     raw = ask(client, "/rerank", query=QUERY, documents=DOCUMENTS, raw_scores=True)
     whole = scorer.rerank(QUERY, DOCUMENTS, raw_scores=True)
-    close(whole.scores, [one["relevance_score"] for one in raw["results"]])
+    close(whole.scores, [entry["relevance_score"] for entry in raw["results"]])
     cut = scorer.rerank(QUERY, DOCUMENTS, max_tokens_per_doc=3)
     body = {"query": QUERY, "documents": DOCUMENTS, "max_tokens_per_doc": 3}
     expected = ask(client, "/rerank", **body)["results"]
-    assert cut.truncated.tolist() == [one.get("truncated", False) for one in expected]
+    assert cut.truncated.tolist() == [entry.get("truncated", False) for entry in expected]
     assert cut.truncated.any()
 
 
@@ -83,10 +83,10 @@ def test_many_requests_in_the_given_order(scorer):
             drawn.append(number)
             yield request
 
-    found = scorer.score_many(one_by_one(), labels=["yes", "no"], logprobs=True)
-    first = next(found)
+    scores = scorer.score_many(one_by_one(), labels=["yes", "no"], logprobs=True)
+    first = next(scores)
     assert len(drawn) < len(requests), "not all are prepared before the first is scored"
-    for request, many in zip(requests, [first, *found], strict=True):
+    for request, many in zip(requests, [first, *scores], strict=True):
         alone = scorer.score(*request, labels=["yes", "no"], logprobs=True)
         assert many.scores.shape == alone.scores.shape
         if len(request[1]):
@@ -95,26 +95,26 @@ def test_many_requests_in_the_given_order(scorer):
 
 
 def test_an_error_comes_at_its_place(scorer):
-    found = scorer.score_many([([1, 2], [[3]]), ([1, 2], [[10**6]])], label_token_ids=[5])
-    assert next(found).scores.shape == (1, 1), "scores before it come first"
+    scores = scorer.score_many([([1, 2], [[3]]), ([1, 2], [[10**6]])], label_token_ids=[5])
+    assert next(scores).scores.shape == (1, 1), "scores before it come first"
     with pytest.raises(TokenIdOutOfRange, match="1000000"):
-        next(found)
-    assert list(found) == []
+        next(scores)
+    assert list(scores) == []
 
 
 def test_what_nobody_waits_for_leaves_the_engine(scorer):
     def left():
         return scorer._engine.stats().requests
 
-    found = scorer.score_many(
+    scores = scorer.score_many(
         ((f"number {i}: ", DOCUMENTS * 5) for i in range(10**6)), labels=["yes", "no"]
     )
     most = 0
     for _ in range(20):  # a batch may have answered all that were there
-        assert next(found).scores.shape == (20, 2)
+        assert next(scores).scores.shape == (20, 2)
         most = max(most, left())
     assert most > 2, "several are in the engine at a time"
-    found.close()
+    scores.close()
     assert left() <= 1, "the engine's thread may be about to count one that it has just answered"
     wait_until(lambda: left() == 0)
 
@@ -151,7 +151,7 @@ def test_the_same_methods_for_asyncio(scorer):
                 other.classify("a lamp", labels=["yes", "no"]),
                 other.decide(TEXT, QUESTIONS),
             ]
-            found = await asyncio.gather(*calls)
+            results = await asyncio.gather(*calls)
             task = asyncio.create_task(other.score("q: ", DOCUMENTS * 1000, labels=["yes", "no"]))
             await asyncio.sleep(0.05)
             task.cancel()
@@ -164,7 +164,7 @@ def test_the_same_methods_for_asyncio(scorer):
             # More calls at once than a server would take.
             short = (other.score([1], [[2]], label_token_ids=[3]) for _ in range(1100))
             await asyncio.gather(*short)
-            return *found, many
+            return *results, many
 
     scores, empty, ranking, pairs, classes, decisions, many = asyncio.run(ask_all())
     close(scores.scores, scorer.score("q: ", DOCUMENTS, labels=["yes", "no"]).scores)
@@ -189,7 +189,7 @@ def test_both_have_the_same_methods_and_settings():
         assert own[setting.name].default == setting.default, setting.name
         assert hints[setting.name] == typing.get_type_hints(ModelConfig)[setting.name]
     beside = {"self", "family", "decision_order", "calibration"}
-    assert set(own) - {one.name for one in fields(ModelConfig)} == beside
+    assert set(own) - {field.name for field in fields(ModelConfig)} == beside
     with pytest.raises(TypeError, match="dtyp"):
         Scorer("demo", dtyp="float32")
     with pytest.raises(ConfigError, match="threads is given beside a ModelConfig"):

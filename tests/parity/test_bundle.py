@@ -80,17 +80,17 @@ def sums(directory):
 
 def test_it_comes_back_as_it_was_written(made, tmp_path):
     write_bundle(tmp_path / "a", made)
-    found = read_bundle(tmp_path / "a")
-    assert found.workload == made.workload
-    assert found.model == made.model
-    assert found.about["versions"] == {"a": "1"}
-    for name, want in made.run.results.items():
-        np.testing.assert_array_equal(found.run.results[name].values, want.values)
-        np.testing.assert_array_equal(found.run.results[name].mass, want.mass)
-    assert (found.run.name, found.run.dtype) == ("torch:float32", "float32")
-    assert found.run.alone == made.run.alone
-    assert found.run.items_per_second == 12.5
-    assert found.run.recipe == made.run.recipe
+    bundle = read_bundle(tmp_path / "a")
+    assert bundle.workload == made.workload
+    assert bundle.model == made.model
+    assert bundle.about["versions"] == {"a": "1"}
+    for name, expected in made.run.results.items():
+        np.testing.assert_array_equal(bundle.run.results[name].values, expected.values)
+        np.testing.assert_array_equal(bundle.run.results[name].mass, expected.mass)
+    assert (bundle.run.name, bundle.run.dtype) == ("torch:float32", "float32")
+    assert bundle.run.alone == made.run.alone
+    assert bundle.run.items_per_second == 12.5
+    assert bundle.run.recipe == made.run.recipe
 
 
 def test_equal_bundles_pass(recorded, capsys, tmp_path):
@@ -115,9 +115,9 @@ def test_equal_bundles_pass(recorded, capsys, tmp_path):
 
 def test_different_bundles_fail(recorded, capsys, tmp_path):
     shutil.copytree(recorded[1], tmp_path / "b")
-    found = read_bundle(tmp_path / "b")
-    found.run.results["short"].values[3, 1] += 2e-4
-    write_bundle(tmp_path / "c", found)
+    bundle = read_bundle(tmp_path / "b")
+    bundle.run.results["short"].values[3, 1] += 2e-4
+    write_bundle(tmp_path / "c", bundle)
     assert compare(recorded[0], tmp_path / "c") == 1
     assert "FAIL  c (torch:float32) against a (torch:float32), float32" in capsys.readouterr().out
 

@@ -22,7 +22,7 @@ from support.serving import QUICK, serving
 from support.wrong_server import VOCAB, WrongServer, running
 
 TOLERANCE = 1e-5
-C14 = {one.id for one in SUITE if one.id.startswith("C14.")}
+C14 = {check.id for check in SUITE if check.id.startswith("C14.")}
 LOOSE = {"C14.label-boolean", "C14.mixed-types", "C14.softmax-number", "C14.no-tokens"}
 # The checks that must fail for each defect of the stub; together they name every check.
 NAMES = {
@@ -109,8 +109,8 @@ def plant(stub):
 
 
 def states(server, ids, known=None):
-    chosen = [one for one in SUITE if one.id in ids]
-    return {one.check.id: one.state for one in run_checks(chosen, server, known or {})}
+    chosen = [check for check in SUITE if check.id in ids]
+    return {outcome.check.id: outcome.state for outcome in run_checks(chosen, server, known or {})}
 
 
 def test_facts_are_found_by_asking(met):
@@ -118,25 +118,27 @@ def test_facts_are_found_by_asking(met):
 
 
 def test_a_right_server_passes(met, plant):
-    found = states(met, {one.id for one in SUITE} - {"C20.california"})
-    assert set(found.values()) == {OK}
+    outcomes = states(met, {check.id for check in SUITE} - {"C20.california"})
+    assert set(outcomes.values()) == {OK}
 
 
 def test_the_suite_is_c1_to_c20():
-    numbers = [int(one.id[1:].split(".")[0]) for one in SUITE]
+    numbers = [int(check.id[1:].split(".")[0]) for check in SUITE]
     assert sorted(set(numbers)) == list(range(1, 21))
     assert numbers == sorted(numbers)
-    assert len({one.id for one in SUITE}) == len(SUITE)
-    assert set().union(*NAMES.values()) == {one.id for one in SUITE}, "each is seen to fail below"
-    assert all(set(table) <= {one.id for one in SUITE} for table in DEVIATIONS.values())
+    assert len({check.id for check in SUITE}) == len(SUITE)
+    assert set().union(*NAMES.values()) == {check.id for check in SUITE}, (
+        "each is seen to fail below"
+    )
+    assert all(set(table) <= {check.id for check in SUITE} for table in DEVIATIONS.values())
     assert set(KINDS) == set(DEVIATIONS), "every kind can be asked for"
 
 
 @pytest.mark.parametrize("defect", NAMES)
 def test_a_defect_is_named(met, plant, defect):
     plant({defect})
-    found = states(met, NAMES[defect])
-    assert found == dict.fromkeys(NAMES[defect], FAILED)
+    outcomes = states(met, NAMES[defect])
+    assert outcomes == dict.fromkeys(NAMES[defect], FAILED)
 
 
 def test_a_known_deviation_is_no_failure(met, plant):
@@ -167,8 +169,8 @@ def test_our_demo_server_passes():
     """The demo model's family has default labels."""
     with serving("demo", *QUICK) as server:
         demo = meet(PlainClient(server.url, None, 60.0), TOLERANCE, None, None, seed=0)
-        found = states(demo, {one.id for one in SUITE})
-    assert set(found.values()) == {OK, SKIPPED}
+        outcomes = states(demo, {check.id for check in SUITE})
+    assert set(outcomes.values()) == {OK, SKIPPED}
 
 
 def test_without_a_reference_some_checks_are_skipped(stub):
@@ -182,8 +184,8 @@ def test_labels_that_are_never_refused(stub, plant):
     plant({"labels are not looked at"})
     server = meet(PlainClient(stub.url, None, 10.0), TOLERANCE, None, None, seed=0)
     assert not server.vocab_known
-    want = {"C15.first-and-last": SKIPPED, "C15.label-beyond": FAILED, "C2.labels": OK}
-    assert states(server, set(want)) == want
+    expected = {"C15.first-and-last": SKIPPED, "C15.label-beyond": FAILED, "C2.labels": OK}
+    assert states(server, set(expected)) == expected
 
 
 def test_a_server_that_is_not_there():
@@ -197,7 +199,9 @@ class TestCommand:
 
     @pytest.fixture(autouse=True)
     def _only_some(self, monkeypatch):
-        chosen = [one for one in SUITE if one.id in ("C1.usage", "C7.item_first", "C13.no-items")]
+        chosen = [
+            check for check in SUITE if check.id in ("C1.usage", "C7.item_first", "C13.no-items")
+        ]
         monkeypatch.setattr("gpuscore.measure.parity.conformance.check_server.SUITE", chosen)
 
     def run(self, *arguments):

@@ -34,7 +34,7 @@ MODEL = Fingerprint("w" * 64, "c" * 64, None)
 
 
 def made(name, dtype, noise, seed, precision="full"):
-    """Make a run whose log p are those of one model plus noise."""
+    """Make a run whose log p are one model's plus noise."""
     exact, rounding = np.random.default_rng(0), np.random.default_rng(seed)
     results = {}
     for case in WORKLOAD.cases:
@@ -102,9 +102,9 @@ class TestReference:
 
     def test_eight_bits_and_float32_need_no_rounded_one(self, capsys):
         assert compare("float32", "int8", "--reference", "exact") == 0
-        found = states(capsys.readouterr().out, "int8 (torch:int8)")
-        assert found["eight bits"] == "ok"
-        assert found["tau-b"] == "skip"
+        outcomes = states(capsys.readouterr().out, "int8 (torch:int8)")
+        assert outcomes["eight bits"] == "ok"
+        assert outcomes["tau-b"] == "skip"
 
     @pytest.mark.parametrize(
         ("words", "message"),

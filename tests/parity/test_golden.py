@@ -21,7 +21,7 @@ MOST_BYTES = 600_000  # of all bundles: they are in every checkout
 
 
 def said(verdicts):
-    return {(one.subject, one.gate): one for one in verdicts}
+    return {(verdict.subject, verdict.gate): verdict for verdict in verdicts}
 
 
 @pytest.mark.parametrize(
@@ -36,14 +36,16 @@ def test_a_backend_scores_as_before(backend, dtype):
     config = ModelConfig(str(DEMO), backend=backend, device="cpu", dtype=dtype, **threads)
     run = run_workload(backend, config, golden("torch-float32").workload)
     verdicts = judged(run)
-    assert {one.gate for one in verdicts} >= {"rank", "tau-b", "top-10", "packing"}
-    assert not [one for one in verdicts if one.passed is not True], "no gate failed or was skipped"
+    assert {verdict.gate for verdict in verdicts} >= {"rank", "tau-b", "top-10", "packing"}
+    assert not [verdict for verdict in verdicts if verdict.passed is not True], (
+        "no gate failed or was skipped"
+    )
 
 
 def test_the_bundles_agree_with_each_other():
-    assert not [one for one in judged(golden("torch-float32").run) if not one.passed]
+    assert not [verdict for verdict in judged(golden("torch-float32").run) if not verdict.passed]
     rounded = golden("transformers-bfloat16").run
-    states = {one.gate: one.passed for one in judged(rounded)}
+    states = {verdict.gate: verdict.passed for verdict in judged(rounded)}
     assert states == {
         "relative": True,
         "rank": True,
@@ -56,12 +58,14 @@ def test_the_bundles_agree_with_each_other():
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_transformers_scores_as_before(dtype):
-    """So a new release of it does not become the yardstick unnoticed."""
+    """This notices a new release of transformers that would change the yardstick."""
     name = f"transformers-{dtype}"
-    found = run_oracle(DEMO, golden(name).workload, dtype, "cpu", threads=1)
+    again = run_oracle(DEMO, golden(name).workload, dtype, "cpu", threads=1)
     exact = golden("transformers-float32")
     rounded = None if dtype == "float32" else golden(name).run
-    assert not [one for one in judge(exact.workload, exact.run, rounded, found)[1] if one.failed]
+    assert not [
+        verdict for verdict in judge(exact.workload, exact.run, rounded, again)[1] if verdict.failed
+    ]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +77,9 @@ def test_a_score_that_is_wrong_fails(dtype, size, gate):
     values = run.results["short"].values.copy()
     values[0, 0] += size
     results = run.results | {"short": replace(run.results["short"], values=values)}
-    assert gate in {one.gate for one in judged(replace(run, results=results)) if one.failed}
+    assert gate in {
+        verdict.gate for verdict in judged(replace(run, results=results)) if verdict.failed
+    }
 
 
 @pytest.mark.slow
@@ -87,7 +93,9 @@ def test_the_rank_gate_is_stricter_than_twice_the_noise(factor, least, most):
     rng, either_sign = np.random.default_rng(0), factor * np.concatenate([noise, -noise])
     failed = 0
     for _ in range(20):
-        moved = [replace(o, got=o.want + rng.choice(either_sign, len(o.want))) for o in ranked]
+        moved = [
+            replace(o, got=o.reference + rng.choice(either_sign, len(o.reference))) for o in ranked
+        ]
         failed += rank(moved, 2 * allowed.clear).inversions > 0
     assert least <= failed <= most
 

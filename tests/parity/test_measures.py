@@ -36,50 +36,51 @@ class TestMeasures:
         cases = workload(
             Case("a", [1], [[5], [6], [7]], [[1, 2, 3]] * 3), Case("b", [1], [[5]], [[1]])
         )
-        want = run(a=[[-1, -2, -3], [-1, -2, -3], [-3, -2, -1]], b=[[-1]])
+        expected = run(a=[[-1, -2, -3], [-1, -2, -3], [-3, -2, -1]], b=[[-1]])
         got = run(a=[[-1, -2, -9], [-2.1, -2, -3], [-3, -2, np.nan]], b=[[-7]])
-        np.testing.assert_array_equal(best_labels(cases, want, got).values, [0, 1, 1])
+        np.testing.assert_array_equal(best_labels(cases, expected, got).values, [0, 1, 1])
 
     def test_flips_of_a_threshold(self):
         cases = workload(Case("a", [1], [[n] for n in range(11)], [[1]] * 11))
-        want = run(a=np.arange(11.0)[:, None])
+        expected = run(a=np.arange(11.0)[:, None])
         for moved, flips in (([5, 4], 2), ([9, 10], 0), ([0, 10], 2)):
             values = np.arange(11.0)
             values[moved] = values[moved[::-1]]
             got = run(a=values[:, None])
-            assert threshold_flips(cases, want, got).values.sum() == flips
-        assert threshold_flips(cases, want, want).values.sum() == 0
+            assert threshold_flips(cases, expected, got).values.sum() == flips
+        assert threshold_flips(cases, expected, expected).values.sum() == 0
 
     def test_divergence_over_labels(self):
         """Labels are a distribution of their own, each counted once; one label has none."""
         cases = workload(Case("a", [1], [[5], [6], [7]], [[1, 2], [1, 1, 2], [3]]))
-        want = run(a=[[-1, -2, np.nan], [-1, -1, -2], [-1, np.nan, np.nan]])
+        expected = run(a=[[-1, -2, np.nan], [-1, -1, -2], [-1, np.nan, np.nan]])
         got = run(a=[[-5, -5, np.nan], [-5, -5, -5], [-9, np.nan, np.nan]])
         p = 1 / (1 + math.exp(-1))
         kl = p * math.log(p / 0.5) + (1 - p) * math.log((1 - p) / 0.5)
-        np.testing.assert_allclose(divergence(cases, want, got).values, [kl, kl])
+        np.testing.assert_allclose(divergence(cases, expected, got).values, [kl, kl])
 
     def test_lengths(self):
         cases = workload(
             Case("a", [1, 2], [[5], [6, 7, 8]], [[1, 2], [3]]),
             Case("b", "q", ["x"], [[1]], ["y"], prompts=[[1, 2, 3, 4]]),
         )
-        want = run(a=[[0, 0], [0, np.nan]], b=[[0]])
+        expected = run(a=[[0, 0], [0, np.nan]], b=[[0]])
         got = run(a=[[1, 2], [3, np.nan]], b=[[4]])
-        found = by_length(cases, want, got)
-        np.testing.assert_array_equal(found.log_p, [1, 2, 3, 4])
-        np.testing.assert_array_equal(found.prompt, [3, 3, 5, 4])
-        np.testing.assert_array_equal(found.item, [1, 1, 3, np.nan])
+        lengths = by_length(cases, expected, got)
+        np.testing.assert_array_equal(lengths.log_p, [1, 2, 3, 4])
+        np.testing.assert_array_equal(lengths.prompt, [3, 3, 5, 4])
+        np.testing.assert_array_equal(lengths.item, [1, 1, 3, np.nan])
 
     def test_all_of_them_by_query(self):
-        """Two cases with the same query are one of seven; a shift of all scores is a bias."""
+        """Two cases with the same query count as one of seven queries; a shift of all scores is a
+        bias."""
         cases = [Case(f"{n}", [n], [[k] for k in range(12)], [[1, 2]] * 12) for n in range(7)]
         cases.append(Case("again", [3], [[9]], [[1, 2]]))
         rng = np.random.default_rng(0)
         values = {case.name: -5 + rng.normal(size=(len(case.items), 2)) for case in cases}
         moved = {name: v - 0.25 + 0.001 * rng.normal(size=v.shape) for name, v in values.items()}
-        made, want, got = workload(*cases), run(**values), run(**moved)
-        count, found = by_query(made, want, got)
+        made, expected, got = workload(*cases), run(**values), run(**moved)
+        count, found = by_query(made, expected, got)
         assert count == 7
         bias = found["bias of log p"]
         assert bias.low < -0.25 < bias.high or abs(bias.value + 0.25) < 1e-3
@@ -103,8 +104,8 @@ class TestIntervals:
 
     def test_they_hold_the_true_mean_as_often_as_they_say(self):
         rng, resamples = np.random.default_rng(0), Resamples(self.QUERIES)
-        found = [resamples.mean(*self.drawn(rng)) for _ in range(400)]
-        held = np.mean([one.low <= 0 <= one.high for one in found])
+        measured = [resamples.mean(*self.drawn(rng)) for _ in range(400)]
+        held = np.mean([one.low <= 0 <= one.high for one in measured])
         assert 0.89 <= held <= 0.97
 
     def test_values_taken_for_independent_would_promise_too_much(self):
@@ -119,11 +120,12 @@ class TestIntervals:
 
     @pytest.mark.parametrize("q", [0.5, 0.99])
     def test_a_quantile_is_that_of_the_repeated_values(self, q):
-        """Equal to writing out each query's values as often as it was drawn."""
+        """It equals the quantile of each query's values, repeated as often as the query was
+        drawn."""
         rng, resamples = np.random.default_rng(1), Resamples(6)
         values, numbers = rng.random(50), rng.integers(0, 6, 50)
-        found = resamples.quantile(values, numbers, q)
-        assert found.value == np.percentile(values, 100 * q, method="higher")
+        measured = resamples.quantile(values, numbers, q)
+        assert measured.value == np.percentile(values, 100 * q, method="higher")
         weights = np.random.RandomState(0).multinomial(6, [1 / 6] * 6, RESAMPLES)
         written_out = [
             np.percentile(np.repeat(values, drawn[numbers]), 100 * q, method="higher")
@@ -131,7 +133,7 @@ class TestIntervals:
             if drawn[numbers].any()
         ]
         low, high = np.percentile(written_out, (2.5, 97.5))
-        assert (found.low, found.high) == (low, high)
+        assert (measured.low, measured.high) == (low, high)
 
     def test_too_few_queries_and_errors_without_a_size_have_none(self):
         few = Resamples(FEWEST - 1).mean(np.arange(4.0), np.arange(4))

@@ -69,9 +69,9 @@ def test_log_odds():
 
 
 def test_errors():
-    found = errors(np.array([[3.0, -1.0], [0.5, 0.0]]))
-    assert (found.maximum, found.mean) == (3.0, 1.125)
-    assert (found.median, found.p99) == (1.0, 3.0)
+    measured = errors(np.array([[3.0, -1.0], [0.5, 0.0]]))
+    assert (measured.maximum, measured.mean) == (3.0, 1.125)
+    assert (measured.median, measured.p99) == (1.0, 3.0)
     assert errors(np.array([])).maximum == 0
 
 
@@ -83,19 +83,19 @@ def test_nan_and_infinity_are_no_small_errors():
 
 
 def test_top_overlap_takes_a_tie_for_no_miss():
-    want = np.array([5.0, 4, 3, 2, 2, 1, 0])
-    assert top_overlap(want, want + [0, 0, 0, -0.5, 0, 0, 0], top=4) == 1
-    assert top_overlap(want, want + [0, 0, -2.5, 0, 0, 0, 0], top=3) == pytest.approx(2 / 3)
-    assert top_overlap(want, -want, top=3) == 0
-    assert top_overlap(want[:2], -want[:2]) == 1, "fewer items than that: all are the best"
+    expected = np.array([5.0, 4, 3, 2, 2, 1, 0])
+    assert top_overlap(expected, expected + [0, 0, 0, -0.5, 0, 0, 0], top=4) == 1
+    assert top_overlap(expected, expected + [0, 0, -2.5, 0, 0, 0, 0], top=3) == pytest.approx(2 / 3)
+    assert top_overlap(expected, -expected, top=3) == 0
+    assert top_overlap(expected[:2], -expected[:2]) == 1, "fewer items than that: all are the best"
 
 
 def test_rankings_are_summed_up_by_the_worst_one():
     spread = np.arange(51.0)
     good, bad = (RankedScores("a", spread, got) for got in (spread, -spread))
-    found = rank([good, bad], gap=1.5)
-    assert (found.tau, found.top) == (-1.0, 0.0)
-    assert (found.inversions, found.clear_pairs) == (50 * 49 / 2, 50 * 49)
+    agreement = rank([good, bad], gap=1.5)
+    assert (agreement.tau, agreement.top) == (-1.0, 0.0)
+    assert (agreement.inversions, agreement.clear_pairs) == (50 * 49 / 2, 50 * 49)
     few = rank([RankedScores("a", spread[:19], spread[:19])], gap=1.0)
     assert (few.tau, few.top) == (1.0, None)
     assert rank([], gap=1.0).tau is None

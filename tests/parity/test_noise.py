@@ -79,10 +79,12 @@ class TestRates:
 
 def test_the_rate_is_the_share_of_the_draws():
     rng = np.random.default_rng(3)
-    want = rng.normal(size=60)
+    expected = rng.normal(size=60)
     noise = NOISE.draw(np.random.RandomState(5), 60)
     found = [
-        worst_ranking([RankedScores("a", want, want + noise[:, draw])], NOISE, TauB()).within
+        worst_ranking(
+            [RankedScores("a", expected, expected + noise[:, draw])], NOISE, TauB()
+        ).within
         for draw in range(300)
     ]
     assert 0.96 <= np.mean(found) < 1
@@ -92,13 +94,13 @@ def test_the_rate_is_the_share_of_the_draws():
 @pytest.mark.parametrize("ties", [0, 9])
 def test_draws_are_measured_as_runs_are(ties):
     rng = np.random.default_rng(2)
-    want = rng.normal(size=31)
-    want[:ties] = want[0]
+    expected = rng.normal(size=31)
+    expected[:ties] = expected[0]
     noise = 0.3 * rng.normal(size=(31, 7))
-    want_top = [top_overlap(want, want + column) for column in noise.T]
-    want_tau = [kendall_tau_b(want, want + column) for column in noise.T]
-    np.testing.assert_allclose(TauB().drawn(want, noise), want_tau, rtol=1e-12)
-    np.testing.assert_allclose(TopOverlap().drawn(want, noise), want_top, rtol=1e-12)
+    want_top = [top_overlap(expected, expected + column) for column in noise.T]
+    want_tau = [kendall_tau_b(expected, expected + column) for column in noise.T]
+    np.testing.assert_allclose(TauB().drawn(expected, noise), want_tau, rtol=1e-12)
+    np.testing.assert_allclose(TopOverlap().drawn(expected, noise), want_top, rtol=1e-12)
 
 
 def test_noise_has_the_sizes_that_a_gate_permits():
@@ -123,14 +125,16 @@ class TestWorst:
         swapped = far.copy()
         swapped[[3, 9]] = far[[9, 3]]
         disturbed = near + NOISE.draw(np.random.RandomState(7), 30)[:, 0]
-        found = worst_ranking(
+        worst = worst_ranking(
             [RankedScores("near", near, disturbed), RankedScores("far", far, swapped)],
             NOISE,
             TauB(),
         )
-        assert found.name == "far"
-        assert not found.within
-        assert kendall_tau_b(near, disturbed) < found.found, "the worst by its limit, not by tau-b"
+        assert worst.name == "far"
+        assert not worst.within
+        assert kendall_tau_b(near, disturbed) < worst.measured, (
+            "the worst by its limit, not by tau-b"
+        )
 
     @pytest.mark.parametrize("measure", MEASURES)
     def test_nothing_to_judge(self, measure):
@@ -139,16 +143,16 @@ class TestWorst:
         assert worst_ranking([RankedScores("flat", flat, flat)], NOISE, measure) is None
 
     def test_a_ranking_within_the_noise_cannot_tell(self):
-        want = np.linspace(0, 0.01, 30)
-        got = np.random.default_rng(0).permutation(want)
-        found = worst_ranking([RankedScores("near", want, got)], NOISE, TauB())
-        assert found.within
-        assert found.telling == 0
+        expected = np.linspace(0, 0.01, 30)
+        got = np.random.default_rng(0).permutation(expected)
+        worst = worst_ranking([RankedScores("near", expected, got)], NOISE, TauB())
+        assert worst.within
+        assert worst.telling == 0
 
     @pytest.mark.parametrize("measure", MEASURES)
     @pytest.mark.parametrize("bad", [np.zeros(30), np.full(30, np.nan)])
     def test_constant_and_missing_scores_agree_with_nothing(self, measure, bad):
         good = np.arange(30.0)
         ranked = [RankedScores("good", good, good), RankedScores("bad", good, bad)]
-        found = worst_ranking(ranked, NOISE, measure)
-        assert (found.name, found.within) == ("bad", False)
+        worst = worst_ranking(ranked, NOISE, measure)
+        assert (worst.name, worst.within) == ("bad", False)

@@ -217,7 +217,7 @@ class TestGates:
         [(4, 0.01, True), (4, 0.3, False), (1, 0.3, None)],
     )
     def test_eight_bits_judge_the_order_of_long_lists_that_are_spread(self, spread, noise, want):
-        """The log-odds of a label are; its log p end at 0, so that of half the items is alike."""
+        """A label's log-odds are spread; half of its log p are nearly 0."""
         count = 120
         odds = np.linspace(-spread, spread, count)[:, None] * [1, -1]
         moved = odds + noise * np.random.default_rng(0).uniform(-1, 1, (count, 2))
@@ -231,14 +231,14 @@ class TestGates:
     def test_rank_is_about_clear_pairs(self, workload, exact, noise):
         """An error of 0.015 is allowed: items 0.025 apart may swap, items 0.3 apart may not."""
         order = np.argsort(exact[:, 0])
-        for gap, want in ((0.025, set()), (0.3, {"rank"})):
+        for gap, expected in ((0.025, set()), (0.3, {"rank"})):
             spread = exact.copy()
             spread[order, 0] = np.linspace(-20, -10, self.ITEMS)
             spread[order[-1], 0] = spread[order[-2], 0] + gap
             swapped = spread.copy()
             swapped[order[-2:], 0] = spread[order[-2:][::-1], 0]
-            found = self.judged(workload, spread, noise, swapped)
-            assert found - {"relative"} == want
+            judgement = self.judged(workload, spread, noise, swapped)
+            assert judgement - {"relative"} == expected
 
     def test_items_of_one_prompt_are_ranked_once(self, exact, noise):
         """Libraries round them differently in different places, so no order is the right one."""
@@ -253,15 +253,15 @@ class TestGates:
         """A few pairs nearer than the allowed noise may swap, but not nearly all of them."""
         spread = np.repeat(np.linspace(-20, -10, 60)[:, None], 2, axis=1)
         spread[1::2] = spread[::2] + 5e-5
-        for count, want in ((6, set()), (29, {"tau-b"})):
+        for count, expected in ((6, set()), (29, {"tau-b"})):
             swapped = spread.copy()
             for row in range(0, 2 * count, 2):
                 swapped[[row, row + 1]] = spread[[row + 1, row]]
-            assert self.judged(workload, spread, noise, swapped, "float32") == want
+            assert self.judged(workload, spread, noise, swapped, "float32") == expected
 
     def test_order_as_a_whole(self, workload, exact, noise):
-        found = self.judged(workload, exact, noise, exact[::-1])
-        assert found == {"relative", "rank", "tau-b", "top-10"}
+        judgement = self.judged(workload, exact, noise, exact[::-1])
+        assert judgement == {"relative", "rank", "tau-b", "top-10"}
 
     def test_a_gate_that_cannot_judge_says_why(self, workload, exact):
         near = -10 + 1e-6 * (exact + 10)
@@ -298,10 +298,10 @@ class TestGates:
     )
     def test_pairs(self, workload, exact, dtypes, change, want):
         runs = self.made(exact, dtypes[0]), self.made(exact + change, dtypes[1])
-        found, verdicts = judge_pair(workload, *runs)
+        comparison, verdicts = judge_pair(workload, *runs)
         assert self.failed(verdicts) == want
         if "float32" in dtypes:
-            assert found.want.dtype == "float32", "the more exact one counts as right"
+            assert comparison.reference.dtype == "float32", "the more exact one counts as right"
 
     def test_probabilities_have_a_limit_of_their_own(self, workload, exact):
         likely = np.minimum(exact + 9.9, -0.01)  # 0.04 is a large error for a probability near 1

@@ -95,12 +95,12 @@ class TestCutModels:
         for layers in (1, 3):
             made = models.of(layers)
             names = json.loads((made / INDEX).read_text())["weight_map"]
-            want = {
+            expected = {
                 name
                 for name in tensors
                 if "layers." not in name or int(name.split("layers.")[1].split(".")[0]) < layers
             }
-            assert set(names) == want
+            assert set(names) == expected
             for name, file in names.items():
                 found = load_file(made / file)[name]
                 assert found.dtype == tensors[name].dtype

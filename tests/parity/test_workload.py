@@ -51,7 +51,8 @@ def test_it_fits_the_model_and_has_every_mode(tiny_model, size):
 
 
 def test_no_query_has_most_of_the_others_say():
-    """Over twenty queries, each with a ranking, so that intervals by query mean something."""
+    """There are over twenty queries, each with a ranking, so that intervals by query mean
+    something."""
     made = make_workload("quick", 0, 400, 512, None)
     assert len(set(query_numbers(made).values())) >= 24
     ranked = [case for case in made.cases if case.same_labels and len(case.items) >= RANKED]
@@ -74,13 +75,13 @@ def test_every_seed_adds_queries_of_its_own():
 
 
 def test_its_graded_items_are_spread_in_the_demo():
-    """So the gate on the order of long lists has something to judge."""
+    """Otherwise the gate on the order of long lists would have nothing to judge."""
     made = make_workload("quick", 0, 1792, 4096, read_tokenizer(DEMO))
     case = next(case for case in made.cases if case.name == "text, graded items")
     with Scorer(str(DEMO), dtype="float32") as scorer:
-        found = score_case(scorer, case).values
-    assert len(found) >= MANY
-    assert log_odds(found).std(axis=0).min() >= SPREAD
+        scores = score_case(scorer, case).values
+    assert len(scores) >= MANY
+    assert log_odds(scores).std(axis=0).min() >= SPREAD
 
 
 class TestText:
@@ -99,7 +100,7 @@ class TestText:
         }
 
     def test_prompts_are_the_texts(self):
-        """Made by the tokenizer from query and item, which are those that a server gets."""
+        """The tokenizer makes them from the same query and item that a server gets."""
         tokenizer = read_tokenizer(DEMO)
         assert tokenizer is not None
         for case in make_workload("text", 0, 1792, 4096, tokenizer).cases:
@@ -128,7 +129,7 @@ class TestText:
             make_workload("text", 0, vocab, context, tokenizer)
 
     def test_it_is_the_default_of_a_model_with_a_tokenizer(self, tmp_path):
-        """And random ids are that of a model without one."""
+        """The default of a model without a tokenizer is random ids."""
         bare = tmp_path / "bare"
         shutil.copytree(DEMO, bare, ignore=shutil.ignore_patterns("tokenizer*"))
         plan = plan_backend(bare, ModelConfig(str(bare), device="cpu"))

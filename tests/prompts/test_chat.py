@@ -119,11 +119,11 @@ def test_labels_of_several_tokens_are_read_at_the_first(found, tokenizer):
     answer = tokenizer.encode("Safety:", add_special_tokens=False).ids
     (ids,) = ids_of(prompts.build(RerankInput(None, ["hello"])))
     assert ids[-len(answer) :] == answer
-    want = [
+    expected = [
         tokenizer.encode(f"Safety:{label}", add_special_tokens=False).ids[len(answer)]
         for label in (" Safe", " Unsafe", " Controversial")
     ]
-    assert prompts.label_ids == want
+    assert prompts.label_ids == expected
     alike = replace(prompts.family, labels=(" a", " b", " c"))
     with pytest.raises(ConfigError, match="begin with the same token"):
         FamilyPrompts(alike, PromptBuilder(TextEncoder(tokenizer), LIMITS, RequestLimits()))
@@ -139,7 +139,7 @@ def test_no_text_ends_its_turn(found, tokenizer):
 
 
 def test_pairs_are_single_ones(found):
-    """With one query per document, prompts and cuts are those of each pair alone."""
+    """With one query per document, each pair has the prompt and the cut that it has alone."""
     prompts, _ = found("instruct", CHAT)
     queries = ["a", "a", "what is the best", "a"]
     documents = [*DOCUMENTS[:3], "word " * 60]
@@ -184,8 +184,8 @@ def test_a_conversion_to_one_logit_keeps_its_prompt(found, name):
     path = "Qwen3-Reranker-0.6B-seq-cls"
     original, _ = found(name, CHAT, path=path)
     converted, _ = found(name, CHAT, ClassifierHead(1, False), path=path)
-    given = RerankInput("q", ["d", "e"])
-    assert ids_of(original.build(given)) == ids_of(converted.build(given))
+    inputs = RerankInput("q", ["d", "e"])
+    assert ids_of(original.build(inputs)) == ids_of(converted.build(inputs))
     assert converted.label_ids == [0]
     logits = np.array([[3.0, 1.0], [-2.0, 5.0]])
     raw = original.family.raw_scores(logits)

@@ -109,17 +109,17 @@ def test_templates_keep_their_turns(tmp_path):
     """Typed questions and documents are divided at markers that are not special."""
     tokenizer, _, markers = kind("byte-level BPE")
     made = directory_of(tmp_path, tokenizer, CHAT)
-    want = [tokenizer.token_to_id(t) for t in ("<|im_start|>", "<|im_end|>", "<|im_start|>")]
+    expected = [tokenizer.token_to_id(t) for t in ("<|im_start|>", "<|im_end|>", "<|im_start|>")]
     for text in ("a", f"x{END}\n<|im_start|>assistant\nyes", "<think>"):
         asked = [predicate(text), choice(text, [(text, text), ("b", "")])]
         for one in (DecisionInput(text, asked), DecisionInput("a", asked, instructions=text)):
             request = made.questions.build(one).request
-            turns = want if one.instructions is None else want[:2] + want
+            turns = expected if one.instructions is None else expected[:2] + expected
             for item in request.item_ids:
                 ids = [*request.query_ids.tolist(), *item.tolist()]
                 assert markers_in(ids, markers) == turns
         (ids,) = ids_of(made.reranker.build(RerankInput(text, [text])))
-        assert markers_in(ids, markers) == want
+        assert markers_in(ids, markers) == expected
 
 
 def added(tokenizer, *texts):
@@ -136,7 +136,8 @@ def forbidden(directory, text):
 
 
 def test_tokens_that_files_name(tmp_path):
-    """bos and eos by name or id, whatever they look like, and what the template writes."""
+    """These are bos and eos by name or id, whatever they look like, and what the template
+    writes."""
     plain = added(kind("byte-level BPE")[0], "~end~", "~turn~", "~~")
     path = tmp_path / "tokenizer_config.json"
     directory_of(tmp_path, plain, CHAT)

@@ -19,7 +19,7 @@ def prompts_of(family, max_len):
 
 @pytest.mark.parametrize("query", ["q", "what is the best? ", "x\n"])
 def test_only_what_is_too_long_is_cut_and_fills_the_limit(query):
-    """At every length around the limit, and with texts that merge with the prompt's."""
+    """Tries every length around the limit, and texts that merge with the prompt's."""
     family, texts = (
         registry.ZERANK,
         ["the" * 60, "yes no " * 40, "\u00e9\u4f60" * 40, "12 the\n" * 30],

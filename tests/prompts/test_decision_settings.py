@@ -63,7 +63,7 @@ def test_instructions_are_the_systems_turn_and_variables_reach_the_template():
     system = {"role": "system", "content": "Be fair."}
     both = [system, user | {"content": question}]
     ours = prompts()
-    for given, variables, want in (
+    for given, variables, expected in (
         ({}, {}, [both[1]]),
         ({"instructions": "Be fair."}, {}, both),
         ({}, {"tone": "Well: "}, [both[1]]),
@@ -75,7 +75,7 @@ def test_instructions_are_the_systems_turn_and_variables_reach_the_template():
         ),
     ):
         made = ours.build(DecisionInput("so wet", asked, chat=variables, **given))
-        assert whole(made) == [rendered(want, **variables)]
+        assert whole(made) == [rendered(expected, **variables)]
 
 
 def test_renderings_are_kept_and_forgotten(monkeypatch):
@@ -83,7 +83,9 @@ def test_renderings_are_kept_and_forgotten(monkeypatch):
     ours, count = prompts(), []
     sound = ChatTemplate.marked
     monkeypatch.setattr(
-        ChatTemplate, "marked", lambda *given: count.append(1) or sound(*given[:1], *given[1:])
+        ChatTemplate,
+        "marked",
+        lambda *arguments: count.append(1) or sound(*arguments[:1], *arguments[1:]),
     )
     for tone in (0, 1, 2, 2, 0):
         ours.build(DecisionInput("x", [predicate("y")], chat={"tone": str(tone)}))
@@ -102,14 +104,14 @@ def test_renderings_are_kept_and_forgotten(monkeypatch):
     ],
 )
 def test_variables_that_no_request_may_have(chat, words):
-    given = DecisionInput("x", [predicate("y")], chat=chat)
+    inputs = DecisionInput("x", [predicate("y")], chat=chat)
     if words is None:
-        assert whole(prompts().build(given)) == [
+        assert whole(prompts().build(inputs)) == [
             rendered([{"role": "user", "content": f"x\n\n{predicate('y').text}"}], **chat)
         ]
         return
     with pytest.raises(InvalidRequest, match=words) as caught:
-        prompts().build(given)
+        prompts().build(inputs)
     assert caught.value.param == "chat_template_kwargs"
 
 
@@ -161,8 +163,8 @@ def test_labels_of_several_tokens_where_families_do_not_fit(flags):
         "c": Rating("How?", NAMES[:26]),
     }
     with Scorer("demo", threads=1) as usual, Scorer("demo", threads=1, **flags) as other:
-        want, got = (one.system_one(STATE, questions) for one in (usual, other))
-    for name, answer in want.items():
+        expected, got = (one.system_one(STATE, questions) for one in (usual, other))
+    for name, answer in expected.items():
         found = got[name]
         assert found.argmax_is_label == answer.argmax_is_label
         assert found.label_mass == pytest.approx(answer.label_mass, rel=1e-4)
@@ -177,15 +179,15 @@ def test_calibration_divides_and_shifts(tmp_path):
     names, logs = ["red", "green", "blue"], []
     with Scorer("demo", threads=1) as plain, Scorer("demo", calibration=str(path)) as scaled:
         for scorer in (plain, scaled):
-            found = scorer.system_one(
+            answers = scorer.system_one(
                 STATE,
                 {"c": Choice("?", names), "n": Noul("Red?"), "r": Rating("?", ["a", "b"])},
             )
-            logs.append({k: np.log(list(one.probabilities.values())) for k, one in found.items()})
-    want = logs[0]["c"] / 2 + [0.5, -0.25, 0]
-    np.testing.assert_allclose(logs[1]["c"], want - np.log(np.exp(want).sum()), atol=1e-4)
-    want = logs[0]["n"] / 0.5
-    np.testing.assert_allclose(logs[1]["n"], want - np.log(np.exp(want).sum()), atol=1e-4)
+            logs.append({k: np.log(list(one.probabilities.values())) for k, one in answers.items()})
+    expected = logs[0]["c"] / 2 + [0.5, -0.25, 0]
+    np.testing.assert_allclose(logs[1]["c"], expected - np.log(np.exp(expected).sum()), atol=1e-4)
+    expected = logs[0]["n"] / 0.5
+    np.testing.assert_allclose(logs[1]["n"], expected - np.log(np.exp(expected).sum()), atol=1e-4)
     np.testing.assert_allclose(logs[1]["r"], logs[0]["r"], atol=1e-5)
 
 
@@ -218,9 +220,9 @@ def test_what_a_model_s_files_say(tmp_path):
         return read_decision_settings(tmp_path, asked or DecisionSettings())
 
     assert read() == DecisionSettings()
-    found = read(decision_temperature=1.5, decision_state_format="json")
-    assert found == DecisionSettings(calibration=same_temperature(1.5), json_state=True)
-    assert {found.calibration.of(kind).temperature for kind in KINDS} == {1.5}
+    settings = read(decision_temperature=1.5, decision_state_format="json")
+    assert settings == DecisionSettings(calibration=same_temperature(1.5), json_state=True)
+    assert {settings.calibration.of(kind).temperature for kind in KINDS} == {1.5}
     own = Calibration({"noul": Scaling(3.0)})
     assert read(DecisionSettings("balanced", own), decision_temperature=2).calibration == own
     assert "decision_strategy" in read(decision_strategy="winnow").refused
@@ -237,21 +239,21 @@ def test_what_a_model_s_files_say(tmp_path):
 def test_a_state_in_json_is_quoted_unless_it_is_json():
     ours = prompts(None, DecisionSettings(json_state=True))
     (quoted,) = whole(ours.build(DecisionInput('a "b"', [predicate("y")])))
-    (given,) = whole(ours.build(DecisionInput('"a \\"b\\""', [predicate("y")], is_json=True)))
-    assert quoted == given
+    (inputs,) = whole(ours.build(DecisionInput('"a \\"b\\""', [predicate("y")], is_json=True)))
+    assert quoted == inputs
 
 
 def test_prompt_and_label_must_fit():
-    given = DecisionInput("x", [choice("?", [(name, "") for name in NAMES])])
-    (prompt,) = whole(prompts(None).build(given))
+    inputs = DecisionInput("x", [choice("?", [(name, "") for name in NAMES])])
+    (prompt,) = whole(prompts(None).build(inputs))
 
     def build(longest):
         limits = BackendLimits(512, 16, 400, longest, 2000)
-        return prompts(None, made=builder(limits)).build(given)
+        return prompts(None, made=builder(limits)).build(inputs)
 
     assert whole(build(len(prompt) + 1)) == [prompt]
     with pytest.raises(PromptTooLong, match=f"{len(prompt) + 1} tokens with a label"):
         build(len(prompt))
     limited = prompts(None, made=builder(max_request_tokens=len(prompt) + 1))
     with pytest.raises(TooManyTokens, match=f"the limit is {len(prompt) + 1}"):
-        limited.build(given)
+        limited.build(inputs)

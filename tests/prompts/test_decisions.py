@@ -45,8 +45,8 @@ def test_questions_are_the_users_turn():
     for item, text in zip(request.item_ids, TEXTS, strict=True):
         messages = [{"role": "user", "content": f"so wet\n\n{text}"}]
         rendered = fast.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        want = tokenizer.encode(rendered, add_special_tokens=False).ids
-        assert [*request.query_ids.tolist(), *item.tolist()] == want
+        expected = tokenizer.encode(rendered, add_special_tokens=False).ids
+        assert [*request.query_ids.tolist(), *item.tolist()] == expected
     labels = [[tokenizer.token_to_id(label) for label in some] for some in LABELS]
     assert [ids.tolist() for ids in request.label_ids] == labels
     assert request.need_lse
@@ -58,8 +58,8 @@ def test_without_a_template_it_is_plain_text():
     tokenizer, asked = qwen_like(), DecisionInput("so wet", ASKED)
     request = DecisionPrompts(None, QWEN_SPECIALS, builder(tokenizer)).build(asked).request
     for item, text in zip(request.item_ids, TEXTS, strict=True):
-        want = tokenizer.encode(f"so wet\n\n{text}\n\nAnswer:\n", add_special_tokens=False).ids
-        assert [*request.query_ids.tolist(), *item.tolist()] == want
+        expected = tokenizer.encode(f"so wet\n\n{text}\n\nAnswer:\n", add_special_tokens=False).ids
+        assert [*request.query_ids.tolist(), *item.tolist()] == expected
 
 
 def test_models_that_cannot_answer():

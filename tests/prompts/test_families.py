@@ -218,8 +218,8 @@ def test_formulas(prompts_of):
     assert len(single.label_ids) == 1
     raw = single.raw_scores(result_of([[5.0], [-10.0]]))
     np.testing.assert_allclose(raw, [5.0, -10.0])
-    want = 1 / (1 + np.exp(-np.array([1.0, -2.0])))
-    np.testing.assert_allclose(single.family.relevance(raw), want)
+    expected = 1 / (1 + np.exp(-np.array([1.0, -2.0])))
+    np.testing.assert_allclose(single.family.relevance(raw), expected)
 
 
 def test_a_label_that_is_no_token(prompts_of):

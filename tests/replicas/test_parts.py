@@ -1,4 +1,4 @@
-"""Promise: a divided request's results are put together to those of the whole."""
+"""Promise: a divided request's results are put together to the whole request's results."""
 
 from dataclasses import replace
 
@@ -77,8 +77,10 @@ def test_families_stay_together():
         first = 0
         for part in split(request, [30, 50, 10]):
             assert part.parents[0] == -1
-            want = parents[first : first + len(part.item_ids)]
-            assert np.where(part.parents < 0, -1, part.parents + first).tolist() == want.tolist()
+            expected = parents[first : first + len(part.item_ids)]
+            assert (
+                np.where(part.parents < 0, -1, part.parents + first).tolist() == expected.tolist()
+            )
             first += len(part.item_ids)
         assert first == len(flat.item_ids)
 

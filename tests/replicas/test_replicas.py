@@ -146,7 +146,7 @@ def test_an_error_names_the_item_by_its_place_in_the_whole_list(replicas):
 
 @pytest.mark.parametrize("harm", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_replica_that_dies_or_hangs(replicas, harm):
-    """It is out within 2 s, all its requests are answered elsewhere, and it comes back."""
+    """Within 2 s it gets no more requests; its own are answered elsewhere, and it comes back."""
     victim = pids(replicas)[0]
     rerun = sum(state.rerun for state in replicas.states())
     requests = [request_of(tape_child.SLOW, n, query=n % 30) for n in range(40)]

@@ -27,7 +27,7 @@ def test_simulated_worlds(first, caplog):
 
 
 def test_the_worlds_hold_divided_requests_and_second_losses(monkeypatch, caplog):
-    """See requests that are divided, moved and given up, or the worlds would show nothing."""
+    """The worlds must divide, move and give up requests, or they would show nothing."""
     seen = {"divided": 0, "moved": 0, "given up": 0}
     divide, reroute, end = flight.split, Replicas._reroute, Replicas._end
 

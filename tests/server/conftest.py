@@ -63,8 +63,8 @@ def demo() -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="session")
 def limited_server(tmp_path_factory) -> Iterator[RunningServer]:
-    """A server with three keys, low limits, short timeouts, and a model one of whose labels has an
-    infinite logit."""
+    """A server with three keys, low limits, short timeouts, and a model with a label
+    whose logit is infinite."""
     directory = tmp_path_factory.mktemp("limited")
     poisoned = make_model(directory)
     with torch.no_grad():

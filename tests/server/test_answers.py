@@ -293,7 +293,8 @@ def test_http_1_0_ends_a_large_answer_by_closing(demo):
 
 
 def test_answers_count_with_the_bodies():
-    """While one request is computed, what its answer may have is taken; then it is free again."""
+    """While a request is computed, the most bytes of its answer count as taken; then they are
+    free."""
     wide = {"items": [[1]] * 400, "label_token_ids": [*range(100)]}  # a million bytes at most
     with tape_server(server={"max_queued_bytes": 1_000_000}) as (_, client):
         assert client.post("/v1/score", json=wide).status_code == 200  # alone

@@ -85,19 +85,19 @@ def close_to(found, want):
 
 def test_a_list_of_choices_computes_at_most_a_third_of_its_tokens(client, model):
     prompts, before = task(0), counters(client)
-    want, total = wanted(model[1], prompts), sum(map(len, task(0)))
+    expected, total = wanted(model[1], prompts), sum(map(len, task(0)))
     found, usage = ask(client, prompts, "cold")
-    close_to(found, want)
+    close_to(found, expected)
     assert usage["prompt_tokens"] == total
     assert computed(usage) <= total / 3
     again, cached = ask(client, prompts, "cold")
-    close_to(again, want)
+    close_to(again, expected)
     assert computed(cached) <= total / 9
     alone, usages = zip(
         *(ask(client, [p], f"alone-{n}") for n, p in enumerate(prompts)), strict=True
     )
     assert computed(*usages) == total, "nothing is shared across salts"
-    close_to([numbers for (numbers,) in alone], want)
+    close_to([numbers for (numbers,) in alone], expected)
     prompt, hits = (b - a for a, b in zip(before, counters(client), strict=True))
     assert prompt - hits == computed(usage, cached, *usages)
 

@@ -93,8 +93,8 @@ def test_packed_is_alone(client):
     for choice, ids in zip(packed, prompts, strict=True):
         (alone,) = complete(client, ids)["choices"]
         assert alone["text"] == choice["text"]
-        got, want = (c["logprobs"]["token_logprobs"][1:] for c in (choice, alone))
-        np.testing.assert_allclose(got, want, atol=2e-5)
+        got, expected = (c["logprobs"]["token_logprobs"][1:] for c in (choice, alone))
+        np.testing.assert_allclose(got, expected, atol=2e-5)
 
 
 def test_text_begins_as_the_tokenizer_wants(client, encode, logprobs):
@@ -173,12 +173,13 @@ def test_tokens_that_say_the_same():
 
 @pytest.mark.parametrize("count", [2, 20])
 def test_several_of_the_most_probable_tokens(client, logprobs, count):
-    """Values by text, with the prompt's own token if it is none of them."""
+    """The best tokens' values stand by text, with the prompt's own token if it is not among
+    them."""
     ids = random_ids(np.random.default_rng(3), 30)
     (choice,) = complete(client, ids, logprobs=count)["choices"]
-    found, want = choice["logprobs"], logprobs(ids)
+    found, expected = choice["logprobs"], logprobs(ids)
     for place, top in enumerate(found["top_logprobs"][1:]):
-        best = np.sort(want[place])[::-1][:count]
+        best = np.sort(expected[place])[::-1][:count]
         own = found["token_logprobs"][place + 1]
         values = sorted(top.values(), reverse=True)
         np.testing.assert_allclose(values[:count], best, atol=TOLERANCE)
@@ -212,9 +213,9 @@ HARMLESS = {
 
 
 def test_what_clients_send_by_habit(client):
-    want = complete(client, IDS)["choices"]
-    assert complete(client, IDS, **HARMLESS)["choices"] == want
-    assert complete(client, IDS, **dict.fromkeys(HARMLESS))["choices"] == want
+    expected = complete(client, IDS)["choices"]
+    assert complete(client, IDS, **HARMLESS)["choices"] == expected
+    assert complete(client, IDS, **dict.fromkeys(HARMLESS))["choices"] == expected
 
 
 @pytest.mark.parametrize(
@@ -258,7 +259,7 @@ def test_errors(client, unharmed, fields, code, param):
 
 
 def test_a_row_that_is_not_finite(limited):
-    """The logit of the model's best token is infinite."""
+    """The row is not finite because the best token's logit is infinite."""
     check_error(refused(limited), 500, "nonfinite_score")
 
 

@@ -67,7 +67,7 @@ class TestPipelines:
         assert resident(server) - before < 10 * 2**20
 
     def test_what_is_behind_a_request_waits_until_it_is_answered(self, full):
-        """The unread requests stay in the client's memory, except for one read."""
+        """The server reads once; all further requests stay in the client's memory."""
         with in_flight(full, HELD) as held:
             with suppress(BlockingIOError):
                 held.socket.setblocking(False)

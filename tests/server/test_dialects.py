@@ -34,8 +34,8 @@ def test_examples_work(demo):
     for dialect in DIALECTS:
         for path in dialect.paths:
             answer = demo.post(path, json=dialect.example)
-            want = 200 if dialect.answers else 400  # some routes are always refused
-            assert answer.status_code == want, (path, answer.text)
+            expected = 200 if dialect.answers else 400  # some routes are always refused
+            assert answer.status_code == expected, (path, answer.text)
 
 
 class TestPairs:
@@ -51,26 +51,26 @@ class TestPairs:
         ],
     )
     def test_one_query(self, demo, first, second):
-        want = [row[0] for row in probabilities(demo, prompts())["scores"]]
+        expected = [row[0] for row in probabilities(demo, prompts())["scores"]]
         for query in (QUERY, [QUERY]):
             answer = demo.post("/v1/score", json={first: query, second: DOCUMENTS}).json()
             assert (answer["object"], answer["model"]) == ("list", "demo")
             assert [entry["index"] for entry in answer["data"]] == list(range(5))
             assert {entry["object"] for entry in answer["data"]} == {"score"}
             got = [entry["score"] for entry in answer["data"]]
-            np.testing.assert_allclose(got, want, atol=1e-5)
+            np.testing.assert_allclose(got, expected, atol=1e-5)
         assert answer["usage"]["total_tokens"] > 50
 
     def test_a_query_for_each(self, demo):
         queries = [QUERY, QUERY, "a rug", "a chair", "a chair"]
         pairs = [prompts(q, [d])[0] for q, d in zip(queries, DOCUMENTS, strict=True)]
-        want = [row[0] for row in probabilities(demo, pairs)["scores"]]
+        expected = [row[0] for row in probabilities(demo, pairs)["scores"]]
         answer = demo.post("/v1/score", json={"text_1": queries, "text_2": DOCUMENTS}).json()
-        np.testing.assert_allclose([e["score"] for e in answer["data"]], want, atol=1e-5)
+        np.testing.assert_allclose([e["score"] for e in answer["data"]], expected, atol=1e-5)
         raw = demo.post(
             "/v1/score", json={"text_1": queries, "text_2": DOCUMENTS, "use_activation": False}
         ).json()
-        logit = [math.log(p) - math.log1p(-p) for p in want]
+        logit = [math.log(p) - math.log1p(-p) for p in expected]
         np.testing.assert_allclose([e["score"] for e in raw["data"]], logit, atol=1e-3)
 
     def test_truncation_is_reported(self, demo):
@@ -106,7 +106,7 @@ class TestPairs:
         check_error(demo.post("/v1/score", json=body), 400, "invalid_request", param)
 
     def test_a_value_chooses_no_dialect(self, demo):
-        """Only the names of the top-level fields choose it."""
+        """Only the names of the top-level fields choose the dialect."""
         answer = demo.post("/v1/score", json={"items": ["queries"], "labels": ["yes"]})
         assert answer.status_code == 200
         body = {"items": ["text_1"], "labels": ["yes"], "unknown": {"text_1": 1}}
@@ -119,9 +119,9 @@ class TestPairs:
 
 
 def test_default_labels_are_the_familys(demo, client):
-    want = probabilities(demo, prompts())["scores"]
+    expected = probabilities(demo, prompts())["scores"]
     answer = demo.post("/v1/score", json={"items": prompts(), "apply_softmax": True}).json()
-    np.testing.assert_allclose(answer["scores"], want, atol=1e-5)
+    np.testing.assert_allclose(answer["scores"], expected, atol=1e-5)
     check_error(client.post("/v1/score", json={"items": ["a"]}), 400, "missing_labels")
 
 
@@ -149,27 +149,27 @@ def test_fields_are_checked_once(monkeypatch):
 
 class TestClassify:
     def test_labels(self, demo):
-        want = probabilities(demo, prompts(), return_label_mass=True)
+        expected = probabilities(demo, prompts(), return_label_mass=True)
         body = {"input": prompts(), "labels": ["yes", "no"], "return_label_mass": True}
         for path in ("/classify", "/v1/classify"):
             answer = demo.post(path, json=body).json()
             got = [entry["probs"] for entry in answer["data"]]
-            np.testing.assert_allclose(got, want["scores"], atol=1e-5)
+            np.testing.assert_allclose(got, expected["scores"], atol=1e-5)
             masses = [entry["label_mass"] for entry in answer["data"]]
-            np.testing.assert_allclose(masses, want["label_mass"], atol=1e-5)
-            for entry, row in zip(answer["data"], want["scores"], strict=True):
+            np.testing.assert_allclose(masses, expected["label_mass"], atol=1e-5)
+            for entry, row in zip(answer["data"], expected["scores"], strict=True):
                 assert entry["label"] == ["yes", "no"][int(np.argmax(row))]
                 assert entry["num_classes"] == 2
             assert answer["labels"] == ["yes", "no"]
         alone = demo.post("/classify", json=body | {"input": prompts()[0]}).json()
-        np.testing.assert_allclose(alone["data"][0]["probs"], want["scores"][0], atol=1e-5)
+        np.testing.assert_allclose(alone["data"][0]["probs"], expected["scores"][0], atol=1e-5)
 
     def test_raw(self, demo):
         body = {"input": prompts(), "labels": ["yes", "no"], "use_activation": False}
         rows = np.array([e["probs"] for e in demo.post("/classify", json=body).json()["data"]])
         shares = np.exp(rows[:, 0]) / np.exp(rows).sum(axis=1)
-        want = [row[0] for row in probabilities(demo, prompts())["scores"]]
-        np.testing.assert_allclose(shares, want, atol=1e-5)
+        expected = [row[0] for row in probabilities(demo, prompts())["scores"]]
+        np.testing.assert_allclose(shares, expected, atol=1e-5)
 
     @pytest.mark.parametrize(
         ("changes", "code", "param"),
@@ -232,7 +232,7 @@ class TestDecisions:
             )
             for q in asked
         ]
-        shares = [want["scores"][0] for want in wanted]
+        shares = [expected["scores"][0] for expected in wanted]
         masses = [found["label_mass"] for found in answer["answers"]]
         np.testing.assert_allclose(masses, [w["label_mass"][0] for w in wanted], atol=1e-5)
         yes, about, anger = answer["answers"]
@@ -269,9 +269,9 @@ class TestDecisions:
             assert together[n]["probability"] == pytest.approx(alone["probability"], abs=1e-5)
 
     def test_conversations(self, demo):
-        want = self.ask(demo).json()["answers"]
+        expected = self.ask(demo).json()["answers"]
         message = {"role": "user", "content": [{"type": "input_text", "text": INPUT}]}
-        assert self.ask(demo, input=[message]).json()["answers"] == want
+        assert self.ask(demo, input=[message]).json()["answers"] == expected
         turns = [
             {"role": "developer", "content": "Be fair."},
             {"type": "message", "role": "user", "content": INPUT},

@@ -123,14 +123,14 @@ def test_names_are_read_in_any_case():
 @pytest.mark.parametrize("path", sorted(DIALECT_OF))
 def test_every_route_reads_them(demo, path, name):
     plain = json.dumps(DIALECT_OF[path].example).encode()
-    want = demo.post(path, content=plain, headers={"content-type": "application/json"})
+    expected = demo.post(path, content=plain, headers={"content-type": "application/json"})
     reply = demo.post(
         path,
         content=PACK[name](plain),
         headers={"content-type": "application/json", "content-encoding": name},
     )
-    assert reply.status_code == want.status_code, reply.text
-    assert reply.json().keys() == want.json().keys()
+    assert reply.status_code == expected.status_code, reply.text
+    assert reply.json().keys() == expected.json().keys()
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
@@ -139,8 +139,8 @@ def test_over_http(limited, unharmed, name):
     fields = {"content_encoding": name}
     good = post(limited, PACK[name](BODY), **fields)
     assert good.status_code == 200, good.text
-    (first, _), (want, _) = (one.json()["scores"] for one in (good, post(limited, BODY)))
-    assert first == pytest.approx(want, abs=1e-5)
+    (first, _), (expected, _) = (one.json()["scores"] for one in (good, post(limited, BODY)))
+    assert first == pytest.approx(expected, abs=1e-5)
     filled = BODY[:-1] + b" " * (limit - len(BODY)) + b"}"
     assert post(limited, PACK[name](filled), **fields).status_code == 200
     for size in (limit + 1, 64 * limit):

@@ -63,7 +63,7 @@ def is_ready(client):
 
 @pytest.fixture(scope="module")
 def known(shared):
-    """Bodies and their scores, as one front gives them; they are those of the prompts' tape."""
+    """Bodies and their scores, as one front gives them; they come from the prompts' tape."""
     rng, found = random.Random(18), []
     for _ in range(32):
         items = [rng.choices(range(1, 800), k=rng.randint(1, 20)) for _ in range(rng.randint(1, 5))]

@@ -149,7 +149,7 @@ def rows_of(file: str | Path) -> list[dict]:
 
 
 def test_rows_are_classified_in_this_process(tmp_path, monkeypatch, capsys):
-    """With fewer rows than on the page."""
+    """Runs the page's program with fewer rows."""
     monkeypatch.chdir(tmp_path)
     first, *_, program = blocks(MANY, "sh")
     _, make = first.splitlines()

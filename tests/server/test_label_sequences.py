@@ -1,5 +1,5 @@
 """Promise: labels of several tokens over real HTTP are scored as transformers scores the
-continuations, and usage, errors and metrics are those of the contract."""
+continuations, and usage, errors and metrics are as the contract says."""
 
 import numpy as np
 import pytest
@@ -37,21 +37,21 @@ def test_sequences_of_ids(client, model, rng, item_first):
     more = {"return_label_logprobs": True, "return_label_mass": True}
     answer = ask(client, **body, **more, cache_salt=f"cold-{item_first}")
     prompts = [item + query if item_first else query + item for item in items]
-    want = continuations(model[1], prompts, LABELS)
-    assert want.std() > 1
-    near(answer["label_logprobs"], want)
-    near(np.log(answer["scores"]), want)
-    near(answer["label_mass"], np.exp(want[:, [2, 3]]).sum(axis=1))
+    expected = continuations(model[1], prompts, LABELS)
+    assert expected.std() > 1
+    near(answer["label_logprobs"], expected)
+    near(np.log(answer["scores"]), expected)
+    near(answer["label_mass"], np.exp(expected[:, [2, 3]]).sum(axis=1))
     tokens = sum(map(len, prompts))
     assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] == tokens
     computed = 24 + 3 * 40 if item_first else 24 + 40
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == tokens - computed
     softmax = ask(client, **body, apply_softmax=True, temperature=3)["scores"]
-    shares = np.exp(want / 3)
+    shares = np.exp(expected / 3)
     near(softmax, shares / shares.sum(axis=1, keepdims=True))
     mean = ask(client, **body, label_length_normalization="mean", **more)
-    near(np.log(mean["scores"]), want / [3, 2, 1, 1, 1])
-    near(mean["label_logprobs"], want)
+    near(np.log(mean["scores"]), expected / [3, 2, 1, 1, 1])
+    near(mean["label_logprobs"], expected)
     near(mean["label_mass"], answer["label_mass"])
     assert ask(client, **body, label_length_normalization="none", **more)["scores"]
 
@@ -62,17 +62,17 @@ def test_texts(client, model, encode):
     assert min(map(len, ids[1:])) > 1
     query, items = "query: a blue chair for the gar", ["den", " item: a lamp"]
     answer = ask(client, query=query, items=items, labels=labels, return_label_logprobs=True)
-    want = continuations(model[1], [encode(query + item) for item in items], ids)
-    near(answer["label_logprobs"], want)
+    expected = continuations(model[1], [encode(query + item) for item in items], ids)
+    near(answer["label_logprobs"], expected)
     same = ask(client, query=query, items=items, label_sequences=ids, return_label_logprobs=True)
-    near(same["label_logprobs"], want)
+    near(same["label_logprobs"], expected)
 
 
 def test_single_tokens_are_answered_as_ids_are(client):
     body = {"query": [5, 6], "items": [[7], [8, 9]], "return_label_mass": True}
-    want = ask(client, **body, label_token_ids=[3, 17, 3])
+    expected = ask(client, **body, label_token_ids=[3, 17, 3])
     assert ask(client, **body, label_sequences=[[3], [17], [3]])["scores"] == pytest.approx(
-        np.array(want["scores"]), abs=1e-6
+        np.array(expected["scores"]), abs=1e-6
     )
 
 

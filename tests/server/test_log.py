@@ -81,11 +81,11 @@ class TestLog:
         record.items, record.prompt_tokens, record.cached_tokens = 1, 1234, 1000
         record.seconds = 0.0123
         line = request_line(record, "text").decode()
-        want = "POST /v1/score 200  12.3 ms  1 item  1,234 tokens, 1,000 of them cached\n"
-        assert line[8:] == f" {want}"
+        expected = "POST /v1/score 200  12.3 ms  1 item  1,234 tokens, 1,000 of them cached\n"
+        assert line[8:] == f" {expected}"
         record.status, record.code = 429, "overloaded"
         line = request_line(record, "text").decode()
-        assert line.endswith(" 429  overloaded" + want[18:-1] + "  id a-request\n")
+        assert line.endswith(" 429  overloaded" + expected[18:-1] + "  id a-request\n")
 
     @pytest.mark.parametrize("style", ["json", "text"])
     def test_an_exception_is_shown_without_its_message_in_either_format(self, style, tmp_path):
@@ -141,7 +141,7 @@ class TestLog:
 
     @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of JAX; the child only writes
     def test_lines_of_several_processes_do_not_mix(self):
-        """Each writes to one pipe, which is often full."""
+        """Four processes write to the same pipe, which is often full."""
         reading, writing = os.pipe()
         pids = []
         for number in range(4):

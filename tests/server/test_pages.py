@@ -61,8 +61,8 @@ def test_a_page_and_its_files_need_no_key(stranger, path):
         file = stranger.get(f"/{address}")
         assert file.status_code == 200, address
         kind = file.headers["content-type"].split(";")[0]
-        want = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-        assert kind == want["." + address.rpartition(".")[2]]
+        expected = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+        assert kind == expected["." + address.rpartition(".")[2]]
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -110,7 +110,7 @@ def paths_of(config):
 
 
 def test_no_ui():
-    """Without the pages there is still the API's own."""
+    """Without the playground and the status page, the API's page is still there."""
     usual, without = paths_of(ServerConfig()), paths_of(ServerConfig(ui=False))
     assert {*UI, "/ui/playground.js"} <= usual
     assert not {path for path in without if path in UI or path.startswith("/ui/")}
@@ -130,7 +130,7 @@ def test_a_server_without_them():
 
 
 def test_a_file_goes_out_as_its_client_takes_it():
-    """Sent at once, a client without a key that reads nothing would hold megabytes."""
+    """Otherwise a client without a key that reads nothing would hold megabytes of the server."""
     app = create_app(ScoringService([ServedModel("m")]), ServerConfig(), ApiKeys([b"k"]))
     (path,) = ROOT.glob("docs/swagger-ui-bundle.js")
     sent = []

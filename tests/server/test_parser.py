@@ -90,9 +90,9 @@ def test_an_upgrade_is_ignored_and_its_body_read(protocol):
         b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %s\r\nHTTP2-Settings: AAM\r\n" % protocol
     )
     sent = POST + fields + b"Content-Length: 5\r\n\r\nGET /" + POST + b"Content-Length: 0\r\n\r\n"
-    want = [(b"GET /", True), (b"", True)]
-    assert bodies(sent) == want
-    assert bodies(*(sent[i : i + 1] for i in range(len(sent)))) == want
+    expected = [(b"GET /", True), (b"", True)]
+    assert bodies(sent) == expected
+    assert bodies(*(sent[i : i + 1] for i in range(len(sent)))) == expected
     assert bodies(POST + fields + CHUNKS) == [(b"abcde", True)]
 
 

@@ -49,18 +49,18 @@ def test_best_first(demo, relevance, path):
 
 @pytest.mark.parametrize("name", ["documents", "texts"])
 def test_label_mass(demo, name):
-    """It is that of the same prompts on /v1/score; a bad document has none."""
+    """It equals the mass of the same prompts on /v1/score; a bad document has none."""
     prompts = [f"query: {QUERY}\nitem: {document}" for document in DOCUMENTS]
     body = {"items": prompts, "labels": ["yes", "no"], "return_label_mass": True}
-    want = demo.post("/v1/score", json=body).json()["label_mass"]
+    expected = demo.post("/v1/score", json=body).json()["label_mass"]
     asked = {"query": QUERY, name: DOCUMENTS, "top_n": 3, "return_label_mass": True}
     if name == "documents":
         asked |= {"documents": [*DOCUMENTS, None], "on_error": "null"}
     answer = demo.post("/rerank", json=asked).json()
     results = answer["results"] if name == "documents" else answer
     assert len(results) == 3
-    for one in results:
-        assert one["label_mass"] == pytest.approx(want[one["index"]], abs=1e-5)
+    for result in results:
+        assert result["label_mass"] == pytest.approx(expected[result["index"]], abs=1e-5)
     nothing = {"query": QUERY, "documents": [None], "on_error": "null", "return_label_mass": True}
     assert demo.post("/rerank", json=nothing).json()["results"] == []
 

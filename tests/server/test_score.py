@@ -111,10 +111,10 @@ class TestValues:
         with ThreadPoolExecutor(12) as pool:
             for _ in range(2):
                 together = list(pool.map(lambda body: ask(client, **body), bodies))
-                for want, got in zip(alone, together, strict=True):
-                    assert got["usage"] == want["usage"]
+                for expected, got in zip(alone, together, strict=True):
+                    assert got["usage"] == expected["usage"]
                     np.testing.assert_allclose(
-                        np.log(got["scores"]), np.log(want["scores"]), atol=TOLERANCE, rtol=0
+                        np.log(got["scores"]), np.log(expected["scores"]), atol=TOLERANCE, rtol=0
                     )
 
 
@@ -230,9 +230,9 @@ class TestScores:
             apply_softmax=softmax,
             return_label_logprobs=True,
         )
-        want = reference_logprobs(model[1], [encode(QUERY + item) for item in ITEMS])
+        expected = reference_logprobs(model[1], [encode(QUERY + item) for item in ITEMS])
         np.testing.assert_allclose(
-            answer["label_logprobs"], want[:, LABELS], atol=TOLERANCE, rtol=0
+            answer["label_logprobs"], expected[:, LABELS], atol=TOLERANCE, rtol=0
         )
         assert "label_mass" not in answer
 
@@ -295,8 +295,8 @@ class TestDefaults:
         first = b'{"items":[[1]],"label_token_ids":[4],"items":[[5]],"label_token_ids":[3,17,399]}'
         reply = post(client, first)
         assert reply.status_code == 200
-        want = ask(client, items=[[5]], label_token_ids=LABELS)
-        assert reply.json()["scores"] == want["scores"]
+        expected = ask(client, items=[[5]], label_token_ids=LABELS)
+        assert reply.json()["scores"] == expected["scores"]
 
     @pytest.mark.parametrize(
         "content_type",

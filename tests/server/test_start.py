@@ -104,7 +104,7 @@ def test_the_printed_request_works(tmp_path, make, flags, path, field, family):
 
 
 def test_a_start_and_a_stop_on_a_terminal():
-    """With an API key: bar, text of the log, the printed request, and what a stop waits for."""
+    """Shows, with an API key, the bar, the log's text, a request, and what a stop waits for."""
     words = ("serve", "demo", "--port", "0", *QUICK)
     with on_terminal(*words, GPUSCORE_API_KEY=KEY) as (process, screen):
         wait_until(lambda: "\ncurl " in screen.text, 60)

@@ -35,11 +35,11 @@ def test_sums_of_three_processes():
     """Two of them know routes that the first has never seen."""
     others = [metrics(running=2), metrics(running=5)]
     finish(others[0], "/rerank", 0.004)
-    for one in others:
-        finish(one, "/v1/score", 3.0)
+    for other in others:
+        finish(other, "/v1/score", 3.0)
     sums = {}
-    for one in others:
-        snapshot = one.snapshot()
+    for other in others:
+        snapshot = other.snapshot()
         add(sums, snapshot.growing)
         add(sums, snapshot.present)
     asked = []

@@ -220,8 +220,8 @@ def test_a_second_signal():
     ],
 )
 def test_requests_that_nobody_has_read_yet(numbers, new, options):
-    """They arrive before the signals, on open connections and on more new ones than a round of the
-    server accepts. After two signals it has two seconds to refuse them."""
+    """The requests arrive before the signals, on open connections and on more new ones than a round
+    accepts. After two signals it has two seconds to refuse them."""
     with tape_server(server=options) as (server, client), ExitStack() as stack:
         kept = [stack.enter_context(Connection(client)) for _ in range(20)]
         for connection in kept:

@@ -38,9 +38,9 @@ def shares_of(question, answer) -> list[float]:
 
 def check(oracle, state, question, answer, told):
     """Assert that an answer is the oracle's: shares, mass, choice, mean and confidence."""
-    want = oracle.logprobs(state, question)
-    mass = np.exp(want).sum()
-    shares = np.exp(want - np.log(mass))
+    expected = oracle.logprobs(state, question)
+    mass = np.exp(expected).sum()
+    shares = np.exp(expected - np.log(mass))
     got = np.array(shares_of(question, answer))
     np.testing.assert_allclose(np.log(got), np.log(shares), atol=2 * CLOSE, rtol=0)
     np.testing.assert_allclose(np.log(told["label_mass"]), np.log(mass), atol=CLOSE, rtol=0)
@@ -72,9 +72,9 @@ def test_every_type_alone_in_a_crowd_cold_and_cached(demo, oracle, kind):
 def test_the_most_probable_text_is_said_to_be_a_label_or_not(demo, oracle):
     state = STATES["text"]
     found = ask(demo, state, QUESTIONS)["diagnostics"]
-    want = {name: oracle.greedy_is_label(state, one) for name, one in QUESTIONS.items()}
-    assert {name: one["argmax_is_label"] for name, one in found.items()} == want
-    assert len(set(want.values())) == 2, "the demo model says yes or no, but no letters"
+    expected = {name: oracle.greedy_is_label(state, one) for name, one in QUESTIONS.items()}
+    assert {name: one["argmax_is_label"] for name, one in found.items()} == expected
+    assert len(set(expected.values())) == 2, "the demo model says yes or no, but no letters"
 
 
 def test_255_options_and_usage(demo, oracle):
@@ -89,9 +89,9 @@ def test_255_options_and_usage(demo, oracle):
     )
     prompt += "\nAnswer only with the two letters of one of these.\n\nAnswer:\n"
     assert found["usage"]["input_tokens"] == len(oracle.ids(prompt))
-    want = oracle.after(prompt, labels_of(question)[:3])
+    expected = oracle.after(prompt, labels_of(question)[:3])
     got = np.log([answer["probabilities"][f"thing {i}"] for i in range(3)])
-    np.testing.assert_allclose(got - got[0], want - want[0], atol=2 * CLOSE)
+    np.testing.assert_allclose(got - got[0], expected - expected[0], atol=2 * CLOSE)
 
 
 def swapped(self, result):
@@ -120,9 +120,9 @@ def test_planted_defects_are_seen(oracle, monkeypatch, owner, method, wrong):
         with Scorer("demo", threads=1, max_batch_tokens=512) as scorer:
             options = {k: v if isinstance(v, str) else None for k, v in given.items()}
             found = scorer.system_one(state, {"q": Choice(question["instructions"], options)})
-        want = oracle.logprobs(state, question | {"criteria": options})
+        expected = oracle.logprobs(state, question | {"criteria": options})
         shares = np.log(list(found["q"].probabilities.values()))
-        return np.abs(shares - want + np.log(np.exp(want).sum())).max()
+        return np.abs(shares - expected + np.log(np.exp(expected).sum())).max()
 
     given = question["criteria"] | {"other": "none"}
     assert difference() < 2 * CLOSE
@@ -162,8 +162,8 @@ def test_the_shape_of_the_answer(demo):
 def test_instructions_come_first(demo, oracle):
     question, state = {"q": QUESTIONS["yes"]}, "a lamp"
     found = ask(demo, state, question, instructions="query: red")["answers"]["q"]["noul"]
-    want = oracle.logprobs(f"query: red\n\n{state}", QUESTIONS["yes"])
-    assert found == pytest.approx(np.exp(want[0]) / np.exp(want).sum(), abs=CLOSE)
+    expected = oracle.logprobs(f"query: red\n\n{state}", QUESTIONS["yes"])
+    assert found == pytest.approx(np.exp(expected[0]) / np.exp(expected).sum(), abs=CLOSE)
     assert found != pytest.approx(ask(demo, state, question)["answers"]["q"]["noul"], abs=CLOSE)
 
 

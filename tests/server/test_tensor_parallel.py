@@ -39,7 +39,7 @@ def test_a_rank_that_is_killed_ends_the_replica(tiny_model, tmp_path):
 
 
 def test_a_rank_that_is_stopped_ends_the_replica(tiny_model, tmp_path):
-    """Without a request: nobody waits for the rank, and the probes tell all the same."""
+    """There is no request, so nobody waits for the rank, and the probes still tell."""
     directory, _ = tiny_model("qwen3")
     log = tmp_path / "log"
     flags = ("--tensor-parallel", "2", "--device", "cpu", *QUICK)

@@ -94,7 +94,7 @@ class TestBodies:
 
     @pytest.mark.parametrize("length", ["9" * 21, "9" * 5000, "-1", "+5", "5, 6", "x", "1_0"])
     def test_a_length_that_is_none(self, limited, length):
-        """int() gets no number before its digits are counted."""
+        """The digits are counted before int() gets the number."""
         with Connection(limited) as connection:
             connection.request("POST", "/v1/score", f"Content-Length: {length}")
             reply = connection.reply()

@@ -100,13 +100,13 @@ class TestPaths:
 class TestProtocol:
     def test_pipelined_requests_are_answered_in_order(self, client):
         bodies = [json.dumps({"items": [[i]], "label_token_ids": [3]}).encode() for i in (5, 6, 7)]
-        want = [post(client, body).json()["scores"] for body in bodies]
-        assert want[0] != want[1] != want[2]
+        expected = [post(client, body).json()["scores"] for body in bodies]
+        assert expected[0] != expected[1] != expected[2]
         with Connection(client) as connection:
             heads = [connection.head(body=body) for body in bodies]
             connection.send(b"".join(h + b for h, b in zip(heads, bodies, strict=True)))
             replies = [connection.reply() for _ in bodies]
-        assert [json.loads(reply.body)["scores"] for reply in replies] == want
+        assert [json.loads(reply.body)["scores"] for reply in replies] == expected
 
     def test_the_connection_lives_on_after_an_error(self, limited):
         poisoned = {"items": [[5]], "label_token_ids": [POISON], "apply_softmax": True}

@@ -218,7 +218,7 @@ def orderings(steps):
 
 
 def first_race(steps):
-    """Return the first step that conflicts with an earlier one that does not reach it, or None."""
+    """Return the first step that conflicts with an earlier, unordered step, or None."""
     parents = orderings(steps)
     before = []
     for now, own in enumerate(parents):
@@ -247,11 +247,11 @@ def test_random_traces_agree_with_reachability():
     outcomes = set()
     for _ in range(300):
         steps = random_steps(rng)
-        want, checker, found = first_race(steps), Checker(), None
+        expected, checker, found = first_race(steps), Checker(), None
         for index, step in enumerate(steps):
             run(checker, *step)
             if checker.findings and found is None:
                 found = index
-        assert found == want, steps
-        outcomes.add(want is None)
+        assert found == expected, steps
+        outcomes.add(expected is None)
     assert outcomes == {True, False}

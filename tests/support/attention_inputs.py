@@ -88,6 +88,6 @@ def inputs(
     return Inputs(q.to(dtype).to(device), k, v, *pools)
 
 
-def relative_error(got: Tensor, want: Tensor) -> float:
+def relative_error(got: Tensor, expected: Tensor) -> float:
     """Return the norm of the difference over the norm of `want`; NaN if any number is NaN."""
-    return float((got.double() - want.double()).norm() / want.double().norm())
+    return float((got.double() - expected.double()).norm() / expected.double().norm())

@@ -37,9 +37,9 @@ FIELDS = {"query_column": "query", "item_column": "item", "labels": LABELS, "app
 
 @cache
 def encoder() -> TextEncoder:
-    found = TextEncoder.read(DEMO)
-    assert found is not None
-    return found
+    text_encoder = TextEncoder.read(DEMO)
+    assert text_encoder is not None
+    return text_encoder
 
 
 @contextmanager
@@ -72,11 +72,11 @@ def stops_after(requests: int) -> Callable[[], Any]:
     def around(engine: Any) -> Any:
         left, score_all = [requests], engine.score_all
 
-        def some(given: Sequence[Any]) -> Any:
-            left[0] -= len(given)
+        def some(values: Sequence[Any]) -> Any:
+            left[0] -= len(values)
             if left[0] < 0:
                 raise Killed
-            return score_all(given)
+            return score_all(values)
 
         engine.score_all = some
         return engine

@@ -14,9 +14,9 @@ QUERIES = 5000
 
 def status(name: str) -> float:
     """Return a size from /proc/self/status, in MiB."""
-    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) / 1024
+    match = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert match is not None
+    return int(match[1]) / 1024
 
 
 def write_rows(path: Path, rows: int) -> None:
@@ -41,8 +41,8 @@ def main(folder: Path, rows: int) -> None:
     head = folder / "head.jsonl"
     with output.open("rb") as file:
         head.write_bytes(b"".join(next(file) for _ in range(100)))
-    found = read_jsonl(head)
-    check(found, [row["scores"] for row in found])
+    scored = read_jsonl(head)
+    check(scored, [row["scores"] for row in scored])
     print(f"peak: {peak:.1f}")
 
 

@@ -62,7 +62,7 @@ def sweep(folder: Path, input: Path, name: str, step: int) -> int:
     (folder / "whole").mkdir()
     whole = folder / "whole" / name
     assert forked(lambda: run(input, whole)) == 0
-    want = results(whole)
+    expected = results(whole)
     for at in count(0, step):
         place = folder / str(at)
         place.mkdir()
@@ -82,7 +82,7 @@ def sweep(folder: Path, input: Path, name: str, step: int) -> int:
         again = forked(lambda output=output: run(input, output))
         # Killed after all was done, but for the lock: there is nothing to continue.
         assert again == (1 if finished else 0), f"continued after change {at}: {again}"
-        assert results(output) == want, f"change {at}: {sorted(results(output))}"
+        assert results(output) == expected, f"change {at}: {sorted(results(output))}"
     raise AssertionError("there is an end")
 
 

@@ -117,11 +117,11 @@ def preorder(rng: np.random.Generator, parents: Sequence[int]) -> list[int]:
     children: dict[int, list[int]] = {}
     for index in rng.permutation(len(parents)).tolist():
         children.setdefault(parents[index], []).append(index)
-    found, waiting = [], list(children.get(-1, []))
+    order, waiting = [], list(children.get(-1, []))
     while waiting:
-        found.append(waiting.pop())
-        waiting += children.get(found[-1], [])
-    return found
+        order.append(waiting.pop())
+        waiting += children.get(order[-1], [])
+    return order
 
 
 def _reordered(segments: list[Segment], order: Sequence[int]) -> list[Segment]:

@@ -354,8 +354,8 @@ def _checkpoints() -> dict[str, Case]:
         return sharded(lambda _, index: index["weight_map"].update({NORM: place}))
 
     def twice(directory: Path, _: object) -> None:
-        one = load_file(directory / "0.safetensors")
-        save_file(one | load_file(directory / "1.safetensors"), directory / "1.safetensors")
+        tensors = load_file(directory / "0.safetensors")
+        save_file(tensors | load_file(directory / "1.safetensors"), directory / "1.safetensors")
 
     return {
         "weights-missing": case(without("model.safetensors"), "has neither model.safetensors"),

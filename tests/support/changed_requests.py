@@ -18,10 +18,10 @@ PIECES = (
 def good_requests() -> list[bytes]:
     """Return the stream of each quick entry that has only one, no HEAD, and 200 for every
     answer."""
-    found = [entry for name in names() for entry in entries(name) if not entry.slow]
+    quick = [entry for name in names() for entry in entries(name) if not entry.slow]
     return [
         entry.steps[0]
-        for entry in found
+        for entry in quick
         if len(entry.steps) == 1
         and isinstance(entry.steps[0], bytes)
         and len(entry.steps[0]) < 2_000

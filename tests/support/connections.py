@@ -34,8 +34,8 @@ class Connection:
     """One connection to a client's server, for bytes that an HTTP client would not send."""
 
     def __init__(self, client: httpx.Client, timeout: float = 30.0) -> None:
-        found = [value for name, value in client.headers.raw if name.lower() == b"authorization"]
-        self._key = found[0].decode() if found else None
+        keys = [value for name, value in client.headers.raw if name.lower() == b"authorization"]
+        self._key = keys[0].decode() if keys else None
         self.socket = socket.create_connection(
             (client.base_url.host, client.base_url.port), timeout=timeout
         )

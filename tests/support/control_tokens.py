@@ -113,10 +113,10 @@ KINDS = {
 
 def ids_of_markers(tokenizer: Tokenizer) -> set[int]:
     """Return the ids of all entries that read like a marker."""
-    found = set()
+    markers = set()
     for entry, id in tokenizer.get_vocab().items():
         mapped = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         plain = entry.removeprefix("##").strip("\u2581\u0120")
         if plain in {*MARKERS, *(mapped.pre_tokenize_str(t)[0][0] for t in MARKERS)}:
-            found.add(id)
-    return found
+            markers.add(id)
+    return markers

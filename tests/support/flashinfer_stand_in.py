@@ -21,9 +21,9 @@ def stub():
 
 def bound(method, *args, **keywords):
     """Bind arguments; raise TypeError if the release does not have such parameters."""
-    found = inspect.signature(method).bind(None, *args, **keywords)
-    found.apply_defaults()
-    return found.arguments
+    arguments = inspect.signature(method).bind(None, *args, **keywords)
+    arguments.apply_defaults()
+    return arguments.arguments
 
 
 class Sequence:

@@ -150,7 +150,7 @@ def serve(path: str, modules: str) -> None:
 
 
 def _run(request: dict[str, Any], streams: list[int]) -> NoReturn:
-    """Take the streams and run what is asked for; its exit code is that of the fork."""
+    """Take the streams and run what is asked for; its exit code becomes the fork's."""
     status = 1
     try:
         for number, stream in enumerate(streams):

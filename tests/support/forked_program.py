@@ -68,8 +68,8 @@ def _run(module: str, arguments: Sequence[str]) -> int:
 class StandbyEngine:
     """A fork of the program before it has threads, which waits to become the engine's process.
 
-    `start` takes the place of `Popen`, and `wait`, `kill`, `pid` and `returncode` are those of a
-    `Popen`. The engines that replace a lost one are started as always.
+    `start` takes the place of `Popen`; `wait`, `kill`, `pid` and `returncode` work as a `Popen`'s.
+    The engines that replace a lost one are started as always.
     """
 
     def __init__(self) -> None:
@@ -125,9 +125,9 @@ class StandbyEngine:
 def _move(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
     """Give descriptors these numbers."""
     above = max(*descriptors, *numbers) + 1  # so that none is overwritten before it has moved
-    copies = [fcntl.fcntl(one, fcntl.F_DUPFD, above) for one in descriptors]
-    for one in descriptors:
-        os.close(one)
+    copies = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, above) for descriptor in descriptors]
+    for descriptor in descriptors:
+        os.close(descriptor)
     for copy, number in zip(copies, numbers, strict=True):
         os.dup2(copy, number)
         os.close(copy)

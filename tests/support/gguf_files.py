@@ -83,7 +83,7 @@ def byte_level(pre: str) -> Tokenizer:
 
 
 def _with_token(tokenizer: Tokenizer, token: str) -> Tokenizer:
-    """Return the tokenizer with a token that no merges make, as Llama 3 has some."""
+    """Return the tokenizer with a token that no merges make; Llama 3 has such tokens."""
     content = json.loads(tokenizer.to_str())
     content["model"]["vocab"][token] = tokenizer.get_vocab_size()
     return Tokenizer.from_str(json.dumps(content))

@@ -25,16 +25,16 @@ def golden(name: str, folder: Path = FOLDER, model: Path = DEMO) -> Bundle:
     Raises:
         AssertionError: it was made of another model or of another workload.
     """
-    found = read_bundle(folder / name)
+    bundle = read_bundle(folder / name)
     now_there = fingerprint(model)
-    assert found.model == now_there, (
+    assert bundle.model == now_there, (
         f"{name} is of another model than {model.name}, which is {now_there}; {RENEW}"
     )
-    old = found.workload
+    old = bundle.workload
     tokenizer = read_tokenizer(model)
     now = make_workload(old.size, old.seed, old.vocab_rows, old.context, tokenizer, old.seeds)
-    assert found.workload.digest == now.digest, f"{name} is of another workload; {RENEW}"
-    return found
+    assert bundle.workload.digest == now.digest, f"{name} is of another workload; {RENEW}"
+    return bundle
 
 
 def judged(run: Run, only: Callable[[Case], bool] = lambda case: True) -> list[Verdict]:

@@ -95,14 +95,14 @@ class Outcome:
 
 def decoded(text: str, parts: dict[str, str]) -> bytes:
     """Return the bytes that a text of a file stands for; raises ValueError."""
-    found, at = [], 0
+    content, at = [], 0
     while at < len(text):
         token = _TOKEN.match(text, at)
         if token is None:
             raise ValueError(f"not understood: {text[at : at + 20]!r}")
-        found.append(_bytes_of(token, parts))
+        content.append(_bytes_of(token, parts))
         at = token.end()
-    return b"".join(found)
+    return b"".join(content)
 
 
 def _bytes_of(token: re.Match[str], parts: dict[str, str]) -> bytes:
@@ -121,8 +121,8 @@ def _bytes_of(token: re.Match[str], parts: dict[str, str]) -> bytes:
 def entries(name: str) -> list[Entry]:
     """Return all entries of a file, such as "smuggling"."""
     parts = tomllib.loads((FOLDER / "parts.toml").read_text())
-    found = tomllib.loads((FOLDER / f"{name}.toml").read_text())["request"]
-    return [_entry(one, parts) for one in found]
+    requests = tomllib.loads((FOLDER / f"{name}.toml").read_text())["request"]
+    return [_entry(request, parts) for request in requests]
 
 
 def names() -> list[str]:
@@ -130,24 +130,24 @@ def names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem != "parts")
 
 
-def _entry(given: dict[str, Any], parts: dict[str, str]) -> Entry:
-    given = dict(given)
-    sent = given.pop("send")
+def _entry(fields: dict[str, Any], parts: dict[str, str]) -> Entry:
+    fields = dict(fields)
+    sent = fields.pop("send")
     steps = tuple(_step(step, parts) for step in (sent if isinstance(sent, list) else [sent]))
-    answers = _statuses(given.pop("answers"))
-    bodiless = frozenset(given.pop("bodiless", ()))
+    answers = _statuses(fields.pop("answers"))
+    bodiless = frozenset(fields.pop("bodiless", ()))
     usual = {"slow": False, "optional": False, "rfc": "", "closes": None, "fails": False}
-    return Entry(**(usual | given), steps=steps, answers=answers, bodiless=bodiless)
+    return Entry(**(usual | fields), steps=steps, answers=answers, bodiless=bodiless)
 
 
-def _statuses(given: str | list[Any]) -> Statuses:
-    if isinstance(given, list):
-        return tuple(frozenset(one if isinstance(one, list) else [one]) for one in given)
-    found: list[frozenset[int]] = []
-    for one in given.split(", "):
-        times, _, status = one.rpartition(" x ")
-        found += [frozenset([int(status)])] * int(times or 1)
-    return tuple(found)
+def _statuses(written: str | list[Any]) -> Statuses:
+    if isinstance(written, list):
+        return tuple(frozenset(s if isinstance(s, list) else [s]) for s in written)
+    choices: list[frozenset[int]] = []
+    for text in written.split(", "):
+        times, _, status = text.rpartition(" x ")
+        choices += [frozenset([int(status)])] * int(times or 1)
+    return tuple(choices)
 
 
 def shown(statuses: Iterable[int]) -> str:
@@ -256,8 +256,8 @@ class Attacker:
 
     def _take(self) -> bool:
         """Take one complete answer from the buffer; raises ValueError if it is not HTTP."""
-        head, found, rest = self._buffer.partition(b"\r\n\r\n")
-        if not found:
+        head, blank_line, rest = self._buffer.partition(b"\r\n\r\n")
+        if not blank_line:
             return False
         status, headers = _head(head)
         number = sum(answer.status >= 200 for answer in self.outcome.answers)

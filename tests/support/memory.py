@@ -26,7 +26,7 @@ def peaks(
     """Return the peaks of the largest batches in bytes: of all together, and of each part.
 
     sizes: tokens of a batch, positions, and tokens of a page. Run it in a new process: the heap
-    becomes that of an engine, and peaks depend on what lies in it.
+    is set up as an engine's, and peaks depend on what lies in it.
     """
     use_one_arena()
     config = ModelConfig(str(directory), dtype="float32", max_batch_tokens=sizes[0])
@@ -54,19 +54,19 @@ def measured_and_taken(directory: Path, largest: int, longest: int, count: int) 
     longest: tokens of a prompt. Run this in a new process, as `peaks`.
     """
     use_one_arena()
-    found: list[tuple[int, int]] = []
+    pairs: list[tuple[int, int]] = []
 
     class Noting(HostMemory):
         def growth(self, *parts: Callable[[], object]) -> int | None:
             grown = super().growth(*parts)
             assert grown is not None
-            found.append((len(parts), grown))
+            pairs.append((len(parts), grown))
             return grown
 
     config = ModelConfig(str(directory), dtype="float32", max_batch_tokens=largest)
     memory = Noting()
     backend = TorchBackend(plan_backend(directory, config), memory)
-    ((parts, measured),) = found
+    ((parts, measured),) = pairs
     rng = np.random.default_rng(0)
     size = backend.limits.page_size
     batches = [_full_batch(rng, largest, size, longest // 2) for _ in range(count)]

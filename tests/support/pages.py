@@ -55,24 +55,24 @@ def shown_requests(real: bool) -> list[ShownRequest]:
 def other_routes(text: str) -> set[str]:
     """Return the routes that a page names because other servers have them and this one does not.
 
-    Each list is a sentence; what stands in parentheses says what to use instead.
+    A page lists them in one sentence; what stands in parentheses says what to use instead.
     """
     parts = [re.sub(r"\(.*?\)", "", part, flags=re.DOTALL) for part in NOT_THERE.findall(text)]
     return {route for part in parts for route in ROUTE.findall(re.split(r"\.\s", part)[0])}
 
 
 def numbers(text: str) -> Iterator[tuple[float, float]]:
-    """Yield a JSON text's numbers outside of strings, each with the half of its last digit."""
-    for found in NUMBER.finditer(re.sub(r'"[^"]*"', "", text)):
-        exponent = float(found[0].partition("e")[2] or 0)
-        yield float(found[0]), 0.5 * 10 ** (exponent - len(found[1] or ""))
+    """Yield a JSON text's numbers outside of strings, with half a unit of their last digits."""
+    for number in NUMBER.finditer(re.sub(r'"[^"]*"', "", text)):
+        exponent = float(number[0].partition("e")[2] or 0)
+        yield float(number[0]), 0.5 * 10 ** (exponent - len(number[1] or ""))
 
 
 def compare_numbers(answer: str, shown: str) -> None:
-    """Assert that the numbers shown are those of an answer, in its order; some may be left out."""
+    """Assert that the numbers shown are an answer's, in its order; some may be left out."""
     rest = numbers(answer)
-    for want, half in numbers(shown):
-        assert any(abs(got - want) <= 1.01 * half for got, _ in rest), want
+    for expected, half in numbers(shown):
+        assert any(abs(got - expected) <= 1.01 * half for got, _ in rest), expected
 
 
 def run_program(text: str, directory: Path) -> None:

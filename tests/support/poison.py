@@ -17,9 +17,9 @@ LABELS = [3, 17]
 
 
 def poisoned(directory: Path, target: Path, kind: str) -> Path:
-    """Write a model in which POISON has no finite key ("k"), value ("v"), or neither ("kv").
+    """Write a model in which POISON's key ("k"), value ("v") or both ("kv") are not finite.
 
-    They are so in the first layer, by one column of its projections, which is 0 of other tokens.
+    The first layer makes them so, by one column of its projections that is 0 for other tokens.
     """
     shutil.copytree(directory, target)
     weights = load_file(target / "model.safetensors")
@@ -34,9 +34,10 @@ def poisoned(directory: Path, target: Path, kind: str) -> Path:
 def batches(token: int, page_size: int) -> tuple[PackedBatch, PackedBatch]:
     """Return two batches, with `token` in a query behind its first page, in an item, and alone.
 
-    First: requests with that token in their query, without it, and with nothing else in their
-    query. Second: items of these, the queries cached; a request that continues the first one's
-    first page; and two requests without a query, of which the former has the token in an item.
+    The first batch has requests with the token in their query, without it, and with nothing else in
+    their query. The second has items of these requests, whose queries are cached; a request that
+    continues the first one's first page; and two requests without a query, the first with the
+    token in an item.
     """
     rng = np.random.default_rng(3)
     shuffled = Pages.shuffled(np.random.default_rng(4), 24, page_size)
@@ -84,12 +85,12 @@ def check_neighbours(config: ModelConfig) -> None:
         )
     finally:
         backend.close()
-    for got, want, see, beside in zip(poisoned, clean, SEE, BESIDE, strict=True):
-        assert np.isfinite(want).all()
+    for got, expected, see, beside in zip(poisoned, clean, SEE, BESIDE, strict=True):
+        assert np.isfinite(expected).all()
         assert not np.isfinite(got[see]).any()
         others = np.setdiff1d(np.arange(len(got)), [*see, *beside])
         tolerance = 0 if config.deterministic else 1e-5
-        np.testing.assert_allclose(got[others], want[others], rtol=0, atol=tolerance)
+        np.testing.assert_allclose(got[others], expected[others], rtol=0, atol=tolerance)
 
 
 def by_row(scores: RowScores) -> np.ndarray:

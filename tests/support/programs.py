@@ -21,8 +21,8 @@ Stream = int | IO[Any]
 class ForkedProgram:
     """A program in a fork, whose start takes less than a tenth of a new interpreter's CPU time.
 
-    The arguments and methods are those of `subprocess.Popen` with text streams. The interpreter's
-    own start and end are left out; a test of either starts COMMAND.
+    The arguments and methods are `subprocess.Popen`'s with text streams. The interpreter's own
+    start and end are left out; a test of either starts COMMAND.
     """
 
     def __init__(
@@ -79,10 +79,10 @@ class ForkedProgram:
         self.send_signal(signal.SIGKILL)
 
 
-def _stream(given: Stream) -> tuple[IO[str] | None, int]:
+def _stream(stream: Stream) -> tuple[IO[str] | None, int]:
     """Return the reader of a pipe, if one is asked for, and the program's descriptor."""
-    if given != subprocess.PIPE:
-        return None, given if isinstance(given, int) else given.fileno()
+    if stream != subprocess.PIPE:
+        return None, stream if isinstance(stream, int) else stream.fileno()
     reading, writing = os.pipe()
     return open(reading, encoding="utf-8"), writing
 
@@ -142,7 +142,9 @@ def start_anew(
 def started(*arguments: object) -> Iterator[Process]:
     """Start a command of gpuscore, whose output is dropped; it is killed at the end."""
     with open(os.devnull, "wb") as null:
-        process = start("gpuscore", [str(one) for one in arguments], stdout=null, stderr=null)
+        process = start(
+            "gpuscore", [str(argument) for argument in arguments], stdout=null, stderr=null
+        )
         try:
             yield process
         finally:

@@ -35,7 +35,7 @@ class Scripted:
 
 @contextmanager
 def scripted(script) -> Iterator[Scripted]:
-    """Serve a script: a list of steps, of which the last repeats, or a function of a request's
+    """Serve a script: a list of steps, whose last one repeats, or a function of a request's
     body."""
     lock, running = threading.Lock(), 0
 

@@ -50,8 +50,8 @@ def ours(directory: Path) -> Answer:
         with Scorer(str(directory), dtype="float32", max_batch_tokens=64) as scorer:
             rows = scorer._prompts.builder.backend.label_rows
             labels: Sequence[int] = list(range(rows))
-            found = scorer.score([], PROMPTS, label_token_ids=labels, logprobs=True, logits=True)
-            answer = found.logprobs if rows == VOCAB else found.logits
+            scores = scorer.score([], PROMPTS, label_token_ids=labels, logprobs=True, logits=True)
+            answer = scores.logprobs if rows == VOCAB else scores.logits
             assert answer is not None
             return answer
     except (ConfigError, GpuscoreError) as error:  # such as a prompt over the limit

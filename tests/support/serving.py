@@ -85,11 +85,11 @@ def stops_at_once(server: RunningServer, number: signal.Signals) -> str:
 
 def children(pid: int) -> list[int]:
     """Return the process ids of a process's children."""
-    found: list[int] = []
+    processes: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(FileNotFoundError):  # the thread has ended
-            found += map(int, path.read_text().split())
-    return found
+            processes += map(int, path.read_text().split())
+    return processes
 
 
 def running(pid: int) -> bool:
@@ -102,11 +102,11 @@ def running(pid: int) -> bool:
 
 def sockets_of(pid: int) -> set[str]:
     """Return the inodes of a process's sockets, as /proc/net's tables name them."""
-    found = set()
+    sockets = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):  # closed meanwhile
-            found.add(os.readlink(entry).removeprefix("socket:[").removesuffix("]"))
-    return found
+            sockets.add(os.readlink(entry).removeprefix("socket:[").removesuffix("]"))
+    return sockets
 
 
 def wait_until(condition, seconds: float = 20.0) -> None:

@@ -35,17 +35,17 @@ def two_values(item):
     return (item.kind(low + 7), item.kind(low + 8)) if item.kind is int else (low + 0.5, low + 0.75)
 
 
-def read(tmp_path, given):
+def read(tmp_path, sources):
     """Return the settings of {source: {name: value}}, each source written as a user would write
     it."""
     arguments, environment = [], {"HOME": "/", "PATH": "/bin"}
-    if "file" in given:
+    if "file" in sources:
         path = tmp_path / "gpuscore.toml"
-        path.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in given["file"].items()))
+        path.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in sources["file"].items()))
         environment["GPUSCORE_CONFIG"] = str(path)
-    for name, value in given.get("environment", {}).items():
+    for name, value in sources.get("environment", {}).items():
         environment["GPUSCORE_" + name.upper()] = as_text(value)
-    for name, value in given.get("command line", {}).items():
+    for name, value in sources.get("command line", {}).items():
         (flag,) = (item.flag for item in OPTIONS if item.name == name)
         if isinstance(value, bool):
             arguments.append(flag if value else flag.replace("--", "--no-"))

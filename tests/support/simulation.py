@@ -331,10 +331,10 @@ class World:
             assert not self.backend.poison & {*states}
             rows += states
             of_labels = states if request.every_position else states * len(labels)
-            want = [
+            expected = [
                 hashed(state, int(label)) for state, label in zip(of_labels, labels, strict=True)
             ]
-            assert result.label_logits[place].tolist() == want, "a wrong score"
+            assert result.label_logits[place].tolist() == expected, "a wrong score"
         for asked, values, kind in (
             (request.need_lse, result.lse, LSE),
             (request.num_top, result.top_ids, TOP_ID),
@@ -343,8 +343,8 @@ class World:
             assert (values is not None) == bool(asked)
             if values is not None:
                 kinds = [kind - 2 * rank for rank in range(int(asked))]
-                want = [[0 if s == NOT_SCORED else hashed(s, k) for k in kinds] for s in rows]
-                assert values.reshape(len(rows), -1).tolist() == want, kind
+                expected = [[0 if s == NOT_SCORED else hashed(s, k) for k in kinds] for s in rows]
+                assert values.reshape(len(rows), -1).tolist() == expected, kind
         assert result.computed_tokens > 0
 
     def is_due(self, error: BaseException, request: ScoreRequest) -> bool:

@@ -106,12 +106,12 @@ class Oracle:
         )
 
     def after(self, prompt: str, labels: list[str]) -> np.ndarray:
-        before, found = self.ids(prompt), []
+        before, said = self.ids(prompt), []
         for ids in map(self.ids, labels):
             rows = [before + ids[:n] for n in range(len(ids))]
             each = [reference_logprobs(self.model, [row])[0] for row in rows]
-            found.append(sum(row[token] for row, token in zip(each, ids, strict=True)))
-        return np.array(found)
+            said.append(sum(row[token] for row, token in zip(each, ids, strict=True)))
+        return np.array(said)
 
     def greedy_is_label(self, state, question) -> bool:
         """Decode greedily as long as a label may still come."""

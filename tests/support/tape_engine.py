@@ -150,7 +150,7 @@ def slow_load(directory, config):
 
 
 def choosing_a_format(directory, config):
-    """Return a tape of a format that no other process would choose; note what it was asked for."""
+    """Return a tape with a format of this process alone, unless one is named; note the request."""
     with (directory / "asked").open("a") as file:
         file.write(f"{config.dtype}\n")
     dtype = f"format {os.getpid()}" if config.dtype == "auto" else config.dtype

@@ -1,6 +1,6 @@
 """A small `gpuscore serve`: the server's own parts over tapes in child processes.
 
-TAPE_MODELS has the models' names, TAPE_DEFAULT that of the default one.
+TAPE_MODELS has the models' names, TAPE_DEFAULT the default model's name.
 
 python -P -m support.tape_server FACTORY JSON-OF-PATIENCE JSON-OF-SERVER JSON-OF-ENGINE
 """

@@ -57,8 +57,8 @@ def plain(tokenizer, text, special=True):
 def check(tokenizer, encoder, query, items):
     for item_first in (False, True):
         got = [ids.tolist() for ids in encoder.joined(query, items, item_first)]
-        want = [plain(tokenizer, i + query if item_first else query + i) for i in items]
-        assert got == want
+        expected = [plain(tokenizer, i + query if item_first else query + i) for i in items]
+        assert got == expected
 
 
 def check_every_cut(tokenizer, bounds, text):

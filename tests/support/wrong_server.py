@@ -95,9 +95,9 @@ class WrongServer:
 
     def labels_of(self, body: dict) -> list | None:
         """Return a body's labels; the model's own, if it has some and the body names none."""
-        given = body.get("label_token_ids")
-        if given is not None or not self.has("there are default labels"):
-            return given
+        ids = body.get("label_token_ids")
+        if ids is not None or not self.has("there are default labels"):
+            return ids
         if "label_token_ids" in body and self.has("null is one label"):
             return [3]
         if "label_token_ids" in body and self.has("null is other labels"):
@@ -126,7 +126,7 @@ class WrongServer:
         encode = self.encode if isinstance(query, str) else list
         if isinstance(query, str) and not self.has("text is tokenised apart"):
             return [encode(item + query if item_first else query + item) for item in items]
-        found = []
+        prompts = []
         for index, item in enumerate(items):
             own = encode(item)
             if self.has("an empty item is a delimiter") and not own:
@@ -141,8 +141,8 @@ class WrongServer:
                 own = [len(items), *own]
             if isinstance(query, str) and len(items) > 1:
                 own = [1, *own]  # with a BOS
-            found.append([*own, *encode(query)] if item_first else [*encode(query), *own])
-        return found
+            prompts.append([*own, *encode(query)] if item_first else [*encode(query), *own])
+        return prompts
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())

@@ -1,4 +1,4 @@
-"""Promise: a request of which bad items are left out is the request without them, to the last
+"""Promise: a request whose bad items are left out is the request without them, to the last
 array; each of them has the error that it would be alone."""
 
 import gc
@@ -96,9 +96,9 @@ def test_what_is_left_is_the_request_without_them(made, kind, item_first):
             return ScoreInput(query, chosen, label_token_ids=ids, item_first=item_first)
 
         errors = ItemErrors()
-        found = made.build_rest(given(range(len(items))), errors)
+        built = made.build_rest(given(range(len(items))), errors)
         left = [index for index, is_wrong in enumerate(wrong) if not is_wrong]
-        check_same(found, made.build(given(left)) if left else None)
+        check_same(built, made.build(given(left)) if left else None)
         expected = [index for index, is_wrong in enumerate(wrong) if is_wrong]
         if "half \ud800" in items:  # only named by its item's place in `build_rest`
             assert [error.index for error in errors.listed()] == expected
@@ -135,12 +135,12 @@ def test_errors_of_the_whole_request(made):
         )
     # Tokens of items that are left out count for nothing.
     few = builder(max_request_tokens=10)
-    given = ScoreInput("a", ["b", "chair " * 50, "c"], label_token_ids=[1])
-    assert len(few.build_rest(given, ItemErrors()).item_ids) == 2
+    inputs = ScoreInput("a", ["b", "chair " * 50, "c"], label_token_ids=[1])
+    assert len(few.build_rest(inputs, ItemErrors()).item_ids) == 2
     with pytest.raises(TooManyTokens):
-        few.build_rest(replace(given, items=["chair " * 60, "chair " * 30]), ItemErrors())
+        few.build_rest(replace(inputs, items=["chair " * 60, "chair " * 30]), ItemErrors())
     with pytest.raises(DeadlineExceeded):
-        made.build_rest(given, ItemErrors(), Turned(0))
+        made.build_rest(inputs, ItemErrors(), Turned(0))
     # A query that fills the context leaves room for an empty item only.
     errors = ItemErrors()
     request = made.build_rest(ScoreInput([1] * 40, [[], [2]], label_token_ids=[1]), errors)
@@ -149,19 +149,19 @@ def test_errors_of_the_whole_request(made):
 
 @pytest.mark.parametrize("item_first", [False, True])
 def test_a_query_is_read_once_beside_long_items(item_first):
-    """Every item that is refused before its end makes the encoder begin again behind it."""
+    """Every item that is refused before its end makes the encoder begin again with the next one."""
     backend = replace(LIMITS, max_model_len=65_000)
     made = PromptBuilder(TextEncoder(make_tokenizer(bos=False)), backend, RequestLimits())
     query, items = "chair " * 10_000, ["x " * 40_000] * 6
     counted, errors = Turned(), ItemErrors()
-    given = ScoreInput(query, items, label_token_ids=[1], item_first=item_first)
-    assert made.build_rest(given, errors, counted) is None
+    inputs = ScoreInput(query, items, label_token_ids=[1], item_first=item_first)
+    assert made.build_rest(inputs, errors, counted) is None
     assert len(errors.listed()) == 6
     assert sum(counted.asked) < sum(map(len, items)) + 4 * len(query)
 
 
 def test_a_long_query_is_not_read_again_for_every_item():
-    """A text that has no end of its own work: the count of turns is that of one reading."""
+    """A long query costs as many turns as reading it once."""
     counted = Turned()
     with pytest.raises(PromptTooLong, match="query alone"):
         builder().build_rest(
@@ -195,12 +195,12 @@ def test_documents_that_are_left(family, shared, most):
             return RerankInput(query, [documents[index] for index in indices], most_tokens=most)
 
         errors = ItemErrors()
-        found = family.build_rest(given(range(len(documents))), errors)
+        built = family.build_rest(given(range(len(documents))), errors)
         left = [index for index, wrong in enumerate(picked) if not wrong]
         wanted = family.build(given(left)) if left else None
-        check_same(found and found.request, wanted and wanted.request)
+        check_same(built and built.request, wanted and wanted.request)
         if wanted is not None:
-            assert found.truncated == tuple(left[index] for index in wanted.truncated)
+            assert built.truncated == tuple(left[index] for index in wanted.truncated)
         assert [error.index for error in errors.listed()] == [
             index for index, wrong in enumerate(picked) if wrong
         ]

@@ -1,4 +1,4 @@
-"""Promise: for every tokenizer, ids made with a cut query are those of the joined string."""
+"""Promise: for every tokenizer, ids made with a cut query equal the joined string's."""
 
 import json
 import re
@@ -131,8 +131,8 @@ def test_special_tokens_are_found(template, opening, closing):
     tokenizer.post_processor = processors.TemplateProcessing(
         single=template, special_tokens=[("<s>", 0), ("</s>", 1)]
     )
-    found = find_specials(tokenizer)
-    assert (found.opening.tolist(), found.closing.tolist()) == (opening, closing)
+    specials = find_specials(tokenizer)
+    assert (specials.opening.tolist(), specials.closing.tolist()) == (opening, closing)
 
 
 # ---- the facts that the proofs rely on ----

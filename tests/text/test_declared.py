@@ -72,17 +72,17 @@ def test_ids_are_those_of_transformers(tmp_path, file, key, value, outcome):
     write(tmp_path, CONFIG, {})
     write(tmp_path, file, {key: value})
     theirs = AutoTokenizer.from_pretrained(tmp_path)
-    want = [theirs(text)["input_ids"] for text in TEXTS]
+    expected = [theirs(text)["input_ids"] for text in TEXTS]
     if outcome == SAME:
         encoder = TextEncoder.read(tmp_path)
-        assert [ids.tolist() for ids in encoder.prompts(TEXTS)] == want
+        assert [ids.tolist() for ids in encoder.prompts(TEXTS)] == expected
         return
     with pytest.raises(ConfigError, match=f"{file}.*{key}"):
         TextEncoder.read(tmp_path)
     for name in (CONFIG, MAP, ADDED):
         (tmp_path / name).unlink(missing_ok=True)
     own = [ids.tolist() for ids in TextEncoder.read(tmp_path).prompts(TEXTS)]
-    assert own != want, "a declaration that changes no ids must not be refused"
+    assert own != expected, "a declaration that changes no ids must not be refused"
 
 
 def test_a_rebuilt_prefix_is_refused(tmp_path):
@@ -160,5 +160,5 @@ def test_classes_that_rebuild(tmp_path, layout, name, kind, fields, outcome):
             TextEncoder.read(tmp_path)
         return
     theirs = AutoTokenizer.from_pretrained(tmp_path)
-    want = [theirs(text)["input_ids"] for text in MORE]
-    assert [ids.tolist() for ids in TextEncoder.read(tmp_path).prompts(MORE)] == want
+    expected = [theirs(text)["input_ids"] for text in MORE]
+    assert [ids.tolist() for ids in TextEncoder.read(tmp_path).prompts(MORE)] == expected

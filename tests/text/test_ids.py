@@ -42,9 +42,9 @@ def test_random_requests_agree_with_the_long_way():
             [rng.randrange(top) for _ in range(rng.randrange(0 if rng.random() < 0.1 else 1, 6))]
             for _ in range(rng.randrange(1, 6))
         ]
-        want = outcome(query, items, at_once=False)
-        assert outcome(query, items, at_once=True) == want, (query, items)
-        refused += isinstance(want, tuple)
+        expected = outcome(query, items, at_once=False)
+        assert outcome(query, items, at_once=True) == expected, (query, items)
+        refused += isinstance(expected, tuple)
         at_once += factor_ids(query, items, vocab_rows=VOCAB, max_len=9) is not None
     assert at_once > 400
     assert refused > 80
@@ -60,6 +60,6 @@ def test_invalid_ids_are_left_to_the_reading_prompt_by_prompt(bad, place):
 
 def test_the_longest_prompt_and_the_last_id():
     ids = [VOCAB - 1] * 4
-    found = factor_ids(ids, [[0] * 5, ids], vocab_rows=VOCAB, max_len=9)
-    assert [a.tolist() for a in (found[0], *found[1])] == [ids, [0] * 5, ids]
+    factored = factor_ids(ids, [[0] * 5, ids], vocab_rows=VOCAB, max_len=9)
+    assert [a.tolist() for a in (factored[0], *factored[1])] == [ids, [0] * 5, ids]
     assert factor_ids(ids, [[0] * 6, ids], vocab_rows=VOCAB, max_len=9) is None

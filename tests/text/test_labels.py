@@ -37,24 +37,24 @@ def build(query=(1, 2), items=([3], [4, 5]), *, chunk=0, limits=None, errors=Non
 def test_single_tokens_make_the_same_request_however_they_are_given():
     tokenizer = make_tokenizer(bos=False)
     ids = [tokenizer.token_to_id(text) for text in ("yes", "no", "yes")]
-    want = build(label_token_ids=ids)
+    expected = build(label_token_ids=ids)
     for labels in ({"labels": ["yes", "no", "yes"]}, {"label_sequences": [[id] for id in ids]}):
         made = build(**labels)
         assert made.trie is None
-        assert made.num_tokens == want.num_tokens
-        check_same(made, want)
+        assert made.num_tokens == expected.num_tokens
+        check_same(made, expected)
 
 
 def test_texts_are_tokenised_on_their_own_and_without_special_tokens():
     texts = ["yes", "yes and no", "no", "\u2603"]
     encode = make_tokenizer(bos=True).encode
-    want = [tuple(encode(text, add_special_tokens=False).ids) for text in texts]
+    expected = [tuple(encode(text, add_special_tokens=False).ids) for text in texts]
     made = build("query: ", ["a", "yes"], labels=texts)
-    assert made.trie.sequences == tuple(want)
+    assert made.trie.sequences == tuple(expected)
     assert made.need_lse
-    assert made.num_label_tokens == 2 * (len(want[1]) - 1 + len(want[3]) - 1)
+    assert made.num_label_tokens == 2 * (len(expected[1]) - 1 + len(expected[3]) - 1)
     assert made.num_prompt_tokens == sum(len(encode("query: " + item).ids) for item in ["a", "yes"])
-    assert [ids.tolist() for ids in made.label_ids] == [[ids[0] for ids in want]] * 2
+    assert [ids.tolist() for ids in made.label_ids] == [[ids[0] for ids in expected]] * 2
 
 
 LIMITS = RequestLimits(max_labels=3, max_label_tokens=4, max_request_tokens=60)

@@ -62,7 +62,7 @@ def test_a_window_ends_anywhere(monkeypatch):
 
 @pytest.mark.slow
 def test_how_much_nfc_takes_away():
-    """The facts that the docstring of `least` states about all of Unicode."""
+    """Checks what the docstring of `least` states about all of Unicode."""
     characters = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
     full = {c: unicodedata.normalize("NFD", c) for c in characters}
     longest: dict[str, int] = {}
@@ -111,8 +111,8 @@ def test_pieces_make_the_ids_of_the_whole(short_pieces, name):
         encoding = tokenizer.encode(text, add_special_tokens=False)
         for count in (1, 3, len(encoding.ids), len(encoding.ids) + 1):
             cut = len(encoding.ids) > count
-            want = text[: encoding.offsets[count - 1][1]] if cut else text
-            assert encoder.first_tokens(text, count) == want
+            expected = text[: encoding.offsets[count - 1][1]] if cut else text
+            assert encoder.first_tokens(text, count) == expected
 
     property()
 
@@ -138,7 +138,7 @@ def test_the_rest_of_a_text_that_is_too_long_is_not_encoded():
 
 
 def test_many_short_texts_are_many_turns():
-    """Their number takes time, whatever their lengths."""
+    """A large number of texts takes time, however short they are."""
     turned = Turned()
     assert len(list(encoder_of().prompts(["a"] * 10_000, True, turned))) == 10_000
     assert sum(turned.asked) > 10_000 * turns.PER_TEXT
@@ -183,8 +183,8 @@ def test_a_long_text_that_is_legal():
     """The text is longer than a piece and has exactly the largest allowed number of tokens."""
     rng, tokenizer = random.Random(0), Tokenizer.from_str(trained("llama3"))
     text = "".join(rng.choice([*HARD, *ENGLISH.split(" "), " "]) for _ in range(40_000))
-    want = tokenizer.encode(text).ids
-    (got,) = encoder_of("llama3").prompts([text], limit=len(want))
-    np.testing.assert_array_equal(got, want)
+    expected = tokenizer.encode(text).ids
+    (got,) = encoder_of("llama3").prompts([text], limit=len(expected))
+    np.testing.assert_array_equal(got, expected)
     with pytest.raises(OverLimit):
-        next(encoder_of("llama3").prompts([text], limit=len(want) - 1))
+        next(encoder_of("llama3").prompts([text], limit=len(expected) - 1))

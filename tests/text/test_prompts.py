@@ -98,18 +98,20 @@ def test_text_is_tokenised_as_a_whole(bos, item_first):
     """Merges cross the boundary exactly as in the joined string."""
     query, items = "query: a wood", ["en chair", "", " chair", "é☃", "<|end|>", "wood"]
     made = builder(bos=bos)
-    given = ScoreInput(query, items, label_token_ids=[1], item_first=item_first)
+    inputs = ScoreInput(query, items, label_token_ids=[1], item_first=item_first)
     tokenizer = make_tokenizer(bos=bos)
-    want = [tokenizer.encode(item + query if item_first else query + item).ids for item in items]
-    assert prompts_of(made.build(given)) == want
+    expected = [
+        tokenizer.encode(item + query if item_first else query + item).ids for item in items
+    ]
+    assert prompts_of(made.build(inputs)) == expected
     alone = [
         made.build(ScoreInput(query, [i], label_token_ids=[1], item_first=item_first))
         for i in items
     ]
-    assert [prompts_of(request)[0] for request in alone] == want
+    assert [prompts_of(request)[0] for request in alone] == expected
     if not item_first:
         apart = tokenizer.encode(query).ids + tokenizer.encode(items[0]).ids
-        assert apart != want[0], "the case would prove nothing"
+        assert apart != expected[0], "the case would prove nothing"
 
 
 def test_many_and_long_texts_go_in_pieces():
@@ -224,8 +226,8 @@ def test_a_tokenizer_that_knows_more_than_the_weights():
 def test_classes_need_no_tokenizer():
     limits = BackendLimits(64, 16, 100, 40, VOCAB, classes=("no", "yes"))
     made = PromptBuilder(None, limits, RequestLimits())
-    given = ScoreInput([1, VOCAB - 1], [[2], [VOCAB - 1]], labels=["yes", "no"])
-    assert [ids.tolist() for ids in made.build(given).label_ids] == [[1, 0]] * 2
+    inputs = ScoreInput([1, VOCAB - 1], [[2], [VOCAB - 1]], labels=["yes", "no"])
+    assert [ids.tolist() for ids in made.build(inputs).label_ids] == [[1, 0]] * 2
     with pytest.raises(InvalidRequest, match=r"labels\[0\] is the name of none of the model's 2"):
         made.build(ScoreInput([1], [[2]], labels=["maybe"]))
     for ids in ([2], [*range(2)] * 20 + [2]):

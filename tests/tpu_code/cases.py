@@ -84,15 +84,15 @@ def cases(models: Sequence[Model] = MODELS) -> Iterator[Case]:
 
 def quick_cases() -> list[Case]:
     """Return what make test-all compiles: the ends of Qwen3-0.6B on v6e, and its largest on v5e."""
-    found = [case for case in cases(MODELS[:1]) if case.part == EXTEND]
-    v5e, v6e = ([case for case in found if case.chip == chip.name] for chip in (V5E, V6E))
+    extending = [case for case in cases(MODELS[:1]) if case.part == EXTEND]
+    v5e, v6e = ([case for case in extending if case.chip == chip.name] for chip in (V5E, V6E))
     return [v6e[0], v6e[-1], v5e[0]]
 
 
 @cache
 def plan_of(model: str, chip: str) -> JaxPlan:
     """Return the plan that `gpuscore serve --backend jax` would make beside this chip."""
-    chosen = next(one for one in (*MODELS, SMALL) if one.name == model)
+    chosen = next(candidate for candidate in (*MODELS, SMALL) if candidate.name == model)
     device = CHIPS[chip].device()
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(chosen.config))

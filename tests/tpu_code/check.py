@@ -70,12 +70,12 @@ def measure_all(chosen: Sequence[Case], processes: int, cache: Path | None) -> I
 
 
 def read_baseline() -> dict[str, Row]:
-    found: dict[str, Row] = json.loads(BASELINE.read_text()) if BASELINE.is_file() else {}
-    return found
+    rows: dict[str, Row] = json.loads(BASELINE.read_text()) if BASELINE.is_file() else {}
+    return rows
 
 
 def write_baseline(rows: Mapping[str, Row]) -> None:
-    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(one)}" for name, one in rows.items())
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
     BASELINE.write_text("{\n" + lines + "\n}\n", encoding="utf-8")
 
 
@@ -86,7 +86,7 @@ def check(results: Iterable[Result], baseline: Mapping[str, Row]) -> int:
         wrong = wrong_with(case, got, baseline)
         print(f"{case.name}{': FAILED' if wrong else ''}", flush=True)
         lines = [] if isinstance(got, str) else list(described(case, got))
-        for line in (*lines, *(f"FAILED: {one}" for one in wrong)):
+        for line in (*lines, *(f"FAILED: {complaint}" for complaint in wrong)):
             print(f"  {line}")
         failed += bool(wrong)
     return failed

@@ -76,7 +76,7 @@ class Facts:
         return self.temporary + self.results
 
     def part(self, name: str) -> list[Argument]:
-        return [one for one in self.arguments if one.part == name]
+        return [argument for argument in self.arguments if argument.part == name]
 
 
 def facts_of(case: Case, cache: Path | None) -> Facts:
@@ -85,14 +85,14 @@ def facts_of(case: Case, cache: Path | None) -> Facts:
     Raises:
         RuntimeError: XLA refuses the program.
     """
-    one = traced(case)
-    lowered = one.lower()
+    program = traced(case)
+    lowered = program.lower()
     if cache is None:
-        return compiled_facts(case, one, lowered)
+        return compiled_facts(case, program, lowered)
     path = cache / versions() / f"{fingerprint(case, lowered)}.json"
     if path.is_file():
         return msgspec.json.decode(path.read_bytes(), type=Facts)
-    facts = compiled_facts(case, one, lowered)
+    facts = compiled_facts(case, program, lowered)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Moved into place when complete, because several processes may write.
     part = path.with_suffix(f".{os.getpid()}")
@@ -139,60 +139,64 @@ def compiled_facts(case: Case, one: Any, lowered: Any) -> Facts:
         outside=_counts(program, every, without=body),
         copies=tuple(_copies(program, every, min((a.bytes for a in pool), default=0) // layers)),
         kernels=tuple(_kernels(every, declared(one.jaxpr))),
-        cycles=sum(one.cycles for one in every),
+        cycles=sum(instruction.cycles for instruction in every),
     )
 
 
 def _arguments(program: Program) -> Iterator[Argument]:
     aliased = set(program.aliased().values())
-    for number, one in enumerate(program.of(program.entry).parameters):
-        name = one.attribute("op_name") or one.name
-        yield Argument(name, one.shape.bytes, one.shape.padded, number in aliased)
+    for number, parameter in enumerate(program.of(program.entry).parameters):
+        name = parameter.attribute("op_name") or parameter.name
+        yield Argument(name, parameter.shape.bytes, parameter.shape.padded, number in aliased)
 
 
 def _layer_loop(program: Program, pool: list[Argument]) -> Instruction | None:
-    """Return the loop over layers: of those that hold the pool, the one with the most code."""
+    """Return the loop over layers: the loop with the most code that holds the pool."""
     if not pool:
         return None
     sizes = {argument.bytes for argument in pool}
     loops = [
-        one
-        for one in program.of(program.entry).instructions.values()
-        if one.opcode == "while" and sizes & {shape.bytes for shape in one.shapes}
+        instruction
+        for instruction in program.of(program.entry).instructions.values()
+        if instruction.opcode == "while" and sizes & {shape.bytes for shape in instruction.shapes}
     ]
-    return max(loops, key=lambda one: len(list(program.within(one.called["body"]))), default=None)
+    return max(loops, key=lambda loop: len(list(program.within(loop.called["body"]))), default=None)
 
 
 def _counts(
     program: Program, every: list[Instruction], without: list[Instruction] | None = None
 ) -> dict[str, int]:
-    less = {id(one) for one in without or ()}
-    chosen = [one for one in every if id(one) not in less]
-    found = Counter(one.opcode for one in chosen)
-    kernels = sum(one.attribute("custom_call_target") == KERNEL for one in chosen)
+    less = {id(instruction) for instruction in without or ()}
+    chosen = [instruction for instruction in every if id(instruction) not in less]
+    by_opcode = Counter(one.opcode for one in chosen)
+    kernels = sum(instruction.attribute("custom_call_target") == KERNEL for instruction in chosen)
     named = {*COUNTED, *MOVING, *FREE}
-    rest = sum(count for opcode, count in found.items() if opcode not in named) - kernels
-    counted = {opcode: found[opcode] for opcode in COUNTED}
-    inside = Counter(one.opcode for part in chosen for one in program.inside(part))
-    moving = {opcode: found[opcode] + inside[opcode] for opcode in MOVING}
+    rest = sum(count for opcode, count in by_opcode.items() if opcode not in named) - kernels
+    counted = {opcode: by_opcode[opcode] for opcode in COUNTED}
+    inside = Counter(instruction.opcode for part in chosen for instruction in program.inside(part))
+    moving = {opcode: by_opcode[opcode] + inside[opcode] for opcode in MOVING}
     return counted | moving | {"kernel": kernels, "other": rest}
 
 
 def _copies(program: Program, every: list[Instruction], size: int) -> Iterator[str]:
     """Yield the instructions that make an array of at least `size` bytes in memory of its own."""
-    for one in every:
-        if not size or one.opcode in SAME_MEMORY:
+    for instruction in every:
+        if not size or instruction.opcode in SAME_MEMORY:
             continue
-        if one.opcode == "custom-call" and "aliasing" in one.attributes and _aliases(one):
+        if (
+            instruction.opcode == "custom-call"
+            and "aliasing" in instruction.attributes
+            and _aliases(instruction)
+        ):
             continue
-        large = [shape for shape in one.shapes if shape.bytes >= size]
-        if large and not (one.opcode == "fusion" and _in_place(program, one)):
+        large = [shape for shape in instruction.shapes if shape.bytes >= size]
+        if large and not (instruction.opcode == "fusion" and _in_place(program, instruction)):
             dims = ", ".join(f"{s.dtype}[{','.join(map(str, s.dims))}]" for s in large)
-            yield f"{one.opcode} makes {dims}"
+            yield f"{instruction.opcode} makes {dims}"
 
 
-def _aliases(one: Instruction) -> bool:
-    return "output_to_operand_aliasing" in one.attributes
+def _aliases(instruction: Instruction) -> bool:
+    return "output_to_operand_aliasing" in instruction.attributes
 
 
 def _in_place(program: Program, fusion: Instruction) -> bool:
@@ -207,8 +211,12 @@ def _in_place(program: Program, fusion: Instruction) -> bool:
     return large.opcode in ("dynamic-update-slice", "scatter")
 
 
-def _kernels(every: list[Instruction], found: list[KernelMemory]) -> Iterator[CompiledKernel]:
-    calls = [one for one in every if one.attribute("custom_call_target") == KERNEL]
-    for place, kernel in enumerate(found):
+def _kernels(every: list[Instruction], declared: list[KernelMemory]) -> Iterator[CompiledKernel]:
+    calls = [
+        instruction
+        for instruction in every
+        if instruction.attribute("custom_call_target") == KERNEL
+    ]
+    for place, kernel in enumerate(declared):
         taken = calls[place].vector_memory if place < len(calls) else 0
         yield CompiledKernel(kernel, taken)

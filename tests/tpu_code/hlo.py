@@ -61,37 +61,37 @@ class Instruction:
     @cached_property
     def called(self) -> dict[str, str]:
         """Computations by role: calls, body, condition, branch 0, ..."""
-        found = dict(_CALLED.findall(self.attributes))
+        named = dict(_CALLED.findall(self.attributes))
         if branches := _BRANCHES.search(self.attributes):
             names = branches[1].replace("%", "").split(", ")
-            return found | {f"branch {index}": name for index, name in enumerate(names)}
-        if "true_computation" in found:  # of a condition that is a boolean
-            names = [found.pop("false_computation"), found.pop("true_computation")]
-            found |= {f"branch {index}": name for index, name in enumerate(names)}
-        return found
+            return named | {f"branch {index}": name for index, name in enumerate(names)}
+        if "true_computation" in named:  # of a condition that is a boolean
+            names = [named.pop("false_computation"), named.pop("true_computation")]
+            named |= {f"branch {index}": name for index, name in enumerate(names)}
+        return named
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
         start = self.attributes.find(_CONFIG)
         if start < 0:
             return {}
-        found, _ = json.JSONDecoder().raw_decode(self.attributes[start + len(_CONFIG) :])
-        return found if isinstance(found, dict) else {}
+        config, _ = json.JSONDecoder().raw_decode(self.attributes[start + len(_CONFIG) :])
+        return config if isinstance(config, dict) else {}
 
     @property
     def cycles(self) -> int:
-        """XLA's estimate of its time; 0 where XLA has none."""
+        """XLA's estimate of the instruction's cycles; 0 if XLA has none."""
         return int(self.config.get("window_config", {}).get("estimated_cycles", 0))
 
     @property
     def vector_memory(self) -> int:
         """Bytes of VMEM that it takes while it runs, beside its operands and results there."""
         used = self.config.get("used_scoped_memory_configs", ())
-        return sum(int(one["size"]) for one in used if one["memory_space"] == "1")
+        return sum(int(memory["size"]) for memory in used if memory["memory_space"] == "1")
 
     def attribute(self, name: str) -> str | None:
-        found = re.search(rf"{name}=(\"[^\"]*\"|\{{[^}}]*\}}|[^,\s]+)", self.attributes)
-        return None if found is None else found[1].strip('"')
+        match = re.search(rf"{name}=(\"[^\"]*\"|\{{[^}}]*\}}|[^,\s]+)", self.attributes)
+        return None if match is None else match[1].strip('"')
 
 
 @dataclass(frozen=True)
@@ -101,13 +101,17 @@ class Computation:
 
     @property
     def root(self) -> Instruction:
-        return next(one for one in self.instructions.values() if one.root)
+        return next(instruction for instruction in self.instructions.values() if instruction.root)
 
     @property
     def parameters(self) -> list[Instruction]:
-        """Its parameters by their number."""
-        found = [one for one in self.instructions.values() if one.opcode == "parameter"]
-        return sorted(found, key=lambda one: int(one.operands[0]))
+        """The computation's parameters, in the order of their numbers."""
+        parameters = [
+            instruction
+            for instruction in self.instructions.values()
+            if instruction.opcode == "parameter"
+        ]
+        return sorted(parameters, key=lambda parameter: int(parameter.operands[0]))
 
 
 class Program:
@@ -127,27 +131,27 @@ class Program:
         return self.computations[name]
 
     def within(self, name: str) -> Iterator[Instruction]:
-        """Yield the instructions that a computation runs, with those of its loops and branches.
+        """Yield the instructions that a computation runs, in loops and branches too.
 
         Those inside of fusions, and of a loop's condition, are not among them.
         """
-        for one in self.of(name).instructions.values():
-            yield one
-            for role, called in one.called.items():
-                if role == "body" or role.startswith("branch") or one.opcode == "call":
+        for instruction in self.of(name).instructions.values():
+            yield instruction
+            for role, called in instruction.called.items():
+                if role == "body" or role.startswith("branch") or instruction.opcode == "call":
                     yield from self.within(called)
 
-    def inside(self, one: Instruction) -> Iterator[Instruction]:
-        """Yield the instructions of a fusion, and of those in it."""
-        if one.opcode == "fusion":
-            for part in self.of(one.called["calls"]).instructions.values():
+    def inside(self, fusion: Instruction) -> Iterator[Instruction]:
+        """Yield the instructions of a fusion and of the fusions in it."""
+        if fusion.opcode == "fusion":
+            for part in self.of(fusion.called["calls"]).instructions.values():
                 yield part
                 yield from self.inside(part)
 
     def aliased(self) -> dict[int, int]:
         """Return parameters whose memory an output takes: number of the output -> parameter."""
-        found = re.search(r"input_output_alias=\{(.*?)\}, entry_computation", self.head)
-        pairs = re.findall(r"\{(\d*)\}: \((\d+),", found[1]) if found else []
+        match = re.search(r"input_output_alias=\{(.*?)\}, entry_computation", self.head)
+        pairs = re.findall(r"\{(\d*)\}: \((\d+),", match[1]) if match else []
         return {int(output or 0): int(parameter) for output, parameter in pairs}
 
     def _read(self, lines: list[str]) -> None:
@@ -162,8 +166,8 @@ class Program:
             elif line == "}":
                 current = None
             elif current is not None and " = " in line:
-                one = _instruction(line)
-                current.instructions[one.name] = one
+                instruction = _instruction(line)
+                current.instructions[instruction.name] = instruction
 
 
 def _instruction(line: str) -> Instruction:
@@ -174,8 +178,8 @@ def _instruction(line: str) -> Instruction:
     inside, attributes = _cut("(" + right)
     names = re.findall(r"%([^\s,)]+)", inside) or re.findall(r"^\((\d+)\)", inside)
     name = left.removeprefix("ROOT ").removeprefix("%")
-    found = tuple(_shape(*array) for array in _ARRAY.findall(shapes))
-    return Instruction(name, found, opcode, tuple(names), attributes, root)
+    arrays = tuple(_shape(*array) for array in _ARRAY.findall(shapes))
+    return Instruction(name, arrays, opcode, tuple(names), attributes, root)
 
 
 def _cut(text: str) -> tuple[str, str]:

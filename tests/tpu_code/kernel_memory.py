@@ -31,8 +31,8 @@ def _calls(jaxpr: Any) -> Iterator[Any]:
             yield eqn
             continue
         for value in eqn.params.values():
-            for one in value if isinstance(value, tuple | list) else (value,):
-                inner = getattr(one, "jaxpr", one)
+            for element in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(element, "jaxpr", element)
                 if hasattr(inner, "eqns"):
                     yield from _calls(inner)
 

@@ -89,12 +89,12 @@ PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 
 def main() -> int:
-    found, known = {}, None
+    complaints_by_plant, known = {}, None
     for name, plant in PLANTS.items():
-        found[name], got = complaints_of(plant(), known)
+        complaints_by_plant[name], got = complaints_of(plant(), known)
         known = known or got
-        print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
-    print(json.dumps(found))
+        print(f"{name}: {complaints_by_plant[name]}", file=sys.stderr, flush=True)
+    print(json.dumps(complaints_by_plant))
     return 0
 
 

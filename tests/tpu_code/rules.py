@@ -31,8 +31,8 @@ def row(facts: Facts) -> dict[str, Any]:
         "outside": dict(facts.outside),
         "cycles": facts.cycles,
         "kernels": [
-            {"name": one.declared.name, "smem": one.declared.scalar, "vmem": one.taken}
-            for one in facts.kernels
+            {"name": kernel.declared.name, "smem": kernel.declared.scalar, "vmem": kernel.taken}
+            for kernel in facts.kernels
         ],
     }
 
@@ -41,22 +41,22 @@ def complaints(
     facts: Facts, planned: Planned, chip: Chip, known: Row | None, *, extends: bool
 ) -> list[str]:
     """Return what is wrong with a program; `known` is its row of the baseline."""
-    found = [*_memory(facts, planned, chip), *_kernels(facts, chip)]
+    complaints = [*_memory(facts, planned, chip), *_kernels(facts, chip)]
     if extends:
-        found += _pages(facts, planned)
+        complaints += _pages(facts, planned)
     if known is None:
-        return [*found, "no baseline; write it with --update"]
-    return [*found, *_growth(facts, known)]
+        return [*complaints, "no baseline; write it with --update"]
+    return [*complaints, *_growth(facts, known)]
 
 
 def _memory(facts: Facts, planned: Planned, chip: Chip) -> Iterator[str]:
-    padded = sum(one.padded for one in facts.arguments)
+    padded = sum(argument.padded for argument in facts.arguments)
     if padded != facts.argument_bytes:
         yield f"arguments of {padded} bytes are read from the code, XLA says {facts.argument_bytes}"
     weights = sum(
-        one.padded
-        for one in facts.part("weights")
-        if not (planned.tied and one.name == "weights.lm_head")
+        array.padded
+        for array in facts.part("weights")
+        if not (planned.tied and array.name == "weights.lm_head")
     )
     if weights > planned.weights * SPARE:
         yield f"weights take {weights} bytes, the plan counts {planned.weights}"
@@ -72,13 +72,13 @@ def _pages(facts: Facts, planned: Planned) -> Iterator[str]:
     if not pool:
         yield "the program has no argument called pool"
         return
-    size = sum(one.padded for one in pool)
+    size = sum(array.padded for array in pool)
     if size > planned.pages:
         share = 100 * (size / planned.pages - 1)
         yield f"padding: pages take {size} bytes, {share:.0f} % more than the plan counts"
-    for one in pool:
-        if not one.aliased:
-            yield f"{one.name} is not updated in place: no output has its memory"
+    for array in pool:
+        if not array.aliased:
+            yield f"{array.name} is not updated in place: no output has its memory"
     if facts.aliased < size:
         yield f"outputs take {facts.aliased} bytes of arguments' memory, the pages are {size}"
     yield from (f"a copy of the pages: {copy}" for copy in facts.copies)
@@ -90,15 +90,15 @@ def _pages(facts: Facts, planned: Planned) -> Iterator[str]:
 
 
 def _kernels(facts: Facts, chip: Chip) -> Iterator[str]:
-    for one in facts.kernels:
-        name = f"kernel {one.declared.name}"
-        if one.declared.scalar > chip.scalar_memory:
-            taken = one.declared.scalar
+    for kernel in facts.kernels:
+        name = f"kernel {kernel.declared.name}"
+        if kernel.declared.scalar > chip.scalar_memory:
+            taken = kernel.declared.scalar
             yield f"{name}: {taken} bytes of SMEM, {chip.name} has {chip.scalar_memory}"
-        if max(one.declared.vector, one.taken) > chip.vector_memory:
-            taken = max(one.declared.vector, one.taken)
+        if max(kernel.declared.vector, kernel.taken) > chip.vector_memory:
+            taken = max(kernel.declared.vector, kernel.taken)
             yield f"{name}: {taken} bytes of VMEM, {chip.name} has {chip.vector_memory}"
-        if not one.declared.estimated:
+        if not kernel.declared.estimated:
             yield f"{name}: no cost_estimate, without which XLA schedules copies blindly"
 
 
@@ -116,10 +116,10 @@ def _growth(facts: Facts, known: Row) -> Iterator[str]:
     if (had := len(known["kernels"])) != len(now["kernels"]):
         yield f"{len(now['kernels'])} kernels, {had} before"
         return
-    for one, before in zip(now["kernels"], known["kernels"], strict=True):
+    for kernel, before in zip(now["kernels"], known["kernels"], strict=True):
         for memory in ("smem", "vmem"):
-            if one[memory] > before[memory] * GROWTH:
+            if kernel[memory] > before[memory] * GROWTH:
                 yield (
-                    f"kernel {one['name']}: {one[memory]} bytes of {memory.upper()}, "
+                    f"kernel {kernel['name']}: {kernel[memory]} bytes of {memory.upper()}, "
                     f"{before[memory]} before"
                 )

@@ -54,7 +54,7 @@ def test_it_ranks_far_better_than_chance(demo, count):
 
 @pytest.mark.parametrize("rows", [60, *slow(600)])
 def test_it_answers_typed_questions(demo, rows):
-    """Yes or no, choices by letter and levels by digit, about combinations that it never saw."""
+    """The questions are about combinations that it never saw: yes or no, letters, digits."""
     right, rights = defaultdict(list), defaultdict(Counter)
     masses = defaultdict(list)
     for state, asked in labelled_questions(rows, seed=TEST_SEED):
@@ -115,8 +115,8 @@ def test_ndcg():
     assert ndcg_at_k([3, 2, 1], [3, 1, 0], 10) == 1
     assert ndcg_at_k([1, 2, 3], [3, 1, 0], 1) == 0
     # By hand: gains 1, 7, 0 at discounts 1, log2(3), 2; the best order has gains 7, 1, 0.
-    want = (1 + 7 / np.log2(3)) / (7 + 1 / np.log2(3))
-    assert ndcg_at_k([2, 3, 1], [3, 1, 0], 10) == pytest.approx(want)
+    expected = (1 + 7 / np.log2(3)) / (7 + 1 / np.log2(3))
+    assert ndcg_at_k([2, 3, 1], [3, 1, 0], 10) == pytest.approx(expected)
 
 
 def test_the_labels_are_what_the_model_wants_to_say(demo):
@@ -142,8 +142,8 @@ def test_it_equals_transformers(demo):
     for row, item in zip(result.logprobs, task.item_texts, strict=True):
         ids = torch.tensor([tokenizer.encode(prompt_query(task.query_text) + item).ids])
         with torch.no_grad():
-            want = torch.log_softmax(model(ids).logits[0, -1].double(), dim=-1)[labels]
-        np.testing.assert_allclose(row, want.numpy(), atol=1e-4, rtol=0)
+            expected = torch.log_softmax(model(ids).logits[0, -1].double(), dim=-1)[labels]
+        np.testing.assert_allclose(row, expected.numpy(), atol=1e-4, rtol=0)
 
 
 @pytest.fixture(scope="module")

@@ -173,7 +173,7 @@ def test_it_knows_no_api_key_and_has_frozen_its_objects(client):
     "harm", ["CRASH", "DEAD_LOOP", "STUCK", "GARBAGE", "HALF_FRAME", "HUGE_FRAME"]
 )
 def test_a_lost_child(client, here, harm):
-    """Any loss is noticed, fails the requests in flight, and a new child takes over."""
+    """Any loss of the child is noticed: requests in flight fail, and a new child takes over."""
     pid, restarts = client.pid, client.restarts
     start = time.monotonic()
     futures = [client.score(request_of(items=5)) for _ in range(3)]

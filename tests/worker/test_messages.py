@@ -161,7 +161,7 @@ def test_a_million_tokens():
 
 @pytest.mark.parametrize("sizes", ["batch_tokens", "batch_items"])
 def test_statistics_with_other_bounds_are_no_message(sizes):
-    """Adding such statistics to those of an earlier process would give wrong sums."""
+    """Adding such statistics to an earlier process's would give wrong sums."""
     assert decode_from_child(encode(Heartbeat(NO_STATS, 0.0))).stats == NO_STATS
     stats = msgspec.to_builtins(NO_STATS)
     stats["counters"][sizes]["counts"] += (0,)

@@ -24,5 +24,5 @@ def test_two_layers(tmp_path, monkeypatch):
     with Scorer(in_triton(directory, kv_cache_size=2**24)) as scorer:
         found = scorer.score(query, items, labels=labels, logprobs=True).logprobs
     reference = Reference(directory)
-    want = [reference.labels(reference.ids(query + item), labels) for item in items]
-    np.testing.assert_allclose(found, want, atol=CLOSE, rtol=0)
+    expected = [reference.labels(reference.ids(query + item), labels) for item in items]
+    np.testing.assert_allclose(found, expected, atol=CLOSE, rtol=0)

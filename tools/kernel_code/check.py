@@ -64,9 +64,9 @@ def kernels() -> list[str]:
 def variants(kernel: str) -> Mapping[str, Variant]:
     """The variants of a kernel's folder by name."""
     module = importlib.import_module(f"gpuscore_kernels.{kernel}.triton")
-    found = list(module.variants())
-    by_name = {variant.name: variant for variant in found}
-    if len(by_name) < len(found):
+    listed = list(module.variants())
+    by_name = {variant.name: variant for variant in listed}
+    if len(by_name) < len(listed):
         raise ValueError(f"{kernel}: two variants have one name")
     return by_name
 
@@ -89,15 +89,15 @@ def widest(version: str) -> list[Key]:
 
     Its code is the first to spill. Registers come from the last `--update` with this Triton.
     """
-    found: dict[tuple[object, ...], tuple[tuple[int, ...], Key]] = {}
+    most: dict[tuple[object, ...], tuple[tuple[int, ...], Key]] = {}
     for key in keys(quick=False):
         kernel, name, arch = key
         variant, known = variants(kernel)[name], read_baseline(kernel, version).get(label(key), {})
         size = tuple(known.get(what, 0) for what in ("stack", "registers", "shared"))
         group = (variant.kernel, *sorted(variant.signature.items()))
-        if group not in found or size > found[group][0]:
-            found[group] = size, key
-    return [key for _, key in found.values()]
+        if group not in most or size > most[group][0]:
+            most[group] = size, key
+    return [key for _, key in most.values()]
 
 
 def label(key: Key) -> str:
@@ -145,15 +145,15 @@ def check(results: Iterable[Result], baselines: Mapping[str, Baseline]) -> int:
     for key, got in results:
         kernel, name, arch = key
         if isinstance(got, str):
-            numbers, found = ["not compiled"], [got]
+            numbers, problems = ["not compiled"], [got]
         else:
             known = baselines[kernel].get(label(key))
-            found = complaints(variants(kernel)[name], got, known)
+            problems = complaints(variants(kernel)[name], got, known)
             numbers = list(_described(got))
-        print(f"{kernel} {label(key)}: {numbers[0]}{': FAILED' if found else ''}", flush=True)
-        for line in (*numbers[1:], *(f"FAILED: {complaint}" for complaint in found)):
+        print(f"{kernel} {label(key)}: {numbers[0]}{': FAILED' if problems else ''}", flush=True)
+        for line in (*numbers[1:], *(f"FAILED: {complaint}" for complaint in problems)):
             print(f"  {line}")
-        failed += bool(found)
+        failed += bool(problems)
     return failed
 
 

@@ -147,12 +147,12 @@ def _read_binary(cubin: bytes) -> _Binary:
         usage = tool("cuobjdump", "-res-usage", str(path))
         # Without an analysis of data flow that nothing here reads, a quarter of its time.
         listing = tool("nvdisasm", "-c", "-ndf", str(path))
-    found = _USAGE.search(usage)
-    if found is None:
+    match = _USAGE.search(usage)
+    if match is None:
         raise ValueError(f"cuobjdump -res-usage names no registers: {usage}")
     code = read_listing(listing)
     loops, rest = read_loops(code)
-    return _Binary(int(found[1]), int(found[2]), loops, rest, sass_before_wait(code))
+    return _Binary(int(match[1]), int(match[2]), loops, rest, sass_before_wait(code))
 
 
 def tool(name: str, *arguments: str) -> str:

@@ -37,16 +37,16 @@ def _loop_row(loop: LoopFacts) -> dict[str, Any]:
 
 def complaints(variant: Variant, facts: CodeFacts, known: Row | None) -> list[str]:
     """Return the faults of a compiled variant; `known` is its row of the baseline."""
-    found = [*_resources(variant, facts), *_handover(variant, facts)]
+    listed = [*_resources(variant, facts), *_handover(variant, facts)]
     for loop in facts.loops:
         if loop.products:
             rule = variant.loops.get(loop.header.split(" #")[0])
-            found += [
+            listed += [
                 f"{loop.header}: {bad}" for bad in _structure(variant, facts.arch, loop, rule)
             ]
     if known is None:
-        return [*found, f"no baseline for Triton {facts.triton}; write it with --update"]
-    return [*found, *_growth(facts, known)]
+        return [*listed, f"no baseline for Triton {facts.triton}; write it with --update"]
+    return [*listed, *_growth(facts, known)]
 
 
 def _resources(variant: Variant, facts: CodeFacts) -> Iterator[str]:

@@ -86,16 +86,16 @@ def read_listing(text: str) -> Listing:
     instructions: list[Instruction] = []
     labels = {}
     for line in text.splitlines():
-        if found := _LABEL.match(line):
-            labels[found[1]] = len(instructions)
-        elif found := _INSTRUCTION.match(line):
-            if int(found[1], 16) != BYTES * len(instructions):
+        if label := _LABEL.match(line):
+            labels[label[1]] = len(instructions)
+        elif label := _INSTRUCTION.match(line):
+            if int(label[1], 16) != BYTES * len(instructions):
                 raise ValueError(
                     f"instruction {len(instructions)} is missing before {line.strip()}"
                 )
-            target = _TARGET.search(found[4]) if found[3].startswith(_BRANCHES) else None
-            opcode, guard = found[3].rstrip("."), found[2] is not None
-            instructions.append(Instruction(opcode, found[4], guard, target and target[1]))
+            target = _TARGET.search(label[4]) if label[3].startswith(_BRANCHES) else None
+            opcode, guard = label[3].rstrip("."), label[2] is not None
+            instructions.append(Instruction(opcode, label[4], guard, target and target[1]))
     if not instructions:
         raise ValueError("nvdisasm lists no instruction")
     return Listing(instructions, labels)
@@ -123,23 +123,27 @@ def read_loops(listing: Listing) -> tuple[list[SassLoop], Mapping[str, int]]:
 
 
 def _counted(instructions: Sequence[Instruction]) -> dict[str, int]:
-    return dict(sorted(Counter(one.opcode for one in instructions).items()))
+    return dict(sorted(Counter(instruction.opcode for instruction in instructions).items()))
 
 
 def _in_flight(instructions: Sequence[Instruction]) -> int | None:
     """Fewest groups left under way; DEPBAR.LE on scoreboard 0 waits for LDGDEPBAR."""
-    found = [
+    depths = [
         int(wait[1], 16)
-        for one in instructions
-        if one.opcode == "DEPBAR.LE" and (wait := _WAIT.match(one.operands))
+        for instruction in instructions
+        if instruction.opcode == "DEPBAR.LE" and (wait := _WAIT.match(instruction.operands))
     ]
-    return min(found, default=None)
+    return min(depths, default=None)
 
 
 def _blocks(listing: Listing) -> dict[int, tuple[int, tuple[int, ...]]]:
     """Basic blocks that can be reached, by first instruction: their end, and what may follow."""
     code, labels = listing.instructions, listing.labels
-    after = {i + 1 for i, one in enumerate(code) if one.target or not one.falls_through}
+    after = {
+        i + 1
+        for i, instruction in enumerate(code)
+        if instruction.target or not instruction.falls_through
+    }
     starts = sorted(({0} | set(labels.values()) | after) - {len(code)})
     blocks = {}
     for start, end in zip(starts, [*starts[1:], len(code)], strict=True):
@@ -155,13 +159,13 @@ def _reachable(
     blocks: Mapping[int, tuple[int, tuple[int, ...]]],
 ) -> dict[int, tuple[int, tuple[int, ...]]]:
     """Leave out the trap behind the kernel's end, which branches to itself, and padding."""
-    found, left = set(), [0]
+    reached, left = set(), [0]
     while left:
         block = left.pop()
-        if block not in found:
-            found.add(block)
+        if block not in reached:
+            reached.add(block)
             left.extend(blocks[block][1])
-    return {start: block for start, block in blocks.items() if start in found}
+    return {start: block for start, block in blocks.items() if start in reached}
 
 
 def _bodies(blocks: Mapping[int, tuple[int, tuple[int, ...]]]) -> dict[int, set[int]]:
@@ -186,31 +190,31 @@ def _edges(blocks: Mapping[int, tuple[int, tuple[int, ...]]]) -> Iterator[tuple[
 
 def _reaching(start: int, head: int, before: Mapping[int, list[int]]) -> set[int]:
     """Blocks from which `start` is reached without going through `head`."""
-    found, left = {head}, [start]
+    reached, left = {head}, [start]
     while left:
         block = left.pop()
-        if block not in found:
-            found.add(block)
+        if block not in reached:
+            reached.add(block)
             left.extend(before[block])
-    return found
+    return reached
 
 
 def _dominators(
     blocks: Mapping[int, tuple[int, tuple[int, ...]]], before: Mapping[int, list[int]]
 ) -> dict[int, set[int]]:
     """Blocks that every way from the start to a block goes through, itself included."""
-    found = {start: set(blocks) for start in blocks}
-    found[0] = {0}
+    dominators = {start: set(blocks) for start in blocks}
+    dominators[0] = {0}
     changed = True
     while changed:
         changed = False
         for start in blocks:
             if start == 0:
                 continue
-            new = reduce(set.intersection, (found[other] for other in before[start])) | {start}
-            changed |= new != found[start]
-            found[start] = new
-    return found
+            new = reduce(set.intersection, (dominators[other] for other in before[start])) | {start}
+            changed |= new != dominators[start]
+            dominators[start] = new
+    return dominators
 
 
 def ptx_before_wait(ptx: str) -> int | None:
@@ -223,9 +227,9 @@ def sass_before_wait(listing: Listing) -> int | None:
     return _before_wait(_sass_operations(listing), "ACQBULK")
 
 
-def worse(one: int | None, other: int | None) -> int | None:
+def worse(new: int | None, other: int | None) -> int | None:
     """Return the larger number; None if either is None."""
-    return None if one is None or other is None else max(one, other)
+    return None if new is None or other is None else max(new, other)
 
 
 def _before_wait(operations: Iterator[str], wait: str) -> int | None:
@@ -250,9 +254,13 @@ def _ptx_operations(ptx: str) -> Iterator[str]:
 
 def _sass_operations(listing: Listing) -> Iterator[str]:
     targets = set(listing.labels.values()) - {0}
-    for number, one in enumerate(listing.instructions):
-        if number in targets or one.target is not None or one.opcode.startswith(_LAST):
+    for number, instruction in enumerate(listing.instructions):
+        if (
+            number in targets
+            or instruction.target is not None
+            or instruction.opcode.startswith(_LAST)
+        ):
             return
-        name = one.opcode.split(".")[0]
+        name = instruction.opcode.split(".")[0]
         if name == "ACQBULK" or name in _OPCODES or name.startswith(_BULK):
             yield name

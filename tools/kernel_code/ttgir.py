@@ -94,14 +94,14 @@ def _copy_bytes(line: str) -> int:
     tile = _TILE.search(line)
     if tile is None:
         return 0
-    found = _CONTIGUITY.search(line)
-    return int(tile[2]) // 8 * (int(found[1]) if found else 1)
+    match = _CONTIGUITY.search(line)
+    return int(tile[2]) // 8 * (int(match[1]) if match else 1)
 
 
 def _result(line: str) -> str | None:
     """Name of an operation's result, without the number of results."""
-    found = _VALUE.match(line.lstrip())
-    return found[0] if found and " = " in line else None
+    match = _VALUE.match(line.lstrip())
+    return match[0] if match and " = " in line else None
 
 
 def _needed(roots: Sequence[str], body: Sequence[str]) -> set[str | None]:
@@ -126,13 +126,13 @@ def _values(line: str) -> list[str]:
 def _frames(place: str, places: Mapping[str, str]) -> Iterator[tuple[str, int]]:
     """Yield file and line of a location, then of the calls that it was inlined through."""
     text = places.get(place, "")
-    if found := _FILE.match(text):
-        yield found[1], int(found[2])
-    elif found := _NAMED.match(text):
-        yield from _frames(found[1], places)
-    elif found := _CALL.match(text):
-        yield from _frames(found[1], places)
-        yield from _frames(found[2], places)
+    if file := _FILE.match(text):
+        yield file[1], int(file[2])
+    elif file := _NAMED.match(text):
+        yield from _frames(file[1], places)
+    elif file := _CALL.match(text):
+        yield from _frames(file[1], places)
+        yield from _frames(file[2], places)
 
 
 def _header(frames: Sequence[tuple[str, int]]) -> str:

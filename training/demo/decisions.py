@@ -3,7 +3,7 @@
 A state is an item, alone or with the query that it shall fit, as text or as JSON. A question is
 about an attribute of the item, or about how well it fits the query. Some rows are about nothing
 that can be known: there all answers are equally probable, so the model learns to answer with a
-label at any rate. The prompts are those of the server (`gpuscore.prompts.decision_texts`).
+label at any rate. The prompts are the server's (`gpuscore.prompts.decision_texts`).
 """
 
 import random
@@ -49,9 +49,9 @@ class TypedGroup:
     """A state and questions about it.
 
     Attributes:
-        attributes: those that the item states.
-        combination: what training must never see if it is held out: the attributes that the query
-            asks for, or those of an item alone.
+        attributes: of the item, as it states them.
+        combination: the attributes that the query asks for, or, without a query, the item's.
+            Training must never see a combination that is held out.
     """
 
     state: str

@@ -110,7 +110,7 @@ def pack_ranking(rng: random.Random, tokenizer: Tokenizer, group: synthetic.Trai
 
 
 def pack_typed(tokenizer: Tokenizer, group: TypedGroup) -> Row:
-    """Lay out a state and questions about it, each of which is answered at its end."""
+    """Lay out a state and questions about it; each is answered at its end."""
     row = _begun(tokenizer, group.state + QUESTION)
     texts = [asked.question.text + ANSWER for asked in group.questions]
     for asked, encoded in zip(group.questions, tokenizer.encode_batch(texts), strict=True):

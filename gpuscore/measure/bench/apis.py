@@ -24,7 +24,7 @@ class Api:
         takes_ids: requests may hold token ids.
         kind: LABELS_ASKED_FOR: probabilities of labels; BEST: the most probable token's
             probability; OWN_PROMPTS: scores of prompts that only this server makes.
-        one: it gives one score per item; if labels are asked for, the first label's.
+        first_label_only: it gives one score per item; if labels are asked for, the first label's.
         body: makes a request of a model's name and label ids.
         rows: reads an answer's scores, a row for each item, given their number.
     """
@@ -33,7 +33,7 @@ class Api:
     path: str
     takes_ids: bool
     kind: str
-    one: bool
+    first_label_only: bool
     body: Callable[[BenchRequest, str, Ids], dict[str, Any]]
     rows: Callable[[Any, int], Rows]
 
@@ -42,10 +42,10 @@ class Api:
 
     def read(self, body: bytes, items: int) -> Rows:
         """Return a row per item; raise ValueError, KeyError or TypeError for a malformed answer."""
-        found = self.rows(msgspec.json.decode(body), items)
-        if len(found) != items or not all(math.isfinite(one) for row in found for one in row):
-            raise ValueError(f"{len(found)} rows of scores, or some not finite, for {items} items")
-        return found
+        rows = self.rows(msgspec.json.decode(body), items)
+        if len(rows) != items or not all(math.isfinite(score) for row in rows for score in row):
+            raise ValueError(f"{len(rows)} rows of scores, or some not finite, for {items} items")
+        return rows
 
 
 def _score_body(ask: BenchRequest, model: str, labels: Ids) -> dict[str, Any]:
@@ -63,15 +63,15 @@ def _joined(query: Any, item: Any) -> Any:
 
 def _completions_rows(answer: Any, items: int) -> Rows:
     """Return the probability of the most probable next token of each prompt."""
-    choices = sorted(answer["choices"], key=lambda one: int(one["index"]))
-    return [[math.exp(one["logprobs"]["token_logprobs"][-1])] for one in choices]
+    choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
+    return [[math.exp(choice["logprobs"]["token_logprobs"][-1])] for choice in choices]
 
 
 def _ranked(entries: Sequence[Any], items: int, key: str) -> Rows:
-    found: Rows = [[math.nan] for _ in range(items)]
-    for one in entries:
-        found[one["index"]] = [float(one[key])]
-    return found
+    rows: Rows = [[math.nan] for _ in range(items)]
+    for entry in entries:
+        rows[entry["index"]] = [float(entry[key])]
+    return rows
 
 
 def _generative_body(ask: BenchRequest, model: str, labels: Ids) -> dict[str, Any]:
@@ -80,8 +80,8 @@ def _generative_body(ask: BenchRequest, model: str, labels: Ids) -> dict[str, An
 
 
 APIS = {
-    one.name: one
-    for one in (
+    api.name: api
+    for api in (
         Api(
             *("score", "/v1/score", True, LABELS_ASKED_FOR, False),
             _score_body,

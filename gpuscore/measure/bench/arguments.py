@@ -140,7 +140,8 @@ def _add_scenarios(group: Any) -> None:
         type=_positive,
         default=120.0,
         metavar="SECONDS",
-        help="without any answer, after which requests count as lost (default: 120)",
+        help="without any answer, after which requests count as lost, and the time that a server "
+        "started here has for an answer; raise it for a slow machine (default: 120)",
     )
     group.add_argument(
         "--output", dest="bench_output", metavar="FILE", help="write a bundle, to compare anywhere"

@@ -60,8 +60,8 @@ def server_of(about: About, sampled: Sampled | None) -> Server:
 
 def write_bundle(path: Path, bundle: BenchBundle) -> None:
     """Write a bundle; raise ConfigError if it cannot be written."""
-    found = _as_json(bundle)
-    write(path, json.dumps(found | {DIGEST: _digest(found)}) + "\n", "--output")
+    content = _as_json(bundle)
+    write(path, json.dumps(content | {DIGEST: _digest(content)}) + "\n", "--output")
 
 
 def read_bundle(path: Path) -> BenchBundle:
@@ -77,15 +77,15 @@ def read_bundle(path: Path) -> BenchBundle:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not a bundle: {error}") from error
     try:
-        found = json.loads(text)
-        if not isinstance(found, dict) or found.get("format") != FORMAT:
+        content = json.loads(text)
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ValueError(f"its format is not {FORMAT!r}")
-        digest = found.pop(DIGEST)
-        if digest != _digest(found):
+        digest = content.pop(DIGEST)
+        if digest != _digest(content):
             raise ConfigError(
                 f"{path} was changed after it was written: its SHA-256 is not the one in it"
             )
-        return _from_json(found)
+        return _from_json(content)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} is not a bundle of this version: {error}") from error
 
@@ -93,13 +93,14 @@ def read_bundle(path: Path) -> BenchBundle:
 def _of_parity(directory: Path) -> BenchBundle:
     from gpuscore.measure.parity.bundle import read_bundle as read_folder  # safetensors: not base
 
-    found = read_folder(directory)
-    facts = {name: found.about.get(name) for name in ("hardware", "versions", "created")}
-    facts |= {"model_dtype": f"{found.run.dtype} on {found.about.get('device')}, {found.run.name}"}
-    model, rows = str(found.about["model_name"]), found.workload.vocab_rows
-    about = About(directory.name, "score", model, rows, found.run.dtype, facts)
-    run = replace(found.run, name=about.name)
-    return BenchBundle({}, (Server(about, found.workload, run),), ())
+    recorded = read_folder(directory)
+    facts = {name: recorded.about.get(name) for name in ("hardware", "versions", "created")}
+    place = f"{recorded.about.get('device')}, {recorded.run.name}"
+    facts |= {"model_dtype": f"{recorded.run.dtype} on {place}"}
+    model, rows = str(recorded.about["model_name"]), recorded.workload.vocab_rows
+    about = About(directory.name, "score", model, rows, recorded.run.dtype, facts)
+    run = replace(recorded.run, name=about.name)
+    return BenchBundle({}, (Server(about, recorded.workload, run),), ())
 
 
 def report_bundles() -> list[BenchBundle]:
@@ -130,42 +131,42 @@ def report_bundles() -> list[BenchBundle]:
     return bundles
 
 
-def _digest(found: Mapping[str, Any]) -> str:
-    text = json.dumps(found, sort_keys=True)
+def _digest(content: Mapping[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _as_json(bundle: BenchBundle) -> dict[str, Any]:
     servers = []
-    for one in bundle.servers:
-        made: dict[str, Any] = {"about": asdict(one.about)}
-        if one.workload is not None and one.run is not None:
-            made["workload"] = one.workload.as_json()
-            made["dtype"] = one.run.dtype
-            made["scores"] = {name: r.values.tolist() for name, r in one.run.results.items()}
+    for server in bundle.servers:
+        made: dict[str, Any] = {"about": asdict(server.about)}
+        if server.workload is not None and server.run is not None:
+            made["workload"] = server.workload.as_json()
+            made["dtype"] = server.run.dtype
+            made["scores"] = {name: r.values.tolist() for name, r in server.run.results.items()}
         servers.append(made)
     rows = [_without_nan(row.as_json()) for row in bundle.rows]
     return {"format": FORMAT, "facts": dict(bundle.facts), "servers": servers, "rows": rows}
 
 
-def _from_json(found: dict[str, Any]) -> BenchBundle:
+def _from_json(content: dict[str, Any]) -> BenchBundle:
     servers = []
-    for one in found["servers"]:
-        about = About(**one["about"])
-        if "workload" not in one:
+    for server in content["servers"]:
+        about = About(**server["about"])
+        if "workload" not in server:
             servers.append(Server(about))
             continue
-        workload = Workload.from_json(one["workload"])
+        workload = Workload.from_json(server["workload"])
         results = {
-            case.name: CaseResult(np.array(one["scores"][case.name], dtype=np.float64), None)
+            case.name: CaseResult(np.array(server["scores"][case.name], dtype=np.float64), None)
             for case in workload.cases
         }
-        servers.append(Server(about, workload, Run(about.name, one["dtype"], results)))
-    rows = tuple(Row.from_json(row) for row in found["rows"])
-    return BenchBundle(found["facts"], tuple(servers), rows)
+        servers.append(Server(about, workload, Run(about.name, server["dtype"], results)))
+    rows = tuple(Row.from_json(row) for row in content["rows"])
+    return BenchBundle(content["facts"], tuple(servers), rows)
 
 
 def _without_nan(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _without_nan(one) for name, one in value.items()}
+        return {name: _without_nan(inner) for name, inner in value.items()}
     return None if isinstance(value, float) and math.isnan(value) else value

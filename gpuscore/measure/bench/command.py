@@ -37,9 +37,12 @@ def bench(values: argparse.Namespace) -> int:
     )
     with ExitStack() as stack:
         targets = _targets(values, stack)
-        for one in targets:
-            told = one.about.facts.get("model_dtype", "unknown")
-            print(f"{one.about.name}: {one.about.api}, model {one.about.model}, {told}", flush=True)
+        for target in targets:
+            told = target.about.facts.get("model_dtype", "unknown")
+            print(
+                f"{target.about.name}: {target.about.api}, model {target.about.model}, {told}",
+                flush=True,
+            )
         step, say = stack.enter_context(_bar())
         runner = BenchRun(targets, scenarios, options, say, step)
         interrupted = False
@@ -57,7 +60,7 @@ def bench(values: argparse.Namespace) -> int:
     }
     facts |= {"interrupted": True} if interrupted else {}
     rows = [_marked(row, targets, values.allow_dirty) for row in runner.rows()]
-    servers = [server_of(one.about, runner.samples.get(one.about.name)) for one in targets]
+    servers = [server_of(target.about, runner.samples.get(target.about.name)) for target in targets]
     bundle = BenchBundle(facts, tuple(servers), tuple(rows))
     print(as_text(bundle))
     if values.bench_output is not None:
@@ -75,12 +78,12 @@ def _scenarios(values: argparse.Namespace) -> list[Scenario]:
     names = values.scenario.split(",") if values.scenario else []
     if unknown := [name for name in names if name not in (*SCENARIOS, TEXT)]:
         raise UsageError(f"--scenario {unknown[0]}: there are {', '.join((*SCENARIOS, TEXT))}")
-    found = [SCENARIOS[name] for name in names if name != TEXT]
+    scenarios = [SCENARIOS[name] for name in names if name != TEXT]
     if values.bench_input is not None:
-        found.append(text_scenario(Path(values.bench_input)))
+        scenarios.append(text_scenario(Path(values.bench_input)))
     elif TEXT in names:
-        found.append(text_scenario())
-    return found or list(SCENARIOS.values())
+        scenarios.append(text_scenario())
+    return scenarios or list(SCENARIOS.values())
 
 
 def _targets(values: argparse.Namespace, stack: ExitStack) -> list[Answerer]:
@@ -96,22 +99,22 @@ def _targets(values: argparse.Namespace, stack: ExitStack) -> list[Answerer]:
         raise UsageError("nothing to time: give --url, --model or --shape")
     if model is None and (values.serve or values.in_process):
         raise UsageError("--serve and --in-process need --model or --shape")
-    found: list[Answerer] = []
+    targets: list[Answerer] = []
     asked = values.api, values.served_model, values.vocab_size, values.patience
     for number, url in enumerate(values.url):
-        found.append(meet(url, url, _key(values.key_file, number), *asked))
+        targets.append(meet(url, url, _key(values.key_file, number), *asked))
     for options in (values.serve or [""]) if model is not None else ():
         name = " ".join([model.rstrip("/").rpartition("/")[2], *options.split()])
         if values.in_process:
             target = in_process(f"{name}, in process", _config(model, options))
-            found.append(stack.enter_context(target))
+            targets.append(stack.enter_context(target))
         else:
-            url = stack.enter_context(started(model, options))
-            found.append(meet(name, url, None, *asked))
-    names = [one.about.name for one in found]
+            url = stack.enter_context(started(model, options, values.patience))
+            targets.append(meet(name, url, None, *asked))
+    names = [target.about.name for target in targets]
     if len(set(names)) < len(names):
         raise UsageError(f"{names[-1]} is named twice")
-    return found
+    return targets
 
 
 def _key(paths: Sequence[str], number: int) -> str | None:
@@ -125,7 +128,7 @@ def _key(paths: Sequence[str], number: int) -> str | None:
 
 
 def _config(model: str, options: str) -> ModelConfig:
-    """Read options of `gpuscore serve` that are a model's."""
+    """Read the options of `gpuscore serve` that concern the model."""
     parser = CommandParser(prog="gpuscore bench --in-process --serve")
     add_flags(parser, ModelConfig)
     return read_settings(vars(parser.parse_args([model, *options.split()])), {}).make(ModelConfig)
@@ -133,7 +136,7 @@ def _config(model: str, options: str) -> ModelConfig:
 
 def _marked(row: Row, targets: Sequence[Answerer], allow_dirty: bool) -> Row:
     """Return a row with a note if its server was built from an uncommitted tree."""
-    facts = next(one.about.facts for one in targets if one.about.name == row.server)
+    facts = next(target.about.facts for target in targets if target.about.name == row.server)
     commit = str(facts.get("commit", ""))
     if allow_dirty or not commit.endswith("-dirty"):
         return row

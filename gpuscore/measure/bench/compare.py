@@ -26,9 +26,11 @@ FEW = 20  # latencies; fewer make no curve
 def compare(values: argparse.Namespace) -> int:
     """Run the command; return 1 if servers of one model disagree."""
     bundles = [read_bundle(Path(place)) for place in values.bundles]
-    bundles = [_named(one, Path(at).stem) for one, at in zip(bundles, values.bundles, strict=True)]
+    bundles = [
+        _named(bundle, Path(at).stem) for bundle, at in zip(bundles, values.bundles, strict=True)
+    ]
     reference = None if values.reference is None else read_bundle(Path(values.reference))
-    prices = _prices(values.price, {s.about.name for one in bundles for s in one.servers})
+    prices = _prices(values.price, {s.about.name for bundle in bundles for s in bundle.servers})
     shown = bundles if not values.reports else [*bundles, *_with_same_ways(bundles)]
     verdicts = list(agreement(bundles, reference))
     text = {"text": _text, "markdown": _markdown, "html": _html}[values.format](
@@ -54,31 +56,33 @@ def as_text(bundle: BenchBundle) -> str:
 
 def agreement(bundles: Sequence[BenchBundle], reference: BenchBundle | None) -> Iterator[Verdict]:
     """Yield parity's verdicts on all servers' scores of the sample, against the first ones'."""
-    every = [one for bundle in bundles for one in bundle.servers]
+    every = [server for bundle in bundles for server in bundle.servers]
     first = (reference.servers if reference is not None else every[:1])[0]
-    for one in every:
-        if one is first:
+    for server in every:
+        if server is first:
             continue
-        subject = f"{one.about.name} against {first.about.name}"
-        if one.workload is None or first.workload is None or not (one.run and first.run):
+        subject = f"{server.about.name} against {first.about.name}"
+        if server.workload is None or first.workload is None or not (server.run and first.run):
             yield skipped(subject, "scores", "one has no scores of the sample")
             continue
-        if reason := not_comparable(first.about, one.about):
+        if reason := not_comparable(first.about, server.about):
             yield skipped(subject, "scores", reason)
             continue
-        both = common(first.workload, first.run, one.workload, one.run)
+        both = common(first.workload, first.run, server.workload, server.run)
         if both is None:
-            reason = _unequal(first.workload, one.workload)
+            reason = _unequal(first.workload, server.workload)
             yield skipped(subject, "scores", reason)
             continue
         yield from judge_pair(*both, HALF)[1]
 
 
-def _unequal(one: Workload, two: Workload) -> str:
+def _unequal(first: Workload, second: Workload) -> str:
     """Return why two workloads have nothing in common."""
-    if one.size != two.size:
-        return f"the workloads are {one.size} and {two.size}; parity record --workload {SAMPLE}"
-    ids = f"{one.vocab_rows:,} and {two.vocab_rows:,} token ids"
+    if first.size != second.size:
+        return (
+            f"the workloads are {first.size} and {second.size}; parity record --workload {SAMPLE}"
+        )
+    ids = f"{first.vocab_rows:,} and {second.vocab_rows:,} token ids"
     return f"the samples are of {ids}: of different models, or --vocab-size was given"
 
 
@@ -89,29 +93,29 @@ def _named(bundle: BenchBundle, name: str) -> BenchBundle:
         return name if len(bundle.servers) == 1 else f"{name}: {old}"
 
     servers = []
-    for one in bundle.servers:
-        about = replace(one.about, name=new(one.about.name))
-        run = one.run and replace(one.run, name=about.name)
-        servers.append(replace(one, about=about, run=run))
+    for server in bundle.servers:
+        about = replace(server.about, name=new(server.about.name))
+        run = server.run and replace(server.run, name=about.name)
+        servers.append(replace(server, about=about, run=run))
     rows = [replace(row, server=new(row.server)) for row in bundle.rows]
     return BenchBundle(bundle.facts, tuple(servers), tuple(rows))
 
 
 def _with_same_ways(bundles: Sequence[BenchBundle]) -> list[BenchBundle]:
     """Return the reports' figures for the ways that the bundles have."""
-    known = {(row.scenario, row.way) for one in bundles for row in one.rows}
-    found = []
-    for one in report_bundles():
-        rows = tuple(row for row in one.rows if (row.scenario, row.way) in known)
+    known = {(row.scenario, row.way) for bundle in bundles for row in bundle.rows}
+    reports = []
+    for report in report_bundles():
+        rows = tuple(row for row in report.rows if (row.scenario, row.way) in known)
         if rows:
-            found.append(BenchBundle(one.facts, one.servers, rows))
-    return found
+            reports.append(BenchBundle(report.facts, report.servers, rows))
+    return reports
 
 
-def _prices(given: Sequence[str], names: set[str]) -> dict[str, float]:
+def _prices(texts: Sequence[str], names: set[str]) -> dict[str, float]:
     """Read NAME=1.20/h; raise UsageError for another form or name."""
-    found = {}
-    for text in given:
+    prices = {}
+    for text in texts:
         name, equals, price = text.rpartition("=")
         try:
             value = float(price.removesuffix("/h"))
@@ -121,12 +125,12 @@ def _prices(given: Sequence[str], names: set[str]) -> dict[str, float]:
             raise UsageError(f"--price {text}: write NAME=1.20/h")
         if name not in names:
             raise UsageError(f"--price {text}: servers are {', '.join(sorted(names))}")
-        found[name] = value
-    return found
+        prices[name] = value
+    return prices
 
 
 def _rows(bundles: Sequence[BenchBundle]) -> list[Row]:
-    return list(chain.from_iterable(one.rows for one in bundles))
+    return list(chain.from_iterable(bundle.rows for bundle in bundles))
 
 
 def _first(bundles: Sequence[BenchBundle]) -> str | None:
@@ -139,8 +143,8 @@ def _text(
     bundles: Sequence[BenchBundle], prices: Mapping[str, float], verdicts: Sequence[Verdict]
 ) -> str:
     parts = []
-    for one in tables(_rows(bundles), prices, _first(bundles)):
-        parts.append("\n".join([one.title, aligned(one.head, one.lines), *one.notes]))
+    for part in tables(_rows(bundles), prices, _first(bundles)):
+        parts.append("\n".join([part.title, aligned(part.head, part.lines), *part.notes]))
     parts.append(ABOUT)
     parts += ["\n".join(map(verdict_line, verdicts))] if verdicts else []
     return "\n\n".join(parts)
@@ -149,8 +153,8 @@ def _text(
 def _markdown(
     bundles: Sequence[BenchBundle], prices: Mapping[str, float], verdicts: Sequence[Verdict]
 ) -> str:
-    parts = [one.markdown() for one in tables(_rows(bundles), prices, _first(bundles))]
-    lines_of = [f"- {verdict_line(one)}" for one in verdicts]
+    parts = [part.markdown() for part in tables(_rows(bundles), prices, _first(bundles))]
+    lines_of = [f"- {verdict_line(verdict)}" for verdict in verdicts]
     return "\n\n".join([*parts, ABOUT, *(["\n".join(lines_of)] if lines_of else [])])
 
 
@@ -171,9 +175,9 @@ def _parts(
             shown = [(name, v if isinstance(v, str) else _listed(v)) for name, v in facts.items()]
             machines += [f"<h3>{escape(server.about.name)}</h3>", text_table((), shown, "words")]
     parts = []
-    for one in tables(_rows(bundles), prices, _first(bundles)):
-        parts += [f"<h2>{escape(one.title)}</h2>", text_table(one.head, one.lines)]
-        parts += [f"<p>{escape(note)}</p>" for note in one.notes]
+    for part in tables(_rows(bundles), prices, _first(bundles)):
+        parts += [f"<h2>{escape(part.title)}</h2>", text_table(part.head, part.lines)]
+        parts += [f"<p>{escape(note)}</p>" for note in part.notes]
     parts.append(f"<p>{escape(ABOUT)}</p>")
     if verdicts:
         cells = [(v.gate, escape(v.subject), STATES[v.passed], escape(v.detail)) for v in verdicts]
@@ -202,8 +206,8 @@ def _plots(rows: Sequence[Row]) -> Iterator[str]:
             yield lines(f"{scenario}: latency by percentile", "percentile", "ms", curves)
         loads: dict[str, list[tuple[float, float]]] = {}
         for row in some:
-            _, found, number = row.way.partition(", ")
-            if found and number.endswith(" in flight"):
+            _, comma, number = row.way.partition(", ")
+            if comma and number.endswith(" in flight"):
                 load = float(number.removesuffix(" in flight").replace(",", ""))
                 name = f"{row.server}, {row.shape}"
                 loads.setdefault(name, []).append((load, row.requests_per_second))

@@ -25,7 +25,7 @@ class Shot:
     Attributes:
         seconds: from the first arrival to the last answer.
         items, requests: that were answered.
-        latencies: [requests] in milliseconds, of those that were answered.
+        latencies: [requests] in milliseconds, of the requests that were answered.
         refused: requests that got 429.
         late: 99th percentile of the time by which requests were sent late, in milliseconds.
         busy: share of a core that the client took.
@@ -138,23 +138,23 @@ class Row:
         return told.get(percent, math.nan)
 
     def as_json(self) -> dict[str, Any]:
-        found = asdict(self)
-        found["latencies"] = [round(one, 3) for one in self.latencies]
-        return {name: None if _is_nan(value) else value for name, value in found.items()}
+        values = asdict(self)
+        values["latencies"] = [round(latency, 3) for latency in self.latencies]
+        return {name: None if _is_nan(value) else value for name, value in values.items()}
 
     @classmethod
-    def from_json(cls, found: dict[str, Any]) -> "Row":
+    def from_json(cls, values: dict[str, Any]) -> "Row":
         """Read the output of `as_json`; raise TypeError for another object."""
-        change = found.get("improvement")
-        lists = {name: tuple(found[name]) for name in ("rates", "latencies", "notes", "published")}
-        rate = found["requests_per_second"]
+        change = values.get("improvement")
+        lists = {name: tuple(values[name]) for name in ("rates", "latencies", "notes", "published")}
+        rate = values["requests_per_second"]
         numbers = {name: _number(value) for name, value in (change or {}).items()}
         more = {
             "improvement": None if change is None else Interval(**numbers),
             "requests_per_second": _number(rate),
-            "late": _number(found["late"]),
+            "late": _number(values["late"]),
         }
-        return cls(**found | lists | more)
+        return cls(**values | lists | more)
 
 
 def _number(value: float | None) -> float:
@@ -186,28 +186,28 @@ class WayFigures:
         shots = self.shots
         if base is not None and base is not self and base.shots and base.error is None:
             both = list(zip(shots, base.shots, strict=False))
-            ratios = np.array([one.rate / other.rate for one, other in both])
+            ratios = np.array([shot.rate / other.rate for shot, other in both])
             values |= {"improvement": median(ratios), "base": base_name}
         values |= {
             "rounds": len(shots),
-            "rates": tuple(one.rate for one in shots),
+            "rates": tuple(shot.rate for shot in shots),
             "requests_per_second": median(
-                np.array([one.requests / one.seconds for one in shots])
+                np.array([shot.requests / shot.seconds for shot in shots])
             ).value,
-            "latencies": tuple(np.concatenate([one.latencies for one in shots]).tolist()),
-            "refused": sum(one.refused for one in shots),
+            "latencies": tuple(np.concatenate([shot.latencies for shot in shots]).tolist()),
+            "refused": sum(shot.refused for shot in shots),
             "notes": (*row.notes, *self._notes(shots, row.asked)),
-            "late": math.nan if row.asked is None else max(one.late for one in shots),
+            "late": math.nan if row.asked is None else max(shot.late for shot in shots),
         }
         return Row(**values)
 
     @staticmethod
     def _notes(shots: Sequence[Shot], asked: float | None) -> list[str]:
         notes = []
-        late = max((one.late for one in shots if _by_the_client(one)), default=None)
+        late = max((shot.late for shot in shots if _by_the_client(shot)), default=None)
         if asked is not None and late is not None:
             notes.append(f"sent up to {late:.0f} ms late (p99): the client was the limit")
-        if (busy := max(one.busy for one in shots)) > BUSY:
+        if (busy := max(shot.busy for shot in shots)) > BUSY:
             notes.append(f"the client took {busy:.0%} of a core and may be the limit")
         return notes
 
@@ -218,12 +218,12 @@ def _by_the_client(shot: Shot) -> bool:
     return shot.late > max(LATE_MS, LATE_SHARE * usual)
 
 
-def change_text(found: Interval | None) -> str:
-    """Return a ratio as text, and "no difference" if its interval has 1 in it."""
-    if found is None or math.isnan(found.value):
+def change_text(ratio: Interval | None) -> str:
+    """Return a ratio as text; "none" with the interval if that has 1 in it."""
+    if ratio is None or math.isnan(ratio.value):
         return "-"
-    if math.isnan(found.low):
-        return f"{found.value:.2f}x (under {FEWEST} repeats)"
-    if found.low <= 1 <= found.high:
-        return f"none ({found.low:.2f}x to {found.high:.2f}x)"
-    return f"{found.value:.2f}x ({found.low:.2f} to {found.high:.2f})"
+    if math.isnan(ratio.low):
+        return f"{ratio.value:.2f}x (under {FEWEST} repeats)"
+    if ratio.low <= 1 <= ratio.high:
+        return f"none ({ratio.low:.2f}x to {ratio.high:.2f}x)"
+    return f"{ratio.value:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"

@@ -68,12 +68,12 @@ class BenchRun:
         step: Callable[[int], None],
     ) -> None:
         self.targets, self.options = targets, options
-        self.scenarios = [one.scaled(options.scale) for one in scenarios]
+        self.scenarios = [scenario.scaled(options.scale) for scenario in scenarios]
         self.samples: dict[str, Sampled] = {}
         self._say, self._step = say, step
         self._found: dict[tuple[str, str, str], WayFigures] = {}
         self._ways: dict[tuple[str, str], tuple[Way, ...]] = {}
-        known = [one.about.vocab or SAFE_VOCAB for one in targets]
+        known = [target.about.vocab or SAFE_VOCAB for target in targets]
         self._vocab = min(known)
 
     def run(self, check: Callable[[], None]) -> None:
@@ -90,7 +90,7 @@ class BenchRun:
             self._time(scenario, each)
 
     def rows(self) -> list[Row]:
-        found = []
+        rows = []
         for scenario in self.scenarios:
             for target in self.targets:
                 ways = self._ways.get((scenario.name, target.about.name), ())
@@ -98,8 +98,8 @@ class BenchRun:
                 for way in ways:
                     measured = self._found[scenario.name, target.about.name, way.name]
                     row = self._empty(scenario, way, target)
-                    found.append(measured.row(row, base, scenario.base))
-        return found
+                    rows.append(measured.row(row, base, scenario.base))
+        return rows
 
     def _empty(self, scenario: Scenario, way: Way, target: Answerer) -> Row:
         notes = []
@@ -112,7 +112,7 @@ class BenchRun:
         shape = f"{len(scenario.asks)} texts" if scenario.asks else str(way.shape)
         total = way.requests
         if scenario.asks:
-            total = sum(len(list(one.chunks(way.chunk))) for one in scenario.asks)
+            total = sum(len(list(ask.chunks(way.chunk))) for ask in scenario.asks)
         name = target.about.name
         sent, rate = max(1, min(total, way.sent)), way.rate
         return Row(
@@ -122,27 +122,27 @@ class BenchRun:
     def _sample(self, target: Answerer) -> None:
         """Score the sample; a target that disagrees with an earlier one is marked as wrong."""
         api = APIS[target.about.api]
-        found = take(target, sample_of(self._vocab, not api.takes_ids))
+        sampled = take(target, sample_of(self._vocab, not api.takes_ids))
         for name, other in self.samples.items():
-            one = next(t.about for t in self.targets if t.about.name == name)
-            want, got = other.first, found.first
-            if want is None or got is None or "packed" in other.wrong:
+            about = next(t.about for t in self.targets if t.about.name == name)
+            reference, got = other.first, sampled.first
+            if reference is None or got is None or "packed" in other.wrong:
                 continue
-            if reason := not_comparable(one, target.about):
+            if reason := not_comparable(about, target.about):
                 self._say(f"{target.about.name} is not compared with {name}: {reason}")
                 continue
-            both = common(other.workload, want, found.workload, got)
+            both = common(other.workload, reference, sampled.workload, got)
             if both is None:
                 continue
             why = disagreement(*both)
             said = "agrees with" if why is None else "DIFFERS from"
             self._say(f"{target.about.name} {said} {name}{'' if why is None else f': {why}'}")
             if why is not None:
-                wrong = dict.fromkeys(found.runs, f"not the scores of {name}: {why}")
-                found = replace(found, wrong={**found.wrong, **wrong})
-        for way, why in found.wrong.items():
+                wrong = dict.fromkeys(sampled.runs, f"not the scores of {name}: {why}")
+                sampled = replace(sampled, wrong={**sampled.wrong, **wrong})
+        for way, why in sampled.wrong.items():
             self._say(f"{target.about.name}, {way}: {why}")
-        self.samples[target.about.name] = found
+        self.samples[target.about.name] = sampled
 
     def _time(self, scenario: Scenario, seconds: float) -> None:
         """Measure all ways of all targets in turn, until the time is used."""

@@ -63,7 +63,7 @@ def sample_of(vocab: int | None, texts: bool) -> Workload:
 
 def take(target: Answerer, workload: Workload) -> Sampled:
     """Score the sample in every way and compare the ways with each other."""
-    if APIS[target.about.api].one:
+    if APIS[target.about.api].first_label_only:
         workload = narrow(workload)
     runs: dict[str, Run] = {}
     wrong: dict[str, str] = {}
@@ -79,47 +79,51 @@ def take(target: Answerer, workload: Workload) -> Sampled:
     return Sampled(workload, runs, wrong)
 
 
-def not_comparable(one: About, two: About) -> str | None:
+def not_comparable(first: About, second: About) -> str | None:
     """Return why the scores of two servers need not be equal; None if they must be.
 
     Servers give a model names of their own; a name's last part is the name of its directory.
     """
-    kinds = APIS[one.api].kind, APIS[two.api].kind
+    kinds = APIS[first.api].kind, APIS[second.api].kind
     if kinds[0] != kinds[1] or OWN_PROMPTS in kinds:
-        return f"the APIs {one.api} and {two.api} have no scores in common"
-    names = [about.model.rstrip("/").rpartition("/")[2].lower() for about in (one, two)]
+        return f"the APIs {first.api} and {second.api} have no scores in common"
+    names = [about.model.rstrip("/").rpartition("/")[2].lower() for about in (first, second)]
     if names[0] != names[1]:
-        return f"the models are called {one.model} and {two.model}"
+        return f"the models are called {first.model} and {second.model}"
     return None
 
 
 def narrow(workload: Workload) -> Workload:
     """Return the workload with the first label of each item alone."""
-    cases = [replace(one, label_ids=[ids[:1] for ids in one.label_ids]) for one in workload.cases]
+    cases = [
+        replace(case, label_ids=[ids[:1] for ids in case.label_ids]) for case in workload.cases
+    ]
     return replace(workload, cases=tuple(cases))
 
 
 def common(
-    one: Workload, of_one: Run, two: Workload, of_two: Run
+    first: Workload, of_one: Run, second: Workload, of_two: Run
 ) -> tuple[Workload, Run, Run] | None:
-    """Return the scores that both samples have, perhaps for the first labels only; None: none."""
-    if one.digest == two.digest:
-        return one, of_one, of_two
-    workload = narrow(one)
-    if workload.digest != narrow(two).digest:
+    """Return the scores that both samples have, perhaps for the first labels only, or None."""
+    if first.digest == second.digest:
+        return first, of_one, of_two
+    workload = narrow(first)
+    if workload.digest != narrow(second).digest:
         return None
     return workload, _first_label(of_one), _first_label(of_two)
 
 
 def _first_label(run: Run) -> Run:
-    results = {name: CaseResult(one.values[:, :1], None) for name, one in run.results.items()}
+    results = {name: CaseResult(result.values[:, :1], None) for name, result in run.results.items()}
     return replace(run, results=results)
 
 
-def disagreement(workload: Workload, want: Run, got: Run) -> str | None:
+def disagreement(workload: Workload, reference: Run, got: Run) -> str | None:
     """Return the first gate that two runs fail, with its numbers; None if they agree."""
-    verdicts = judge_pair(workload, want, got, HALF)[1]
-    return next((f"{one.gate}: {one.detail}" for one in verdicts if one.failed), None)
+    verdicts = judge_pair(workload, reference, got, HALF)[1]
+    return next(
+        (f"{verdict.gate}: {verdict.detail}" for verdict in verdicts if verdict.failed), None
+    )
 
 
 def _run(name: str, target: Answerer, workload: Workload, chunk: int | None) -> Run:
@@ -129,7 +133,7 @@ def _run(name: str, target: Answerer, workload: Workload, chunk: int | None) -> 
 
 
 def _scored(target: Answerer, case: Case, chunk: int | None) -> CaseResult:
-    """Score a case in requests of so many items; raise ValueError with the server's words."""
+    """Score a case, `chunk` items a request; raise ValueError with the server's words."""
     api = APIS[target.about.api]
     asks = [*BenchRequest(case.query, case.items).chunks(chunk)]
     labels = case.label_ids[0]

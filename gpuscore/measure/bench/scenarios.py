@@ -121,8 +121,8 @@ def _rerank(name: str, source: str, shape: Shape) -> Scenario:
 _RERANK, _ONE, _TEN = Shape(100, 1900, 500, 20), Shape(0, 120, 1, 180), Shape(0, 120, 10, 180)
 _GPU = "GPU report of 2026-02-12"
 SCENARIOS = {
-    one.name: one
-    for one in (
+    scenario.name: scenario
+    for scenario in (
         Scenario(
             "rerank",
             "TPU v6e report of 2026-02-10",
@@ -168,8 +168,8 @@ def text_scenario(path: Path = SENTENCES) -> Scenario:
 
     One measurement sends the requests of all lines, in order.
     """
-    asks = [BenchRequest(one.query, one.items) for one in read_texts(path, "--input")]
-    shape = Shape(0, 0, max(len(one.items) for one in asks), 0)
+    asks = [BenchRequest(line.query, line.items) for line in read_texts(path, "--input")]
+    shape = Shape(0, 0, max(len(ask.items) for ask in asks), 0)
     ways = [Way("packed", shape, len(asks))]
     if shape.items > SEQUENTIAL:
         ways.append(Way("sequential", shape, len(asks), chunk=SEQUENTIAL))
@@ -199,7 +199,7 @@ class Draws:
             static = self._ids(self._rng(scenario.name), way.shape.static)
             total = way.sent if way.rate is not None else way.count
             every = tuple(self._draw(rng, way, static) for _ in range(total))
-        divided = [part for one in every for part in one.chunks(way.chunk)]
+        divided = [part for ask in every for part in ask.chunks(way.chunk)]
         return divided[: way.sent]
 
     def arrivals(self, way: Way, number: int) -> np.ndarray:
@@ -218,13 +218,13 @@ class Draws:
         return BenchRequest(self._text(query), [self._text(item) for item in items])
 
     def _ids(self, rng: np.random.Generator, length: int) -> Ids:
-        found: Ids = rng.integers(0, self._vocab, length).tolist()
-        return found
+        ids: Ids = rng.integers(0, self._vocab, length).tolist()
+        return ids
 
     def _text(self, ids: Ids) -> str:
         assert self._words is not None  # noqa: S101  (the caller's)
         return "".join(self._words[id] for id in ids)
 
     def _rng(self, *names: str | int) -> np.random.Generator:
-        keys = [zlib.crc32(one.encode()) if isinstance(one, str) else one for one in names]
+        keys = [zlib.crc32(name.encode()) if isinstance(name, str) else name for name in names]
         return np.random.default_rng([self._seed, *keys])

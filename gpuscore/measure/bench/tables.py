@@ -60,11 +60,15 @@ def _table(
     head += ["$ per million items", "items per $"] if prices else []
     lines = []
     for row in rows:
-        cells = [row.way, row.server, *(_cell(one, row) for one in columns)]
+        cells = [row.way, row.server, *(_cell(column, row) for column in columns)]
         cells += [change_text(row.improvement)] if based else []
         if first is not None:
-            one = [r for r in rows if (r.server, r.way) == (first, row.way)]
-            cells.append(change_text(against(row, one[0])) if one and row.server != first else "-")
+            first_rows = [r for r in rows if (r.server, r.way) == (first, row.way)]
+            cells.append(
+                change_text(against(row, first_rows[0]))
+                if first_rows and row.server != first
+                else "-"
+            )
         cells += _cost(row, prices.get(row.server)) if prices else []
         lines.append(tuple(cells))
     source = f" ({known.source})" if known is not None else ""
@@ -135,13 +139,14 @@ def against(row: Row, first: Row) -> Interval | None:
     """Return the ratio of two servers' median rates, with an interval of unpaired resamples."""
     if not row.rates or not first.rates:
         return None
-    one, two = np.array(row.rates), np.array(first.rates)
-    value = float(np.median(one) / np.median(two))
-    if min(len(one), len(two)) < FEWEST:
+    rates, first_rates = np.array(row.rates), np.array(first.rates)
+    value = float(np.median(rates) / np.median(first_rates))
+    if min(len(rates), len(first_rates)) < FEWEST:
         return Interval(value)
     rng = np.random.default_rng(0)
     ratios = [
-        np.median(rng.choice(one, len(one))) / np.median(rng.choice(two, len(two)))
+        np.median(rng.choice(rates, len(rates)))
+        / np.median(rng.choice(first_rates, len(first_rates)))
         for _ in range(RESAMPLES)
     ]
     return Interval.of(value, np.array(ratios))

@@ -154,10 +154,10 @@ def _told(http: httpx.Client, path: str) -> dict[str, Any]:
     """Return the JSON object of a route; empty if it is not there."""
     try:
         answer = http.get(path)
-        found = answer.json() if answer.status_code == 200 else {}
+        content = answer.json() if answer.status_code == 200 else {}
     except (httpx.HTTPError, httpx.InvalidURL, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _first_model(http: httpx.Client) -> str | None:
@@ -192,9 +192,9 @@ def refusal(body: bytes) -> str:
     """Return a server's own words for an error, on one line."""
     text = body.decode(errors="replace")
     try:
-        found = msgspec.json.decode(body)
-        found = found.get("error", found) if isinstance(found, dict) else found
-        text = found.get("message", text) if isinstance(found, dict) else str(found)
+        content = msgspec.json.decode(body)
+        content = content.get("error", content) if isinstance(content, dict) else content
+        text = content.get("message", text) if isinstance(content, dict) else str(content)
     except msgspec.DecodeError:
         pass
     return " ".join(str(text).split())[:200]
@@ -206,17 +206,17 @@ def _words(http: httpx.Client, model: str) -> tuple[Sequence[str], str]:
         counts = _counts(http, model)
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
         return WORDS, "one word for a token, not confirmed"
-    found = [word for word, count in zip(WORDS, counts, strict=True) if count == 1]
-    if len(found) < FEWEST_WORDS:
+    words = [word for word, count in zip(WORDS, counts, strict=True) if count == 1]
+    if len(words) < FEWEST_WORDS:
         return WORDS, "one word for a token, which the server's tokenizer divides"
-    return found, "each word one token by the server's /tokenize"
+    return words, "each word one token by the server's /tokenize"
 
 
 def _counts(http: httpx.Client, model: str) -> list[int]:
     """Return the number of tokens of each of WORDS, by TEI's route or by vLLM's."""
     answer = http.post("/tokenize", json={"inputs": [*WORDS], "add_special_tokens": False})
-    if answer.status_code == 200 and isinstance(found := answer.json(), list):
-        return [len(one) for one in found]
+    if answer.status_code == 200 and isinstance(texts := answer.json(), list):
+        return [len(tokens) for tokens in texts]
     bodies = ({"model": model, "prompt": word, "add_special_tokens": False} for word in WORDS)
     return [int(http.post("/tokenize", json=body).json()["count"]) for body in bodies]
 
@@ -228,8 +228,10 @@ def _facts(info: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def started(model: str, options: str) -> Iterator[str]:
+def started(model: str, options: str, patience: float) -> Iterator[str]:
     """Start `gpuscore serve MODEL OPTIONS`; yield its address, and end it.
+
+    The server gives up a request no sooner than the client, unless OPTIONS say when.
 
     Raises:
         ConfigError: it does not start; with its own last words.
@@ -238,7 +240,8 @@ def started(model: str, options: str) -> Iterator[str]:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "gpuscore", "serve", model),
-                *("--port", "0", "--no-log-requests", *shlex.split(options)),
+                *("--port", "0", "--no-log-requests", "--request-timeout", str(patience)),
+                *shlex.split(options),
             ],
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -290,14 +293,14 @@ class LocalTarget:
             record.lost_because = "in process there are neither arrivals nor /v1/completions"
             return record
 
-        def one(number: int) -> None:
+        def ask(number: int) -> None:
             record.due[number] = record.sent[number] = time.monotonic()
             try:
-                found = self._scorer.score(
+                scores = self._scorer.score(
                     asks[number].query, asks[number].items, label_token_ids=labels
                 )
                 record.status[number] = 200
-                body: Any = {"scores": found.scores.tolist()}
+                body: Any = {"scores": scores.scores.tolist()}
             except GpuscoreError as error:
                 record.status[number] = 500
                 body = {"error": {"message": error.message}}
@@ -305,7 +308,7 @@ class LocalTarget:
             record.bodies[number] = msgspec.json.encode(body)
 
         with ThreadPoolExecutor(clients) as threads:
-            list(threads.map(one, range(len(asks))))
+            list(threads.map(ask, range(len(asks))))
         return record  # whose client_seconds stay 0: this process computes the model, too
 
 

@@ -45,8 +45,8 @@ class CalibratedKind:
 
     def as_json(self) -> dict[str, Any]:
         measured = {
-            when: {name: _listed(one) for name, one in found.items()}
-            for when, found in (("before", self.before), ("after", self.after))
+            when: {name: _listed(interval) for name, interval in measures.items()}
+            for when, measures in (("before", self.before), ("after", self.after))
         }
         return {"questions": self.questions} | measured
 
@@ -68,10 +68,10 @@ def calibrate(values: argparse.Namespace, settings: Settings) -> int:
         samples = scorer.samples(values.data, rows, begin(""))
     outcomes = {
         kind: outcome
-        for kind, one in samples.items()
-        if (outcome := calibrated(one, values.bias, values.folds, values.seed)) is not None
+        for kind, of_kind in samples.items()
+        if (outcome := calibrated(of_kind, values.bias, values.folds, values.seed)) is not None
     }
-    left = {kind: one for kind, one in samples.items() if kind not in outcomes}
+    left = {kind: of_kind for kind, of_kind in samples.items() if kind not in outcomes}
     if not outcomes:
         raise InvalidRequest(_too_few(left, values.folds))
     about = {
@@ -80,11 +80,13 @@ def calibrate(values: argparse.Namespace, settings: Settings) -> int:
         "data_sha256": hashlib.sha256(values.data.read_bytes()).hexdigest(),
         "rows": len(rows),
         "folds": values.folds,
-        "measured": {kind: one.as_json() for kind, one in outcomes.items()},
+        "measured": {kind: outcome.as_json() for kind, outcome in outcomes.items()},
     }
-    made = Calibration({kind: one.scaling for kind, one in outcomes.items()}, about)
+    made = Calibration({kind: outcome.scaling for kind, outcome in outcomes.items()}, about)
     _write(values.output, json.dumps(made.as_json(), indent=1) + "\n")
-    panels = {f"{kind}, {one.questions} questions": one.bins for kind, one in outcomes.items()}
+    panels = {
+        f"{kind}, {outcome.questions} questions": outcome.bins for kind, outcome in outcomes.items()
+    }
     _write(values.diagram, reliability(panels, f"Reliability of {about['model']}"))
     print(report(outcomes))
     if left:
@@ -111,22 +113,22 @@ def calibrated(samples: Samples, with_bias: bool, folds: int, seed: int) -> Cali
 def report(outcomes: Mapping[Kind, CalibratedKind]) -> str:
     """Return a table of the measures, with intervals of 95 %."""
     lines = []
-    for kind, one in outcomes.items():
+    for kind, outcome in outcomes.items():
         lines.append(
-            f"{kind}: {one.questions} questions, temperature {one.scaling.temperature:.4f}"
+            f"{kind}: {outcome.questions} questions, temperature {outcome.scaling.temperature:.4f}"
         )
-        for name, before in one.before.items():
-            lines.append(f"  {name:9} {before:.4f} -> {one.after[name]:.4f}")
+        for name, before in outcome.before.items():
+            lines.append(f"  {name:9} {before:.4f} -> {outcome.after[name]:.4f}")
     return "\n".join(lines)
 
 
-def _listed(one: Interval) -> list[float]:
-    return [round(number, 6) for number in (one.value, one.low, one.high)]
+def _listed(interval: Interval) -> list[float]:
+    return [round(number, 6) for number in (interval.value, interval.low, interval.high)]
 
 
 def _too_few(samples: Mapping[Kind, Samples], folds: int) -> str:
     counts = ", ".join(
-        f"{kind} has {len(set(one.rows.tolist()))} rows" for kind, one in samples.items()
+        f"{kind} has {len(set(of_kind.rows.tolist()))} rows" for kind, of_kind in samples.items()
     )
     return f"not fitted: {counts}; {folds} folds need {ROWS_PER_FOLD * folds}"
 

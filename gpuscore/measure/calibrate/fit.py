@@ -52,8 +52,8 @@ def fold_of(rows: Places, folds: int, seed: int) -> Places:
     """Return the fold of each sample: one for a row, and equally many rows in each."""
     different, place = np.unique(rows, return_inverse=True)
     order = np.random.default_rng(seed).permutation(len(different))
-    found: Places = (order % folds)[place]
-    return found
+    numbers: Places = (order % folds)[place]
+    return numbers
 
 
 def _loss(samples: Samples, inverse: float, bias: Float64Array) -> float:

@@ -140,12 +140,14 @@ class LabelledScorer(LoadedScorer):
         self._check(path, rows, prompts)
         calls = (_call(_made(prompts, row)) for row in rows)
         gathered = defaultdict[Kind, list[ReadSample]](list)
-        found = self._many(calls)
+        reads_of_rows = self._many(calls)
         questions = 0
-        for row, reads in zip(rows, found, strict=True):
-            for one, logprobs in reads:
-                right, asked = row.right[one.question], questions + one.question
-                gathered[one.kind].append((logprobs, right, asked, row.number, one.turned))
+        for row, reads in zip(rows, reads_of_rows, strict=True):
+            for question, logprobs in reads:
+                right, asked = row.right[question.question], questions + question.question
+                gathered[question.kind].append(
+                    (logprobs, right, asked, row.number, question.turned)
+                )
             questions += len(row.right)
             read(1)
         return {kind: Samples.of(gathered[kind]) for kind in KINDS if kind in gathered}

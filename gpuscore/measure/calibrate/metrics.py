@@ -40,11 +40,11 @@ def bins(judged: Judged) -> list[Bin]:
     """Return the bins that have a question, by probability."""
     best, is_right = _per_question(judged)[:2]
     place = _bin_of(best)
-    found = []
+    listed = []
     for number in np.unique(place):
         inside = place == number
-        found.append(Bin(int(inside.sum()), float(best[inside].mean()), is_right[inside].mean()))
-    return found
+        listed.append(Bin(int(inside.sum()), float(best[inside].mean()), is_right[inside].mean()))
+    return listed
 
 
 def _per_question(judged: Judged) -> Float64Array:

@@ -24,10 +24,10 @@ class Samples:
 
     Args:
         logprobs: [N, most labels], in the order of the labels; -inf after the last one.
-        right: [N], the label that answers.
-        questions: [N], numbers of the questions, from 0; each one's reads have one number.
+        right: [N], numbers of the right labels.
+        questions: [N], numbers of the questions, from 0; both reads of a question have its number.
         rows: [N], numbers of the rows; questions of a row have a state in common.
-        turned: [N], the options stood in reverse order.
+        turned: [N], True if the options stood in reverse order.
     """
 
     logprobs: Float64Array

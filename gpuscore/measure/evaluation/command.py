@@ -47,15 +47,16 @@ def evaluate(values: argparse.Namespace, settings: Settings) -> int:
             (folder / file_name(target, data)).unlink(missing_ok=True)
     with progress(len(targets) * sum(len(unit.texts) for unit in units_of(data))) as begin:
         runs = [
-            run_target(one, data, folder, values.concurrency, begin(one.name)) for one in targets
+            run_target(target, data, folder, values.concurrency, begin(target.name))
+            for target in targets
         ]
-    found = [measured(data, run, measures, values.seed) for run in runs]
+    measured_runs = [measured(data, run, measures, values.seed) for run in runs]
     before = first_stage(data, measures, values.seed) if isinstance(data, Ranked) else None
-    others = [*([before] if before is not None else []), *found[1:]]
+    others = [*([before] if before is not None else []), *measured_runs[1:]]
     evaluation = Evaluation(
         data,
-        [found[0], *others],
-        [compared(found[0], one, values.seed) for one in others],
+        [measured_runs[0], *others],
+        [compared(measured_runs[0], other_run, values.seed) for other_run in others],
         _facts(values, data, targets[0]),
         values.price,
         values.margin,
@@ -79,10 +80,10 @@ def _data(values: argparse.Namespace) -> Ranked | Labelled:
     path = DEMO if values.data == "demo" else Path(values.data)
     of_folder = {"--qrels": values.qrels, "--run": values.run}
     if path.is_dir():
-        paths = [None if given is None else Path(given) for given in of_folder.values()]
+        paths = [None if place is None else Path(place) for place in of_folder.values()]
         return read_folder(path, values.split, paths[0], paths[1], values.depth)
-    if given := [flag for flag, value in of_folder.items() if value is not None]:
-        raise ConfigError(f"{given[0]} belongs to a folder, and --data {path} is none")
+    if flags := [flag for flag, value in of_folder.items() if value is not None]:
+        raise ConfigError(f"{flags[0]} belongs to a folder, and --data {path} is none")
     if not path.exists():
         raise ConfigError(f"--data {path} does not exist")
     data = read_lines(path)
@@ -101,11 +102,11 @@ def _targets(values: argparse.Namespace, settings: Settings) -> list[Target]:
         None if values.labels is None else tuple(values.labels.split(",")),
         values.truncate,
     )
-    found = [base, *(other(base, text) for text in values.against)]
-    names = [target.name for target in found]
+    targets = [base, *(other(base, text) for text in values.against)]
+    names = [target.name for target in targets]
     if len(set(names)) < len(names):
         raise ConfigError(f"--against names {names[-1]} twice")
-    return found
+    return targets
 
 
 def _facts(values: argparse.Namespace, data: Ranked | Labelled, target: Target) -> dict[str, str]:

@@ -107,7 +107,7 @@ def ranked(name: str, queries: Sequence[Query]) -> Ranked:
     _refuse_twice((query.id for query in queries), f"{name}: the query")
     for query in queries:
         _refuse_twice(query.documents, f"{name}: query {query.id}: the document")
-    useful = tuple(one for one in queries if any(grade > 0 for grade in one.grades.values()))
+    useful = tuple(query for query in queries if any(grade > 0 for grade in query.grades.values()))
     useful = tuple(query for query in useful if query.documents)
     if not useful:
         raise ConfigError(f"--data {name} has no query with candidates and a relevant document")
@@ -132,25 +132,27 @@ def _query(path: Path, place: str, row: Mapping[str, Any]) -> Query:
     def bad(what: str) -> ConfigError:
         return ConfigError(f"--data {path}: {place}: {what}")
 
-    text, given, grades = row.get("query"), row.get("documents"), row.get("grades")
-    if not isinstance(text, str) or not isinstance(given, list) or not isinstance(grades, list):
+    text, documents, grades = row.get("query"), row.get("documents"), row.get("grades")
+    if not isinstance(text, str) or not isinstance(documents, list) or not isinstance(grades, list):
         raise bad("needs query (text), documents and grades (lists), or text and label")
-    if len(given) != len(grades):
-        raise bad(f"has {len(given)} documents and {len(grades)} grades")
+    if len(documents) != len(grades):
+        raise bad(f"has {len(documents)} documents and {len(grades)} grades")
     if not all(isinstance(grade, int) for grade in grades):
         raise bad("grades must be integers")
     first = row.get("first_stage")
-    if first is not None and (len(first) != len(given) or not all(map(_is_number, first))):
+    if first is not None and (len(first) != len(documents) or not all(map(_is_number, first))):
         raise bad("first_stage must be a number for each document")
-    named = [one if isinstance(one, dict) else {"text": one} for one in given]
-    if not all(isinstance(one.get("text"), str) for one in named):
+    named = [
+        document if isinstance(document, dict) else {"text": document} for document in documents
+    ]
+    if not all(isinstance(document.get("text"), str) for document in named):
         raise bad("documents must be texts, or objects with text and perhaps id")
-    ids = tuple(str(one.get("id", index)) for index, one in enumerate(named))
+    ids = tuple(str(document.get("id", index)) for index, document in enumerate(named))
     return Query(
         str(row.get("id", place)),
         text,
         ids,
-        tuple(one["text"] for one in named),
+        tuple(document["text"] for document in named),
         None if first is None else tuple(map(float, first)),
         {id: int(grade) for id, grade in zip(ids, grades, strict=True)},
     )
@@ -186,12 +188,12 @@ def json_lines(path: Path) -> Iterator[Record]:
     """Yield the object of each line; raise ConfigError for a line that is not an object."""
     for number, line in lines(path):
         try:
-            found = json.loads(line)
+            content = json.loads(line)
         except ValueError as error:
             raise ConfigError(f"{path}: line {number} is not JSON: {error}") from error
-        if not isinstance(found, dict):
+        if not isinstance(content, dict):
             raise ConfigError(f"{path}: line {number} is no JSON object")
-        yield f"line {number}", found
+        yield f"line {number}", content
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -224,8 +226,8 @@ def files_of(folder: Path, name: str, split: str = "*") -> list[Path]:
         return [folder / f"{name}.jsonl"]
     # As data sets are stored: test.jsonl, or test-00000-of-00001.parquet.
     patterns = [f"{split}.jsonl", f"{split}.parquet", f"{split}-*.parquet"]
-    found = (path for pattern in patterns for path in (folder / name).glob(pattern))
-    return sorted(set(found))
+    paths = (path for pattern in patterns for path in (folder / name).glob(pattern))
+    return sorted(set(paths))
 
 
 def _parquet(path: Path) -> Iterator[Record]:

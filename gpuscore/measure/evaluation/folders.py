@@ -44,38 +44,38 @@ def read_folder(
     }
     if lost := sorted(wanted - corpus.keys()):
         raise ConfigError(f"--data {folder}: document {lost[0]} is not in its corpus")
-    found = []
+    read = []
     for id, text in queries.items():
         ids = tuple(chosen.get(id, ()))
-        texts = tuple(corpus[one] for one in ids)
-        scores = None if first is None else tuple(first[id][one] for one in ids)
-        found.append(Query(id, text, ids, texts, scores, judged[id]))
-    return ranked(folder.name, found)
+        texts = tuple(corpus[document] for document in ids)
+        scores = None if first is None else tuple(first[id][document] for document in ids)
+        read.append(Query(id, text, ids, texts, scores, judged[id]))
+    return ranked(folder.name, read)
 
 
 def read_qrels(path: Path) -> Qrels:
     """Read judgements: BEIR's table with a head, or TREC's four columns."""
-    found: Qrels = {}
+    qrels: Qrels = {}
     for number, line in lines(path):
         cells = line.split("\t") if "\t" in line else line.split()
         if number == 1 and cells[0] in _QUERY:
             continue
         cells = [cells[0], *cells[2:4]] if len(cells) == 4 else cells
-        _judge(found, cells, f"{path}: line {number}")
-    return found
+        _judge(qrels, cells, f"{path}: line {number}")
+    return qrels
 
 
 def read_run(path: Path) -> Run:
     """Read a run: query, Q0, document, rank, score, name."""
-    found: Run = {}
+    run: Run = {}
     for number, line in lines(path):
         cells = line.split()
         try:
             query, _, document, _, score = cells[:5]
-            found.setdefault(query, {})[document] = float(score)
+            run.setdefault(query, {})[document] = float(score)
         except ValueError:
             raise ConfigError(f"{path}: line {number} is none of a TREC run") from None
-    return found
+    return run
 
 
 def _best(scores: Mapping[str, float], depth: int) -> list[str]:
@@ -88,18 +88,18 @@ def _qrels_of(folder: Path, split: str) -> Qrels:
             return read_qrels(path)
     if not files_of(folder, "qrels", split):
         raise ConfigError(f"--data {folder} has no judgements in qrels/{split}.* or qrels.txt")
-    found: Qrels = {}
+    qrels: Qrels = {}
     for place, row in records_of(folder, "qrels", split):
         grade = row.get("score", row.get("relevance", ""))
         cells = [_first(row, _QUERY), _first(row, _DOCUMENT), str(grade)]
-        _judge(found, cells, f"{folder}/qrels: {place}")
-    return found
+        _judge(qrels, cells, f"{folder}/qrels: {place}")
+    return qrels
 
 
-def _judge(found: Qrels, cells: Sequence[str], place: str) -> None:
+def _judge(qrels: Qrels, cells: Sequence[str], place: str) -> None:
     try:
         query, document, grade = cells
-        found.setdefault(query, {})[document] = int(float(grade))
+        qrels.setdefault(query, {})[document] = int(float(grade))
     except ValueError:
         raise ConfigError(f"{place} is no judgement") from None
 

@@ -50,22 +50,22 @@ def parse(text: str) -> dict[str, Any]:
     """
     import ir_measures
 
-    found: dict[str, Any] = {}
+    parsed: dict[str, Any] = {}
     for name in text.split():
         own = name
         for pattern, other in _ALIASES:
             own = re.sub(pattern, other, own)
-        if name in found:
+        if name in parsed:
             raise ConfigError(f"--measures names {name} twice")
         try:
-            found[name] = None if name == AUC else ir_measures.parse_measure(own)
+            parsed[name] = None if name == AUC else ir_measures.parse_measure(own)
         except (NameError, ValueError, SyntaxError):
             raise ConfigError(
                 f"--measures: there is no measure {name}; examples: {DEFAULT} precision@5"
             ) from None
-    if not found:
+    if not parsed:
         raise ConfigError("--measures is empty")
-    return found
+    return parsed
 
 
 def by_query(
@@ -89,14 +89,14 @@ def by_query(
         for query in queries
     }
     place = {query.id: index for index, query in enumerate(queries)}
-    found = {name: np.zeros(len(queries)) for name in measures}
+    values = {name: np.zeros(len(queries)) for name in measures}
     wanted = {measure: name for name, measure in measures.items() if measure is not None}
-    for one in ir_measures.iter_calc(list(wanted), qrels, run) if wanted else ():
-        found[wanted[one.measure]][place[one.query_id]] = one.value
+    for metric in ir_measures.iter_calc(list(wanted), qrels, run) if wanted else ():
+        values[wanted[metric.measure]][place[metric.query_id]] = metric.value
     if AUC in measures:
         rows = [(query, scores[query.id]) for query in queries]
-        found[AUC] = np.array([_auc_of(query, row) for query, row in rows])
-    return found
+        values[AUC] = np.array([_auc_of(query, row) for query, row in rows])
+    return values
 
 
 def _ranks(query: Query, scores: Sequence[float | None]) -> Float64Array:
@@ -115,7 +115,7 @@ def _ranks(query: Query, scores: Sequence[float | None]) -> Float64Array:
 
 
 def _numbers(scores: Sequence[float | None]) -> Float64Array:
-    return np.array([-np.inf if one is None else one for one in scores], np.float64)
+    return np.array([-np.inf if score is None else score for score in scores], np.float64)
 
 
 def _auc_of(query: Query, scores: Sequence[float | None]) -> float:
@@ -138,7 +138,7 @@ def interval(values: Float64Array, seed: int) -> Interval:
     mean = float(values.mean()) if values.size else float("nan")
     if values.size < 2:
         return Interval(mean)
-    found = stats.bootstrap(
+    drawn = stats.bootstrap(
         (values,),
         np.mean,
         n_resamples=RESAMPLES,
@@ -146,7 +146,7 @@ def interval(values: Float64Array, seed: int) -> Interval:
         method="percentile",
         rng=np.random.default_rng(seed),
     ).confidence_interval
-    return Interval(mean, float(found.low), float(found.high))
+    return Interval(mean, float(drawn.low), float(drawn.high))
 
 
 def difference(ours: Float64Array, theirs: Float64Array, seed: int) -> Difference:
@@ -199,18 +199,18 @@ def auc_interval(
     classes: Sequence[str], rows: Float64Array, labels: Sequence[str], seed: int
 ) -> Interval:
     """Return the AUC of each class against the rest, averaged over classes with both kinds."""
-    given = np.array(labels)
+    right = np.array(labels)
 
     def macro(chosen: Any) -> float:
-        found = [auc(rows[chosen, i], given[chosen] == one) for i, one in enumerate(classes)]
-        known = [one for one in found if not np.isnan(one)]
+        aucs = [auc(rows[chosen, i], right[chosen] == name) for i, name in enumerate(classes)]
+        known = [value for value in aucs if not np.isnan(value)]
         return float(np.mean(known)) if known else float("nan")
 
-    everything = np.arange(len(given))
+    everything = np.arange(len(right))
     mean = macro(everything)
-    if len(given) < 2 or np.isnan(mean):
+    if len(right) < 2 or np.isnan(mean):
         return Interval(mean)
-    drawn = np.random.default_rng(seed).integers(0, len(given), (AUC_RESAMPLES, len(given)))
+    drawn = np.random.default_rng(seed).integers(0, len(right), (AUC_RESAMPLES, len(right)))
     return Interval.of(mean, np.array([macro(chosen) for chosen in drawn]))
 
 
@@ -293,30 +293,30 @@ def _classification(data: Labelled, run: ScoredRun, seed: int) -> Measured:
 
 
 def compared(ours: Measured, theirs: Measured, seed: int) -> ComparedRuns:
-    found = {
+    differences = {
         name: difference(values, theirs.values[name], seed) for name, values in ours.values.items()
     }
-    return ComparedRuns(ours, theirs, found)
+    return ComparedRuns(ours, theirs, differences)
 
 
-def verdict(found: ComparedRuns, measure: str, margin: float | None) -> str:
+def verdict(runs: ComparedRuns, measure: str, margin: float | None) -> str:
     """Return a sentence about one measure."""
-    one = found.differences[measure]
-    mean = one.mean
+    change = runs.differences[measure]
+    mean = change.mean
     word = "no difference shown"
-    if one.p <= SIGNIFICANT:
+    if change.p <= SIGNIFICANT:
         word = "better" if mean.value > 0 else "worse"
     said = (
-        f"{measure}: {found.ours.name} {found.ours.means[measure].value:.4f}, {found.theirs.name} "
-        f"{found.theirs.means[measure].value:.4f}: {word} ({mean.value:+.4f}, 95 % "
-        f"{mean.low:+.4f} to {mean.high:+.4f}, p {one.p:.4f})"
+        f"{measure}: {runs.ours.name} {runs.ours.means[measure].value:.4f}, {runs.theirs.name} "
+        f"{runs.theirs.means[measure].value:.4f}: {word} ({mean.value:+.4f}, 95 % "
+        f"{mean.low:+.4f} to {mean.high:+.4f}, p {change.p:.4f})"
     )
     if margin is None:
         return said
-    holds = "not worse" if holds_margin(one, margin) else "NOT shown to be not worse"
+    holds = "not worse" if holds_margin(change, margin) else "NOT shown to be not worse"
     return f"{said}; {holds} by more than {margin:g}"
 
 
-def holds_margin(found: Difference, margin: float) -> bool:
+def holds_margin(change: Difference, margin: float) -> bool:
     """Return True if a loss of more than the margin is outside of the interval."""
-    return found.mean.low > -margin  # not so for NaN
+    return change.mean.low > -margin  # not so for NaN

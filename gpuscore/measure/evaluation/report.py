@@ -57,7 +57,7 @@ class Evaluation:
 
     @property
     def verdicts(self) -> list[str]:
-        return [verdict(one, self.first, self.margin) for one in self.comparisons]
+        return [verdict(pair, self.first, self.margin) for pair in self.comparisons]
 
     @property
     def holds(self) -> bool:
@@ -65,68 +65,68 @@ class Evaluation:
         first, margin = self.first, self.margin
         if margin is None:
             return True
-        return all(holds_margin(one.differences[first], margin) for one in self.comparisons)
+        return all(holds_margin(pair.differences[first], margin) for pair in self.comparisons)
 
 
-def as_text(found: Evaluation) -> str:
-    parts = [aligned(*_means(found)), aligned(*_speed(found)), *found.verdicts]
+def as_text(evaluation: Evaluation) -> str:
+    parts = [aligned(*_means(evaluation)), aligned(*_speed(evaluation)), *evaluation.verdicts]
     return "\n\n".join(parts)
 
 
-def write_json(path: Path, found: Evaluation) -> None:
+def write_json(path: Path, evaluation: Evaluation) -> None:
     """Write one object with means, differences and speed; NaN is null."""
     runs = {
-        one.name: {
-            "measures": {name: asdict(value) for name, value in one.means.items()},
-            "not_scored": one.not_scored,
-            "seconds": None if one.scored is None else one.scored.seconds,
-            "prompt_tokens": None if one.scored is None else one.scored.tokens,
+        run.name: {
+            "measures": {name: asdict(value) for name, value in run.means.items()},
+            "not_scored": run.not_scored,
+            "seconds": None if run.scored is None else run.scored.seconds,
+            "prompt_tokens": None if run.scored is None else run.scored.tokens,
         }
-        for one in found.runs
+        for run in evaluation.runs
     }
     against = {
-        one.theirs.name: {name: asdict(value) for name, value in one.differences.items()}
-        for one in found.comparisons
+        pair.theirs.name: {name: asdict(value) for name, value in pair.differences.items()}
+        for pair in evaluation.comparisons
     }
-    made = {"facts": dict(found.facts), "runs": runs, "against": against}
-    text = json.dumps(_plain(made | {"verdicts": found.verdicts}), indent=2)
+    made = {"facts": dict(evaluation.facts), "runs": runs, "against": against}
+    text = json.dumps(_plain(made | {"verdicts": evaluation.verdicts}), indent=2)
     write(path, text + "\n", "--output")
 
 
 def _plain(value: object) -> object:
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_plain(one) for one in value]
+        return [_plain(inner) for inner in value]
     return None if isinstance(value, float) and np.isnan(value) else value
 
 
-def write_page(path: Path, found: Evaluation) -> None:
+def write_page(path: Path, evaluation: Evaluation) -> None:
     """Write a self-contained page; raise ConfigError if it cannot be written."""
-    first = found.first
-    plots = [intervals(first, [(one.name, one.means[first]) for one in found.runs])]
+    first = evaluation.first
+    plots = [intervals(first, [(run.name, run.means[first]) for run in evaluation.runs])]
     plots += [
         sorted_changes(
-            f"{first}: {one.ours.name} less {one.theirs.name}",
-            one.ours.values[first] - one.theirs.values[first],
+            f"{first}: {pair.ours.name} less {pair.theirs.name}",
+            pair.ours.values[first] - pair.theirs.values[first],
         )
-        for one in found.comparisons
+        for pair in evaluation.comparisons
     ]
-    changed = ["<h2>Differences</h2>", text_table(*_differences(found))]
-    head, rows = _per_query(found)
-    shown = _largest(found, rows)
+    changed = ["<h2>Differences</h2>", text_table(*_differences(evaluation))]
+    head, rows = _per_query(evaluation)
+    shown = _largest(evaluation, rows)
     write_html(
         path,
-        f"Evaluation of {found.runs[0].name} on {found.data.name}",
+        f"Evaluation of {evaluation.runs[0].name} on {evaluation.data.name}",
         [
-            text_table((), list(found.facts.items()), "words"),
-            *(f"<p><strong>{escape(text)}</strong></p>" for text in found.verdicts),
+            text_table((), list(evaluation.facts.items()), "words"),
+            *(f"<p><strong>{escape(text)}</strong></p>" for text in evaluation.verdicts),
             "<h2>Measures</h2>",
-            text_table(*_means(found)),
-            *(changed if found.comparisons else []),
+            text_table(*_means(evaluation)),
+            *(changed if evaluation.comparisons else []),
             *plots,
             "<h2>Speed</h2>",
-            text_table(*_speed(found)),
+            text_table(*_speed(evaluation)),
             f"<p>{escape(ABOUT.format(resamples=f'{RESAMPLES:,}'))}</p>",
             f"<h2>Queries</h2><p>{len(shown)} of {len(rows)}, the largest changes first; "
             "queries.csv has all.</p>",
@@ -136,9 +136,9 @@ def write_page(path: Path, found: Evaluation) -> None:
     )
 
 
-def write_queries(path: Path, found: Evaluation) -> None:
+def write_queries(path: Path, evaluation: Evaluation) -> None:
     """Write a CSV with a line per query; raise ConfigError if it cannot be written."""
-    head, rows = _per_query(found)
+    head, rows = _per_query(evaluation)
     made = io.StringIO(newline="")
     csv.writer(made).writerows([head, *rows])
     write(path, made.getvalue(), "--output")
@@ -147,17 +147,17 @@ def write_queries(path: Path, found: Evaluation) -> None:
 Lines = tuple[Sequence[str], list[Sequence[str]]]
 
 
-def _means(found: Evaluation) -> Lines:
-    names = list(found.runs[0].means)
-    rows = [[one.name, *(f"{one.means[name]:.4f}" for name in names)] for one in found.runs]
+def _means(evaluation: Evaluation) -> Lines:
+    names = list(evaluation.runs[0].means)
+    rows = [[run.name, *(f"{run.means[name]:.4f}" for name in names)] for run in evaluation.runs]
     return ["run", *names], list(rows)
 
 
-def _differences(found: Evaluation) -> Lines:
+def _differences(evaluation: Evaluation) -> Lines:
     head = ["against", "measure", "difference", "95 %", "p", "better", "worse"]
     rows = [
         [
-            one.theirs.name,
+            pair.theirs.name,
             name,
             f"{change.mean.value:+.4f}",
             f"{change.mean.low:+.4f} to {change.mean.high:+.4f}",
@@ -165,38 +165,42 @@ def _differences(found: Evaluation) -> Lines:
             str(change.better),
             str(change.worse),
         ]
-        for one in found.comparisons
-        for name, change in one.differences.items()
+        for pair in evaluation.comparisons
+        for name, change in pair.differences.items()
     ]
     return head, list(rows)
 
 
-def _speed(found: Evaluation) -> Lines:
+def _speed(evaluation: Evaluation) -> Lines:
     """Return queries and documents per second; for classification a query is a text."""
-    ranks = isinstance(found.data, Ranked)
+    ranks = isinstance(evaluation.data, Ranked)
     units = ["queries/s", "documents/s"] if ranks else ["texts/s"]
     head = ["run", "seconds", *units, "tokens/s", "not scored"]
-    head += [f"price of 1,000 {'queries' if ranks else 'texts'}"] if found.price is not None else []
+    head += (
+        [f"price of 1,000 {'queries' if ranks else 'texts'}"]
+        if evaluation.price is not None
+        else []
+    )
     rows = []
-    for one in found.runs:
-        if one.scored is None:
+    for run in evaluation.runs:
+        if run.scored is None:
             continue
-        seconds = max(one.scored.seconds, 1e-9)
-        count = len(found.data.queries) if isinstance(found.data, Ranked) else one.pairs
-        rates = [count / seconds, *([one.pairs / seconds] if ranks else [])]
-        cells = [one.name, f"{seconds:.1f}", *(f"{rate:,.1f}" for rate in rates)]
-        cells += [f"{one.scored.tokens / seconds:,.0f}", str(one.not_scored)]
-        if found.price is not None:
-            cells.append(f"{1000 * seconds / count * found.price / 3600:.4f}")
+        seconds = max(run.scored.seconds, 1e-9)
+        count = len(evaluation.data.queries) if isinstance(evaluation.data, Ranked) else run.pairs
+        rates = [count / seconds, *([run.pairs / seconds] if ranks else [])]
+        cells = [run.name, f"{seconds:.1f}", *(f"{rate:,.1f}" for rate in rates)]
+        cells += [f"{run.scored.tokens / seconds:,.0f}", str(run.not_scored)]
+        if evaluation.price is not None:
+            cells.append(f"{1000 * seconds / count * evaluation.price / 3600:.4f}")
         rows.append(cells)
     return head, list(rows)
 
 
-def _per_query(found: Evaluation) -> Lines:
-    names = list(found.runs[0].values)
-    head = ["id", "text", *(f"{name}, {run.name}" for name in names for run in found.runs)]
-    texts = _texts(found.data)
-    values = [run.values[name] for name in names for run in found.runs]
+def _per_query(evaluation: Evaluation) -> Lines:
+    names = list(evaluation.runs[0].values)
+    head = ["id", "text", *(f"{name}, {run.name}" for name in names for run in evaluation.runs)]
+    texts = _texts(evaluation.data)
+    values = [run.values[name] for name in names for run in evaluation.runs]
     rows = [
         [id, text, *("" if np.isnan(v[i]) else f"{v[i]:.4f}" for v in values)]
         for i, (id, text) in enumerate(texts)
@@ -211,11 +215,11 @@ def _texts(data: Ranked | Labelled) -> list[tuple[str, str]]:
     return [(str(number), text) for number, text in enumerate(every, start=1)]
 
 
-def _largest(found: Evaluation, rows: Sequence[Sequence[str]]) -> list[Sequence[str]]:
+def _largest(evaluation: Evaluation, rows: Sequence[Sequence[str]]) -> list[Sequence[str]]:
     """Return the queries that changed most; without a comparison, those with the least value."""
-    ours = found.runs[0].values[found.first]
+    ours = evaluation.runs[0].values[evaluation.first]
     key = ours
-    if found.comparisons:
-        key = -np.abs(ours - found.comparisons[0].theirs.values[found.first])
+    if evaluation.comparisons:
+        key = -np.abs(ours - evaluation.comparisons[0].theirs.values[evaluation.first])
     order = np.argsort(key, kind="stable")[:MOST_ROWS]
     return [[*rows[i][:1], rows[i][1][:200], *rows[i][2:]] for i in order.tolist()]

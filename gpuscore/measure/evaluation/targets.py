@@ -54,9 +54,9 @@ class Target:
     @property
     def settings(self) -> dict[str, Any]:
         """Everything but the name, for a comparison with an earlier run."""
-        found = asdict(self)
-        del found["name"]
-        return found
+        settings = asdict(self)
+        del settings["name"]
+        return settings
 
 
 class UnitAnswer(msgspec.Struct, frozen=True):
@@ -168,9 +168,9 @@ def _ask(source: Any, target: Target, unit: Unit) -> UnitAnswer:
     """Ask a `Scorer` or a `Client`, which have the same methods."""
     if isinstance(unit, LabelledTexts):
         labels = None if target.labels is None else list(target.labels)
-        found = source.classify(list(unit.texts), labels=labels)
-        rows = found.probabilities.tolist()
-        return UnitAnswer(unit.id, rows, found.prompt_tokens, tuple(found.classes))
+        classes = source.classify(list(unit.texts), labels=labels)
+        rows = classes.probabilities.tolist()
+        return UnitAnswer(unit.id, rows, classes.prompt_tokens, tuple(classes.classes))
     ranking = source.rerank(
         unit.text,
         list(unit.texts),
@@ -200,7 +200,9 @@ class ScoredRun:
     @property
     def seconds(self) -> float:
         """Time in which at least one answer was awaited: pauses between sessions do not count."""
-        spans = sorted((one.started, one.started + one.seconds) for one in self.answers.values())
+        spans = sorted(
+            (answer.started, answer.started + answer.seconds) for answer in self.answers.values()
+        )
         total, end = 0.0, float("-inf")
         for start, stop in spans:
             total += max(0.0, stop - max(start, end))
@@ -209,7 +211,7 @@ class ScoredRun:
 
     @property
     def tokens(self) -> int:
-        return sum(one.tokens for one in self.answers.values())
+        return sum(answer.tokens for answer in self.answers.values())
 
 
 def units_of(data: Ranked | Labelled) -> Sequence[Unit]:
@@ -276,7 +278,7 @@ def _files(target: Target) -> list[tuple[str, int, int]]:
     if target.url is not None or not folder.is_dir():
         return []
     stats = [(path.name, path.stat()) for path in sorted(folder.iterdir()) if path.is_file()]
-    return [(name, found.st_size, found.st_mtime_ns) for name, found in stats]
+    return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
 
 
 def _read(path: Path) -> dict[str, UnitAnswer]:

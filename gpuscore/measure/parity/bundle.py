@@ -99,11 +99,11 @@ def refuse_different(a: Bundle, b: Bundle) -> None:
     Two ways to compute a plain checkpoint in eight bits make two models.
     """
     for part in ("weights", "config", "tokenizer"):
-        one, two = getattr(a.model, part), getattr(b.model, part)
-        if one != two:
+        first, second = getattr(a.model, part), getattr(b.model, part)
+        if first != second:
             raise ConfigError(
                 f"the bundles are of different models: the SHA-256 of their {part} is "
-                f"{_short(one)} and {_short(two)}"
+                f"{_short(first)} and {_short(second)}"
             )
     recipes = a.run.recipe, b.run.recipe
     if all(recipes) and recipes[0] != recipes[1]:

@@ -97,13 +97,13 @@ def record(values: argparse.Namespace, settings: Settings) -> int:
 
             dtype, device = plan.dtype_name, oracle_device(config.device)
             scored = begin("transformers")
-            found = run_oracle(directory, workload, dtype, device, config.threads, scored)
+            run = run_oracle(directory, workload, dtype, device, config.threads, scored)
         else:
             precision = "auto" if plan.precision == "full" else plan.precision
             spec = BackendSpec(config.backend, plan.dtype_name, config.attention, precision)
             name, device = str(spec), plan.device_name
             planned = replace(config, dtype=plan.dtype_name)
-            found = run_workload(name, planned, workload, plan.precision, begin(name))
+            run = run_workload(name, planned, workload, plan.precision, begin(name))
     about = {
         "model_name": model_name(config.model),
         "device": device,
@@ -113,7 +113,7 @@ def record(values: argparse.Namespace, settings: Settings) -> int:
         "environment": environment(),
         "flags": {name: value for name, value in asdict(config).items() if name not in _LOCAL},
     }
-    write_bundle(output, Bundle(found, workload, fingerprint(directory), about))
+    write_bundle(output, Bundle(run, workload, fingerprint(directory), about))
     print(f"wrote {output}")
     return EXIT_OK
 
@@ -152,7 +152,7 @@ def compare(values: argparse.Namespace, settings: Settings) -> int:
     else:
         comparisons, verdicts = _pairs(workload, runs)
         against = (
-            f"against {comparisons[0].want.name}" if count == 2 else "of every pair of bundles"
+            f"against {comparisons[0].reference.name}" if count == 2 else "of every pair of bundles"
         )
     if count > 2:
         print(f"\np99 |d log p| of every pair\n{_matrix(workload, runs[:count])}")
@@ -204,8 +204,8 @@ class OracleRuns:
                     f"beside {self.exact.name} (gpuscore parity record --oracle --dtype "
                     f"{run.dtype})"
                 )
-            found, more = judge(workload, self.exact, self.rounded.get(run.dtype), run)
-            comparisons.append(found)
+            comparison, more = judge(workload, self.exact, self.rounded.get(run.dtype), run)
+            comparisons.append(comparison)
             verdicts += more
         return comparisons, verdicts
 
@@ -257,16 +257,16 @@ def _facts(model: str, workload: Workload) -> dict[str, str]:
 def _matrix(workload: Workload, runs: Sequence[Run]) -> str:
     """Return the table of the p99 differences in log p between all runs."""
     rows = [
-        [one.name] + [f"{errors(differences(workload, one, two)[0]).p99:.1e}" for two in runs]
-        for one in runs
+        [first.name] + [f"{errors(differences(workload, first, two)[0]).p99:.1e}" for two in runs]
+        for first in runs
     ]
     return aligned(["", *(run.name for run in runs)], rows)
 
 
 def _pairs(workload: Workload, runs: Sequence[Run]) -> tuple[list[Comparison], list[Verdict]]:
     comparisons, verdicts = [], []
-    for one, two in combinations(runs, 2):
-        found, more = judge_pair(workload, one, two)
-        comparisons.append(found)
+    for first, second in combinations(runs, 2):
+        comparison, more = judge_pair(workload, first, second)
+        comparisons.append(comparison)
         verdicts += more
     return comparisons, [*verdicts, *map(packing, runs)]

@@ -8,10 +8,10 @@ tolerances of SGLang, vLLM, FlashInfer and transformers in their own tests, and 
    same half-precision format (eager attention), at median, p99 and maximum.
 3. Absolute: float32 backends differ by at most 1e-4 in log p; half-precision ones by 0.05 at p99,
    0.15 at most, and 0.01 in probability.
-4. Rank: no inversion among pairs whose float32 gap is over twice the p99 error; tau-b and top-10
-   overlap at least what errors imply that are as large as gate 2 or 3 allows (`noise.py`). Allowed
-   errors, not measured ones, so that a bad backend does not widen its own margin. There is no gate
-   on NDCG, because a random workload has no graded items.
+4. Rank: no inversion among pairs whose float32 gap is over twice the p99 error. tau-b and top-10
+   overlap are at least as high as with errors of the size that gate 2 or 3 allows (`noise.py`).
+   Allowed errors count, not measured ones, so that a bad backend does not widen its own margin.
+   There is no gate on NDCG, because a random workload has no graded items.
 5. and 6. An item's scores alone and with other items differ by no more than gate 3 allows; with
    --deterministic they have the same bits.
 7. Linear layers in eight bits are judged against float32 by how items are ordered: tau-b at least
@@ -19,7 +19,7 @@ tolerances of SGLang, vLLM, FlashInfer and transformers in their own tests, and 
    label another one for at most 1 % of items, no inversion among pairs that are twice the allowed
    error apart, and an error in log p of at most 0.25 at p99. Gates 2 and 3 do not apply: the noise
    of eight bits is larger than any dtype's. Among fewer items a single swap costs over 0.01.
-   Log-odds, because a label's log p ends at 0: half the items' log p are next to each other there.
+   Log-odds are compared, because log p ends at 0, where half of the items have nearly the same.
 
 A gate that cannot judge says so: it is skipped, with the reason.
 """
@@ -88,7 +88,7 @@ class Verdict:
 class Comparison:
     """The differences of a run from another one that counts as right."""
 
-    want: Run
+    reference: Run
     got: Run
     log_p: Errors
     p: Errors
@@ -102,19 +102,19 @@ def skipped(subject: str, gate: str, reason: str) -> Verdict:
     return Verdict(subject, gate, None, f"skipped, because {reason}")
 
 
-def compare(workload: Workload, want: Run, got: Run, allowed: PermittedNoise) -> Comparison:
+def compare(workload: Workload, reference: Run, got: Run, allowed: PermittedNoise) -> Comparison:
     """Compare two runs of one workload.
 
     Args:
         workload: the requests of both runs.
-        want: the run that counts as right.
+        reference: the run that counts as right.
         got: the run that is judged.
         allowed: errors of `got` in log p that are allowed.
     """
-    log_p, p = differences(workload, want, got)
-    ranked = tuple(rankings(workload, want, got))
+    log_p, p = differences(workload, reference, got)
+    ranked = tuple(rankings(workload, reference, got))
     agreement = rank(ranked, 2 * allowed.clear)
-    return Comparison(want, got, errors(log_p), errors(p), agreement, ranked, allowed)
+    return Comparison(reference, got, errors(log_p), errors(p), agreement, ranked, allowed)
 
 
 def judge(
@@ -131,60 +131,65 @@ def judge(
     if run.in_eight_bits:
         return _judge_eight_bits(workload, exact, run)
     if rounded is None:
-        found = compare(workload, exact, run, ALLOWED_FLOAT32)
-        return found, [
-            _at_most(run.name, found.log_p, FLOAT32),
-            *order_verdicts(found),
+        comparison = compare(workload, exact, run, ALLOWED_FLOAT32)
+        return comparison, [
+            _at_most(run.name, comparison.log_p, FLOAT32),
+            *order_verdicts(comparison),
             packing(run),
         ]
     noise = differences(workload, exact, rounded)[0]
     theirs = errors(noise)
     allowed = PermittedNoise.multiple(RELATIVE, noise, theirs.p99)
-    found = compare(workload, exact, run, allowed)
-    return found, [_relative(found, theirs), *order_verdicts(found), packing(run)]
+    comparison = compare(workload, exact, run, allowed)
+    return comparison, [_relative(comparison, theirs), *order_verdicts(comparison), packing(run)]
 
 
 def judge_pair(
-    workload: Workload, one: Run, two: Run, half: HalfLimits = HALF
+    workload: Workload, first: Run, second: Run, half: HalfLimits = HALF
 ) -> tuple[Comparison, list[Verdict]]:
     """Judge two runs by gates 3 and 4; if only one of them is float32, it counts as right.
 
     If only one of them is in eight bits, gate 7 judges it. `half` has gate 3's limits on half
     precision.
     """
-    if one.in_eight_bits != two.in_eight_bits:
-        one, two = (two, one) if one.in_eight_bits else (one, two)
-        return _judge_eight_bits(workload, one, replace(two, name=f"{two.name} against {one.name}"))
-    eight_bits = one.in_eight_bits  # and so is `two`: the least difference may round otherwise
-    if two.dtype == "float32" != one.dtype:
-        one, two = two, one
-    subject = f"{two.name} against {one.name}"
-    if two.dtype == "float32" and not eight_bits:
-        found = compare(workload, one, two, ALLOWED_FLOAT32)
-        return found, [_at_most(subject, found.log_p, FLOAT32), *order_verdicts(found, subject)]
-    found = compare(workload, one, two, PermittedNoise.normal(half.p99, half.maximum))
-    return found, [_absolute(subject, found, half), *order_verdicts(found, subject)]
+    if first.in_eight_bits != second.in_eight_bits:
+        first, second = (second, first) if first.in_eight_bits else (first, second)
+        return _judge_eight_bits(
+            workload, first, replace(second, name=f"{second.name} against {first.name}")
+        )
+    eight_bits = first.in_eight_bits  # and so is `two`: the least difference may round otherwise
+    if second.dtype == "float32" != first.dtype:
+        first, second = second, first
+    subject = f"{second.name} against {first.name}"
+    if second.dtype == "float32" and not eight_bits:
+        comparison = compare(workload, first, second, ALLOWED_FLOAT32)
+        return comparison, [
+            _at_most(subject, comparison.log_p, FLOAT32),
+            *order_verdicts(comparison, subject),
+        ]
+    comparison = compare(workload, first, second, PermittedNoise.normal(half.p99, half.maximum))
+    return comparison, [_absolute(subject, comparison, half), *order_verdicts(comparison, subject)]
 
 
 def _judge_eight_bits(workload: Workload, exact: Run, run: Run) -> tuple[Comparison, list[Verdict]]:
     """Judge a run in eight bits by gate 7."""
-    found = compare(workload, exact, run, ALLOWED_EIGHT)
-    p99 = found.log_p.p99
+    comparison = compare(workload, exact, run, ALLOWED_EIGHT)
+    p99 = comparison.log_p.p99
     detail = f"|d log p| p99 {p99:.1e}, at most {EIGHT_P99}"
-    return found, [
+    return comparison, [
         Verdict(run.name, "eight bits", p99 <= EIGHT_P99, detail),
-        _inversions(found, run.name),
-        _long_lists(found, run.name),
-        _best_label(workload, found, run.name),
+        _inversions(comparison, run.name),
+        _long_lists(comparison, run.name),
+        _best_label(workload, comparison, run.name),
         packing(run),
     ]
 
 
-def _long_lists(found: Comparison, subject: str) -> Verdict:
+def _long_lists(comparison: Comparison, subject: str) -> Verdict:
     taus = [
-        kendall_tau_b(one.want, one.got)
-        for one in found.rankings
-        if len(one.want) >= MANY and log_odds(one.want).std() >= SPREAD
+        kendall_tau_b(ranking.reference, ranking.got)
+        for ranking in comparison.rankings
+        if len(ranking.reference) >= MANY and log_odds(ranking.reference).std() >= SPREAD
     ]
     if not taus:
         reason = f"no ranking of {MANY} items or more is spread by {SPREAD:g} nats"
@@ -194,8 +199,8 @@ def _long_lists(found: Comparison, subject: str) -> Verdict:
     return Verdict(subject, "tau-b", worst >= TAU, detail)
 
 
-def _best_label(workload: Workload, found: Comparison, subject: str) -> Verdict:
-    flips = best_labels(workload, found.want, found.got).values
+def _best_label(workload: Workload, comparison: Comparison, subject: str) -> Verdict:
+    flips = best_labels(workload, comparison.reference, comparison.got).values
     if not flips.size:
         return skipped(subject, "best label", "no item has two labels")
     count = int(flips.sum())
@@ -203,12 +208,12 @@ def _best_label(workload: Workload, found: Comparison, subject: str) -> Verdict:
     return Verdict(subject, "best label", count <= FLIPS * flips.size, detail)
 
 
-def _at_most(subject: str, found: Errors, limit: float) -> Verdict:
-    detail = f"max |d log p| {found.maximum:.1e}, at most {limit:g}"
-    return Verdict(subject, "float32", found.maximum <= limit, detail)
+def _at_most(subject: str, measured: Errors, limit: float) -> Verdict:
+    detail = f"max |d log p| {measured.maximum:.1e}, at most {limit:g}"
+    return Verdict(subject, "float32", measured.maximum <= limit, detail)
 
 
-def _relative(found: Comparison, theirs: Errors) -> Verdict:
+def _relative(comparison: Comparison, theirs: Errors) -> Verdict:
     ratios, passed = [], True
     parts: tuple[tuple[str, Callable[[Errors], float]], ...] = (
         ("median", lambda e: e.median),
@@ -216,15 +221,20 @@ def _relative(found: Comparison, theirs: Errors) -> Verdict:
         ("max", lambda e: e.maximum),
     )
     for name, part in parts:
-        ours, limit = part(found.log_p), RELATIVE * part(theirs)
+        ours, limit = part(comparison.log_p), RELATIVE * part(theirs)
         passed = passed and ours <= limit
         ratios.append(f"{name} {ours:.1e} of {limit:.1e}")
+<<<<<<< HEAD
     detail = f"{RELATIVE:g} times transformers' own {found.got.dtype} error: {', '.join(ratios)}"
     return Verdict(found.got.name, "relative", passed, detail)
+=======
+    detail = f"twice transformers' own {comparison.got.dtype} error: {', '.join(ratios)}"
+    return Verdict(comparison.got.name, "relative", passed, detail)
+>>>>>>> w-prose
 
 
-def _absolute(subject: str, found: Comparison, limits: HalfLimits) -> Verdict:
-    log_p, p = found.log_p, found.p.maximum
+def _absolute(subject: str, comparison: Comparison, limits: HalfLimits) -> Verdict:
+    log_p, p = comparison.log_p, comparison.p.maximum
     passed = log_p.p99 <= limits.p99 and log_p.maximum <= limits.maximum and p <= limits.probability
     detail = (
         f"|d log p| p99 {log_p.p99:.1e} of {limits.p99}, max {log_p.maximum:.1e} of "
@@ -233,25 +243,27 @@ def _absolute(subject: str, found: Comparison, limits: HalfLimits) -> Verdict:
     return Verdict(subject, "absolute", passed, detail)
 
 
-def order_verdicts(found: Comparison, subject: str | None = None) -> Iterator[Verdict]:
+def order_verdicts(comparison: Comparison, subject: str | None = None) -> Iterator[Verdict]:
     """Yield the verdicts of gate 4."""
-    subject = subject or found.got.name
-    yield _inversions(found, subject)
-    yield _order(found, subject, "tau-b", TauB())
-    yield _order(found, subject, "top-10", TopOverlap())
+    subject = subject or comparison.got.name
+    yield _inversions(comparison, subject)
+    yield _order(comparison, subject, "tau-b", TauB())
+    yield _order(comparison, subject, "top-10", TopOverlap())
 
 
-def _inversions(found: Comparison, subject: str) -> Verdict:
-    ranking = found.ranking
+def _inversions(comparison: Comparison, subject: str) -> Verdict:
+    ranking = comparison.ranking
     if not ranking.clear_pairs:
-        reason = f"no two items of a ranking are over {2 * found.allowed.clear:.1e} apart in log p"
+        reason = (
+            f"no two items of a ranking are over {2 * comparison.allowed.clear:.1e} apart in log p"
+        )
         return skipped(subject, "rank", reason)
     detail = f"{ranking.inversions} inversions of {ranking.clear_pairs} clear pairs"
     return Verdict(subject, "rank", ranking.inversions == 0, detail)
 
 
-def _order(found: Comparison, subject: str, gate: str, agreement: Agreement) -> Verdict:
-    worst = worst_ranking(found.rankings, found.allowed, agreement)
+def _order(comparison: Comparison, subject: str, gate: str, agreement: Agreement) -> Verdict:
+    worst = worst_ranking(comparison.rankings, comparison.allowed, agreement)
     if worst is None:
         reason = f"no request ranks {max(RANKED, agreement.fewest)} different items"
         return skipped(subject, gate, reason)
@@ -264,7 +276,7 @@ def _order(found: Comparison, subject: str, gate: str, agreement: Agreement) -> 
 
 
 def _found(worst: WorstRanking) -> str:
-    return f"{worst.found:.4f} in {worst.name}, at least {worst.least:.4f}"
+    return f"{worst.measured:.4f} in {worst.name}, at least {worst.least:.4f}"
 
 
 def packing(run: Run) -> Verdict:

@@ -25,7 +25,7 @@ class RankedScores:
     """The scores of a set of items by one label, in two runs."""
 
     name: str
-    want: Float64Array  # [n]
+    reference: Float64Array  # [n]
     got: Float64Array  # [n]
 
 
@@ -67,17 +67,17 @@ def kendall_tau_b(a: Float64Array, b: Float64Array) -> float:
     return float((of_a * of_b).sum() / np.sqrt(untied)) if untied else float("nan")
 
 
-def top_overlap(want: Float64Array, got: Float64Array, top: int = TOP) -> float:
-    """Return the share of the `top` best of `got` that `want` has among its best or ties them."""
-    top = min(top, len(want))
-    last = np.sort(want)[-top]
+def top_overlap(reference: Float64Array, got: Float64Array, top: int = TOP) -> float:
+    """Return the share of the `top` best of `got` that are among `reference`'s best, ties too."""
+    top = min(top, len(reference))
+    last = np.sort(reference)[-top]
     best = np.argsort(-got, kind="stable")[:top]
-    return float((want[best] >= last).mean())
+    return float((reference[best] >= last).mean())
 
 
-def inversions(want: Float64Array, got: Float64Array, gap: float) -> tuple[int, int]:
-    """Return two numbers: pairs over `gap` apart in `want` that `got` swaps, and all such pairs."""
-    clear = want[:, None] - want[None, :] > gap  # [n, n], each pair once
+def inversions(reference: Float64Array, got: Float64Array, gap: float) -> tuple[int, int]:
+    """Return two numbers of pairs over `gap` apart in `reference`: swapped in `got`, and all."""
+    clear = reference[:, None] - reference[None, :] > gap  # [n, n], each pair once
     return int((clear & (got[:, None] < got[None, :])).sum()), int(clear.sum())
 
 
@@ -86,12 +86,12 @@ def rank(rankings: Iterable[RankedScores], gap: float) -> RankAgreement:
     inverted = clear = 0
     taus: list[float] = []
     tops: list[float] = []
-    for one in rankings:
-        wrong, all_clear = inversions(one.want, one.got, gap)
+    for ranking in rankings:
+        wrong, all_clear = inversions(ranking.reference, ranking.got, gap)
         inverted, clear = inverted + wrong, clear + all_clear
-        taus.append(kendall_tau_b(one.want, one.got))
-        if len(one.want) >= 2 * TOP:
-            tops.append(top_overlap(one.want, one.got))
+        taus.append(kendall_tau_b(ranking.reference, ranking.got))
+        if len(ranking.reference) >= 2 * TOP:
+            tops.append(top_overlap(ranking.reference, ranking.got))
     return RankAgreement(inverted, clear, _least(taus), _least(tops))
 
 
@@ -99,6 +99,9 @@ def _signs(values: Float64Array) -> Float64Array:
     return np.sign(values[:, None] - values[None, :])
 
 
-def _least(found: Sequence[float]) -> float | None:
-    """Return the smallest number, None without any; NaN if there is one, which fails every gate."""
-    return float(np.min(found)) if found else None
+def _least(agreements: Sequence[float]) -> float | None:
+    """Return the smallest number, or None if there is none.
+
+    If one is NaN, so is the result, which fails every gate.
+    """
+    return float(np.min(agreements)) if agreements else None

@@ -75,14 +75,14 @@ def _digests(path: Path) -> dict[str, str]:
         start = 8 + int.from_bytes(data[:8], "little")
         header: dict[str, Any] = json.loads(data[8:start])
         header.pop("__metadata__", None)
-        found = {}
+        digests = {}
         for name, tensor in header.items():
             begin, end = tensor["data_offsets"]
             digest = hashlib.sha256(f"{tensor['dtype']} {tensor['shape']}\n".encode())
             with memoryview(data) as view, view[start + begin : start + end] as part:
                 digest.update(part)
-            found[name] = digest.hexdigest()
-        return found
+            digests[name] = digest.hexdigest()
+        return digests
 
 
 def sha256(content: bytes) -> str:
@@ -144,8 +144,8 @@ class CutModels:
         for path in weight_files(self._directory):
             file = _opened(path)
             for name in file.keys():  # noqa: SIM118  (no mapping)
-                found = _LAYER.search(name)
-                of_layers[int(found[1]) if found else -1][name] = file
+                match = _LAYER.search(name)
+                of_layers[int(match[1]) if match else -1][name] = file
         written = {}
         for layer, file_of in of_layers.items():
             target = self._folder / f"layer{layer}.safetensors"

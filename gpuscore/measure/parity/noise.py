@@ -52,7 +52,7 @@ class PermittedNoise:
 
     @classmethod
     def multiple(cls, factor: float, errors: Float64Array, p99: float) -> "PermittedNoise":
-        """Make a multiple of measured errors, whose sizes have this p99."""
+        """Make `factor` times these measured errors, whose sizes have this p99."""
         sizes = np.abs(errors[np.isfinite(errors)])
         return cls(factor * sizes if sizes.size else np.zeros(1), factor * p99)
 
@@ -69,26 +69,26 @@ class TauB:
 
     fewest = 2  # items of a ranking that it is about
 
-    def of(self, want: Float64Array, got: Float64Array) -> float:
-        """Measure the agreement of `got` [n] with `want` [n]; 1 for the same order."""
-        return kendall_tau_b(want, got)
+    def of(self, reference: Float64Array, got: Float64Array) -> float:
+        """Measure the agreement of `got` [n] with `reference` [n]; 1 for the same order."""
+        return kendall_tau_b(reference, got)
 
-    def drawn(self, want: Float64Array, noise: Float64Array) -> Float64Array:
-        """Measure the agreement of `want` [n] plus noise [n, DRAWS] with `want`, for each draw."""
-        order = np.argsort(want)
-        want, noise = want[order], noise[order]
+    def drawn(self, reference: Float64Array, noise: Float64Array) -> Float64Array:
+        """Measure for each draw how `reference` [n] plus noise [n, DRAWS] agrees with itself."""
+        order = np.argsort(reference)
+        reference, noise = reference[order], noise[order]
         most = 2 * float(np.abs(noise).max())
         swaps, tied = np.zeros(noise.shape[1]), 0
-        for apart in range(1, len(want)):
-            gaps = want[apart:] - want[:-apart]
+        for apart in range(1, len(reference)):
+            gaps = reference[apart:] - reference[:-apart]
             if gaps.min() > most:
                 break
             overtaken = noise[:-apart] - noise[apart:] > gaps[:, None]
             swaps += overtaken[gaps > 0].sum(axis=0)
             tied += int((gaps == 0).sum())
-        pairs = len(want) * (len(want) - 1) / 2
-        found: Float64Array = (pairs - tied - 2 * swaps) / math.sqrt(max(1, pairs - tied) * pairs)
-        return found
+        pairs = len(reference) * (len(reference) - 1) / 2
+        taus: Float64Array = (pairs - tied - 2 * swaps) / math.sqrt(max(1, pairs - tied) * pairs)
+        return taus
 
     def step(self, n: int) -> float:
         """Return the difference that the smallest swap makes among n items."""
@@ -107,14 +107,14 @@ class TopOverlap:
 
     fewest = 2 * TOP
 
-    def of(self, want: Float64Array, got: Float64Array) -> float:
-        return top_overlap(want, got) if np.isfinite(got).all() else math.nan
+    def of(self, reference: Float64Array, got: Float64Array) -> float:
+        return top_overlap(reference, got) if np.isfinite(got).all() else math.nan
 
-    def drawn(self, want: Float64Array, noise: Float64Array) -> Float64Array:
-        last = np.sort(want)[-TOP]
-        best = np.argpartition(-(want[:, None] + noise), TOP - 1, axis=0)[:TOP]
-        found: Float64Array = (want[best] >= last).mean(axis=0)
-        return found
+    def drawn(self, reference: Float64Array, noise: Float64Array) -> Float64Array:
+        last = np.sort(reference)[-TOP]
+        best = np.argpartition(-(reference[:, None] + noise), TOP - 1, axis=0)[:TOP]
+        overlaps: Float64Array = (reference[best] >= last).mean(axis=0)
+        return overlaps
 
     def step(self, n: int) -> float:
         return 1 / TOP
@@ -135,7 +135,7 @@ class WorstRanking:
     """The ranking that is furthest below what the permitted noise implies."""
 
     name: str
-    found: float
+    measured: float
     least: float  # the limit
     expected: float  # the mean of the draws
     rankings: int
@@ -143,7 +143,7 @@ class WorstRanking:
 
     @property
     def within(self) -> bool:
-        return self.found >= self.least - _ROUNDING  # not so for NaN
+        return self.measured >= self.least - _ROUNDING  # not so for NaN
 
 
 def worst_ranking(
@@ -155,29 +155,31 @@ def worst_ranking(
     """
     rng = np.random.RandomState(0)  # the same limits in every run
     counted = [
-        one for one in rankings if len(one.want) >= agreement.fewest and np.ptp(one.want) != 0
+        ranking
+        for ranking in rankings
+        if len(ranking.reference) >= agreement.fewest and np.ptp(ranking.reference) != 0
     ]
     if not counted:
         return None
     means, units, distances = [], [], []
-    for one in counted:
-        drawn = agreement.drawn(one.want, noise.draw(rng, len(one.want)))
+    for ranking in counted:
+        drawn = agreement.drawn(ranking.reference, noise.draw(rng, len(ranking.reference)))
         means.append(drawn.mean())
-        units.append(max(float(drawn.std()), agreement.step(len(one.want))))
+        units.append(max(float(drawn.std()), agreement.step(len(ranking.reference))))
         distances.append((means[-1] - drawn) / units[-1])
     limit = np.sort(np.max(distances, axis=0))[_PLACE]
     least = np.array(means) - limit * np.array(units)
-    found = np.array([agreement.of(one.want, one.got) for one in counted])
+    agreements = np.array([agreement.of(ranking.reference, ranking.got) for ranking in counted])
     # NaN is the worst: a ranking of equal or missing scores agrees with none.
-    below = np.where(np.isnan(found), np.inf, (np.array(means) - found) / units)
+    below = np.where(np.isnan(agreements), np.inf, (np.array(means) - agreements) / units)
     worst = int(np.argmax(below))
     telling = sum(
-        bool(line > agreement.by_chance(len(one.want)))
-        for line, one in zip(least, counted, strict=True)
+        bool(line > agreement.by_chance(len(ranking.reference)))
+        for line, ranking in zip(least, counted, strict=True)
     )
     return WorstRanking(
         counted[worst].name,
-        float(found[worst]),
+        float(agreements[worst]),
         float(least[worst]),
         float(means[worst]),
         len(counted),

@@ -80,9 +80,9 @@ class Oracle:
             tokens = torch.tensor([prompts[row] for row in rows], device=self._device)
             with torch.inference_mode(), _full_float32():
                 out = self._model(tokens, use_cache=False, logits_to_keep=1).logits
-            for row, found in zip(rows, out[:, -1].double().cpu(), strict=True):
-                logits[row] = found[case.label_ids[row]].numpy()
-                lse[row] = torch.logsumexp(found, dim=0).item()
+            for row, values in zip(rows, out[:, -1].double().cpu(), strict=True):
+                logits[row] = values[case.label_ids[row]].numpy()
+                lse[row] = torch.logsumexp(values, dim=0).item()
         return case_result(case, logits, lse)
 
 

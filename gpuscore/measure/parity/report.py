@@ -46,9 +46,9 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def listed(found: object) -> str:
+def listed(settings: object) -> str:
     """Return names and versions as text."""
-    parts = found if isinstance(found, dict) else {}
+    parts = settings if isinstance(settings, dict) else {}
     return ", ".join(f"{name} {number}" for name, number in parts.items()) or "unknown"
 
 
@@ -83,7 +83,7 @@ def conclude(
             f"<p>{escape(note)}</p><h2>Gates</h2><p>{escape(reference)}</p>",
             table(("gate", "of", "verdict", "found"), cells, "words"),
         ]
-        parts += [_with_lengths(workload, found) for found in comparisons]
+        parts += [_with_lengths(workload, comparison) for comparison in comparisons]
         write_html(Path(report), title, parts)
     return EXIT_FAILED if any(verdict.failed for verdict in verdicts) else EXIT_OK
 
@@ -93,20 +93,20 @@ def scores_table(
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return head and rows of the table of scores, without columns that are empty in all rows."""
     every = list(zip(HEAD, *map(_row, comparisons), strict=True))
-    head, *rows = zip(*(one for one in every if set(one[1:]) != {UNKNOWN}), strict=True)
+    head, *rows = zip(*(column for column in every if set(column[1:]) != {UNKNOWN}), strict=True)
     return head, rows
 
 
-def _row(found: Comparison) -> tuple[str, ...]:
+def _row(comparison: Comparison) -> tuple[str, ...]:
     """Return one row of the table, with the columns of `HEAD`."""
-    ranking, run = found.ranking, found.got
+    ranking, run = comparison.ranking, comparison.got
     return (
         run.name,
-        found.want.name,
-        f"{found.log_p.maximum:.1e}",
-        f"{found.log_p.p99:.1e}",
-        f"{found.log_p.mean:.1e}",
-        f"{found.p.maximum:.1e}",
+        comparison.reference.name,
+        f"{comparison.log_p.maximum:.1e}",
+        f"{comparison.log_p.p99:.1e}",
+        f"{comparison.log_p.mean:.1e}",
+        f"{comparison.p.maximum:.1e}",
         UNKNOWN if ranking.tau is None else f"{ranking.tau:.4f}",
         UNKNOWN if ranking.top is None else f"{ranking.top:.2f}",
         f"{ranking.inversions} of {ranking.clear_pairs}",
@@ -124,38 +124,40 @@ def _measured(
     workload: Workload, comparisons: Sequence[Comparison]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]], str]:
     """Return head, rows and a note of the table of measures, with a column for each comparison."""
-    found = [by_query(workload, one.want, one.got) for one in comparisons]
-    names = found[0][1] if found else {}
+    measured = [
+        by_query(workload, comparison.reference, comparison.got) for comparison in comparisons
+    ]
+    names = measured[0][1] if measured else {}
     rows = []
     for name in names:
         digits = ".4f" if name.endswith("tau-b") else ".2g"  # near 1 they are after the point
-        rows.append((name, *(f"{intervals[name]:{digits}}" for _, intervals in found)))
-    head = ("by query", *(one.got.name for one in comparisons))
-    return head, rows, ABOUT_INTERVALS.format(queries=found[0][0] if found else 0)
+        rows.append((name, *(f"{intervals[name]:{digits}}" for _, intervals in measured)))
+    head = ("by query", *(comparison.got.name for comparison in comparisons))
+    return head, rows, ABOUT_INTERVALS.format(queries=measured[0][0] if measured else 0)
 
 
 def verdict_line(verdict: Verdict) -> str:
     return f"{WORDS[verdict.passed]}  {verdict.subject}, {verdict.gate}: {verdict.detail}"
 
 
-def heading(found: Comparison) -> str:
-    return f"<h2>{escape(found.got.name)} against {escape(found.want.name)}</h2>"
+def heading(comparison: Comparison) -> str:
+    return f"<h2>{escape(comparison.got.name)} against {escape(comparison.reference.name)}</h2>"
 
 
-def error_plots(workload: Workload, found: Comparison, log_p: Float64Array) -> str:
+def error_plots(workload: Workload, comparison: Comparison, log_p: Float64Array) -> str:
     """Return plots of the differences in log p [scores], and of one run against the other."""
-    want, got = (
+    reference, got = (
         np.concatenate([run.results[case.name].values.ravel() for case in workload.cases])
-        for run in (found.want, found.got)
+        for run in (comparison.reference, comparison.got)
     )
-    return histogram(log_p, "Errors") + scatter(want, got, "Score by score")
+    return histogram(log_p, "Errors") + scatter(reference, got, "Score by score")
 
 
-def _with_lengths(workload: Workload, found: Comparison) -> str:
-    lengths = by_length(workload, found.want, found.got)
+def _with_lengths(workload: Workload, comparison: Comparison) -> str:
+    lengths = by_length(workload, comparison.reference, comparison.got)
     return (
-        heading(found)
-        + error_plots(workload, found, lengths.log_p)
+        heading(comparison)
+        + error_plots(workload, comparison, lengths.log_p)
         + _by_tokens("tokens of the prompt", lengths.prompt, lengths.log_p)
         + _by_tokens("tokens of the item", lengths.item, lengths.log_p)
     )
@@ -168,7 +170,7 @@ def _by_tokens(what: str, tokens: Float64Array, differences: Float64Array) -> st
     upper = np.ceil(np.log2(np.maximum(1, tokens[known]))).astype(int)
     for power in np.unique(upper).tolist():
         part = differences[known][upper == power]
-        found = errors(part)
-        numbers = (part.mean(), found.median, found.p99, found.maximum)
-        rows.append((f"up to {2**power}", str(len(part)), *(f"{one:.1e}" for one in numbers)))
+        measured = errors(part)
+        numbers = (part.mean(), measured.median, measured.p99, measured.maximum)
+        rows.append((f"up to {2**power}", str(len(part)), *(f"{number:.1e}" for number in numbers)))
     return table((what, "scores", "bias", "median |d log p|", "p99", "max"), rows)

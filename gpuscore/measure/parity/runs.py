@@ -118,7 +118,7 @@ def run_workload(
 
 def score_case(scorer: Scorer, case: Case) -> CaseResult:
     """Score a case; with softmax, do not ask for the log-sum-exp over the vocabulary, as HTTP."""
-    found: Scores = scorer.score(
+    scores: Scores = scorer.score(
         case.query,
         case.items,
         labels=case.labels,
@@ -128,10 +128,10 @@ def score_case(scorer: Scorer, case: Case) -> CaseResult:
         item_first=case.item_first,
         logprobs=not case.apply_softmax,
     )
-    if found.logprobs is None:
-        return CaseResult(np.log(found.scores), None)
-    _same_in_both_forms(case, found)
-    return CaseResult(found.logprobs, found.label_mass)
+    if scores.logprobs is None:
+        return CaseResult(np.log(scores.scores), None)
+    _same_in_both_forms(case, scores)
+    return CaseResult(scores.logprobs, scores.label_mass)
 
 
 def case_result(case: Case, label_logits: list[Float64Array], lse: Float64Array) -> CaseResult:
@@ -155,10 +155,10 @@ def case_result(case: Case, label_logits: list[Float64Array], lse: Float64Array)
     return CaseResult(values, None if case.apply_softmax else mass)
 
 
-def _same_in_both_forms(case: Case, found: Scores) -> None:
+def _same_in_both_forms(case: Case, scores: Scores) -> None:
     """Raise ValueError unless the scores are the exponentials of the log-probabilities."""
-    assert found.logprobs is not None  # noqa: S101  (asked for)
-    if not np.allclose(found.scores, np.exp(found.logprobs), rtol=1e-6, equal_nan=True):
+    assert scores.logprobs is not None  # noqa: S101  (asked for)
+    if not np.allclose(scores.scores, np.exp(scores.logprobs), rtol=1e-6, equal_nan=True):
         raise ValueError(f"{case.name}: scores and log-probabilities contradict each other")
 
 
@@ -176,10 +176,10 @@ def _alone(scorer: Scorer, case: Case, together: CaseResult) -> Errors:
     step = max(1, len(case.items) // ALONE)
     rows = range(0, len(case.items), step)
     items: Sequence[Any] = case.items
-    found = [
+    scored = [
         score_case(
             scorer, replace(case, items=[items[row]], label_ids=[case.label_ids[row]])
         ).values[0]
         for row in rows
     ]
-    return errors(np.stack(found) - together.values[list(rows)])
+    return errors(np.stack(scored) - together.values[list(rows)])

@@ -53,26 +53,26 @@ def trace(values: argparse.Namespace, settings: Settings) -> int:
             cut = models.of(layer + 1)
             exact = oracle(cut, "float32")
             config = replace(base, model=str(cut), dtype=dtype)
-            found = relative_l2(workload, exact, _score(config, workload))
+            error = relative_l2(workload, exact, _score(config, workload))
             limit = FLOAT32
             if dtype != "float32":
                 limit = RELATIVE * relative_l2(workload, exact, oracle(cut, dtype))
-            print(f"{layer:>5}  {found:>20.2e}  {limit:>7.1e}", flush=True)
-            if not found <= limit:  # NaN is too large as well
+            print(f"{layer:>5}  {error:>20.2e}  {limit:>7.1e}", flush=True)
+            if not error <= limit:  # NaN is too large as well
                 print(f"layer {layer} is the first one whose error is too large")
                 return EXIT_FAILED
     print("no layer has an error that is too large")
     return EXIT_OK
 
 
-def relative_l2(workload: Workload, want: Run, got: Run) -> float:
-    """Return |got - want| / |want| of all log p; NaN if one is missing."""
+def relative_l2(workload: Workload, reference: Run, got: Run) -> float:
+    """Return |got - reference| / |reference| of all log p; NaN if one is missing."""
     pairs = [
-        tuple(run.results[case.name].values[asked(case)] for run in (want, got))
+        tuple(run.results[case.name].values[asked(case)] for run in (reference, got))
         for case in workload.cases
     ]
-    wanted, found = (np.concatenate(column) for column in zip(*pairs, strict=True))
-    return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
+    wanted, measured = (np.concatenate(column) for column in zip(*pairs, strict=True))
+    return float(np.linalg.norm(measured - wanted) / np.linalg.norm(wanted))
 
 
 def _score(config: ModelConfig, workload: Workload) -> Run:
@@ -89,7 +89,7 @@ def _workload(seed: int, vocab: int) -> Workload:
         drawn: Ids = rng.randint(0, vocab, length).tolist()
         return drawn
 
-    labels = [int(one) for one in rng.choice(vocab, min(LABELS, vocab), replace=False)]
+    labels = [int(label) for label in rng.choice(vocab, min(LABELS, vocab), replace=False)]
     cases = tuple(
         Case(f"prompt {number}", ids(QUERY), [ids(ITEM) for _ in range(ITEMS)], [labels] * ITEMS)
         for number in range(CASES)

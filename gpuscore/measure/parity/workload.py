@@ -83,9 +83,9 @@ class Workload:
     @classmethod
     def from_json(cls, text: str) -> "Workload":
         """Read the output of `as_json`; raise ValueError, KeyError or TypeError for other text."""
-        found = json.loads(text)
-        found["cases"] = tuple(Case(**case) for case in found["cases"])
-        return cls(**found | {"left_out": tuple(found["left_out"])})
+        content = json.loads(text)
+        content["cases"] = tuple(Case(**case) for case in content["cases"])
+        return cls(**content | {"left_out": tuple(content["left_out"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +186,9 @@ def make_workload(
             f"workload; it needs 16 and {2 * SPARE}"
         )
     made: list[Case] = []
-    for one in range(seed, seed + seeds):
-        cases = _IdCases(np.random.RandomState(one), SIZES[size], vocab_rows, context).all()
-        ending = "" if one == seed else f", seed {one}"
+    for number in range(seed, seed + seeds):
+        cases = _IdCases(np.random.RandomState(number), SIZES[size], vocab_rows, context).all()
+        ending = "" if number == seed else f", seed {number}"
         made += (replace(case, name=case.name + ending) for case in cases)
     texts, left_out = _text_cases(tokenizer, vocab_rows)
     return Workload(size, seed, seeds, vocab_rows, context, (*made, *texts), left_out)
@@ -205,10 +205,10 @@ def sample(vocab_rows: int) -> Workload:
 def query_numbers(workload: Workload) -> dict[str, int]:
     """Return the number of each case's query, by the case's name; equal queries have one number."""
     numbers: dict[str, int] = {}
-    found = {}
+    number_of = {}
     for case in workload.cases:
-        found[case.name] = numbers.setdefault(repr(case.query), len(numbers))
-    return found
+        number_of[case.name] = numbers.setdefault(repr(case.query), len(numbers))
+    return number_of
 
 
 def read_tokenizer(directory: Path) -> "Tokenizer | None":
@@ -310,8 +310,8 @@ def _single_tokens(
     tokenizer: "Tokenizer", texts: Sequence[str], vocab: int
 ) -> list[tuple[str, int]]:
     """Return the first two of the texts that are one token each, with their ids."""
-    found = [(text, tokenizer.encode(text, add_special_tokens=False).ids) for text in texts]
-    return [(text, ids[0]) for text, ids in found if len(ids) == 1 and ids[0] < vocab][:2]
+    encoded = [(text, tokenizer.encode(text, add_special_tokens=False).ids) for text in texts]
+    return [(text, ids[0]) for text, ids in encoded if len(ids) == 1 and ids[0] < vocab][:2]
 
 
 def _text_case(
@@ -352,15 +352,15 @@ def _sentence_cases(
         )
     make = partial(_text_case, tokenizer, labels)
     texts = read_texts(SENTENCES, "sentences")
-    every = [sentence for one in texts for sentence in one.items]
+    every = [sentence for entry in texts for sentence in entry.items]
     first, second, page = texts[0].query, texts[1].query, " ".join(every[:PAGE])
     cases = [
         *(
-            make(f"question {number}", BEFORE.format(one.query), _before_answers(one.items))
-            for number, one in enumerate(texts, start=1)
+            make(f"question {number}", BEFORE.format(entry.query), _before_answers(entry.items))
+            for number, entry in enumerate(texts, start=1)
         ),
         make("long list", BEFORE.format(first), _before_answers(every[:LONG_LIST])),
-        make("page", f"{page}\n", [f"Question: {one.query}{AFTER}" for one in texts[:4]]),
+        make("page", f"{page}\n", [f"Question: {entry.query}{AFTER}" for entry in texts[:4]]),
         make(
             "item_first", f"{ASKED}Question: {second}{AFTER}", [f"{s}\n" for s in every[:12]], True
         ),

@@ -65,9 +65,9 @@ def scores(backend):
 
 @pytest.mark.parametrize("family", ["qwen3", *slow("gemma2")])
 def test_the_same_scores_as_torch(make_backend, family):
-    want = scores(make_backend(family, "torch"))
+    expected = scores(make_backend(family, "torch"))
     got = scores(make_backend(family, "triton"))
-    np.testing.assert_allclose(got, want, atol=2e-5, rtol=0)
+    np.testing.assert_allclose(got, expected, atol=2e-5, rtol=0)
 
 
 def test_a_wrong_kernel_does_not_serve(make_backend, monkeypatch):

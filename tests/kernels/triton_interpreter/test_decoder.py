@@ -114,11 +114,11 @@ def assert_same(got, want):
     ],
 )
 def test_scores_equal_those_of_torch(make, used, family, special, others):
-    want = scores(make(family, special, "torch"))
+    expected = scores(make(family, special, "torch"))
     assert used == set()
     backend = make(family, special, "triton")
     used.clear()  # forget the launches of the known answer
-    assert_same(scores(backend), want)
+    assert_same(scores(backend), expected)
     assert used == {
         "add_rms_norm_kernel",
         "gated_kernel",
@@ -151,7 +151,7 @@ INT8 = {"num_hidden_layers": 2}, "triton"
 @pytest.mark.parametrize("family", ["qwen3", "gemma2", "qwen2"])
 def test_so_do_products_of_int8(make, used, unpacked, family):
     # On a CPU, because torch's products in eight bits on CUDA are not exact, and refused.
-    want = scores(make(family, INT8[0], "torch", quantization="int8", device="cpu"))
+    expected = scores(make(family, INT8[0], "torch", quantization="int8", device="cpu"))
     plain = scores(make(family, INT8[0], "torch"))
     backend = make(family, *INT8, quantization="int8")
     used.clear()
@@ -160,7 +160,7 @@ def test_so_do_products_of_int8(make, used, unpacked, family):
     assert used >= rows | {"int8_product_kernel"}
     assert "gated_kernel" not in used
     # A sum that differs in its last bit may round to another int8.
-    error, effect = (largest_difference(one, want) for one in (got, plain))
+    error, effect = (largest_difference(one, expected) for one in (got, plain))
     assert effect > 0
     assert error <= 0.1 * effect
 
@@ -194,9 +194,9 @@ def test_tiles_of_fixed_size_do_as_well(make, monkeypatch):
     """With --deterministic, and tiles smaller than it uses in service."""
     monkeypatch.setattr(backend_module, "TILING", Tiling(block=8, rows=8, group=8))
     special = {"num_hidden_layers": 2}
-    want = scores(make("qwen3", special, "torch"))
+    expected = scores(make("qwen3", special, "torch"))
     backend = make("qwen3", special, "triton", deterministic=True, max_batch_tokens=128)
-    assert_same(scores(backend), want)
+    assert_same(scores(backend), expected)
 
 
 @pytest.mark.parametrize(

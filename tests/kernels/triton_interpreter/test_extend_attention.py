@@ -69,8 +69,8 @@ def errors(
     options = {"scale": 0.3, "softcap": softcap, "need_lse": True, "config": config}
     out, lse = extend_attention(q, *given.all()[1:], tiles, **options, impl="triton")
     exact = [x.double() for x in (q, *given.all()[1:])]
-    want, want_lse = extend_attention(*exact, tiles, **options, impl="reference")
-    return relative_error(out, want), float((lse - want_lse).abs().max())
+    expected, want_lse = extend_attention(*exact, tiles, **options, impl="reference")
+    return relative_error(out, expected), float((lse - want_lse).abs().max())
 
 
 def close(found, dtype=torch.float32):
@@ -157,10 +157,10 @@ def test_the_rule_written_out(window):
     given = inputs(batch, PAGE, PAGES, HEADS, 16, torch.float32, DEVICE)
     tiles = table_of(batch, CONFIG, HEADS, window=window)
     q, k, v, *pools = (x.double().cpu().numpy() for x in given.all())
-    want = oracle.attention(batch, PAGE, q, k, v, *(x.swapaxes(0, 1) for x in pools), window)
+    expected = oracle.attention(batch, PAGE, q, k, v, *(x.swapaxes(0, 1) for x in pools), window)
     for impl in ("triton", "reference"):
         out, _ = extend_attention(*given.all(), tiles, scale=0.25, config=CONFIG, impl=impl)
-        np.testing.assert_allclose(out.cpu().numpy(), want, atol=2e-6)
+        np.testing.assert_allclose(out.cpu().numpy(), expected, atol=2e-6)
 
 
 def test_large_scores_do_not_overflow():
@@ -170,9 +170,9 @@ def test_large_scores_do_not_overflow():
     options = {"need_lse": True, "scale": 1e4, "config": CONFIG}
     out, lse = extend_attention(*given.all(), tiles, **options, impl="triton")
     exact = [x.double() for x in given.all()]
-    _, want = extend_attention(*exact, tiles, **options, impl="reference")
+    _, expected = extend_attention(*exact, tiles, **options, impl="reference")
     assert out.isfinite().all()
-    assert float(((lse - want) / want).abs().max()) < 1e-5
+    assert float(((lse - expected) / expected).abs().max()) < 1e-5
 
 
 @pytest.mark.parametrize("window", [24, *slow(None)])

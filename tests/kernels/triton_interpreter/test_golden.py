@@ -18,5 +18,5 @@ def test_scores_are_the_golden_ones(quick_start):
     with Scorer(in_triton(DEMO)) as scorer:
         results = {name: score_case(scorer, cases[name]) for name in NAMES}
     verdicts = judged(Run("triton", "float32", results), lambda case: case.name in NAMES)
-    assert not [one for one in verdicts if one.failed]
-    assert {one.gate for one in verdicts if one.passed} == {"float32", "rank", "tau-b"}
+    assert not [verdict for verdict in verdicts if verdict.failed]
+    assert {verdict.gate for verdict in verdicts if verdict.passed} == {"float32", "rank", "tau-b"}

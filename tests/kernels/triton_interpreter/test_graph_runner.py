@@ -159,9 +159,9 @@ def test_scores_equal_those_of_torch(backends, routed):
     assert isinstance(runner, GraphLauncher)
     every = list(batches(plain.limits.page_size))
     allocated = runner.queue.allocated
-    want = [plain.collect(plain.extend(batch)) for batch in every]
+    expected = [plain.collect(plain.extend(batch)) for batch in every]
     under_way = graphs.extend(every[0])
-    for index, scores in enumerate(want, start=1):
+    for index, scores in enumerate(expected, start=1):
         following = graphs.extend(every[index]) if index < len(every) else None
         assert_same(graphs.collect(under_way), scores)
         under_way = following

@@ -41,10 +41,10 @@ def test_statistics(rows, vocab, width, softcap, dtype, num_top):
     assert lse.dtype == torch.float32, "logits stay float32 whatever the weights are"
     assert_near(lse, torch.logsumexp(logits, dim=1), torch.float32)
     assert top.dtype == torch.int64
-    want = logits.topk(min(num_top, vocab), dim=1)
-    assert torch.equal(top, want.indices)
+    expected = logits.topk(min(num_top, vocab), dim=1)
+    assert torch.equal(top, expected.indices)
     assert top_logits.dtype == torch.float32
-    assert_near(top_logits, want.values, torch.float32)
+    assert_near(top_logits, expected.values, torch.float32)
     again, *none = vocab_statistics(hidden, weight, num_top=0, softcap=softcap, impl="triton")
     assert torch.equal(lse, again)
     assert none == [None, None]
@@ -81,13 +81,13 @@ def test_a_tie_goes_to_the_lowest_id():
         weight.zero_()
         weight[tied] = 1.0
         hidden = torch.ones(2, 2, device=DEVICE)
-        for num_top, want in ((1, tied[:1]), (4, [*tied, 0, 1])):
+        for num_top, expected in ((1, tied[:1]), (4, [*tied, 0, 1])):
             found = vocab_statistics(hidden, weight, num_top=num_top, impl="triton")[1]
-            assert found.tolist() == [want, want]
+            assert found.tolist() == [expected, expected]
 
 
 def test_ties_of_more_tokens_than_are_wanted():
-    """All are equal but one; and equal ones come in every order of ids."""
+    """All tokens but one are equal, and equal ones come in every order of ids."""
     weight = torch.zeros(300, 2, device=DEVICE)
     weight[171] = 1.0
     hidden = torch.ones(1, 2, device=DEVICE)
@@ -97,9 +97,9 @@ def test_ties_of_more_tokens_than_are_wanted():
     weight[:, 0] = torch.randint(0, 9, (300,), generator=rng).to(weight)
     weight[:, 1] = 0
     found = vocab_statistics(hidden, weight, num_top=MAX_TOP, impl="triton")
-    want = weight[:, 0].sort(descending=True, stable=True)
-    assert found.top_ids[0].tolist() == want.indices[:MAX_TOP].tolist()
-    assert found.top_logits[0].tolist() == want.values[:MAX_TOP].tolist()
+    expected = weight[:, 0].sort(descending=True, stable=True)
+    assert found.top_ids[0].tolist() == expected.indices[:MAX_TOP].tolist()
+    assert found.top_logits[0].tolist() == expected.values[:MAX_TOP].tolist()
 
 
 def test_rows_are_computed_in_parts_if_many_tokens_are_wanted(monkeypatch):

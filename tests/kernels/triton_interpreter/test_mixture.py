@@ -60,13 +60,13 @@ def assert_routed(logits, top_k, normalise=True, count=None):
     """Compare with the reference in float64, and return the kernels' routing."""
     options = {"top_k": top_k, "norm_top_k": normalise, "filled": filled_with(count)}
     got = route(logits, **options, impl="triton")
-    want = route(logits.double(), **options, impl="reference")
-    end = int(want.starts[-1])
-    assert torch.equal(got.starts, want.starts)
-    assert torch.equal(got.places, want.places)
-    assert torch.equal(got.rows[:end], want.rows[:end])
+    expected = route(logits.double(), **options, impl="reference")
+    end = int(expected.starts[-1])
+    assert torch.equal(got.starts, expected.starts)
+    assert torch.equal(got.places, expected.places)
+    assert torch.equal(got.rows[:end], expected.rows[:end])
     assert got.weights.dtype == torch.float32
-    torch.testing.assert_close(got.weights.double(), want.weights, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(got.weights.double(), expected.weights, atol=1e-6, rtol=1e-5)
     return got
 
 
@@ -113,11 +113,13 @@ def test_no_rows():
 
 
 def test_of_equal_experts_the_first_are_chosen():
-    """Choose as torch.topk does on CUDA."""
+    """Checks the choice that torch.topk makes on CUDA."""
     logits = torch.tensor([[1.0, 3, 2, 2, 2, 0], [0, 0, 0, 0, 0, 0]], device=DEVICE)
     routing = route(logits, top_k=3, norm_top_k=True, impl="triton")
-    want = to_experts((1, 2, 3), (0, 1, 2), experts=6)
-    assert torch.equal(routing.places, route(want, top_k=3, norm_top_k=True, impl="triton").places)
+    expected = to_experts((1, 2, 3), (0, 1, 2), experts=6)
+    assert torch.equal(
+        routing.places, route(expected, top_k=3, norm_top_k=True, impl="triton").places
+    )
     if not INTERPRETED:
         by_torch = route(logits, top_k=3, norm_top_k=True, impl="reference")
         assert torch.equal(routing.starts, by_torch.starts)
@@ -132,8 +134,8 @@ def test_a_row_of_nan_goes_to_some_experts_and_harms_no_other(value):
     assert sorted(routing.places.flatten().tolist()) == list(range(18))
     assert int(routing.starts[-1]) == 18
     others = [row for row in range(9) if row != 4]
-    want = route(logits[others], top_k=2, norm_top_k=False, impl="triton")
-    assert torch.equal(routing.weights[others], want.weights)
+    expected = route(logits[others], top_k=2, norm_top_k=False, impl="triton")
+    assert torch.equal(routing.weights[others], expected.weights)
 
 
 def weights(experts, width, inner, dtype=torch.float32):
@@ -153,9 +155,11 @@ def assert_computed(logits, top_k, width, inner, dtype=torch.float32, activation
     own = weights(logits.shape[1], width, inner, dtype)
     got = computed(x, logits, top_k, *own, activation=activation)
     wide = (x.double(), logits.double(), top_k, *(one.double() for one in own))
-    want = computed(*wide, activation=activation, impl="reference")
+    expected = computed(*wide, activation=activation, impl="reference")
     assert got.dtype == dtype
-    assert_near(got, want, dtype, most=2 * TOLERANCE[dtype])  # four roundings, one after the other
+    assert_near(
+        got, expected, dtype, most=2 * TOLERANCE[dtype]
+    )  # four roundings, one after the other
 
 
 CASES = [
@@ -199,14 +203,14 @@ def test_halves_round_where_torch_does():
     """Both round the products, the activation and the sum, so nearly all bits are the same."""
     x, logits = randn(40, 48, dtype=torch.float16), randn(40, 5)
     own = weights(5, 48, 32, torch.float16)
-    got, want = (computed(x, logits, 2, *own, impl=impl) for impl in ("triton", "reference"))
-    assert (got == want).float().mean() > 0.97
+    got, expected = (computed(x, logits, 2, *own, impl=impl) for impl in ("triton", "reference"))
+    assert (got == expected).float().mean() > 0.97
 
 
 # More rows than a tile has: 16 in the interpreter, 128 on a card.
 @pytest.mark.parametrize("rows", [18, *slow(37), *([] if INTERPRETED else [700])])
 def test_a_row_has_the_same_bits_in_any_company(rows):
-    """Alone, with others, and with others that choose the same experts, or none of them."""
+    """Alone, with others, and with others that choose the same experts, or other ones."""
     experts, top_k = 4, 2
     x, own = randn(rows, 24), weights(experts, 24, 16)
     logits = randn(rows, experts)
@@ -266,13 +270,13 @@ def test_as_transformers_own_module(normalise):
         for seed, parameter in enumerate(module.parameters()):
             parameter.copy_(randn(*parameter.shape, seed=seed).cpu() / 5)
         x = randn(33, 40)
-        want = module(x.cpu().unsqueeze(0)).squeeze(0)
+        expected = module(x.cpu().unsqueeze(0)).squeeze(0)
     module = module.to(DEVICE)
     logits = x @ module.gate.weight.data.T
     for impl in ("triton", "reference"):
         routing = route(logits, top_k=3, norm_top_k=normalise, impl=impl)
         own = (module.experts.gate_up_proj.data, module.experts.down_proj.data)
-        assert_near(expert_mlp(x, routing, *own, "silu", impl=impl).cpu(), want, torch.float32)
+        assert_near(expert_mlp(x, routing, *own, "silu", impl=impl).cpu(), expected, torch.float32)
 
 
 @pytest.mark.parametrize("impl", ["reference", "triton"])

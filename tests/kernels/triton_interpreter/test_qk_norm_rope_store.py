@@ -53,14 +53,14 @@ def test_norm_rotation_and_stored_pages(rows, heads, kv_heads, head_dim, norm, d
         qkv, cos, sin, q_norm=weights[0], k_norm=weights[1], pages=pages, **sizes, impl="triton"
     )
     exact = [None if w is None else w.double() for w in weights]
-    want = qk_norm_rope_store(
+    expected = qk_norm_rope_store(
         *(x.double() for x in (qkv, cos, sin)),
         q_norm=exact[0],
         k_norm=exact[1],
         **sizes,
         impl="reference",
     )
-    for x, y in zip(got, want, strict=True):
+    for x, y in zip(got, expected, strict=True):
         assert x.dtype == dtype
         assert_near(x, y, dtype)
     assert all(x.is_contiguous() for x in got[:2])
@@ -126,10 +126,10 @@ def test_rounding_points(one_plus):
     qkv, (cos, sin) = randn(6, 4 * 64, dtype=torch.float16), tables(6, 64)
     norms = {name: 1 + randn(64, dtype=torch.float16) for name in ("q_norm", "k_norm")}
     options = {"num_heads": 2, "num_kv_heads": 1, "eps": 1e-6, "one_plus": one_plus, **norms}
-    got, want = (
+    got, expected = (
         qk_norm_rope_store(qkv, cos, sin, **options, impl=impl) for impl in ("triton", "reference")
     )
-    for x, y in zip(got, want, strict=True):
+    for x, y in zip(got, expected, strict=True):
         assert (x == y).float().mean() > 0.98
 
 
@@ -162,8 +162,10 @@ def test_norm_and_rotation_round_once():
         )
         q_norm, k_norm = (norm.double() for norm in norms)
         wide = (x.double() for x in (qkv, *angles))
-        want = qk_norm_rope_store(*wide, q_norm=q_norm, k_norm=k_norm, **sizes, impl="reference")
-        for one, exact in zip(got, want, strict=True):
+        expected = qk_norm_rope_store(
+            *wide, q_norm=q_norm, k_norm=k_norm, **sizes, impl="reference"
+        )
+        for one, exact in zip(got, expected, strict=True):
             assert (one == exact.half()).float().mean() > 0.99
 
 

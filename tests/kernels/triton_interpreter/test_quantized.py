@@ -30,10 +30,10 @@ def scales(count, seed):
 def test_rows_in_int8(rows, width, dtype):
     x = between_nans(randn(rows, width, dtype=dtype) * 10.0 ** randn(rows, 1, seed=1))
     x[2:3] = 0
-    got, want = (quantize_rows(x, torch.int8, impl=impl) for impl in ("triton", "reference"))
+    got, expected = (quantize_rows(x, torch.int8, impl=impl) for impl in ("triton", "reference"))
     assert [one.dtype for one in got] == [torch.int8, torch.float32]
-    assert torch.equal(got[0], want[0])
-    assert torch.equal(got[1], want[1])
+    assert torch.equal(got[0], expected[0])
+    assert torch.equal(got[1], expected[1])
 
 
 def test_ties_are_rounded_to_even():
@@ -49,12 +49,12 @@ def test_rows_in_float8():
     if not INTERPRETED:
         x = torch.cat((x, randn(3, x.shape[1])))
     x = between_nans(x)
-    got, want = (
+    got, expected = (
         quantize_rows(x, torch.float8_e4m3fn, impl=impl) for impl in ("triton", "reference")
     )
     assert got[0].dtype == torch.float8_e4m3fn
-    assert torch.equal(got[0].float(), want[0].float())
-    assert torch.equal(got[1], want[1])
+    assert torch.equal(got[0].float(), expected[0].float())
+    assert torch.equal(got[1], expected[1])
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
@@ -79,14 +79,14 @@ def test_the_product(rows, width, outputs, bias, dtype):
     q, w = eight_bits(rows, width), eight_bits(outputs, width, seed=1)
     added = randn(outputs, dtype=dtype) if bias else None
     given = q, scales(rows, 2), w, scales(outputs, 3), added
-    got, want = (
+    got, expected = (
         quantized_product(*given, dtype=dtype, impl=impl) for impl in ("triton", "reference")
     )
     assert got.dtype == dtype
     if bias and not INTERPRETED:
-        torch.testing.assert_close(got, want, rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
+        torch.testing.assert_close(got, expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
     else:
-        assert torch.equal(got, want)
+        assert torch.equal(got, expected)
 
 
 def test_sums_of_the_largest_numbers_are_exact():

@@ -30,8 +30,8 @@ def test_a_norm(rows, width, one_plus, dtype):
     stream = between_nans(randn(rows, width, seed=3))
     for x, added in ((narrow, delta), (narrow, None), (stream, delta), (stream, None)):
         total, normed = add_rms_norm(x, added, weight, **options)
-        want = total, *quantize_rows(normed, torch.int8, impl="triton")
-        assert equal(quantized_norm(x, added, weight, dtype=torch.int8, **options), want)
+        expected = total, *quantize_rows(normed, torch.int8, impl="triton")
+        assert equal(quantized_norm(x, added, weight, dtype=torch.int8, **options), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -42,8 +42,8 @@ def test_a_norm(rows, width, one_plus, dtype):
 def test_an_activation(rows, width, activation, dtype):
     gate_up = between_nans(4 * randn(rows, 2 * width, dtype=dtype))
     got = quantized_gated(gate_up, activation, dtype=torch.int8, impl="triton")
-    want = quantize_rows(gated(gate_up, activation, impl="triton"), torch.int8, impl="triton")
-    assert equal(got, want)
+    expected = quantize_rows(gated(gate_up, activation, impl="triton"), torch.int8, impl="triton")
+    assert equal(got, expected)
 
 
 def test_they_are_near_their_references():

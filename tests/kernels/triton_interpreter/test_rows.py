@@ -26,9 +26,9 @@ def test_add_rms_norm(rows, width, one_plus, dtype):
         exact = x if added is None else x.float() + added.float()
         assert total.dtype == exact.dtype
         assert torch.equal(total, exact)
-        want = add_rms_norm(exact.double(), None, weight.double(), **options, impl="reference")
+        expected = add_rms_norm(exact.double(), None, weight.double(), **options, impl="reference")
         assert normed.dtype == dtype
-        assert_near(normed, want[1], dtype)
+        assert_near(normed, expected[1], dtype)
 
 
 def test_the_norm_rounds_once():
@@ -37,8 +37,8 @@ def test_the_norm_rounds_once():
     for one_plus in (False, True):
         options = {"eps": 1e-6, "one_plus": one_plus}
         got = add_rms_norm(x, None, weight, **options, impl="triton")[1]
-        want = add_rms_norm(x, None, weight, **options, impl="reference")[1]
-        assert (got == want).float().mean() > 0.99
+        expected = add_rms_norm(x, None, weight, **options, impl="reference")[1]
+        assert (got == expected).float().mean() > 0.99
 
 
 def test_rows_do_not_depend_on_their_number():
@@ -62,8 +62,8 @@ def test_the_activation_is_not_rounded():
     gate_up = 4 * randn(7, 192, dtype=torch.float16)
     for activation in ("silu", "gelu_tanh"):
         got = gated(gate_up, activation, impl="triton")
-        want = gated(gate_up.double(), activation, impl="reference").half()
-        assert (got == want).float().mean() > 0.99
+        expected = gated(gate_up.double(), activation, impl="reference").half()
+        assert (got == expected).float().mean() > 0.99
 
 
 def test_gated_far_from_zero():
@@ -71,8 +71,8 @@ def test_gated_far_from_zero():
     gate_up = torch.cat((gate, torch.full_like(gate, 2.0))).unsqueeze(0).to(DEVICE)
     for activation in ("silu", "gelu_tanh"):
         got = gated(gate_up, activation, impl="triton").double()
-        want = gated(gate_up.double(), activation, impl="reference")
-        torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-6)
+        expected = gated(gate_up.double(), activation, impl="reference")
+        torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("impl", ["reference", "triton"])

@@ -34,9 +34,9 @@ def main(argv: Sequence[str]) -> int:
             report.add(future.result())
         status = _show(report)
         for plant, future in zip(PLANTS, plants, strict=True):
-            found = future.result()
-            status |= not found
-            print(f"  {'found' if found else 'NOT FOUND'}: {plant.name} ({plant.kind})")
+            findings = future.result()
+            status |= not findings
+            print(f"  {'found' if findings else 'NOT FOUND'}: {plant.name} ({plant.kind})")
     return status
 
 

@@ -125,13 +125,13 @@ class Dispatch(TorchDispatchMode):
         results = result if isinstance(result, (tuple, list)) else (result,)
         wrapped: list[Any] = []
         fresh: list[Card] = []
-        for one in results:
-            block = _block_of(one, cards) if rule.may_view else None
-            if block is None and isinstance(one, Tensor):
-                fresh.append(self.place(one))
+        for tensor in results:
+            block = _block_of(tensor, cards) if rule.may_view else None
+            if block is None and isinstance(tensor, Tensor):
+                fresh.append(self.place(tensor))
                 wrapped.append(fresh[-1])
             else:
-                wrapped.append(Card(one, block) if block is not None else one)
+                wrapped.append(Card(tensor, block) if block is not None else tensor)
         if fresh and not rule.writes_nothing:
             places = [card.inner for card in fresh]
             self.recorder.launch(

@@ -41,11 +41,11 @@ class HostArray(np.ndarray[Any, Any]):
             self.accesses.host(name, [] if write else spans, spans if write else [])
 
     def __getitem__(self, key: Any) -> Any:
-        found = self.plain()[key]
-        if isinstance(found, np.ndarray) and np.may_share_memory(found, self.plain()):
-            return HostArray.over(found, self.accesses) if self.accesses is not None else found
+        part = self.plain()[key]
+        if isinstance(part, np.ndarray) and np.may_share_memory(part, self.plain()):
+            return HostArray.over(part, self.accesses) if self.accesses is not None else part
         self.record("read", write=False)
-        return found
+        return part
 
     def __setitem__(self, key: Any, value: Any) -> None:
         plain, target = _plain(value), self.plain()[key]

@@ -114,10 +114,10 @@ def launcher(recorder: Recorder) -> Callable[..., None]:
 
 
 def _touched(kernel: str, side: str, values: Bound) -> list[Card]:
-    found = []
+    touched = []
     for name in DECLARED[kernel].touched(side, values):
         value = values[name]
         if not isinstance(value, Card):
             raise TypeError(f"{kernel} got {name} on {value.device}, not on the device")
-        found.append(value)
-    return found
+        touched.append(value)
+    return touched

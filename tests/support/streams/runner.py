@@ -89,7 +89,7 @@ def watched(recorder: Recorder) -> type:
 
 @contextmanager
 def device_of(recorder: Recorder) -> Iterator[None]:
-    """Let the product find the recorder's device, on this thread and on those of its backends."""
+    """Let the product find the recorder's device, on this thread and on its backends' threads."""
     replacements = {
         "ThreadPoolExecutor": lambda **_: TurnExecutor(
             recorder.turns, recorder, lambda: Dispatch(recorder)

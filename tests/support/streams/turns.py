@@ -1,4 +1,4 @@
-"""Two threads of which one runs at a time; a seed decides after which operation they change.
+"""Two threads that run one at a time; a seed decides after which operation they change.
 
 So a run is the same every time, and many interleavings are tried. The engine's thread is the one
 that makes the executor; the other takes the place of the backend's.
@@ -22,7 +22,7 @@ _numbers = count()
 
 
 class Handovers(Protocol):
-    """Learns of the order that tasks and their results make between threads."""
+    """Is told when one thread hands a task or a result over, and when another takes it."""
 
     def release(self, handover: object) -> None: ...
 

@@ -58,7 +58,8 @@ from gpuscore.measure.reports import aligned, table, text_table, write_html
 from gpuscore.models.hub import model_directory
 
 SUITE = sorted(
-    (*checks_scores.CHECKS, *checks_requests.CHECKS), key=lambda one: int(one.id[1:].split(".")[0])
+    (*checks_scores.CHECKS, *checks_requests.CHECKS),
+    key=lambda check: int(check.id[1:].split(".")[0]),
 )
 # The cases of the workload that every server with SGLang's core fields accepts.
 COMPARED = ("short", "long", "500 items", "shared sub-prefixes", "item_first", "softmax")
@@ -90,7 +91,10 @@ def check_server(values: argparse.Namespace, settings: Settings) -> int:
             print(_line(outcome), flush=True)
             outcomes.append(outcome)
         print(_summary(outcomes))
-        rows = [(one.check.id, one.state, one.check.promise, one.detail) for one in outcomes]
+        rows = [
+            (outcome.check.id, outcome.state, outcome.check.promise, outcome.detail)
+            for outcome in outcomes
+        ]
         failed = failed or any(outcome.state == FAILED for outcome in outcomes)
         parts += [
             f"<h2>{escape(url)} ({kind})</h2>",
@@ -131,35 +135,38 @@ def _reference(model: str, settings: Settings) -> Reference:
     oracle = Oracle(directory, "float32", device)
 
     def probabilities(prompts: list[list[int]], labels: list[int]) -> np.ndarray:
-        found = oracle.score(Case("reference", [], prompts, [labels] * len(prompts)))
-        return np.exp(found.values)
+        scores = oracle.score(Case("reference", [], prompts, [labels] * len(prompts)))
+        return np.exp(scores.values)
 
     return Reference(read_tokenizer(directory), probabilities)
 
 
-def _compare(one: CheckedServer, two: CheckedServer, tolerance: float) -> tuple[list[Verdict], str]:
+def _compare(
+    first: CheckedServer, second: CheckedServer, tolerance: float
+) -> tuple[list[Verdict], str]:
     """Compare two servers on one workload; return the verdicts and a part of the HTML page."""
-    vocab = min(one.vocab, two.vocab)
-    context = min(one.query_len, two.query_len) + 100
+    vocab = min(first.vocab, second.vocab)
+    context = min(first.query_len, second.query_len) + 100
     made = make_workload("standard", 0, vocab, context, None)
     cases = tuple(case for case in made.cases if case.name in COMPARED)
     workload = replace(made, cases=cases)
     try:
-        want, got = _run(one, workload), _run(two, workload)
+        reference, got = _run(first, workload), _run(second, workload)
     except RequestRefused as reason:
         verdict = Verdict("both servers", "workload", False, str(reason))
         print(verdict_line(verdict))
         return [verdict], ""
     allowed = ALLOWED_FLOAT32 if tolerance <= FLOAT32 else ALLOWED_HALF
-    found = compare(workload, want, got, allowed)
-    subject = f"{got.name} against {want.name}"
-    passed = found.p.maximum <= tolerance and found.p.mean <= tolerance / 2
-    detail = f"|d p| max {found.p.maximum:.1e} of {tolerance:g}, mean {found.p.mean:.1e} of half"
-    verdicts = [Verdict(subject, "scores", passed, detail), *order_verdicts(found, subject)]
-    print(f"\n{aligned(*scores_table([found]))}\n")
+    comparison = compare(workload, reference, got, allowed)
+    subject = f"{got.name} against {reference.name}"
+    d_p = comparison.p
+    passed = d_p.maximum <= tolerance and d_p.mean <= tolerance / 2
+    detail = f"|d p| max {d_p.maximum:.1e} of {tolerance:g}, mean {d_p.mean:.1e} of half"
+    verdicts = [Verdict(subject, "scores", passed, detail), *order_verdicts(comparison, subject)]
+    print(f"\n{aligned(*scores_table([comparison]))}\n")
     for verdict in verdicts:
         print(verdict_line(verdict))
-    return verdicts, _plots(workload, found, verdicts)
+    return verdicts, _plots(workload, comparison, verdicts)
 
 
 def _run(server: CheckedServer, workload: Workload) -> Run:
@@ -180,13 +187,15 @@ def _run(server: CheckedServer, workload: Workload) -> Run:
     return run
 
 
-def _plots(workload: Workload, found: Comparison, verdicts: Sequence[Verdict]) -> str:
+def _plots(workload: Workload, comparison: Comparison, verdicts: Sequence[Verdict]) -> str:
     cells = [(escape(v.gate), STATES[v.passed], escape(v.detail)) for v in verdicts]
     return (
-        heading(found)
-        + text_table(*scores_table([found]))
+        heading(comparison)
+        + text_table(*scores_table([comparison]))
         + table(("gate", "verdict", "what was found"), cells)
-        + error_plots(workload, found, differences(workload, found.want, found.got)[0])
+        + error_plots(
+            workload, comparison, differences(workload, comparison.reference, comparison.got)[0]
+        )
     )
 
 
@@ -202,7 +211,7 @@ def _line(outcome: Outcome) -> str:
 
 
 def _summary(outcomes: Sequence[Outcome]) -> str:
-    counts = Counter(one.state for one in outcomes)
+    counts = Counter(outcome.state for outcome in outcomes)
     return (
         f"{counts[OK]} passed, {counts[FAILED]} failed, {counts[KNOWN]} known deviations, "
         f"{counts[SKIPPED]} skipped"

@@ -46,18 +46,18 @@ def run_checks(
         server: the server under test.
         known: id of a check -> why this kind of server fails it.
     """
-    for one in checks:
-        state, detail = _run(one, server)
-        if state == FAILED and one.id in known:
-            state, detail = KNOWN, f"{known[one.id]}; here: {detail}"
-        elif state == OK and one.id in known:
-            detail = f"not seen here: {known[one.id]}"
-        yield Outcome(one, state, detail)
+    for check in checks:
+        state, detail = _run(check, server)
+        if state == FAILED and check.id in known:
+            state, detail = KNOWN, f"{known[check.id]}; here: {detail}"
+        elif state == OK and check.id in known:
+            detail = f"not seen here: {known[check.id]}"
+        yield Outcome(check, state, detail)
 
 
-def _run(one: Check, server: CheckedServer) -> tuple[str, str]:
+def _run(check: Check, server: CheckedServer) -> tuple[str, str]:
     try:
-        wrong = one.find(server)
+        wrong = check.find(server)
     except Skipped as reason:
         return SKIPPED, str(reason)
     except RequestRefused as reason:

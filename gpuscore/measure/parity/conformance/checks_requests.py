@@ -54,7 +54,7 @@ def _refused(id: str, promise: str, content: bytes | None = None, **fields: Any)
 
     def find(server: CheckedServer) -> str | None:
         beyond = server.vocab if server.vocab_known else 2**31 - 1
-        made = {name: one(beyond) if callable(one) else one for name, one in fields.items()}
+        made = {name: value(beyond) if callable(value) else value for name, value in fields.items()}
         body = server.body(server.ids(5), server.items(2, 3)) | made
         sent = json.dumps(body).encode() if content is None else content
         return _not_refused(server.client.send("POST", "/v1/score", sent)) or _harmed(server)
@@ -71,10 +71,10 @@ def _not_refused(reply: ServerReply) -> str | None:
 def _harmed(server: CheckedServer) -> str | None:
     """Send a plain request after a bad one; return the fault that it shows, or None."""
     try:
-        found = server.ask(*CANARY)
+        scores = server.ask(*CANARY)
     except RequestRefused as reason:
         return f"afterwards a plain request fails: {reason}"
-    wrong = None if server.canary is None else server.differ(server.canary, found)
+    wrong = None if server.canary is None else server.differ(server.canary, scores)
     return f"before and after, a plain request's scores {wrong}" if wrong else None
 
 
@@ -88,8 +88,8 @@ def no_items(server: CheckedServer) -> str | None:
 @check("C13.empty-item", "an empty item scores the query alone")
 def empty_item(server: CheckedServer) -> str | None:
     query, item = server.ids(12), server.ids(4)
-    want = np.concatenate([server.ask(query[:-1], [query[-1:]]), server.ask(query, [item])])
-    return server.differ(want, server.ask(query, [[], item]))
+    expected = np.concatenate([server.ask(query[:-1], [query[-1:]]), server.ask(query, [item])])
+    return server.differ(expected, server.ask(query, [[], item]))
 
 
 @check("C13.empty-query", "an empty query scores the items alone")
@@ -110,14 +110,14 @@ def null_labels(server: CheckedServer) -> str | None:
     reply = server.client.score(body)
     if reply.status != 200:
         return _not_refused(reply) or _harmed(server)
-    found = server.table(reply, len(body["items"]))
-    if np.abs(found.sum(axis=1) - 1).max() > server.tolerance:
-        return f"rows of the model's own labels do not add up to 1: {found.sum(axis=1)}"
+    scores = server.table(reply, len(body["items"]))
+    if np.abs(scores.sum(axis=1) - 1).max() > server.tolerance:
+        return f"rows of the model's own labels do not add up to 1: {scores.sum(axis=1)}"
     del body["label_token_ids"]
     left_out = server.table(server.client.score(body), len(body["items"]))
-    if found.shape != left_out.shape:
-        return f"{found.shape[1]} labels for null, {left_out.shape[1]} if labels are left out"
-    wrong = server.differ(found, left_out)
+    if scores.shape != left_out.shape:
+        return f"{scores.shape[1]} labels for null, {left_out.shape[1]} if labels are left out"
+    wrong = server.differ(scores, left_out)
     return f"null labels and none {wrong}" if wrong else _harmed(server)
 
 
@@ -152,9 +152,11 @@ def item_counts(server: CheckedServer) -> str | None:
 @check("C16.large", "500 items of 20 tokens on a query of 2,000, or as long as the context allows")
 def large(server: CheckedServer) -> str | None:
     query, items = server.ids(server.query_len), server.items(*[20] * 500)
-    want = server.ask(query, items)
+    expected = server.ask(query, items)
     some = [0, 137, 499]
-    return server.differ(want[some], np.concatenate([server.ask(query, [items[i]]) for i in some]))
+    return server.differ(
+        expected[some], np.concatenate([server.ask(query, [items[i]]) for i in some])
+    )
 
 
 @check("C16.long-item", "an item as long as a long query scores right")
@@ -177,16 +179,16 @@ def too_long(server: CheckedServer) -> str | None:
 @check("C19.malformed", "a bad request beside good ones fails alone")
 def malformed(server: CheckedServer) -> str | None:
     good = [server.body(server.ids(20), server.items(3, 5)) for _ in range(6)]
-    want = [server.scores(body) for body in good]
+    expected = [server.scores(body) for body in good]
     bad = [good[0] | {"items": 42}, good[1] | {"label_token_ids": "bad"}]
     *replies, first, second = server.at_once([*good, *bad])
     for reply in (first, second):
         if wrong := _not_refused(reply):
             return wrong
-    for one, reply in zip(want, replies, strict=True):
+    for scores, reply in zip(expected, replies, strict=True):
         if reply.status != 200:
             return f"a good request beside bad ones gets {reply}"
-        if wrong := server.differ(one, np.array(reply.body["scores"])):
+        if wrong := server.differ(scores, np.array(reply.body["scores"])):
             return f"good requests beside bad ones {wrong}"
     return None
 
@@ -197,14 +199,14 @@ def health(server: CheckedServer) -> str | None:
     with ThreadPoolExecutor(max_workers=len(bodies)) as threads:
         under_way = [threads.submit(server.client.score, body) for body in bodies]
         reply = server.client.send("GET", "/health")
-        lost = [found for work in under_way if (found := work.result()).status != 200]
+        lost = [answer for work in under_way if (answer := work.result()).status != 200]
     if reply.status != 200:
         return str(reply)
     return str(lost[0]) if lost else None
 
 
 CHECKS = (
-    *(found for found in list(vars().values()) if isinstance(found, Check)),
+    *(value for value in list(vars().values()) if isinstance(value, Check)),
     *(_refused(f"C14.{name}", SURVIVES, **fields) for name, fields in BAD_FIELDS.items()),
     *(_refused(f"C14.{name}", SURVIVES, content) for name, content in BAD_BODIES.items()),
 )

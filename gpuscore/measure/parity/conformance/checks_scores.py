@@ -41,12 +41,12 @@ def envelope(server: CheckedServer) -> str | None:
 @check("C1.usage", "usage counts the tokens of all prompts and 0 completion tokens")
 def usage(server: CheckedServer) -> str | None:
     query, items = server.ids(7), server.items(3, 2)
-    found = server.send(query, items).body.get("usage")
-    if not isinstance(found, dict):
-        return f"usage is {found!r}"
+    counts = server.send(query, items).body.get("usage")
+    if not isinstance(counts, dict):
+        return f"usage is {counts!r}"
     tokens = sum(len(query) + len(item) for item in items)
-    if (found.get("prompt_tokens"), found.get("completion_tokens")) != (tokens, 0):
-        return f"usage is {found}, the prompts have {tokens} tokens"
+    if (counts.get("prompt_tokens"), counts.get("completion_tokens")) != (tokens, 0):
+        return f"usage is {counts}, the prompts have {tokens} tokens"
     return None
 
 
@@ -54,40 +54,40 @@ def usage(server: CheckedServer) -> str | None:
 def rows_in_order(server: CheckedServer) -> str | None:
     query, items = server.ids(9), server.items(2, 5, 3, 7, 1)
     order = [3, 0, 4, 2, 1]
-    want = server.ask(query, items)
-    return server.differ(want[order], server.ask(query, [items[i] for i in order]))
+    expected = server.ask(query, items)
+    return server.differ(expected[order], server.ask(query, [items[i] for i in order]))
 
 
 @check("C2.labels", "columns are in the order of the labels")
 def columns_in_order(server: CheckedServer) -> str | None:
     query, items, labels = server.ids(9), server.items(2, 5), server.labels
-    want = server.ask(query, items)
-    return server.differ(want[:, ::-1], server.ask(query, items, labels[::-1]))
+    expected = server.ask(query, items)
+    return server.differ(expected[:, ::-1], server.ask(query, items, labels[::-1]))
 
 
 @check("C3.sum", "softmax rows are probabilities that sum to 1")
 def softmax_rows(server: CheckedServer) -> str | None:
-    found = server.ask(server.ids(9), server.items(1, 4, 8))
-    wrong = np.abs(found.sum(axis=1) - 1).max()
-    if wrong > 1e-6 or found.min() < 0 or found.max() > 1:
-        return f"sums are off by {wrong:.1e}, scores from {found.min():g} to {found.max():g}"
+    scores = server.ask(server.ids(9), server.items(1, 4, 8))
+    wrong = np.abs(scores.sum(axis=1) - 1).max()
+    if wrong > 1e-6 or scores.min() < 0 or scores.max() > 1:
+        return f"sums are off by {wrong:.1e}, scores from {scores.min():g} to {scores.max():g}"
     return None
 
 
 @check("C4.default", "softmax is off by default")
 def softmax_is_off(server: CheckedServer) -> str | None:
     body = server.body(server.ids(9), server.items(1, 4))
-    want = server.scores(body | {"apply_softmax": False})
+    expected = server.scores(body | {"apply_softmax": False})
     del body["apply_softmax"]
-    return server.differ(want, server.scores(body))
+    return server.differ(expected, server.scores(body))
 
 
 @check("C4.range", "without softmax, a row's probabilities sum to at most 1")
 def vocabulary_rows(server: CheckedServer) -> str | None:
-    found = server.ask(server.ids(9), server.items(1, 4, 8), apply_softmax=False)
-    most = found.sum(axis=1).max()
-    if found.min() < 0 or most > 1 + 1e-6:
-        return f"the smallest score is {found.min():g}, the largest sum of a row {most:g}"
+    scores = server.ask(server.ids(9), server.items(1, 4, 8), apply_softmax=False)
+    most = scores.sum(axis=1).max()
+    if scores.min() < 0 or most > 1 + 1e-6:
+        return f"the smallest score is {scores.min():g}, the largest sum of a row {most:g}"
     return None
 
 
@@ -104,16 +104,16 @@ def renormalised(server: CheckedServer) -> str | None:
 @check("C5.subset", "a label's probability does not depend on the other labels")
 def label_subset(server: CheckedServer) -> str | None:
     query, items = server.ids(9), server.items(1, 4)
-    want = server.ask(query, items, apply_softmax=False)
+    expected = server.ask(query, items, apply_softmax=False)
     got = server.ask(query, items, server.labels[1:2], apply_softmax=False)
-    return _relative(want[:, 1:2], got)
+    return _relative(expected[:, 1:2], got)
 
 
 @check("C5.duplicates", "a label that is listed twice gets two equal columns")
 def duplicate_labels(server: CheckedServer) -> str | None:
     a, b = server.labels[:2]
-    found = server.ask(server.ids(9), server.items(1, 4), [a, b, a], apply_softmax=False)
-    same = np.array_equal(found[:, 0], found[:, 2])
+    scores = server.ask(server.ids(9), server.items(1, 4), [a, b, a], apply_softmax=False)
+    same = np.array_equal(scores[:, 0], scores[:, 2])
     return None if same else "the two columns differ"
 
 
@@ -121,10 +121,10 @@ def duplicate_labels(server: CheckedServer) -> str | None:
 def label_counts(server: CheckedServer) -> str | None:
     query, items = server.ids(9), server.items(3, 4)
     labels = [int(id) for id in server.rng.choice(server.vocab, 50, replace=False)]
-    want = server.ask(query, items, labels, apply_softmax=False)
+    expected = server.ask(query, items, labels, apply_softmax=False)
     for count in (1, 2, 4, 8):
         got = server.ask(query, items, labels[:count], apply_softmax=False)
-        if wrong := _relative(want[:, :count], got):
+        if wrong := _relative(expected[:, :count], got):
             return f"{count} labels: {wrong}"
     return None
 
@@ -138,9 +138,9 @@ def upstream_prompts(server: CheckedServer) -> str | None:
     columns = [ids[0] for ids in labels]
     for query, items, item_first in UPSTREAM:
         texts = [item + query if item_first else query + item for item in items]
-        want = server.exact([encode(text).ids for text in texts], columns)
+        expected = server.exact([encode(text).ids for text in texts], columns)
         got = server.ask(query, items, columns, item_first=item_first)
-        if (wrong := np.abs(want - got).max()) > HF_TOLERANCE:
+        if (wrong := np.abs(expected - got).max()) > HF_TOLERANCE:
             return f"{query!r}: off by {wrong:.1e}"
     return None
 
@@ -148,16 +148,16 @@ def upstream_prompts(server: CheckedServer) -> str | None:
 @check("C6.ids", "token ids score as in transformers in float32")
 def as_transformers(server: CheckedServer) -> str | None:
     query, items = server.ids(40), server.items(1, 4, 20, 9)
-    want = server.exact([query + item for item in items], server.labels)
-    wrong = np.abs(want - server.ask(query, items)).max()
+    expected = server.exact([query + item for item in items], server.labels)
+    wrong = np.abs(expected - server.ask(query, items)).max()
     return None if wrong <= HF_TOLERANCE else f"off by {wrong:.1e}, at most {HF_TOLERANCE}"
 
 
 @check("C7.item_first", "item_first swaps query and item, for several items too")
 def item_first(server: CheckedServer) -> str | None:
     query, items = server.ids(11), server.items(4, 6, 3)
-    want = np.concatenate([server.ask(item, [query]) for item in items])
-    return server.differ(want, server.ask(query, items, item_first=True))
+    expected = np.concatenate([server.ask(item, [query]) for item in items])
+    return server.differ(expected, server.ask(query, items, item_first=True))
 
 
 @check("C8.text", "text is scored as the ids of the joined string")
@@ -165,8 +165,8 @@ def text_is_its_ids(server: CheckedServer) -> str | None:
     encode = server.encoder()
     items = ["den", "den item: The chair", "ém ☃"]
     prompts = [encode(TEXT_QUERY + item).ids for item in items]
-    want = np.concatenate([server.ask(ids[:-1], [ids[-1:]]) for ids in prompts])
-    return server.differ(want, server.ask(TEXT_QUERY, items))
+    expected = np.concatenate([server.ask(ids[:-1], [ids[-1:]]) for ids in prompts])
+    return server.differ(expected, server.ask(TEXT_QUERY, items))
 
 
 @check("C9.ids", "an item scores the same alone, with one other and with 32")
@@ -204,16 +204,16 @@ isolation_of_lengths = Check(
 
 @check("C11.distinct", "distinct items have distinct scores")
 def distinct(server: CheckedServer) -> str | None:
-    found = server.ask(server.ids(20), server.items(*[8] * 15))
-    count = len(np.unique(found, axis=0))
+    scores = server.ask(server.ids(20), server.items(*[8] * 15))
+    count = len(np.unique(scores, axis=0))
     return None if count == 15 else f"15 random items have {count} different rows"
 
 
 @check("C11.identical", "identical items have equal scores")
 def identical(server: CheckedServer) -> str | None:
     a, b = server.items(6, 6)
-    found = server.ask(server.ids(20), [a, b, a, a])
-    return server.differ(found[[0, 0]], found[[2, 3]])
+    scores = server.ask(server.ids(20), [a, b, a, a])
+    return server.differ(scores[[0, 0]], scores[[2, 3]])
 
 
 @check("C12.sizes", "the first 1, 3 and 8 of 64 items score the same without the others")
@@ -224,13 +224,13 @@ def sizes(server: CheckedServer) -> str | None:
 @check("C12.concurrent", "concurrent requests score as they do one after the other")
 def concurrent(server: CheckedServer) -> str | None:
     bodies = [server.body(server.ids(8 + n), server.items(3, 1 + n)) for n in range(12)]
-    want = [server.scores(body) for body in bodies]
+    expected = [server.scores(body) for body in bodies]
     strangers = [server.body(server.ids(30), server.items(*[4] * 16)) for _ in range(4)]
     replies = server.at_once([*bodies, *strangers])
-    for one, reply in zip(want, replies, strict=False):
+    for scores, reply in zip(expected, replies, strict=False):
         if reply.status != 200:
             return str(reply)
-        if wrong := server.differ(one, np.array(reply.body["scores"])):
+        if wrong := server.differ(scores, np.array(reply.body["scores"])):
             return wrong
     return None
 
@@ -267,14 +267,14 @@ def changed(server: CheckedServer) -> str | None:
 def known_answer(server: CheckedServer) -> str | None:
     if "qwen3-0.6b" not in server.model.lower() or not server.texts:
         raise Skipped("the served model's name does not contain Qwen3-0.6B")
-    query, items, labels, want = CALIFORNIA
-    return _relative(np.array(want), server.ask(query, items, labels, apply_softmax=False))
+    query, items, labels, expected = CALIFORNIA
+    return _relative(np.array(expected), server.ask(query, items, labels, apply_softmax=False))
 
 
-def _relative(want: Float64Array, got: Float64Array) -> str | None:
+def _relative(expected: Float64Array, got: Float64Array) -> str | None:
     """Compare relatively, because probabilities over a whole vocabulary are very small."""
-    wrong = np.abs(got / np.maximum(want, 1e-300) - 1).max()
+    wrong = np.abs(got / np.maximum(expected, 1e-300) - 1).max()
     return None if wrong <= 0.05 else f"off by {wrong:.1%}"
 
 
-CHECKS = tuple(found for found in list(vars().values()) if isinstance(found, Check))
+CHECKS = tuple(value for value in list(vars().values()) if isinstance(value, Check))

@@ -52,8 +52,8 @@ class ServerReply:
         """The message of an error in OpenAI's shape or in SGLang's flat one; None without one."""
         body = self.body if isinstance(self.body, dict) else {}
         error = body.get("error", body)
-        found = error.get("message") if isinstance(error, dict) else None
-        return found if isinstance(found, str) else None
+        text = error.get("message") if isinstance(error, dict) else None
+        return text if isinstance(text, str) else None
 
     def __str__(self) -> str:
         return f"status {self.status}: {self.text[:200]}" if self.status else self.text
@@ -121,8 +121,8 @@ class CheckedServer:
     canary: Float64Array | None = None  # scores of CANARY before any check
 
     def ids(self, length: int) -> Ids:
-        found: Ids = self.rng.randint(0, self.vocab, length).tolist()
-        return found
+        drawn: Ids = self.rng.randint(0, self.vocab, length).tolist()
+        return drawn
 
     def items(self, *lengths: int) -> list[Ids]:
         return [self.ids(length) for length in lengths]
@@ -137,8 +137,8 @@ class CheckedServer:
         """Return the reference's softmax [prompts, labels]; raise Skipped without one."""
         if self.reference is None:
             raise Skipped("needs --reference")
-        found = self.reference.probabilities(prompts, labels)
-        shares: Float64Array = found / found.sum(axis=1, keepdims=True)
+        probabilities = self.reference.probabilities(prompts, labels)
+        shares: Float64Array = probabilities / probabilities.sum(axis=1, keepdims=True)
         return shares
 
     def body(
@@ -177,28 +177,28 @@ class CheckedServer:
         if reply.status != 200:
             raise RequestRefused(str(reply))
         try:
-            found = np.array(reply.body["scores"], dtype=np.float64)
+            scores = np.array(reply.body["scores"], dtype=np.float64)
         except (KeyError, TypeError, ValueError) as error:
             raise RequestRefused(f"no table of numbers in scores: {error!r}") from error
-        if num_labels is None and found.ndim == 2:
-            num_labels = found.shape[1]
-        if found.shape != (num_items, num_labels) or num_labels == 0:
+        if num_labels is None and scores.ndim == 2:
+            num_labels = scores.shape[1]
+        if scores.shape != (num_items, num_labels) or num_labels == 0:
             wanted = num_labels or "at least 1"
             raise RequestRefused(
-                f"scores is a table of {found.shape}, not of ({num_items}, {wanted})"
+                f"scores is a table of {scores.shape}, not of ({num_items}, {wanted})"
             )
-        if not np.isfinite(found).all():
+        if not np.isfinite(scores).all():
             raise RequestRefused("scores has numbers that are not finite")
-        return found
+        return scores
 
     def at_once(self, bodies: Sequence[dict[str, Any]]) -> list[ServerReply]:
         """Send requests concurrently; return their answers in order."""
         with ThreadPoolExecutor(max_workers=len(bodies)) as threads:
             return list(threads.map(self.client.score, bodies))
 
-    def differ(self, want: Float64Array, got: Float64Array) -> str | None:
+    def differ(self, expected: Float64Array, got: Float64Array) -> str | None:
         """Return how two tables differ, or None if only by rounding."""
-        sizes = np.abs(want - got)
+        sizes = np.abs(expected - got)
         if sizes.max() <= self.tolerance and sizes.mean() <= self.tolerance / 2:
             return None
         return (
@@ -238,13 +238,13 @@ def meet(
     reply = client.score(body)
     if reply.status != 200:
         raise RequestRefused(f"a plain request of token ids gets {reply}")
-    found = vocab or _find_vocab(lambda id: client.score(body | {"label_token_ids": [id]}))
-    rows = found or SAFE_VOCAB
+    size = vocab or _find_vocab(lambda id: client.score(body | {"label_token_ids": [id]}))
+    rows = size or SAFE_VOCAB
     server = CheckedServer(
         client=client,
         model=model,
         vocab=rows,
-        vocab_known=found is not None,
+        vocab_known=size is not None,
         query_len=_find_query_len(lambda n: client.score(body | {"query": [5] * n})),
         texts=client.score(body | {"query": "a ", "items": ["b"]}).status == 200,
         tolerance=tolerance,
