@@ -224,13 +224,8 @@ def _relative(comparison: Comparison, theirs: Errors) -> Verdict:
         ours, limit = part(comparison.log_p), RELATIVE * part(theirs)
         passed = passed and ours <= limit
         ratios.append(f"{name} {ours:.1e} of {limit:.1e}")
-<<<<<<< HEAD
-    detail = f"{RELATIVE:g} times transformers' own {found.got.dtype} error: {', '.join(ratios)}"
-    return Verdict(found.got.name, "relative", passed, detail)
-=======
-    detail = f"twice transformers' own {comparison.got.dtype} error: {', '.join(ratios)}"
+    detail = f"{RELATIVE:g} times transformers' own {comparison.got.dtype} error: {', '.join(ratios)}"
     return Verdict(comparison.got.name, "relative", passed, detail)
->>>>>>> w-prose
 
 
 def _absolute(subject: str, comparison: Comparison, limits: HalfLimits) -> Verdict:
