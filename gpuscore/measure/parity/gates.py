@@ -224,7 +224,9 @@ def _relative(comparison: Comparison, theirs: Errors) -> Verdict:
         ours, limit = part(comparison.log_p), RELATIVE * part(theirs)
         passed = passed and ours <= limit
         ratios.append(f"{name} {ours:.1e} of {limit:.1e}")
-    detail = f"{RELATIVE:g} times transformers' own {comparison.got.dtype} error: {', '.join(ratios)}"
+    detail = (
+        f"{RELATIVE:g} times transformers' own {comparison.got.dtype} error: {', '.join(ratios)}"
+    )
     return Verdict(comparison.got.name, "relative", passed, detail)
 
 
