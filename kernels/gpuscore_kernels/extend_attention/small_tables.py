@@ -1,7 +1,8 @@
 """Tile tables of small batches, tile by tile in plain Python.
 
 `tiles` finds all tiles at once, in some 200 calls of NumPy. Each takes about a microsecond however
-few tiles there are, and the device waits for the tables. One prompt has a handful of tiles.
+few tiles there are, and the device waits for the tables. One prompt has a handful of tiles; without
+a cached prefix its table has a closed form.
 The tables are the same, number by number.
 """
 
@@ -16,7 +17,10 @@ import numpy as np
 from gpuscore_kernels.extend_attention.layout import (
     BATCH_ROW,
     FIRST_ROW,
+    MASKED_END,
     MASKED_FIELDS,
+    MASKED_START,
+    NUM_PACKED,
     OWN,
     POSITION,
     QUERY_ROW,
@@ -42,6 +46,39 @@ def is_small(layout: Layout, shape: TileShape, choices: Sequence[Ints | None]) -
     if not tokens or len(layout.parent) + tokens // shape.rows > SMALL:
         return False
     return all(rows is None or len(rows) <= FEW for rows in choices)
+
+
+def of_one_segment(layout: Layout, shape: TileShape, rows: Ints | None) -> TileTable:
+    """Build the table of a batch of one segment without a prefix, as `SmallBatch` would."""
+    size, keys, own = shape.rows, shape.keys, shape.own
+    order = None if rows is None else rows.argsort(kind="stable")
+    batch_rows = np.arange(len(layout.positions)) if rows is None else rows[order]
+    places: Sequence[int] = range(len(batch_rows)) if rows is None else batch_rows.tolist()
+    tiles: list[tuple[int, ...]] = []
+    masked: list[int] = []
+    for row in range(0, len(places), size):
+        end, start = min(row + size, len(places)), len(masked) // MASKED_FIELDS
+        full, stop = (places[row] + 1) // keys, places[end - 1] + 1
+        for key in range(full * keys, stop, own):
+            masked += (key, min(own, stop - key), key, OWN, 1)
+        last = len(masked) // MASKED_FIELDS
+        tiles.append((row, end - row, start, start, last, 0, 0, full, 0, 0, 0))
+    tiles.sort(
+        key=lambda tile: tile[NUM_PACKED] * keys + (tile[MASKED_END] - tile[MASKED_START]) * own,
+        reverse=True,
+    )
+    fields = np.zeros((ROW_FIELDS, len(places)), np.int32)
+    fields[QUERY_ROW] = batch_rows if order is None else order
+    fields[BATCH_ROW] = batch_rows
+    fields[POSITION] = layout.positions if order is None else layout.positions[batch_rows]
+    return TileTable(
+        shape=shape,
+        window=None,
+        rows=fields,
+        tiles=_array([*chain(*tiles)], len(tiles), TILE_FIELDS),
+        pool_tiles=np.zeros(0, np.int32),
+        masked=_array(masked, -1, MASKED_FIELDS),
+    )
 
 
 Piece: TypeAlias = tuple[int, int, int, int]  # segment, places in it of first and last row; rows
