@@ -12,7 +12,8 @@ from gpuscore.backends.torch.decoder import Decoder
 from gpuscore.backends.torch.kv_pool import KeptRows, KVPool, index_of
 from gpuscore.backends.torch.layers import mark_for
 from gpuscore.backends.torch.loader import load_weights
-from gpuscore.config import ModelConfig
+from gpuscore.config import EngineConfig, ModelConfig
+from gpuscore.engine.engine import Engine
 from gpuscore.engine.runner import Runner
 from gpuscore.errors import NonfiniteScore
 from gpuscore.types.request import ScoreRequest
@@ -82,6 +83,29 @@ def test_only_the_poisoned_request_fails(backend, tiny_model, tmp_path):
         assert runner.counters().nonfinite_rows == 2, "the poisoned item, and once more alone"
     finally:
         made.close()
+
+
+@pytest.mark.parametrize("max_tokens", [8, 512])  # the query in chunks, or at once
+def test_pages_that_are_not_finite_are_not_found_again(max_tokens, tiny_model):
+    """Memory that went bad costs the request that read it its answer, and no later one."""
+    directory, _ = tiny_model("qwen3")
+    config = ModelConfig(str(directory), dtype="float32", device="cpu", max_batch_tokens=max_tokens)
+    made = create_backend(plan_backend(directory, config))
+    engine, rng = Engine(made, EngineConfig()), np.random.default_rng(0)
+    try:
+        query, item = (int32(random_ids(rng, n)) for n in (3 * made.limits.page_size, 4))
+        request = ScoreRequest(query, (item,), (int32([3, 17]),), need_lse=True)
+        want = engine.score(request).result()
+        for side in (side for layer in made.launcher.pool.layers for side in layer):
+            side.masked_fill_(side != 0, torch.nan)  # never written memory is zeros
+        with pytest.raises(NonfiniteScore):
+            engine.score(request).result()
+        again = engine.score(request).result()
+        np.testing.assert_array_equal(again.label_logits[0], want.label_logits[0])
+        assert engine.stats().counters.cached_tokens == 3 * made.limits.page_size, "once"
+        engine._runner.scheduler.pages.check_integrity()
+    finally:
+        engine.close()
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2", *slow("gemma3")])
