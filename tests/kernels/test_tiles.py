@@ -189,7 +189,8 @@ def test_one_segment_has_the_same_tables(seed, shape):
         choices = [None, some, np.empty(0, np.int32)]
         expected = TableBuilder(layout, shape).tables_at_once(choices, None)
         for rows, table in zip(choices, expected, strict=True):
-            assert_equal(of_one_segment(layout, shape, rows), table)
+            places = None if rows is None else tuple(rows.tolist())
+            assert_equal(of_one_segment(length, shape, places), table)
 
 
 def query_and_items(prefix, query, items, page=PAGE):

@@ -9,6 +9,7 @@ The tables are the same, number by number.
 import struct
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import chain, pairwise
 from typing import NamedTuple, TypeAlias
 
@@ -48,12 +49,15 @@ def is_small(layout: Layout, shape: TileShape, choices: Sequence[Ints | None]) -
     return all(rows is None or len(rows) <= FEW for rows in choices)
 
 
-def of_one_segment(layout: Layout, shape: TileShape, rows: Ints | None) -> TileTable:
-    """Build the table of a batch of one segment without a prefix, as `SmallBatch` would."""
+@lru_cache(maxsize=1024)  # up to 12 KiB each: `is_small` bounds the tokens
+def of_one_segment(count: int, shape: TileShape, rows: tuple[int, ...] | None) -> TileTable:
+    """Build the table of a batch of one segment of `count` tokens without a prefix.
+
+    It is as `SmallBatch` would build it. Prompts of equal lengths share it, so it is read-only.
+    """
     size, keys, own = shape.rows, shape.keys, shape.own
-    order = None if rows is None else rows.argsort(kind="stable")
-    batch_rows = np.arange(len(layout.positions)) if rows is None else rows[order]
-    places: Sequence[int] = range(len(batch_rows)) if rows is None else batch_rows.tolist()
+    order = range(count) if rows is None else sorted(range(len(rows)), key=rows.__getitem__)
+    places = order if rows is None else [rows[index] for index in order]
     tiles: list[tuple[int, ...]] = []
     masked: list[int] = []
     for row in range(0, len(places), size):
@@ -68,17 +72,17 @@ def of_one_segment(layout: Layout, shape: TileShape, rows: Ints | None) -> TileT
         reverse=True,
     )
     fields = np.zeros((ROW_FIELDS, len(places)), np.int32)
-    fields[QUERY_ROW] = batch_rows if order is None else order
-    fields[BATCH_ROW] = batch_rows
-    fields[POSITION] = layout.positions if order is None else layout.positions[batch_rows]
-    return TileTable(
-        shape=shape,
-        window=None,
-        rows=fields,
-        tiles=_array([*chain(*tiles)], len(tiles), TILE_FIELDS),
-        pool_tiles=np.zeros(0, np.int32),
-        masked=_array(masked, -1, MASKED_FIELDS),
+    fields[QUERY_ROW] = order
+    fields[BATCH_ROW] = fields[POSITION] = places
+    arrays = (
+        fields,
+        _array([*chain(*tiles)], len(tiles), TILE_FIELDS),
+        np.zeros(0, np.int32),
+        _array(masked, -1, MASKED_FIELDS),
     )
+    for array in arrays:
+        array.flags.writeable = False
+    return TileTable(shape, None, *arrays)
 
 
 Piece: TypeAlias = tuple[int, int, int, int]  # segment, places in it of first and last row; rows

@@ -92,7 +92,9 @@ class TableBuilder:
         """Build a table for each of these choices of rows, as `build_tiles` does."""
         if window is None and is_small(self.layout, self.shape, rows):
             if len(self.layout.parent) == 1 and not self.has_prefix:
-                return [of_one_segment(self.layout, self.shape, one) for one in rows]
+                chosen = [None if one is None else tuple(one.tolist()) for one in rows]
+                count = len(self.layout.positions)
+                return [of_one_segment(count, self.shape, one) for one in chosen]
             pool = self.pool_tiles if self.has_prefix else None
             small = SmallBatch(self.layout, self.shape, pool)
             return [small.table(one) for one in rows]
