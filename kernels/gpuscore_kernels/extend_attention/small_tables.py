@@ -2,7 +2,7 @@
 
 `tiles` finds all tiles at once, in some 200 calls of NumPy. Each takes about a microsecond however
 few tiles there are, and the device waits for the tables. One prompt has a handful of tiles; without
-a cached prefix its table has a closed form.
+a cached prefix its table follows from its length alone.
 The tables are the same, number by number.
 """
 
