@@ -18,10 +18,7 @@ import numpy as np
 from gpuscore_kernels.extend_attention.layout import (
     BATCH_ROW,
     FIRST_ROW,
-    MASKED_END,
     MASKED_FIELDS,
-    MASKED_START,
-    NUM_PACKED,
     OWN,
     POSITION,
     QUERY_ROW,
@@ -47,42 +44,6 @@ def is_small(layout: Layout, shape: TileShape, choices: Sequence[Ints | None]) -
     if not tokens or len(layout.parent) + tokens // shape.rows > SMALL:
         return False
     return all(rows is None or len(rows) <= FEW for rows in choices)
-
-
-@lru_cache(maxsize=1024)  # up to 12 KiB each: `is_small` bounds the tokens
-def of_one_segment(count: int, shape: TileShape, rows: tuple[int, ...] | None) -> TileTable:
-    """Build the table of a batch of one segment of `count` tokens without a prefix.
-
-    It is as `SmallBatch` would build it. Prompts of equal lengths share it, so it is read-only.
-    """
-    size, keys, own = shape.rows, shape.keys, shape.own
-    order = range(count) if rows is None else sorted(range(len(rows)), key=rows.__getitem__)
-    places = order if rows is None else [rows[index] for index in order]
-    tiles: list[tuple[int, ...]] = []
-    masked: list[int] = []
-    for row in range(0, len(places), size):
-        end, start = min(row + size, len(places)), len(masked) // MASKED_FIELDS
-        full, stop = (places[row] + 1) // keys, places[end - 1] + 1
-        for key in range(full * keys, stop, own):
-            masked += (key, min(own, stop - key), key, OWN, 1)
-        last = len(masked) // MASKED_FIELDS
-        tiles.append((row, end - row, start, start, last, 0, 0, full, 0, 0, 0))
-    tiles.sort(
-        key=lambda tile: tile[NUM_PACKED] * keys + (tile[MASKED_END] - tile[MASKED_START]) * own,
-        reverse=True,
-    )
-    fields = np.zeros((ROW_FIELDS, len(places)), np.int32)
-    fields[QUERY_ROW] = order
-    fields[BATCH_ROW] = fields[POSITION] = places
-    arrays = (
-        fields,
-        _array([*chain(*tiles)], len(tiles), TILE_FIELDS),
-        np.zeros(0, np.int32),
-        _array(masked, -1, MASKED_FIELDS),
-    )
-    for array in arrays:
-        array.flags.writeable = False
-    return TileTable(shape, None, *arrays)
 
 
 Piece: TypeAlias = tuple[int, int, int, int]  # segment, places in it of first and last row; rows
@@ -309,6 +270,25 @@ class SmallBatch:
         row, position, own = self.starts[segment], self.position[segment], self.shape.own
         for key in range(first, length, own):
             masked += (row + key, min(own, length - key), position + key, whose, 1)
+
+
+@lru_cache(maxsize=1024)  # up to 12 KiB each: `is_small` bounds the tokens
+def of_one_segment(count: int, shape: TileShape, rows: tuple[int, ...] | None) -> TileTable:
+    """Return the table of a batch of one segment of `count` tokens without a prefix, read-only.
+
+    Prompts of equal lengths share it.
+    """
+    zero = np.zeros(1, np.int32)
+    bounds, pages = np.array([0, count], np.int32), np.zeros((1, 0), np.int32)
+    layout = Layout(
+        np.arange(count, dtype=np.int32), bounds, zero - 1, zero, zero, pages, shape.keys
+    )
+    table = SmallBatch(layout, shape, None).table(
+        None if rows is None else np.array(rows, np.int32)
+    )
+    for array in (table.rows, table.tiles, table.pool_tiles, table.masked):
+        array.flags.writeable = False
+    return table
 
 
 def _array(flat: list[int], *shape: int) -> Ints:
