@@ -3,7 +3,8 @@
     pip install --no-deps jax-cuda12-pjrt==0.10.2 nvidia-cuda-nvcc-cu12
     JAX_PLATFORMS=cpu PYTHONPATH=.:kernels python -P bench/jax_cuda.py DIRECTORY
 
-DIRECTORY has a model's config.json. Nothing runs, and no kernel is chosen by timing it.
+DIRECTORY has a model's config.json. Nothing runs, and no kernel is chosen by timing it. With
+`--device cpu` XLA compiles for this CPU, which needs neither package; so a test runs the bench.
 """
 
 import argparse
@@ -55,20 +56,28 @@ def h100() -> Any:
     return topology.devices[0]
 
 
+def cpu() -> Any:
+    import jax
+
+    return jax.devices("cpu")[0]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("directory", type=Path)
     parser.add_argument("--tokens", type=int, default=16384)
     parser.add_argument("--pages", type=int, default=7000)
+    parser.add_argument("--max-model-len", type=int, default=4096)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options = parser.parse_args()
-    device = h100()
+    device = h100() if options.device == "cuda" else cpu()
     config = ModelConfig(
         str(options.directory),
         backend="jax",
         device="cpu",
         dtype="bfloat16",
         max_batch_tokens=options.tokens,
-        max_model_len=4096,
+        max_model_len=options.max_model_len,
         kv_cache_size=2**32,
     )
     plan = plan_backend(options.directory, config)
@@ -80,7 +89,7 @@ def main() -> None:
     traced = trace_programs(plan.sizes()[-1], *setting)
     print(f"weights {mebibytes(plan.weight_bytes)}, pool {mebibytes(pool.pages.size * 2)}")
     for name, program in (("batch", traced.extend), ("labels", traced.labels)):
-        memory = program.lower(lowering_platforms=("cuda",)).compile(options_of(device))
+        memory = program.lower(lowering_platforms=(options.device,)).compile(options_of(device))
         analysis = memory.memory_analysis()
         fresh = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
         print(

@@ -138,6 +138,13 @@ class Share:
         return stop > start and self.job.request.query_labels is not None
 
     @property
+    def is_one_prompt(self) -> bool:
+        """True if the request's only item may be one segment with the query's end."""
+        request = self.job.request
+        alone = len(request.item_ids) == 1 and request.parents is None
+        return alone and not request.every_position
+
+    @property
     def positions(self) -> list[tuple[int, int, int]]:
         """(item or QUERY, first position, number of positions), if every position is scored."""
         start, stop = self.query
@@ -202,6 +209,11 @@ def _add_share(
         prefixes.append(Prefix(start, pages))
     if stop > start:
         slots = page_slots(pages, start, stop, limits.page_size)
+        if share.items and share.is_one_prompt and not limits.deterministic_chunk:
+            tokens = np.concatenate((request.query_ids[start:], request.item_ids[0]))
+            labels, lse = request.label_ids[0], request.need_lse
+            segments.add(Segment(tokens, start, row, -1, slots, labels, lse))
+            return
         segment = Segment(request.query_ids[start:stop], start, row, slots=slots)
         if request.query_labels is not None:
             labels = request.query_labels[start:stop]

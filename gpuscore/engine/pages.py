@@ -152,12 +152,22 @@ class PagePool:
     def evict(self, count: int) -> None:
         """Free up to `count` cached pages, the least recently used first."""
         for _ in range(min(count, len(self._idle))):
-            page, _ = self._idle.popitem(last=False)
-            digest = self._key_of.pop(page).digest
-            del self._page_of[digest]
-            self._rows_of.pop(digest, None)
-            self._free.append(page)
+            self._forget(next(iter(self._idle)))
             self.evicted += 1
+
+    def forget(self, keys: Iterable[PageKey]) -> None:
+        """Remove the pages with these keys from the index; those in use become free afterwards."""
+        for key in keys:
+            if (page := self._page_of.get(key.digest)) is not None:
+                self._forget(page)
+
+    def _forget(self, page: int) -> None:
+        digest = self._key_of.pop(page).digest
+        del self._page_of[digest]
+        self._rows_of.pop(digest, None)
+        if page in self._idle:
+            del self._idle[page]
+            self._free.append(page)
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless each page is exactly one of free, cached and used."""

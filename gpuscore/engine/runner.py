@@ -156,6 +156,7 @@ class Runner:
             if work.alone or item in job.retried:
                 param = f"items[{self._tickets[job].callers_item(item)}]"
                 message = f"the model's output for {param} is not finite"
+                self.scheduler.pages.forget(job.keys or ())  # their content may be the reason
                 self._fail(job, NonfiniteScore(message, param=param))
                 return
             of_long = share.long is not None and item == share.long[0]

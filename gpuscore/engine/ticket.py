@@ -237,28 +237,29 @@ class Ticket:
         rows = slice(first_row, first_row + share.num_rows)
         bounds = batch.cu_labels[rows.start : rows.stop + 1]
         fine = self._finite(scores, rows, bounds)
+        flaws = len(fine) - int(np.count_nonzero(fine))
         broken: list[int] = []
-        kept: BoolArray | Places = fine
+        kept: BoolArray | slice | Places = fine if flaws else slice(None)
         if self.request.every_position:
             broken, kept, places = self.positions.of(share, fine)
             self.position_logits[places] = scores.label_logits[bounds[0] : bounds[-1]][kept]
             self.rows_left -= self.positions.arrived(places)
         else:
-            if np.count_nonzero(fine) < len(fine):
+            if flaws:
                 scored = zip(share.scored, fine, strict=True)
                 broken = [item for item, good in scored if not good]
             items = share.scored
             if self.shared is not None:
                 items = [self.item_of(item) for item in share.scored]
             self._take_ends(items, scores.label_logits, bounds, fine)
-            places = np.array(items, dtype=np.int64)[fine]
+            places = np.array(items, dtype=np.int64)[kept]
         if scores.lse is not None:
             self.lse[places] = scores.lse[rows][kept]
         if self.request.num_top and scores.top_ids is not None and scores.top_logits is not None:
             count = self.request.num_top  # another request of the batch may want more
             self.top_ids[places] = scores.top_ids[rows, :count][kept]
             self.top_logits[places] = scores.top_logits[rows, :count][kept]
-        return broken, len(fine) - int(np.count_nonzero(fine))
+        return broken, flaws
 
     def result(self, done: float) -> ScoreResult:
         """Return the complete answer, with timings up to `done`."""
@@ -306,8 +307,8 @@ class Ticket:
         self, items: list[int], logits: Float32Array, cu_labels: Int32Array, fine: BoolArray
     ) -> None:
         """Keep one row per item where `fine`."""
-        rows = compress(_rows(logits, cu_labels), fine.tolist())
-        for item, row in zip(compress(items, fine.tolist()), rows, strict=True):
+        rows, kept = _rows(logits, cu_labels), fine.tolist()
+        for item, row in compress(zip(items, rows, strict=True), kept):
             # A family that runs again for one of its items repeats the others.
             self.rows_left -= self.label_logits[item] is NOTHING
             self.label_logits[item] = row

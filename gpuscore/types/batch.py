@@ -153,7 +153,7 @@ class Segment:
     start: int  # position of the first token
     prefix: int  # index of its `Prefix`
     parent: int = -1  # index of the segment that it continues; -1 = none
-    slots: Int32Array | None = None  # KV slots of its tokens; None = keys and values are not kept
+    slots: Int32Array | None = None  # KV slots of its first tokens; others' keys are not kept
     label_ids: Int32Array | None = None  # labels for which its last token is scored
     need_lse: bool = False
     every_row: bool = False  # score every token, each for one label: the same place of `label_ids`
@@ -276,7 +276,7 @@ def _slot_mapping(slots: Sequence[Int32Array | None], bounds: Sequence[int]) -> 
     mapping.fill(-1)
     for index, kept in enumerate(slots):
         if kept is not None:
-            mapping[bounds[index] : bounds[index + 1]] = kept
+            mapping[bounds[index] : bounds[index] + len(kept)] = kept
     return mapping
 
 

@@ -163,7 +163,7 @@ def label_logprobs(result: ScoreResult) -> list[Float64Array]:
     # Rounding can put a logit a hair above the log-sum-exp; no probability exceeds 1.
     return _by_rows(
         result.label_logits,
-        lambda rows, which: np.minimum(rows - lse[which, None].astype(np.float64), 0.0),
+        lambda rows, which: np.minimum(rows - lse[which, None], 0.0),
     )
 
 
@@ -226,7 +226,7 @@ def _by_rows(
     """
     count = len(label_logits)
     if len({len(row) for row in label_logits}) == 1:
-        together = np.concatenate(label_logits).astype(np.float64).reshape(count, -1)
+        together = np.concatenate(label_logits, dtype=np.float64).reshape(count, -1)
         return list(compute(together, slice(0, count)))
     return [
         compute(row[None].astype(np.float64), slice(i, i + 1))[0]

@@ -96,11 +96,11 @@ def partial_attention(
     """
     _check(q, k, v, causal, key_mask, first_key)
     visible = Visibility(causal, key_mask, first_key)
-    attend: Attend = partial(_by_definition, scale=scale, visible=visible, softcap=softcap)
-    if impl == "cpu":
-        attend = partial(
-            _on_cpu, scale=scale, visible=visible, softcap=softcap, skip_hidden=skip_hidden
-        )
+    if impl == "reference":
+        return _by_definition(q, k, v, scale=scale, visible=visible, softcap=softcap)
+    attend: Attend = partial(
+        _on_cpu, scale=scale, visible=visible, softcap=softcap, skip_hidden=skip_hidden
+    )
     out, lse = attend(q, k, v)
     masked = causal or key_mask is not None or first_key is not None
     return _kept_apart(q, k, v, attend) if masked and out.sum().isnan() else (out, lse)
@@ -158,7 +158,7 @@ def _check(
 def _by_definition(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float, visible: Visibility, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Compute in plain torch: float32 scores, softmax and sums."""
+    """Compute in plain torch: float32 scores, softmax and sums; nothing waits for a device."""
     batch, heads, rows, _ = q.shape
     keys = k.shape[2]
     compute = torch.promote_types(q.dtype, torch.float32)
@@ -166,8 +166,10 @@ def _by_definition(
     if rows == 0 or keys == 0 or batch == 0:
         return out, lse
     group = heads // k.shape[1]
-    k_all = k.to(compute).repeat_interleave(group, dim=1)
-    v_all = v.to(compute).repeat_interleave(group, dim=1)
+    # A hidden key's score is replaced, but its value is multiplied by 0, which leaves NaN.
+    flawed = ~(k.isfinite() & v.isfinite()).all(-1, keepdim=True)
+    k_all = k.to(compute).masked_fill(flawed, torch.nan).repeat_interleave(group, dim=1)
+    v_all = v.to(compute).masked_fill(flawed, 0).repeat_interleave(group, dim=1)
     step = max(1, MAX_TILE // (batch * heads * keys))
     for start in range(0, rows, step):
         part = slice(start, min(start + step, rows))

@@ -6,9 +6,14 @@ import pytest
 import torch
 
 from gpuscore.backends import create_backend, plan_backend
+from gpuscore.backends.torch.attention.choice import attention_factory
 from gpuscore.backends.torch.attention.operators import TorchAttention
-from gpuscore.backends.torch.kv_pool import KVPool
-from gpuscore.config import ModelConfig
+from gpuscore.backends.torch.decoder import Decoder
+from gpuscore.backends.torch.kv_pool import KeptRows, KVPool, index_of
+from gpuscore.backends.torch.layers import mark_for
+from gpuscore.backends.torch.loader import load_weights
+from gpuscore.config import EngineConfig, ModelConfig
+from gpuscore.engine.engine import Engine
 from gpuscore.engine.runner import Runner
 from gpuscore.errors import NonfiniteScore
 from gpuscore.types.request import ScoreRequest
@@ -16,7 +21,7 @@ from gpuscore_kernels.partial_attention import merge_partials, partial_attention
 from support.attention_inputs import heads_alone
 from support.backends import needs_jax
 from support.batches import in_one_batch, int32
-from support.poison import POISON, check_neighbours, poisoned
+from support.poison import POISON, batches, check_neighbours, poisoned
 from support.slow import slow
 from support.stepped_runner import run, submit
 from support.token_ids import random_ids
@@ -78,6 +83,52 @@ def test_only_the_poisoned_request_fails(backend, tiny_model, tmp_path):
         assert runner.counters().nonfinite_rows == 2, "the poisoned item, and once more alone"
     finally:
         made.close()
+
+
+@pytest.mark.parametrize("max_tokens", [8, 512])  # the query in chunks, or at once
+def test_pages_that_are_not_finite_are_not_found_again(max_tokens, tiny_model):
+    """Memory that went bad costs the request that read it its answer, and no later one."""
+    directory, _ = tiny_model("qwen3")
+    config = ModelConfig(str(directory), dtype="float32", device="cpu", max_batch_tokens=max_tokens)
+    made = create_backend(plan_backend(directory, config))
+    engine, rng = Engine(made, EngineConfig()), np.random.default_rng(0)
+    try:
+        query, item = (int32(random_ids(rng, n)) for n in (3 * made.limits.page_size, 4))
+        request = ScoreRequest(query, (item,), (int32([3, 17]),), need_lse=True)
+        want = engine.score(request).result()
+        for side in (side for layer in made.launcher.pool.layers for side in layer):
+            side.masked_fill_(side != 0, torch.nan)  # never written memory is zeros
+        with pytest.raises(NonfiniteScore):
+            engine.score(request).result()
+        again = engine.score(request).result()
+        np.testing.assert_array_equal(again.label_logits[0], want.label_logits[0])
+        assert engine.stats().counters.cached_tokens == 3 * made.limits.page_size, "once"
+        engine._runner.scheduler.pages.check_integrity()
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", *slow("gemma3")])
+def test_a_device_is_not_waited_for(family, tiny_model):
+    """With `--attention torch` on a device: meta tensors refuse whatever brings a number to the
+    host."""
+    meta = torch.device("meta")
+    directory, _ = tiny_model(family)
+    plan = plan_backend(directory, ModelConfig(str(directory), device="cpu", dtype="float32"))
+    config, dtype = plan.architecture.config, torch.float32
+    weights = load_weights(directory, plan.architecture, dtype, meta, plan.precision)
+    decoder = Decoder(config, weights, mark=mark_for("torch", meta))
+    pool, merge = KVPool(config, 32, 16, dtype, meta), merge_partials
+    attention = attention_factory("torch", config, meta, dtype, merge, None)(config, pool)
+    batch, _ = batches(POISON, 16)
+    attend, kept = attention.prepare(batch).run, KeptRows.of(batch.slot_mapping, pool)
+    tokens, positions, rows = (
+        index_of(values, meta) for values in (batch.token_ids, batch.positions, batch.score_rows)
+    )
+    hidden = decoder.forward(tokens, positions, rows, attend, kept)
+    assert hidden.shape == (len(rows), config.hidden_size)
+    with pytest.raises(RuntimeError, match="meta"):
+        bool(hidden.sum().isfinite())
 
 
 @pytest.mark.parametrize("impl", ["cpu", "reference"])

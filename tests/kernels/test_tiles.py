@@ -28,7 +28,7 @@ from gpuscore_kernels.extend_attention.layout import (
     SHARED,
     TileShape,
 )
-from gpuscore_kernels.extend_attention.small_tables import SmallBatch
+from gpuscore_kernels.extend_attention.small_tables import SmallBatch, of_one_segment
 from gpuscore_kernels.extend_attention.tiles import TableBuilder, build_tiles
 from support.batches import Pages, int32, item_segments, random_batch
 from support.slow import slow
@@ -177,6 +177,20 @@ def test_both_builders_make_the_same_tables(seed, shape):
             by_tile = SmallBatch(layout, shape, pool_tiles)
             for rows, table in zip(choices, expected, strict=True):
                 assert_equal(by_tile.table(rows), table)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("seed", [1, *slow(*range(2, 12))])
+def test_one_segment_has_the_same_tables(seed, shape):
+    rng = np.random.default_rng(seed)
+    for length in [1, shape.rows, shape.keys, *rng.integers(2, 200, 20).tolist()]:
+        layout = layout_of(beside([length]), PAGE)
+        some = rng.permutation(length).astype(np.int32)[: 1 + length // 3]
+        choices = [None, some, np.empty(0, np.int32)]
+        expected = TableBuilder(layout, shape).tables_at_once(choices, None)
+        for rows, table in zip(choices, expected, strict=True):
+            places = None if rows is None else tuple(rows.tolist())
+            assert_equal(of_one_segment(length, shape, places), table)
 
 
 def query_and_items(prefix, query, items, page=PAGE):

@@ -26,7 +26,7 @@ def in_triton(directory: Path, **settings: Any) -> ModelConfig:
     """Return a small model's configuration with Triton's attention and kernels, in float32."""
     small = {"max_batch_tokens": 128, "max_model_len": 64, "kv_cache_size": 2**22}
     kinds = {"device": DEVICE, "dtype": "float32", "attention": "triton", "kernels": "triton"}
-    return ModelConfig(str(directory), **kinds, **(small | settings))
+    return ModelConfig(str(directory), **(kinds | small | settings))
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

@@ -35,7 +35,7 @@ from gpuscore.backends.torch.launcher import (
     ShardedVocabulary,
     WholeHead,
 )
-from gpuscore.backends.torch.layers import TILING, all_at_once, in_tiles
+from gpuscore.backends.torch.layers import TILING, all_at_once, in_tiles, mark_for
 from gpuscore.backends.torch.loader import load_weights
 from gpuscore.backends.torch.plan import TorchPlan
 from gpuscore.backends.torch.queues import queue_of
@@ -227,6 +227,7 @@ class TorchBackend:
             self._own,
             pdl,
             self._lookup,
+            mark_for(self.plan.attention, self.device),
         )
 
     def _compiler(self, pdl: bool) -> Compiler:

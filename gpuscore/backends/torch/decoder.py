@@ -13,6 +13,7 @@ from gpuscore.backends.torch.compiler import Compiler, eagerly
 from gpuscore.backends.torch.kv_pool import KeptRows
 from gpuscore.backends.torch.layers import (
     ByRows,
+    Mark,
     add_and_norm,
     all_at_once,
     gated,
@@ -80,6 +81,7 @@ class Decoder:
             everything between the QKV product and attention, and mixtures of experts.
         pdl: kernels begin before the kernel before has ended, where they take that as an argument.
         lookup: reads embeddings.
+        mark: marks keys and values that are not finite, where `own` does not do it.
     """
 
     def __init__(
@@ -91,9 +93,10 @@ class Decoder:
         own: Implementation = "reference",
         pdl: bool = False,
         lookup: Lookup = functional.embedding,
+        mark: Mark = mark_flaws,
     ) -> None:
         self.config = config
-        self._lookup = lookup
+        self._lookup, self._mark = lookup, mark
         self._by_rows = by_rows
         self._own: Implementation = own
         # The kernel stores keys and values itself, but not tile by tile: padding has no slots.
@@ -181,7 +184,7 @@ class Decoder:
 
     def _store(self, kept: KeptRows, layer: int, k: Tensor, v: Tensor) -> None:
         if self._own == "reference":
-            mark_flaws(k, v)
+            self._mark(k, v)
         if not self._stores:
             kept.write(layer, k, v)
 

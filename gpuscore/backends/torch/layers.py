@@ -25,11 +25,16 @@ from gpuscore_kernels.expert_mlp import TILE
 from gpuscore_kernels.label_head import tile_shapes
 from gpuscore_kernels.reference import gated, norm_and_rotate, rms_norm
 
+Mark: TypeAlias = Callable[[Tensor, Tensor], None]  # of k and v [T, Hkv, D], in place
+
 __all__ = [
+    "Mark",
     "add_and_norm",
     "gated",
     "inverse_frequencies",
     "mark_flaws",
+    "mark_for",
+    "mark_keys",
     "norm_and_rotate",
     "rms_norm",
     "rotary_tables",
@@ -48,12 +53,26 @@ def mark_flaws(k: Tensor, v: Tensor) -> None:
     """Make heads of k and v [T, Hkv, D] that are not finite 0 and NaN, which every row that sees
     them gets.
 
-    torch's operator on a CPU takes a row whose scores are all NaN for a row without keys.
+    torch's operator on a CPU takes a row whose scores are all NaN for a row without keys. Looking
+    first is quicker there; a device would have to be waited for.
     """
     if not (k.sum(dtype=torch.float32) + v.sum(dtype=torch.float32)).isfinite():
         flawed = ~(k.isfinite() & v.isfinite()).all(-1, keepdim=True)
         k.masked_fill_(flawed, 0)
         v.masked_fill_(flawed, torch.nan)
+
+
+def mark_keys(k: Tensor, v: Tensor) -> None:
+    """Make heads of k and v that are not finite NaN and 0, as `qk_norm_rope_store` does,
+    for attention that replaces the score of a hidden key."""
+    flawed = ~(k.isfinite() & v.isfinite()).all(-1, keepdim=True)
+    k.masked_fill_(flawed, torch.nan)
+    v.masked_fill_(flawed, 0)
+
+
+def mark_for(attention: str, device: torch.device) -> Mark:
+    """Return the function that marks keys and values which are not finite for this attention."""
+    return mark_flaws if attention == "torch" and device.type == "cpu" else mark_keys
 
 
 def inverse_frequencies(rope: Rope, head_dim: int, device: torch.device) -> Tensor:

@@ -1,13 +1,15 @@
 """Tile tables of small batches, tile by tile in plain Python.
 
 `tiles` finds all tiles at once, in some 200 calls of NumPy. Each takes about a microsecond however
-few tiles there are, and the device waits for the tables. One prompt has a handful of tiles.
+few tiles there are, and the device waits for the tables. One prompt has a handful of tiles; without
+a cached prefix its table follows from its length alone.
 The tables are the same, number by number.
 """
 
 import struct
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import chain, pairwise
 from typing import NamedTuple, TypeAlias
 
@@ -268,6 +270,25 @@ class SmallBatch:
         row, position, own = self.starts[segment], self.position[segment], self.shape.own
         for key in range(first, length, own):
             masked += (row + key, min(own, length - key), position + key, whose, 1)
+
+
+@lru_cache(maxsize=1024)  # up to 12 KiB each: `is_small` bounds the tokens
+def of_one_segment(count: int, shape: TileShape, rows: tuple[int, ...] | None) -> TileTable:
+    """Return the table of a batch of one segment of `count` tokens without a prefix, read-only.
+
+    Prompts of equal lengths share it.
+    """
+    zero = np.zeros(1, np.int32)
+    bounds, pages = np.array([0, count], np.int32), np.zeros((1, 0), np.int32)
+    layout = Layout(
+        np.arange(count, dtype=np.int32), bounds, zero - 1, zero, zero, pages, shape.keys
+    )
+    table = SmallBatch(layout, shape, None).table(
+        None if rows is None else np.array(rows, np.int32)
+    )
+    for array in (table.rows, table.tiles, table.pool_tiles, table.masked):
+        array.flags.writeable = False
+    return table
 
 
 def _array(flat: list[int], *shape: int) -> Ints:

@@ -47,7 +47,7 @@ from gpuscore_kernels.extend_attention.layout import (
     ancestors_from_root,
 )
 from gpuscore_kernels.extend_attention.query_tiles import QueryTiles, Runs, Segments, joined
-from gpuscore_kernels.extend_attention.small_tables import SmallBatch, is_small
+from gpuscore_kernels.extend_attention.small_tables import SmallBatch, is_small, of_one_segment
 
 
 def build_tiles(
@@ -91,6 +91,10 @@ class TableBuilder:
     def tables(self, rows: Sequence[Ints | None], window: int | None = None) -> list[TileTable]:
         """Build a table for each of these choices of rows, as `build_tiles` does."""
         if window is None and is_small(self.layout, self.shape, rows):
+            if len(self.layout.parent) == 1 and not self.has_prefix:
+                chosen = [None if one is None else tuple(one.tolist()) for one in rows]
+                count = len(self.layout.positions)
+                return [of_one_segment(count, self.shape, one) for one in chosen]
             pool = self.pool_tiles if self.has_prefix else None
             small = SmallBatch(self.layout, self.shape, pool)
             return [small.table(one) for one in rows]

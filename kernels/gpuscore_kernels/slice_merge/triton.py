@@ -150,7 +150,7 @@ def merge(
         best_ids, best_logits: of each slice, the same or with a dimension of `top` more.
         top: best tokens per row: 0, 1 or more.
     """
-    grid, slices = (len(peaks), 1), peaks.shape[1]
+    grid, slices = (peaks.shape[0], 1), peaks.shape[1]
     if top <= 1:
         _launch_merge(slices, top == 1)(grid, (peaks, sums, best_ids, *found), ())
     else:

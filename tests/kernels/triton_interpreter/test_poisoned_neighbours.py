@@ -8,13 +8,16 @@ from support.poison import check_neighbours, poisoned
 from support.slow import slow
 
 SAME_BITS = {"deterministic": True}
+OTHERS = {"kernels": "torch"}  # torch's operators store keys and values
 
 
 @pytest.mark.parametrize(
     ("family", "kind", "options"),
     [
         ("qwen3", "v", {}),
+        ("qwen3", "kv", OTHERS),
         *slow(
+            ("qwen3", "k", OTHERS),
             ("qwen3", "kv", {}),
             ("qwen3", "k", {}),
             ("gemma3", "v", {}),
