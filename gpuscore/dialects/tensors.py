@@ -34,6 +34,7 @@ from gpuscore.types.record import Headers, RequestRecord
 
 JSON_LENGTH = b"inference-header-content-length"  # of a body that goes on with binary tensors
 OUTPUT, NUMBER_TYPE = "scores", "FP64"
+MOST_AXES = 8
 TEXT, TEXTS = ("query", "instruction"), ("documents", "items", "labels")
 # Other fields of the bodies would change nothing in a tensor of scores.
 PARAMETERS = (
@@ -166,6 +167,10 @@ def _texts(tensor: InputTensor, rest: memoryview, place: str) -> tuple[list[str]
                 param=f"{place}.parameters.binary_data_size",
             )
         texts, rest = _unpacked(rest[:size], place), rest[size:]
+    if len(tensor.shape) > MOST_AXES:  # their product would be a number of millions of digits
+        raise InvalidRequest(
+            f"{len(tensor.shape)} axes, the limit is {MOST_AXES}", param=f"{place}.shape"
+        )
     wanted = prod(tensor.shape)
     if texts is None or len(texts) != wanted or min(tensor.shape, default=0) < 0:
         raise InvalidRequest(
