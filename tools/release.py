@@ -165,10 +165,10 @@ def environment(wheel: Path, extra: str, arguments: argparse.Namespace) -> Itera
     with TemporaryDirectory() as folder:
         run(sys.executable, "-m", "venv", folder)
         python = Path(folder) / "bin" / "python"
-        pip = (python, "-m", "pip", "install", "--quiet")
+        pip = (python, "-m", "pip", "install", "--quiet", "--no-compile")
         if extra:
             torch(pip, arguments)
-        run(*pip, f"{wheel}[{extras}]" if extras else wheel)
+        run(*pip, f"./{wheel.name}[{extras}]" if extras else f"./{wheel.name}", cwd=DIST)
         yield python
 
 
