@@ -348,8 +348,9 @@ def test_sagemakers_container_starts_with_its_own_command(tmp_path):
         "GPUSCORE_MODEL": str(model),
         "GPUSCORE_HOST": "127.0.0.1",
         "SAGEMAKER_BIND_TO_PORT": "0",
+        "GPUSCORE_SERVED_MODEL_NAME": "demo",  # which tells the family
     }
     started = serving(model, *QUICK, port=(), environment=variables)
     with started as running, connected(running) as opened:
         assert opened.get("/ping").status_code == 200
-        assert opened.post("/invocations", json=SCORE).json()["model"] == "model"
+        assert opened.post("/invocations", json=RERANK).json()["model"] == "demo"
