@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
-IMPORT_SECONDS = 0.3  # of the client, with the start of Python
+IMPORT_SECONDS = 0.3  # of the processor, for Python and the client
 CLIENT = """
 import sys
 from gpuscore.client import Client
@@ -180,15 +180,18 @@ def torch(pip: tuple[str | Path, ...], arguments: argparse.Namespace) -> None:
 
 
 def check_start(python: Path) -> None:
-    """Measure the best of five starts; no start can be faster than the machine allows it to be."""
-    seconds = []
-    for _ in range(5):
-        start = time.perf_counter()
+    """Measure the best of ten starts by the processor's time: a busy machine makes others longer."""
+    cpu, wall = [], []
+    for _ in range(10):
+        used, start = os.times(), time.perf_counter()
         run(python, "-P", "-c", "import gpuscore.client", cwd=python.parents[1])
-        seconds.append(time.perf_counter() - start)
-    print(f"the client starts in {min(seconds):.2f} s", flush=True)
-    if min(seconds) > IMPORT_SECONDS:
-        sys.exit(f"the client starts in {min(seconds):.2f} s, the limit is {IMPORT_SECONDS}")
+        wall.append(time.perf_counter() - start)
+        now = os.times()
+        spent = (now.children_user - used.children_user, now.children_system - used.children_system)
+        cpu.append(sum(spent))
+    print(f"the client starts in {min(cpu):.2f} CPU-seconds, {min(wall):.2f} s", flush=True)
+    if min(cpu) > IMPORT_SECONDS:
+        sys.exit(f"the client starts in {min(cpu):.2f} CPU-seconds, the limit is {IMPORT_SECONDS}")
 
 
 def sbom(python: Path) -> None:
