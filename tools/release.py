@@ -180,7 +180,7 @@ def torch(pip: tuple[str | Path, ...], arguments: argparse.Namespace) -> None:
 
 
 def check_start(python: Path) -> None:
-    """Measure the best of ten starts by the processor's time: a busy machine makes others longer."""
+    """Measure the best of ten starts by the processor's time, which others delay least."""
     cpu, wall = [], []
     for _ in range(10):
         used, start = os.times(), time.perf_counter()
