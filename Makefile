@@ -18,7 +18,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 .PHONY: setup serve real-model test test-all test-real test-hostile test-clients test-web test-ray test-gpu \
         check check-kernels check-tpu check-graphs check-streams format golden \
         bench-cpu bench-gpu bench-host bench-serve gpu-day soak \
-        docs docs-serve locks image image-test manifests-test audit clean
+        docs release locks image image-test manifests-test audit clean
 
 # Everything that make test and make check need.
 setup: $(STAMP)
@@ -119,7 +119,7 @@ $(DOCS_VENV)/.installed: pyproject.toml
 	$(DOCS_VENV)/bin/python -m pip install --quiet --editable '.[docs]'
 	@touch $@
 
-# Tools of make test-hostile, test-web, manifests-test and audit, in one environment beside that of
+# Tools of make test-hostile, test-web, release, manifests-test and audit, in one environment beside that of
 # the tests: schemathesis' plugin would slow down make test.
 TOOLS_VENV := .venv-tools
 
@@ -273,16 +273,19 @@ GENERATE := PYTHONPATH=docs $(BIN)/python -P -m generate
 # The documentation, into site/: a strict build without network, from an environment of its own (200
 # MB, without torch); a dead link fails it, and so does a broken list or anything that a page would
 # load from another host. Zensical takes .cache beside mkdocs.yml for its own and empties it.
+# SERVE=1: on http://127.0.0.1:8001 instead, rebuilt at every change, until it is interrupted.
 docs: $(DOCS_VENV)/.installed
+	$(if $(SERVE),$(DOCS_VENV)/bin/zensical serve --dev-addr 127.0.0.1:8001)
 	rm -rf site .cache/site && mkdir -p .cache/site && cp -r docs mkdocs.yml .cache/site
 	cd .cache/site && $(CURDIR)/$(DOCS_VENV)/bin/zensical build --strict
 	mv .cache/site/site site
 	PYTHONPATH=docs $(DOCS_VENV)/bin/python -P -m generate.links site
 	PYTHONPATH=docs $(DOCS_VENV)/bin/python -P -m generate.lists docs site
 
-# The same on http://127.0.0.1:8001, rebuilt at every change.
-docs-serve: $(DOCS_VENV)/.installed
-	$(DOCS_VENV)/bin/zensical serve --dev-addr 127.0.0.1:8001
+# Wheel, source distribution, notes and SBOM, into dist/: built twice, and each extra installed and
+# used, which takes minutes. ARGS='--extras serve batch': only these
+release: setup $(TOOLS_VENV)/.installed
+	$(TOOLS_VENV)/bin/python -P tools/release.py --torch '$(TORCH)' --torch-index '$(TORCH_INDEX)' $(ARGS)
 
 # An hour of mixed traffic and faults; the page goes to bench/results/.
 MINUTES ?= 60
@@ -296,10 +299,12 @@ locks: setup
 
 # FLAVOUR=cpu, cuda or tpu. BASE=python:3.12-slim@sha256:... names the base by digest.
 FLAVOUR ?= cpu
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpuscore/__init__.py)
 DOCKERFILE = docker/Dockerfile$(if $(filter cuda,$(FLAVOUR)),,.$(FLAVOUR))
 BASE ?=
 image:
-	docker build -f $(DOCKERFILE) $(addprefix --build-arg BASE=,$(BASE)) -t gpuscore:$(FLAVOUR) .
+	docker build -f $(DOCKERFILE) $(addprefix --build-arg BASE=,$(BASE)) \
+	  -t gpuscore:$(FLAVOUR) -t gpuscore:$(VERSION)-$(FLAVOUR) .
 
 # As root, on Debian with buildah, runc and mmdebstrap; no Docker daemon. It says what is missing.
 image-test: setup

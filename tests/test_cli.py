@@ -7,9 +7,12 @@ import fcntl
 import io
 import json
 import os
+import re
 import struct
+import subprocess
 import termios
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -236,7 +239,11 @@ def test_help(command, capsys):
 def test_version(capsys):
     with pytest.raises(SystemExit):
         main(["--version"])
-    assert capsys.readouterr().out == f"gpuscore {__version__}\n"
+    asked = ["git", "-C", Path(__file__).parents[1], "rev-parse", "HEAD"]
+    head = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    line = capsys.readouterr().out
+    named = re.fullmatch(rf"gpuscore {__version__} \(commit ([0-9a-f]{{7,40}})(-dirty)?\)\n", line)
+    assert head.startswith(named[1])
 
 
 @pytest.mark.parametrize(

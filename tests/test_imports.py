@@ -1,6 +1,7 @@
 """Promise: imports follow the table of ARCHITECTURE.md, and kernels/ shadows no package."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ config: config.
 config.served: config. models.hub
 prompts: config models text
 text: config models tokenizers
-dialects: config config.served engine.admission prompts text
+dialects: config config.platforms config.served engine.admission prompts text
 engine: config backends.base
 client: config httpx dialects.answers dialects.wire
 offline: backends config config.options engine models.hub prompts text
@@ -37,7 +38,7 @@ backends.jax: backends.base backends.common config jax
 server: gpuscore config config.served dialects engine prompts system text fastapi starlette
   uvicorn prometheus_client
 server.observe.spans: gpuscore dialects server opentelemetry
-server.observe.tracing: gpuscore config server opentelemetry
+server.observe.tracing: gpuscore config server system.extras opentelemetry
 processes.announcement: backends.common dialects processes.replicas prompts text
 processes.worker: backends.base config engine system
 processes.replicas: backends.common.plan config engine system
@@ -58,7 +59,8 @@ measure.parity: backends config config.flags config.options config.sources model
 measure.parity.arguments: measure.parity config config.examples config.flags config.sources
 measure.parity.metrics: types.batch
 measure.parity.conformance.server: measure.parity httpx tokenizers
-measure.parity.oracle: backends.torch.devices measure.parity measure.progress torch transformers
+measure.parity.oracle: backends.torch.devices measure.parity measure.progress system.extras torch
+  transformers
 measure.bench: backends config config.flags config.options config.sources models.hub offline.scorer
   httpx system.machine measure.intervals measure.machine measure.parity measure.plots
   measure.progress measure.reports measure.texts
@@ -67,18 +69,21 @@ measure.bench.random_models: torch transformers
 measure.calibrate: config config.flags config.served config.sources dialects
   models.hub offline prompts measure.intervals measure.plots measure.progress
 measure.evaluation: gpuscore config. client measure.intervals measure.machine measure.plots
-  measure.progress measure.reports models.hub offline.scorer
-measure.evaluation.data: measure.evaluation pyarrow
+  measure.progress measure.reports models.hub offline.scorer system.extras
+measure.evaluation.data: measure.evaluation system.extras pyarrow
 measure.evaluation.measures: measure.evaluation measure.intervals measure.reports ir_measures scipy
 commands.info: backends config. models.hub processes.replicas prompts
-commands.doctor: gpuscore backends config config.sources server.http.auth server.http.address torch
-commands.bulk: config config.flags dialects prompts text
+commands.doctor: gpuscore backends config config.sources server.http.auth server.http.address
+  system.extras torch
+commands.bulk: config config.flags dialects prompts system.extras text
 commands.bulk.options: commands.bulk config config.flags config.sources
 commands.bulk.command: gpuscore commands.bulk config. dialects models.hub processes ray.bulk
+  system.extras
 commands.bulk.parquet: commands.bulk pyarrow
 commands.convert: backends.common commands.convert models prompts.model measure.progress
   tokenizers torch transformers
 commands.convert.arguments: accelerate commands.convert config.examples config.flags config.sources
+  system.extras
 commands.convert.gguf_file: models.files gguf
 commands.convert.gguf_config: commands.convert
 commands.convert.gguf_source: backends.common commands.convert models gguf tokenizers torch
@@ -265,7 +270,7 @@ def test_a_command_without_the_extra_says_one_line(command, tmp_path):
     assert done.returncode == 78
     (line,) = done.stderr.splitlines()
     assert line.startswith("gpuscore: this command needs ")
-    assert line.endswith(": pip install 'gpuscore[serve]'")
+    assert re.search(r": pip install .*'torch<[\d.]+,>=[\d.]+'", line)
 
 
 def test_without_the_extra_the_client_works_and_the_scorer_says_one_line():
@@ -276,7 +281,7 @@ def test_without_the_extra_the_client_works_and_the_scorer_says_one_line():
     )
     said = python(WITHOUT_SERVE + code)
     assert said.startswith("gpuscore.Scorer needs ")
-    assert said.endswith(": pip install 'gpuscore[serve]'")
+    assert re.search(r": pip install .*'torch<[\d.]+,>=[\d.]+'", said)
 
 
 def test_a_script_beside_the_checkout_imports_the_package(tmp_path):

@@ -178,7 +178,7 @@ class Workshop:
 
     def _copy_of_sources(self, dockerfile: str, locks: Sequence[str]) -> Path:
         copy = self.scratch(f"context-{dockerfile}")
-        for name in ("LICENSE", "README.md", "pyproject.toml"):
+        for name in ("LICENSE", "README.md", "pyproject.toml", "hatch_build.py"):
             shutil.copy(REPOSITORY / name, copy)
         for name in ("gpuscore", "kernels", "docker/locks"):
             shutil.copytree(REPOSITORY / name, copy / name, dirs_exist_ok=True)

@@ -20,6 +20,7 @@ from gpuscore.backends.common.quantization import described
 from gpuscore.backends.common.shapes import count_kept_bytes
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
+from gpuscore.system.extras import install
 
 if TYPE_CHECKING:
     from gpuscore.backends.jax.plan import JaxPlan
@@ -41,7 +42,7 @@ def plan_backend(directory: Path, config: ModelConfig) -> Plan:
     """Decide what to load, without reading weights; raises ConfigError if it is not supported."""
     if config.backend == "jax":
         if find_spec("jax") is None:
-            raise ConfigError("--backend jax: JAX is not installed here; pip install gpuscore[jax]")
+            raise ConfigError(f"--backend jax: JAX is not installed here; {install('jax')}")
         from gpuscore.backends.jax import plan as of_jax
 
         return of_jax.plan_backend(directory, config)

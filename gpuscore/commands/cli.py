@@ -47,6 +47,7 @@ from gpuscore.measure.calibrate.arguments import add_calibrate
 from gpuscore.measure.evaluation.arguments import add_eval
 from gpuscore.measure.parity.arguments import add_parity
 from gpuscore.system.extras import remedy
+from gpuscore.system.machine import commit
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 EXIT_ENGINE, EXIT_TEMPORARY, EXIT_CONFIG = 70, 75, 78
@@ -93,6 +94,13 @@ def _complain(message: str) -> None:
             print(f"gpuscore: {message}", file=sys.stderr, flush=True)
 
 
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        found = commit()  # it may ask git
+        print(f"gpuscore {__version__}" + (f" (commit {found})" if found else ""))
+        parser.exit()
+
+
 def make_parser() -> CommandParser:
     parser = CommandParser(
         prog="gpuscore",
@@ -100,7 +108,7 @@ def make_parser() -> CommandParser:
         epilog=EXAMPLES["gpuscore"],
         formatter_class=HelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"gpuscore {__version__}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show version and commit")
     refuse_api_key(parser)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     serve = _add_command(commands, "serve", "serve a model over HTTP", _serve)

@@ -28,6 +28,7 @@ from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError
 from gpuscore.server.http.address import bind
 from gpuscore.server.http.auth import read_api_keys
+from gpuscore.system.extras import install
 
 LEAST_MEMORY = 2 * 2**30  # bytes; the weights of Qwen3-0.6B in float32 take 2.2 GiB
 LEAST_DISK = 5 * 2**30
@@ -179,7 +180,7 @@ def _triton(checked: Checked) -> Iterator[Finding]:
         yield Finding("Triton", "OK", "not needed without a CUDA device")
         return
     if find_spec("triton") is None:
-        remedy = "pip install 'gpuscore[cuda]', or --kernels torch --attention torch"
+        remedy = f"{install('cuda')}, or --kernels torch --attention torch"
         yield Finding("Triton", "problem", "not installed", remedy)
         return
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")

@@ -75,15 +75,7 @@ class ModelConfig:
         "flashinfer-cascade: from an optional package; torch: plain operators; with --backend "
         "jax, xla: plain operators, pallas: a kernel for TPUs, not run on hardware yet; auto: "
         "torch on CPU, triton on CUDA, and with --backend jax pallas on TPU, otherwise xla",
-        choices=(
-            "auto",
-            "triton",
-            "flashinfer",
-            "flashinfer-cascade",
-            "torch",
-            "xla",
-            "pallas",
-        ),
+        choices=("auto", "triton", "flashinfer", "flashinfer-cascade", "torch", "xla", "pallas"),
         metavar="NAME",
     )
     compile: str = option(
@@ -250,6 +242,13 @@ class ServerConfig:
         "host names by which requests may call this server, besides loopback names, such as "
         "scores.example.org, separated by commas; *: any",
         unset="any; without keys on a loopback address, loopback names only",
+        metavar="NAME",
+    )
+    routes: str | None = option(
+        None,
+        "managed platforms to serve as a container of, with their routes, addresses and places of "
+        "models, separated by commas: sagemaker, vertex, kserve, huggingface",
+        unset="none; vertex where AIP_HTTP_PORT is set",
         metavar="NAME",
     )
     ui: bool = option(True, "serve pages for people: a playground at / and /status")

@@ -1,4 +1,5 @@
-"""The sources of values: command line, else environment, else TOML file, else default.
+"""The sources of values: command line, else environment, else TOML file, else what a managed
+platform implies, else default.
 
 Every source is checked completely, even values that another source overrides. No message holds the
 value of an unknown name: the name may be a misspelt name of the API key.
@@ -14,6 +15,7 @@ from typing import Any
 
 from gpuscore.config import API_KEY, API_KEY_VARIABLE, CONFIGS, FileConfig
 from gpuscore.config.options import PREFIX, ConfigT, Option, options, shown
+from gpuscore.config.platforms import implied
 from gpuscore.errors import ConfigError
 
 DEFAULT, COMMAND_LINE = "default", "command line"
@@ -77,7 +79,8 @@ def read_settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> S
 
     Args:
         flags: the values of the command line, by field name; other names are ignored.
-        environment: like os.environ; names that do not begin with GPUSCORE_ are ignored.
+        environment: like os.environ; of names that do not begin with GPUSCORE_, only those that
+            managed platforms set are read.
 
     Raises:
         ConfigError: an unknown name, or a value of wrong type or out of range.
@@ -85,9 +88,10 @@ def read_settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> S
     chosen = {name: Setting(item.default, DEFAULT) for name, item in OPTIONS.items()}
     above = dict(_from_environment(environment)) | dict(_from_flags(flags))
     file = above.pop(CONFIG.name, None)
-    if file is not None:
-        chosen |= _from_file(file.value)
-    return Settings(chosen | above)
+    given = ({} if file is None else _from_file(file.value)) | above
+    source, more = implied({name: one.value for name, one in given.items()}, environment)
+    platform = {name: Setting(value, source) for name, value in more.items()}
+    return Settings(chosen | platform | given)
 
 
 def _from_flags(flags: Mapping[str, Any]) -> Iterator[tuple[str, Setting]]:

@@ -23,7 +23,7 @@ from gpuscore.dialects.wire import (
 )
 from gpuscore.errors import GpuscoreError
 from gpuscore.text.boundaries import Turns
-from gpuscore.types.record import RequestRecord
+from gpuscore.types.record import Headers, RequestRecord
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.results import ItemError
 
@@ -152,7 +152,8 @@ class Scored(Generic[BodyT]):
         if not results:
             return 0
         computed = sum(result.computed_tokens for result in results)
-        labels_apart = self.request.nodes is None
+        request = self.prepared.request
+        labels_apart = request is not None and request.nodes is None
         tokens = self.request.num_prompt_tokens if labels_apart else self.prompt_tokens
         return max(0, tokens - computed)
 
@@ -193,6 +194,9 @@ class Dialect(Generic[BodyT]):
         is_small: returns True if `prepare` takes no longer than handing the body to a thread.
         errors: types of the error bodies, for /docs.
         encode_error: returns an error as JSON, for the record's `variant`.
+        choose: returns the dialect for a request's header fields, where these decide; may raise
+            InvalidRequest.
+        untyped: bodies may have no content type, or be binary.
     """
 
     paths: tuple[str, ...]
@@ -209,6 +213,8 @@ class Dialect(Generic[BodyT]):
     is_small: Callable[[BodyT], bool] = never
     errors: tuple[type[msgspec.Struct], ...] = (ErrorAnswer,)
     encode_error: Callable[[GpuscoreError, str], bytes] = encode_error
+    choose: "Callable[[Headers], Dialect[Any]] | None" = None
+    untyped: bool = False
 
 
 def choose(models: ModelTable, dialect: Dialect[BodyT], body: BodyT) -> ServedModel:

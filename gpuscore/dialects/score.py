@@ -175,28 +175,17 @@ def encode_score(scored: Scored[Any]) -> Iterator[bytes]:
     if isinstance(scored.body, CheckedRanking):
         return encode_pairs(scored)
     body: ScoreBody = scored.body.fields
-    result, errors, count = scored.result, scored.errors, scored.body.num_items
-    request, temperature = scored.prepared.request, _temperature(body)
-    divisor = request.trie if request and body.label_length_normalization == "mean" else None
-    widest = 1 if result is None else max(map(len, result.label_logits))
-
-    def scores(part: ScoreResult, _: slice) -> Iterable[Float64Array]:
-        shown = per_token(part, divisor)
-        return label_scores(shown, apply_softmax=bool(body.apply_softmax), temperature=temperature)
+    request = scored.prepared.request
 
     def masses(part: ScoreResult, items: slice) -> Iterable[Float64Array]:
         assert request is not None  # noqa: S101  (it has a result)
         return label_mass(part, request, items)
 
-    def listed(compute: Callable[[ScoreResult, slice], Iterable[Float64Array]]) -> Iterator[bytes]:
-        rows = () if result is None else _rows(result, max(1, NUMBERS // widest), compute)
-        return list_json(spread(rows, errors, count), max(1, NUMBERS // widest))
-
-    tables = [listed(scores)]
+    tables = [scores_json(scored)]
     if body.return_label_logprobs:
-        tables.append(listed(lambda part, _: label_logprobs(part)))
+        tables.append(_table(scored, lambda part, _: label_logprobs(part)))
     if body.return_label_mass:
-        tables.append(listed(masses))
+        tables.append(_table(scored, masses))
     tokens = scored.prompt_tokens
     answer = ScoreAnswer(
         scores=HOLE,
@@ -208,6 +197,29 @@ def encode_score(scored: Scored[Any]) -> Iterator[bytes]:
         errors=scored.failed_items,
     )
     return in_pieces(answer, *tables)
+
+
+def scores_json(scored: Scored[Any]) -> Iterator[bytes]:
+    """Return the scores of a body that is not of pairs, as a JSON list of rows, in pieces."""
+    body: ScoreBody = scored.body.fields
+    request, temperature = scored.prepared.request, _temperature(body)
+    divisor = request.trie if request and body.label_length_normalization == "mean" else None
+
+    def scores(part: ScoreResult, _: slice) -> Iterable[Float64Array]:
+        shown = per_token(part, divisor)
+        return label_scores(shown, apply_softmax=bool(body.apply_softmax), temperature=temperature)
+
+    return _table(scored, scores)
+
+
+def _table(
+    scored: Scored[Any], compute: Callable[[ScoreResult, slice], Iterable[Float64Array]]
+) -> Iterator[bytes]:
+    """Return a JSON list with an entry per item, null for those with errors."""
+    result = scored.result
+    step = NUMBERS if result is None else max(1, NUMBERS // max(map(len, result.label_logits)))
+    rows = () if result is None else _rows(result, step, compute)
+    return list_json(spread(rows, scored.errors, scored.body.num_items), step)
 
 
 def _rows(

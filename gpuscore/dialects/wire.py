@@ -276,6 +276,11 @@ def error_body(error: GpuscoreError) -> ErrorBody:
     return ErrorBody(error.message, error.type, error.param, error.code)
 
 
+TEXT_ERRORS = "text errors"  # the variant of requests whose clients expect a text as `error`
+
+
 def encode_error(error: GpuscoreError, variant: str = "") -> bytes:
-    """Return `{"error": {...}}` as JSON; the variant makes no difference."""
+    """Return `{"error": {...}}` as JSON, or `{"error": "message"}` for TEXT_ERRORS."""
+    if variant == TEXT_ERRORS:
+        return msgspec.json.encode({"error": error.message})
     return msgspec.json.encode(ErrorAnswer(error_body(error)))

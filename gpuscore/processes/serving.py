@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
 from gpuscore.config.options import changed
 from gpuscore.config.served import ServedConfig, served_models
+from gpuscore.dialects.platforms import platform_routes
 from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.errors import ConfigError
 from gpuscore.models.hub import model_directory
@@ -46,13 +47,14 @@ def serve_model(
     """Serve until a signal; return the exit code.
 
     Raises:
-        ConfigError: a model cannot be served, or a setting is invalid. Keys, origins and traces
-            are checked before anything is loaded.
+        ConfigError: a model cannot be served, or a setting is invalid. Keys, origins, platforms
+            and traces are checked before anything is loaded.
         EngineFailed: an engine was lost at start, or all of them too often since.
     """
     keys = read_api_keys(server)
     read_origins(server)
     read_hosts(server, server.host, len(keys))
+    platform_routes(server.routes, (), os.environ)
     check_traces(server, os.environ)
     raise_limit(server.max_connections)  # the processes started below inherit it
     chosen = served_models(model, server)

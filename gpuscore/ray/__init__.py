@@ -3,6 +3,8 @@ pipelines of Ray Data, `ScoreBatches`. Needs gpuscore[ray]."""
 
 from typing import Any
 
+from gpuscore.system.extras import install
+
 __all__ = ["ScoreBatches", "app"]
 
 
@@ -17,7 +19,7 @@ def __getattr__(name: str) -> Any:
     try:
         import ray.serve  # noqa: F401  (Ray without its extra `serve` does not do)
     except ImportError as error:
-        wanted = "gpuscore.ray needs Ray: pip install 'gpuscore[ray]'"
+        wanted = f"gpuscore.ray needs Ray: {install('ray')}"
         raise ImportError(f"{wanted} ({error})") from error
     from gpuscore.ray.application import app
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ import uvicorn
 
 from gpuscore.config import ServerConfig
 from gpuscore.dialects.dialect import LARGE
+from gpuscore.dialects.platforms import platform_routes
 from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.engine.admission import Counts
 from gpuscore.server.api.app import create_app
@@ -155,7 +157,9 @@ def serve(
     rounds = Rounds()
     pieces = partial(rounds.pieces, ANSWERS)
     served = [model for model, _ in models]
-    service = ScoringService(served, config.max_queue_seconds, pieces, share.fronts)
+    names = [name for model in served for name in model.names]
+    routes = platform_routes(config.routes, names, os.environ)
+    service = ScoringService(served, config.max_queue_seconds, pieces, share.fronts, routes)
     gate = Gate(service, config, keys, rounds, share.counts)
     style = chosen_format(config.log_format)
     with LogWriter() as log, logging_to(log, style):

@@ -16,6 +16,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from gpuscore.dialects.dialect import LARGE, cache_salt
+from gpuscore.dialects.platforms import OWN_ROUTES, Routes
 from gpuscore.dialects.served import (
     LOADING_RETRY_AFTER,
     LOST,
@@ -145,6 +146,7 @@ class ScoringService:
         answers_per_round: returns the number of the engine's answers that the current round of the
             event loop may deliver.
         fronts: processes that serve these models together.
+        routes: the routes that ask for it.
     """
 
     def __init__(
@@ -153,8 +155,9 @@ class ScoringService:
         max_queue_seconds: float = math.inf,
         answers_per_round: Callable[[], int] = lambda: ANSWERS,
         fronts: int = 1,
+        routes: Routes = OWN_ROUTES,
     ) -> None:
-        self.models = ModelTable(models)
+        self.models, self.routes = ModelTable(models), routes
         self.draining = False
         self.abandoned = False
         self.failed = False

@@ -1,4 +1,6 @@
-"""The packages of the extra `serve`, and the error for a package that is not installed."""
+"""The packages of the extra `serve`, and the commands that install what an extra lacks."""
+
+from importlib.metadata import PackageNotFoundError, requires
 
 SERVE = {
     *("torch", "safetensors", "tokenizers", "huggingface_hub", "fastapi", "starlette", "uvicorn"),
@@ -9,4 +11,25 @@ SERVE = {
 def remedy(error: ModuleNotFoundError) -> str | None:
     """Return the missing package and the command that installs it; None for a foreign package."""
     package = (error.name or "").split(".")[0]
-    return f"{package}: pip install 'gpuscore[serve]'" if package in SERVE else None
+    return f"{package}: {install('serve')}" if package in SERVE else None
+
+
+def install(extra: str) -> str:
+    """Return the command that installs what an extra adds to `serve`.
+
+    It names the packages themselves, not gpuscore: so it does not matter whether this package is a
+    checkout, a wheel or part of an image.
+    """
+    try:
+        lines = requires("gpuscore") or []
+    except PackageNotFoundError:
+        return f"install what the extra {extra} in pyproject.toml names"
+    asked, served = (_of_extra(lines, name) for name in (extra, "serve"))
+    added = asked if extra == "serve" else [one for one in asked if one not in served]
+    return " ".join(["pip install", *(f"'{one}'" for one in added)])
+
+
+def _of_extra(lines: list[str], extra: str) -> list[str]:
+    """Return the requirements that a package's metadata has for this extra alone."""
+    marked = (line.partition(";") for line in lines)
+    return [one.strip() for one, _, mark in marked if mark.strip() == f"extra == '{extra}'"]

@@ -50,9 +50,12 @@ def local_machine() -> dict[str, Any]:
 
 @cache
 def commit() -> str | None:
-    """Return the commit of the checkout that this package is imported from, with "-dirty" if files
-    in it were changed; None if it is not a checkout."""
+    """Return the commit of the checkout that this package is imported from, or that its wheel was
+    built from, with "-dirty" if files in it were changed; None if it came from neither."""
     root = Path(__file__).parents[2]
+    built = root / "gpuscore" / "commit.txt"  # hatch_build.py
+    if built.exists():
+        return built.read_text(encoding="utf-8").strip()
     if not (root / ".git").exists() or shutil.which("git") is None:
         return None
     done = subprocess.run(

@@ -2,6 +2,7 @@
 else is refused at start; where there is no C compiler, one warning says so."""
 
 import logging
+import sys
 import threading
 from functools import partial
 
@@ -15,8 +16,8 @@ from gpuscore.backends.torch import compiler, rows_in_c
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
-from gpuscore_kernels.row_functions import build
-from gpuscore_kernels.row_functions.build import SOURCES
+from gpuscore_kernels.row_functions import FORMATS, build, built_ahead, load
+from gpuscore_kernels.row_functions.build import LEVELS, SOURCES, build_ahead
 from support.models import random_ids, reference_logprobs
 from support.slow import slow
 
@@ -102,6 +103,53 @@ def test_without_a_compiler(monkeypatch, caplog):
     ]
     with pytest.raises(ConfigError, match="--compile on: there is no C"):
         compiler.use_compiler("on", CPU, torch.float32, ALL)
+
+
+@pytest.fixture(scope="module")
+def ahead(tmp_path_factory):
+    """Return a folder with what an image has, compiled for every level of CPUs."""
+    folder = tmp_path_factory.mktemp("ahead")
+    assert len(build_ahead("gcc", folder)) == len(LEVELS) * len(FORMATS)
+    return folder
+
+
+def test_an_image_needs_no_compiler(tiny_model, monkeypatch, ahead, caplog):
+    """The library for this CPU gives the same scores as one that is compiled here."""
+    directory, _ = tiny_model("qwen3")
+    rng = np.random.default_rng(4)
+    query, items = random_ids(rng, 30), [random_ids(rng, n) for n in (3, 9, 1, 20)]
+    found = []
+    for compiled in (False, True):
+        if compiled:
+            monkeypatch.setenv("CC", "no-such-compiler")
+            for module in (compiler, rows_in_c):
+                monkeypatch.setattr(module, "built_ahead", partial(built_ahead, folder=ahead))
+            assert compiler.use_compiler("auto", CPU, torch.float32, ALL)
+        with Scorer(str(directory), compile="on", dtype="float32") as scorer:
+            result = scorer.score(query, items, label_token_ids=LABELS, logprobs=True)
+            found.append(result.logprobs)
+    np.testing.assert_allclose(found[0], found[1], atol=1e-6, rtol=0)
+    assert "eagerly" not in caplog.text
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_the_cpu_chooses_its_level(ahead, dtype):
+    has = dict.fromkeys((name for names in LEVELS.values() for name in names), True)
+    asked = {"x86-64-v4": has, "x86-64-v3": has | {"avx512_vl": False}}
+    for level, features in asked.items():
+        library = built_ahead(dtype, ahead, features)
+        assert f"-{level}-" in library.name
+        if all(torch.cpu.get_capabilities().get(name) for name in LEVELS[level]):
+            load(library)
+    for old in ({}, has | {"fma3": False}):
+        assert built_ahead(dtype, ahead, old) is None
+
+
+def test_libraries_of_other_sources_are_never_taken(ahead, monkeypatch):
+    assert built_ahead(torch.float32, ahead) is not None
+    module = sys.modules[built_ahead.__module__]
+    monkeypatch.setattr(module, "FLAGS", (*module.FLAGS, "-DOTHER"))
+    assert built_ahead(torch.float32, ahead) is None
 
 
 def test_what_is_not_compiled(caplog):

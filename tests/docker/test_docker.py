@@ -148,6 +148,13 @@ def test_only_what_is_locked_is_installed(dockerfile):
         assert f"docker/locks/{lock}.txt" in text
 
 
+def test_the_cpu_image_has_what_its_missing_compiler_would_make():
+    lines = instructions("Dockerfile.cpu")
+    (build,) = (line for line in lines if "-m gpuscore_kernels.row_functions" in line)
+    assert build.index("--no-deps /wheels") < build.index("-m gpuscore_kernels.row_functions")
+    assert not any("gcc" in line for line in last_stage("Dockerfile.cpu"))
+
+
 @pytest.mark.parametrize("dockerfile", IMAGES)
 def test_the_shipped_stage_is_confined_and_watched(dockerfile):
     stage = last_stage(dockerfile)

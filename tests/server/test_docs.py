@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from gpuscore.dialects.platforms import platform_routes
 from gpuscore.dialects.table import DIALECT_OF
 from gpuscore.prompts.family import PromptFamily
 from gpuscore.prompts.registry import FAMILIES
@@ -44,10 +45,13 @@ def test_every_dialect_has_a_page():
 
 def test_routes_that_are_cited_exist(demo):
     known = {"/docs", "/status", "/openapi.json", *demo.get("/openapi.json").json()["paths"]}
+    more = platform_routes("sagemaker,vertex,kserve", ["NAME"], {})
+    known |= {*more.dialects, *more.ready, *more.live}
+    folders = {"/cache", "/tmp", "/models", "/mnt/models", "/opt/ml/model", "/repository"}
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
         text = page.read_text(encoding="utf-8")
         found = set(ROUTE.findall(text)) - other_routes(text)
-        assert found - {"/cache", "/tmp", "/models"} <= known, page
+        assert found - folders <= known, page
 
 
 DEMO = shown_requests(real=False)

@@ -139,7 +139,7 @@ class TestTraces:
         )
         assert done.returncode == 78, done.stderr
         assert done.stderr.startswith(f"gpuscore: {asked} asks for traces")
-        assert "pip install 'gpuscore[otel]'" in done.stderr
+        assert "pip install 'opentelemetry-exporter-otlp-proto-http>=" in done.stderr
         assert done.stderr.count("\n") == 1
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 
 from gpuscore.errors import ConfigError
-from gpuscore_kernels.row_functions.build import FORMATS
+from gpuscore_kernels.row_functions.build import FORMATS, built_ahead
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def _why_not(device: torch.device, dtype: torch.dtype) -> str | None:
         return f"dtype is {str(dtype).removeprefix('torch.')}; supported: bfloat16, float32"
     if sys.platform != "linux":
         return f"the system is {sys.platform}; supported: linux"
-    if shutil.which(cc()) is None:
+    if shutil.which(cc()) is None and built_ahead(dtype) is None:
         return f"there is no C compiler {cc()}; install gcc"
     return None
 

@@ -15,7 +15,7 @@ from gpuscore.errors import ConfigError
 from gpuscore_kernels.label_head import few_products
 from gpuscore_kernels.partial_attention import merge_partials
 from gpuscore_kernels.quantized.reference import EPS
-from gpuscore_kernels.row_functions import BuildError, RowFunctions, build
+from gpuscore_kernels.row_functions import BuildError, RowFunctions, build, built_ahead, load
 
 ROWS = 33  # rows of the known answers
 # Rows of a label head up to which our products take less time than a conversion and torch's; with
@@ -32,10 +32,12 @@ def in_c(dtype: torch.dtype) -> Compiler:
         a function that returns the form in C of one of this module's row-wise functions.
 
     Raises:
-        ConfigError: the functions cannot be compiled, or one does not agree with its reference.
+        ConfigError: the functions cannot be compiled or loaded, or one does not agree with its
+            reference.
     """
     try:
-        functions = RowFunctions(build(cc(), dtype), dtype)
+        ahead = built_ahead(dtype)
+        functions = RowFunctions(build(cc(), dtype) if ahead is None else load(ahead), dtype)
     except BuildError as error:
         raise ConfigError(f"{error}; choose --compile off, or another compiler in CC") from error
     forms = _forms(functions)

@@ -24,6 +24,7 @@ from gpuscore.processes.announcement import LoadingBar
 from gpuscore.processes.replicas.replicas import Replicas
 from gpuscore.processes.replicas.start import start_replicas
 from gpuscore.processes.serving import asking, load_model, read_files
+from gpuscore.system.extras import install
 
 EXIT_OK, EXIT_FAILED = 0, 1
 MODEL_FILES = (".json", ".safetensors", ".jinja")
@@ -103,7 +104,7 @@ def _engines(
             raise ConfigError("--ray-actors needs --ray")
         return _here
     if find_spec("ray") is None:
-        raise ConfigError("--ray needs Ray: pip install 'gpuscore[ray]'")
+        raise ConfigError(f"--ray needs Ray: {install('ray')}")
     if engine.devices is not None:
         raise ConfigError(
             f"--ray excludes --devices {engine.devices}: Ray chooses nodes and their devices"

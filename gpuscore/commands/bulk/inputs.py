@@ -18,6 +18,7 @@ import msgspec
 from gpuscore.commands.bulk.options import CSV, JSON_LINES, PARQUET, SUFFIXES, BatchOptions
 from gpuscore.commands.bulk.rows import Block, Problem
 from gpuscore.errors import ConfigError
+from gpuscore.system.extras import install
 from gpuscore.types.batch import Float64Array
 
 MAX_LINE = 64 * 2**20  # bytes of one line; a file without line ends must not fill the memory
@@ -272,7 +273,7 @@ def check_inputs(inputs: InputFiles, options: BatchOptions) -> None:
             Parquet needs pyarrow, which is not installed.
     """
     if PARQUET in (inputs.format, options.output_format) and find_spec("pyarrow") is None:
-        raise ConfigError("Parquet needs pyarrow: pip install 'gpuscore[batch]'")
+        raise ConfigError(f"Parquet needs pyarrow: {install('batch')}")
     if inputs.format == JSON_LINES:
         if not options.requests:
             _check_first_rows(inputs, options)

@@ -7,6 +7,7 @@ from gpuscore.config.examples import EXAMPLES
 from gpuscore.config.flags import CommandParser, HelpFormatter, refuse_api_key
 from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError
+from gpuscore.system.extras import install
 
 DTYPES = ("bfloat16", "float16", "float32")
 _EXTRA = ("transformers", "gguf", "accelerate")
@@ -47,6 +48,6 @@ def _convert(values: argparse.Namespace, settings: Settings) -> int:
         package = (error.name or "").partition(".")[0]
         if package not in _EXTRA:
             raise
-        needed = f"gpuscore convert needs {package}: pip install 'gpuscore[convert]'"
+        needed = f"gpuscore convert needs {package}: {install('convert')}"
         raise ConfigError(needed) from error
     return convert(values)

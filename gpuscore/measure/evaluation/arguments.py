@@ -7,6 +7,7 @@ from gpuscore.config import FileConfig, ModelConfig, ServerConfig
 from gpuscore.config.flags import EPILOG, add_command, add_flags, add_some_flags
 from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError
+from gpuscore.system.extras import install
 
 EXAMPLES = """\
 Examples:
@@ -122,6 +123,6 @@ def _eval(values: argparse.Namespace, settings: Settings) -> int:
     except ModuleNotFoundError as error:
         if error.name not in ("scipy", "ir_measures"):
             raise
-        needed = f"gpuscore eval needs {error.name}: pip install 'gpuscore[eval]'"
+        needed = f"gpuscore eval needs {error.name}: {install('eval')}"
         raise ConfigError(needed) from error
     return evaluate(values, settings)

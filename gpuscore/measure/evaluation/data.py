@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from gpuscore.errors import ConfigError
+from gpuscore.system.extras import install
 
 # A place for errors, such as "line 3", and the record.
 Record: TypeAlias = tuple[str, Mapping[str, Any]]
@@ -234,7 +235,7 @@ def _parquet(path: Path) -> Iterator[Record]:
     try:
         from pyarrow import parquet
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{path} needs pyarrow: pip install 'gpuscore[batch]'") from error
+        raise ConfigError(f"{path} needs pyarrow: {install('batch')}") from error
     number = 0
     with parquet.ParquetFile(path) as file:
         for batch in file.iter_batches():

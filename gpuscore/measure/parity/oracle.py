@@ -16,6 +16,7 @@ from gpuscore.measure.parity.results import CaseResult, Run
 from gpuscore.measure.parity.runs import case_result
 from gpuscore.measure.parity.workload import Case, Ids, Workload
 from gpuscore.measure.progress import Counted, unwatched
+from gpuscore.system.extras import install
 
 # Attention scores of all prompts of a batch, per head; 64 MiB in float32.
 ATTENTION_SCORES = 2**24
@@ -93,7 +94,7 @@ def _load(directory: Path, dtype: str, device: str) -> Any:
     except ImportError as error:
         raise ConfigError(
             "the oracle of this comparison is transformers, which is not installed: "
-            "pip install 'gpuscore[parity]'"
+            f"{install('parity')}"
         ) from error
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     model: Any = AutoModelForCausalLM.from_pretrained(

@@ -19,7 +19,7 @@ from gpuscore import __version__
 from gpuscore.config import ServerConfig
 from gpuscore.dialects.dialect import LARGE, BodyT, Dialect
 from gpuscore.dialects.paths import OPEN_PATHS, no_such_path
-from gpuscore.dialects.table import DIALECTS
+from gpuscore.dialects.table import DIALECT_OF
 from gpuscore.dialects.wire import openapi_of
 from gpuscore.errors import (
     AnswerTooLarge,
@@ -78,7 +78,7 @@ def create_app(
     add_metrics(app, operations)
     static = [*add_docs(app), *(add_ui(app) if config.ui else ())]
     _add_handlers(app)
-    open_paths = {*OPEN_PATHS, *static}
+    open_paths = {*OPEN_PATHS, *static, *service.routes.ready, *service.routes.live}
     open_routes = [r for r in app.routes if getattr(r, "path", None) in open_paths]
     guarded = AuthMiddleware(app, app.router, open_routes, keys)
     paths = [route.path for route in app.routes if isinstance(route, Route)]
@@ -107,26 +107,26 @@ def _add_handlers(app: FastAPI) -> None:
 
 
 def _add_dialects(app: FastAPI, service: ScoringService, config: ServerConfig) -> None:
-    for dialect in DIALECTS:
-        endpoint = _endpoint(dialect, service, config)
-        for path in dialect.paths:
-            app.router.add_api_route(
-                path,
-                endpoint,
-                methods=["POST"],
-                summary=dialect.summary,
-                description=dialect.description,
-                openapi_extra=openapi_of(dialect.bodies, dialect.answers, dialect.example),
-                route_class_override=PlainRoute,
-            )
+    for path, dialect in service.routes.dialects.items():
+        app.router.add_api_route(
+            path,
+            _endpoint(dialect, service, config),
+            methods=["POST"],
+            summary=dialect.summary,
+            description=dialect.description,
+            openapi_extra=openapi_of(dialect.bodies, dialect.answers, dialect.example),
+            route_class_override=PlainRoute,
+            include_in_schema=path in DIALECT_OF,  # a platform's routes are for the platform
+        )
 
 
 def _endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConfig) -> Endpoint:
     async def answered(request: Request) -> Response:
         """Read, decode and answer a body within the request's timeout."""
         seconds = request_seconds(request, config.request_timeout)
-        check_content_type(request)
         scope = request.scope
+        chosen = dialect if dialect.choose is None else dialect.choose(scope["headers"])
+        check_content_type(request, chosen.untyped)
         if scope["state"].get("draining", service.draining):  # at the time of its head
             await read_body(request, config)  # otherwise the client would see a reset, no answer
             raise service.shutting_down()
@@ -143,12 +143,12 @@ def _endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConf
             size = len(received)
             try:
                 if size < LARGE:
-                    body = dialect.decode(received, call.record)
+                    body = chosen.decode(received, call.record)
                 else:
-                    decoding = _decode_large(service, dialect, received, call)
+                    decoding = _decode_large(service, chosen, received, call)
                     body = await _in_time(decoding, deadline, seconds)
                 del received  # it may be large, and `body` has the text
-                running = answer(service, dialect, body, call)
+                running = answer(service, chosen, body, call)
                 return await _in_time(running, deadline, seconds)
             finally:
                 ids = BYTES_PER_ID * (call.record.prompt_tokens or 0)

@@ -150,8 +150,11 @@ def _after_the_end(encoding: str) -> InvalidRequest:
     return InvalidRequest(f"the body goes on after the end of its {encoding} data")
 
 
-def check_content_type(request: Request) -> None:
-    """Raise UnsupportedMediaType unless the head announces JSON in UTF-8, in a known encoding."""
+def check_content_type(request: Request, untyped: bool) -> None:
+    """Raise UnsupportedMediaType unless the head announces JSON in UTF-8, in a known encoding.
+
+    `untyped` also allows binary bodies, and heads that announce no type.
+    """
     kind, *parameters = request.headers.get("content-type", "").lower().split(";")
     if kind.strip().startswith("multipart/"):
         raise UnsupportedMediaType(
@@ -159,6 +162,8 @@ def check_content_type(request: Request) -> None:
             "be application/json"
         )
     charset = [p.strip() for p in parameters if p.strip()]
+    if untyped and not parameters and kind.strip() in ("", "application/octet-stream"):
+        kind = "application/json"
     if kind.strip() != "application/json" or charset not in ([], ["charset=utf-8"]):
         raise UnsupportedMediaType("the content type must be application/json")
     check_encoding(request.headers.getlist("content-encoding"))

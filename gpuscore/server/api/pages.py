@@ -5,7 +5,7 @@ A page holds no data of the server: its scripts ask the routes, with the reader'
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -155,11 +155,33 @@ def add_probes(app: FastAPI, service: ScoringService) -> None:
         openapi_extra=WHICH_MODEL,
     )
     async def ready(request: Request) -> Response:
-        named = _named(request, service.models)
-        ready = service.ready if named is None else named.alive and not service.draining
-        if not ready:
-            raise _unavailable("not ready to score", service.models, LOST, LOADING)
-        return json_response({"status": "ready"} | _states(service.models))
+        return _readiness(service, _named(request, service.models))
+
+    for path in service.routes.live:
+        app.add_api_route(path, livez, methods=["GET"], include_in_schema=False)
+    for path, name in service.routes.ready.items():
+        asked = None if name is None else service.models.choose(name)
+        endpoint = _fixed(partial(_readiness, service, asked))
+        app.add_api_route(path, endpoint, methods=["GET"], include_in_schema=False)
+    for path, content in service.routes.documents.items():
+        endpoint = _fixed(partial(json_response, content))
+        app.add_api_route(path, endpoint, methods=["GET"], include_in_schema=False)
+
+
+def _fixed(respond: Callable[[], Response]) -> Callable[[Request], Awaitable[Response]]:
+    """Return an endpoint whose answer does not depend on the request."""
+
+    async def endpoint(request: Request) -> Response:
+        return respond()
+
+    return endpoint
+
+
+def _readiness(service: ScoringService, named: ServedModel | None) -> Response:
+    ready = service.ready if named is None else named.alive and not service.draining
+    if not ready:
+        raise _unavailable("not ready to score", service.models, LOST, LOADING)
+    return json_response({"status": "ready"} | _states(service.models))
 
 
 def add_pages(app: FastAPI, service: ScoringService) -> None:

@@ -49,6 +49,7 @@ class Gate:
     ) -> None:
         self._counts = Counts.alone(PLACES) if counts is None else counts
         self.tenant = keys.tenant
+        self.scoring = service.routes.dialects.keys()  # paths of the requests that are counted
         self._tenants: Counter[str] = Counter()  # requests in flight of each tenant
         self._entered: set[Exchange] = set()  # requests in flight
         self._sizes: Counter[Exchange] = Counter()  # bytes of bodies

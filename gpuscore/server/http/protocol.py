@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Scope
 from uvicorn.server import ServerState
 
 from gpuscore.config import ServerConfig
-from gpuscore.dialects.table import DIALECT_OF, error_answer
+from gpuscore.dialects.table import error_answer
 from gpuscore.errors import GpuscoreError, Overloaded, RequestTimeout
 from gpuscore.server.http.exchange import CLOSE, MORE, Exchange, Fields, head_of, scope_of
 from gpuscore.server.http.gate import Gate
@@ -148,7 +148,7 @@ class ScoreProtocol(asyncio.BufferedProtocol):
 
     def on_head(self, head: RequestHead) -> None:
         self._used = True
-        scoring = head.method == b"POST" and head.path in DIALECT_OF
+        scoring = head.method == b"POST" and head.path in self._gate.scoring
         tenant = self._gate.tenant(head.fields) if scoring else None
         length = head.length or 0
         if tenant is not None and length <= self._config.max_body_bytes:  # else the app answers
@@ -348,7 +348,7 @@ class ScoreProtocol(asyncio.BufferedProtocol):
         elif self._parser.in_head and not self._closing:
             seen = self._parser.seen
             record = new_record(seen.method, seen.fields)
-            record.route = seen.path if seen.path in DIALECT_OF else UNMATCHED
+            record.route = seen.path if seen.path in self._gate.scoring else UNMATCHED
             self._write_error(record, error, seen.fields, False)
             self._operations.finish(record, seen.fields)
         self._transport.close()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from gpuscore import __version__
 from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError
+from gpuscore.system.extras import install
 
 if TYPE_CHECKING:
     from gpuscore.server.observe.spans import SpanTracer
@@ -37,8 +38,8 @@ def check_traces(config: ServerConfig, environment: Mapping[str, str]) -> bool:
         importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
     except ImportError as error:
         raise ConfigError(
-            f"{asked} asks for traces, which need OpenTelemetry: pip install 'gpuscore[otel]', or "
-            "set OTEL_SDK_DISABLED=true"
+            f"{asked} asks for traces, which need OpenTelemetry: {install('otel')}, or set "
+            "OTEL_SDK_DISABLED=true"
         ) from error
     return True
 

@@ -1,4 +1,4 @@
-from gpuscore_kernels.row_functions.build import FORMATS, BuildError, build
+from gpuscore_kernels.row_functions.build import FORMATS, BuildError, build, built_ahead, load
 from gpuscore_kernels.row_functions.functions import RowFunctions
 
-__all__ = ["FORMATS", "BuildError", "RowFunctions", "build"]
+__all__ = ["FORMATS", "BuildError", "RowFunctions", "build", "built_ahead", "load"]

@@ -1,14 +1,20 @@
 """The library of `rows.c` and `products.c`: compiled for this CPU at every start, in a second.
 
-Nothing is kept, so no library of another CPU, compiler or version can be taken for this one's.
-OpenMP's functions stay undefined in it. They are found in the runtime that torch has loaded, so its
-threads are torch's own.
+Nothing is kept, so no library of another CPU, compiler or version can be taken for this one's. An
+image without a compiler has libraries for several levels of CPUs, which `build_ahead` has compiled
+beside the sources; their names have a digest of what they were compiled from.
+
+OpenMP's functions stay undefined in a library. They are found in the runtime that torch has loaded,
+so its threads are torch's own.
 """
 
 import ctypes
+import hashlib
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,9 +24,16 @@ FILES = ("rows.c", "products.c")
 # Without contraction, a product and a sum round one after the other, as in torch; no flag lets the
 # compiler change the order of sums.
 FLAGS = (
-    *("-x", "c", "-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fPIC"),
+    *("-x", "c", "-std=gnu11", "-O3", "-fopenmp", "-fPIC"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
 )
+AHEAD = SOURCES / "built"
+_V3 = ("avx", "avx2", "bmi", "bmi2", "f16c", "fma3", "lzcnt")
+# Levels of x86-64's psABI, the best first, with features as torch.cpu.get_capabilities names them.
+LEVELS = {
+    "x86-64-v4": (*_V3, "avx512_f", "avx512_bw", "avx512_cd", "avx512_dq", "avx512_vl"),
+    "x86-64-v3": _V3,
+}
 _LONGEST = 120  # seconds that a compiler may take
 _SHOWN = 500  # characters of its message
 
@@ -42,14 +55,59 @@ def build(compiler: str, dtype: torch.dtype, sources: Path = SOURCES) -> ctypes.
     """
     with tempfile.TemporaryDirectory(prefix="gpuscore-") as folder:
         library = Path(folder, "rows.so")
+        _compile(compiler, "native", dtype, sources, library)
+        return load(library)
+
+
+def load(library: Path) -> ctypes.CDLL:
+    """Load a library; raise BuildError if that fails."""
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        raise BuildError(f"what was compiled cannot be loaded: {error}") from error
+
+
+def build_ahead(compiler: str, folder: Path = AHEAD) -> list[Path]:
+    """Compile for every level and format, and return the libraries; raise BuildError."""
+    folder.mkdir(exist_ok=True)
+    made = {_ahead(folder, level, dtype): (level, dtype) for level in LEVELS for dtype in FORMATS}
+    for library, (level, dtype) in made.items():
+        _compile(compiler, level, dtype, SOURCES, library)
+    return [*made]
+
+
+def built_ahead(
+    dtype: torch.dtype, folder: Path = AHEAD, has: Mapping[str, Any] | None = None
+) -> Path | None:
+    """Return the best library for a CPU that was compiled ahead from these sources, or None.
+
+    Args:
+        dtype: of the rows.
+        folder: of the libraries.
+        has: the CPU's features, by torch's names; None: this CPU's.
+    """
+    known = torch.cpu.get_capabilities() if has is None else has
+    for level, features in LEVELS.items():
+        library = _ahead(folder, level, dtype)
+        if all(known.get(name) for name in features) and library.exists():
+            return library
+    return None
+
+
+def _ahead(folder: Path, level: str, dtype: torch.dtype) -> Path:
+    parts = (*FLAGS, *((SOURCES / name).read_text(encoding="utf-8") for name in FILES))
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    return folder / f"{FORMATS[dtype].lower()}-{level}-{digest}.so"
+
+
+def _compile(compiler: str, machine: str, dtype: torch.dtype, sources: Path, library: Path) -> None:
+    """Compile the sources for a `-march` of the compiler's."""
+    flags = (*FLAGS, f"-march={machine}", f"-D{FORMATS[dtype]}")
+    with tempfile.TemporaryDirectory(prefix="gpuscore-") as folder:
         compiled = [str(Path(folder, f"{name}.o")) for name in FILES]
         for name, target in zip(FILES, compiled, strict=True):
-            _run(compiler, *FLAGS, f"-D{FORMATS[dtype]}", "-c", str(sources / name), "-o", target)
+            _run(compiler, *flags, "-c", str(sources / name), "-o", target)
         _run(compiler, "-shared", *compiled, "-lm", "-o", str(library))
-        try:
-            return ctypes.CDLL(str(library))
-        except OSError as error:
-            raise BuildError(f"what {compiler} has compiled cannot be loaded: {error}") from error
 
 
 def _run(*command: str) -> None:
