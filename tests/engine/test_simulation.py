@@ -41,6 +41,16 @@ def test_simulated_worlds(first):
             raise AssertionError(f"seed {seed}: {error!r}") from error
 
 
+@pytest.mark.parametrize("first", [0, *slow(*range(BLOCK, SEEDS, BLOCK))])
+def test_simulated_worlds_with_states(first):
+    """A few slots, for which requests wait, or many, of which most are cached."""
+    for seed in range(first, min(first + BLOCK, SEEDS)):
+        try:
+            simulate(seed, num_states=4 + 36 * (seed % 2))
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error!r}") from error
+
+
 def all_of_them(*seeds):
     for seed in seeds:
         simulate(seed)

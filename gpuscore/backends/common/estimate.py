@@ -67,7 +67,7 @@ class MemoryPlan:
         """KV pages that fit, which may be too few."""
         if self.pages.exact_bytes is not None:
             return self.pages.exact_bytes // self.pages.page_bytes
-        rest = max(0, self.left - self.batch_bytes)
+        rest = max(0, self.left - self.batch_bytes - self.pages.state_bytes)
         return int(rest * self.pages.fraction) // self.pages.page_bytes
 
     def check(self) -> None:

@@ -13,6 +13,8 @@ from torch.nn import functional
 
 from gpuscore.backends.torch.attention.choice import AttentionBackend
 from gpuscore.backends.torch.decoder import Decoder
+from gpuscore.backends.torch.delta_net.rule import DeltaPass
+from gpuscore.backends.torch.delta_net.states import StatePool
 from gpuscore.backends.torch.group import RankGroup
 from gpuscore.backends.torch.kv_pool import KeptRows, KVPool
 from gpuscore.backends.torch.layers import ByRows
@@ -113,8 +115,10 @@ class PlainLauncher:
         attention: AttentionBackend,
         by_rows: ByRows,
         head: Head,
+        states: StatePool,
     ) -> None:
         self.decoder, self.pool, self.attention = decoder, pool, attention
+        self.states = states
         self._by_rows = by_rows
         self._head = head
 
@@ -132,12 +136,14 @@ class PlainLauncher:
 
     @torch.inference_mode()
     def launch(self, batch: PackedBatch) -> Finish:
+        linear = DeltaPass.of(self.decoder.config, batch, self.states)
         hidden = self.decoder.forward(
             self._to_device(batch.token_ids),
             self._to_device(batch.positions),
             self._to_device(batch.score_rows),
             self.attention.prepare(batch).run,
             KeptRows.of(batch.slot_mapping, self.pool),
+            recur=None if linear is None else linear.run,
         )
         scores = self._score(hidden, batch)
         return lambda: scores
