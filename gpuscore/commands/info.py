@@ -131,12 +131,14 @@ def _shares_row(name: str, place: Placement, needs: Needs) -> tuple[str, ...]:
 
 
 def _model_rows(config: DecoderConfig) -> dict[str, str]:
+    linear = config.delta_net
     return {
         "architecture": config.architecture,
         "head": _head(config.classes),
         "parameters": f"{count_parameters(config):,}",
         "layers, heads, KV heads, head size": f"{config.num_layers}, {config.num_heads}, "
         f"{config.num_kv_heads}, {config.head_dim}",
+        **({} if linear is None else {"layers of linear attention": f"{sum(linear.layers)}"}),
         "valid token ids": f"0 to {config.vocab_size - 1}",
     }
 
@@ -151,6 +153,9 @@ def _device_rows(plan: Plan, places: Sequence[Placement]) -> dict[str, str]:
     num_pages = pages.count(max(0, plan.free_memory() - plan.weight_bytes), 0)
     on = f" on {_places(places)}" if len(places) > 1 or places[0].cores else ""
     reason = plan.dtype_reason if plan.framework == "torch" else ""
+    states = (
+        f"{pages.num_states} states, {mebibytes(pages.state_bytes)}" if pages.num_states else ""
+    )
     return {
         "replicas": f"{len(places)}{on}",
         "device, dtype": f"{plan.device_name}, {plan.dtype_name}{reason and f': {reason}'}",
@@ -161,6 +166,7 @@ def _device_rows(plan: Plan, places: Sequence[Placement]) -> dict[str, str]:
         "memory for the largest batch": "measured at start",
         "memory for the KV cache": f"{mebibytes(num_pages * pages.page_bytes)} "
         f"({num_pages:,} pages of {pages.size} tokens), less if the largest batch leaves less",
+        **({"memory for linear layers": states} if states else {}),
     }
 
 

@@ -34,7 +34,7 @@ class Scheduler:
     def __init__(self, limits: BackendLimits, *, prefix_cache: bool = True) -> None:
         self.limits = limits
         self.pages = PagePool(limits.num_pages)
-        self.states = StateSlots(limits, prefix_cache) if limits.num_states else None
+        self.states = StateSlots(limits, prefix_cache)
         self.prefix_cache = prefix_cache
         self.budget = limits.max_tokens
         self.chunk = max(1, limits.deterministic_chunk)  # chunks are multiples of it, in tokens
@@ -115,8 +115,7 @@ class Scheduler:
     def shrink(self) -> None:
         """Evict all cached pages and halve the token budget, after an out-of-memory batch."""
         self.pages.evict(self.limits.num_pages)
-        if self.states is not None:
-            self.states.evict(self.limits.num_states)
+        self.states.evict(self.limits.num_states)
         self.budget = max(min(self.min_budget, self.budget), self.budget // 2)
         self._successes = 0
 
@@ -187,13 +186,13 @@ class Scheduler:
         """Return the digest of a query's first page that is not cached; or, of a model with states,
         of the first one at whose end a state is being computed."""
         for key in keys:
-            if self.states is None or key.digest in self._computing:
+            if not self.limits.num_states or key.digest in self._computing:
                 return key.digest
         return b""
 
     def _take_states(self, job: Job, found: int) -> bool:
-        """Give a job its slots for states, if the model has states; False if too few are free."""
-        if self.states is None or job.states is None:
+        """Give a job of a model with states its slots; False if too few are free."""
+        if job.states is None:
             return True
         cut, request = job.cut, job.request
         long = max(map(len, request.item_ids)) > self.limits.max_tokens
@@ -201,7 +200,7 @@ class Scheduler:
         return self.states.take(job.states, found * self.limits.page_size, cut, base)
 
     def _release_states(self, job: Job) -> None:
-        if self.states is not None and job.states is not None:
+        if job.states is not None:
             self.states.release(job.states.slots)
             job.states = None
 
@@ -210,7 +209,7 @@ class Scheduler:
         found, job.found_rows = self.pages.find(keys, job.request)
         count = len(found) * self.limits.page_size // self.chunk * self.chunk
         whole = count // self.limits.page_size
-        if self.states is not None:
+        if self.limits.num_states:
             whole, slot = self.states.find_last(keys, whole)
             job.states = JobStates(found=slot)
         self.pages.release(found[whole:])
@@ -234,10 +233,8 @@ class Scheduler:
             key, start = keys[job.published], job.published * size
             page = int(job.query_pages[job.published])
             self.pages.publish(page, key, None if rows is None else rows(start, start + size))
-            if self.states is not None and job.states is not None:
-                slot = job.states.kept.get(start + size)
-                if slot is not None:
-                    self.states.publish(slot, key)
+            if job.states is not None and start + size in job.states.kept:
+                self.states.publish(job.states.kept[start + size], key)
             self._computing.pop(key.digest, None)
             job.published += 1
 

@@ -137,6 +137,16 @@ def make_model(
     torch.manual_seed(seed)
     model = model_class(config_class(**(COMMON | special | overrides))).float().eval()
     model.set_attn_implementation("eager")  # other implementations ignore Gemma 2's soft cap
+    random_weights(model, family)
+    model.save_pretrained(directory)
+    make_tokenizer(bos=family.removesuffix("_classes") in WITH_BOS).save(
+        str(directory / "tokenizer.json")
+    )
+    return model
+
+
+def random_weights(model: PreTrainedModel, family: str) -> None:
+    """Fill a model with weights whose outputs are far from uniform."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)
@@ -153,11 +163,6 @@ def make_model(
                 parameter.copy_((0 if less_1 else 1) + 0.4 * noise)
             else:
                 parameter.copy_(noise * (0.25 if "embed" not in name else 0.5))
-    model.save_pretrained(directory)
-    make_tokenizer(bos=family.removesuffix("_classes") in WITH_BOS).save(
-        str(directory / "tokenizer.json")
-    )
-    return model
 
 
 def make_tokenizer(*, bos: bool) -> Tokenizer:

@@ -232,8 +232,7 @@ class World:
         self.runner.step()
         scheduler = self.runner.scheduler
         scheduler.pages.check_integrity()
-        if self.states is not None:
-            self.states.check_integrity()
+        self.states.check_integrity()
         assert scheduler.budget <= self.backend.limits.max_tokens
 
     def _submit(self) -> None:
@@ -323,7 +322,7 @@ class World:
 
     def check_pages(self) -> None:
         assert self.runner.scheduler.pages.num_used == 0, "a page was lost"
-        assert self.states is None or self.states.num_used == 0, "a state was lost"
+        assert self.states.num_used == 0, "a state was lost"
 
     def result_of(self, ticket: Ticket) -> ScoreResult | None:
         """Return a request's result; None if it was cancelled or had an error that was due."""

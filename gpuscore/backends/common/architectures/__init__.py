@@ -61,15 +61,34 @@ _CLASSIFIERS = {
 _UNREAD = ("mtp.", "model.visual.")
 
 
+# Architectures that people try, and what of them is not computed.
+_EXPERTS = "mixtures with a shared expert and its gate"
+REFUSED = {
+    "Qwen3_5MoeForCausalLM": _EXPERTS,
+    "Qwen3_5MoeForConditionalGeneration": _EXPERTS,
+    "Qwen3NextForCausalLM": f"{_EXPERTS}, and linear layers whose projections are interleaved",
+    "Qwen2MoeForCausalLM": _EXPERTS,
+    "MixtralForCausalLM": "a mixture of experts under other names of weights",
+    "DeepseekV3ForCausalLM": "attention over compressed keys and values, and shared experts",
+    "GptOssForCausalLM": "attention with sinks",
+    "GraniteForCausalLM": "multipliers of embeddings, residuals and logits",
+    "GraniteMoeHybridForCausalLM": "layers of Mamba 2",
+    "Phi3ForCausalLM": "query, key and value projections in one weight",
+    "Olmo2ForCausalLM": "norms after attention and MLP only",
+    "Cohere2ForCausalLM": "attention and MLP side by side",
+}
+
+
 def read_architecture(raw: RawConfig) -> Architecture:
     """Read the configuration; raises ConfigError for an architecture or feature not supported."""
     architectures = raw.get("architectures")
     name = architectures[0] if isinstance(architectures, list) and architectures else None
     supported = _LANGUAGE_MODELS | _CLASSIFIERS
     if not isinstance(name, str) or name not in supported:
+        lacks = REFUSED.get(name, "") if isinstance(name, str) else ""
         raise ConfigError(
-            f"config.json: architectures is {shown(architectures)}; "
-            f"supported: {', '.join(sorted(supported))}"
+            f"config.json: architectures is {shown(architectures)}"
+            f"{lacks and f', which has {lacks}'}; supported: {', '.join(sorted(supported))}"
         )
     language = name.replace(ENDING, "ForCausalLM")
     fields = text_tower(raw.fields) if name in TEXT_TOWERS else raw.fields
