@@ -9,9 +9,11 @@ import torch
 
 from gpuscore import Scorer
 from gpuscore.backends.common.hf_config import DeltaNet
-from gpuscore.backends.torch.delta_net import layout, rule
-from gpuscore.backends.torch.delta_net.rule import DeltaPass, DeltaWeights
+from gpuscore.backends.torch.compiler import eagerly
+from gpuscore.backends.torch.delta_net import layer, layout
+from gpuscore.backends.torch.delta_net.layer import DeltaWeights, LinearAttention, LinearPass
 from gpuscore.backends.torch.delta_net.states import StatePool
+from gpuscore.backends.torch.rows_in_c import in_c
 from gpuscore.engine import jobs
 from gpuscore.engine.states import StateSlots
 from gpuscore.types.batch import Prefix, Segment, pack, page_slots
@@ -53,7 +55,7 @@ def grouped(matrix, net):
     return by_value.transpose(0, 2, 1, 3).reshape(-1, net.key_dim, net.value_dim)
 
 
-def compare(rng, batch, net=NET, sharp=False):
+def compare(rng, batch, net=NET, sharp=False, compiler=eagerly):
     """Compare one layer's outputs and states with the recurrence; other slots hold NaN."""
 
     def normal(*shape):
@@ -61,7 +63,7 @@ def compare(rng, batch, net=NET, sharp=False):
 
     heads = net.num_value_heads
     weights = DeltaWeights(
-        normal(net.convolved, net.kernel),
+        normal(net.kernel, net.convolved),
         -normal(heads).exp(),
         normal(heads),
         normal(net.value_dim),
@@ -86,7 +88,7 @@ def compare(rng, batch, net=NET, sharp=False):
         getattr(weights, name).double().numpy() for name in ("conv", "decay", "bias", "norm")
     ]
     want, kept = recurrence(batch, net, Weights(*numbers, 1e-5), rows.double().numpy(), slots)
-    got = DeltaPass.of(Config(net), batch, pool).run(0, weights, rows)
+    got = LinearAttention(Config(net), pool, compiler).prepare(batch).run(0, weights, rows)
     np.testing.assert_allclose(got, want, atol=2e-4, rtol=2e-4)
     for slot, state in kept.items():
         found = grouped(matrices[slot].numpy(), net)
@@ -96,31 +98,36 @@ def compare(rng, batch, net=NET, sharp=False):
     assert matrices[sorted(untouched)].isnan().all()
 
 
+@pytest.fixture(scope="module", params=["torch", "c"])
+def compiler(request):
+    return eagerly if request.param == "torch" else in_c(torch.float32)
+
+
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize(
     "net",
     [NET, DeltaNet(3, 3, 8, 4, 2, (True,)), DeltaNet(1, 2, 4, 4, 7, (True,))],
     ids=["grouped", "equal", "wide"],
 )
-def test_random_trees(seed, net):
+def test_random_trees(seed, net, compiler):
     rng = np.random.default_rng(seed)
-    compare(rng, with_states(rng, random_batch(rng, 4096, 16)), net)
+    compare(rng, with_states(rng, random_batch(rng, 4096, 16)), net, compiler=compiler)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 63, 64, 65, 127, 128, 129, 200])
-def test_chains_of_short_segments(length):
+def test_chains_of_short_segments(length, compiler):
     """A convolution sees rows of several ancestors; chunks of 64 end within segments, or with."""
     rng = np.random.default_rng(length)
     lengths = [length, 1, 1, 1, 2, 1, length, 1]
     segments = [Segment(int32([0] * n), 0, 0, parent=index - 1) for index, n in enumerate(lengths)]
-    compare(rng, with_states(rng, pack(segments, [Prefix(0, NO_PAGES)])))
+    compare(rng, with_states(rng, pack(segments, [Prefix(0, NO_PAGES)])), compiler=compiler)
 
 
-def test_rows_that_overwrite_each_other():
+def test_rows_that_overwrite_each_other(compiler):
     """Keys are almost alike and nothing decays: an inverse by powers would lose all digits."""
     rng = np.random.default_rng(0)
     segments = [Segment(int32([0] * 150), 0, 0), *item_segments([[0] * 40] * 5, 150, 0, 0, [1])]
-    compare(rng, with_states(rng, pack(segments, [Prefix(0, NO_PAGES)])), sharp=True)
+    compare(rng, with_states(rng, pack(segments, [Prefix(0, NO_PAGES)])), NET, True, compiler)
 
 
 def test_a_prefix_without_a_state_is_refused(shared_backends):
@@ -218,30 +225,32 @@ def items_begin_without_a_state(monkeypatch):
 
 
 def the_decay_is_dropped(monkeypatch):
-    def dropped(of):
-        return staticmethod(
-            lambda net, weights, *rest: of(net, replace(weights, decay=weights.decay * 0), *rest)
-        )
+    def dropped(run):
+        return lambda one, index, w, x: run(one, index, replace(w, decay=w.decay * 0), x)
 
-    changed(monkeypatch, rule._Rows, "of", dropped)
+    changed(monkeypatch, LinearPass, "run", dropped)
 
 
 def the_strength_is_dropped(monkeypatch):
-    def dropped(of):
-        return staticmethod(
-            lambda net, w, rows, strength, step: of(net, w, rows, strength * 0, step)
-        )
-
-    changed(monkeypatch, rule._Rows, "of", dropped)
+    changed(
+        monkeypatch,
+        LinearPass,
+        "_in_levels",
+        lambda run: (
+            lambda one, index, rows, strength, decay: run(
+                one, index, rows, strength * 0 + 0.5, decay
+            )
+        ),
+    )
 
 
 def the_convolution_has_the_wrong_requests_tail(monkeypatch):
-    """Tails are read from the slot before the right one."""
+    """A row sees the kept rows in another order, as another request's."""
     changed(
         monkeypatch,
-        rule,
-        "_with_tails",
-        lambda joined: lambda mixed, tails: joined(mixed, tails.roll(1, 0) * 0.5),
+        layer,
+        "convolve",
+        lambda run: lambda mixed, extra, *rest: run(mixed, extra.roll(1, 0), *rest),
     )
 
 

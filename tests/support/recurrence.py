@@ -49,7 +49,7 @@ def step(net: DeltaNet, weights: Weights, row: Float64, before: State) -> tuple[
         row, np.cumsum([net.convolved, values, net.num_value_heads])
     )
     seen = np.vstack([before.tail, mixed])
-    convolved = silu((seen * weights.conv.T).sum(0))
+    convolved = silu((seen * weights.conv).sum(0))
     keys, times = net.num_key_heads * net.key_dim, net.num_value_heads // net.num_key_heads
     q, k = (
         unit(part.reshape(net.num_key_heads, -1)).repeat(times, 0)

@@ -20,6 +20,7 @@ from gpuscore.backends.torch.attention.choice import attention_factory
 from gpuscore.backends.torch.attention.triton import TritonAttention
 from gpuscore.backends.torch.compiler import Compiler, eagerly
 from gpuscore.backends.torch.decoder import Decoder, DecoderWeights, Lookup, shortened
+from gpuscore.backends.torch.delta_net.layer import LinearAttention
 from gpuscore.backends.torch.delta_net.states import StatePool
 from gpuscore.backends.torch.devices import memory_of, sum_in_float32, taken_beside
 from gpuscore.backends.torch.graph_launcher import GraphLauncher, Passes
@@ -212,7 +213,8 @@ class TorchBackend:
         attention = self._attention(config, pool)
         if plan.graph_tokens is None:
             states = StatePool(config, num_states, plan.dtype, plan.device)
-            return PlainLauncher(decoder, pool, attention, self._by_rows, self._head, states)
+            linear = LinearAttention(config, states, self._compiler(plan.pdl))
+            return PlainLauncher(decoder, pool, attention, self._by_rows, self._head, linear)
         assert isinstance(attention, TritonAttention)  # noqa: S101  (the plan guarantees it)
         # Programmatic edges make a graph slower, on the device and to launch.
         late = Passes(self._decoder(config, weights, pdl=False), attention.late())

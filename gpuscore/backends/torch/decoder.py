@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from gpuscore.backends.common.hf_config import DecoderConfig, Rope
 from gpuscore.backends.torch.compiler import Compiler, eagerly
-from gpuscore.backends.torch.delta_net.rule import DeltaWeights
+from gpuscore.backends.torch.delta_net.layer import DeltaWeights
 from gpuscore.backends.torch.kv_pool import KeptRows
 from gpuscore.backends.torch.layers import (
     ByRows,
@@ -53,7 +53,7 @@ class MlpWeights:
 class LayerWeights:
     input_norm: Tensor  # [E]
     # [(H + 2 Hkv) D, E]: q rows, then k, then v; with an output gate its H D rows come first. In a
-    # linear layer: `delta_net.rule.DELTA_PARTS`.
+    # linear layer: `delta_net.layer.DELTA_PARTS`.
     qkv: Linear
     q_norm: Tensor | None  # [D]
     k_norm: Tensor | None  # [D]

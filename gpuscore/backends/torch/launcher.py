@@ -13,8 +13,7 @@ from torch.nn import functional
 
 from gpuscore.backends.torch.attention.choice import AttentionBackend
 from gpuscore.backends.torch.decoder import Decoder
-from gpuscore.backends.torch.delta_net.rule import DeltaPass
-from gpuscore.backends.torch.delta_net.states import StatePool
+from gpuscore.backends.torch.delta_net.layer import LinearAttention
 from gpuscore.backends.torch.group import RankGroup
 from gpuscore.backends.torch.kv_pool import KeptRows, KVPool
 from gpuscore.backends.torch.layers import ByRows
@@ -115,10 +114,10 @@ class PlainLauncher:
         attention: AttentionBackend,
         by_rows: ByRows,
         head: Head,
-        states: StatePool,
+        linear: LinearAttention,
     ) -> None:
         self.decoder, self.pool, self.attention = decoder, pool, attention
-        self.states = states
+        self.linear = linear
         self._by_rows = by_rows
         self._head = head
 
@@ -136,7 +135,7 @@ class PlainLauncher:
 
     @torch.inference_mode()
     def launch(self, batch: PackedBatch) -> Finish:
-        linear = DeltaPass.of(self.decoder.config, batch, self.states)
+        linear = self.linear.prepare(batch)
         hidden = self.decoder.forward(
             self._to_device(batch.token_ids),
             self._to_device(batch.positions),

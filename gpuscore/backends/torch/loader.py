@@ -19,7 +19,7 @@ from gpuscore.backends.common.quantization import Precision
 from gpuscore.backends.common.shapes import weight_shapes
 from gpuscore.backends.common.shards import ALL
 from gpuscore.backends.torch.decoder import DecoderWeights, LayerWeights, MlpWeights
-from gpuscore.backends.torch.delta_net.rule import DELTA_PARTS, DeltaWeights
+from gpuscore.backends.torch.delta_net.layer import DELTA_PARTS, DeltaWeights
 from gpuscore.backends.torch.group import RankGroup
 from gpuscore.backends.torch.linear import (
     DenseLinear,
@@ -143,7 +143,7 @@ class Checkpoint:
             return _finite(f"tensor {name}", self.files.tensor(part, name).float()).to(self.device)
 
         return DeltaWeights(
-            conv=wide("delta_conv").squeeze(1),
+            conv=wide("delta_conv").squeeze(1).T.contiguous(),
             decay=-wide("delta_log").exp(),
             bias=wide("delta_dt"),
             norm=wide("delta_norm"),

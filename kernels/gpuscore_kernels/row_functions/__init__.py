@@ -1,4 +1,5 @@
 from gpuscore_kernels.row_functions.build import FORMATS, BuildError, build
+from gpuscore_kernels.row_functions.delta import DeltaFunctions
 from gpuscore_kernels.row_functions.functions import RowFunctions
 
-__all__ = ["FORMATS", "BuildError", "RowFunctions", "build"]
+__all__ = ["FORMATS", "BuildError", "DeltaFunctions", "RowFunctions", "build"]

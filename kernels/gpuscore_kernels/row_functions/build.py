@@ -1,4 +1,4 @@
-"""The library of `rows.c` and `products.c`: compiled for this CPU at every start, in a second.
+"""The library of this folder's C files: compiled for this CPU at every start, in a second.
 
 Nothing is kept, so no library of another CPU, compiler or version can be taken for this one's.
 OpenMP's functions stay undefined in it. They are found in the runtime that torch has loaded, so its
@@ -14,7 +14,7 @@ import torch
 
 SOURCES = Path(__file__).parent
 FORMATS = {torch.float32: "FLOAT32", torch.bfloat16: "BFLOAT16"}
-FILES = ("rows.c", "products.c")
+FILES = ("rows.c", "products.c", "delta.c")
 # Without contraction, a product and a sum round one after the other, as in torch; no flag lets the
 # compiler change the order of sums.
 FLAGS = (

@@ -40,31 +40,25 @@ class ChunkGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class ConvolutionTaps:
-    """The rows that a causal convolution sees across the beginnings of segments.
+class DeltaLayout:
+    """Index tensors of one batch.
 
     A place below T is a row of the batch; then follow the kept rows before each prefix that has a
     state, `kernel` - 1 of each; then a row of zeros.
 
     Args:
-        heads: [h] the rows that see rows of other segments, or kept rows.
-        taps: [h, kernel] places of the rows that these see, the last is the row itself.
-        tails: [K, kernel - 1] places of the last rows up to each kept state.
+        levels: groups of chunks.
+        read: [X] slots of the states after prefixes.
+        written: [K] slots of the states that are kept.
+        places: [T, kernel] of the rows that each row's convolution sees; the last is its own.
+        tails: [K, kernel - 1] of the last rows up to each kept state.
     """
 
-    heads: Tensor
-    taps: Tensor
-    tails: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaLayout:
-    """Index tensors of one batch; `read` [X] and `written` [K] are slots of states."""
-
     levels: tuple[tuple[ChunkGroup, ...], ...]
-    taps: ConvolutionTaps
     read: Tensor
     written: Tensor
+    places: Tensor
+    tails: Tensor
 
 
 def lay_out_states(batch: PackedBatch, kernel: int, device: torch.device) -> DeltaLayout:
@@ -80,11 +74,13 @@ def lay_out_states(batch: PackedBatch, kernel: int, device: torch.device) -> Del
     read = batch.prefix_states[has_state].astype(np.int64)
     place = np.where(has_state, np.cumsum(has_state) - 1, -1)  # of a request's state among `read`
     chunks = _chunks(batch, place)
+    seen = _seen(batch, place, kernel)
     return DeltaLayout(
         levels=tuple(_levels(chunks, batch.num_tokens, device)),
-        taps=_taps(batch, place, kernel, device),
         read=index_of(read, device),
         written=index_of(batch.state_slots, device),
+        places=index_of(seen, device),
+        tails=index_of(seen[batch.state_rows, 1:], device),
     )
 
 
@@ -196,30 +192,16 @@ def _group(
     )
 
 
-def _taps(
-    batch: PackedBatch, place: np.ndarray, kernel: int, device: torch.device
-) -> ConvolutionTaps:
-    """Find the places that the first rows of segments, and kept states, see."""
+def _seen(batch: PackedBatch, place: np.ndarray, kernel: int) -> Int64Array:
+    """Return the places [T, kernel] that the convolution of each row sees."""
     before = _before(batch, place, kernel - 1)
-    starts, lengths = batch.cu_seqlens[:-1].astype(np.int64), np.diff(batch.cu_seqlens)
+    lengths = np.diff(batch.cu_seqlens)
+    segments, rows = np.repeat(np.arange(len(lengths)), lengths), np.arange(batch.num_tokens)
     ago = np.arange(kernel - 1, -1, -1)  # of each tap
-
-    def seen(rows: Int64Array, segments: Int64Array) -> Int64Array:
-        """Return the places [n, kernel] that these rows of these segments see."""
-        outside = ago - (rows - starts[segments])[:, None]  # over 0: so many rows before its start
-        behind = before[segments[:, None], np.maximum(outside, 1) - 1]
-        return np.where(outside > 0, behind, rows[:, None] - ago)
-
-    segments = np.repeat(np.arange(len(starts)), np.minimum(lengths, kernel - 1))
-    firsts = np.cumsum(np.minimum(lengths, kernel - 1)) - np.minimum(lengths, kernel - 1)
-    heads = starts[segments] + np.arange(len(segments)) - firsts[segments]
-    kept = batch.state_rows.astype(np.int64)
-    holders = np.searchsorted(batch.cu_seqlens, kept, side="right") - 1
-    return ConvolutionTaps(
-        heads=index_of(heads, device),
-        taps=index_of(seen(heads, segments), device),
-        tails=index_of(seen(kept, holders)[:, 1:], device),
-    )
+    # Over 0: so many rows before the segment's start.
+    outside = ago - (rows - batch.cu_seqlens[segments])[:, None]
+    behind = before[segments[:, None], np.maximum(outside, 1) - 1]
+    return np.where(outside > 0, behind, rows[:, None] - ago)
 
 
 def _before(batch: PackedBatch, place: np.ndarray, count: int) -> Int64Array:
