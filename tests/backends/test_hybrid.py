@@ -4,6 +4,7 @@ of any size, cold and from cached states; what they do not support is refused by
 import json
 import re
 from itertools import accumulate
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from transformers import (
 
 from gpuscore import Scorer
 from gpuscore.backends import create_backend, plan_backend
+from gpuscore.backends.common.architectures import REFUSED
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import ConfigError
@@ -275,3 +277,11 @@ def test_files_of_text_and_pictures_that_are_refused(of_pictures, beside, messag
     path.write_text(json.dumps(json.loads(path.read_text()) | beside))
     with pytest.raises(ConfigError, match=message):
         plan_backend(directory, ModelConfig(str(directory), device="cpu"))
+
+
+def test_the_page_of_models_names_what_is_refused_and_why():
+    page = (Path(__file__).parents[2] / "docs" / "supported.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    for name, lacks in REFUSED.items():
+        assert any(f"`{name}`" in row for row in rows), name
+        assert lacks in page or lacks.startswith("mixtures with a shared expert"), name
