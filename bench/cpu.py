@@ -105,7 +105,8 @@ def results(
         scorers["gpuscore, --deterministic"] = timed(partial(packed, same_bits))
     if options.quantization:
         scorers |= in_eight_bits(scorer, config, options.quantization, vocab, stack)
-    scorers |= of_transformers(model, options.sample, is_hybrid(options.shape))
+    batches = options.batches if is_hybrid(options.shape) else ()
+    scorers |= of_transformers(model, options.sample, batches)
     for name in options.workload:
         yield name, measure(scorers, SHAPES[options.shape], dtype, WORKLOADS[name], options.repeat)
 
@@ -136,14 +137,17 @@ def is_hybrid(shape: str) -> bool:
     return "linear_num_key_heads" in SHAPES[shape]
 
 
-def of_transformers(model: PreTrainedModel, sample: int, hybrid: bool) -> dict[str, Timed]:
+def of_transformers(
+    model: PreTrainedModel, sample: int, batches: Sequence[int]
+) -> dict[str, Timed]:
+    """Return its scorers; for a model with linear layers, those with these batches of items."""
     whole = f"transformers, whole prompts (at most {sample} items, extrapolated)"
-    if hybrid:
+    if batches:
         return {
             f"transformers, query state reused, batch of {batch}": timed(
                 partial(baselines.reused_states, model, batch=batch)
             )
-            for batch in (1, 8, 32, 100)
+            for batch in batches
         }
     return {
         "transformers, hand-written packed mask": timed(partial(baselines.packed_mask, model)),
@@ -172,6 +176,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument(
         "--sample", type=int, default=32, help="items that transformers scores with whole prompts"
+    )
+    parser.add_argument(
+        "--batches", type=int, nargs="+", default=(1, 8, 32, 100), help="of models with states"
     )
     parser.add_argument(
         "--deterministic", action="store_true", help="also time gpuscore with that flag"
