@@ -7,7 +7,7 @@ from typing import Any
 from gpuscore.backends import Plan, plan_backend
 from gpuscore.backends.common.estimate import ABOUT, MemoryPlan, plan_memory
 from gpuscore.backends.common.hf_config import DecoderConfig
-from gpuscore.backends.common.plan import mebibytes
+from gpuscore.backends.common.plan import PagePlan, mebibytes
 from gpuscore.backends.common.quantization import described
 from gpuscore.backends.common.shapes import count_parameters
 from gpuscore.config import EngineConfig, ModelConfig, ServerConfig
@@ -153,9 +153,6 @@ def _device_rows(plan: Plan, places: Sequence[Placement]) -> dict[str, str]:
     num_pages = pages.count(max(0, plan.free_memory() - plan.weight_bytes), 0)
     on = f" on {_places(places)}" if len(places) > 1 or places[0].cores else ""
     reason = plan.dtype_reason if plan.framework == "torch" else ""
-    states = (
-        f"{pages.num_states} states, {mebibytes(pages.state_bytes)}" if pages.num_states else ""
-    )
     return {
         "replicas": f"{len(places)}{on}",
         "device, dtype": f"{plan.device_name}, {plan.dtype_name}{reason and f': {reason}'}",
@@ -166,8 +163,14 @@ def _device_rows(plan: Plan, places: Sequence[Placement]) -> dict[str, str]:
         "memory for the largest batch": "measured at start",
         "memory for the KV cache": f"{mebibytes(num_pages * pages.page_bytes)} "
         f"({num_pages:,} pages of {pages.size} tokens), less if the largest batch leaves less",
-        **({"memory for linear layers": states} if states else {}),
+        **_state_rows(pages),
     }
+
+
+def _state_rows(pages: PagePlan) -> dict[str, str]:
+    if not pages.num_states:
+        return {}
+    return {"memory for states": f"{mebibytes(pages.state_bytes)} ({pages.num_states} slots)"}
 
 
 def _memory_rows(plan: MemoryPlan) -> dict[str, str]:
@@ -183,6 +186,7 @@ def _memory_rows(plan: MemoryPlan) -> dict[str, str]:
         f"model's shapes, ±{ABOUT:.0%}; measured at start)",
         "memory for the KV cache": f"{mebibytes(count * pages.page_bytes)} ({count:,} pages of "
         f"{pages.size} tokens: {count * pages.size:,} tokens)",
+        **_state_rows(pages),
     }
 
 

@@ -19,6 +19,7 @@ from transformers import (
 from gpuscore import Scorer
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.common.architectures import REFUSED
+from gpuscore.commands.cli import main
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import ConfigError
@@ -285,3 +286,17 @@ def test_the_page_of_models_names_what_is_refused_and_why():
     for name, lacks in REFUSED.items():
         assert any(f"`{name}`" in row for row in rows), name
         assert lacks in page or lacks.startswith("mixtures with a shared expert"), name
+
+
+def test_info_plans_states_here_and_on_a_card(tiny_model, capsys):
+    directory, _ = tiny_model("qwen3_5")
+    assert main(["info", str(directory), "--device", "cpu"]) == 0
+    here = capsys.readouterr().out
+    # Three linear layers: 6 matrices of 12 x 20 in float32, 3 inputs of 168 columns in float32.
+    size = 64 * 3 * (6 * 12 * 20 * 4 + 3 * 168 * 4)
+    assert f"{size / 2**20:.1f} MiB (64 slots)" in here
+    assert re.search(r"layers of linear attention +3", here)
+    assert main(["info", str(directory), "--device-memory", "8GiB"]) == 0
+    on_a_card = capsys.readouterr().out
+    assert "(64 slots)" in on_a_card
+    assert re.search(r"attention +auto -> torch", on_a_card)
