@@ -230,11 +230,10 @@ def pack_columns(
     bounds = [0, *accumulate(map(len, tokens))]
     scored = [index for index, ids in enumerate(label_ids) if ids is not None]
     labels = [ids for ids in label_ids if ids is not None]
-    kept = [
-        (first + count - 1, slot)
-        for first, states in zip(bounds[:-1], segments.states, strict=True)
-        for count, slot in states
-    ]
+    kept: list[tuple[int, int]] = []
+    if any(segments.states):
+        for first, ends in zip(bounds[:-1], segments.states, strict=True):
+            kept += [(first + count - 1, slot) for count, slot in ends]
     cu_seqlens, starts, parent, request_of, prefix_lens, score_rows, cu_labels, *states = _int32(
         bounds,
         segments.start,
