@@ -4,6 +4,8 @@ Each takes (query, items) as token ids and returns label log-probabilities [N, l
 They run on the device of the model.
 """
 
+from copy import deepcopy
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -50,6 +52,24 @@ def reused_query(model: PreTrainedModel, query: list[int], items: list[list[int]
                 for layer in cache.layers
             ]
         )
+        out = model(ids, None, None, again, use_cache=True, logits_to_keep=1)
+        rows.append(_log_probabilities(out.logits[:, -1]))
+    return torch.cat(rows).double().cpu().numpy()
+
+
+@torch.inference_mode()
+def reused_states(
+    model: PreTrainedModel, query: list[int], items: list[list[int]], batch: int = BATCH
+) -> Array:
+    """Compute the query once, then score `batch` items at a time on copies of its keys, values and
+    states: for models with linear layers."""
+    rows = []
+    cache = DynamicCache(config=model.config)
+    model(torch.tensor([query], device=model.device), None, None, cache, use_cache=True)
+    for start in range(0, len(items), batch):
+        ids = torch.tensor(items[start : start + batch], device=model.device)
+        again = deepcopy(cache)
+        again.reorder_cache(torch.zeros(len(ids), dtype=torch.int64, device=model.device))
         out = model(ids, None, None, again, use_cache=True, logits_to_keep=1)
         rows.append(_log_probabilities(out.logits[:, -1]))
     return torch.cat(rows).double().cpu().numpy()

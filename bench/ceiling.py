@@ -37,12 +37,45 @@ def operations(
     tokens, scored = query - cached + items * length, items
     kv, rest = 2 * kv_heads * dim, 2 * heads * dim + 3 * inner + shape.get("num_experts", 0)
     per_pair = 4 * heads * dim
+    if "linear_num_key_heads" in shape:
+        return _hybrid_operations(shape, tokens, scored, query, length, cached)
     own = (query**2 - cached**2) / 2 + items * length**2 / 2
     return {
         "linear": 2 * hidden * ((layers - 1) * tokens * (kv + rest) + tokens * kv + scored * rest),
         "attention": per_pair
         * ((layers - 1) * (own + items * length * query) + scored * (query + length)),
         "head": 2 * hidden * shape["vocab_size"] * scored,
+    }
+
+
+def _hybrid_operations(
+    shape: Mapping[str, int], tokens: int, scored: int, query: int, length: int, cached: int
+) -> dict[str, float]:
+    """Count for a model with linear layers, which reads and writes a state at every row: per head
+    two products with it, and one sum of products into it, as the recurrence has them. Their gates
+    and convolutions are not counted. Queries of attention have a gate each."""
+    layers, hidden = shape["num_hidden_layers"], shape["hidden_size"]
+    full = layers // shape["full_attention_interval"]
+    heads, kv_heads, dim = (
+        shape["num_attention_heads"],
+        shape["num_key_value_heads"],
+        shape["head_dim"],
+    )
+    keys = shape["linear_num_key_heads"] * shape["linear_key_head_dim"]
+    values = shape["linear_num_value_heads"] * shape["linear_value_head_dim"]
+    mlp, kv = 3 * shape["intermediate_size"], 2 * kv_heads * dim
+    rest = 3 * heads * dim + mlp
+    of_linear = 2 * keys + 3 * values + 2 * shape["linear_num_value_heads"] + mlp
+    own = (query**2 - cached**2) / 2 + scored * length**2 / 2
+    return {
+        "linear": 2 * hidden * ((full - 1) * tokens * (kv + rest) + tokens * kv + scored * rest)
+        + 2 * hidden * (layers - full) * tokens * of_linear,
+        "attention": 4
+        * heads
+        * dim
+        * ((full - 1) * (own + scored * length * query) + scored * (query + length)),
+        "head": 2 * hidden * shape["vocab_size"] * scored,
+        "state": 6 * (layers - full) * tokens * shape["linear_key_head_dim"] * values,
     }
 
 
@@ -88,7 +121,13 @@ def rates(
     k = torch.randn(1, kv_heads, query, dim, dtype=dtype)
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     rows, vocab = torch.randn(500, hidden), torch.randn(4096, hidden)
-    return {
+    of_states: dict[str, float] = {}
+    if "linear_num_key_heads" in shape:  # rows times the matrix of each head, in float32
+        size = shape["linear_value_head_dim"]
+        x = torch.randn(shape["linear_num_value_heads"], ROWS, shape["linear_key_head_dim"])
+        states = torch.randn(len(x), x.shape[2], size)
+        of_states["state"] = 2 * x.numel() * size / _cpu_seconds(lambda: x @ states)
+    return of_states | {
         "linear": 2
         * ROWS
         * sum(a * b for a, b in sizes)

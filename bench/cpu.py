@@ -98,14 +98,15 @@ def results(
         return
     model = AutoModelForCausalLM.from_pretrained(config.model, dtype=dtype).eval()
     workloads, vocab = [WORKLOADS[n] for n in options.workload], SHAPES[options.shape]["vocab_size"]
-    check_agreement(Path(config.model), model, scorer, workloads, vocab)
+    check_agreement(Path(config.model), model, scorer, workloads, vocab, options.shape)
     scorers = {"gpuscore, packed": timed(partial(packed, scorer))}
     if options.deterministic:
         same_bits = stack.enter_context(Scorer(replace(config, deterministic=True)))
         scorers["gpuscore, --deterministic"] = timed(partial(packed, same_bits))
     if options.quantization:
         scorers |= in_eight_bits(scorer, config, options.quantization, vocab, stack)
-    scorers |= of_transformers(model, options.sample)
+    batches = options.batches if is_hybrid(options.shape) else ()
+    scorers |= of_transformers(model, options.sample, batches)
     for name in options.workload:
         yield name, measure(scorers, SHAPES[options.shape], dtype, WORKLOADS[name], options.repeat)
 
@@ -131,8 +132,23 @@ def timed(score: Callable[[list[int], list[list[int]]], object], items: int | No
     return Timed(run, items)
 
 
-def of_transformers(model: PreTrainedModel, sample: int) -> dict[str, Timed]:
+def is_hybrid(shape: str) -> bool:
+    """True if the model has linear layers, whose states a mask cannot keep apart."""
+    return "linear_num_key_heads" in SHAPES[shape]
+
+
+def of_transformers(
+    model: PreTrainedModel, sample: int, batches: Sequence[int]
+) -> dict[str, Timed]:
+    """Return its scorers; for a model with linear layers, those with these batches of items."""
     whole = f"transformers, whole prompts (at most {sample} items, extrapolated)"
+    if batches:
+        return {
+            f"transformers, query state reused, batch of {batch}": timed(
+                partial(baselines.reused_states, model, batch=batch)
+            )
+            for batch in batches
+        }
     return {
         "transformers, hand-written packed mask": timed(partial(baselines.packed_mask, model)),
         "transformers, query KV reused": timed(partial(baselines.reused_query, model)),
@@ -162,6 +178,9 @@ def arguments() -> argparse.Namespace:
         "--sample", type=int, default=32, help="items that transformers scores with whole prompts"
     )
     parser.add_argument(
+        "--batches", type=int, nargs="+", default=(1, 8, 32, 100), help="of models with states"
+    )
+    parser.add_argument(
         "--deterministic", action="store_true", help="also time gpuscore with that flag"
     )
     parser.add_argument("--quantization", choices=("int8",), help="also time gpuscore with it")
@@ -183,7 +202,9 @@ def packed(scorer: Scorer, query: list[int], items: list[list[int]]) -> Array:
 
 def check_exactness(options: argparse.Namespace) -> None:
     """Compare all scorers in float32 at a small shape; bfloat16 could hide a dropped token."""
+    hybrid = is_hybrid(options.shape)
     shape = "small-moe" if "num_experts" in SHAPES[options.shape] else "small"
+    shape = "small-hybrid" if hybrid else shape
     directory = make_model(shape, "float32", SCRATCH)
     model = AutoModelForCausalLM.from_pretrained(directory).eval()
     query, items = CHECKED.draw(SHAPES[shape]["vocab_size"])
@@ -193,7 +214,9 @@ def check_exactness(options: argparse.Namespace) -> None:
     if options.deterministic:
         with Scorer(str(directory), compile=options.compile, deterministic=True) as scorer:
             others["gpuscore, --deterministic"] = packed(scorer, query, items)
-    for run in (baselines.reused_query, baselines.packed_mask):
+    for run in (
+        (baselines.reused_states,) if hybrid else (baselines.reused_query, baselines.packed_mask)
+    ):
         others[run.__name__] = run(model, query, items)
     for name, got in others.items():
         off = float(np.abs(got - expected).max())
@@ -208,17 +231,19 @@ def check_agreement(
     scorer: Scorer,
     workloads: Sequence[Workload],
     vocab: int,
+    shape: str,
 ) -> None:
     """Check in the timed dtype, on the first items, that errors are at most twice transformers'."""
     if model.dtype == torch.float32:
         return  # check_exactness is stricter
     exact_model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    exactly = baselines.reused_states if is_hybrid(shape) else baselines.packed_mask
     for workload in workloads:
         enough = replace(workload, requests=-(-COMPARED // workload.num_items))
         ours, theirs = [], []
         for query, items in enough.draw_all(vocab):
             some = items[:COMPARED]
-            exact = baselines.packed_mask(exact_model, query, some)
+            exact = exactly(exact_model, query, some)
             theirs.append(np.abs(baselines.padded_batches(model, query, some) - exact))
             ours.append(np.abs(packed(scorer, query, items)[:COMPARED] - exact))
         check_errors(workload, np.concatenate(ours), np.concatenate(theirs))

@@ -7,7 +7,7 @@ from typing import Any
 from gpuscore.backends import Plan, plan_backend
 from gpuscore.backends.common.estimate import ABOUT, MemoryPlan, plan_memory
 from gpuscore.backends.common.hf_config import DecoderConfig
-from gpuscore.backends.common.plan import mebibytes
+from gpuscore.backends.common.plan import PagePlan, mebibytes
 from gpuscore.backends.common.quantization import described
 from gpuscore.backends.common.shapes import count_parameters
 from gpuscore.config import EngineConfig, ModelConfig, ServerConfig
@@ -131,12 +131,14 @@ def _shares_row(name: str, place: Placement, needs: Needs) -> tuple[str, ...]:
 
 
 def _model_rows(config: DecoderConfig) -> dict[str, str]:
+    linear = config.delta_net
     return {
         "architecture": config.architecture,
         "head": _head(config.classes),
         "parameters": f"{count_parameters(config):,}",
         "layers, heads, KV heads, head size": f"{config.num_layers}, {config.num_heads}, "
         f"{config.num_kv_heads}, {config.head_dim}",
+        **({} if linear is None else {"layers of linear attention": f"{sum(linear.layers)}"}),
         "valid token ids": f"0 to {config.vocab_size - 1}",
     }
 
@@ -161,7 +163,14 @@ def _device_rows(plan: Plan, places: Sequence[Placement]) -> dict[str, str]:
         "memory for the largest batch": "measured at start",
         "memory for the KV cache": f"{mebibytes(num_pages * pages.page_bytes)} "
         f"({num_pages:,} pages of {pages.size} tokens), less if the largest batch leaves less",
+        **_state_rows(pages),
     }
+
+
+def _state_rows(pages: PagePlan) -> dict[str, str]:
+    if not pages.num_states:
+        return {}
+    return {"memory for states": f"{mebibytes(pages.state_bytes)} ({pages.num_states} slots)"}
 
 
 def _memory_rows(plan: MemoryPlan) -> dict[str, str]:
@@ -177,6 +186,7 @@ def _memory_rows(plan: MemoryPlan) -> dict[str, str]:
         f"model's shapes, ±{ABOUT:.0%}; measured at start)",
         "memory for the KV cache": f"{mebibytes(count * pages.page_bytes)} ({count:,} pages of "
         f"{pages.size} tokens: {count * pages.size:,} tokens)",
+        **_state_rows(pages),
     }
 
 

@@ -78,7 +78,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Return the engine's present load and its counters; any thread may call this."""
-        pages = self._runner.scheduler.pages
+        pages, states = self._runner.scheduler.pages, self._runner.scheduler.states
         with self._condition:
             return EngineStats(
                 requests=self.backlog.requests,
@@ -91,6 +91,9 @@ class Engine:
                 counters=self._runner.counters(),
                 tokens_left=self._runner.tokens_left(),
                 running=self._runner.begun(),
+                states_free=states.num_free,
+                states_cached=states.num_cached,
+                states_used=states.num_used,
             )
 
     def score(

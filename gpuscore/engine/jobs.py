@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from gpuscore.engine.pages import PageKey, PageRows
+from gpuscore.engine.states import JobStates
 from gpuscore.types.batch import (
     NO_TOKENS,
     BackendLimits,
@@ -43,6 +44,7 @@ class Job:
     found_rows: list[PageRows] = field(default_factory=list)  # of their pages, if they are scored
     query_pages: Int32Array | None = None  # None until the job has its pages
     item_pages: Int32Array | None = None  # for long items
+    states: JobStates | None = None  # slots of a model with linear layers, from its start on
     keys: tuple[PageKey, ...] | None = None  # of the query's full pages; made when first needed
     lacks: bytes = b""  # digest of the query's first page that was not cached at the last try
     published: int = 0  # number of the query's full pages that other jobs can find
@@ -95,6 +97,20 @@ class Job:
             else:
                 items.extend(self.family[first])
         return items, left
+
+    def state_after(self, tokens: int) -> int:
+        """Return the slot of the state after the query's first tokens, those that are done."""
+        if self.states is None or tokens == 0:
+            return -1
+        return self.states.found if tokens == self.found else self.states.query
+
+    def kept_states(self, start: int, stop: int, page_size: int) -> list[tuple[int, int]]:
+        """Return the states to keep of a chunk of the query: (tokens of the chunk, slot) each."""
+        if self.states is None:
+            return []
+        first = max(start, self.published * page_size)  # what others may read stays as it is
+        kept = [(at - start, slot) for at, slot in self.states.kept.items() if first < at <= stop]
+        return [*sorted(kept), (stop - start, self.states.query)]
 
     @property
     def exhausted(self) -> bool:
@@ -206,15 +222,16 @@ def _add_share(
     pages = _pages(job.query_pages)
     row, parent = len(prefixes), -1
     if share.items or stop > start:
-        prefixes.append(Prefix(start, pages))
+        prefixes.append(Prefix(start, pages, job.state_after(start)))
     if stop > start:
         slots = page_slots(pages, start, stop, limits.page_size)
+        states = job.kept_states(start, stop, limits.page_size)
         if share.items and share.is_one_prompt and not limits.deterministic_chunk:
             tokens = np.concatenate((request.query_ids[start:], request.item_ids[0]))
             labels, lse = request.label_ids[0], request.need_lse
-            segments.add(Segment(tokens, start, row, -1, slots, labels, lse))
+            segments.add(Segment(tokens, start, row, -1, slots, labels, lse, states=states))
             return
-        segment = Segment(request.query_ids[start:stop], start, row, slots=slots)
+        segment = Segment(request.query_ids[start:stop], start, row, slots=slots, states=states)
         if request.query_labels is not None:
             labels = request.query_labels[start:stop]
             segment = replace(segment, label_ids=labels, need_lse=request.need_lse, every_row=True)
@@ -263,16 +280,19 @@ def _add_long_chunk(
     base, page_size = long_base(job.cut, limits), limits.page_size
     rest = long_rest(job.cut, limits)
     pages = np.concatenate((_pages(job.query_pages)[: base // page_size], _pages(job.item_pages)))
-    prefixes.append(Prefix(base + start, pages))
+    prefixes.append(Prefix(base + start, pages, _state_before(job, base, start)))
 
     def add(
         tokens: Int32Array, first: int, parent: int = -1, labels: Int32Array | None = None
     ) -> None:
         last = first + len(tokens)
+        states: Sequence[tuple[int, int]] = ()
+        if job.states is not None and last == base + stop and not share.long_ends:
+            states = [(len(tokens), job.states.item)]
         slots = None if share.long_ends else page_slots(pages, first, last, page_size)
         need_lse = request.need_lse and labels is not None
         row, every = len(prefixes) - 1, request.every_position
-        segments.add(Segment(tokens, first, row, parent, slots, labels, need_lse, every))
+        segments.add(Segment(tokens, first, row, parent, slots, labels, need_lse, every, states))
 
     parent = -1
     if start < rest:
@@ -284,6 +304,15 @@ def _add_long_chunk(
         if request.every_position:
             labels = request.label_ids[item][first:last]
         add(request.item_ids[item][first:last], job.cut + first, parent, labels)
+
+
+def _state_before(job: Job, base: int, start: int) -> int:
+    """Return the slot of the state before a long item's chunk."""
+    if job.states is None or base + start == 0:
+        return -1
+    if start:
+        return job.states.item
+    return job.states.found if base == job.found else job.states.kept[base]
 
 
 def long_base(cut: int, limits: BackendLimits) -> int:

@@ -87,7 +87,8 @@ class Runner:
     def counters(self) -> EngineCounters:
         """Return the counters since start; any thread may call this."""
         scheduler = self.scheduler
-        return self.tally.counters(scheduler.cached_tokens, scheduler.pages.evicted)
+        evicted = scheduler.pages.evicted, scheduler.states.evicted
+        return self.tally.counters(scheduler.cached_tokens, *evicted)
 
     def tokens_left(self) -> int:
         """Return the tokens still to compute for all requests; any thread may call this."""
@@ -263,8 +264,10 @@ class Tally:
     def computed_tokens(self) -> int:
         return self._tokens.total
 
-    def counters(self, cached_tokens: int, evicted_pages: int) -> EngineCounters:
-        """Return all counters, with the two that the scheduler and its pages keep."""
+    def counters(
+        self, cached_tokens: int, evicted_pages: int, evicted_states: int
+    ) -> EngineCounters:
+        """Return all counters, with those that the scheduler, its pages and its states keep."""
         tokens = self._tokens.sizes()
         return EngineCounters(
             batches=self._batches,
@@ -276,6 +279,7 @@ class Tally:
             nonfinite_rows=self.nonfinite_rows,
             batch_tokens=tokens,
             batch_items=self._items.sizes(),
+            evicted_states=evicted_states,
         )
 
 

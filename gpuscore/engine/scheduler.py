@@ -19,6 +19,7 @@ import numpy as np
 
 from gpuscore.engine.jobs import QUERY, Job, Share, Work, draft_batch, long_base, long_rest
 from gpuscore.engine.pages import PageKey, PagePool, RowsOf, page_keys
+from gpuscore.engine.states import JobStates, StateSlots
 from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import ScoreRequest
 
@@ -33,6 +34,7 @@ class Scheduler:
     def __init__(self, limits: BackendLimits, *, prefix_cache: bool = True) -> None:
         self.limits = limits
         self.pages = PagePool(limits.num_pages)
+        self.states = StateSlots(limits, prefix_cache)
         self.prefix_cache = prefix_cache
         self.budget = limits.max_tokens
         self.chunk = max(1, limits.deterministic_chunk)  # chunks are multiples of it, in tokens
@@ -113,6 +115,7 @@ class Scheduler:
     def shrink(self) -> None:
         """Evict all cached pages and halve the token budget, after an out-of-memory batch."""
         self.pages.evict(self.limits.num_pages)
+        self.states.evict(self.limits.num_states)
         self.budget = max(min(self.min_budget, self.budget), self.budget // 2)
         self._successes = 0
 
@@ -157,13 +160,14 @@ class Scheduler:
         """Give a job all its pages; False if too few are free or another job computes its query."""
         keys = self._keys(job)
         found = self._find(job, keys)
-        job.lacks = keys[len(found)].digest if len(found) < len(keys) else b""
+        job.lacks = self._lacks(keys[len(found) :])
         for_query, for_items = self._pages_needed(job.request)
         new = None
-        if job.lacks not in self._computing:
+        if job.lacks not in self._computing and self._take_states(job, len(found)):
             new = self.pages.allocate(for_query - len(found) + for_items)
         if new is None:
             self.pages.release(found)
+            self._release_states(job)
             return False
         split = for_query - len(found)
         own = new[:split]
@@ -173,15 +177,41 @@ class Scheduler:
         job.query_done = len(found) * self.limits.page_size
         job.found = job.query_done
         self.cached_tokens += job.found
-        for key in keys[len(found) :]:
-            self._computing[key.digest] = job
+        for number, key in enumerate(keys[len(found) :], len(found) + 1):
+            if job.states is None or number * self.limits.page_size in job.states.kept:
+                self._computing[key.digest] = job
         return True
+
+    def _lacks(self, keys: tuple[PageKey, ...]) -> bytes:
+        """Return the digest of a query's first page that is not cached; or, of a model with states,
+        of the first one at whose end a state is being computed."""
+        for key in keys:
+            if not self.limits.num_states or key.digest in self._computing:
+                return key.digest
+        return b""
+
+    def _take_states(self, job: Job, found: int) -> bool:
+        """Give a job of a model with states its slots; False if too few are free."""
+        if job.states is None:
+            return True
+        cut, request = job.cut, job.request
+        long = max(map(len, request.item_ids)) > self.limits.max_tokens
+        base = long_base(cut, self.limits) if long else None
+        return self.states.take(job.states, found * self.limits.page_size, cut, base)
+
+    def _release_states(self, job: Job) -> None:
+        if job.states is not None:
+            self.states.release(job.states.slots)
+            job.states = None
 
     def _find(self, job: Job, keys: tuple[PageKey, ...]) -> list[int]:
         """Return the cached pages of whole chunks that the job can use, with a reference each."""
         found, job.found_rows = self.pages.find(keys, job.request)
         count = len(found) * self.limits.page_size // self.chunk * self.chunk
         whole = count // self.limits.page_size
+        if self.limits.num_states:
+            whole, slot = self.states.find_last(keys, whole)
+            job.states = JobStates(found=slot)
         self.pages.release(found[whole:])
         del job.found_rows[whole:]
         return found[:whole]
@@ -203,6 +233,8 @@ class Scheduler:
             key, start = keys[job.published], job.published * size
             page = int(job.query_pages[job.published])
             self.pages.publish(page, key, None if rows is None else rows(start, start + size))
+            if job.states is not None and start + size in job.states.kept:
+                self.states.publish(job.states.kept[start + size], key)
             self._computing.pop(key.digest, None)
             job.published += 1
 
@@ -226,6 +258,7 @@ class Scheduler:
             if job.item_pages is not None:
                 self.pages.release(job.item_pages)
             job.query_pages = job.item_pages = None
+            self._release_states(job)
 
     # ---- filling a batch ----
 
@@ -334,7 +367,10 @@ class Scheduler:
         for share in reversed(job.running):
             if share.epoch != job.epoch - 1:
                 continue
-            job.query_done = min(job.query_done, share.query[0])
+            if job.states is None:
+                job.query_done = min(job.query_done, share.query[0])
+            elif share.query[1] > share.query[0]:  # its state is overwritten, see `states`
+                job.query_done = job.found
             job.short.extendleft(reversed(share.firsts))
             if share.long is not None:
                 chunks.append(share.long)
@@ -342,8 +378,8 @@ class Scheduler:
                     job.long.appendleft(share.long[0])
         if chunks:
             # Once the next long item has overwritten the pages of the one before, that one must
-            # start again.
-            one_item = len({item for item, _, _ in chunks}) == 1
+            # start again; and once a chunk has overwritten its state.
+            one_item = len({item for item, _, _ in chunks}) == 1 and job.states is None
             job.long_done = chunks[-1][1] if one_item else 0
         if not job.removed:
             self._activate(job)

@@ -156,9 +156,13 @@ _TOWERS = (
     *("vision_config", "vision_tower", "mm_vision_tower", "visual", "audio_config"),
     *("speech_config", "image_size"),
 )
+# Models of text and pictures whose text is served; requests cannot send pictures.
+TEXT_TOWERS = frozenset({"Qwen3_5ForConditionalGeneration", "Qwen3_5ForSequenceClassification"})
 _KINDS: tuple[tuple[Callable[[str, dict[str, Any]], object], str], ...] = (
     (
-        lambda _, config: next((key for key in _TOWERS if config.get(key) is not None), ""),
+        lambda name, config: next(
+            (key for key in _TOWERS if name not in TEXT_TOWERS and config.get(key) is not None), ""
+        ),
         "which takes images or sound ({key}); choose a model of text only",
     ),
     (

@@ -8,7 +8,12 @@
 A part of the query that ran in an earlier batch is a cached prefix and has no rows here. Segments
 form trees of any depth: an item may itself be the parent of segments that continue it.
 
-Sizes in shape comments: T tokens, S segments, R requests, N scored rows, L labels in all, P pages.
+A model with linear attention has a state after each token, of a fixed size. A segment's begins as
+its parent's end state, or as the state after its cached prefix. Those that later batches need are
+kept in slots.
+
+Sizes in shape comments: T tokens, S segments, R requests, N scored rows, L labels in all, P pages,
+K states.
 """
 
 import struct
@@ -61,6 +66,7 @@ class BackendLimits:
     quantized: bool = False  # weights of eight bits: the engine asks known prompts at start
     eight_bits: str = ""  # how a plain checkpoint is computed in eight bits, for people
     dtype_reason: str = ""  # why the number format is what it is, if that was measured, for people
+    num_states: int = 0  # slots for states; 0 = the model has none, only keys and values
 
     @property
     def label_rows(self) -> int:
@@ -74,7 +80,8 @@ class PackedBatch:
 
     The mask rule: a token sees its request's cached prefix, all tokens of its segment's ancestors,
     and the earlier tokens of its own segment, itself included. It sees nothing else; there is no
-    delimiter token. `visible_rows` and `prefix_slots` are that rule as code.
+    delimiter token. `visible_rows` and `prefix_slots` are that rule as code. In a linear layer a
+    token's state holds the same tokens.
 
     A tree's segments stand in preorder: each after its parent, and before the next segment that is
     not its descendant. Its first position is the number of tokens that it sees before its own.
@@ -92,6 +99,9 @@ class PackedBatch:
     cu_labels: Int32Array  # [N+1]
     label_token_ids: Int32Array  # [L]
     need_lse: BoolArray  # [N] rows whose log-sum-exp is wanted
+    prefix_states: Int32Array  # [R] slot of the state after the cached tokens, -1 = none
+    state_rows: Int32Array  # [K] rows after which the state is kept, ascending
+    state_slots: Int32Array  # [K] slots that it goes into
     num_top: int  # most probable tokens that are wanted of every scored row
 
     @property
@@ -143,6 +153,7 @@ class Prefix:
 
     length: int
     pages: Int32Array
+    state: int = -1  # slot of the state after them; -1 = there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +168,7 @@ class Segment:
     label_ids: Int32Array | None = None  # labels for which its last token is scored
     need_lse: bool = False
     every_row: bool = False  # score every token, each for one label: the same place of `label_ids`
+    states: Sequence[tuple[int, int]] = ()  # (tokens, slot that gets the state after them), sorted
 
 
 @dataclass(slots=True)
@@ -171,6 +183,7 @@ class SegmentColumns:
     label_ids: list[Int32Array | None] = field(default_factory=list)
     need_lse: list[bool] = field(default_factory=list)
     every_row: list[bool] = field(default_factory=list)
+    states: list[Sequence[tuple[int, int]]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.start)
@@ -195,6 +208,7 @@ class SegmentColumns:
         self.label_ids += label_ids
         self.need_lse += [one.need_lse] * count
         self.every_row += [one.every_row] * count
+        self.states += [one.states] * count
         return first
 
 
@@ -216,7 +230,11 @@ def pack_columns(
     bounds = [0, *accumulate(map(len, tokens))]
     scored = [index for index, ids in enumerate(label_ids) if ids is not None]
     labels = [ids for ids in label_ids if ids is not None]
-    cu_seqlens, starts, parent, request_of, prefix_lens, score_rows, cu_labels = _int32(
+    kept: list[tuple[int, int]] = []
+    if any(segments.states):
+        for first, ends in zip(bounds[:-1], segments.states, strict=True):
+            kept += [(first + count - 1, slot) for count, slot in ends]
+    cu_seqlens, starts, parent, request_of, prefix_lens, score_rows, cu_labels, *states = _int32(
         bounds,
         segments.start,
         segments.parent,
@@ -224,6 +242,9 @@ def pack_columns(
         [p.length for p in prefixes],
         [bounds[index + 1] - 1 for index in scored],
         [0, *accumulate(map(len, labels))],
+        [p.state for p in prefixes],
+        [row for row, _ in kept],
+        [slot for _, slot in kept],
     )
     lengths, shift = cu_seqlens[1:] - cu_seqlens[:-1], starts - cu_seqlens[:-1]
     need_lse = np.array([segments.need_lse[index] for index in scored], dtype=np.bool_)
@@ -252,6 +273,9 @@ def pack_columns(
         cu_labels=cu_labels,
         label_token_ids=_concatenate(labels),
         need_lse=need_lse,
+        prefix_states=states[0],
+        state_rows=states[1],
+        state_slots=states[2],
         num_top=num_top,
     )
 

@@ -36,6 +36,7 @@ class EngineCounters:
     nonfinite_rows: int  # rows with NaN or infinity; an item is tried twice before it fails
     batch_tokens: SizeCounts
     batch_items: SizeCounts  # scored rows
+    evicted_states: int = 0  # cached states that were overwritten by others
 
     def __post_init__(self) -> None:
         for sizes, bounds in ((self.batch_tokens, BATCH_TOKENS), (self.batch_items, BATCH_ITEMS)):
@@ -72,6 +73,9 @@ class EngineStats:
     heartbeat_age: float = 0.0  # seconds since its process last gave a sign of life
     tokens_left: int = 0  # of `tokens`, those that are neither computed nor cached
     running: int = 0  # of `requests`, those that have been in a batch
+    states_free: int = 0  # slots for states of linear layers ...
+    states_cached: int = 0  # ... not in use, but the prefix cache can still find them ...
+    states_used: int = 0
 
     @property
     def pages(self) -> int:

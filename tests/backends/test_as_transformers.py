@@ -202,6 +202,7 @@ def test_sliding_windows(tiny_model, rng, family, overrides, window):
     [
         ("qwen3", "bfloat16"),
         *slow(("qwen3", "float16")),
+        ("qwen3_5", "bfloat16"),
         *slow(*((family, "bfloat16") for family in ("gemma", "gemma2", "gemma3"))),
     ],
 )

@@ -39,11 +39,17 @@ DEFECTS = {
         "all_rows(out + column, x, weight + column * width, rows, width, out_row, 1)",
         "",
     ),
+    "a decay between rows": ("c->decay[i] - c->decay[j]", "c->decay[i]"),
+    "a state that is not decayed": ("all * c->state[", "c->state["),
+    "a sibling's state": ("sources[siblings ? 0 : number]", "sources[0]"),
+    "a tap of another row": ("places[row * kernel + tap]", "places[row * kernel + kernel - 1]"),
     "a number that stays": ("in[i] + wide(more[i])", "i ? in[i] + wide(more[i]) : 0"),
 }
 
 
-@pytest.mark.parametrize("family", ["qwen3", *slow("gemma2", "gemma3", "qwen3_moe", "llama")])
+@pytest.mark.parametrize(
+    "family", ["qwen3", "qwen3_5", *slow("gemma2", "gemma3", "qwen3_moe", "llama")]
+)
 def test_scores_equal_transformers(tiny_model, family):
     directory, model = tiny_model(family)
     rng = np.random.default_rng(0)
@@ -74,7 +80,7 @@ def test_functions_are_checked(dtype):
 @pytest.mark.parametrize("defect", [*list(DEFECTS)[:2], *slow(*list(DEFECTS)[2:])])
 def test_a_defect_is_found_at_start(monkeypatch, tmp_path, defect):
     right, wrong = DEFECTS[defect]
-    sources = {path.name: path.read_text() for path in SOURCES.glob("*.c")}
+    sources = {path.name: path.read_text() for path in SOURCES.glob("*.[ch]")}
     assert sum(right in source for source in sources.values()) == 1
     for name, source in sources.items():
         (tmp_path / name).write_text(source.replace(right, wrong))

@@ -27,6 +27,10 @@ OLD = {
     ("Qwen2", "attention_bias"): "its projections always have one",
     ("Qwen3Moe", "max_window_layers"): "in the hub's files",
     ("Mistral", "use_sliding_window"): "of files made from Qwen's",
+    ("Qwen3_5", "mamba_ssm_dtype"): "in the hub's files; ours computes states in float32 anyway",
+    ("Qwen3_5", "mtp_num_hidden_layers"): "in the hub's files, of a part that predicts more tokens",
+    ("Qwen3_5", "mtp_use_dedicated_embeddings"): "in the hub's files, of the same part",
+    ("Qwen3_5", "mlp_only_layers"): "in the hub's files; without experts every layer has an MLP",
     ("Gemma", "hidden_activation"): "in the hub's files, beside hidden_act",
 }
 
@@ -155,6 +159,30 @@ HUB = {
         **{"rope_local_base_freq": 10000, "rope_scaling": None, "rope_theta": 1000000},
         **{"sliding_window": 512, "sliding_window_pattern": 6, "eos_token_id": [1, 106]},
     },
+    "Qwen3.5-0.8B": {
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        **{"model_type": "qwen3_5", "image_token_id": 248056, "video_token_id": 248057},
+        **{"vision_start_token_id": 248053, "vision_end_token_id": 248054},
+        **{"tie_word_embeddings": True, "vision_config": {"depth": 12, "hidden_size": 768}},
+        "text_config": {
+            **SIZES,
+            **{"model_type": "qwen3_5_text", "attention_bias": False, "attn_output_gate": True},
+            **{"full_attention_interval": 2, "head_dim": 256, "hidden_act": "silu"},
+            **{"layer_types": ["linear_attention", "full_attention"], "mlp_only_layers": []},
+            **{"linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "dtype": "bfloat16"},
+            **{
+                "linear_num_key_heads": 16,
+                "linear_num_value_heads": 16,
+                "mtp_num_hidden_layers": 1,
+            },
+            **{"linear_value_head_dim": 128, "mamba_ssm_dtype": "float32"},
+            **{"mtp_use_dedicated_embeddings": False, "tie_word_embeddings": True},
+            "rope_parameters": {
+                **{"mrope_interleaved": True, "mrope_section": [11, 11, 10], "rope_theta": 1e7},
+                **{"partial_rotary_factor": 0.25, "rope_type": "default"},
+            },
+        },
+    },
     "a fine-tune": {
         "architectures": ["Qwen3ForSequenceClassification"],
         **{"model_type": "qwen3", "head_dim": 128, "hidden_act": "silu", "problem_type": None},
@@ -168,7 +196,8 @@ HUB = {
 
 @pytest.mark.parametrize("name", HUB)
 def test_files_of_the_hub_are_served(name):
-    family = read_architecture(RawConfig(SIZES | HUB[name]))
+    sizes = {} if "text_config" in HUB[name] else SIZES
+    family = read_architecture(RawConfig(sizes | HUB[name]))
     assert family.config.architecture == HUB[name]["architectures"][0]
 
 

@@ -11,10 +11,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpuscore.engine import jobs, scheduler, trees
+from gpuscore.engine import jobs, scheduler, states, trees
 from gpuscore.engine.jobs import Share
 from gpuscore.engine.pages import PagePool, PageRows
 from gpuscore.engine.scheduler import Scheduler
+from gpuscore.engine.states import StateSlots
 from gpuscore.engine.ticket import Positions, Ticket
 from support.simulation import simulate
 from support.slow import slow
@@ -39,6 +40,26 @@ def test_simulated_worlds(first):
             simulate(seed)
         except Exception as error:
             raise AssertionError(f"seed {seed}: {error!r}") from error
+
+
+def simulate_states(*seeds):
+    """Run worlds with few slots, for which requests wait, or many, of which most are cached."""
+    for seed in seeds:
+        try:
+            simulate(seed, num_states=4 + 36 * (seed % 2))
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error!r}") from error
+
+
+@pytest.fixture
+def close_states(monkeypatch):
+    """Keep states in the middle of the worlds' queries, which are short."""
+    monkeypatch.setattr(states, "SPACING", 4)
+
+
+@pytest.mark.parametrize("first", [0, *slow(*range(BLOCK, SEEDS, BLOCK))])
+def test_simulated_worlds_with_states(first, close_states):
+    simulate_states(*range(first, min(first + BLOCK, SEEDS)))
 
 
 def all_of_them(*seeds):
@@ -290,3 +311,80 @@ def test_a_planted_bug_is_found(monkeypatch, plant):
     plant(monkeypatch)
     with pytest.raises(Exception):  # noqa: B017, PT011  (any failure will do)
         all_of_them(PLANTS[plant], *range(SEEDS))
+
+
+def a_failed_chunk_goes_on_with_the_state_that_it_overwrote(monkeypatch):
+    take_back = Scheduler._take_back
+
+    def going_on(self, job):
+        starts = [share.query[0] for share in job.running if share.valid]
+        take_back(self, job)
+        job.query_done = min([job.cut, *starts])
+
+    monkeypatch.setattr(Scheduler, "_take_back", going_on)
+
+
+def a_long_item_goes_on_with_the_state_that_it_overwrote(monkeypatch):
+    pages_that_the_next_long_item_took_are_believed(monkeypatch)
+
+
+def pages_without_a_state_are_used(monkeypatch):
+    """Cached pages are used up to the last one, with the state of an earlier one."""
+    find_last = StateSlots.find_last
+
+    def all_of_them(self, keys, pages):
+        count, slot = find_last(self, keys, pages)
+        return (pages if slot >= 0 else count), slot
+
+    monkeypatch.setattr(StateSlots, "find_last", all_of_them)
+
+
+def a_state_is_found_that_another_request_took(monkeypatch):
+    """A slot is published before the batch that fills it."""
+    take = StateSlots.take
+
+    def early(self, states, found, cut, base):
+        taken = take(self, states, found, cut, base)
+        if taken and states.kept:
+            self.release([*states.kept.values()][-1:])
+        return taken
+
+    monkeypatch.setattr(StateSlots, "take", early)
+
+
+def the_last_state_is_kept_one_chunk_late(monkeypatch):
+    kept = jobs.Job.kept_states
+
+    def late(self, start, stop, page_size):
+        states = kept(self, start, stop, page_size)
+        return [(stop - start, slot) for _, slot in states]
+
+    monkeypatch.setattr(jobs.Job, "kept_states", late)
+
+
+def items_read_the_state_that_was_found(monkeypatch):
+    state = jobs.Job.state_after
+
+    def first(self, tokens):
+        found = -1 if self.states is None else self.states.found
+        return found if found >= 0 else state(self, tokens)
+
+    monkeypatch.setattr(jobs.Job, "state_after", first)
+
+
+# Each plant with the first seed that finds it in the worlds with states.
+PLANTS_WITH_STATES = {
+    a_failed_chunk_goes_on_with_the_state_that_it_overwrote: 5,
+    a_long_item_goes_on_with_the_state_that_it_overwrote: 59,
+    pages_without_a_state_are_used: 3,
+    a_state_is_found_that_another_request_took: 0,
+    the_last_state_is_kept_one_chunk_late: 0,
+    items_read_the_state_that_was_found: 5,
+}
+
+
+@pytest.mark.parametrize("plant", PLANTS_WITH_STATES, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_of_states_is_found(monkeypatch, plant, close_states):
+    plant(monkeypatch)
+    with pytest.raises(AssertionError, match="seed"):
+        simulate_states(PLANTS_WITH_STATES[plant], *range(SEEDS))

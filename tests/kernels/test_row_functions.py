@@ -10,6 +10,7 @@ from gpuscore.backends.torch.linear import scaled, unsigned
 from gpuscore_kernels.partial_attention import merge_partials
 from gpuscore_kernels.quantized.reference import EPS
 from gpuscore_kernels.row_functions import BuildError, RowFunctions, build
+from gpuscore_kernels.row_functions.build import FILES
 
 # Half a step of the format, of numbers up to about 8; sums differ by their order.
 TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 4e-2}
@@ -71,6 +72,11 @@ def test_heads(functions, dtype, rows, size, heads, normed):
             assert all(map(torch.equal, got, expected)), "rounded once, as the reference"
         check(got, expected, dtype)
         assert got[0].transpose(0, 1).is_contiguous(), "queries lie head by head"
+        part = size // 4 * 2  # of each head is rotated
+        if part:
+            few = cos[:, : part // 2].contiguous(), sin[:, : part // 2].contiguous()
+            arguments = (qkv, *few, norm, norm, 1e-6, one_plus, *heads)
+            check(functions[dtype].norm_and_rotate(*arguments), norm_and_rotate(*arguments), dtype)
 
 
 @DTYPES
@@ -200,9 +206,10 @@ def test_what_does_not_fit_is_refused(functions):
 
 
 def test_builds_that_fail(tmp_path):
-    broken, other = tmp_path / "rows.c", tmp_path / "products.c"
+    for name in FILES:
+        (tmp_path / name).write_text("")
+    broken = tmp_path / "rows.c"
     broken.write_text("#error no such thing\n")
-    other.write_text("")
     with pytest.raises(BuildError, match=r"(?s)failed with exit code 1: .*no such thing"):
         build(cc(), torch.float32, tmp_path)
     with pytest.raises(BuildError, match="no-such-compiler could not run"):

@@ -30,6 +30,9 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2ForSequenceClassification,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+    Qwen3_5TextForSequenceClassification,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3ForSequenceClassification,
@@ -79,6 +82,18 @@ MIXTURE = {
     "norm_topk_prob": True,
     "mlp_only_layers": [1],
 }
+# Another number of key heads than of value heads, in other sizes; a quarter of a head is rotated.
+HYBRID = {
+    "num_hidden_layers": 5,
+    "layer_types": [*["linear_attention"] * 2, "full_attention", "linear_attention"]
+    + ["full_attention"],
+    "head_dim": 16,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+}
 FAMILIES = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16, "rope_theta": 1e6}),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
@@ -92,6 +107,7 @@ FAMILIES = {
     ),
     "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, GEMMA | GEMMA3),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, MIXTURE),
+    "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, HYBRID),
 }
 CLASSES = {"id2label": {0: "good", 1: "not good", 2: "no idea"}}
 CLASSIFIERS = {  # beside FAMILIES; a head over classes has no use for a tied embedding
@@ -102,6 +118,7 @@ CLASSIFIERS = {  # beside FAMILIES; a head over classes has no use for a tied em
         ("mistral", MistralForSequenceClassification),
         ("qwen2", Qwen2ForSequenceClassification),
         ("qwen3", Qwen3ForSequenceClassification),
+        ("qwen3_5", Qwen3_5TextForSequenceClassification),
     )
 }
 WITH_BOS = ("gemma", "gemma2", "gemma3", "llama", "mistral")
@@ -120,22 +137,32 @@ def make_model(
     torch.manual_seed(seed)
     model = model_class(config_class(**(COMMON | special | overrides))).float().eval()
     model.set_attn_implementation("eager")  # other implementations ignore Gemma 2's soft cap
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn_like(parameter)
-            if name.endswith("bias"):
-                parameter.copy_(0.3 * noise + 0.2)
-            elif parameter.ndim == 1:
-                # Gemma stores its weights less 1. Gemma 1 has no cap on logits: with weights of
-                # about 2 they would be so large that transformers' own float32 is off by 1e-4.
-                parameter.copy_((0 if family == "gemma" else 1) + 0.4 * noise)
-            else:
-                parameter.copy_(noise * (0.25 if "embed" not in name else 0.5))
+    random_weights(model, family)
     model.save_pretrained(directory)
     make_tokenizer(bos=family.removesuffix("_classes") in WITH_BOS).save(
         str(directory / "tokenizer.json")
     )
     return model
+
+
+def random_weights(model: PreTrainedModel, family: str) -> None:
+    """Fill a model with weights whose outputs are far from uniform."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn_like(parameter)
+            if name.endswith("A_log"):  # decays from 0.9 to 0.1 for a step of 1
+                parameter.copy_((0.1 + 2.2 * torch.rand_like(parameter)).log())
+            elif name.endswith("bias"):
+                parameter.copy_(0.3 * noise + 0.2)
+            elif parameter.ndim == 1:
+                # Gemma and Qwen3.5 store most weights less 1. Without a cap on logits, with weights
+                # of about 2 they would be so large that transformers' own float32 is off by 1e-4.
+                less_1 = family == "gemma" or (
+                    family.startswith("qwen3_5") and "linear_attn" not in name
+                )
+                parameter.copy_((0 if less_1 else 1) + 0.4 * noise)
+            else:
+                parameter.copy_(noise * (0.25 if "embed" not in name else 0.5))
 
 
 def make_tokenizer(*, bos: bool) -> Tokenizer:

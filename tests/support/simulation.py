@@ -3,13 +3,14 @@
 The backend's pages hold exactly the (tenant, position, token) triples that were written. A score is
 a hash of the triples that a row reads back through the page table, its parent and its own segment;
 the oracle computes the same hash from the request alone. Any error in pages, parents, positions,
-caching, retries or tenants therefore changes a score.
+caching, retries or tenants therefore changes a score. So does any error in states, which hold the
+triples that they were made of, in worlds that have them.
 """
 
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -48,7 +49,11 @@ class SimulatedBackend:
     """A backend that runs a batch at its launch and shows the result, or the failure, at
     `collect`."""
 
-    def __init__(self, rng: np.random.Generator, faults: dict[str, float]) -> None:
+    GARBAGE = np.full((1, 3), GARBAGE, np.int32)
+
+    def __init__(
+        self, rng: np.random.Generator, faults: dict[str, float], num_states: int = 0
+    ) -> None:
         size = int(rng.choice([1, 2, 4]))
         most = int(rng.choice([5, 17, 40]))
         self.limits = BackendLimits(
@@ -59,6 +64,9 @@ class SimulatedBackend:
             max_model_len=90,
             vocab_rows=1000,
         )
+        if num_states:
+            self.limits = replace(self.limits, num_states=num_states, deterministic_chunk=0)
+        self.states = [self.GARBAGE] * num_states  # the triples that each is made of
         self.rng, self.faults = rng, faults
         self.slots = np.full((self.limits.num_pages * size, 3), -7, np.int32)
         self.tenants: list[int] = []  # of the next batch's prefixes
@@ -83,11 +91,18 @@ class SimulatedBackend:
         kept = batch.slot_mapping >= 0
         assert len(np.unique(batch.slot_mapping[kept])) == kept.sum(), "two tokens in one slot"
         rows = self._rows(batch)
+        slots = batch.state_slots.tolist()
+        assert len(set(slots)) == len(slots), "two states in one slot"
         if error is not None:
             self.slots[batch.slot_mapping[kept]] = GARBAGE
+            for slot in slots:
+                self.states[slot] = self.GARBAGE
             return error
         scores = self._scores(batch, rows)  # reads before it writes
+        ends = [self._seen(batch, rows, int(row)) for row in batch.state_rows]
         self.slots[batch.slot_mapping[kept]] = rows[kept]
+        for slot, seen in zip(slots, ends, strict=True):
+            self.states[slot] = seen
         return scores
 
     def collect(self, pending: RowScores | Exception) -> RowScores:
@@ -101,11 +116,9 @@ class SimulatedBackend:
         return np.stack([of_row, batch.positions, batch.token_ids], axis=1).astype(np.int32)
 
     def _scores(self, batch: PackedBatch, rows: np.ndarray) -> RowScores:
-        ends = batch.cu_seqlens[1:]
         logits, lse, top_ids, top_logits = [], [], [], []
         for index, row in enumerate(batch.score_rows):
-            segment = int(np.searchsorted(ends, row, side="right"))
-            state = zlib.crc32(self._visible(batch, rows, segment, int(row)).tobytes())
+            state = zlib.crc32(self._seen(batch, rows, int(row)).tobytes())
             first, last = batch.cu_labels[index : index + 2]
             values = [hashed(state, int(label)) for label in batch.label_token_ids[first:last]]
             if state in self.poison or self.strikes("nan"):
@@ -124,10 +137,15 @@ class SimulatedBackend:
         values, lse = np.array(logits, np.float32), np.array(lse, np.float32)
         return RowScores(values, lse, *(tops if batch.num_top else none))
 
-    def _visible(self, batch: PackedBatch, rows: np.ndarray, segment: int, row: int) -> np.ndarray:
+    def _seen(self, batch: PackedBatch, rows: np.ndarray, row: int) -> np.ndarray:
+        """Return the triples that a row reads back, from pages and, if there are any, states."""
+        segment = int(np.searchsorted(batch.cu_seqlens[1:], row, side="right"))
         request, size = batch.request_of[segment], self.limits.page_size
         index = np.arange(batch.prefix_lens[request])
         cached = self.slots[batch.page_table[request, index // size] * size + index % size]
+        state = [cached[:0], *self.states][batch.prefix_states[request] + 1]
+        if self.states and not np.array_equal(cached, state):
+            cached = self.GARBAGE
         bounds = batch.cu_seqlens
         shared = [rows[bounds[s] : bounds[s + 1]] for s in lineage(batch, segment)]
         return np.concatenate([cached, *shared, rows[bounds[segment] : row + 1]])
@@ -155,6 +173,7 @@ class World:
 
     seed: int
     faults: dict[str, float] = field(default_factory=dict)
+    num_states: int = 0  # slots of the backend for states
     events: ClassVar = (5, 25)  # least number of them, and most
 
     def __post_init__(self) -> None:
@@ -166,11 +185,12 @@ class World:
         pool = self.runner.scheduler.pages
         allocate = pool.allocate
         pool.allocate = lambda n: None if self.backend.strikes("pages") else allocate(n)  # type: ignore[method-assign]
+        self.states = self.runner.scheduler.states
         self.tickets: list[Ticket] = []
         self.queries = [self._tokens(int(n)) for n in self.rng.integers(0, 40, 3)]
 
     def make_backend(self) -> Any:
-        return SimulatedBackend(self.rng, self.faults)
+        return SimulatedBackend(self.rng, self.faults, self.num_states)
 
     def make_runner(self, *, prefix_cache: bool) -> Runner:
         return SimulatedRunner(self.backend, lambda: self.now, prefix_cache=prefix_cache)
@@ -212,6 +232,7 @@ class World:
         self.runner.step()
         scheduler = self.runner.scheduler
         scheduler.pages.check_integrity()
+        self.states.check_integrity()
         assert scheduler.budget <= self.backend.limits.max_tokens
 
     def _submit(self) -> None:
@@ -301,6 +322,7 @@ class World:
 
     def check_pages(self) -> None:
         assert self.runner.scheduler.pages.num_used == 0, "a page was lost"
+        assert self.states.num_used == 0, "a state was lost"
 
     def result_of(self, ticket: Ticket) -> ScoreResult | None:
         """Return a request's result; None if it was cancelled or had an error that was due."""
@@ -369,9 +391,9 @@ FAULTS = {
 }
 
 
-def simulate(seed: int) -> World:
+def simulate(seed: int, num_states: int = 0) -> World:
     """Run the seed's world: a third of the worlds have no faults, a third one kind, a third all
-    kinds."""
+    kinds. With `num_states` its backend has so many slots for states."""
     kinds = sorted(FAULTS)
     chosen = [[], [kinds[seed // 3 % len(kinds)]], kinds][seed % 3]
-    return World(seed, {kind: FAULTS[kind] for kind in chosen}).run()
+    return World(seed, {kind: FAULTS[kind] for kind in chosen}, num_states).run()

@@ -100,7 +100,7 @@ def _batch(
     every_row: bool = False,
     num_top: int = MAX_TOP,
 ) -> PackedBatch:
-    """Build a batch of one request on page 0, with log-sum-exp.
+    """Build a batch of one request on page 0 and state 0, with log-sum-exp.
 
     Args:
         lengths: tokens of each segment.
@@ -127,9 +127,10 @@ def _batch(
                 label_ids=_zeros(length if every_row else labels) if is_scored else None,
                 need_lse=True,
                 every_row=every_row,
+                states=((length, 0),) if kept and index == 0 else (),
             )
         )
-    prefix = Prefix(cached, _zeros(-(-cached // page_size)))
+    prefix = Prefix(cached, _zeros(-(-cached // page_size)), 0 if cached else -1)
     return pack(segments, [prefix], num_top=num_top)
 
 

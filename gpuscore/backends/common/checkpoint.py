@@ -187,7 +187,10 @@ class CheckpointFiles:
         left = [
             name
             for name in self._file_of
-            if name not in self._used and name != tied and not name.endswith(_COMPUTED)
+            if name not in self._used
+            and name != tied
+            and not name.endswith(_COMPUTED)
+            and not name.startswith(self.architecture.unread)
         ]
         if left:
             raise ConfigError(
@@ -227,7 +230,7 @@ def required_tensors(architecture: Architecture) -> Iterator[tuple[str, str]]:
     for layer, weights in enumerate(architecture.layer_weights):
         for part, name in weights.items():
             for expert in range(experts if "{expert}" in name else 1):
-                yield part, f"model.layers.{layer}.{name.format(expert=expert)}"
+                yield part, architecture.name(layer, part, expert)
 
 
 def _float8_bits(path: Path, name: str) -> Any:

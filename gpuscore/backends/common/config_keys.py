@@ -34,6 +34,7 @@ NEUTRAL: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "use_bidirectional_attention": ((None, False), "causal models"),
     "is_encoder_decoder": ((None, False), "decoders"),
     "hidden_act": ((None, "silu"), "silu"),
+    "attn_output_gate": ((None, True), "attention's output gated, as in transformers"),
     "partial_rotary_factor": ((None, 1), "rotary embedding over the whole head"),
     "attn_logit_softcapping": ((None,), "attention without a soft-cap"),
     "final_logit_softcapping": ((None,), "logits without a soft-cap"),
@@ -112,6 +113,12 @@ _FAMILIES: Mapping[str, tuple[str, str, str]] = {
         "norm_topk_prob",
         "max_window_layers output_router_logits router_aux_loss_coef",
     ),
+    "Qwen3_5": (
+        "qwen3_5_text",
+        "partial_rotary_factor full_attention_interval linear_conv_kernel_dim linear_key_head_dim "
+        "linear_value_head_dim linear_num_key_heads linear_num_value_heads",
+        "mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings mlp_only_layers",
+    ),
     "Llama": ("llama", "attention_bias mlp_bias", ""),
     "Mistral": ("mistral", "sliding_window", "use_sliding_window"),
     "Gemma": ("gemma", f"{_GEMMA} hidden_act", ""),
@@ -134,6 +141,16 @@ ABSENT: Mapping[str, Mapping[str, Any]] = {
     "Qwen2": {"num_key_value_heads": 32, **_WINDOW_LENGTH},
     "Qwen3": {"num_key_value_heads": 32, **_WINDOW_LENGTH},
     "Qwen3Moe": {"num_key_value_heads": 4, **_WINDOW_LENGTH},
+    "Qwen3_5": {
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "full_attention_interval": 4,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+    },
     "Llama": {},
     "Mistral": {"num_key_value_heads": 8, **_WINDOW_LENGTH},
     "Gemma": {"num_key_value_heads": 16},
@@ -144,12 +161,16 @@ ABSENT: Mapping[str, Mapping[str, Any]] = {
 
 def with_absent(architecture: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of config.json, completed with the fields that transformers would add."""
-    return {**ABSENT[architecture.partition("For")[0]], **fields}
+    return {**ABSENT[_family(architecture)], **fields}
 
 
 def keys_of(architecture: str) -> Keys:
     """Return the keys of an architecture, given a name such as LlamaForCausalLM."""
-    return KEYS[architecture.partition("For")[0]]
+    return KEYS[_family(architecture)]
+
+
+def _family(architecture: str) -> str:
+    return architecture.partition("For")[0].removesuffix("Text")
 
 
 def verdict(architecture: str, name: str) -> str:

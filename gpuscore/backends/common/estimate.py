@@ -7,6 +7,7 @@ from pathlib import Path
 from gpuscore.backends.common.architectures import Architecture, read_architecture
 from gpuscore.backends.common.eight_bits.rotation import rotation_bytes
 from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig
+from gpuscore.backends.common.linear_layers import refuse_with_states
 from gpuscore.backends.common.plan import (
     ITEM_SIZE,
     MAX_BATCH_TOKENS,
@@ -67,7 +68,7 @@ class MemoryPlan:
         """KV pages that fit, which may be too few."""
         if self.pages.exact_bytes is not None:
             return self.pages.exact_bytes // self.pages.page_bytes
-        rest = max(0, self.left - self.batch_bytes)
+        rest = max(0, self.left - self.batch_bytes - self.pages.state_bytes)
         return int(rest * self.pages.fraction) // self.pages.page_bytes
 
     def check(self) -> None:
@@ -83,12 +84,14 @@ class MemoryPlan:
     @property
     def resolved(self) -> Mapping[str, object]:
         """Values that settings come to on that device, by their names."""
+        linear = self.architecture.config.delta_net is not None  # which no kernel of ours computes
+        kernels = "torch" if linear else "triton"
         return {
             "device": "cuda",
             "dtype": self.dtype,
             "quantization": self.precision,
-            "attention": "triton",
-            "kernels": "triton",
+            "attention": kernels,
+            "kernels": kernels,
             "compile": "off",
             "max_batch_tokens": self.max_tokens,
             "max_model_len": self.pages.max_model_len,
@@ -113,6 +116,7 @@ def plan_memory(directory: Path, config: ModelConfig, memory: int) -> MemoryPlan
     dtype = choose_dtype(model, config.dtype, "cuda", lambda _: True)
     precision = choose_precision(config.quantization, architecture.storage, lambda _: None)
     refuse_quantized(precision, config.tensor_parallel)
+    refuse_with_states(architecture.config, config, precision)
     max_tokens = config.max_batch_tokens or MAX_BATCH_TOKENS["cuda"]
     max_len = choose_max_model_len(model, config.max_model_len)
     weight_bytes = count_weight_bytes(model, ITEM_SIZE[dtype], precision)
@@ -134,12 +138,14 @@ def estimate_batch(config: DecoderConfig, tokens: int, item_size: int) -> int:
     """Return about the bytes that a forward pass of `tokens` rows takes.
 
     The widest point of a layer is the larger of an MLP (residual, its norm, gate and up, their
-    product) and attention (residual, its norm, queries, keys, values and outputs).
+    product) and attention (residual, its norm, queries, keys, values and outputs). A linear layer
+    has about eight tensors of its convolved columns; that is a guess.
     """
     inner, factor = config.intermediate_size, DENSE
     if config.mixture is not None:
         inner = max(inner, config.mixture.intermediate_size * config.mixture.top_k)
         factor = OF_EXPERTS
     attention = config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
-    widest = config.hidden_size + max(3 * inner, attention)
+    linear = 0 if config.delta_net is None else 8 * config.delta_net.convolved
+    widest = config.hidden_size + max(3 * inner, attention, linear)
     return FIXED + int(factor * tokens * (item_size * widest + RESIDUAL * config.hidden_size))

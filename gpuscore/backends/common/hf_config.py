@@ -24,6 +24,11 @@ MOST = {
     "head_dim": 2**14,
     "num_experts": 2**14,
     "num_local_experts": 2**14,
+    "linear_num_key_heads": 2**14,
+    "linear_num_value_heads": 2**14,
+    "linear_key_head_dim": 2**14,
+    "linear_value_head_dim": 2**14,
+    "linear_conv_kernel_dim": 2**10,
     "vocab_size": 2**24,
     "num_labels": 2**20,
 }
@@ -66,6 +71,23 @@ class Mixture:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaNet:
+    """Linear attention by the gated delta rule (Yang et al., 2024), in place of attention."""
+
+    num_key_heads: int
+    num_value_heads: int  # a multiple of the key heads
+    key_dim: int  # of a head
+    value_dim: int  # of a head
+    kernel: int  # tokens that the convolution sees, the row's own included
+    layers: tuple[bool, ...]  # which layers have it
+
+    @property
+    def convolved(self) -> int:
+        """Columns that are convolved: queries, keys and values."""
+        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderConfig:
     """All properties in which supported decoders differ."""
 
@@ -86,6 +108,9 @@ class DecoderConfig:
     attention_scale: float
     window_rope: Rope | None = None  # of layers with a window; None = the same rope
     mixture: Mixture | None = None
+    delta_net: DeltaNet | None = None
+    rotary_dim: int | None = None  # first numbers of a head that are rotated; None = all
+    output_gate: bool = False  # attention's output times the sigmoid of a projection
     activation: Literal["silu", "gelu_tanh"] = "silu"
     embed_scale: float = 1.0
     attention_softcap: float | None = None
@@ -103,6 +128,14 @@ class DecoderConfig:
     def label_rows(self) -> int:
         """Number of rows of the label head."""
         return self.vocab_size if self.classes is None else len(self.classes)
+
+    def is_linear(self, layer: int) -> bool:
+        """True if the layer has linear attention, and a state in place of keys and values."""
+        return self.delta_net is not None and self.delta_net.layers[layer]
+
+    @property
+    def num_attention_layers(self) -> int:
+        return self.num_layers - (0 if self.delta_net is None else sum(self.delta_net.layers))
 
     def rope_of(self, layer: int) -> Rope:
         if self.windows[layer] is not None and self.window_rope is not None:
@@ -163,7 +196,7 @@ class RawConfig:
         return value
 
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
 
 def decoder_config(
@@ -215,7 +248,10 @@ def decoder_config(
 
 def _check_layer_types(raw: RawConfig, config: DecoderConfig) -> None:
     """Refuse `layer_types` that differ from what is computed, even if transformers ignores them."""
-    computed = [SLIDING if window else FULL for window in config.windows]
+    computed = [
+        LINEAR if config.is_linear(layer) else SLIDING if window else FULL
+        for layer, window in enumerate(config.windows)
+    ]
     if raw.get("layer_types") not in (None, computed):
         raise ConfigError(
             f"config.json: layer_types is {shown(raw.get('layer_types'))}; transformers does not "

@@ -13,7 +13,7 @@ import numpy as np
 
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.common.memory import Memory
-from gpuscore.backends.common.shapes import bytes_per_token
+from gpuscore.backends.common.shapes import bytes_per_state, bytes_per_token
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.types.batch import PackedBatch
@@ -44,6 +44,8 @@ class PagePlan:
     fraction: float  # of the memory that is left
     exact_bytes: int | None  # size of all pages; replaces `most` and `fraction`
     spare: int | None = None  # most bytes for pages and the largest batch; None = all that is free
+    num_states: int = 0  # slots for states of linear layers
+    state_bytes: int = 0  # of all these slots
 
     def count(self, free: int, batch: int) -> int:
         """Return the number of pages.
@@ -57,11 +59,13 @@ class PagePlan:
                 fit.
         """
         free, limited = (free, "") if self.spare is None else self._limited(free, self.spare)
-        rest = max(0, free - batch)
+        rest = max(0, free - batch - self.state_bytes)
         left = (
             f"the weights leave {mebibytes(free)}{limited}, the largest batch takes "
             f"{mebibytes(batch)}"
         )
+        if self.num_states:
+            left += f", {self.num_states} states of linear layers {mebibytes(self.state_bytes)}"
         if self.exact_bytes is None:
             pages = int(rest * self.fraction) // self.page_bytes
             pages = pages if self.most is None else min(pages, self.most)
@@ -140,6 +144,9 @@ MAX_BATCH_TOKENS = {"cpu": 2048, "cuda": 16384, "tpu": 16384}
 # Share of the memory left by weights and the largest batch that pages may take. On a GPU the rest
 # covers fragmentation; on a CPU also the server's process, waiting requests and other programs.
 MEMORY_FRACTION = {"cpu": 0.7, "cuda": 0.9, "tpu": 0.9}
+# Slots for states of linear layers: as many as take STATE_BYTES, within these bounds. A request
+# needs up to four, the cached one that it begins with among them; the rest are cached.
+STATE_BYTES, LEAST_STATES, MOST_STATES = 2**31, 8, 64
 CPU_PROMPTS, CPU_TOKENS = 4, 65536  # at most: pages of 4 full prompts, or of 65536 tokens if more
 ITEM_SIZE = {"bfloat16": 2, "float16": 2, "float32": 4}  # bytes
 
@@ -230,6 +237,8 @@ def plan_pages(
         raise ConfigError("--kv-cache-size and --memory-fraction both size the KV cache; set one")
     size = PAGE_SIZE[device]
     needed = -(-max_len // size) + max(1, again // size)
+    state = bytes_per_state(config, ITEM_SIZE[dtype])
+    num_states = min(MOST_STATES, max(LEAST_STATES, STATE_BYTES // state)) if state else 0
     return PagePlan(
         size=size,
         page_bytes=size * bytes_per_token(config, ITEM_SIZE[dtype]),
@@ -239,4 +248,6 @@ def plan_pages(
         fraction=wanted.memory_fraction or MEMORY_FRACTION[device],
         exact_bytes=wanted.kv_cache_size,
         spare=None if wanted.memory_limit is None else max(0, wanted.memory_limit - weight_bytes),
+        num_states=num_states,
+        state_bytes=num_states * state,
     )

@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Iterator
 
 from gpuscore.backends.common.architectures.names import layer_weights
-from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.common.hf_config import DecoderConfig, DeltaNet
 from gpuscore.backends.common.quantization import EXPERTS, LINEAR, Precision
 
 SCALE_BYTES = 8  # of a row of a quantised weight: a scale, and on a CPU a zero point beside it
@@ -23,7 +23,7 @@ def weight_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
         "post_attention_norm": (hidden,),
         "mlp_norm": (hidden,),
         "post_mlp_norm": (hidden,),
-        "q": (q_size, hidden),
+        "q": ((2 if config.output_gate else 1) * q_size, hidden),  # heads, each with its gate
         "k": (kv_size, hidden),
         "v": (kv_size, hidden),
         "o": (hidden, q_size),
@@ -33,6 +33,8 @@ def weight_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
         "q_norm": (config.head_dim,),
         "k_norm": (config.head_dim,),
     }
+    if config.delta_net is not None:
+        shapes |= _delta_net_shapes(config.delta_net, hidden)
     if config.mixture is not None:
         expert = config.mixture.intermediate_size
         shapes |= {
@@ -43,6 +45,21 @@ def weight_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
         }
     biases = {f"{name}_bias": shape[:1] for name, shape in shapes.items()}
     return shapes | biases
+
+
+def _delta_net_shapes(net: DeltaNet, hidden: int) -> dict[str, tuple[int, ...]]:
+    values = net.num_value_heads * net.value_dim
+    return {
+        "delta_qkv": (net.convolved, hidden),
+        "delta_z": (values, hidden),
+        "delta_b": (net.num_value_heads, hidden),
+        "delta_a": (net.num_value_heads, hidden),
+        "delta_conv": (net.convolved, 1, net.kernel),
+        "delta_log": (net.num_value_heads,),
+        "delta_dt": (net.num_value_heads,),
+        "delta_norm": (net.value_dim,),
+        "delta_o": (hidden, values),
+    }
 
 
 def count_parameters(config: DecoderConfig) -> int:
@@ -86,4 +103,13 @@ def _in_layers(config: DecoderConfig) -> Iterator[tuple[str, int]]:
 
 def bytes_per_token(config: DecoderConfig, itemsize: int) -> int:
     """Bytes of one token's keys and values over all layers."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize
+    return 2 * config.num_attention_layers * config.num_kv_heads * config.head_dim * itemsize
+
+
+def bytes_per_state(config: DecoderConfig, itemsize: int) -> int:
+    """Bytes of one state of all linear layers: a float32 matrix per head, and the convolution's
+    last inputs in the model's dtype."""
+    if (net := config.delta_net) is None:
+        return 0
+    matrices = 4 * net.num_value_heads * net.key_dim * net.value_dim
+    return sum(net.layers) * (matrices + (net.kernel - 1) * net.convolved * itemsize)

@@ -20,6 +20,8 @@ from gpuscore.backends.torch.attention.choice import attention_factory
 from gpuscore.backends.torch.attention.triton import TritonAttention
 from gpuscore.backends.torch.compiler import Compiler, eagerly
 from gpuscore.backends.torch.decoder import Decoder, DecoderWeights, Lookup, shortened
+from gpuscore.backends.torch.delta_net.layer import LinearAttention
+from gpuscore.backends.torch.delta_net.states import StatePool
 from gpuscore.backends.torch.devices import memory_of, sum_in_float32, taken_beside
 from gpuscore.backends.torch.graph_launcher import GraphLauncher, Passes
 from gpuscore.backends.torch.group import RankGroup
@@ -125,12 +127,13 @@ class TorchBackend:
         try:
             # Only for the measurement: a few layers and a single page.
             short, some = shortened(config, weights)
-            self.launcher = self._make_launcher(short, some, num_pages=1)
+            self.launcher = self._make_launcher(short, some, num_pages=1, num_states=1)
             of_device = memory or memory_of(plan.device, plan.shard.ranks)
             num_pages = self._count_pages(of_device, short.num_layers)
             self.launcher.release()
             del self.launcher  # its pages and graphs make room
-            self.launcher = self._make_launcher(config, weights, num_pages)
+            states = plan.pages.num_states
+            self.launcher = self._make_launcher(config, weights, num_pages, states)
         except BaseException:
             self.close()
             raise
@@ -202,14 +205,16 @@ class TorchBackend:
         return min(self.plan.max_tokens, self.plan.max_model_len)
 
     def _make_launcher(
-        self, config: DecoderConfig, weights: DecoderWeights, num_pages: int
+        self, config: DecoderConfig, weights: DecoderWeights, num_pages: int, num_states: int
     ) -> Launcher:
         plan = self.plan
         decoder = self._decoder(config, weights, plan.pdl)
         pool = KVPool(config, num_pages, plan.pages.size, plan.dtype, plan.device)
         attention = self._attention(config, pool)
         if plan.graph_tokens is None:
-            return PlainLauncher(decoder, pool, attention, self._by_rows, self._head)
+            states = StatePool(config, num_states, plan.dtype, plan.device)
+            linear = LinearAttention(config, states, self._compiler(plan.pdl))
+            return PlainLauncher(decoder, pool, attention, self._by_rows, self._head, linear)
         assert isinstance(attention, TritonAttention)  # noqa: S101  (the plan guarantees it)
         # Programmatic edges make a graph slower, on the device and to launch.
         late = Passes(self._decoder(config, weights, pdl=False), attention.late())
@@ -271,6 +276,9 @@ class TorchBackend:
         num_pages = pages.count(found.free, found.batch + self._graph_bytes(layers))
         if self._group is not None:
             num_pages = self._group.least(num_pages)
+        if pages.num_states:
+            of_states = mebibytes(pages.state_bytes)
+            logger.info("memory: %d states of linear layers %s", pages.num_states, of_states)
         logger.info(
             "memory: weights %s, largest batch %s (%s), KV cache %s: %d pages, %d tokens",
             mebibytes(plan.weight_bytes),

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from gpuscore.backends.common.hf_config import DecoderConfig, Rope
 from gpuscore.backends.torch.compiler import Compiler, eagerly
+from gpuscore.backends.torch.delta_net.layer import DeltaWeights
 from gpuscore.backends.torch.kv_pool import KeptRows
 from gpuscore.backends.torch.layers import (
     ByRows,
@@ -32,6 +33,8 @@ from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
 # attend(layer, q [M, H, D], k [T, Hkv, D], v [T, Hkv, D]) -> [M, H, D]. M is T, except in the
 # last layer, where q holds the scored rows only.
 Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+# recur(layer, weights, projections [T, ...]) -> [T, values], of a linear layer.
+Recur: TypeAlias = Callable[[int, DeltaWeights, Tensor], Tensor]
 # How many of a batch's rows, and of its scored rows, are no padding, int32 [1] each; None = all.
 Filled: TypeAlias = tuple[Tensor | None, Tensor | None]
 # The residual stream [T, E], and what is still to be added to it; None in front of all layers.
@@ -50,7 +53,9 @@ class MlpWeights:
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     input_norm: Tensor  # [E]
-    qkv: Linear  # [(H + 2 Hkv) D, E]: q rows, then k, then v
+    # [(H + 2 Hkv) D, E]: q rows, then k, then v; with an output gate its H D rows come first. In a
+    # linear layer: `delta_net.layer.DELTA_PARTS`.
+    qkv: Linear
     q_norm: Tensor | None  # [D]
     k_norm: Tensor | None  # [D]
     o: Linear  # [E, H D]
@@ -58,6 +63,7 @@ class LayerWeights:
     mlp_norm: Tensor  # [E]
     mlp: MlpWeights | MixtureWeights | EightBitMixture
     post_mlp_norm: Tensor | None  # [E]
+    delta: DeltaWeights | None = None  # of a linear layer, which has no attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +108,7 @@ class Decoder:
         # The kernel stores keys and values itself, but not tile by tile: padding has no slots.
         self._stores = own == "triton" and by_rows is all_at_once
         self._q_size = config.num_heads * config.head_dim
+        self._gate_size = self._q_size if config.output_gate else 0
         self._of_norms = eps, one_plus = config.rms_norm_eps, config.one_plus_norms
         self._of_heads: dict[str, Any] = {"eps": eps, "one_plus": one_plus, "pdl": pdl}
         self.weights = weights
@@ -114,7 +121,9 @@ class Decoder:
         self._product = Products(compiler, own, pdl)
         self.ropes = [config.rope_of(layer) for layer in range(config.num_layers)]
         self.frequencies = {
-            rope: inverse_frequencies(rope, config.head_dim, weights.embed.device)
+            rope: inverse_frequencies(
+                rope, config.rotary_dim or config.head_dim, weights.embed.device
+            )
             for rope in self.ropes
         }
 
@@ -126,29 +135,40 @@ class Decoder:
         attend: Attend,
         kept: KeptRows,
         filled: Filled = (None, None),
+        recur: Recur | None = None,
     ) -> Tensor:
         """Return hidden states [N, E] of `score_rows` after the final norm.
 
         The last layer computes keys and values of every row, because later batches may read
-        them, but queries, output projection and MLP of the scored rows only. Mixtures of experts
-        compute nothing for padding, which `filled` tells.
+        them, but queries, output projection and MLP of the scored rows only; a linear layer
+        computes all of every row. Mixtures of experts compute nothing for padding, which `filled`
+        tells. Only models with linear layers need `recur`.
         """
         rotary = self.rotary(positions)
         streams: list[Stream] = [(self.embed(token_ids), None)]
         *layers, last = self.weights.layers
         for index, layer in enumerate(layers):
-            stream = self.one_layer(index, layer, streams.pop(), rotary, attend, kept, filled[0])
+            stream = self.one_layer(
+                index, layer, streams.pop(), rotary, attend, kept, filled[0], recur
+            )
             streams.append(stream)
             del stream  # whoever holds it holds its memory through the next layer
+        if last.delta is not None:
+            stream = self.one_layer(
+                len(layers), last, streams.pop(), rotary, attend, kept, filled[0], recur
+            )
+            x, delta = stream
+            assert delta is not None  # noqa: S101  (an MLP has computed it)
+            return self.final_norm(*(rows.index_select(0, score_rows) for rows in (x, delta)))
         x, delta = streams.pop()
         cos, sin = rotary[self.ropes[-1]]
         keys = partial(self._keys, last, self._pages(kept, len(layers)))
         x, normed, k, v = self._by_rows(keys, x, cos, sin, delta)
         self._store(kept, len(layers), k, v)
         x, *chosen = (rows.index_select(0, score_rows) for rows in (x, normed, cos, sin))
-        (q,) = self._by_rows(partial(self._queries, last), *chosen)
+        q, *gate = self._by_rows(partial(self._queries, last), *chosen)
         attended = attend(len(layers), q, k, v).flatten(1)
-        x, delta = self._by_rows(partial(self._after, last, filled[1]), x, attended)
+        x, delta = self._by_rows(partial(self._after, last, filled[1]), x, attended, *gate)
         return self.final_norm(x, delta)
 
     def one_layer(
@@ -160,16 +180,23 @@ class Decoder:
         attend: Attend,
         kept: KeptRows,
         filled: Tensor | None = None,
+        recur: Recur | None = None,
     ) -> Stream:
         """Return the stream after a layer, whose weights are given, for all rows."""
         cos, sin = rotary[self.ropes[index]]
         x, delta = stream
         del stream  # so that the memory of x is free when the first norm has read it
+        if layer.delta is not None:
+            assert recur is not None  # noqa: S101  (the caller has prepared it for such models)
+            x, product = self._by_rows(partial(self._projected, layer), x, delta)
+            mixed = recur(index, layer.delta, product)
+            x, delta = self._by_rows(partial(self._after, layer, filled), x, mixed)
+            return x, delta
         before = partial(self._before, layer, self._pages(kept, index))
-        x, q, k, v = self._by_rows(before, x, cos, sin, delta)
+        x, q, k, v, *gate = self._by_rows(before, x, cos, sin, delta)
         self._store(kept, index, k, v)
         attended = attend(index, q, k, v).flatten(1)
-        x, delta = self._by_rows(partial(self._after, layer, filled), x, attended)
+        x, delta = self._by_rows(partial(self._after, layer, filled), x, attended, *gate)
         return x, delta
 
     def rotary(self, positions: Tensor) -> Rotary:
@@ -196,8 +223,11 @@ class Decoder:
         cos: Tensor,
         sin: Tensor,
         delta: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return x + delta, and q [T, H, D], k and v [T, Hkv, D] of all rows; q and k rotated."""
+    ) -> tuple[Tensor, ...]:
+        """Return x + delta, and q [T, H, D], k and v [T, Hkv, D] of all rows; q and k rotated.
+
+        The gate [T, H D] of models that have one is the last.
+        """
         x, normed = self._rows_for(layer.qkv, x, delta, layer.input_norm)
         heads = self.config.num_heads, self.config.num_kv_heads
         return x, *self._project(layer, normed, layer.qkv, cos, sin, *heads, pages)
@@ -213,15 +243,24 @@ class Decoder:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return x + delta, its norm, and k and v of all rows."""
         x, normed = self._residual(x, delta, layer.input_norm)
-        linear, kv_heads = rows_of(layer.qkv, self._q_size), self.config.num_kv_heads
-        _, k, v = self._project(layer, normed, linear, cos, sin, 0, kv_heads, pages)
+        first, kv_heads = self._gate_size + self._q_size, self.config.num_kv_heads
+        linear = rows_of(layer.qkv, first)
+        _, k, v = self._project(layer, normed, linear, cos, sin, 0, kv_heads, pages)[:3]
         return x, normed, k, v
 
     def _queries(
         self, layer: LayerWeights, normed: Tensor, cos: Tensor, sin: Tensor
-    ) -> tuple[Tensor]:
-        linear, heads = rows_of(layer.qkv, 0, self._q_size), self.config.num_heads
-        return self._project(layer, normed, linear, cos, sin, heads, 0)[:1]
+    ) -> tuple[Tensor, ...]:
+        linear = rows_of(layer.qkv, 0, self._gate_size + self._q_size)
+        q, _, _, *gate = self._project(layer, normed, linear, cos, sin, self.config.num_heads, 0)
+        return q, *gate
+
+    def _projected(
+        self, layer: LayerWeights, x: Tensor, delta: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return x + delta, and the projections of a linear layer."""
+        x, normed = self._rows_for(layer.qkv, x, delta, layer.input_norm)
+        return x, self._product(layer.qkv, normed)
 
     def _project(
         self,
@@ -233,9 +272,15 @@ class Decoder:
         heads: int,
         kv_heads: int,
         pages: Pages | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Project x [T, E] to q [T, heads, D], k and v [T, kv_heads, D]; q and k are rotated."""
+    ) -> tuple[Tensor, ...]:
+        """Project x [T, E] to q [T, heads, D], k and v [T, kv_heads, D]; q and k are rotated.
+
+        The gate of queries [T, H D] comes last, in models that have one.
+        """
         product, norms = self._product(linear, x), (layer.q_norm, layer.k_norm)
+        gate: tuple[Tensor, ...] = ()
+        if heads and self._gate_size:
+            gate, product = (product[:, : self._gate_size],), product[:, self._gate_size :]
         if self._own == "triton":
             return qk_norm_rope_store(
                 product,
@@ -252,12 +297,19 @@ class Decoder:
         sides: tuple[Tensor, Tensor, Tensor] = self._norm_and_rotate(
             product, cos, sin, *norms, *self._of_norms, heads, kv_heads
         )
-        return sides
+        return *sides, *gate
 
     def _after(
-        self, layer: LayerWeights, filled: Tensor | None, x: Tensor, attended: Tensor
+        self,
+        layer: LayerWeights,
+        filled: Tensor | None,
+        x: Tensor,
+        attended: Tensor,
+        gate: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the residual stream after attention, and the MLP's output to be added to it."""
+        if gate is not None:
+            attended = (attended.float() * gate.float().sigmoid()).to(attended.dtype)
         delta = self._product(layer.o, attended)
         delta = self._post_norm(delta, layer.post_attention_norm)
         if not isinstance(layer.mlp, MlpWeights):
@@ -323,10 +375,11 @@ def shortened(
     Layers run one after the other, so a batch takes as much memory as with all layers, but much
     less time. The same holds for tiles of the label head, so a CPU gets the first tiles only.
     """
-    mixture = config.mixture
+    mixture, net = config.mixture, config.delta_net
     kinds: dict[object, int] = {}
     for layer, window in enumerate(config.windows):
-        kinds.setdefault((window, mixture is not None and mixture.layers[layer]), layer)
+        experts = mixture is not None and mixture.layers[layer]
+        kinds.setdefault((window, experts, config.is_linear(layer)), layer)
     chosen = sorted({*kinds.values(), config.num_layers - 1})
     short = replace(
         config,
@@ -334,6 +387,7 @@ def shortened(
         windows=tuple(config.windows[layer] for layer in chosen),
         mixture=mixture
         and replace(mixture, layers=tuple(mixture.layers[layer] for layer in chosen)),
+        delta_net=net and replace(net, layers=tuple(net.layers[layer] for layer in chosen)),
     )
     head = weights.lm_head
     if head.device.type == "cpu":

@@ -38,7 +38,8 @@ def index_of(values: np.ndarray, device: torch.device) -> Tensor:
 
 
 class KVPool:
-    """One tensor [Hkv, slots, D] per layer for keys and one for values.
+    """One tensor [Hkv, slots, D] per layer for keys and one for values; without slots in linear
+    layers.
 
     With this order, gathered rows come out head by head. The pool starts as zeros. On a CPU, memory
     is taken when a page is first written, so pages that were never used cost none.
@@ -53,11 +54,11 @@ class KVPool:
         device: torch.device,
     ) -> None:
         self.page_size, self.device, self.dtype = page_size, device, dtype
-        shape = (config.num_kv_heads, num_pages * page_size, config.head_dim)
-        self.layers = [
-            (_zeros(shape, dtype, device), _zeros(shape, dtype, device))
-            for _ in range(config.num_layers)
-        ]
+        self.layers: list[tuple[Tensor, Tensor]] = []
+        for layer in range(config.num_layers):
+            slots = 0 if config.is_linear(layer) else num_pages * page_size
+            shape = (config.num_kv_heads, slots, config.head_dim)
+            self.layers.append((zeros(shape, dtype, device), zeros(shape, dtype, device)))
 
     def write(self, layer: int, slots: Rows, k: Tensor, v: Tensor) -> None:
         """Store k, v [n, Hkv, D] at slots [n]."""
@@ -100,8 +101,9 @@ class KeptRows:
         return Pages(*self.pool.layers[layer], self.slot_of_row)
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    if device.type != "cpu":
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros that on a CPU take memory when they are first written."""
+    if device.type != "cpu" or math.prod(shape) == 0:
         return torch.zeros(shape, dtype=dtype, device=device)
     # torch.zeros would write every page, and so take all the memory at once.
     fresh = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from gpuscore.backends.torch.attention.choice import AttentionBackend
 from gpuscore.backends.torch.decoder import Decoder
+from gpuscore.backends.torch.delta_net.layer import LinearAttention
 from gpuscore.backends.torch.group import RankGroup
 from gpuscore.backends.torch.kv_pool import KeptRows, KVPool
 from gpuscore.backends.torch.layers import ByRows
@@ -113,8 +114,10 @@ class PlainLauncher:
         attention: AttentionBackend,
         by_rows: ByRows,
         head: Head,
+        linear: LinearAttention,
     ) -> None:
         self.decoder, self.pool, self.attention = decoder, pool, attention
+        self.linear = linear
         self._by_rows = by_rows
         self._head = head
 
@@ -132,12 +135,14 @@ class PlainLauncher:
 
     @torch.inference_mode()
     def launch(self, batch: PackedBatch) -> Finish:
+        linear = self.linear.prepare(batch)
         hidden = self.decoder.forward(
             self._to_device(batch.token_ids),
             self._to_device(batch.positions),
             self._to_device(batch.score_rows),
             self.attention.prepare(batch).run,
             KeptRows.of(batch.slot_mapping, self.pool),
+            recur=None if linear is None else linear.run,
         )
         scores = self._score(hidden, batch)
         return lambda: scores

@@ -19,6 +19,7 @@ from gpuscore.backends.common.quantization import Precision
 from gpuscore.backends.common.shapes import weight_shapes
 from gpuscore.backends.common.shards import ALL
 from gpuscore.backends.torch.decoder import DecoderWeights, LayerWeights, MlpWeights
+from gpuscore.backends.torch.delta_net.layer import DELTA_PARTS, DeltaWeights
 from gpuscore.backends.torch.group import RankGroup
 from gpuscore.backends.torch.linear import (
     DenseLinear,
@@ -120,16 +121,32 @@ class Checkpoint:
     def layer(self, index: int) -> LayerWeights:
         """Read one layer."""
         read = partial(self._part, index)
+        linear = self.architecture.config.is_linear(index)
         return LayerWeights(
             input_norm=self._norm(index, "input_norm"),
-            qkv=self._qkv(index),
+            qkv=self._linear(index, *DELTA_PARTS) if linear else self._qkv(index),
             q_norm=read("q_norm"),
             k_norm=read("k_norm"),
-            o=self._summed(self._linear(index, "o")),
+            o=self._linear(index, "delta_o") if linear else self._summed(self._linear(index, "o")),
             post_attention_norm=read("post_attention_norm"),
             mlp_norm=self._norm(index, "mlp_norm"),
             mlp=self._mlp(read, index),
             post_mlp_norm=read("post_mlp_norm"),
+            delta=self._delta(index) if linear else None,
+        )
+
+    def _delta(self, index: int) -> DeltaWeights:
+        """Read what a linear layer has beside its projections, in float32."""
+
+        def wide(part: str) -> Tensor:
+            name = self.architecture.name(index, part)
+            return _finite(f"tensor {name}", self.files.tensor(part, name).float()).to(self.device)
+
+        return DeltaWeights(
+            conv=wide("delta_conv").squeeze(1).T.contiguous(),
+            decay=-wide("delta_log").exp(),
+            bias=wide("delta_dt"),
+            norm=wide("delta_norm"),
         )
 
     def _norm(self, index: int, part: str) -> Tensor:
@@ -191,8 +208,16 @@ class Checkpoint:
                 return DenseLinear(self._converted(name, wide), bias)
             weight, scale = quantize_rows(wide, EIGHT_BITS[self.precision])
         else:  # a layer that the checkpoint's makers left as it was
-            return DenseLinear(self._converted(name, weight), bias)
+            return DenseLinear(self._ordered(part, self._converted(name, weight)), bias)
         return QuantizedLinear(weight.to(self.device), scale.to(self.device), bias)
+
+    def _ordered(self, part: str, weight: Tensor) -> Tensor:
+        """Return the weight of queries with all heads' gates first, which it has head by head."""
+        config = self.architecture.config
+        if part != "q" or not config.output_gate:
+            return weight
+        heads = weight.view(config.num_heads, 2, config.head_dim, -1)
+        return heads.flip(1).transpose(0, 1).reshape(weight.shape)
 
     def _bias(self, index: int, part: str) -> Tensor | None:
         bias = self._part(index, f"{part}_bias")
@@ -247,7 +272,7 @@ class Checkpoint:
     def _name(self, index: int, part: str, expert: int | None = None) -> str | None:
         """Return the name of a part's tensor; None if the layer has no such part."""
         name = self.architecture.layer_weights[index].get(part)
-        return None if name is None else f"model.layers.{index}.{name.format(expert=expert)}"
+        return None if name is None else self.architecture.name(index, part, expert)
 
     def _part(self, index: int, part: str, expert: int | None = None) -> Tensor | None:
         name = self._name(index, part, expert)

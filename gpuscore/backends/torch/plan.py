@@ -11,6 +11,7 @@ import torch
 from gpuscore.backends.common.architectures import Architecture, read_architecture
 from gpuscore.backends.common.eight_bits.rotation import rotation_bytes
 from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig
+from gpuscore.backends.common.linear_layers import refuse_with_states
 from gpuscore.backends.common.plan import (
     MAX_BATCH_TOKENS,
     UNMEASURED,
@@ -121,6 +122,7 @@ class TorchPlan:
             classes=self.architecture.config.classes,
             quantized=self.precision != "full",
             dtype_reason=self.dtype_reason,
+            num_states=self.pages.num_states,
         )
 
 
@@ -176,7 +178,8 @@ def _plan(directory: Path, config: ModelConfig, rank: int) -> TorchPlan:
     name = choose_dtype(architecture.config, config.dtype, device.type, computes_natively)
     dtype: torch.dtype = getattr(torch, name)
     max_len = choose_max_model_len(architecture.config, config.max_model_len)
-    kernels = use_kernels(config.kernels, device, dtype)
+    linear = architecture.config.delta_net is not None  # which has no kernels of ours
+    kernels = not linear and use_kernels(config.kernels, device, dtype)
     precision = choose_precision(
         config.quantization,
         architecture.storage,
@@ -185,13 +188,15 @@ def _plan(directory: Path, config: ModelConfig, rank: int) -> TorchPlan:
     if config.compile_cache is not None and precision not in ("int8", "fp8"):
         raise ConfigError("--compile-cache needs --backend jax, or a model in eight bits")
     refuse_quantized(precision, shard.ranks)
+    refuse_with_states(architecture.config, config, precision)
     weight_bytes = count_weight_bytes(part, dtype.itemsize, precision)
     weight_bytes += rotation_bytes(architecture, precision)
     again = TILING.block if config.deterministic else 0
     pages = plan_pages(part, config, max_len, name, device.type, again, weight_bytes)
     free = memory_of(device, shard.ranks).free()
     check_weights(pages, free, weight_bytes, config.memory_limit)
-    attention = choose_attention(config.attention, part, device, dtype, config.deterministic)
+    wanted = "torch" if linear else config.attention
+    attention = choose_attention(wanted, part, device, dtype, config.deterministic)
     return TorchPlan(
         directory=str(directory),
         architecture=architecture,

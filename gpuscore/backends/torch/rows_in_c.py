@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gpuscore.backends.torch.compiler import Compiler, Function, cc
+from gpuscore.backends.torch.delta_net.rule import convolve, delta_chunks, gated_norm
 from gpuscore.backends.torch.known_answer import TOLERANCE, compare
 from gpuscore.backends.torch.layers import add_and_norm, gated, norm_and_rotate, rms_norm
 from gpuscore.backends.torch.linear import scaled, unsigned
@@ -15,7 +16,14 @@ from gpuscore.errors import ConfigError
 from gpuscore_kernels.label_head import few_products
 from gpuscore_kernels.partial_attention import merge_partials
 from gpuscore_kernels.quantized.reference import EPS
-from gpuscore_kernels.row_functions import BuildError, RowFunctions, build, built_ahead, load
+from gpuscore_kernels.row_functions import (
+    BuildError,
+    DeltaFunctions,
+    RowFunctions,
+    build,
+    built_ahead,
+    load,
+)
 
 ROWS = 33  # rows of the known answers
 # Rows of a label head up to which our products take less time than a conversion and torch's; with
@@ -37,12 +45,12 @@ def in_c(dtype: torch.dtype) -> Compiler:
     """
     try:
         ahead = built_ahead(dtype)
-        functions = RowFunctions(build(cc(), dtype) if ahead is None else load(ahead), dtype)
+        library = build(cc(), dtype) if ahead is None else load(ahead)
     except BuildError as error:
         raise ConfigError(f"{error}; choose --compile off, or another compiler in CC") from error
-    forms = _forms(functions)
+    forms = _forms(RowFunctions(library, dtype)) | _of_linear_layers(DeltaFunctions(library, dtype))
     with torch.inference_mode():
-        for function, arguments in _known(dtype):
+        for function, arguments in (*_known(dtype), *_known_of_linear_layers(dtype)):
             wants = _as_tuple(function(*map(_copied, arguments)))
             with _filled_memory():
                 gots = _as_tuple(forms[function](*map(_copied, arguments)))
@@ -86,6 +94,14 @@ def _forms(functions: RowFunctions) -> dict[Function, Callable[..., Any]]:
     }
 
 
+def _of_linear_layers(functions: DeltaFunctions) -> dict[Function, Callable[..., Any]]:
+    return {
+        convolve: functions.convolve,
+        delta_chunks: functions.delta_chunks,
+        gated_norm: functions.gated_norm,
+    }
+
+
 def _known(dtype: torch.dtype) -> Iterator[tuple[Function, tuple[Any, ...]]]:
     """Yield each function with arguments, of odd sizes: vectors end within rows and heads."""
     generator = torch.Generator().manual_seed(0)
@@ -112,6 +128,35 @@ def _known(dtype: torch.dtype) -> Iterator[tuple[Function, tuple[Any, ...]]]:
     yield few_products, (rows(7, 83), rows(ROWS + 1, 83).to(dtype))
     yield unsigned, (x,)
     yield scaled, (rows(ROWS, 83), rows(ROWS), weight, dtype)
+
+
+def _known_of_linear_layers(dtype: torch.dtype) -> Iterator[tuple[Function, tuple[Any, ...]]]:
+    """Yield the functions of linear layers: two key heads of three value heads each."""
+    generator = torch.Generator().manual_seed(0)
+
+    def rows(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    keys, size, values, heads = 2 * 22, 22, 37, 6
+    columns = 2 * keys + heads * values
+    mixed, extra = rows(ROWS, columns + 5).to(dtype)[:, :columns], rows(4, columns).to(dtype)
+    extra[-1] = 0
+    places = torch.randint(ROWS + 4, (ROWS, 4), generator=generator)
+    yield convolve, (mixed, extra, places, rows(4, columns), keys, size)
+    yield (
+        gated_norm,
+        (rows(ROWS, heads, values), rows(ROWS, heads * values).to(dtype), rows(37), 0.3),
+    )
+    padded = torch.cat((rows(ROWS, columns), rows(1, columns) * 0))
+    padded[:, : 2 * keys] *= 0.3
+    strength, decay = (torch.cat((rows(ROWS, heads), rows(1, heads) * 0)) for _ in range(2))
+    by_row = padded, strength.sigmoid() * (strength != 0), -decay.abs()
+    chunks = torch.arange(ROWS).view(3, 11)
+    chunks[1, 7:] = ROWS  # a shorter one
+    before, ends = rows(4, 2, size, 3 * values), torch.tensor([0, 2])
+    for sources in (None, torch.tensor([3]), torch.tensor([3, 0, 1])):
+        out = torch.zeros(ROWS + 1, heads, values)
+        yield delta_chunks, (*by_row, chunks, sources, ends, before, out)
 
 
 def _copied(argument: Any) -> Any:

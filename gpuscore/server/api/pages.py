@@ -62,6 +62,7 @@ def server_info(name: str, model: LoadedModel) -> dict[str, Any]:
             "classes": limits.classes,
             "eight_bits": limits.eight_bits or None,
             "dtype_reason": limits.dtype_reason or None,
+            "states": limits.num_states or None,
             "max_request_tokens": requests.max_request_tokens,
             "valid_token_ids": limits.vocab_rows,
             "decisions": not isinstance(model.prompts.decisions, str),

@@ -43,6 +43,11 @@ _COUNTERS: tuple[_Row[EngineStats], ...] = (
     ),
     ("evictions", "Cached pages freed for other requests", lambda s: s.counters.evicted_pages),
     (
+        "state_evictions",
+        "Cached states of linear layers freed for other requests",
+        lambda s: s.counters.evicted_states,
+    ),
+    (
         "nonfinite_scores",
         "Items whose scores were not finite; each is computed once more before its request fails",
         lambda s: s.counters.nonfinite_rows,
@@ -136,11 +141,17 @@ def engine_metrics(replicas: Sequence[ReplicaState]) -> Iterator[Metric]:
         yield from _families(GaugeMetricFamily, "gpuscore_", LABELS, _GAUGES, alive)
         labels = [*LABELS, "state"]
         pages = GaugeMetricFamily("gpuscore_kv_pages", "Pages of the KV cache", labels=labels)
+        slots = GaugeMetricFamily(
+            "gpuscore_state_slots", "Slots for states of linear layers", labels=labels
+        )
         for own, stats in alive:
             pages.add_metric([*own, "free"], stats.pages_free)
             pages.add_metric([*own, "cached"], stats.pages_cached)
             pages.add_metric([*own, "used"], stats.pages_used)
-        yield pages
+            slots.add_metric([*own, "free"], stats.states_free)
+            slots.add_metric([*own, "cached"], stats.states_cached)
+            slots.add_metric([*own, "used"], stats.states_used)
+        yield from (pages, slots)
 
 
 def vllm_metrics(replicas: Sequence[ReplicaState]) -> Iterator[Metric]:

@@ -1,4 +1,4 @@
-"""The library of `rows.c` and `products.c`: compiled for this CPU at every start, in a second.
+"""The library of this folder's C files: compiled for this CPU at every start, in a second.
 
 Nothing is kept, so no library of another CPU, compiler or version can be taken for this one's. An
 image without a compiler has libraries for several levels of CPUs, which `build_ahead` has compiled
@@ -20,7 +20,7 @@ import torch
 
 SOURCES = Path(__file__).parent
 FORMATS = {torch.float32: "FLOAT32", torch.bfloat16: "BFLOAT16"}
-FILES = ("rows.c", "products.c")
+FILES = ("rows.c", "products.c", "delta.c")
 # Without contraction, a product and a sum round one after the other, as in torch; no flag lets the
 # compiler change the order of sums.
 FLAGS = (
@@ -95,7 +95,8 @@ def built_ahead(
 
 
 def _ahead(folder: Path, level: str, dtype: torch.dtype) -> Path:
-    parts = (*FLAGS, *((SOURCES / name).read_text(encoding="utf-8") for name in FILES))
+    sources = sorted(SOURCES.glob("*.[ch]"))
+    parts = (*FLAGS, *(source.read_text(encoding="utf-8") for source in sources))
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     return folder / f"{FORMATS[dtype].lower()}-{level}-{digest}.so"
 

@@ -5,96 +5,7 @@
    result depends on that row alone. Strides count numbers; the numbers of a row, or of a head in it,
    are contiguous. */
 
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
-
-/* Numbers below which a second thread costs more than it saves, as torch has it. */
-#define GRAIN 32768
-
-static inline float from_bits(uint32_t bits)
-{
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-static inline uint32_t bits_of(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-#if defined(FLOAT32)
-
-typedef float number;
-
-static inline float wide(number x)
-{
-    return x;
-}
-
-static inline number rounded(float x)
-{
-    return x;
-}
-
-#elif defined(BFLOAT16)
-
-typedef uint16_t number;
-
-static inline float wide(number x)
-{
-    return from_bits((uint32_t)x << 16);
-}
-
-/* To nearest, ties to even; NaN stays NaN. */
-static inline number rounded(float x)
-{
-    uint32_t bits = bits_of(x);
-    uint32_t nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    return (bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : (number)nearest;
-}
-
-#endif
-
-/* exp(x) to about 1e-7 of itself; infinity from 88 on, and no less than exp(-87). It is 2^n exp(r),
-   |r| <= log(2) / 2, whose polynomial is fitted there. */
-static inline float exponential(float x)
-{
-    int infinite = x > 88.0f;
-    x = x < -87.0f ? -87.0f : x;
-    x = infinite ? 88.0f : x;
-    float n = rintf(x * 1.44269504f);
-    float r = x - n * 0.693359375f + n * 2.12194440e-4f; /* log(2) in two parts */
-    float p = 0.00139337f;
-    p = p * r + 0.00836318f;
-    p = p * r + 0.04166646f;
-    p = p * r + 0.16666577f;
-    p = p * r + 0.5f;
-    p = p * r * r + r + 1.0f;
-    float found = p * from_bits((uint32_t)((int32_t)n + 127) << 23);
-    return infinite ? INFINITY : found;
-}
-
-/* Sums of squares are added up in as many parts as a vector may have, whatever the compiler and the
-   address, so that their last bits never differ. */
-#define PARTS 16
-
-static inline float inverse_root_mean_square(const float *x, int64_t columns, float eps)
-{
-    float squares[PARTS] = {0}, sum = 0;
-    int64_t i = 0;
-    for (; i + PARTS <= columns; i += PARTS)
-        for (int part = 0; part < PARTS; part++)
-            squares[part] += x[i + part] * x[i + part];
-    for (; i < columns; i++)
-        squares[i % PARTS] += x[i] * x[i];
-    for (int part = 0; part < PARTS; part++)
-        sum += squares[part];
-    return 1.0f / sqrtf(sum / (float)columns + eps);
-}
+#include "numbers.h"
 
 static inline void norm_row(number *out, const float *x, const number *weight, float eps,
                             int32_t one_plus, int64_t columns)
@@ -159,17 +70,17 @@ static inline void rotate_head(number *out, const float *x, const float *cosine,
 
 #define LARGEST_HEAD 1024
 
-/* Heads of a QKV product's queries and keys: normed if there are weights, and rotated. They are
-   written head by head, [heads, rows, size]. */
+/* Heads of a QKV product's queries and keys: normed if there are weights, and their first `rotary`
+   numbers rotated. They are written head by head, [heads, rows, size]. */
 void norm_and_rotate(number *q, number *k, const number *qkv, const float *cosine,
                      const float *sine, const number *q_norm, const number *k_norm, float eps,
                      int32_t one_plus, int64_t rows, int64_t heads, int64_t kv_heads, int64_t size,
-                     int64_t stride, int32_t threads)
+                     int64_t rotary, int64_t stride, int32_t threads)
 {
     int64_t both = heads + kv_heads;
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * both * size > GRAIN)
     for (int64_t row = 0; row < rows; row++) {
-        const float *c = cosine + row * (size / 2), *s = sine + row * (size / 2);
+        const float *c = cosine + row * (rotary / 2), *s = sine + row * (rotary / 2);
         for (int64_t head = 0; head < both; head++) {
             float values[LARGEST_HEAD];
             const number *x = qkv + row * stride + head * size;
@@ -183,7 +94,9 @@ void norm_and_rotate(number *q, number *k, const number *qkv, const float *cosin
                 float inverse = inverse_root_mean_square(values, size, eps);
                 norm_head(values, weight, inverse, one_plus, size);
             }
-            rotate_head(out, values, c, s, size / 2);
+            rotate_head(out, values, c, s, rotary / 2);
+            for (int64_t i = rotary; i < size; i++)
+                out[i] = rounded(values[i]);
         }
     }
 }

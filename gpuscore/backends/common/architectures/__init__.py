@@ -8,11 +8,13 @@ from gpuscore.backends.common.architectures.gemma import gemma, gemma2, gemma3
 from gpuscore.backends.common.architectures.llama import llama, mistral
 from gpuscore.backends.common.architectures.names import MODEL_WEIGHTS, layer_weights
 from gpuscore.backends.common.architectures.qwen import qwen2, qwen3, qwen3_moe
+from gpuscore.backends.common.architectures.qwen3_5 import qwen3_5, text_tower
 from gpuscore.backends.common.config_keys import with_absent
 from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig
 from gpuscore.backends.common.quantization import Storage, read_storage
 from gpuscore.errors import ConfigError
 from gpuscore.models.files import shown
+from gpuscore.models.hub import TEXT_TOWERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +23,20 @@ class Architecture:
 
     config: DecoderConfig
     model_weights: Mapping[str, str]  # our part -> name in the checkpoint
-    layer_weights: tuple[Mapping[str, str], ...]  # per layer; names below model.layers.{i}.
+    layer_weights: tuple[Mapping[str, str], ...]  # per layer; names below {trunk}.layers.{i}.
+    trunk: str = "model"  # what the names of all weights but the head's begin with
+    unread: tuple[str, ...] = ()  # beginnings of names of weights that scores do not need
     storage: Storage | None = None  # of quantised linear layers; None = nothing is quantised
+
+    def name(self, layer: int, part: str, expert: int | None = None) -> str:
+        """Return the name of the tensor of a part of a layer, or of one of its experts.
+
+        Raises:
+            KeyError: the layer has no such part.
+        """
+        return (
+            f"{self.trunk}.layers.{layer}.{self.layer_weights[layer][part].format(expert=expert)}"
+        )
 
 
 # Each function reads the configuration of the architecture of this name, which it is given.
@@ -35,11 +49,33 @@ _LANGUAGE_MODELS: dict[str, Callable[[RawConfig, str], DecoderConfig]] = {
     "Qwen2ForCausalLM": qwen2,
     "Qwen3ForCausalLM": qwen3,
     "Qwen3MoeForCausalLM": qwen3_moe,
+    "Qwen3_5ForCausalLM": qwen3_5,
+    "Qwen3_5ForConditionalGeneration": qwen3_5,
 }
 # Architectures whose classification models were compared with transformers'.
 _CLASSIFIERS = {
     f"{name}{ENDING}": _LANGUAGE_MODELS[f"{name}ForCausalLM"]
-    for name in ("Gemma2", "Llama", "Mistral", "Qwen2", "Qwen3")
+    for name in ("Gemma2", "Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3_5")
+} | {f"Qwen3_5Text{ENDING}": qwen3_5}
+# A part that predicts further tokens, and the tower of pictures.
+_UNREAD = ("mtp.", "model.visual.")
+
+
+# Architectures that people try, and what of them is not computed.
+_EXPERTS = "mixtures with a shared expert and its gate"
+REFUSED = {
+    "Qwen3_5MoeForCausalLM": _EXPERTS,
+    "Qwen3_5MoeForConditionalGeneration": _EXPERTS,
+    "Qwen3NextForCausalLM": f"{_EXPERTS}, and linear layers whose projections are interleaved",
+    "Qwen2MoeForCausalLM": _EXPERTS,
+    "MixtralForCausalLM": "a mixture of experts under other names of weights",
+    "DeepseekV3ForCausalLM": "attention over compressed keys and values, and shared experts",
+    "GptOssForCausalLM": "attention with sinks",
+    "GraniteForCausalLM": "multipliers of embeddings, residuals and logits",
+    "GraniteMoeHybridForCausalLM": "layers of Mamba 2",
+    "Phi3ForCausalLM": "query, key and value projections in one weight",
+    "Olmo2ForCausalLM": "norms after attention and MLP only",
+    "Cohere2ForCausalLM": "attention and MLP side by side",
 }
 
 
@@ -49,14 +85,19 @@ def read_architecture(raw: RawConfig) -> Architecture:
     name = architectures[0] if isinstance(architectures, list) and architectures else None
     supported = _LANGUAGE_MODELS | _CLASSIFIERS
     if not isinstance(name, str) or name not in supported:
+        lacks = REFUSED.get(name, "") if isinstance(name, str) else ""
         raise ConfigError(
-            f"config.json: architectures is {shown(architectures)}; "
-            f"supported: {', '.join(sorted(supported))}"
+            f"config.json: architectures is {shown(architectures)}"
+            f"{lacks and f', which has {lacks}'}; supported: {', '.join(sorted(supported))}"
         )
     language = name.replace(ENDING, "ForCausalLM")
-    raw = RawConfig(with_absent(name, raw.fields))
+    fields = text_tower(raw.fields) if name in TEXT_TOWERS else raw.fields
+    raw = RawConfig(with_absent(name, fields))
     config, weights = supported[name](raw, language), MODEL_WEIGHTS
     if name in _CLASSIFIERS:
         config, weights = with_classes(config, name, raw), head_weights(weights)
     layers = tuple(layer_weights(config, layer) for layer in range(config.num_layers))
-    return Architecture(config, weights, layers, read_storage(raw.fields))
+    trunk = "model.language_model" if name in TEXT_TOWERS else "model"
+    below = {part: name.replace("model.", f"{trunk}.", 1) for part, name in weights.items()}
+    unread = _UNREAD if config.delta_net is not None else ()
+    return Architecture(config, below, layers, trunk, unread, read_storage(raw.fields))

@@ -37,6 +37,19 @@ MLP_BIAS = {
 }
 
 
+# Linear attention in place of attention.
+DELTA_NET = {
+    "delta_qkv": "linear_attn.in_proj_qkv.weight",
+    "delta_z": "linear_attn.in_proj_z.weight",
+    "delta_b": "linear_attn.in_proj_b.weight",
+    "delta_a": "linear_attn.in_proj_a.weight",
+    "delta_conv": "linear_attn.conv1d.weight",
+    "delta_log": "linear_attn.A_log",
+    "delta_dt": "linear_attn.dt_bias",
+    "delta_norm": "linear_attn.norm.weight",
+    "delta_o": "linear_attn.out_proj.weight",
+}
+
 MIXTURE = {
     "router": "mlp.gate.weight",
     "expert_gate": "mlp.experts.{expert}.gate_proj.weight",
@@ -62,6 +75,8 @@ def layer_weights(config: DecoderConfig, layer: int) -> dict[str, str]:
         (config.post_norms, POST_NORMS),
     ):
         names |= more if present else {}
+    if config.is_linear(layer):
+        names = {part: name for part, name in names.items() if "self_attn." not in name} | DELTA_NET
     if config.mixture is not None and config.mixture.layers[layer]:
         dense = ("gate", "up", "down")
         names = {part: name for part, name in names.items() if part not in dense} | MIXTURE

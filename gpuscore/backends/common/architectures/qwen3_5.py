@@ -1,0 +1,130 @@
+"""Qwen3.5's dense text models: layers of linear attention, and full attention in between."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpuscore.backends.common.hf_config import (
+    FULL,
+    LINEAR,
+    DecoderConfig,
+    DeltaNet,
+    RawConfig,
+    decoder_config,
+    read_rope,
+)
+from gpuscore.errors import ConfigError
+from gpuscore.models.files import as_object, shown
+
+ROTATED = 0.25  # of a head, by default
+# Keys of a model of text and pictures that stand beside `text_config` and belong to both, and those
+# of its pictures, which are not served.
+_OF_BOTH = {
+    *("architectures", "dtype", "torch_dtype", "tie_word_embeddings", "id2label", "num_labels"),
+    *("problem_type", "quantization_config", "compression_config"),
+}
+_OF_PICTURES = {
+    *("text_config", "vision_config", "model_type", "image_token_id", "video_token_id"),
+    *("vision_start_token_id", "vision_end_token_id", "language_model_only"),
+}
+
+
+def qwen3_5(raw: RawConfig, name: str) -> DecoderConfig:
+    """Read Qwen3.5: linear layers, rotation of a quarter of each head, gated attention, norm
+    weights stored minus 1."""
+    head_dim = raw.integer("head_dim")
+    return decoder_config(
+        raw,
+        name,
+        head_dim=head_dim,
+        rope=read_rope(RawConfig(raw.fields | _ropes(raw))),
+        rotary_dim=_rotary_dim(raw, head_dim),
+        delta_net=_delta_net(raw),
+        qk_norm=True,
+        one_plus_norms=True,
+        output_gate=True,
+    )
+
+
+def text_tower(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json of a model of text and pictures as if it had the text's part alone.
+
+    Raises:
+        ConfigError: a key of the text model stands where transformers does not read it.
+    """
+    text = as_object(fields.get("text_config"), "config.json: text_config")
+    beside = {name: value for name, value in fields.items() if name not in _OF_PICTURES}
+    for name in sorted(set(beside) & set(text) - _OF_BOTH):
+        if beside[name] != text[name]:
+            raise ConfigError(
+                f"config.json: {name} is {shown(beside[name])}, and {shown(text[name])} in "
+                "text_config, which transformers reads; supported: both alike, or one of them"
+            )
+    tied = bool(fields.get("tie_word_embeddings"))
+    if text.get("tie_word_embeddings") not in (None, tied):
+        raise ConfigError(
+            f"config.json: tie_word_embeddings is {tied}, and {not tied} in text_config; "
+            "supported: both alike"
+        )
+    return {**text, **beside, "tie_word_embeddings": tied}
+
+
+# Keys of Qwen3.5's ropes that others do not have. The sections of a head that pictures rotate by
+# height and width turn by the position where all three positions are the same, as in text.
+_OF_ROPES = ("partial_rotary_factor", "mrope_section", "mrope_interleaved")
+
+
+def _ropes(raw: RawConfig) -> dict[str, Any]:
+    """Return the ropes without their own keys."""
+    return {
+        key: {name: value for name, value in rope.items() if name not in _OF_ROPES}
+        for key in ("rope_parameters", "rope_scaling")
+        if isinstance(rope := raw.get(key), dict)
+    }
+
+
+def _rotary_dim(raw: RawConfig, head_dim: int) -> int:
+    """Return how many numbers of a head are rotated; a rope's own factor comes first."""
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling")
+    inner = rope.get("partial_rotary_factor") if isinstance(rope, dict) else None
+    whole = raw.get("partial_rotary_factor")
+    factor = next((one for one in (inner, whole) if one is not None), ROTATED)
+    share = RawConfig({"partial_rotary_factor": factor}).number("partial_rotary_factor")
+    size = int(head_dim * share)
+    if share > 1 or size < 2 or size % 2:
+        raise ConfigError(
+            f"config.json: partial_rotary_factor is {shown(factor)}, which rotates {size} of "
+            f"{head_dim} numbers of a head; supported: an even number from 2 to {head_dim}"
+        )
+    return size
+
+
+def _delta_net(raw: RawConfig) -> DeltaNet:
+    net = DeltaNet(
+        num_key_heads=raw.integer("linear_num_key_heads"),
+        num_value_heads=raw.integer("linear_num_value_heads"),
+        key_dim=raw.integer("linear_key_head_dim"),
+        value_dim=raw.integer("linear_value_head_dim"),
+        kernel=raw.integer("linear_conv_kernel_dim"),
+        layers=_linear_layers(raw),
+    )
+    if net.num_value_heads % net.num_key_heads or net.kernel < 2:
+        raise ConfigError(
+            f"config.json: linear_num_value_heads {net.num_value_heads} must be a multiple of "
+            f"linear_num_key_heads {net.num_key_heads}, and linear_conv_kernel_dim {net.kernel} "
+            "at least 2"
+        )
+    return net
+
+
+def _linear_layers(raw: RawConfig) -> tuple[bool, ...]:
+    num_layers, kinds = raw.integer("num_hidden_layers"), raw.get("layer_types")
+    if kinds is None:
+        interval = raw.integer("full_attention_interval")
+        return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
+    known = isinstance(kinds, list) and all(kind in (FULL, LINEAR) for kind in kinds)
+    if not known or len(kinds) != num_layers:
+        raise ConfigError(
+            f"config.json: layer_types is {shown(kinds)}; supported: {num_layers} entries "
+            f"(num_hidden_layers), each {FULL} or {LINEAR}"
+        )
+    return tuple(kind == LINEAR for kind in kinds)

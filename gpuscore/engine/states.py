@@ -1,0 +1,94 @@
+"""Slots for the states of models with linear layers: which a request has, and which are cached.
+
+A request writes the state after each of its chunks into a slot of its own, where the next chunk and
+the items find it, and a long item's into another one. A chunk overwrites the state that it began
+with, so work that is taken back begins again at the state that the request began with, which is
+cached and shared, or zeros.
+
+At some boundaries of full pages a query's state is kept in a further slot, which is published under
+the key of the page that ends there. A cached query can be used up to such a boundary only.
+"""
+
+from dataclasses import dataclass, field
+
+from gpuscore.engine.pages import PageKey, PagePool
+from gpuscore.types.batch import BackendLimits
+
+SPACING = 512  # tokens, at least, between the states of one query that are kept for others
+MOST = 8  # such states of one query
+RESERVE = 4  # a request takes slots for them while over one of so many is free or cached
+
+
+@dataclass(slots=True)
+class JobStates:
+    """The slots of one request's states; -1 = none."""
+
+    found: int = -1  # after the query tokens that were cached; shared
+    query: int = -1  # after the query's last chunk
+    item: int = -1  # after the long item's last chunk
+    kept: dict[int, int] = field(default_factory=dict)  # of the query, by number of tokens
+
+    @property
+    def slots(self) -> list[int]:
+        return [slot for slot in (self.found, self.query, self.item) if slot >= 0] + [
+            *self.kept.values()
+        ]
+
+
+class StateSlots(PagePool):
+    """Reference counts of all slots, and an index of states by the page that ends at each."""
+
+    def __init__(self, limits: BackendLimits, prefix_cache: bool) -> None:
+        super().__init__(limits.num_states)
+        self._size, self._prefix_cache = limits.page_size, prefix_cache
+
+    def find_last(self, keys: tuple[PageKey, ...], pages: int) -> tuple[int, int]:
+        """Find the last state at the end of one of the first `pages` pages.
+
+        Returns:
+            The number of pages up to there, and the slot, to which it takes a reference; (0, -1) if
+            there is none.
+        """
+        for count in range(pages, 0, -1):
+            if slots := self.find([keys[count - 1]])[0]:
+                return count, slots[0]
+        return 0, -1
+
+    def take(self, states: JobStates, found: int, cut: int, base: int | None) -> bool:
+        """Give a request the slots that it needs, and some for the cache if there are many.
+
+        Args:
+            states: of the request, with the slot that was found.
+            found: query tokens that were cached.
+            cut: tokens of the query.
+            base: query tokens whose pages its long items share; None = it has no long item.
+
+        Returns:
+            False if too few slots are free or cached; then it got none.
+        """
+        for_base = base is not None and base > found
+        slots = self.allocate((cut > found) + (base is not None) + for_base)
+        if slots is None:
+            return False
+        own = slots.tolist()
+        if cut > found:
+            states.query = own.pop()
+        if base is not None:
+            states.item = own.pop()
+            if for_base:
+                states.kept[base] = own.pop()
+        for tokens in self._boundaries(found, cut) if self._prefix_cache else ():
+            if RESERVE * (self.num_free + self.num_cached) <= self.num_pages:
+                break
+            if tokens not in states.kept and (slots := self.allocate(1)) is not None:
+                states.kept[tokens] = int(slots[0])
+        return True
+
+    def _boundaries(self, found: int, cut: int) -> list[int]:
+        """Return the numbers of query tokens whose state is worth a slot, the best first."""
+        last, spacing = cut // self._size * self._size, SPACING
+        while last - found > (MOST - 1) * spacing:
+            spacing *= 2
+        first = (found // spacing + 1) * spacing
+        spaced = [tokens for tokens in range(first, last, spacing) if tokens % self._size == 0]
+        return ([last] if last > found else []) + spaced[::-1]

@@ -1,0 +1,265 @@
+/* Linear attention by the gated delta rule for CPUs: `rule.py` of gpuscore's delta_net defines the
+   results, `delta.py` calls the functions. All is float32 inside; a row's result depends on its own
+   prompt and on the place of its chunk's rows alone. */
+
+#include "numbers.h"
+
+#include <omp.h>
+
+/* Numbers of a vector, a * b + c, and a vector of one number. */
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#define LANES 16
+#define MULTIPLY_ADD(a, b, c) _mm512_fmadd_ps(a, b, c)
+#define SPLAT(x) _mm512_set1_ps(x)
+#elif defined(__FMA__)
+#include <immintrin.h>
+#define LANES 8
+#define MULTIPLY_ADD(a, b, c) _mm256_fmadd_ps(a, b, c)
+#define SPLAT(x) _mm256_set1_ps(x)
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#define LANES 4
+#define MULTIPLY_ADD(a, b, c) vfmaq_f32(c, a, b)
+#define SPLAT(x) vdupq_n_f32(x)
+#else
+#define LANES 4
+#define MULTIPLY_ADD(a, b, c) ((a) * (b) + (c))
+#define SPLAT(x) ((floats){(x), (x), (x), (x)})
+#endif
+
+/* Rows and vectors of a block of a product: their sums fit a CPU's vector registers. */
+#define ROWS 4
+#define VECTORS (LANES == 16 ? 4 : 2)
+#define LONGEST 64 /* rows of a chunk, as in layout.py */
+
+typedef float floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+static inline __attribute__((always_inline)) void
+block(float *const *out, const float *const *x, const float *matrix, int64_t depth, int64_t stride,
+      int64_t column, int add, const int rows, const int vectors)
+{
+    floats sums[ROWS][4];
+    for (int row = 0; row < rows; row++)
+        for (int v = 0; v < vectors; v++)
+            sums[row][v] = add ? *(const floats *)(out[row] + column + v * LANES) : (floats){0};
+    for (int64_t d = 0; d < depth; d++) {
+        floats m[4];
+        for (int v = 0; v < vectors; v++)
+            m[v] = *(const floats *)(matrix + d * stride + column + v * LANES);
+        for (int row = 0; row < rows; row++)
+            for (int v = 0; v < vectors; v++)
+                sums[row][v] = MULTIPLY_ADD(SPLAT(x[row][d]), m[v], sums[row][v]);
+    }
+    for (int row = 0; row < rows; row++)
+        for (int v = 0; v < vectors; v++)
+            *(floats *)(out[row] + column + v * LANES) = sums[row][v];
+}
+
+static inline __attribute__((always_inline)) void
+all_columns(float *const *out, const float *const *x, const float *matrix, int64_t depth,
+            int64_t stride, int64_t width, int add, const int rows)
+{
+    int64_t column = 0;
+    for (; column + VECTORS * LANES <= width; column += VECTORS * LANES)
+        block(out, x, matrix, depth, stride, column, add, rows, VECTORS);
+    for (; column + LANES <= width; column += LANES)
+        block(out, x, matrix, depth, stride, column, add, rows, 1);
+    for (; column < width; column++)
+        for (int row = 0; row < rows; row++) {
+            float sum = add ? out[row][column] : 0.0f;
+            for (int64_t d = 0; d < depth; d++)
+                sum += x[row][d] * matrix[d * stride + column];
+            out[row][column] = sum;
+        }
+}
+
+/* out [rows, width] = (out, if `add`, plus) x [rows, depth] times matrix [depth, width]. */
+static void multiply(float *const *out, const float *const *x, const float *matrix, int64_t rows,
+                     int64_t depth, int64_t stride, int64_t width, int add)
+{
+    int64_t row = 0;
+    for (; row + ROWS <= rows; row += ROWS)
+        all_columns(out + row, x + row, matrix, depth, stride, width, add, ROWS);
+    for (; row < rows; row++)
+        all_columns(out + row, x + row, matrix, depth, stride, width, add, 1);
+}
+
+/* Rows of mixed, and of `extra` from place `rows` on, convolved and through SiLU; the heads of
+   queries and keys, `keys` columns each, are normed, and queries scaled. The last row of out
+   [rows + 1, columns] is zeros. `weight` is [kernel, columns]. */
+void convolve(float *out, const number *mixed, const number *extra, const int64_t *places,
+              const float *weight, int64_t rows, int64_t columns, int64_t kernel, int64_t keys,
+              int64_t size, int64_t stride, int32_t threads)
+{
+    float root = sqrtf((float)size);
+    memset(out + rows * columns, 0, columns * sizeof(float));
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * columns > GRAIN)
+    for (int64_t row = 0; row < rows; row++) {
+        float *to = out + row * columns;
+        memset(to, 0, columns * sizeof(float));
+        for (int64_t tap = 0; tap < kernel; tap++) {
+            int64_t place = places[row * kernel + tap];
+            const number *x = place < rows ? mixed + place * stride : extra + (place - rows) * columns;
+            const float *w = weight + tap * columns;
+#pragma omp simd
+            for (int64_t i = 0; i < columns; i++)
+                to[i] += w[i] * wide(x[i]);
+        }
+#pragma omp simd
+        for (int64_t i = 0; i < columns; i++)
+            to[i] = to[i] / (1.0f + exponential(-to[i]));
+        for (int64_t head = 0; head < 2 * keys; head += size) {
+            float factor = inverse_root_mean_square(to + head, size, 1e-6f / (float)size) / root;
+            factor = head < keys ? factor / root : factor;
+#pragma omp simd
+            for (int64_t i = 0; i < size; i++)
+                to[head + i] *= factor;
+        }
+    }
+}
+
+/* The norm of each head of x [rows, heads, size], times SiLU of the gate, rounded once. */
+void gated_norm(number *out, const float *x, const number *gate, const float *weight, float eps,
+                int64_t rows, int64_t heads, int64_t size, int64_t stride, int32_t threads)
+{
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * heads * size > GRAIN)
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t head = 0; head < heads; head++) {
+            int64_t at = (row * heads + head) * size;
+            const number *g = gate + row * stride + head * size;
+            float inverse = inverse_root_mean_square(x + at, size, eps);
+#pragma omp simd
+            for (int64_t i = 0; i < size; i++) {
+                float open = wide(g[i]);
+                open = open / (1.0f + exponential(-open));
+                out[at + i] = rounded(x[at + i] * inverse * weight[i] * open);
+            }
+        }
+}
+
+/* The chunk of one head: its rows, and where its numbers are. */
+typedef struct {
+    const float *q[LONGEST], *k[LONGEST], *v[LONGEST];
+    float *out[LONGEST];
+    float strength[LONGEST], decay[LONGEST]; /* logarithm since the chunk's beginning */
+    int64_t length, padded, key_size, value_size, state_stride;
+    const float *state; /* before the chunk, or NULL */
+    float *end;         /* the state after it, or NULL */
+} chunk;
+
+/* Outputs and end state of one chunk; `work` has room for what `delta_chunks` says. */
+static void run_chunk(const chunk *c, float *work)
+{
+    int64_t length = c->length, padded = c->padded, width = c->value_size;
+    float *keys = work, *system = keys + c->key_size * padded, *scores = system + LONGEST * padded;
+    float *written = scores + LONGEST * padded;
+    float *of_system[LONGEST], *of_scores[LONGEST], *of_written[LONGEST];
+    for (int64_t d = 0; d < c->key_size; d++)
+        for (int64_t i = 0; i < padded; i++)
+            keys[d * padded + i] = i < length ? c->k[i][d] : 0.0f;
+    for (int64_t i = 0; i < length; i++) {
+        of_system[i] = system + i * padded;
+        of_scores[i] = scores + i * padded;
+        of_written[i] = written + i * width;
+    }
+    multiply(of_system, c->k, keys, length, c->key_size, padded, padded, 0);
+    multiply(of_scores, c->q, keys, length, c->key_size, padded, padded, 0);
+    for (int64_t i = 0; i < length; i++)
+        for (int64_t j = 0; j < padded; j++) {
+            float between = j <= i ? exponential(c->decay[i] - c->decay[j]) : 0.0f;
+            system[i * padded + j] = j < i ? -c->strength[i] * between * of_system[i][j] : 0.0f;
+            scores[i * padded + j] = j <= i ? between * of_scores[i][j] : 0.0f;
+        }
+    if (c->state) {
+        multiply(of_written, c->k, c->state, length, c->key_size, c->state_stride, width, 0);
+        multiply(c->out, c->q, c->state, length, c->key_size, c->state_stride, width, 0);
+    }
+    for (int64_t i = 0; i < length; i++) {
+        float kept = exponential(c->decay[i]);
+#pragma omp simd
+        for (int64_t x = 0; x < width; x++) {
+            float known = c->state ? kept * of_written[i][x] : 0.0f;
+            of_written[i][x] = c->strength[i] * (c->v[i][x] - known);
+            c->out[i][x] = c->state ? kept * c->out[i][x] : 0.0f;
+        }
+    }
+    for (int64_t first = 0; first < length; first += ROWS) { /* of four rows each */
+        int64_t rows = length - first < ROWS ? length - first : ROWS;
+        multiply(of_written + first, (const float *const *)of_system + first, written, rows, first,
+                 width, width, 1);
+        for (int64_t i = first + 1; i < first + rows; i++)
+            for (int64_t j = first; j < i; j++) {
+                float factor = system[i * padded + j];
+#pragma omp simd
+                for (int64_t x = 0; x < width; x++)
+                    of_written[i][x] += factor * of_written[j][x];
+            }
+    }
+    multiply(c->out, (const float *const *)of_scores, written, length, length, width, width, 1);
+    if (!c->end)
+        return;
+    float total = c->decay[length - 1], all = exponential(total);
+    for (int64_t i = 0; i < length; i++) {
+        float kept = exponential(total - c->decay[i]);
+#pragma omp simd
+        for (int64_t x = 0; x < width; x++)
+            of_written[i][x] *= kept;
+    }
+    for (int64_t d = 0; d < c->key_size; d += LONGEST) {
+        const float *from[LONGEST];
+        float *to[LONGEST];
+        int64_t rows = c->key_size - d < LONGEST ? c->key_size - d : LONGEST;
+        for (int64_t i = 0; i < rows; i++) {
+            from[i] = keys + (d + i) * padded;
+            to[i] = c->end + (d + i) * c->state_stride;
+#pragma omp simd
+            for (int64_t x = 0; x < width; x++)
+                to[i][x] = c->state ? all * c->state[(d + i) * c->state_stride + x] : 0.0f;
+        }
+        multiply(to, from, written, rows, length, width, width, 1);
+    }
+}
+
+/* Numbers that a thread needs. */
+static int64_t room(int64_t key_size, int64_t value_size)
+{
+    return LONGEST * (key_size + 2 * LONGEST + value_size);
+}
+
+/* All chunks [chunks, length] of a group, whose rows are numbered up to `last`, which is padding.
+   `convolved` holds queries, keys and values side by side; `ends` says where end states go, -1 =
+   nowhere; `sources` where a chunk's state is in `before`, NULL = they begin with zeros. */
+void delta_chunks(float *out, float *states, const float *convolved, const float *strength,
+                  const float *decay, const int64_t *rows, const int64_t *sources,
+                  const int64_t *ends, const float *before, float *work, int64_t siblings,
+                  int64_t chunks, int64_t length, int64_t last, int64_t heads, int64_t repeat,
+                  int64_t key_size, int64_t value_size, int32_t threads)
+{
+    int64_t values = heads * repeat, keys = heads * key_size, stride = values * value_size;
+    int64_t columns = 2 * keys + stride, state_size = heads * key_size * repeat * value_size;
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t task = 0; task < chunks * values; task++) {
+        int64_t number = task / values, head = task % values, key_head = head / repeat;
+        int64_t at = key_head * key_size * repeat * value_size + head % repeat * value_size;
+        chunk c = {.key_size = key_size, .value_size = value_size};
+        c.state_stride = repeat * value_size;
+        float sum = 0.0f;
+        for (; c.length < length && rows[number * length + c.length] != last; c.length++) {
+            int64_t row = rows[number * length + c.length];
+            const float *x = convolved + row * columns;
+            c.q[c.length] = x + key_head * key_size;
+            c.k[c.length] = x + keys + key_head * key_size;
+            c.v[c.length] = x + 2 * keys + head * value_size;
+            c.out[c.length] = out + row * stride + head * value_size;
+            c.strength[c.length] = strength[row * values + head];
+            c.decay[c.length] = sum += decay[row * values + head];
+        }
+        c.padded = (c.length + LANES - 1) / LANES * LANES;
+        if (sources)
+            c.state = before + sources[siblings ? 0 : number] * state_size + at;
+        if (ends[number] >= 0)
+            c.end = states + ends[number] * state_size + at;
+        run_chunk(&c, work + omp_get_thread_num() * room(key_size, value_size));
+    }
+}

@@ -1,0 +1,341 @@
+"""Promise: linear layers compute the recurrence over the tree of segments, whatever the layout, and
+every defect planted on purpose is seen."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from gpuscore import Scorer
+from gpuscore.backends.common.hf_config import DeltaNet
+from gpuscore.backends.torch.compiler import eagerly
+from gpuscore.backends.torch.delta_net import layer, layout
+from gpuscore.backends.torch.delta_net.layer import DeltaWeights, LinearAttention, LinearPass
+from gpuscore.backends.torch.delta_net.states import StatePool
+from gpuscore.backends.torch.rows_in_c import in_c
+from gpuscore.engine import jobs
+from gpuscore.engine.states import StateSlots
+from gpuscore.types.batch import Prefix, Segment, pack, page_slots
+from support.batches import NO_PAGES, Pages, int32, item_segments, random_batch
+from support.models import random_ids, reference_logprobs
+from support.recurrence import State, Weights, recurrence
+
+LABELS = [3, 17, 399]
+VISIBLE = 1e-2
+SLOTS = 12
+NET = DeltaNet(2, 6, 12, 20, 4, (True,))
+
+
+class Config:
+    """The part of a `DecoderConfig` that one linear layer needs."""
+
+    def __init__(self, net):
+        self.delta_net, self.num_layers, self.rms_norm_eps = net, 1, 1e-5
+
+
+def with_states(rng, batch):
+    """Give the prefixes of a batch states, and keep the states after some rows."""
+    cached = batch.prefix_lens > 0
+    free = rng.permutation(SLOTS)
+    states = np.where(cached, free[: len(cached)], -1)
+    count = min(5, batch.num_tokens)
+    rows = np.sort(rng.choice(batch.num_tokens, count, replace=False))
+    return replace(
+        batch,
+        prefix_states=int32(states),
+        state_rows=int32(rows),
+        state_slots=int32(free[len(cached) : len(cached) + count]),
+    )
+
+
+def grouped(matrix, net):
+    """Return a matrix [Hk, Dk, R Dv], as the pool has it, head by head."""
+    by_value = matrix.reshape(net.num_key_heads, net.key_dim, -1, net.value_dim)
+    return by_value.transpose(0, 2, 1, 3).reshape(-1, net.key_dim, net.value_dim)
+
+
+def compare(rng, batch, net=NET, sharp=False, compiler=eagerly):
+    """Compare one layer's outputs and states with the recurrence; other slots hold NaN."""
+
+    def normal(*shape):
+        return torch.from_numpy(rng.standard_normal(shape)).float()
+
+    heads = net.num_value_heads
+    weights = DeltaWeights(
+        normal(net.kernel, net.convolved),
+        -normal(heads).exp(),
+        normal(heads),
+        normal(net.value_dim),
+    )
+    if sharp:  # hardly any decay, and rows that are overwritten: the hardest systems to solve
+        weights.decay.mul_(1e-4)
+    pool = StatePool(Config(net), SLOTS, torch.float32, torch.device("cpu"))
+    matrices, tails = pool.matrices[0].fill_(torch.nan), pool.tails[0].fill_(torch.nan)
+    for slot in batch.prefix_states[batch.prefix_states >= 0].tolist():
+        matrices[slot], tails[slot] = normal(*matrices.shape[1:]), normal(*tails.shape[1:])
+    slots = {
+        slot: State(
+            grouped(matrices[slot].numpy().astype(float), net), tails[slot].double().numpy()
+        )
+        for slot in range(SLOTS)
+    }
+    columns = net.convolved + heads * (net.value_dim + 2)
+    rows = normal(batch.num_tokens, columns)
+    if sharp:
+        rows[:] = rows[:1] + 0.05 * rows
+    numbers = [
+        getattr(weights, name).double().numpy() for name in ("conv", "decay", "bias", "norm")
+    ]
+    want, kept = recurrence(batch, net, Weights(*numbers, 1e-5), rows.double().numpy(), slots)
+    got = LinearAttention(Config(net), pool, compiler).prepare(batch).run(0, weights, rows)
+    np.testing.assert_allclose(got, want, atol=2e-4, rtol=2e-4)
+    for slot, state in kept.items():
+        found = grouped(matrices[slot].numpy(), net)
+        np.testing.assert_allclose(found, state.matrix, atol=1e-4, rtol=1e-3)
+        np.testing.assert_array_equal(tails[slot].numpy(), state.tail.astype(np.float32))
+    untouched = set(range(SLOTS)) - set(kept) - set(batch.prefix_states.tolist())
+    assert matrices[sorted(untouched)].isnan().all()
+
+
+@pytest.fixture(scope="module", params=["torch", "c"])
+def compiler(request):
+    return eagerly if request.param == "torch" else in_c(torch.float32)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "net",
+    [NET, DeltaNet(3, 3, 8, 4, 2, (True,)), DeltaNet(1, 2, 4, 4, 7, (True,))],
+    ids=["grouped", "equal", "wide"],
+)
+def test_random_trees(seed, net, compiler):
+    rng = np.random.default_rng(seed)
+    compare(rng, with_states(rng, random_batch(rng, 4096, 16)), net, compiler=compiler)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 63, 64, 65, 127, 128, 129, 200])
+def test_chains_of_short_segments(length, compiler):
+    """A convolution sees rows of several ancestors; chunks of 64 end within segments, or with."""
+    rng = np.random.default_rng(length)
+    lengths = [length, 1, 1, 1, 2, 1, length, 1]
+    segments = [Segment(int32([0] * n), 0, 0, parent=index - 1) for index, n in enumerate(lengths)]
+    compare(rng, with_states(rng, pack(segments, [Prefix(0, NO_PAGES)])), compiler=compiler)
+
+
+def test_rows_that_overwrite_each_other(compiler):
+    """Keys are almost alike and nothing decays: an inverse by powers would lose all digits."""
+    rng = np.random.default_rng(0)
+    segments = [Segment(int32([0] * 150), 0, 0), *item_segments([[0] * 40] * 5, 150, 0, 0, [1])]
+    compare(rng, with_states(rng, pack(segments, [Prefix(0, NO_PAGES)])), NET, True, compiler)
+
+
+def test_a_prefix_without_a_state_is_refused(shared_backends):
+    backend = shared_backends.get("torch", "qwen3_5", device="cpu", max_batch_tokens=512)
+    batch = pack(item_segments([[1, 2]], 20, 0, -1, LABELS), [Prefix(20, int32([0, 1]))])
+    with pytest.raises(ValueError, match="prefix of 20 tokens has no state"):
+        backend.collect(backend.extend(batch))
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_isolation_is_exact(shared_backends, cached):
+    """With unchanged shapes, another item or request changes not a single bit, nor does another
+    state."""
+    backend = shared_backends.get("torch", "qwen3_5", device="cpu", max_batch_tokens=512)
+    rng, size, cut = np.random.default_rng(1), backend.limits.page_size, 70
+    query, stranger = random_ids(rng, cut), random_ids(rng, 21)
+    items = [random_ids(rng, n) for n in (5, 20, 20, 1, 33)]
+    pages = Pages.shuffled(rng, 64, size).of(0, cut)
+    slots = page_slots(pages, 0, cut, size)
+    first = Segment(int32(query), 0, 0, slots=slots, states=[(cut, 5)])
+    backend.collect(backend.extend(pack([first], [Prefix(0, pages)])))
+
+    def score(items, stranger, guest):
+        prefixes = [Prefix(cut, pages, 5) if cached else Prefix(0, pages), Prefix(0, NO_PAGES)]
+        own = [] if cached else [Segment(int32(query), 0, 0)]
+        segments = [*own, *item_segments(items, cut, 0, -1 if cached else 0, LABELS)]
+        parent = len(segments)
+        segments.append(Segment(int32(stranger), 0, 1, states=[(8, 3), (21, 4)]))
+        segments += item_segments([guest], len(stranger), 1, parent, LABELS)
+        scores = backend.collect(backend.extend(pack(segments, prefixes)))
+        return np.column_stack([scores.label_logits.reshape(-1, len(LABELS)), scores.lse])
+
+    base = score(items, stranger, random_ids(rng, 9))
+    for changed in range(len(items)):
+        other = list(items)
+        other[changed] = random_ids(rng, len(items[changed]))
+        moved = score(other, random_ids(rng, len(stranger)), random_ids(rng, 9))
+        same = [i for i in range(len(items)) if i != changed]
+        assert np.array_equal(moved[same], base[same]), f"item {changed} leaks"
+        assert not np.array_equal(moved[changed], base[changed])
+        assert not np.array_equal(moved[-1], base[-1])
+
+
+# ---- defects ----
+
+
+def worst_error(tiny_model, **options):
+    """Return max |delta log p| of a query in chunks and its items, beside another request's, cold,
+    then with the cached state, and then of a longer query that begins with it."""
+    directory, model = tiny_model("qwen3_5")
+    rng = np.random.default_rng(0)
+    query, items = random_ids(rng, 75), [random_ids(rng, n) for n in (3, 9, 1, 20, 33, 70)]
+    longer = query + random_ids(rng, 30)
+    errors = []
+    with Scorer(str(directory), max_batch_tokens=64, **options) as scorer:
+        for prompt in (query, query, longer):
+            want = reference_logprobs(model, [prompt + item for item in items])[:, LABELS]
+            result = scorer.score(prompt, items, label_token_ids=LABELS, logprobs=True)
+            errors.append(np.abs(result.logprobs - want).max())
+    return max(errors)
+
+
+def test_without_a_defect(tiny_model):
+    assert worst_error(tiny_model) < 1e-4
+
+
+def changed(monkeypatch, owner, name, change):
+    monkeypatch.setattr(owner, name, change(getattr(owner, name)))
+
+
+def a_state_leaks_to_a_sibling(monkeypatch):
+    """Every segment begins where the segment before it in the batch ended."""
+
+    def chained(make):
+        def chunks(batch, place):
+            made = make(batch, place)
+            return replace(made, parents=[*range(-1, len(made.parents) - 1)])
+
+        return chunks
+
+    changed(monkeypatch, layout, "_chunks", chained)
+
+
+def items_begin_without_a_state(monkeypatch):
+    def rootless(make):
+        def chunks(batch, place):
+            made = make(batch, place)
+            firsts = set(np.searchsorted(made.starts, batch.cu_seqlens[:-1]).tolist())
+            parents = [-1 if i in firsts else parent for i, parent in enumerate(made.parents)]
+            return replace(made, parents=parents)
+
+        return chunks
+
+    changed(monkeypatch, layout, "_chunks", rootless)
+
+
+def the_decay_is_dropped(monkeypatch):
+    def dropped(run):
+        return lambda one, index, w, x: run(one, index, replace(w, decay=w.decay * 0), x)
+
+    changed(monkeypatch, LinearPass, "run", dropped)
+
+
+def the_strength_is_dropped(monkeypatch):
+    changed(
+        monkeypatch,
+        LinearPass,
+        "_in_levels",
+        lambda run: (
+            lambda one, index, rows, strength, decay: run(
+                one, index, rows, strength * 0 + 0.5, decay
+            )
+        ),
+    )
+
+
+def the_convolution_has_the_wrong_requests_tail(monkeypatch):
+    """A row sees the kept rows in another order, as another request's."""
+    changed(
+        monkeypatch,
+        layer,
+        "convolve",
+        lambda run: lambda mixed, extra, *rest: run(mixed, extra.roll(1, 0), *rest),
+    )
+
+
+def the_convolution_does_not_see_the_parent(monkeypatch):
+    def blind(before):
+        def places(batch, place, count):
+            found = before(batch, place, count)
+            found[:] = batch.num_tokens + (int(place.max(initial=-1)) + 1) * count
+            return found
+
+        return places
+
+    changed(monkeypatch, layout, "_before", blind)
+
+
+def a_chunk_keeps_the_state_before_its_last_row(monkeypatch):
+    def early(kept):
+        def states(job, start, stop, size):
+            return [(max(1, at - 1), slot) for at, slot in kept(job, start, stop, size)]
+
+        return states
+
+    changed(monkeypatch, jobs.Job, "kept_states", early)
+
+
+def a_long_item_begins_at_the_querys_end(monkeypatch):
+    """It computes the rest of the query again, so that its tokens would count twice."""
+    changed(
+        monkeypatch,
+        jobs,
+        "_state_before",
+        lambda before: (
+            lambda job, base, start: (
+                job.states.query if base and not start else before(job, base, start)
+            )
+        ),
+    )
+
+
+def pages_without_a_state_are_used(monkeypatch):
+    """A query's cached pages are used up to the last one, with an earlier state."""
+
+    def all_of_them(find):
+        def found(slots, keys, pages):
+            count, slot = find(slots, keys, pages)
+            return (pages if slot >= 0 else count), slot
+
+        return found
+
+    changed(monkeypatch, StateSlots, "find_last", all_of_them)
+
+
+def the_head_is_rotated_whole(monkeypatch):
+    from gpuscore.backends.torch import decoder
+
+    changed(
+        monkeypatch,
+        decoder,
+        "inverse_frequencies",
+        lambda make: lambda rope, size, device: make(rope, 16, device),
+    )
+
+
+def the_output_has_no_gate(monkeypatch):
+    from gpuscore.backends.torch.decoder import Decoder
+
+    changed(monkeypatch, Decoder, "_after", lambda after: lambda *a: after(*a[:5]))
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        a_state_leaks_to_a_sibling,
+        items_begin_without_a_state,
+        the_decay_is_dropped,
+        the_strength_is_dropped,
+        the_convolution_has_the_wrong_requests_tail,
+        the_convolution_does_not_see_the_parent,
+        a_chunk_keeps_the_state_before_its_last_row,
+        a_long_item_begins_at_the_querys_end,
+        the_head_is_rotated_whole,
+        the_output_has_no_gate,
+    ],
+    ids=lambda plant: plant.__name__,
+)
+def test_a_defect_is_visible(tiny_model, monkeypatch, plant):
+    plant(monkeypatch)
+    assert worst_error(tiny_model) > VISIBLE
