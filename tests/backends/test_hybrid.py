@@ -34,7 +34,7 @@ from support.models import (
     reference_logits,
     reference_logprobs,
 )
-from support.serving import serving
+from support.serving import serving, wait_until
 from support.slow import slow
 
 from .test_every_position import request_of
@@ -181,8 +181,8 @@ def test_over_http(tiny_model, rng):
         found = [usage["prompt_tokens_details"]["cached_tokens"] for usage in cached]
         assert found == [0, 0, 32], "states are found by the caller's own digests"
         assert client.get("/info").json()["gpuscore"]["states"] == 64
-        metrics = client.get("/metrics").text
-        assert re.search(r'gpuscore_state_slots\{.*state="cached"\} 3.0', metrics)
+        kept = re.compile(r'gpuscore_state_slots\{.*state="cached"\} 3.0')
+        wait_until(lambda: kept.search(client.get("/metrics").text) is not None)
     assert reply.json()["usage"]["prompt_tokens"] == sum(map(len, prompts))
 
 
