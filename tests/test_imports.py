@@ -44,7 +44,6 @@ processes.replicas: backends.common.plan config engine system
   processes.worker
 processes.fronts: config dialects engine processes.replicas processes.worker server
 ray: gpuscore config. dialects engine models.hub processes system server ray starlette
-ray.bulk: gpuscore config engine models.hub processes.replicas processes.worker ray
 ray.columns: offline.scorer
 measure.reports:
 measure.texts:
@@ -74,7 +73,8 @@ commands.info: backends config. models.hub processes.replicas prompts
 commands.doctor: gpuscore backends config config.sources server.http.auth server.http.address torch
 commands.bulk: config config.flags dialects prompts text
 commands.bulk.options: commands.bulk config config.flags config.sources
-commands.bulk.command: gpuscore commands.bulk config. dialects models.hub processes ray.bulk
+commands.bulk.command: gpuscore commands.bulk config. dialects models.hub processes
+commands.bulk.cluster: gpuscore commands.bulk config models.hub processes prompts pyarrow ray
 commands.bulk.parquet: commands.bulk pyarrow
 commands.convert: backends.common commands.convert models prompts.model measure.progress
   tokenizers torch transformers

@@ -17,6 +17,7 @@ from gpuscore.errors import ConfigError
 from gpuscore.models.files import read_object, shown
 
 DEMO = "demo"
+MODEL_FILES = (".json", ".safetensors", ".jinja")  # that a score depends on
 # Weights in safetensors and the other files that are read; no other formats of the same weights.
 _WANTED = ["*.json", "chat_template.jinja", "*.safetensors"]
 
