@@ -9,10 +9,10 @@ import pytest
 from pyarrow import fs
 
 from gpuscore.commands.bulk.cluster.groups import LEAST_BYTES, Divider, Plan
-from gpuscore.commands.bulk.cluster.pipeline import place_for
 from gpuscore.commands.bulk.cluster.storage import InputFile, on_disk
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
+from gpuscore.processes.replicas.placement import place_on_nodes
 
 MODEL = ModelConfig()
 
@@ -42,18 +42,18 @@ NODES = [HEAD, SMALL, LARGE, node(False, CPU=64.0, GPU=8.0)]
     ],
 )
 def test_places(settings, nodes, wanted):  # type: ignore[no-untyped-def]
-    asks, model, count = place_for(nodes, replace(MODEL, **settings))
+    asks, model, count = place_on_nodes(nodes, replace(MODEL, **settings))
     assert (model.device, asks, count) == wanted
 
 
 def test_engines_on_a_node_share_its_memory():  # type: ignore[no-untyped-def]
-    _, model, _ = place_for([SMALL, LARGE], replace(MODEL, device="cpu", threads=4))
+    _, model, _ = place_on_nodes([SMALL, LARGE], replace(MODEL, device="cpu", threads=4))
     assert model.memory_fraction == pytest.approx(0.7 / 4)
 
 
 def test_a_tpu_is_refused():  # type: ignore[no-untyped-def]
     with pytest.raises(ConfigError, match="--device tpu is not supported with --ray"):
-        place_for(NODES, replace(MODEL, device="tpu"))
+        place_on_nodes(NODES, replace(MODEL, device="tpu"))
 
 
 def groups(texts: list[tuple[str, ...]], count: int = 8) -> list[int]:

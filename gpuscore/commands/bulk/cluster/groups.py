@@ -30,22 +30,16 @@ from gpuscore.commands.bulk.steps import output_checks, refuse_bad, texts_of
 from gpuscore.errors import ConfigError
 
 GROUP, NUMBER = "gpuscore.group", "gpuscore.number"  # of each row
-LINE, PLACE = "gpuscore.line", "gpuscore.place"  # of text files: a row, and the line it begins on
+LINE = "gpuscore.line"  # of text files: a row, and the line it begins on
 FILE_ROWS = 2**40  # a row's number is its number in its file, plus this for each file before
-GROUP_BYTES = 32 * 2**20  # of the input, for a group
-FEWEST, LEAST_BYTES = 8, 32 * 2**10  # groups for each engine, so that all end together; of one
+LEAST_BYTES = 32 * 2**10  # of the input, for a group
 BUCKETS = 2**20  # of queries, whose bytes are counted
 SHOWN = 256  # bytes of a text without a query that decide its group
 
 
 class Plan(msgspec.Struct, frozen=True, dict=True):
-    """The input and the settings, which all runs of a job have in common.
-
-    Attributes:
-        settings: by name.
-        groups: their number.
-        schema: of the input's columns; empty for JSON lines.
-    """
+    """The input, the settings by name and the number of groups, which all runs of a job have in
+    common. The schema is of the input's columns; empty for JSON lines."""
 
     settings: dict[str, Any]
     files: list[InputFile]
@@ -61,28 +55,8 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
             f"part-{i:06d}-{hashlib.sha256(key).hexdigest()[:16]}" for i, key in enumerate(keys)
         ]
 
-    def place(self, number: int) -> tuple[Path, int]:
-        """Return the name of a row's file and the row's number there, from 1."""
-        file, row = divmod(number, FILE_ROWS)
-        return Path(Path(self.files[file].path).name), row + 1
 
-
-def new_plan(
-    system: fs.FileSystem,
-    files: list[InputFile],
-    options: BatchOptions,
-    engines: int,
-    settings: dict[str, Any],
-) -> Plan:
-    """Return the plan for so many engines; raise ConfigError if a column is missing."""
-    size = sum(file.size for file in files)
-    groups = min(max(size // GROUP_BYTES, FEWEST * engines), size // LEAST_BYTES)
-    with on_disk(system, files[0]) as path:
-        schema = _schema(InputFiles(files[0].format, (path,)), options)
-    return Plan(settings, files, max(1, groups), schema)
-
-
-def _schema(inputs: InputFiles, options: BatchOptions) -> bytes:
+def columns_of(inputs: InputFiles, options: BatchOptions) -> bytes:
     """Check a file's columns, if they can be known beforehand; return their schema."""
     check_inputs(inputs, options)
     return b"" if inputs.format == JSON_LINES else bytes(table_schema(inputs, None).serialize())
@@ -113,15 +87,13 @@ def read_rows(
 ) -> Iterator[pa.Table]:
     """Yield the rows of a file of the plan that are in the groups that are left.
 
-    Raises:
-        ConfigError: the file has changed, has other columns than the first one, or cannot be
-            written in the output's format.
-        InvalidRequest: a row is bad, and the job is strict.
+    Raises ConfigError for a file that has changed, has other columns than the first one, or does
+    not fit the output's format, and InvalidRequest for a bad row of a strict job.
     """
     found, number, divider = plan.files[file], file * FILE_ROWS, Divider(plan)
     with on_disk(system, found) as path:
         inputs = InputFiles(found.format, (path,))
-        if found.format != JSON_LINES and _schema(inputs, options) != plan.schema:
+        if found.format != JSON_LINES and columns_of(inputs, options) != plan.schema:
             raise ConfigError(f"--input {found.path} has other columns than {plan.files[0].path}")
         check, _ = output_checks(inputs, options)
         for block in read_blocks(inputs, options, every_column=True):
@@ -139,8 +111,8 @@ def read_rows(
 def _columns(block: Any, keep: Any) -> pa.Table:
     if isinstance(block, TableBlock):
         return block.rows.take(keep)
-    lines = pa.array((pickle.dumps(block.rows[index]) for index in keep), pa.large_binary())
-    return pa.table({LINE: lines, PLACE: np.array(block.places)[keep]})
+    lines = (pickle.dumps((block.rows[index], block.places[index])) for index in keep)
+    return pa.table({LINE: pa.array(lines, pa.large_binary())})
 
 
 class GroupRows:
@@ -153,11 +125,9 @@ class GroupRows:
 
     def about(self, index: int) -> dict[str, Any]:
         """Return the place and the content of a row, as a job without Ray does."""
-        place, block, part = (
-            self._plan.place(self.numbers[index]),
-            self.block,
-            slice(index, index + 1),
-        )
+        file, row = divmod(self.numbers[index], FILE_ROWS)
+        place = Path(Path(self._plan.files[file].path).name), row + 1
+        block, part = self.block, slice(index, index + 1)
         if isinstance(block, TableBlock):
             return TableBlock(*place, block.rows[part]).about(0)
         return LineBlock(*place, block.rows[part], block.places[part]).about(0)
@@ -166,8 +136,8 @@ class GroupRows:
 def _block(table: pa.Table) -> LineBlock | TableBlock:
     if LINE not in table.column_names:
         return TableBlock(Path(), 1, table)
-    lines = [pickle.loads(line) for line in table.column(LINE).to_pylist()]  # noqa: S301
-    return LineBlock(Path(), 1, lines, table.column(PLACE).to_pylist())
+    pairs = [pickle.loads(line) for line in table.column(LINE).to_pylist()]  # noqa: S301
+    return LineBlock(Path(), 1, *map(list, zip(*pairs, strict=True)))
 
 
 def groups_of(table: pa.Table, plan: Plan) -> Iterator[tuple[str, GroupRows]]:

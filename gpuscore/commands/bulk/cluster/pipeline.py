@@ -11,7 +11,7 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,27 +23,21 @@ import ray
 import ray.data
 from ray.exceptions import RayError, RayTaskError
 
-from gpuscore.commands.bulk.cluster.groups import GROUP, Plan, new_plan, read_rows
-from gpuscore.commands.bulk.cluster.scorer import (
-    ClusterJob,
-    GroupScorer,
-    digests,
-    done_groups,
-    total,
-)
-from gpuscore.commands.bulk.cluster.storage import Output, find_files, located
+from gpuscore import __version__
+from gpuscore.commands.bulk.cluster.groups import GROUP, LEAST_BYTES, Plan, columns_of, read_rows
+from gpuscore.commands.bulk.cluster.scorer import NOTES, ClusterJob, GroupScorer, total
+from gpuscore.commands.bulk.cluster.storage import Output, find_files, located, on_disk
+from gpuscore.commands.bulk.inputs import InputFiles
 from gpuscore.commands.bulk.job import Progress, refuse_other_settings
 from gpuscore.commands.bulk.options import JSON_LINES
 from gpuscore.commands.bulk.work import WrittenState
-from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError
-from gpuscore.models.hub import DEMO
-from gpuscore.processes.replicas.placement import share_of_cpu
+from gpuscore.models.hub import DEMO, model_digests
+from gpuscore.processes.replicas.placement import place_on_nodes
 
 PLAN = ".work/plan.json"
-MOST_TASKS = 1000  # that read files
-INIT_DEATHS = 10  # of actors in a row, while they start
-TCP_SECONDS = 5.0
+GROUP_BYTES = 32 * 2**20  # of the input, for a group
+FEWEST = 8  # groups for each engine, so that all end together
 _ADDRESS = re.compile(r"(\[[^\]]+\]|[^:/\s]+):(\d{1,5})")
 
 
@@ -51,25 +45,22 @@ def run_on_cluster(given: ClusterJob, progress: Progress) -> WrittenState:
     """Run a job to its end, or go on with it.
 
     Raises:
-        ConfigError: the input, an option, the cluster or a node cannot be used, or another run is
-            at work.
-        InvalidRequest: the labels are not valid for the model; or a row is bad, and the job is
-            strict.
+        ConfigError, InvalidRequest: as `run_job`, and of the cluster and its nodes.
         EngineFailed: an engine, or what Ray cannot replace, was lost. The groups done are kept.
     """
-    model, place = given.model.unmeasured(), given.output
+    place = given.output if "://" in given.output else str(Path(given.output).absolute())
+    model = given.model.unmeasured()
     if model.model != DEMO and Path(model.model).is_dir():  # nodes have other working directories
         model = replace(model, model=str(Path(model.model).absolute()))
-    if "://" not in place:
-        place = str(Path(place).absolute())
-    given = replace(given, model=model, output=place, digests=digests(model))
+    own = model_digests(model.model, model.revision) | {"gpuscore": __version__}
+    given = replace(given, model=model, output=place, digests=own)
     output, options = Output(place), given.job.options
     with _connected(given.address), _causes():
         held = _claim(place)
-        asks, model, count = place_for(ray.nodes(), model)
+        asks, model, count = place_on_nodes(ray.nodes(), model)
         plan = _planned(given, output, max(1, count))
-        done = done_groups(output, options.output.suffix)
-        left = [group for group, name in enumerate(plan.names) if name not in done]
+        done, parts, suffix = output.names(NOTES), output.names(""), options.output.suffix
+        left = [i for i, n in enumerate(plan.names) if n not in done or n + suffix not in parts]
         room = f"room for {count} engines" if count else f"no room for an engine ({asks}): waiting"
         told = f"{len(left)} of {plan.groups} groups are left; Ray at {given.address} has {room}"
         print(f"gpuscore: {told}", file=sys.stderr)
@@ -95,8 +86,8 @@ def _scored(
     def read(batch: dict[str, Any]) -> Iterator[pa.Table]:
         yield from read_rows(system, int(batch["item"][0]), plan, options, left)
 
-    tasks = min(len(plan.files), MOST_TASKS)
-    files = ray.data.from_items(list(range(len(plan.files))), override_num_blocks=tasks)
+    tasks = len(plan.files)
+    files = ray.data.from_items(list(range(tasks)), override_num_blocks=tasks)
     rows = files.map_batches(read, batch_size=1).repartition(len(left), keys=[GROUP]).materialize()
     wanted, first = rows.count(), min(max(1, count), len(left), given.actors or len(left))
     scored = rows.map_batches(
@@ -133,12 +124,14 @@ def _planned(given: ClusterJob, output: Output, engines: int) -> Plan:
             raise ConfigError(f"the files of --input {given.input} changed; {remedy}")
         return plan
     for name in filter(output.has, ("", ".work", ".bad.jsonl")):
-        there = output.place + name
-        raise ConfigError(f"{there} exists already; remove it or choose another --output")
-    call = ray.remote(new_plan).remote(located(given.input)[0], files, options, engines, settings)
-    made: Plan = ray.get(call)
-    output.write(PLAN, msgspec.json.encode(made))
-    return made
+        raise ConfigError(f"{output.place}{name} exists already; remove it or choose another")
+    (system, _), size = located(given.input), sum(file.size for file in files)
+    groups = max(1, min(max(size // GROUP_BYTES, FEWEST * engines), size // LEAST_BYTES))
+    with on_disk(system, files[0]) as path:
+        schema = columns_of(InputFiles(files[0].format, (path,)), options)
+    plan = Plan(settings, files, groups, schema)
+    output.write(PLAN, msgspec.json.encode(plan))
+    return plan
 
 
 @contextmanager
@@ -148,8 +141,7 @@ def _connected(address: str) -> Iterator[None]:
         if not (found := _ADDRESS.fullmatch(address)):
             raise ConfigError(f"--ray {address}: the address is not auto or HOST:PORT")
         try:
-            place = found[1].strip("[]"), int(found[2])
-            socket.create_connection(place, TCP_SECONDS).close()
+            socket.create_connection((found[1].strip("[]"), int(found[2])), timeout=5.0).close()
         except (OSError, OverflowError) as error:
             raise ConfigError(f"--ray {address}: nothing answers there: {error}") from None
     before = signal.getsignal(signal.SIGTERM)
@@ -162,7 +154,7 @@ def _connected(address: str) -> Iterator[None]:
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = context.print_on_execution_start = False
     context.raise_original_map_exception = True
-    context.max_consecutive_actor_init_deaths = INIT_DEATHS
+    context.max_consecutive_actor_init_deaths = 10
     context.execution_no_progress_timeout_s = -1  # a job without nodes waits for some
     try:
         yield
@@ -171,8 +163,7 @@ def _connected(address: str) -> Iterator[None]:
 
 
 def _claim(output: str) -> Any:
-    """Return an actor whose name says that this driver writes an output, and which ends with it;
-    raise ConfigError if another driver has one."""
+    """Return an actor whose name says who writes an output; raise ConfigError if one is there."""
     claim = ray.remote(num_cpus=0)(type("Claim", (), {}))
     try:
         return claim.options(name=output, namespace="gpuscore batch").remote()
@@ -187,35 +178,9 @@ def _causes() -> Iterator[None]:
         yield
     except RayError as error:
         cause = error.cause if isinstance(error, RayTaskError) else error
+        first = str(cause).splitlines()[0]  # Ray adds lines
+        if isinstance(cause, RayError):
+            raise EngineFailed(f"{first}; the same command goes on") from error
         if isinstance(cause, ConfigError | EngineFailed | GpuscoreError):
-            raise type(cause)(str(cause).splitlines()[0]) from None  # Ray adds lines
-        if not isinstance(cause, RayError):
-            raise cause from error
-        told = str(error).splitlines()[0]
-        raise EngineFailed(f"{told}; the same command goes on") from error
-
-
-def place_for(
-    nodes: Sequence[Mapping[str, Any]], model: ModelConfig
-) -> tuple[dict[str, float], ModelConfig, int]:
-    """Return what an engine asks Ray for, its settings there, and how many have room: each gets a
-    GPU, or `--tensor-parallel` of them; on CPUs `--threads`, or those of the smallest node.
-
-    Args:
-        nodes: as from `ray.nodes()`.
-
-    Raises:
-        ConfigError: Ray has no such device.
-    """
-    if model.device == "tpu":
-        raise ConfigError("--device tpu is not supported with --ray; supported: auto, cpu, cuda")
-    alive = [node["Resources"] for node in nodes if node["Alive"]]
-    cpus, gpus = ([int(one.get(kind, 0)) for one in alive] for kind in ("CPU", "GPU"))
-    if model.device == "cuda" or (model.device == "auto" and any(gpus)):
-        ranks = model.tensor_parallel
-        count = sum(number // ranks for number in gpus)
-        return {"num_cpus": 1, "num_gpus": ranks}, replace(model, device="cuda"), count
-    own = model.threads or min(filter(None, cpus), default=1)
-    together = max([1, *(number // own for number in cpus)])  # they share their node's memory
-    here = share_of_cpu(model, together) if together > 1 else replace(model, device="cpu")
-    return {"num_cpus": own}, here, sum(number // own for number in cpus)
+            raise type(cause)(first) from None
+        raise cause from error

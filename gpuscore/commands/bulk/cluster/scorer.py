@@ -4,7 +4,6 @@ rows with it, and writes them."""
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from hashlib import file_digest
 from io import BytesIO
 from typing import Any, TypeAlias
 
@@ -25,29 +24,21 @@ from gpuscore.commands.bulk.rows import AnswerLine, BadTextRow, Problem, RowScor
 from gpuscore.commands.bulk.steps import text_row, texts_of
 from gpuscore.commands.bulk.tasks import make_task
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
-from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError
-from gpuscore.models.hub import MODEL_FILES, model_directory
+from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, InvalidRequest
+from gpuscore.models.hub import model_digests, model_directory
 from gpuscore.processes.replicas.start import start_replicas
 from gpuscore.processes.serving import load_model, read_files
 from gpuscore.prompts.decisions import DecisionSettings
 
 NOTES = ".work/groups"
-# Rows that are scored, and of them failed; number and line of each bad row. Its file says that a
-# group is done.
+# Of a group that is done: rows scored, and of them failed; number and line of each bad row.
 Note: TypeAlias = tuple[int, int, list[tuple[int, msgspec.Raw]]]
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterJob:
-    """A job, and its place.
-
-    Attributes:
-        address: of the cluster.
-        actors: the most engines; None: as many as there is room for.
-        input, output: paths, or places in object stores.
-        cpus: that Ray counts for an engine.
-        digests: of the driver's files, as in `digests`.
-    """
+    """A job and its place. `actors` is the most engines, None for as many as there is room for;
+    `cpus` are what Ray counts for an engine; `digests` are the driver's, of model and gpuscore."""
 
     address: str
     actors: int | None
@@ -61,16 +52,6 @@ class ClusterJob:
     asked: DecisionSettings
     cpus: int = 1
     digests: dict[str, str] = field(default_factory=dict)
-
-
-def digests(model: ModelConfig) -> dict[str, str]:
-    """Return gpuscore's version, and the SHA-256 of each model file that a score depends on."""
-    found = {"gpuscore": __version__}
-    for path in sorted(model_directory(model.model, model.revision).iterdir()):
-        if path.suffix in MODEL_FILES:
-            with path.open("rb") as file:
-                found[path.name] = file_digest(file, "sha256").hexdigest()
-    return found
 
 
 class GroupScorer:
@@ -87,7 +68,8 @@ class GroupScorer:
             self._failure = type(error)(f"node {ray.util.get_node_ip_address()}: {error}")
 
     def _start(self) -> None:
-        given, model, here = self._given, self._given.model, digests(self._given.model)
+        given, model = self._given, self._given.model
+        here = model_digests(model.model, model.revision) | {"gpuscore": __version__}
         if differ := sorted(dict(given.digests.items() ^ here.items())):
             raise ConfigError(
                 f"{differ[0]} of {model.model} is another one than on the driver's machine, or is "
@@ -108,8 +90,7 @@ class GroupScorer:
             raise self._failure
         for name, rows in groups_of(table, self._plan):
             self._score(rows)
-            self._write(name, rows)
-            yield {"rows": [len(rows.numbers)]}
+            yield {"rows": [self._write(name, rows)]}
 
     def _score(self, rows: GroupRows) -> None:
         self._scores: dict[int, list[float]] = {}  # by number, as what follows
@@ -125,27 +106,31 @@ class GroupScorer:
         self._feeder.run(requests)
 
     def _take(self, counted: CountedRows) -> None:
-        if self._options.strict:
-            refuse_settled(counted.settled)
         match counted.settled:
             case RowScoring(numbers, scores):
                 self._scores.update(zip(numbers, scores.tolist(), strict=True))
             case BadTextRow(number, reason):
                 self._reasons[number] = reason
             case AnswerLine(number, line, failed):
+                if self._options.strict:
+                    refuse_settled(counted.settled)
                 self._answers[number] = line
                 self._failed += failed
 
-    def _write(self, name: str, rows: GroupRows) -> None:
-        """Write the group's rows, then its note."""
+    def _write(self, name: str, rows: GroupRows) -> int:
+        """Write the group's rows, then its note; return how many rows have an outcome."""
         bad = []
         for index, number in enumerate(rows.numbers):
             if number in self._reasons:
                 line = {"reason": self._reasons[number], **rows.about(index)}
+                if self._options.strict:
+                    raise InvalidRequest(f"{line['file']}, row {line['row']}: {line['reason']}")
                 bad.append((number, msgspec.Raw(msgspec.json.encode(line))))
-        note: Note = (len(rows.numbers) - len(bad), self._failed, bad)
+        done = len(self._scores) + len(self._answers)
+        note: Note = (done, self._failed, bad)
         self._output.write(f"/{name}{self._options.output.suffix}", self._content(rows))
         self._output.write(f"{NOTES}/{name}", msgspec.json.encode(note))
+        return done + len(bad)
 
     def _content(self, rows: GroupRows) -> bytes:
         name, index = self._options.scores_column, self._options.index_column or ""
@@ -167,12 +152,6 @@ def _lines(rows: Iterable[tuple[int, bytes]], index: str) -> bytes:
     """Return lines of JSON, each with its row's number."""
     name = index.encode()
     return b"".join(b'%b,"%b":%d}\n' % (line[:-1], name, number) for number, line in rows)
-
-
-def done_groups(output: Output, suffix: str) -> set[str]:
-    """Return the names of the groups that are written."""
-    notes, parts = output.names(NOTES), output.names("")
-    return {name for name in notes if name + suffix in parts}
 
 
 def total(output: Output) -> tuple[int, int, int]:

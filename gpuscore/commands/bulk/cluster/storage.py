@@ -50,8 +50,7 @@ def find_files(place: str) -> list[InputFile]:
     found = [info for info in found if fnmatch(info.base_name, name) or info.base_name == name]
     formats = {SUFFIXES.get(PurePosixPath(info.path).suffix) for info in found}
     if len(formats) != 1 or None in formats:
-        supported = ", ".join(SUFFIXES)
-        raise ConfigError(f"--input {place}: {len(found)} files; supported: one of {supported}")
+        raise ConfigError(f"--input {place}: {len(found)} files; supported: {', '.join(SUFFIXES)}")
     return sorted(InputFile(info.path, info.size, info.mtime_ns) for info in found)
 
 
