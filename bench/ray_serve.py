@@ -2,7 +2,7 @@
 `gpuscore.ray`, each with one engine on one CPU thread, in turns on one machine.
 
     .venv-ray/bin/python -P bench/ray_serve.py   # after make test-ray
-    RAY_SERVE_THROUGHPUT_OPTIMIZED=1 .venv-ray/bin/python -P bench/ray_serve.py
+    RAY_SERVE_ENABLE_HA_PROXY=1 .venv-ray/bin/python -P bench/ray_serve.py
 
 Runs in the environment of `make test-ray`. CPU seconds are the sum over all processes of a server,
 the engine and Ray included, without the client.
@@ -126,10 +126,6 @@ def ray_serve() -> Iterator[Target]:
     os.environ.update({MARK: "ray", "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder})
     import ray
     from ray import serve
-    from ray.serve._private.constants import (
-        RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT,
-        RAY_SERVE_ENABLE_DIRECT_INGRESS,
-    )
 
     from gpuscore.ray import app
 
@@ -137,7 +133,6 @@ def ray_serve() -> Iterator[Target]:
         ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
         serve.start(proxy_location="HeadOnly", http_options={"port": port})
         serve.run(app({"model": "demo", **ENGINE}))
-        port = RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT if RAY_SERVE_ENABLE_DIRECT_INGRESS else port
         yield Target("ray", f"http://127.0.0.1:{port}")
     finally:
         serve.shutdown()
