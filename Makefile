@@ -152,7 +152,7 @@ test-web: setup $(TOOLS_VENV)/.installed
 	GPUSCORE=$(BIN)/gpuscore CHROMIUM=$$(command -v $(CHROMIUM)) SCREENSHOTS=.cache/web \
 	  $(TOOLS_VENV)/bin/pytest -c tests_web/pytest.ini $(or $(ARGS),tests_web)
 
-# Ray on two local nodes, each with processes of its own, without network; three minutes. One
+# Ray on two local nodes, each with processes of its own, without network; six minutes. One
 # file: make test-ray ARGS=tests_ray/test_cluster.py
 RAY_VENV := .venv-ray
 

@@ -1,123 +1,141 @@
-"""The cost of Ray for `gpuscore batch --ray`: the same job by two engines of this machine, and by
-the engines of two actors on two local nodes.
+"""The cost of Ray for `gpuscore batch --ray`: the same job without Ray and on local clusters of
+some nodes, with an engine of one thread on each.
 
     .venv-ray/bin/python -P bench/ray_batch.py
-    .venv-ray/bin/python -P bench/ray_batch.py --rows 5000 --repeat 5
+    .venv-ray/bin/python -P bench/ray_batch.py --rows 20000 --nodes 2
 
-Both have the embedded demo model, loaded once, with one thread for each engine; jobs of both follow
-each other in every round. In a first round their scores are compared. Wall time and CPU-seconds of
-this process, the engines and all processes of Ray, whose idle use is shown, too: it goes on while
-the other job is measured.
+Each job is the whole command with the embedded demo model, and first a tenth of its rows: the
+difference of both is what the further rows take, without any start. CPU-seconds are of the command,
+its engines and all processes of Ray, looked at twice a second; the driver is the command's process.
 """
 
 import argparse
+import json
 import os
 import shutil
-import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from batch import compare, make_rows, measure
+from batch import make_rows
 from report import keep, machine, table
-from spent import Spent, spent
 
-from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
-from gpuscore.dialects.served import LoadedModel
-from gpuscore.models.hub import model_directory
-from gpuscore.processes.replicas.replicas import Replicas
-from gpuscore.processes.replicas.start import start_replicas
-from gpuscore.processes.serving import load_model, read_files
+NODE = {"num_cpus": 1, "object_store_memory": 200 * 2**20, "include_dashboard": False}
+FLAGS = ["--query-column", "query", "--labels", "yes,no", "--threads", "1"]
+LOOK = 0.5  # seconds
 
-PLACES = ("here", "ray")
-NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
-IDLE = 10.0  # seconds
-MODEL = ModelConfig("demo", device="auto", threads=1)
+
+@dataclass(frozen=True)
+class Job:
+    """Seconds of a job: wall time, CPU time of all processes, and of the driver."""
+
+    wall: float
+    cpu: float
+    driver: float
 
 
 def main() -> None:
     options = arguments()
-    runs: dict[str, list[Spent]] = {place: [] for place in PLACES}
-    with engines() as models, tempfile.TemporaryDirectory() as folder:
-        for number in range(-1, options.repeat):  # the first round is compared, not counted
-            scores = {}
-            for place in PLACES if number % 2 else reversed(PLACES):
-                rows = make_rows(options, number, "shuffled", "both" if number < 0 else place)
-                used, _, scores[place] = measure(Path(folder), rows, models[place])
-                if number >= 0:
-                    runs[place].append(used)
-            if number < 0:
-                compare({"grouped": scores["here"], "shuffled": scores["ray"]})
-        idle = spent(partial(time.sleep, IDLE))
-    shape = f"{options.rows} rows, {options.queries} queries, two engines of one thread"
-    rows = [summary(place, runs[place], options.rows) for place in PLACES]
-    pairs = list(zip(runs["here"], runs["ray"], strict=True))
-    more = statistics.median((two.cpu - local.cpu) / options.rows for local, two in pairs)
-    shown = {
-        "CPU-seconds, ray / here": round(statistics.median(b.cpu / a.cpu for a, b in pairs), 3),
-        "wall, ray / here": round(statistics.median(b.wall / a.wall for a, b in pairs), 3),
-        "more CPU us a row": round(1e6 * more),
-        "idle CPU-seconds a second": round(idle.cpu / idle.wall, 3),
-    }
-    print(f"\n{shape}, {options.repeat} rounds; {machine()}\n")
-    print(table(rows))
-    print(f"\nmedian of the rounds: {shown}\n")
-    keep("ray_batch", {"bench": "ray_batch", "shape": shape, "rows": rows, **shown})
+    folder = Path(tempfile.mkdtemp(prefix="gs-"))
+    rows = make_rows(options, 0, "shuffled", "ray")
+    for name, some in (("all", rows), ("tenth", rows[: len(rows) // 10])):
+        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in some))
+    shown = [measured("2 engines without Ray", options, folder, ["--devices", "cpu,cpu"])]
+    for count in options.nodes:
+        shown.append(on_nodes(count, options, folder))
+        print(shown[-1], flush=True)
+    shutil.rmtree(folder)
+    shape = f"{options.rows} rows, {options.queries} queries, demo model, one thread an engine"
+    print(f"\n{shape}; {machine()}\n\n{table(shown)}\n")
+    keep("ray_batch", {"bench": "ray_batch", "shape": shape, "rows": shown})
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=5000)
-    parser.add_argument("--queries", type=int, default=200)
+    parser.add_argument("--rows", type=int, default=60_000)
+    parser.add_argument("--queries", type=int, default=2000)
     parser.add_argument("--query", type=int, default=150, help="words of a query")
     parser.add_argument("--item", type=int, default=12, help="words of an item")
-    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--nodes", type=int, nargs="*", default=[1, 2])
     return parser.parse_args()
 
 
-@contextmanager
-def engines() -> Iterator[dict[str, LoadedModel]]:
-    """Load the model in both places."""
-    folder = tempfile.mkdtemp(prefix="gs-")
-    os.environ.update(RAY_TMPDIR=folder, RAY_USAGE_STATS_ENABLED="0")
+def on_nodes(count: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Measure the job on a cluster of so many nodes, beside a head without an engine."""
+    own = tempfile.mkdtemp(prefix="gs-")
+    os.environ.update(
+        RAY_TMPDIR=own, RAY_USAGE_STATS_ENABLED="0", RAY_memory_monitor_refresh_ms="0"
+    )
     # Imported late: ray reads these variables when it is imported.
     from ray.cluster_utils import Cluster
 
-    from gpuscore.ray.bulk.pool import ray_replicas
-
-    Path(folder, "ray").mkdir()
-    head = {**NODE, "temp_dir": f"{folder}/ray"}
+    Path(own, "ray").mkdir()
+    head = {**NODE, "num_cpus": 0, "temp_dir": f"{own}/ray"}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
-        cluster.add_node(**NODE)
-        directory = model_directory(MODEL.model, None)
-        there = ray_replicas(cluster.address, None, directory, MODEL, EngineConfig())
-        with (
-            closing(start_replicas(directory, MODEL, EngineConfig(devices="cpu,cpu"))) as here,
-            there as (actors, _),
-        ):
-            yield {"here": loaded(directory, here), "ray": loaded(directory, actors)}
+        for _ in range(count):
+            cluster.add_node(**NODE)
+        return measured(f"Ray, nodes: {count}", options, folder, ["--ray", cluster.address])
     finally:
         cluster.shutdown()
-        shutil.rmtree(folder)
+        shutil.rmtree(own)
 
 
-def loaded(directory: Path, replicas: Replicas) -> LoadedModel:
-    return load_model(read_files(directory, "none", (MODEL.model,)), RequestLimits(), replicas)
-
-
-def summary(place: str, used: list[Spent], rows: int) -> dict[str, object]:
+def measured(
+    name: str, options: argparse.Namespace, folder: Path, more: list[str]
+) -> dict[str, Any]:
+    tenth, whole = (run(folder / f"{part}.jsonl", name, more) for part in ("tenth", "all"))
+    further = options.rows - options.rows // 10
     return {
-        "engines": place,
-        "rows/s": round(statistics.median(rows / run.wall for run in used)),
-        "CPU-seconds": round(statistics.median(run.cpu for run in used), 2),
-        "CPU us a row": round(1e6 * statistics.median(run.cpu / rows for run in used)),
+        "engines": name,
+        "seconds": round(whole.wall, 1),
+        "CPU-seconds": round(whole.cpu, 1),
+        "CPU us a further row": round(1e6 * (whole.cpu - tenth.cpu) / further),
+        "driver CPU-seconds": round(whole.driver, 1),
+        "driver CPU ms per 1,000 further rows": round(
+            1e6 * (whole.driver - tenth.driver) / further, 1
+        ),
     }
+
+
+def run(source: Path, name: str, more: list[str]) -> Job:
+    output = source.with_name(f"{name.replace(' ', '-')}-{source.name}")
+    command = [sys.executable, "-P", "-m", "gpuscore", "batch", "demo", *FLAGS, *more]
+    before, last, begin = cpu_seconds(), {}, time.perf_counter()
+    files = ["--input", str(source), "--output", str(output)]
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen([*command, *files], stdout=quiet, stderr=quiet)
+    while process.poll() is None:
+        last |= cpu_seconds()
+        time.sleep(LOOK)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}")
+    used = {pid: seconds - before.get(pid, 0.0) for pid, seconds in last.items()}
+    return Job(time.perf_counter() - begin, sum(used.values()), used[process.pid])
+
+
+def cpu_seconds() -> dict[int, float]:
+    """Return the CPU-seconds of each descendant of this process, alone."""
+    rows: dict[int, list[str]] = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            rows[int(file.parent.name)] = file.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended meanwhile
+    found, waiting = {}, [os.getpid()]
+    while waiting:
+        parent = waiting.pop()
+        children = [pid for pid, row in rows.items() if int(row[1]) == parent]
+        for pid in children:
+            ticks = int(rows[pid][11]) + int(rows[pid][12])  # user and system; proc_pid_stat(5)
+            found[pid] = ticks / os.sysconf("SC_CLK_TCK")
+        waiting += children
+    return found
 
 
 if __name__ == "__main__":

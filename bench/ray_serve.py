@@ -2,6 +2,7 @@
 `gpuscore.ray`, each with one engine on one CPU thread, in turns on one machine.
 
     .venv-ray/bin/python -P bench/ray_serve.py   # after make test-ray
+    RAY_SERVE_ENABLE_HA_PROXY=1 .venv-ray/bin/python -P bench/ray_serve.py
 
 Runs in the environment of `make test-ray`. CPU seconds are the sum over all processes of a server,
 the engine and Ray included, without the client.

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,7 +18,6 @@ RESULTS = Path(__file__).parent / "results"
 def machine() -> dict[str, Any]:
     """Return the machine and the versions with which figures were measured."""
     import torch
-    import transformers
 
     cpu = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     names = [line.split(":")[1].strip() for line in cpu.splitlines() if "model name" in line]
@@ -28,9 +28,17 @@ def machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "load_before": round(os.getloadavg()[0], 2),
         "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "transformers": _version("transformers"),
         "python": platform.python_version(),
     }
+
+
+def _version(package: str) -> str:
+    """Return a package's version; the environment of Ray's tests has not all of them."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def commit() -> str:

@@ -45,7 +45,6 @@ processes.replicas: backends.common.plan config engine system
   processes.worker
 processes.fronts: config dialects engine processes.replicas processes.worker server
 ray: gpuscore config. dialects engine models.hub processes system server ray starlette
-ray.bulk: gpuscore config engine models.hub processes.replicas processes.worker ray
 ray.columns: offline.scorer
 measure.reports:
 measure.texts:
@@ -77,8 +76,9 @@ commands.doctor: gpuscore backends config config.sources server.http.auth server
   system.extras torch
 commands.bulk: config config.flags dialects prompts system.extras text
 commands.bulk.options: commands.bulk config config.flags config.sources
-commands.bulk.command: gpuscore commands.bulk config. dialects models.hub processes ray.bulk
+commands.bulk.command: gpuscore commands.bulk config. dialects models.hub processes
   system.extras
+commands.bulk.cluster: gpuscore commands.bulk config models.hub processes prompts pyarrow ray
 commands.bulk.parquet: commands.bulk pyarrow
 commands.convert: backends.common commands.convert models prompts.model measure.progress
   tokenizers torch transformers

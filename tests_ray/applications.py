@@ -125,6 +125,11 @@ def kill_a_replica() -> None:
     _kill(lambda command: b"ServeReplica:default:engine" in command)
 
 
+def kill_an_http_process() -> None:
+    """Kill one of the processes that answer HTTP."""
+    _kill(lambda command: b"ServeReplica:default:http" in command)
+
+
 def _kill(meant: Callable[[bytes], bool]) -> None:
     mark = f"RAY_TMPDIR={FOLDER}".encode()  # of this cluster alone
     for process in sorted(Path("/proc").glob("[0-9]*")):

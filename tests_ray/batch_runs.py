@@ -83,10 +83,10 @@ def until(what: Callable[[], Any], process: Run | None = None) -> Any:
     return found
 
 
-def scoring(output: Path, process: Run) -> None:
-    """Wait for a job's first results."""
-    results = output.with_name(f"{output.name}.work") / "results"
-    until(lambda: results.exists() and results.stat().st_size, process)
+def done(output: Path) -> set[str]:
+    """Return the names of the groups that a job has done."""
+    folder = output.with_name(f"{output.name}.work") / "groups"
+    return {path.name for path in folder.iterdir()} if folder.exists() else set()
 
 
 def descendants(pid: int) -> list[int]:
@@ -110,7 +110,7 @@ def processes_of(nodes: list[Any]) -> dict[str, list[int]]:
     """Return the actors' and the engines' processes on these nodes."""
     below = [one for node in nodes for pid in _raylets(node) for one in descendants(pid)]
     return {
-        "actors": [pid for pid in below if title(pid).startswith("ray::EngineActor")],
+        "actors": [pid for pid in below if "GroupScorer" in title(pid)],
         "engines": [pid for pid in below if " gpuscore.processes.worker " in title(pid)],
     }
 

@@ -24,6 +24,11 @@ os.environ.update(
     RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S="0.5",
     RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S="0.5",
     HF_HUB_OFFLINE="1",
+    # As docs/how-to/ray.md advises.
+    RAY_SERVE_ENABLE_HA_PROXY="1",
+    RAY_SERVE_HAPROXY_RETRY_ON="conn-failure empty-response",
+    RAY_SERVE_THROUGHPUT_OPTIMIZED="1",
+    RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S="1",  # of replicas that go; 30 is its default
 )
 
 import pytest  # noqa: E402

@@ -1,25 +1,28 @@
-"""Promise: `gpuscore batch --ray` writes the bytes that it writes without Ray; a lost actor, node
-or driver loses no row and doubles none; what cannot work is refused in words."""
+"""Promise: `gpuscore batch --ray` gives every row once the scores that it has without Ray; a lost
+actor, node or driver loses no row and doubles none; what cannot work is refused in words."""
 
+import json
 import os
 import shutil
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import csv, parquet
 from ray.cluster_utils import Cluster
 
 import gpuscore
 from batch_runs import (
+    done,
     make_rows,
     processes_of,
     read_rows,
     run,
     running,
-    scoring,
     until,
     words,
     write_rows,
@@ -27,8 +30,6 @@ from batch_runs import (
 from conftest import FOLDER
 
 NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
-with socket.create_server(("127.0.0.1", 0)) as _free:
-    CLIENT_PORT = _free.getsockname()[1]
 HOME = {"HOME": f"{FOLDER}/home"}  # of the nodes and of drivers that need one
 ROWS = make_rows(3000, queries=700)
 ROWS[3]["item"] = None
@@ -39,7 +40,7 @@ def two() -> Iterator[Cluster]:
     """A cluster of two nodes with room for one engine each, and a head without any."""
     folder = Path(FOLDER, "batch")
     folder.mkdir()
-    head = {**NODE, "num_cpus": 0, "temp_dir": str(folder), "ray_client_server_port": CLIENT_PORT}
+    head = {**NODE, "num_cpus": 0, "temp_dir": str(folder)}
     started = Cluster(initialize_head=True, head_node_args=head)
     try:
         for _ in range(2):
@@ -67,134 +68,154 @@ def on_ray(cluster: Cluster, source: Path, output: Path, *more: str) -> list[str
     return words(source, output, "--deterministic", "--ray", cluster.address, *more)
 
 
+def parts(output: Path) -> list[Path]:
+    return sorted(output.glob("part-*"))
+
+
+def rows_of(output: Path) -> list[dict[str, Any]]:
+    """Return an output's rows by their index, which must all differ; without it."""
+    if output.suffix == ".parquet":
+        found = pa.concat_tables(map(parquet.read_table, parts(output))).to_pylist()
+    else:
+        found = [json.loads(line) for part in parts(output) for line in part.open()]
+    found.sort(key=lambda row: int(row["row_index"]))
+    indices = [row.pop("row_index") for row in found]
+    assert len(set(indices)) == len(indices)
+    return found
+
+
 def check_same(output: Path, whole: Path) -> None:
-    assert output.read_bytes() == whole.read_bytes()
+    assert rows_of(output) == read_rows(whole)
     bad = output.with_name(f"{output.name}.bad.jsonl")
     assert bad.read_bytes() == whole.with_name(f"{whole.name}.bad.jsonl").read_bytes()
+    assert {path.name for path in output.iterdir()} == {
+        *(path.name for path in parts(output)),
+        "_SUCCESS",
+    }
     assert not output.with_name(f"{output.name}.work").exists()
-
-
-def shown(node: Any) -> str:
-    return f"node {node.node_ip_address} ({node.node_id[:8]})"
 
 
 def nothing_runs(cluster: Cluster) -> bool:
     return not any(processes_of(cluster.list_all_nodes()).values())
 
 
-@pytest.mark.parametrize("of_client", [False, True])
-def test_the_output_has_the_same_bytes(
-    two: Cluster, source: Path, whole: Path, tmp_path: Path, of_client: bool
-) -> None:
-    """Every node has an engine, and the command says so."""
+def test_losses_lose_no_row(two: Cluster, source: Path, whole: Path, tmp_path: Path) -> None:
+    """An engine, an actor and a node are killed while both nodes' engines are at work; at the end
+    no process is left."""
     output = tmp_path / "out.jsonl"
-    address = f"ray://127.0.0.1:{CLIENT_PORT}" if of_client else two.address
-    code, told = run([*on_ray(two, source, output), "--ray", address])
-    assert code == 0, told
-    check_same(output, whole)
-    assert f"2 engines on the Ray cluster at {address}" in told
-    for node in two.worker_nodes:
-        assert f"{shown(node)}: cpu" in told
-    until(lambda: nothing_runs(two))
-
-
-def test_scores_without_fixed_bits_are_close(
-    two: Cluster, source: Path, whole: Path, tmp_path: Path
-) -> None:
-    """More engines than there is room for: the others begin."""
-    output = tmp_path / "out.jsonl"
-    flags = ("--ray", two.address, "--ray-actors", "3")
-    code, told = run(words(source, output, *flags))
-    assert code == 0, told
-    assert "no room yet: cpu" in told
-    for one, other in zip(read_rows(output), read_rows(whole), strict=True):
-        assert one.pop("scores") == pytest.approx(other.pop("scores"), abs=1e-5)
-        assert one == other
-
-
-@pytest.mark.parametrize("killed", ["engines", "actors"])
-def test_a_lost_process_loses_no_row(
-    two: Cluster, source: Path, whole: Path, tmp_path: Path, killed: str
-) -> None:
-    output = tmp_path / "out.jsonl"
-    with running(on_ray(two, source, output)) as process:
-        scoring(output, process)
-        victim = processes_of(two.list_all_nodes())[killed][0]
-        os.kill(victim, signal.SIGKILL)
-        _, told = process.communicate(timeout=120)
-    assert process.returncode == 0, told
-    check_same(output, whole)
-
-
-def test_lost_nodes_lose_no_row_and_others_take_their_place(
-    two: Cluster, source: Path, whole: Path, tmp_path: Path
-) -> None:
-    """The job goes on with what is left, and without any node it waits for one."""
-    output = tmp_path / "out.jsonl"
-    with running(on_ray(two, source, output)) as process:
-        scoring(output, process)
-        for lost in list(two.worker_nodes):
-            two.remove_node(lost, allow_graceful=False)
-        joined = [two.add_node(**NODE, env_vars=HOME) for _ in range(2)]
-        _, told = process.communicate(timeout=240)
-    assert process.returncode == 0, told
-    check_same(output, whole)
-    assert "an actor ended: " in told
-    assert any(f"an engine joins on {shown(node)}" in told for node in joined), told
-
-
-def test_a_job_waits_for_a_node_with_room(two: Cluster, tmp_path: Path) -> None:
-    source = write_rows(tmp_path / "in.jsonl", make_rows(20, queries=3))
-    output = tmp_path / "out.jsonl"
-    given = on_ray(two, source, output, "--ray-actors", "1")
-    given[given.index("--threads") + 1] = "2"
+    given = on_ray(two, source, output)
     with running(given) as process:
-        assert process.stderr is not None
-        line = process.stderr.readline()
-        assert "waiting for an actor with num_cpus=2: Ray has started none yet" in line
-        larger = two.add_node(**{**NODE, "num_cpus": 2})
-        try:
-            _, told = process.communicate(timeout=120)
-        finally:
-            two.remove_node(larger, allow_graceful=False)
-    assert process.returncode == 0, told
-    assert len(read_rows(output)) == 20
+        until(lambda: len(processes_of(list(two.worker_nodes))["engines"]) == 2, process)
+        for number, victim in enumerate(("engines", "actors")):
+            until(lambda: len(done(output)) > number, process)  # noqa: B023
+            os.kill(processes_of(two.list_all_nodes())[victim][0], signal.SIGKILL)
+        until(lambda: len(done(output)) > len(("engines", "actors")), process)
+        two.remove_node(next(iter(two.worker_nodes)), allow_graceful=False)
+        two.add_node(**NODE, env_vars=HOME)
+        _, told = process.communicate(timeout=240)
+    if process.returncode == 70:  # Ray could not replace what it lost
+        assert told.endswith("; the same command goes on\n"), told
+        code, told = run(given)
+        assert code == 0, told
+    else:
+        assert process.returncode == 0, told
+    check_same(output, whole)
+    until(lambda: nothing_runs(two))
 
 
-def test_a_killed_driver_is_continued_here_and_there(
+def test_a_stopped_driver_is_continued_with_the_groups_that_are_left(
     two: Cluster, source: Path, whole: Path, tmp_path: Path
 ) -> None:
+    """Killed, interrupted, then left alone; the actors end each time."""
     output = tmp_path / "out.jsonl"
-    here, there = words(source, output, "--deterministic"), on_ray(two, source, output)
-    for given in ([*there, "--ray-actors", "1"], here, there):
+    given, before = on_ray(two, source, output), dict[Path, int]()
+    for signum in (signal.SIGKILL, signal.SIGINT):
         with running(given) as process:
-            until(more_than(output, filled(output)), process)
-            process.kill()
-            process.wait()
+            until(lambda: len(done(output)) > len(before), process)  # noqa: B023
+            process.send_signal(signum)
+            assert process.wait(30) in {-signal.SIGKILL, 128 + signal.SIGINT}
         until(lambda: nothing_runs(two))
-        assert not output.exists()
-    code, told = run(on_ray(two, source, output))
+        assert not (output / "_SUCCESS").exists()
+        before |= {part: times(part) for part in parts(output) if part.stem in done(output)}
+    code, told = run(given)
     assert code == 0, told
     check_same(output, whole)
+    assert before == {part: times(part) for part in before}
 
 
-def filled(output: Path) -> int:
-    """Return the number of bytes of a job's results that are not zero."""
-    results = output.with_name(f"{output.name}.work") / "results"
-    return sum(map(bool, results.read_bytes())) if results.exists() else 0
+def times(path: Path) -> int:
+    return path.stat().st_mtime_ns
 
 
-def more_than(output: Path, bytes_before: int) -> Callable[[], bool]:
-    return lambda: filled(output) > bytes_before
+def test_every_format(two: Cluster, tmp_path: Path) -> None:
+    """Several files, named by a pattern; without `--deterministic`."""
+    table = pa.Table.from_pylist(ROWS[4:600])
+    folder, scores = tmp_path / "in", []
+    folder.mkdir()
+    for number in range(2):
+        part = table.slice(number * 300, 300)
+        parquet.write_table(part, folder / f"{number}.parquet")
+        csv.write_csv(part, folder / f"{number}.csv")
+    for suffix, wanted in (("parquet", "jsonl"), ("csv", "parquet")):
+        output = tmp_path / f"from-{suffix}.{wanted}"
+        given = words(folder / f"*.{suffix}", output, "--ray", two.address)
+        code, told = run(given)
+        assert code == 0, told
+        found = rows_of(output)
+        assert [int(row["id"]) for row in found] == table.column("id").to_pylist()
+        assert [row["item"] for row in found] == table.column("item").to_pylist()
+        scores.append([row["scores"] for row in found])
+    whole = tmp_path / "whole.jsonl"
+    code, told = run(words(write_rows(tmp_path / "in.jsonl", table.to_pylist()), whole))
+    assert code == 0, told
+    for one in scores:
+        for here, there in zip(one, read_rows(whole), strict=True):
+            assert here == pytest.approx(there["scores"], abs=3e-6)
 
 
-def test_an_interrupt_ends_the_actors(two: Cluster, source: Path, tmp_path: Path) -> None:
-    output = tmp_path / "out.jsonl"
-    with running(on_ray(two, source, output)) as process:
-        scoring(output, process)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 128 + signal.SIGINT
-    until(lambda: nothing_runs(two))
+def test_requests(two: Cluster, tmp_path: Path) -> None:
+    """Answers with an error are rows of the output, too."""
+    body = {"query": "a red lamp", "documents": ["A blue chair.", "A red lamp."]}
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": url, "body": body}
+        for number, url in enumerate(["/v1/rerank", "/v1/no-such-path", "/v1/rerank"])
+    ]
+    given = words(write_rows(tmp_path / "in.jsonl", lines), tmp_path / "whole.jsonl")
+    for flag in ("--query-column", "--labels"):
+        del given[given.index(flag) : given.index(flag) + 2]
+    given += ["--requests", "--max-bad", "0.5"]
+    assert run(given)[0] == 0
+    given[given.index("--output") + 1] = str(tmp_path / "out.jsonl")
+    code, told = run([*given, "--ray", two.address])
+    assert code == 0, told
+    found, wanted = rows_of(tmp_path / "out.jsonl"), read_rows(tmp_path / "whole.jsonl")
+    statuses = [row["response"]["status_code"] for row in wanted]
+    assert statuses == [200, 404, 200]
+    assert [row["response"]["status_code"] for row in found] == statuses
+    assert [row["id"] for row in found] == [row["id"] for row in wanted]
+    results = [row["response"]["body"].get("results") for row in wanted]
+    assert [row["response"]["body"].get("results") for row in found] == results
+
+
+def test_what_is_there_is_not_overwritten_and_changes_are_refused(
+    two: Cluster, tmp_path: Path
+) -> None:
+    source, output = write_rows(tmp_path / "in.jsonl", ROWS[4:40]), tmp_path / "out.jsonl"
+    given = on_ray(two, source, output)
+    with running([*given, "--threads", "2"]) as process:  # no node has two: it waits
+        work = output.with_name("out.jsonl.work")
+        until(lambda: (work / "plan.json").exists(), process)
+        code, told = run([*given, "--threads", "2"])
+        assert (code, "another run is writing it" in told) == (78, True), told
+    code, told = run([*given, "--apply-softmax", "--threads", "2"])
+    assert (code, "--apply-softmax was False when this job began" in told) == (78, True), told
+    write_rows(source, ROWS[4:30])
+    code, told = run([*given, "--threads", "2"])
+    assert (code, "changed" in told) == (78, True), told
+    shutil.rmtree(work)
+    assert run(given)[0] == 0
+    code, told = run(given)
+    assert (code, f"{output} exists already" in told) == (78, True), told
 
 
 def test_a_strict_job_ends_at_a_bad_row(two: Cluster, source: Path, tmp_path: Path) -> None:
@@ -210,75 +231,31 @@ def closed_port() -> str:
 
 @pytest.mark.parametrize(
     ("address", "message"),
-    [
-        ("local", "the address is not auto, HOST:PORT or ray://HOST:PORT"),
-        ("", "nothing answers there: "),
-        ("ray://", "nothing answers there: "),
-    ],
+    [("local", "the address is not auto or HOST:PORT"), ("", "nothing answers there: ")],
 )
 def test_an_address_without_a_cluster_is_an_error(
     source: Path, tmp_path: Path, address: str, message: str
 ) -> None:
-    address = address if address == "local" else address + closed_port()
+    address = address or closed_port()
     code, told = run(words(source, tmp_path / "out.jsonl", "--ray", address))
     assert code == 78
     assert f"--ray {address}: {message}" in told
     assert len(told.splitlines()) == 1
 
 
-@pytest.fixture(scope="module")
-def other_node(two: Cluster) -> Callable[..., Any]:
-    """A function that replaces one of the nodes, always the same one, by one with other environment
-    variables. The tests that use it are the last ones, because nothing puts the node back."""
-    last = [next(iter(two.worker_nodes))]
-
-    def replace(**variables: str) -> Any:
-        two.remove_node(last[0], allow_graceful=False)
-        last[0] = two.add_node(**NODE, env_vars=variables)
-        return last[0]
-
-    return replace
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        ("nothing", "the directory does not exist"),
-        ("lacks", "model.safetensors is missing"),
-        ("bytes", "model.safetensors has another SHA-256 than on this machine"),
-    ],
-)
-def test_a_node_without_the_same_model_is_named(
-    two: Cluster, source: Path, tmp_path: Path, other_node: Any, damage: str, message: str
+def test_a_node_without_the_same_model_ends_the_job(
+    two: Cluster, source: Path, tmp_path: Path
 ) -> None:
     """Each node looks for `~/model` in a home of its own."""
     demo = Path(gpuscore.__file__).parent / "demo"
-    shutil.copytree(demo, Path(HOME["HOME"], "model"), dirs_exist_ok=True)
-    there = shutil.copytree(demo, tmp_path / "there" / "model")
-    if damage == "nothing":
-        shutil.rmtree(there)
-    elif damage == "lacks":
-        (there / "model.safetensors").unlink()
-    else:
-        content = bytearray((there / "model.safetensors").read_bytes())
-        content[-1] ^= 1
-        (there / "model.safetensors").write_bytes(content)
-    node = other_node(HOME=str(tmp_path / "there"))
+    home = tmp_path / "here"
+    shutil.copytree(demo, home / "model")
+    there = shutil.copytree(demo, Path(HOME["HOME"], "model"), dirs_exist_ok=True)
+    content = bytearray((there / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (there / "model.safetensors").write_bytes(content)
     given = on_ray(two, source, tmp_path / "out.jsonl")
     given[1] = "~/model"
-    code, told = run(given, HOME)
+    code, told = run(given, {"HOME": str(home)})
     assert code == 78, told
-    assert shown(node) in told
-    assert message in told
-
-
-def test_a_node_with_another_gpuscore_is_named(
-    two: Cluster, source: Path, tmp_path: Path, other_node: Any
-) -> None:
-    other = tmp_path / "packages" / "gpuscore"
-    other.mkdir(parents=True)
-    (other / "__init__.py").write_text('__version__ = "99.0"\n')
-    node = other_node(PYTHONPATH=str(other.parent))
-    code, told = run(on_ray(two, source, tmp_path / "out.jsonl"))
-    assert code == 78
-    assert f"{shown(node)} has gpuscore 99.0, this machine has " in told
+    assert "model.safetensors of ~/model is another one than on the driver's machine" in told

@@ -7,7 +7,16 @@ import pytest
 from ray import serve
 from ray.cluster_utils import Cluster
 
-from applications import Load, Server, deploy, kill_a_replica, kill_an_engine, load, wait_until
+from applications import (
+    Load,
+    Server,
+    deploy,
+    kill_a_replica,
+    kill_an_engine,
+    kill_an_http_process,
+    load,
+    wait_until,
+)
 from conftest import NODE, patiently
 
 
@@ -65,6 +74,17 @@ def test_no_request_is_lost_when_a_setting_is_changed(two_engines: Server) -> No
     assert set(running.statuses) == {200}, running.bodies
     assert running.wrong == 0
     assert two_engines.score("a", ["b"] * 8).status_code == 400  # the new limit
+
+
+def test_no_request_is_lost_with_an_http_process(server: Server) -> None:
+    deploy(min_replicas=1, http_replicas=2)
+    server.wait_for_engines(1)
+    with load(server) as running:
+        answers(running)
+        kill_an_http_process()
+        answers(running, 100)
+    assert set(running.statuses) == {200}, running.bodies
+    assert running.wrong == 0
 
 
 def test_engines_come_and_go_with_the_expected_wait(server: Server) -> None:

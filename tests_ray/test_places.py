@@ -1,91 +1,98 @@
-"""Promise: a bulk job has an engine for each device of the cluster's nodes, and no two of them
-count on the same one."""
+"""Promise: an engine of a bulk job asks Ray for its devices and nothing else; the rows of a query
+are one group's, unless they are too many, whatever else is in the file."""
 
-import platform
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from pyarrow import fs
 
-from gpuscore import __version__
-from gpuscore.config import EngineConfig, ModelConfig
+from gpuscore.commands.bulk.cluster.groups import LEAST_BYTES, Divider, Plan
+from gpuscore.commands.bulk.cluster.storage import InputFile, on_disk
+from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
-from gpuscore.processes.worker.messages import Start, decode_to_child
-from gpuscore.ray.bulk.node import NodeFacts
-from gpuscore.ray.bulk.pool import RayNode, Slot, slots, start_message
+from gpuscore.processes.replicas.placement import place_on_nodes
 
 MODEL = ModelConfig()
-SMALL, LARGE = RayNode("a", "10.0.0.1", 8, 0), RayNode("b", "10.0.0.2", 16, 5)
-HEAD = RayNode("c", "10.0.0.3", 0, 0)
-NODES = [HEAD, SMALL, LARGE]
 
 
-def places(found: list[Slot]) -> list[tuple[str | None, float]]:
-    """Return each place's node and the number of devices that its actor takes."""
-    return [
-        (slot.room.node, slot.room.options["num_gpus" if slot.device == "cuda" else "num_cpus"])
-        for slot in found
-    ]
+def node(alive: bool = True, **resources: float) -> dict[str, object]:
+    return {"Alive": alive, "Resources": resources}
+
+
+SMALL, LARGE, HEAD = node(CPU=8.0), node(CPU=16.0, GPU=5.0), node()
+NODES = [HEAD, SMALL, LARGE, node(False, CPU=64.0, GPU=8.0)]
 
 
 @pytest.mark.parametrize(
-    ("settings", "nodes", "count", "wanted"),
+    ("settings", "nodes", "wanted"),
     [
-        ({}, NODES, None, [("b", 1)] * 5),
-        ({"device": "cuda", "tensor_parallel": 2}, NODES, None, [("b", 2)] * 2),
-        ({"device": "cpu"}, NODES, None, [("a", 8), ("b", 16)]),
-        ({}, [HEAD, SMALL], None, [("a", 8)]),
-        ({"device": "cpu", "threads": 5}, NODES, None, [("a", 5), ("b", 5), ("b", 5), ("b", 5)]),
-        ({"device": "cpu", "threads": 5}, NODES, 2, [("a", 5), ("b", 5)]),
-        ({"device": "cpu", "threads": 9}, NODES, 3, [("b", 9), (None, 9), (None, 9)]),
-        ({"device": "cuda"}, [HEAD], 2, [(None, 1)] * 2),
-        ({}, [], 1, [(None, 1)]),
+        ({}, NODES, ("cuda", {"num_cpus": 1, "num_gpus": 1}, 5)),
+        (
+            {"device": "cuda", "tensor_parallel": 2},
+            NODES,
+            ("cuda", {"num_cpus": 1, "num_gpus": 2}, 2),
+        ),
+        ({"device": "cpu"}, NODES, ("cpu", {"num_cpus": 8}, 3)),
+        ({}, [HEAD, SMALL], ("cpu", {"num_cpus": 8}, 1)),
+        ({"device": "cpu", "threads": 5}, NODES, ("cpu", {"num_cpus": 5}, 4)),
+        ({"device": "cuda"}, [HEAD], ("cuda", {"num_cpus": 1, "num_gpus": 1}, 0)),
+        ({}, [], ("cpu", {"num_cpus": 1}, 0)),
     ],
 )
-def test_places(settings, nodes, count, wanted):  # type: ignore[no-untyped-def]
-    assert places(slots(nodes, replace(MODEL, **settings), count)) == wanted
+def test_places(settings, nodes, wanted):  # type: ignore[no-untyped-def]
+    asks, model, count = place_on_nodes(nodes, replace(MODEL, **settings))
+    assert (model.device, asks, count) == wanted
 
 
-@pytest.mark.parametrize(
-    ("settings", "nodes", "message"),
-    [
-        ({"device": "cuda"}, [HEAD, SMALL], "no node has 1 GPUs for an engine; set --ray-actors"),
-        ({"device": "cuda", "tensor_parallel": 6}, NODES, "no node has 6 GPUs"),
-        ({"device": "cpu", "threads": 17}, NODES, "no node has 17 CPUs"),
-        ({}, [HEAD], "no node has 1 CPUs"),
-        ({"device": "tpu"}, NODES, "--device tpu is not supported with --ray"),
-    ],
-)
-def test_no_place(settings, nodes, message):  # type: ignore[no-untyped-def]
-    with pytest.raises(ConfigError, match=message):
-        slots(nodes, replace(MODEL, **settings), None)
+def test_engines_on_a_node_share_its_memory():  # type: ignore[no-untyped-def]
+    _, model, _ = place_on_nodes([SMALL, LARGE], replace(MODEL, device="cpu", threads=4))
+    assert model.memory_fraction == pytest.approx(0.7 / 4)
 
 
-def test_nodes_of_other_versions_are_named():  # type: ignore[no-untyped-def]
-    """Patch releases of Python may differ."""
-    major, minor, _ = platform.python_version_tuple()
-    node = NodeFacts("0123456789", "10.0.0.2", f"{major}.{minor}.999", __version__, 8)
-    node.check()
-    with pytest.raises(ConfigError, match=r"node 10\.0\.0\.2 \(01234567\) has Python 3\.9, this"):
-        replace(node, python="3.9.1").check()
-    with pytest.raises(ConfigError, match=r"\(01234567\) has gpuscore none, this machine has 0"):
-        replace(node, gpuscore="none").check()
+def test_a_tpu_is_refused():  # type: ignore[no-untyped-def]
+    with pytest.raises(ConfigError, match="--device tpu is not supported with --ray"):
+        place_on_nodes(NODES, replace(MODEL, device="tpu"))
 
 
-@pytest.mark.parametrize(
-    ("settings", "cores", "wanted"),
-    [
-        ({}, 16, (None, None)),  # the whole machine: torch chooses
-        ({}, 32, (16, None)),  # Ray has a part of it
-        ({"threads": 4}, 16, (4, 0.7 / 4)),
-        ({"threads": 4, "kv_cache_size": 1000}, 16, (4, None)),
-    ],
-)
-def test_engines_on_a_node_share_its_cores_and_its_memory(settings, cores, wanted):  # type: ignore[no-untyped-def]
-    model = replace(MODEL, device="cpu", **settings)
-    (slot, *_) = slots([replace(LARGE, gpus=0)], model, None)
-    node = NodeFacts("b", "10.0.0.2", "3.11.7", "0.1.0", cores)
-    start = decode_to_child(start_message(slot, model, EngineConfig(), node))
-    assert isinstance(start, Start)
-    threads, share = wanted
-    assert start.model.threads == threads
-    assert start.model.memory_fraction == (None if share is None else pytest.approx(share))
+def groups(texts: list[tuple[str, ...]], count: int = 8) -> list[int]:
+    divider = Divider(Plan({}, [InputFile("a.jsonl", 2**20, 0)], count, b""))
+    return [divider.group(text, number) for number, text in enumerate(texts)]
+
+
+def test_a_query_is_one_groups_unless_it_has_too_many_rows():  # type: ignore[no-untyped-def]
+    """Small queries lie between the rows of a large one."""
+    item = "x" * 1000
+    texts = [("large" if n % 2 else f"small {n % 100}", item) for n in range(2000)]
+    found = groups(texts)
+    places = [(query, group) for (query, _), group in zip(texts, found, strict=True)]
+    several = Counter(query for query, _ in set(places))
+    assert several.pop("large") == 8  # a mebibyte over groups of 128 KiB
+    assert set(several.values()) == {1}
+    assert len(set(found)) == 8
+    assert found == groups(texts)
+
+
+def test_texts_without_queries_are_divided_by_their_beginnings():  # type: ignore[no-untyped-def]
+    start = "a long instruction " * 20
+    texts = [(f"{start if n % 2 else n}{n}",) for n in range(400)]
+    found = groups(texts)
+    assert len({group for (text,), group in zip(texts, found, strict=True) if start in text}) <= 3
+    assert len(set(found)) == 8
+    assert len(start) * 50 < LEAST_BYTES
+
+
+def test_a_file_of_another_store_is_copied_to_the_disk(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("{}\n")
+    store = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
+    info = store.get_file_info("in.jsonl")
+    file = InputFile("in.jsonl", info.size, info.mtime_ns)
+    with on_disk(store, file) as path:
+        assert path.name == "in.jsonl"
+        assert path != tmp_path / "in.jsonl"
+        assert path.read_text() == "{}\n"
+    assert not path.exists()
+    (tmp_path / "in.jsonl").write_text("{} \n")
+    with pytest.raises(ConfigError, match="has changed"), on_disk(store, file):
+        pass

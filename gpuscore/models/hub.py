@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from hashlib import file_digest
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,19 @@ from gpuscore.errors import ConfigError
 from gpuscore.models.files import read_object, shown
 
 DEMO = "demo"
+MODEL_FILES = (".json", ".safetensors", ".jinja")  # that a score depends on
 # Weights in safetensors and the other files that are read; no other formats of the same weights.
 _WANTED = ["*.json", "chat_template.jinja", "*.safetensors"]
+
+
+def model_digests(model: str, revision: str | None = None) -> dict[str, str]:
+    """Return the SHA-256 of each file that a score depends on, by name; reads them whole."""
+    found = {}
+    for path in sorted(model_directory(model, revision).iterdir()):
+        if path.suffix in MODEL_FILES:
+            with path.open("rb") as file:
+                found[path.name] = file_digest(file, "sha256").hexdigest()
+    return found
 
 
 def model_directory(model: str, revision: str | None = None) -> Path:

@@ -14,7 +14,7 @@ from gpuscore import __version__
 from gpuscore.ray.host import EngineHost, HostSettings
 from gpuscore.ray.ingress import Ingress
 from gpuscore.ray.policy import ExpectedWait
-from gpuscore.ray.router import NextHomeRouter
+from gpuscore.ray.router import MOST_PARTS, NextHomeRouter
 from gpuscore.ray.settings import AppSettings, RayConfig, read_arguments
 
 PROBES = 64  # requests beside the scoring ones that an ingress takes at a time
@@ -52,7 +52,8 @@ def _engines(settings: AppSettings, version: str) -> Application:
         max_ongoing_requests=config.max_ongoing_requests,
         max_queued_requests=settings.engine.max_queued_requests,
         request_router_config=RequestRouterConfig(
-            request_router_class=f"{NextHomeRouter.__module__}.{NextHomeRouter.__name__}"
+            request_router_class=f"{NextHomeRouter.__module__}.{NextHomeRouter.__name__}",
+            request_router_kwargs={"num_fallback_replicas": MOST_PARTS - 1},
         ),
         graceful_shutdown_timeout_s=server.drain_seconds,
         graceful_shutdown_wait_loop_s=0.5,

@@ -1,11 +1,13 @@
 """The engines of the cluster, as the HTTP layer sees them: one engine behind a handle of Ray's.
 
-A request goes to the replica that its query's beginning chooses. If that replica is lost, or its
+A request goes to the replica that its query's beginning chooses; a long item list is divided among
+that one and those that follow it. If that replica is lost, or its
 engine starts again, the request runs again on the next one, since scoring has no effects.
 """
 
 import asyncio
 import logging
+import os
 from concurrent.futures import Future
 from contextvars import Context
 from dataclasses import dataclass
@@ -21,13 +23,16 @@ from gpuscore.config import EngineConfig
 from gpuscore.engine.admission import Backlog
 from gpuscore.engine.ticket import resolve
 from gpuscore.errors import GpuscoreError, InternalError, Overloaded, Unavailable
+from gpuscore.processes.replicas.flight import Flight, Part, split
 from gpuscore.processes.replicas.replicas import MAX_LOSSES
-from gpuscore.processes.replicas.router import home_digest
+from gpuscore.processes.replicas.router import BUSY_SHARE, home_digest
 from gpuscore.processes.worker.frames import ProtocolError, encode
 from gpuscore.processes.worker.messages import Failure, to_error, to_result
 from gpuscore.ray.messages import Ask, HostReply, HostState, ask, decode, fingerprint
+from gpuscore.ray.router import MOST_PARTS
 from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import ScoreRequest, ScoreResult
+from gpuscore.types.results import renumbered
 from gpuscore.types.stats import ReplicaState
 
 logger = logging.getLogger(__name__)
@@ -131,13 +136,47 @@ class ClusterEngine:
 
     async def _run(self, request: ScoreRequest, future: "Future[ScoreResult]") -> None:
         digest = home_digest(request, self.limits.page_size) if self._prefix_cache else None
+        flight, sizes = Flight(request), self._shares(request)
+        if len(sizes) > 1 and digest is None:
+            digest = os.urandom(8)  # parts need an order of the replicas
         handle = self._handle if digest is None else self._handle.options(session_id=digest.hex())
+        if len(sizes) == 1:
+            resolve(future, await self._rerun(handle, request, 0))
+            return
+        parts, first = list[Part](), 0
+        for turn, some in enumerate(split(flight.divided, sizes)):
+            parts.append(Part(flight, some, turn, 0, first))
+            first += len(some.item_ids)
+        calls = (self._rerun(handle, part.request, part.replica) for part in parts)
+        outcomes = await asyncio.gather(*calls)
+        for part, one in zip(parts, outcomes, strict=True):
+            if isinstance(one, GpuscoreError):
+                resolve(future, renumbered(one, part.places))
+                return
+        results = [one for one in outcomes if isinstance(one, ScoreResult)]
+        resolve(future, flight.whole(results))
+
+    def _shares(self, request: ScoreRequest) -> list[int]:
+        """Return equal numbers of items' tokens for the replicas that shall share a request, each
+        at least as long as `Router` makes parts."""
+        states = [one.state for one in self._present() if one.state.alive]
+        work, query = request.num_tokens - len(request.query_ids), len(request.query_ids)
+        idle = all(state.stats.tokens_left < self.limits.max_tokens for state in states)
+        least = max(self.limits.max_tokens, query if idle else BUSY_SHARE * query)
+        count = max(1, min(len(states), MOST_PARTS, work // least, len(request.item_ids)))
+        return [work // count] * count
+
+    async def _rerun(
+        self, handle: Handle, request: ScoreRequest, first: int
+    ) -> ScoreResult | GpuscoreError:
+        """Return an outcome, from the replica with this number in the router's order or the next
+        ones."""
         outcome: ScoreResult | GpuscoreError = _no_engine()
-        for attempt in range(MAX_LOSSES):
+        for attempt in range(first, first + MAX_LOSSES):
             outcome = await self._tried(handle, request, attempt)
             if not isinstance(outcome, Unavailable):
                 break
-        resolve(future, outcome)
+        return outcome
 
     async def _tried(
         self, handle: Handle, request: ScoreRequest, attempt: int

@@ -7,6 +7,7 @@ from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 from ray.serve.request_router import PendingRequest, RunningReplica
 
 ATTEMPT = "attempt"  # the argument of a call that counts its retries
+MOST_PARTS = 8  # of a request: replicas that the router puts into an order for a query
 
 
 class NextHomeRouter(ConsistentHashRouter):

@@ -3,12 +3,12 @@
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import fields
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from gpuscore import __version__
 from gpuscore.commands.bulk.job import BatchJob, Progress, run_job
@@ -19,18 +19,13 @@ from gpuscore.config.served import check_single
 from gpuscore.config.sources import Settings
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.errors import ConfigError
-from gpuscore.models.hub import model_directory, model_name
+from gpuscore.models.hub import MODEL_FILES, model_directory, model_name
 from gpuscore.processes.announcement import LoadingBar
-from gpuscore.processes.replicas.replicas import Replicas
 from gpuscore.processes.replicas.start import start_replicas
 from gpuscore.processes.serving import asking, load_model, read_files
 from gpuscore.system.extras import install
 
 EXIT_OK, EXIT_FAILED = 0, 1
-MODEL_FILES = (".json", ".safetensors", ".jinja")
-
-# The replicas, and what says where they are once they are ready.
-Started: TypeAlias = tuple[Replicas, Callable[[], str]]
 
 
 def batch(values: argparse.Namespace, settings: Settings) -> int:
@@ -41,43 +36,9 @@ def batch(values: argparse.Namespace, settings: Settings) -> int:
     """
     check_single(settings)
     options = read_options(values)
-    model, limits = settings.make(ModelConfig), settings.make(RequestLimits)
-    engine = settings.make(EngineConfig)
-    started = _engines(values, engine)
-    server = settings.make(ServerConfig)
-    family, asked = server.family, asking(server)
-    directory = model_directory(model.model, model.revision)
-    names = tuple(dict.fromkeys((model_name(model.model), model.model)))
-
-    @contextmanager
-    def loading() -> Iterator[LoadedModel]:
-        # A run that goes on, or another node, might measure something else.
-        with started(directory, model.unmeasured(), engine) as (replicas, places):
-            files = read_files(directory, family, names[::-1], asked)
-            with closing(LoadingBar(replicas.engines)):
-                loaded = load_model(files, limits, replicas)
-            if told := places():
-                print(told, file=sys.stderr)
-            yield loaded
-
-    job = BatchJob(
-        options,
-        {
-            "gpuscore": __version__,
-            **_settings_of(model),
-            **_settings_of(limits),
-            "--family": family,
-            "--decision-order": asked.order,
-            "--calibration": None if asked.calibration is None else asked.calibration.as_json(),
-            **options.identity(),
-            "the model's files": _state_of(directory),
-        },
-        names,
-        engine.prefix_cache,
-    )
     begin, progress = time.monotonic(), Progress()
     try:
-        outcome = run_job(job, loading, progress)
+        outcome = _run(values, settings, options, progress)
     except OSError as error:
         if error.filename is None:  # such as a full disk, which `__main__` reports
             raise
@@ -90,38 +51,62 @@ def batch(values: argparse.Namespace, settings: Settings) -> int:
     return EXIT_FAILED
 
 
-def _engines(
-    values: argparse.Namespace, engine: EngineConfig
-) -> Callable[[Path, ModelConfig, EngineConfig], AbstractContextManager[Started]]:
-    """Return a function that starts a job's engines; they end with the context that it returns. A
-    run may continue the job of a run on another machine.
+def _run(
+    values: argparse.Namespace, settings: Settings, options: BatchOptions, progress: Progress
+) -> WrittenState:
+    """Run a job with engines on this machine, or on a cluster."""
+    model, limits = settings.make(ModelConfig), settings.make(RequestLimits)
+    engine, server = settings.make(EngineConfig), settings.make(ServerConfig)
+    family, asked = server.family, asking(server)
+    names = tuple(dict.fromkeys((model_name(model.model), model.model)))
+    known = {
+        "gpuscore": __version__,
+        **_settings_of(model),
+        **_settings_of(limits),
+        "--family": family,
+        "--decision-order": asked.order,
+        "--calibration": None if asked.calibration is None else asked.calibration.as_json(),
+        **options.identity(),
+    }
+    on_cluster = _on_cluster(values, engine)
+    options = replace(options, index_column="row_index" if on_cluster else None)
+    job = BatchJob(options, known, names, engine.prefix_cache)
+    if on_cluster:
+        from gpuscore.commands.bulk.cluster.pipeline import run_on_cluster
+        from gpuscore.commands.bulk.cluster.scorer import ClusterJob
 
-    Raises:
-        ConfigError: options that do not fit together.
-    """
+        place = values.ray, values.ray_actors, values.input, values.output
+        given = ClusterJob(*place, job, model, limits, engine, family, asked)
+        return run_on_cluster(given, progress)
+    directory = model_directory(model.model, model.revision)
+    known["the model's files"] = _state_of(directory)
+
+    @contextmanager
+    def loading() -> Iterator[LoadedModel]:
+        # A run that goes on might measure something else.
+        started = start_replicas(directory, model.unmeasured(), engine, log_format="text")
+        with closing(started) as replicas:
+            files = read_files(directory, family, names[::-1], asked)
+            with closing(LoadingBar(replicas.engines)):
+                loaded = load_model(files, limits, replicas)
+            yield loaded
+
+    return run_job(job, loading, progress)
+
+
+def _on_cluster(values: argparse.Namespace, engine: EngineConfig) -> bool:
+    """Return True for a job on a cluster; raise ConfigError if the options do not fit."""
     if values.ray is None:
         if values.ray_actors is not None:
             raise ConfigError("--ray-actors needs --ray")
-        return _here
+        return False
     if find_spec("ray") is None:
         raise ConfigError(f"--ray needs Ray: {install('ray')}")
     if engine.devices is not None:
         raise ConfigError(
             f"--ray excludes --devices {engine.devices}: Ray chooses nodes and their devices"
         )
-
-    def on_cluster(*given: Any) -> AbstractContextManager[Started]:
-        from gpuscore.ray.bulk.pool import ray_replicas
-
-        return ray_replicas(values.ray, values.ray_actors, *given)
-
-    return on_cluster
-
-
-@contextmanager
-def _here(directory: Path, model: ModelConfig, engine: EngineConfig) -> Iterator[Started]:
-    with closing(start_replicas(directory, model, engine, log_format="text")) as replicas:
-        yield replicas, lambda: ""
+    return True
 
 
 def _settings_of(config: Any) -> dict[str, Any]:

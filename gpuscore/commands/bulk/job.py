@@ -6,7 +6,7 @@ Every file that a step leaves in the work folder is whole or counts as missing, 
 killed at any moment is continued by the next run.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +40,7 @@ from gpuscore.commands.bulk.store import (
     grouped,
     merged,
 )
-from gpuscore.commands.bulk.tasks import RequestTask, Task, make_table_task
+from gpuscore.commands.bulk.tasks import make_task
 from gpuscore.commands.bulk.work import (
     RESULTS,
     SORTED,
@@ -165,15 +165,21 @@ def _begin(job: BatchJob, inputs: InputFiles, work: WorkFolder, known: JobState 
 
 def _refuse_other(job: BatchJob, inputs: InputFiles, work: WorkFolder, known: JobState) -> None:
     remedy = f"remove {work.path} to begin anew"
-    for name in {**known.settings, **job.settings}:
-        was, now = known.settings.get(name), job.settings.get(name)
-        if was != now:
-            was, now = ("not set" if value is None else value for value in (was, now))
-            raise ConfigError(f"{name} was {was} when this job began and is {now}; {remedy}")
+    refuse_other_settings(known.settings, job.settings, remedy)
     try:
         refuse_changed(inputs, known.inputs)
     except ConfigError as error:
         raise ConfigError(f"{error}; {remedy}") from None
+
+
+def refuse_other_settings(known: dict[str, Any], now: dict[str, Any], remedy: str) -> None:
+    """Raise ConfigError if a setting is not what it was when the job began."""
+    for name in {**known, **now}:
+        if known.get(name) != now.get(name):
+            values = ["not set" if one is None else one for one in (known.get(name), now.get(name))]
+            raise ConfigError(
+                f"{name} was {values[0]} when this job began and is {values[1]}; {remedy}"
+            )
 
 
 def _score(
@@ -183,11 +189,7 @@ def _score(
     model: LoadedModel,
     progress: Progress,
 ) -> None:
-    task: Task
-    if job.options.requests:
-        task = RequestTask(model, job.names)
-    else:
-        task = make_table_task(job.options, model)
+    task = make_task(job.options, model, job.names)
     with closing(ResultStore(work.path, task.width)) as store:
         resumed = work.read(PlanState) is not None
         if not resumed:
@@ -205,23 +207,24 @@ def _score(
 
             def settle(counted: CountedRows) -> None:
                 if job.options.strict:  # before it is noted, so that another run tries it again
-                    _refuse(counted.settled)
+                    refuse_settled(counted.settled)
                 store.put(counted.settled)
                 report(counted)
 
-            Feeder(model, task, settle).run(_groups(job, model, rows))
+            Feeder(model, task, settle).run(requests_of(rows, model, job.prefix_cache))
         store.sync()
     work.write(ScoredState(task.width))
 
 
-def _groups(
-    job: BatchJob, model: LoadedModel, rows: Iterator[TextRow]
+def requests_of(
+    rows: Iterable[TextRow], model: LoadedModel, prefix_cache: bool
 ) -> Iterator[Sequence[TextRow]]:
+    """Yield the sorted rows that go into one request each."""
     most = min(GROUP_ROWS, model.prompts.builder.limits.max_items)
     # With a fixed cut, a row's bits depend on the text that its request shares, which must not
     # depend on the rows that are left.
     free_cut = not model.prompts.builder.backend.deterministic_chunk
-    return grouped(rows, most, free_cut, job.prefix_cache)
+    return grouped(rows, most, free_cut, prefix_cache)
 
 
 def _sorted_files(work: WorkFolder, plan: PlanState) -> list[Path]:
@@ -239,7 +242,7 @@ def _refuse_bad(store: ResultStore, rows: int) -> None:
             raise InvalidRequest(f"row {number + 1} of all: {store.text(number).decode()}")
 
 
-def _refuse(settled: Settled) -> None:
+def refuse_settled(settled: Settled) -> None:
     """Raise InvalidRequest for a bad row, or a request that failed."""
     match settled:
         case BadTextRow(number, reason):

@@ -56,6 +56,8 @@ class BatchOptions:
         requests: the input's lines are requests to the HTTP API.
         strict: the first bad row ends the job.
         scores_column: the column that is added.
+        index_column: a further one, with the number of each row in the whole input, from 0; None:
+            the output has the input's order.
         max_bad: the largest share of bad rows of a job that counts as done.
     """
 
@@ -74,6 +76,7 @@ class BatchOptions:
     strict: bool = False
     scores_column: str = DEFAULT_SCORES_COLUMN
     max_bad: float = DEFAULT_MAX_BAD
+    index_column: str | None = None
 
     @property
     def output_format(self) -> str:
@@ -100,13 +103,19 @@ class BatchOptions:
         for name in self.columns:
             if name not in found:
                 raise UsageError(f"{place} has no column {name}; it has {shown_names(found)}")
-        if self.scores_column in found:
-            raise UsageError(f"{place} has a column {self.taken}")
+        if not self.added.isdisjoint(found):
+            raise UsageError(f"{place} has a column {self.taken(found)}")
 
     @property
-    def taken(self) -> str:
-        """The end of an error about a column of the scores' name."""
-        return f"{self.scores_column} already; --scores-column names another"
+    def added(self) -> frozenset[str]:
+        """The names of the columns that are added."""
+        return frozenset(filter(None, (self.scores_column, self.index_column)))
+
+    def taken(self, names: Iterable[str]) -> str:
+        """Return the end of an error about columns with the name of one that is added."""
+        if self.scores_column in names:
+            return f"{self.scores_column} already; --scores-column names another"
+        return f"{self.index_column} already; rename it"
 
     def identity(self) -> dict[str, Any]:
         """Return the flags that a resumed run must repeat, by name."""
@@ -132,7 +141,11 @@ def read_options(values: argparse.Namespace) -> BatchOptions:
         ConfigError: options that do not fit together.
     """
     check_softmax(values)
-    given = {item.name: getattr(values, item.name) for item in fields(BatchOptions)}
+    given = {
+        item.name: getattr(values, item.name)
+        for item in fields(BatchOptions)
+        if item.name != "index_column"
+    }
     given |= {"input": Path(values.input), "output": Path(values.output)}
     if values.labels is not None:
         given["labels"] = tuple(values.labels.split(","))
@@ -257,15 +270,16 @@ def _add_ray(group: Any) -> None:
     group.add_argument(
         "--ray",
         metavar="ADDRESS",
-        help="engines run in actors on the nodes of a Ray cluster: auto, HOST:PORT of its GCS, or "
-        "ray://HOST:PORT; needs gpuscore[ray] on every node (default: on this machine)",
+        help="score on the nodes of a Ray cluster, at auto or HOST:PORT of its GCS: --output "
+        "becomes a folder of parts, --input and --output may lie in object stores; needs "
+        "gpuscore[ray] on every node (default: on this machine)",
     )
     group.add_argument(
         "--ray-actors",
         type=_count,
         metavar="N",
-        help="number of actors with one engine each; those for which there is no room yet join "
-        "later (default: as many as the nodes have GPUs or, on CPUs, --threads CPUs for)",
+        help="most actors, with one engine each (default: as many as there is room for now, and "
+        "later: GPUs or, on CPUs, --threads CPUs)",
     )
 
 

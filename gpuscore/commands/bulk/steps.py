@@ -66,20 +66,19 @@ def make_plan(
         InvalidRequest: a row is bad, and the job is strict.
     """
     sorter = RowSorter(work.path / SORTED, memory)
-    check, finish = _checks(inputs, options)
+    check, finish = output_checks(inputs, options)
     number = 0
     # JSON lines have every column, so all must be UTF-8.
     for block in read_blocks(inputs, options, every_column=options.output_format == JSON_LINES):
-        found = _texts(block, options)
+        found = texts_of(block, options)
         check(block, found)
-        for index, texts in enumerate(found):
+        if options.strict:
+            refuse_bad(block, found)
+        for texts in found:
             if isinstance(texts, Problem):
-                if options.strict:
-                    place = block.about(index)
-                    raise InvalidRequest(f"{place['file']}, row {place['row']}: {texts.reason}")
                 store.put(BadTextRow(number, texts.reason))
             else:
-                sorter.add(_row(texts, number))
+                sorter.add(text_row(texts, number))
             number += 1
         advance(block.count)
     schema = finish()
@@ -88,34 +87,46 @@ def make_plan(
     work.write(PlanState(number, [path.name for path in files], schema))
 
 
-def _texts(block: Block, options: BatchOptions) -> Texts:
+def texts_of(block: Block, options: BatchOptions) -> Texts:
+    """Return the texts of every row of a block, or what is wrong with it."""
     if not isinstance(block, LineBlock):
         return block.texts(options.columns)
     rows = block.decoded()
     if options.requests:
         lines = cast(list[bytes], block.rows)  # requests are JSON lines
         return [call_text(*pair) for pair in zip(rows, lines, strict=True)]
-    taken = Problem(f"there is a field {options.taken}")
     return [
-        taken if isinstance(row, dict) and options.scores_column in row else texts
+        Problem(f"there is a field {options.taken(row)}")
+        if isinstance(row, dict) and not row.keys().isdisjoint(options.added)
+        else texts
         for row, texts in zip(rows, block.texts(options.columns), strict=True)
     ]
 
 
-def _row(texts: tuple[str, ...], number: int) -> TextRow:
+def refuse_bad(block: Block, found: Texts) -> None:
+    """Raise InvalidRequest for the first bad row of a block."""
+    for index, texts in enumerate(found):
+        if isinstance(texts, Problem):
+            place = block.about(index)
+            raise InvalidRequest(f"{place['file']}, row {place['row']}: {texts.reason}")
+
+
+def text_row(texts: tuple[str, ...], number: int) -> TextRow:
     """Return a row to sort; a single text is the row's `rest`."""
     first, rest = ("", *texts)[-2:]
     return TextRow(first.encode(), rest.encode(), number)
 
 
-def _objects(block: Any, texts: Texts) -> tuple[list[Any], str]:
+def objects_of(block: Any, texts: Texts) -> tuple[list[Any], str]:
     """Return the objects of the good rows, and a description of their place."""
     pairs = zip(block.decoded(), texts, strict=True)
     rows = [row for row, text in pairs if not isinstance(text, Problem)]
     return rows, f"--input {block.path}, lines {block.places[0]} to {block.places[-1]}"
 
 
-def _checks(inputs: InputFiles, options: BatchOptions) -> tuple[Check, Callable[[], bytes | None]]:
+def output_checks(
+    inputs: InputFiles, options: BatchOptions
+) -> tuple[Check, Callable[[], bytes | None]]:
     """Return the check of each block for the output's format, and the check after the last block,
     which returns the schema if it depends on all blocks."""
     kinds = inputs.format, options.output_format
@@ -132,11 +143,11 @@ def _checks(inputs: InputFiles, options: BatchOptions) -> tuple[Check, Callable[
     def finish() -> bytes:
         schema = finder.schema
         for block in read_blocks(inputs, options, every_column=True) if finder.promoted else ():
-            try_table(*_objects(block, _texts(block, options)), schema)
+            try_table(*objects_of(block, texts_of(block, options)), schema)
         check_writable(schema, options.scores_column)
         return schema_bytes(schema)
 
-    return lambda block, texts: finder.add(*_objects(block, texts)), finish
+    return lambda block, texts: finder.add(*objects_of(block, texts)), finish
 
 
 ANSWERS = (ANSWERED, FAILED)

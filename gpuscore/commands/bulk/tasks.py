@@ -343,3 +343,8 @@ def _line(
 
 
 Task: TypeAlias = TableTask | RequestTask
+
+
+def make_task(options: BatchOptions, model: LoadedModel, names: tuple[str, ...]) -> Task:
+    """Return the task of a job; `names` are those of the model. Raises as `make_table_task`."""
+    return RequestTask(model, names) if options.requests else make_table_task(options, model)

@@ -89,6 +89,32 @@ def share_of_cpu(model: ModelConfig, count: int) -> ModelConfig:
     return own.unmeasured() if count > 1 else own
 
 
+def place_on_nodes(
+    nodes: Sequence[Mapping[str, Any]], model: ModelConfig
+) -> tuple[dict[str, float], ModelConfig, int]:
+    """Return what an engine asks Ray for, its settings there, and how many have room: each gets a
+    GPU, or `--tensor-parallel` of them; on CPUs `--threads`, or those of the smallest node.
+
+    Args:
+        nodes: as from `ray.nodes()`.
+
+    Raises:
+        ConfigError: Ray has no such device.
+    """
+    if model.device == "tpu":
+        raise ConfigError("--device tpu is not supported with --ray; supported: auto, cpu, cuda")
+    alive = [node["Resources"] for node in nodes if node["Alive"]]
+    cpus, gpus = ([int(one.get(kind, 0)) for one in alive] for kind in ("CPU", "GPU"))
+    if model.device == "cuda" or (model.device == "auto" and any(gpus)):
+        ranks = model.tensor_parallel
+        count = sum(number // ranks for number in gpus)
+        return {"num_cpus": 1, "num_gpus": ranks}, replace(model, device="cuda"), count
+    own = model.threads or min(filter(None, cpus), default=1)
+    together = max([1, *(number // own for number in cpus)])  # they share their node's memory
+    here = share_of_cpu(model, together) if together > 1 else replace(model, device="cpu")
+    return {"num_cpus": own}, here, sum(number // own for number in cpus)
+
+
 def core_parts(count: int) -> list[tuple[int, ...]]:
     """Return equal parts of the cores that this process may use; raises ConfigError if too few."""
     cores = _cores()

@@ -1,1 +1,0 @@
-"""Engines in actors on a Ray cluster, for `gpuscore batch --ray`."""
