@@ -82,7 +82,7 @@ def test_the_reference_has_every_error_setting_and_route():
     for path in DIALECT_OF:
         assert f"`POST {path}`" in http
     assert "`gpuscore_requests_total` | counter | `route`" in text_of("metrics.md")
-    rerank, completions = (text_of(f"http/{n}.md") for n in ("rerank", "v1-completions"))
+    rerank, completions = (text_of(f"http/{n}.md") for n in ("v1-rerank", "v1-completions"))
     assert "| `truncated` | true or false | if true |" in rerank
     assert "| `document` | object or text, or null | if asked for |" in rerank
     assert "| `finish_reason` | text | always |" in completions

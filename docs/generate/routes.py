@@ -60,7 +60,8 @@ def _add(found: list[Route], new: Route) -> None:
 
 
 def _meaning(route: Route) -> dict[str, Any]:
-    return {key: value for key, value in route.operation.items() if key != "operationId"}
+    own = ("operationId", "tags")
+    return {key: value for key, value in route.operation.items() if key not in own}
 
 
 def pages(document: dict[str, Any]) -> Iterator[tuple[str, str]]:

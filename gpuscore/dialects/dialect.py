@@ -197,6 +197,8 @@ class Dialect(Generic[BodyT]):
         choose: returns the dialect for a request's header fields, where these decide; may raise
             InvalidRequest.
         untyped: bodies may have no content type, or be binary.
+        media_type: the content type of bodies and answers.
+        large: bytes of a body from which it is decoded in a thread.
     """
 
     paths: tuple[str, ...]
@@ -215,6 +217,8 @@ class Dialect(Generic[BodyT]):
     encode_error: Callable[[GpuscoreError, str], bytes] = encode_error
     choose: "Callable[[Headers], Dialect[Any]] | None" = None
     untyped: bool = False
+    media_type: str = "application/json"
+    large: int = LARGE
 
 
 def choose(models: ModelTable, dialect: Dialect[BodyT], body: BodyT) -> ServedModel:

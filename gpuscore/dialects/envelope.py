@@ -1,9 +1,10 @@
 """Bodies of other dialects inside a managed platform's own: SageMaker's, which is one of them as it
-is, and Vertex AI's, which has several."""
+is or has one a line, and Vertex AI's, which has several."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Annotated, Any
 
 import msgspec
@@ -20,6 +21,7 @@ from gpuscore.types.record import RequestRecord
 from gpuscore.types.results import scored_places
 
 MOST_INSTANCES = 128  # each is a request to the engine, whose queue has room for 1,024 by default
+MOST_LINES = 1024  # 1 KiB each in the least that batch transform can send at once, 1 MiB
 # A field that tells which dialect a body is of; without any, it is a body of /v1/score.
 _TOLD_BY: dict[str, Dialect[Any]] = {"documents": RERANK, "texts": RERANK, "input": CLASSIFY}
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -27,10 +29,11 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 @dataclass(frozen=True, slots=True)
 class Inner:
-    """A checked body, and its dialect."""
+    """A checked body, its dialect, and its place for messages, if there are several."""
 
     dialect: Dialect[Any]
     body: Any
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +51,33 @@ class Envelope:
         return sum(one.body.num_items for one in self.inner)
 
 
-def decode_one(data: bytes, record: RequestRecord) -> Inner:
+def decode_one(data: bytes, record: RequestRecord, place: str = "") -> Inner:
     """Decode a body of /v1/score, /v1/rerank or /v1/classify; raise as these do."""
     try:
         names = _fields.decode(data).keys()
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         names = {}.keys()  # the decoder of SCORE says what is wrong
     dialect = next((_TOLD_BY[name] for name in _TOLD_BY if name in names), SCORE)
-    return Inner(dialect, dialect.decode(data, record))
+    with _named(place):
+        return Inner(dialect, dialect.decode(data, record), place)
 
 
 def _decode_plain(data: bytes, record: RequestRecord) -> Envelope:
     return Envelope((decode_one(data, record),))
+
+
+def _decode_lines(data: bytes, record: RequestRecord) -> Envelope:
+    data = data.removesuffix(b"\n")
+    if (lines := data.count(b"\n") + 1) > MOST_LINES:
+        raise TooManyItems(f"{lines} lines, the limit is {MOST_LINES}")
+    numbered = enumerate(data.split(b"\n"), 1)
+    return _of_one_model([decode_one(line, record, f"line {n}") for n, line in numbered])
+
+
+def _of_one_model(inner: list[Inner]) -> Envelope:
+    if len({one.body.model for one in inner}) > 1:
+        raise InvalidRequest("all bodies of a request must name the same model", param="model")
+    return Envelope(tuple(inner))
 
 
 class VertexBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -81,20 +99,19 @@ def _decode_vertex(data: bytes, record: RequestRecord) -> Envelope:
             f"{len(body.instances)} instances, the limit is {MOST_INSTANCES}", param="instances"
         )
     for number, instance in enumerate(body.instances):
-        with _named(f"instances[{number}]"):
-            whole = msgspec.json.encode((body.parameters or {}) | instance)
-            inner.append(decode_one(whole, record))
-    if len({one.body.model for one in inner}) > 1:
-        raise InvalidRequest("all instances must name the same model", param="instances")
-    return Envelope(tuple(inner))
+        whole = msgspec.json.encode((body.parameters or {}) | instance)
+        inner.append(decode_one(whole, record, f"instances[{number}]"))
+    return _of_one_model(inner)
 
 
 @contextmanager
 def _named(place: str) -> Iterator[None]:
-    """Put the place of a body before the message and the field of its error."""
+    """Put the place of a body, if it has one, before the message and the field of its error."""
     try:
         yield
     except GpuscoreError as error:
+        if not place:
+            raise
         param = place if error.param is None else f"{place}.{error.param}"
         message = f"{place}: {error.message}"
         raise type(error)(message, param=param, retry_after=error.retry_after) from error
@@ -102,7 +119,8 @@ def _named(place: str) -> Iterator[None]:
 
 def check_envelope(body: Envelope, model: LoadedModel | None) -> None:
     for one in body.inner:
-        one.dialect.check(one.body, model)
+        with _named(one.place):
+            one.dialect.check(one.body, model)
 
 
 def prepare_envelope(model: LoadedModel, body: Envelope, turns: Turns) -> PreparedBody:
@@ -115,15 +133,19 @@ def prepare_envelope(model: LoadedModel, body: Envelope, turns: Turns) -> Prepar
     limits = model.prompts.builder.limits
     if body.num_items > limits.max_items:
         raise TooManyItems(f"{body.num_items} items, the limit is {limits.max_items}")
-    prepared = list[PreparedBody]()
+    prepared, tokens = list[PreparedBody](), 0
     for one in body.inner:
-        prepared.append(one.dialect.prepare(model, one.body, turns))
-        tokens = sum(one.request.num_tokens for one in prepared if one.request is not None)
+        with _named(one.place):
+            made = one.dialect.prepare(model, one.body, turns)
+        prepared.append(made)
+        tokens += 0 if made.request is None else made.request.num_tokens
         if tokens > limits.max_request_tokens:
             raise TooManyTokens(f"{tokens} tokens, the limit is {limits.max_request_tokens}")
     salts = {one.salt for one in prepared}
     if len(salts) > 1:
-        raise InvalidRequest("all instances must have the same cache_salt", param="instances")
+        raise InvalidRequest(
+            "all bodies of a request must have the same cache_salt", param="cache_salt"
+        )
     asked = [
         (one.request, scored_places(one.errors, inner.body.num_items))
         for one, inner in zip(prepared, body.inner, strict=True)
@@ -158,8 +180,18 @@ def _encode_plain(scored: Scored[Envelope]) -> Iterator[bytes]:
     return one.dialect.encode(own)
 
 
+def _answers(scored: Scored[Envelope]) -> list[Iterator[bytes]]:
+    return [one.dialect.encode(own) for one, own in inner_scored(scored)]
+
+
+def _encode_lines(scored: Scored[Envelope]) -> Iterator[bytes]:
+    """Return lines without a newline at the end, which batch transform adds (AssembleWith)."""
+    first, *others = _answers(scored)
+    return chain(first, *(chain((b"\n",), answer) for answer in others))
+
+
 def _encode_vertex(scored: Scored[Envelope]) -> Iterator[bytes]:
-    answers = [one.dialect.encode(own) for one, own in inner_scored(scored)]
+    answers = _answers(scored)
 
     def pieces() -> Iterator[bytes]:
         before = b'{"predictions":['
@@ -189,6 +221,13 @@ PLAIN = Dialect(
     check=check_envelope,
     is_small=_is_small,
     example=SCORE.example,
+)
+LINES = replace(
+    PLAIN,
+    decode=_decode_lines,
+    encode=_encode_lines,
+    media_type="application/jsonlines",
+    large=1024,  # these may be 80 lines, which take a millisecond
 )
 VERTEX = replace(
     PLAIN,

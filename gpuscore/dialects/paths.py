@@ -24,6 +24,18 @@ PROBE_PATHS = ("/livez", "/health", "/ready")
 # Routes that need no key, besides the files that pages load: probes, and pages that are the same
 # for everyone.
 OPEN_PATHS = (*PROBE_PATHS, *UI_PATHS, DOCS_PATH, "/openapi.json")
+# The routes of /docs by what they do, in its order. Routes that are not named here are aliases.
+ALIASES, REFUSED = "Aliases", "Always refused"
+GROUPS = {
+    "Score": (SCORE_PATH,),
+    "Rank": (JINA_RERANK_PATH, NIM_PATH),
+    "Classify and decide": (CLASSIFY_PATHS[1], DECISIONS_PATH, SYSTEM_ONE_PATH),
+    "Tokens": (COMPLETIONS_PATH, TOKENIZE_PATH, DETOKENIZE_PATH, TOKENIZER_INFO_PATH),
+    "Models": (MODELS_PATH, "/info"),
+    "Operation": (*PROBE_PATHS, "/metrics"),
+    ALIASES: (),
+    REFUSED: GENERATING_PATHS,
+}
 
 
 def no_such_path(path: str) -> str:

@@ -40,10 +40,15 @@ OWN_ROUTES = Routes()
 
 
 def _sagemaker(headers: Headers) -> Dialect[Any]:
-    """Return the dialect of the path in CustomAttributes; without any, the body's fields tell."""
+    """Return the dialect of the path in CustomAttributes; without any, the body's fields tell.
+
+    Batch transform sends no CustomAttributes, so JSON lines have none.
+    """
     given = [value.decode("latin-1").strip() for name, value in headers if name == ATTRIBUTES]
     if not given:
-        return envelope.PLAIN
+        kind = next((value for name, value in headers if name == b"content-type"), b"")
+        name = kind.decode("latin-1").partition(";")[0].strip().lower()
+        return envelope.LINES if name == envelope.LINES.media_type else envelope.PLAIN
     if len(given) > 1 or given[0] not in _CHOICES:
         raise InvalidRequest(f"CustomAttributes must be one of {', '.join(_CHOICES)}")
     return _CHOICES[given[0]]

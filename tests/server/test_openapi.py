@@ -8,6 +8,7 @@ import pytest
 
 from gpuscore import errors
 from gpuscore.dialects.paths import GENERATING_PATHS
+from gpuscore.dialects.table import DIALECT_OF
 from gpuscore.dialects.wire import ErrorAnswer
 from gpuscore.server.api.openapi import ERRORS, refusals
 from support.connections import KEYS, connected
@@ -96,6 +97,30 @@ def test_keys(document, guarded):
     open_paths = {path for _, path, one in operations(guarded) if "security" not in one}
     assert open_paths >= {"/health", "/ready"}
     assert "/metrics" not in open_paths
+
+
+def test_routes_are_grouped_by_what_they_do(document):
+    tags = [tag for _, _, operation in operations(document) for tag in operation["tags"]]
+    assert len(tags) == len(operations(document))
+    shown = [tag["name"] for tag in document["tags"]]
+    assert list(dict.fromkeys(tags)) == shown
+    assert tags == sorted(tags, key=shown.index)
+    assert shown[-2:] == ["Aliases", "Always refused"]
+
+
+def test_aliases_are_other_names_of_routes_in_groups(document):
+    """An alias has a route's own answer; no two routes before the aliases have the same."""
+    by_group: dict[str, list[str]] = {}
+    for _, path, operation in operations(document):
+        by_group.setdefault(operation["tags"][0], []).append(path)
+    aliases, refused = by_group.pop("Aliases"), by_group.pop("Always refused")
+    assert refused == list(GENERATING_PATHS)
+    named = [
+        DIALECT_OF[path] for paths in by_group.values() for path in paths if path in DIALECT_OF
+    ]
+    assert len({id(dialect) for dialect in named}) == len(named)
+    assert all(DIALECT_OF[path] in named for path in aliases)
+    assert {"/rerank", "/v2/rerank", "/classify"} <= {*aliases}
 
 
 def test_what_generates_is_always_refused(document):

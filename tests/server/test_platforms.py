@@ -120,11 +120,11 @@ def test_vertex_parameters_are_fields_of_all_instances(client):
         ({"instances": [SCORE, {"itms": []}]}, "invalid_request", "instances[1].itms"),
         ({"instances": [SCORE] * 129}, "too_many_items", "instances"),
         ({"instances": [SCORE | {"items": ["a"] * 300}] * 2}, "too_many_items", None),
-        ({"instances": [SCORE, SCORE | {"model": "demo"}]}, "invalid_request", "instances"),
-        ({"instances": [SCORE, SCORE | {"cache_salt": "x"}]}, "invalid_request", "instances"),
+        ({"instances": [SCORE, SCORE | {"model": "demo"}]}, "invalid_request", "model"),
+        ({"instances": [SCORE, SCORE | {"cache_salt": "x"}]}, "invalid_request", "cache_salt"),
         ({"instances": [SCORE], "other": 1}, "invalid_request", "other"),
         ({"instances": [SCORE | {"model": "x"}]}, "model_not_found", "model"),
-        ({"instances": [{"items": ["a"], "labels": []}]}, "empty_labels", None),
+        ({"instances": [{"items": ["a"], "labels": []}]}, "empty_labels", "instances[0].labels"),
     ],
 )
 def test_vertex_refuses_what_is_wrong(client, body, code, param):

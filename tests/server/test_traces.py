@@ -10,13 +10,14 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes as names
 
 from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.observe.spans import SpanTracer
 from gpuscore.server.observe.tracing import read_tracer
-from gpuscore.types.record import STAGES
+from gpuscore.types.record import STAGES, RequestRecord
 from support.connections import score
 from support.serving import wait_until
 from support.slow import slow
@@ -28,13 +29,13 @@ TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 class TestTraces:
     @staticmethod
-    def spans(*headers, body=BODY):
-        """Return the finished spans of one score request."""
+    def spans(*headers, body=BODY, url="/v1/score"):
+        """Return the finished spans of one request."""
         exporter, provider = InMemorySpanExporter(), TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(exporter))
         service = stub_service()
         operations = Operations(service, tracer=SpanTracer(provider))
-        request = {"method": "POST", "url": "/v1/score", "json": body, "headers": list(headers)}
+        request = {"method": "POST", "url": url, "json": body, "headers": list(headers)}
         ask(service, request, operations=operations)
         return exporter.get_finished_spans()
 
@@ -55,10 +56,47 @@ class TestTraces:
         starts = [stage.start_time for stage in stages]
         assert starts == sorted(starts)
 
+    def test_attributes_of_the_conventions(self):
+        """Compare with the names in OpenTelemetry's own package."""
+        *_, span = self.spans()
+        found = {
+            name: value for name, value in span.attributes.items() if name.startswith("gen_ai")
+        }
+        tokens = found.pop(names.GEN_AI_USAGE_INPUT_TOKENS)
+        cached = found.pop(names.GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS)
+        assert tokens > cached > 0
+        assert found == {
+            names.GEN_AI_OPERATION_NAME: "score",
+            names.GEN_AI_PROVIDER_NAME: "gpuscore",
+            names.GEN_AI_REQUEST_MODEL: "tiny",
+            names.GEN_AI_RESPONSE_MODEL: "tiny",
+        }
+
+    def test_completions_are_the_conventions_operation(self):
+        body = {"prompt": "a b", "max_tokens": 0, "echo": True, "logprobs": 1}
+        *_, span = self.spans(body=body, url="/v1/completions")
+        known = names.GenAiOperationNameValues.TEXT_COMPLETION.value
+        assert span.attributes[names.GEN_AI_OPERATION_NAME] == known
+
+    def test_what_scores_nothing_is_no_operation(self):
+        exporter, provider = InMemorySpanExporter(), TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(exporter))
+        SpanTracer(provider).finished(RequestRecord("r", route="/tokenize", model="tiny"), ())
+        (span,) = exporter.get_finished_spans()
+        assert span.attributes[names.GEN_AI_REQUEST_MODEL] == "tiny"
+        assert names.GEN_AI_OPERATION_NAME not in span.attributes
+
     def test_an_error(self):
         (span,) = self.spans(body={"items": 1})
         assert span.attributes["error.type"] == "invalid_request"
         assert "gpuscore.items" not in span.attributes
+        assert not [name for name in span.attributes if name.startswith("gen_ai")]
+
+    def test_an_error_of_a_model(self):
+        *_, span = self.spans(body=BODY | {"items": [[1] * 600]})
+        assert span.attributes["http.response.status_code"] == 400
+        assert span.attributes[names.GEN_AI_REQUEST_MODEL] == "tiny"
+        assert names.GEN_AI_RESPONSE_MODEL not in span.attributes
 
     @pytest.mark.parametrize(
         "given",

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpuscore import __version__
 from gpuscore.config import ServerConfig
-from gpuscore.dialects.dialect import LARGE, BodyT, Dialect
+from gpuscore.dialects.dialect import BodyT, Dialect
 from gpuscore.dialects.paths import OPEN_PATHS, no_such_path
 from gpuscore.dialects.table import DIALECT_OF
 from gpuscore.dialects.wire import openapi_of
@@ -126,7 +126,7 @@ def _endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConf
         seconds = request_seconds(request, config.request_timeout)
         scope = request.scope
         chosen = dialect if dialect.choose is None else dialect.choose(scope["headers"])
-        check_content_type(request, chosen.untyped)
+        check_content_type(request, chosen)
         if scope["state"].get("draining", service.draining):  # at the time of its head
             await read_body(request, config)  # otherwise the client would see a reset, no answer
             raise service.shutting_down()
@@ -142,7 +142,7 @@ def _endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConf
             )
             size = len(received)
             try:
-                if size < LARGE:
+                if size < chosen.large:
                     body = chosen.decode(received, call.record)
                 else:
                     decoding = _decode_large(service, chosen, received, call)

@@ -8,7 +8,7 @@ import asyncio
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 from backports.zstd import DecompressionParameter, ZstdDecompressor, ZstdError
@@ -150,22 +150,20 @@ def _after_the_end(encoding: str) -> InvalidRequest:
     return InvalidRequest(f"the body goes on after the end of its {encoding} data")
 
 
-def check_content_type(request: Request, untyped: bool) -> None:
-    """Raise UnsupportedMediaType unless the head announces JSON in UTF-8, in a known encoding.
-
-    `untyped` also allows binary bodies, and heads that announce no type.
-    """
+def check_content_type(request: Request, dialect: Dialect[Any]) -> None:
+    """Raise UnsupportedMediaType unless the head announces the dialect's type in UTF-8, in a known
+    encoding."""
     kind, *parameters = request.headers.get("content-type", "").lower().split(";")
     if kind.strip().startswith("multipart/"):
         raise UnsupportedMediaType(
             "multipart bodies carry assets, and this server reads no images: the content type must "
-            "be application/json"
+            f"be {dialect.media_type}"
         )
     charset = [p.strip() for p in parameters if p.strip()]
-    if untyped and not parameters and kind.strip() in ("", "application/octet-stream"):
-        kind = "application/json"
-    if kind.strip() != "application/json" or charset not in ([], ["charset=utf-8"]):
-        raise UnsupportedMediaType("the content type must be application/json")
+    if dialect.untyped and not parameters and kind.strip() in ("", "application/octet-stream"):
+        kind = dialect.media_type
+    if kind.strip() != dialect.media_type or charset not in ([], ["charset=utf-8"]):
+        raise UnsupportedMediaType(f"the content type must be {dialect.media_type}")
     check_encoding(request.headers.getlist("content-encoding"))
 
 
@@ -213,11 +211,7 @@ def count(scope: Scope, size: int) -> None:
 
 
 def json_response(content: object) -> Response:
-    return _json(msgspec.json.encode(content))
-
-
-def _json(content: bytes) -> Response:
-    return Response(content, media_type="application/json")
+    return Response(msgspec.json.encode(content), media_type="application/json")
 
 
 class _ErrorResponse(Response):
@@ -235,7 +229,7 @@ class _ErrorResponse(Response):
 
 
 class LongResponse(Response):
-    """A JSON answer that is sent while it is made: each piece is sent once the client has taken
+    """An answer that is sent while it is made: each piece is sent once the client has taken
     most of the earlier pieces.
 
     Nothing that makes a piece may fail. If the server is given up while it is sent, it ends early,
@@ -243,9 +237,14 @@ class LongResponse(Response):
     """
 
     def __init__(
-        self, service: ScoringService, call: RequestContext, first: bytes, rest: Iterator[bytes]
+        self,
+        service: ScoringService,
+        call: RequestContext,
+        media_type: str,
+        first: bytes,
+        rest: Iterator[bytes],
     ) -> None:
-        super().__init__(media_type="application/json")
+        super().__init__(media_type=media_type)
         del self.headers["content-length"]
         self._service, self._call, self._first, self._rest = service, call, first, rest
 
@@ -276,12 +275,13 @@ def error_response(error: GpuscoreError, headers: dict[str, str] | None = None) 
 
 SMALL_ANSWER = 2**16  # bytes; up to here an answer is encoded on the event loop
 LARGE_ANSWER = 10**6  # bytes; a larger answer is sent while it is made
+MOST_PARTS = 128  # of a body at once; the engine's queue has room for 1,024 requests by default
 
 
 async def answer(
     service: ScoringService, dialect: Dialect[BodyT], body: BodyT, call: RequestContext
 ) -> Response:
-    """Return the answer to a body as JSON; a large answer is sent while it is made.
+    """Return the answer to a body; a large answer is sent while it is made.
 
     Raises:
         GpuscoreError: the request is refused or has failed; each subclass is one code.
@@ -310,14 +310,15 @@ async def answer(
             raise renumbered(error, scored_places(prepared.errors, body.num_items)) from error
     scored = Scored(body, prepared, result, name, record.request_id, call.path, parts)
     pieces = _encoded(partial(dialect.encode, scored))
+    begun = partial(_begun, service, call, dialect.media_type, pieces, size)
     if prepared.prompt_tokens is None:
-        return await _begun(service, call, pieces, size)
+        return await begun()
     with record.stage(RESPOND):
         record.prompt_tokens, record.cached_tokens = scored.prompt_tokens, scored.cached_tokens
         if prepared.request is not None:
             record.label_tokens = prepared.request.num_label_tokens + prepared.label_tokens
         del prepared, result, parts, scored
-        return await _begun(service, call, pieces, size)
+        return await begun()
 
 
 def _prepared(
@@ -335,29 +336,35 @@ def _encoded(encode: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
 
 
 async def _begun(
-    service: ScoringService, call: RequestContext, pieces: Iterator[bytes], size: int
+    service: ScoringService,
+    call: RequestContext,
+    media_type: str,
+    pieces: Iterator[bytes],
+    size: int,
 ) -> Response:
     """Return the answer, whole up to LARGE_ANSWER; its size is at most `size`."""
     if size <= SMALL_ANSWER:
-        return _json(b"".join(pieces))
+        return Response(b"".join(pieces), media_type=media_type)
     made, length = list[bytes](), 0
     while length <= LARGE_ANSWER:
         part = await service.in_thread(call, partial(next_part, pieces))
         if part is None:
-            return _json(b"".join(made))
+            return Response(b"".join(made), media_type=media_type)
         made.append(part)
         length += len(part)
-    return LongResponse(service, call, b"".join(made), pieces)
+    return LongResponse(service, call, media_type, b"".join(made), pieces)
 
 
 async def _results(
     service: ScoringService, model: LoadedModel, prepared: PreparedBody, call: RequestContext
 ) -> list[ScoreResult]:
-    """Return the results of all parts of a body, which run at once; the first error ends all."""
+    """Return the results of all parts of a body, MOST_PARTS at once; the first error ends all."""
+    places = asyncio.Semaphore(MOST_PARTS)
 
     async def one(request: ScoreRequest, items: Sequence[int]) -> ScoreResult:
         try:
-            return await service.run(model, request, prepared.salt, call)
+            async with places:
+                return await service.run(model, request, prepared.salt, call)
         except NonfiniteScore as error:
             raise renumbered(error, items) from error
 

@@ -1,5 +1,5 @@
-"""The OpenAPI document: besides bodies and answers, every route's errors and their bodies, the
-headers that are read and written, and the routes that need a key."""
+"""The OpenAPI document: besides bodies and answers, groups of routes, every route's errors and
+their bodies, the headers that are read and written, and the routes that need a key."""
 
 from typing import Any, TypeAlias
 
@@ -7,7 +7,7 @@ import msgspec
 from fastapi import FastAPI
 
 from gpuscore import errors
-from gpuscore.dialects.paths import GENERATING_PATHS, OPEN_PATHS
+from gpuscore.dialects.paths import ALIASES, GENERATING_PATHS, GROUPS, OPEN_PATHS
 from gpuscore.dialects.served import LOADING, LOST, READY
 from gpuscore.dialects.table import DIALECT_OF
 from gpuscore.dialects.wire import ErrorAnswer
@@ -85,7 +85,7 @@ _KEYS = {
 
 
 class DocumentedApp(FastAPI):
-    """A FastAPI application whose OpenAPI document has errors, headers and keys.
+    """A FastAPI application whose OpenAPI document has groups, errors, headers and keys.
 
     Args:
         has_keys: the server has API keys.
@@ -117,6 +117,8 @@ def refusals(path: str, method: str, has_keys: bool) -> tuple[type[GpuscoreError
 
 def _complete(document: dict[str, Any], has_keys: bool, longest: int) -> None:
     responses: dict[str, Any] = {}
+    document["paths"] = _grouped(document["paths"])
+    document["tags"] = [{"name": name} for name in GROUPS]
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             responses |= _complete_operation(operation, path, method, has_keys)
@@ -126,6 +128,17 @@ def _complete(document: dict[str, Any], has_keys: bool, longest: int) -> None:
         "headers": _HEADERS,
         "parameters": _parameters(longest),
     } | ({"securitySchemes": _KEYS} if has_keys else {})
+
+
+def _grouped(paths: dict[str, Any]) -> dict[str, Any]:
+    """Return the paths in the order of their groups, which become tags of their operations."""
+    group_of = {path: name for name, group in GROUPS.items() for path in group}
+    aliases = tuple(path for path in paths if path not in group_of)
+    ordered: dict[str, Any] = {}
+    for name, group in (GROUPS | {ALIASES: aliases}).items():
+        for path in group:
+            ordered[path] = {method: {"tags": [name]} | one for method, one in paths[path].items()}
+    return ordered
 
 
 def _complete_operation(

@@ -7,6 +7,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_contex
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from gpuscore import __version__
+from gpuscore.dialects.paths import COMPLETIONS_PATH
 from gpuscore.types.record import Headers, RequestRecord
 
 _CONTEXT_HEADERS = ("traceparent", "tracestate")
@@ -58,17 +59,28 @@ def _carrier(headers: Headers) -> dict[str, str]:
 
 
 def _attributes(record: RequestRecord) -> dict[str, str | int]:
-    """Return a span's attributes, with names of OpenTelemetry's HTTP conventions and our own."""
+    """Return a span's attributes, by OpenTelemetry's conventions for HTTP and generative AI where
+    they have a name.
+
+    "score" is an operation of our own: none of the conventions' only reads prompts. Only what is
+    scored is an operation, and none has output tokens, because none are made.
+    """
+    asked = record.model or None
+    scores = asked is not None and record.items is not None
+    operation = "text_completion" if record.route == COMPLETIONS_PATH else "score"
     known: dict[str, str | int | None] = {
         "http.request.method": record.method.upper() if record.method != "other" else "_OTHER",
         "http.route": record.route,
         "http.response.status_code": record.status,
         "error.type": record.code or None,
+        "gen_ai.operation.name": operation if scores else None,
+        "gen_ai.provider.name": "gpuscore" if scores else None,
+        "gen_ai.request.model": asked,
+        "gen_ai.response.model": asked if record.status == 200 else None,
+        "gen_ai.usage.input_tokens": record.prompt_tokens,
+        "gen_ai.usage.cache_read.input_tokens": record.cached_tokens,
         "gpuscore.request_id": record.request_id,
-        "gpuscore.model": record.model or None,
         "gpuscore.items": record.items,
-        "gpuscore.prompt_tokens": record.prompt_tokens,
-        "gpuscore.cached_tokens": record.cached_tokens,
     }
     return {name: value for name, value in known.items() if value is not None}
 
