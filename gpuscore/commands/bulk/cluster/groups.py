@@ -4,7 +4,6 @@ the tasks that read them to the actors that score them in Arrow tables, of the i
 the rows of text files as they are."""
 
 import hashlib
-import pickle
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +16,7 @@ from pyarrow import compute, fs
 
 from gpuscore.commands.bulk.cluster.storage import InputFile, on_disk
 from gpuscore.commands.bulk.inputs import (
+    Decoded,
     InputFiles,
     LineBlock,
     check_inputs,
@@ -111,8 +111,17 @@ def read_rows(
 def _columns(block: Any, keep: Any) -> pa.Table:
     if isinstance(block, TableBlock):
         return block.rows.take(keep)
-    lines = (pickle.dumps((block.rows[index], block.places[index])) for index in keep)
+    lines = (_encoded(block.rows[index], block.places[index]) for index in keep)
     return pa.table({LINE: pa.array(lines, pa.large_binary())})
+
+
+def _encoded(row: bytes | Decoded, place: int) -> bytes:
+    return msgspec.msgpack.encode((isinstance(row, Problem), row, place))
+
+
+def _decoded(line: bytes) -> tuple[bytes | Decoded, int]:
+    is_problem, row, place = msgspec.msgpack.decode(line)
+    return msgspec.convert(row, Problem) if is_problem else row, place
 
 
 class GroupRows:
@@ -136,7 +145,7 @@ class GroupRows:
 def _block(table: pa.Table) -> LineBlock | TableBlock:
     if LINE not in table.column_names:
         return TableBlock(Path(), 1, table)
-    pairs = [pickle.loads(line) for line in table.column(LINE).to_pylist()]  # noqa: S301
+    pairs = [_decoded(line) for line in table.column(LINE).to_pylist()]
     return LineBlock(Path(), 1, *map(list, zip(*pairs, strict=True)))
 
 
