@@ -65,7 +65,7 @@ def test_every_object_is_valid(values, version):
 
 
 def test_a_pod_is_as_careful_as_the_manifests():
-    """Probes, stop and confinement are those of docker/kubernetes."""
+    """Probes, stop and confinement equal the manifests' in docker/kubernetes."""
     ours, theirs = pod_of(render({})), BASE["spec"]["template"]["spec"]
     for name in ("securityContext", "terminationGracePeriodSeconds", "enableServiceLinks"):
         assert ours[name] == theirs[name]

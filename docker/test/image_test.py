@@ -209,7 +209,7 @@ def check_confinement(container: Container) -> None:
 
 
 def check_scores(container: Container) -> None:
-    """Check that scores equal those of `Scorer` on this machine, and need the key."""
+    """Check that scores equal `Scorer`'s on this machine, and need the key."""
     wait_for(lambda: request(container, "GET", "/ready")[0] == 200, 120, "ready")
     body = {"query": QUERY, "items": ITEMS, "labels": LABELS, "apply_softmax": True}
     status, _ = request(container, "POST", "/v1/score", body, key="")

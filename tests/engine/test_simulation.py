@@ -43,7 +43,7 @@ def test_simulated_worlds(first):
 
 
 def simulate_states(*seeds):
-    """Run worlds with few slots, for which requests wait, or many, of which most are cached."""
+    """Run worlds with few slots, for which requests wait, or with many, most of them cached."""
     for seed in seeds:
         try:
             simulate(seed, num_states=4 + 36 * (seed % 2))

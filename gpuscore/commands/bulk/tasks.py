@@ -346,5 +346,5 @@ Task: TypeAlias = TableTask | RequestTask
 
 
 def make_task(options: BatchOptions, model: LoadedModel, names: tuple[str, ...]) -> Task:
-    """Return the task of a job; `names` are those of the model. Raises as `make_table_task`."""
+    """Return the task of a job; `names` are the model's. Raises as `make_table_task`."""
     return RequestTask(model, names) if options.requests else make_table_task(options, model)

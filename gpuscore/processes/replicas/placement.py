@@ -93,7 +93,7 @@ def place_on_nodes(
     nodes: Sequence[Mapping[str, Any]], model: ModelConfig
 ) -> tuple[dict[str, float], ModelConfig, int]:
     """Return what an engine asks Ray for, its settings there, and how many have room: each gets a
-    GPU, or `--tensor-parallel` of them; on CPUs `--threads`, or those of the smallest node.
+    GPU, or `--tensor-parallel` of them; on CPUs `--threads`, or the smallest node's CPUs.
 
     Args:
         nodes: as from `ray.nodes()`.
