@@ -149,7 +149,7 @@ def test_random_ids_judge_a_model_without_a_tokenizer(tmp_path, tiny_model, capl
 
 @pytest.mark.parametrize("name", ["qwen3-int8", "qwen3-moe-int8"])
 def test_a_checkpoint_that_others_quantised_is_judged_too(tmp_path, name):
-    """In float32 it answers with its own weights, and with activations that are not rounded."""
+    """Answers in float32 have its own weights, and activations that are not rounded."""
     directory = Path(__file__).parents[1] / "fixtures/quantized" / name
     settings = {"device": "cpu", "dtype": "float32", "allow_degenerate": True}
     plan = plan_backend(directory, ModelConfig(compile_cache=str(tmp_path), **settings))

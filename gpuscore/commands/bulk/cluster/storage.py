@@ -39,7 +39,7 @@ def located(place: str) -> tuple[fs.FileSystem, str]:
 
 
 def find_files(place: str) -> list[InputFile]:
-    """Return a file, the files of a folder, or all files that match a pattern such as data/*.jsonl; raise
+    """Return a file, the files of a folder, or all that match a pattern such as data/*.jsonl; raise
     ConfigError if there are none, or they are not of one supported format."""
     system, path = located(place)
     folder, _, name = path.rpartition("/")
