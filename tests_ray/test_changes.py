@@ -100,7 +100,7 @@ def test_engines_come_and_go_with_the_expected_wait(server: Server) -> None:
     )
     wait_until(lambda: running_engines() == 1, "one engine")
     server.wait_for_engines(1)
-    with load(server, threads=8, items=40) as running:
+    with load(server, threads=8, items=400) as running:
         wait_until(lambda: running_engines() == 2, "a second engine")
         answers(running)
     assert set(running.statuses) == {200}, running.bodies
