@@ -24,6 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from batch import make_rows
 from report import keep, machine, table
+from spent import descendants
 
 NODE = {"num_cpus": 1, "object_store_memory": 200 * 2**20, "include_dashboard": False}
 FLAGS = ["--query-column", "query", "--labels", "yes,no", "--threads", "1"]
@@ -121,21 +122,7 @@ def run(source: Path, name: str, more: list[str]) -> Job:
 
 def cpu_seconds() -> dict[int, float]:
     """Return the CPU-seconds of each descendant of this process, alone."""
-    rows: dict[int, list[str]] = {}
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            rows[int(file.parent.name)] = file.read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it has ended meanwhile
-    found, waiting = {}, [os.getpid()]
-    while waiting:
-        parent = waiting.pop()
-        children = [pid for pid, row in rows.items() if int(row[1]) == parent]
-        for pid in children:
-            ticks = int(rows[pid][11]) + int(rows[pid][12])  # user and system; proc_pid_stat(5)
-            found[pid] = ticks / os.sysconf("SC_CLK_TCK")
-        waiting += children
-    return found
+    return {pid: user + system for pid, (user, system, *_) in descendants()}
 
 
 if __name__ == "__main__":

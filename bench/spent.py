@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,16 +39,21 @@ def cpu_seconds() -> float:
 
     vLLM computes in a process that goes on, so the times of children that have ended do not do.
     """
+    return sum(os.times()[:4]) + sum(sum(seconds) for _, seconds in descendants())
+
+
+def descendants() -> Iterator[tuple[int, list[float]]]:
+    """Yield each descendant of this process, and its `_TIMES` in seconds."""
     rows: dict[int, list[str]] = {}
     for file in Path("/proc").glob("[0-9]*/stat"):
         try:
             rows[int(file.parent.name)] = file.read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended meanwhile
-    ticks, waiting = 0, [os.getpid()]
+    second, waiting = os.sysconf("SC_CLK_TCK"), [os.getpid()]
     while waiting:
         parent = waiting.pop()
         children = [pid for pid, row in rows.items() if int(row[_PARENT]) == parent]
-        ticks += sum(int(ticks) for pid in children for ticks in rows[pid][_TIMES])
+        for pid in children:
+            yield pid, [int(ticks) / second for ticks in rows[pid][_TIMES]]
         waiting += children
-    return sum(os.times()[:4]) + ticks / os.sysconf("SC_CLK_TCK")

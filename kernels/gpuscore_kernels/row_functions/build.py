@@ -67,6 +67,13 @@ def load(library: Path) -> ctypes.CDLL:
         raise BuildError(f"what was compiled cannot be loaded: {error}") from error
 
 
+def declare(library: ctypes.CDLL, arguments: Mapping[str, Any]) -> None:
+    """Set the types of the arguments of a library's functions, which return nothing."""
+    for name, types in arguments.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = types, None
+
+
 def build_ahead(compiler: str, folder: Path = AHEAD) -> list[Path]:
     """Compile for every level and format, and return the libraries; raise BuildError."""
     folder.mkdir(exist_ok=True)

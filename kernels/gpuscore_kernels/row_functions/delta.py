@@ -6,6 +6,8 @@ from ctypes import c_float, c_int32, c_int64, c_void_p
 import torch
 from torch import Tensor
 
+from gpuscore_kernels.row_functions.build import declare
+
 LONGEST = 64  # rows of a chunk, as in delta.c
 
 _P, _N, _F, _I = c_void_p, c_int64, c_float, c_int32
@@ -28,9 +30,7 @@ class DeltaFunctions:
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
         self._library, self._dtype = library, dtype
-        for name, arguments in _ARGUMENTS.items():
-            function = getattr(library, name)
-            function.argtypes, function.restype = arguments, None
+        declare(library, _ARGUMENTS)
 
     def convolve(
         self, mixed: Tensor, extra: Tensor, places: Tensor, weight: Tensor, keys: int, size: int

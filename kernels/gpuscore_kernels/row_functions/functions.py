@@ -9,6 +9,8 @@ from ctypes import c_float, c_int32, c_int64, c_void_p
 import torch
 from torch import Tensor
 
+from gpuscore_kernels.row_functions.build import declare
+
 LARGEST_HEAD = 1024  # numbers, as in rows.c
 APART = 16  # numbers between two rows of products: a power of two would share lines of a cache
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
@@ -38,9 +40,7 @@ class RowFunctions:
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
         self._library, self._dtype = library, dtype
-        for name, arguments in _ARGUMENTS.items():
-            function = getattr(library, name)
-            function.argtypes, function.restype = arguments, None
+        declare(library, _ARGUMENTS)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
         """Norm x [T, E], float32 or in the weight's dtype, as `reference.rms_norm`."""
