@@ -74,6 +74,8 @@ class FakeBackend:
             of its tokens, one batch after the other; with both 0 only the host is measured.
     """
 
+    layers_done = 0
+
     def __init__(
         self,
         *,

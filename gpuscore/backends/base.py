@@ -36,6 +36,10 @@ class Backend(Protocol):
     @property
     def limits(self) -> BackendLimits: ...
 
+    @property
+    def layers_done(self) -> int:
+        """Layers computed or launched so far, a sign of progress in a long batch; 0 = unknown."""
+
     def warmup(self) -> None:
         """Compile or capture what serving needs; blocks."""
 

@@ -378,7 +378,8 @@ class EngineConfig:
     )
     prefix_cache: bool = option(True, "keep the keys and values of queries for later requests")
     engine_timeout: float = duration(
-        60.0, "time for one forward pass; then the engine's process is killed and started again"
+        60.0,
+        "time without progress in a batch; then the engine's process is killed and started again",
     )
     # Weights that fill a GPU of 141 GB take 24 minutes from a disk of 100 MB/s. Without a limit,
     # /health would report a load that hangs as alive.

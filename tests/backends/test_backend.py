@@ -155,6 +155,16 @@ def request_of(rng, items):
     return ScoreRequest(np.array(random_ids(rng, 9), np.int32), ids, labels, need_lse=True)
 
 
+def test_a_batch_tells_how_far_it_is(backend, failing):
+    """Without it a long batch on a slow CPU would pass for one that hangs."""
+    engine, _ = failing()
+    before = backend.layers_done
+    engine.score(request_of(np.random.default_rng(0), (3,))).result()
+    layers, batches = backend.plan.architecture.config.num_layers, engine.stats().counters.batches
+    assert layers > 1
+    assert backend.layers_done - before == (layers - 1) * batches > 0  # the last one ends the batch
+
+
 def test_nothing_of_a_failed_batch_is_left_when_the_next_one_begins(failing):
     engine, attention = failing(
         torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("some other error")

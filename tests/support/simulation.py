@@ -50,6 +50,7 @@ class SimulatedBackend:
     `collect`."""
 
     GARBAGE = np.full((1, 3), GARBAGE, np.int32)
+    layers_done = 0
 
     def __init__(
         self, rng: np.random.Generator, faults: dict[str, float], num_states: int = 0

@@ -29,6 +29,8 @@ class TapeBackend:
     """A backend that runs batches at `collect`, in order; `gate` delays them and `fault` fails
     them."""
 
+    layers_done = 0
+
     def __init__(
         self,
         *,

@@ -14,8 +14,9 @@ from gpuscore.backends.base import OutOfMemory, Prepared
 from support.tape_backend import TapeBackend
 
 HELD, STUCK, CRASH, DEAD_LOOP, GARBAGE, HALF_FRAME, HUGE_FRAME, FROZEN = range(900, 908)
-NO_MEMORY, NO_NUMBER, SLOW = 908, 909, 910
+NO_MEMORY, NO_NUMBER, SLOW, MANY_LAYERS = 908, 909, 910, 911
 SLOW_SECONDS = 0.3
+LAYER_SECONDS = 0.8
 
 # A file that exists while a held or stuck batch is computed. Removing it ends a held batch.
 os.environ.setdefault("TAPE_OF", str(os.getpid()))  # the tests' process; its children inherit this
@@ -34,6 +35,10 @@ class MischievousTape(TapeBackend):
         for token, misbehave in ACTIONS.items():
             if token in tokens:
                 misbehave()
+        if MANY_LAYERS in tokens:
+            for _ in range(4):
+                time.sleep(LAYER_SECONDS)
+                self.layers_done += 1
         result = super().collect(scores)
         if FROZEN in tokens:
             frozen = np.full_like(result.label_logits, gc.get_freeze_count())

@@ -227,6 +227,13 @@ def test_a_stuck_batch_counts_also_when_its_client_has_left(client):
     wait_until(lambda: client.restarts > restarts)
 
 
+def test_a_long_batch_whose_layers_advance_is_no_stuck_one(client, here):
+    """It takes longer than --engine-timeout."""
+    pid, request = client.pid, request_of(tape_child.MANY_LAYERS)
+    same(client.score(request).result(timeout=30), here.score(request).result())
+    assert client.pid == pid
+
+
 def test_it_is_given_up(make_client):
     patience = Patience(first_delay=0.05, max_failures=3)
     client = make_client(patience=patience)

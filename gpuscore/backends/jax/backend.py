@@ -46,6 +46,8 @@ class JaxBackend:
         ConfigError: the checkpoint is damaged or leaves too little memory.
     """
 
+    layers_done = 0  # a batch is one program
+
     def __init__(
         self, plan: JaxPlan, progress: Progress = unreported, recipe: Recipe | None = None
     ) -> None:

@@ -166,6 +166,10 @@ class TorchBackend:
     def limits(self) -> BackendLimits:
         return self._limits
 
+    @property
+    def layers_done(self) -> int:
+        return self.launcher.layers_done
+
     def warmup(self) -> None:
         """Capture graphs, then run small batches of every layout so that lazy set-up is done."""
         self._run(self.launcher.capture).result()

@@ -112,6 +112,7 @@ class Decoder:
         self._of_norms = eps, one_plus = config.rms_norm_eps, config.one_plus_norms
         self._of_heads: dict[str, Any] = {"eps": eps, "one_plus": one_plus, "pdl": pdl}
         self.weights = weights
+        self.layers_done = 0  # by all passes so far
         # Rounded to the model's dtype first, as the models were trained.
         self._embed_scale = weights.embed.new_tensor(config.embed_scale)
         self._rms_norm = compiler(rms_norm)
@@ -152,6 +153,7 @@ class Decoder:
                 index, layer, streams.pop(), rotary, attend, kept, filled[0], recur
             )
             streams.append(stream)
+            self.layers_done += 1
             del stream  # whoever holds it holds its memory through the next layer
         if last.delta is not None:
             stream = self.one_layer(

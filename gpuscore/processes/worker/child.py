@@ -184,12 +184,17 @@ class WatchedBackend:
 
     def __init__(self, backend: Backend, clock: Callable[[], float] = monotonic) -> None:
         self._backend, self._clock = backend, clock
-        self._since = clock()  # start or end of the last call
+        self._since = clock()  # start or end of the last call, or its last layer that was seen
         self._busy = False
+        self._layers = 0
 
     @property
     def limits(self) -> BackendLimits:
         return self._backend.limits
+
+    @property
+    def layers_done(self) -> int:
+        return self._backend.layers_done
 
     def warmup(self) -> None:
         self._backend.warmup()
@@ -206,13 +211,15 @@ class WatchedBackend:
         self._backend.close()
 
     def stalled(self, working: bool) -> float:
-        """Return the seconds since the last call began or ended; 0 without work and open call.
+        """Return the seconds without progress: since a call began or ended, or a layer was done.
 
-        An open call counts even if all its requests were cancelled meanwhile.
+        It is 0 without work and open call. An open call counts even if all its requests were
+        cancelled meanwhile. A batch may be long where the CPU is slow or shared: each layer, as far
+        as the backend tells, is progress.
         """
-        now = self._clock()
-        if not working and not self._busy:
-            self._since = now
+        now, layers = self._clock(), self._backend.layers_done
+        if layers != self._layers or not (working or self._busy):
+            self._since, self._layers = now, layers
         return max(0.0, now - self._since)
 
     def __enter__(self) -> None:

@@ -234,7 +234,7 @@ class Supervisor(EngineLink):
 
     Args:
         command: starts the child, without the arguments that `EngineProcess` adds.
-        start: the model to load; its engine_timeout is the longest time that a batch may run.
+        start: the model to load; a batch may make no progress for its engine_timeout.
         owner: receives the child's events.
         patience: times and counts after which a child is killed or not restarted.
         environment: variables that the child gets besides this process's.

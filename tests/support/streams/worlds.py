@@ -72,6 +72,7 @@ class BackendWithFaults:
     def __init__(self, real: TorchBackend, device: DeviceFaults, world: "StreamWorld") -> None:
         self.real, self.device, self.world = real, device, world
         self.limits = real.limits
+        self.layers_done = 0
         self.poison: set[int] = set()
         self.seen_faults: set[str] = set()
 

@@ -66,6 +66,10 @@ class ParallelBackend:
     def limits(self) -> BackendLimits:
         return self.own.limits
 
+    @property
+    def layers_done(self) -> int:
+        return self.own.layers_done
+
     def warmup(self) -> None:
         self._peers.send(Kind.WARMUP)
         self._together(self.own.warmup)
