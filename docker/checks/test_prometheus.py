@@ -36,7 +36,9 @@ def run(*command: str | Path) -> str:
 def test_promtool(promtool, docker):
     directory = docker / "observability"
     run(promtool, "check", "config", "--syntax-only", directory / "prometheus.yml")
-    assert "13 rules" in run(promtool, "check", "rules", directory / "rules.yml")
+    rules = len(re.findall(r"- (?:alert|record):", (directory / "rules.yml").read_text()))
+    assert rules > 0
+    assert f"{rules} rules" in run(promtool, "check", "rules", directory / "rules.yml")
     run(promtool, "test", "rules", directory / "rules.test.yml")
 
 
