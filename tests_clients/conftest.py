@@ -8,7 +8,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -100,16 +100,31 @@ class Stopwatch:
         return time.monotonic() - self.started
 
 
-@pytest.fixture
-def full(server: Server) -> Iterator[Stopwatch]:
-    """The server has no room for this key's next request, refuses it with 429 and a Retry-After of
-    one second, and has room again before that second is over."""
+@contextmanager
+def no_room(server: Server) -> Iterator[None]:
+    """Hold as many requests in flight as this key may have."""
     with ExitStack() as stack:
         for _ in range(IN_FLIGHT):
             stack.enter_context(server.hold())
         deadline = time.monotonic() + 10
         while server.in_flight() < IN_FLIGHT:
             assert time.monotonic() < deadline
+        yield
+
+
+@pytest.fixture
+def full(server: Server) -> Iterator[None]:
+    """The server has no room for this key's requests while the test runs."""
+    with no_room(server):
+        yield
+
+
+@pytest.fixture
+def full_at_first(server: Server) -> Iterator[Stopwatch]:
+    """The server has no room for this key's next request, refuses it with 429 and a Retry-After of
+    one second, and has room again before that second is over."""
+    with ExitStack() as stack:
+        stack.enter_context(no_room(server))
         release = threading.Timer(RELEASE_AFTER, stack.close)
         release.start()
         yield Stopwatch(time.monotonic())
