@@ -366,8 +366,8 @@ def items_read_the_state_that_was_found(monkeypatch):
     state = jobs.Job.state_after
 
     def first(self, tokens):
-        found = -1 if self.states is None else self.states.found
-        return found if found >= 0 else state(self, tokens)
+        cached = -1 if self.states is None else self.states.cached
+        return cached if cached >= 0 else state(self, tokens)
 
     monkeypatch.setattr(jobs.Job, "state_after", first)
 

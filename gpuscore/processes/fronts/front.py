@@ -94,8 +94,8 @@ def run_front(app: FrontApp, board: Board, addresses: Sequence[str], seat: Seat)
         addresses: of the engines' listeners, model by model.
         seat: this front's place.
     """
-    each = -(-app.config.max_inflight_per_key // board.fronts)  # the other limits count together
-    config = replace(app.config, max_inflight_per_key=each)
+    per_key = -(-app.config.max_inflight_per_key // board.fronts)  # the other limits count together
+    config = replace(app.config, max_inflight_per_key=per_key)
     control = Control(app, seat)
     links: list[FrontLink] = []
 

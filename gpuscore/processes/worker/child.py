@@ -360,7 +360,7 @@ class Reception:
             logger.error("a connection to the engine was closed: it sent %s", error)
         finally:
             with self._lock:
-                self._callers = tuple(one for one in self._callers if one is not caller)
+                self._callers = tuple(other for other in self._callers if other is not caller)
             caller.cancel_all()
             writer.hang_up()
 
@@ -371,6 +371,6 @@ class Reception:
 
 def _user(sock: socket.socket) -> int:
     """Return the user id of the process at the other end, as the kernel knows it."""
-    given = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    user: int = _CREDENTIALS.unpack(given)[1]
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    user: int = _CREDENTIALS.unpack(credentials)[1]
     return user

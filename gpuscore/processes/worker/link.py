@@ -392,7 +392,7 @@ def passed(since: float) -> float:
     return min(monotonic() - since, 2 * TICK)
 
 
-def same_model(one: BackendLimits, other: BackendLimits) -> bool:
+def same_model(limits: BackendLimits, other: BackendLimits) -> bool:
     """Return True if prompts checked against one model fit the other; memory may differ."""
-    kept = (one.vocab_rows, one.classes, one.max_model_len)
+    kept = (limits.vocab_rows, limits.classes, limits.max_model_len)
     return kept == (other.vocab_rows, other.classes, other.max_model_len)
