@@ -129,7 +129,7 @@ class Scored(Generic[BodyT]):
         errors = self.prepared.errors
         if errors is None:
             return None
-        return [FailedItem(one.index, one.code, one.message) for one in errors]
+        return [FailedItem(error.index, error.code, error.message) for error in errors]
 
     @property
     def prompt_tokens(self) -> int:
@@ -227,8 +227,8 @@ def choose(models: ModelTable, dialect: Dialect[BodyT], body: BodyT) -> ServedMo
     Raises:
         GpuscoreError: a field is invalid, or there is no such model.
     """
-    found = models.find(body.model) or models.only
-    dialect.check(body, None if found is None else found.loaded)
+    served = models.find(body.model) or models.only
+    dialect.check(body, None if served is None else served.loaded)
     return models.choose(body.model)
 
 
@@ -237,14 +237,14 @@ def answered_name(served: ServedModel, body: CheckedBody) -> str:
     return served.name if body.model is None else body.model
 
 
-def cache_salt(tenant: str, given: str | None) -> str:
+def cache_salt(tenant: str, salt: str | None) -> str:
     """Return the salt that two requests must have in common to share a cached prefix.
 
     It always depends on the key's owner: a hit shows in `cached_tokens` and in time, so a shared
     cache would tell one owner which queries another has sent. The caller's salt can only narrow it
     further. It is hashed, so that neither a caller's text nor a key's digest reaches the engine.
     """
-    return hashlib.sha256(f"{tenant}:{given or ''}".encode()).hexdigest()
+    return hashlib.sha256(f"{tenant}:{salt or ''}".encode()).hexdigest()
 
 
 NUMBERS = 4096  # numbers of a piece
@@ -319,7 +319,7 @@ def value_bytes(value: object) -> int:
     if isinstance(value, str):
         return text_bytes(value)
     if isinstance(value, dict):
-        return 3 + sum(text_bytes(name) + value_bytes(one) for name, one in value.items())
+        return 3 + sum(text_bytes(name) + value_bytes(entry) for name, entry in value.items())
     if isinstance(value, list):
         return 3 + sum(map(value_bytes, value))
     return NUMBER_BYTES + (value.bit_length() // 3 if isinstance(value, int) else 0)
@@ -327,4 +327,4 @@ def value_bytes(value: object) -> int:
 
 def error_bytes(errors: Sequence[ItemError] | None) -> int:
     """Return the most bytes of the errors of single items."""
-    return sum(64 + text_bytes(one.code, one.message) for one in errors or ())
+    return sum(64 + text_bytes(error.code, error.message) for error in errors or ())

@@ -189,8 +189,8 @@ class Gate:
             self._tenants[exchange.tenant] -= 1
             if not self._tenants[exchange.tenant]:
                 del self._tenants[exchange.tenant]
-        both = self._sizes.pop(exchange, 0) + self._more.pop(exchange, 0)
-        self._counts.add(_BYTES, -both)
+        size = self._sizes.pop(exchange, 0) + self._more.pop(exchange, 0)
+        self._counts.add(_BYTES, -size)
 
     def _next(self) -> None:
         while self._turns and self._has_time():
