@@ -163,7 +163,7 @@ def label_logprobs(result: ScoreResult) -> list[Float64Array]:
     # Rounding can put a logit a hair above the log-sum-exp; no probability exceeds 1.
     return _by_rows(
         result.label_logits,
-        lambda rows, which: np.minimum(rows - lse[which, None], 0.0),
+        lambda rows, numbers: np.minimum(rows - lse[numbers, None], 0.0),
     )
 
 

@@ -35,8 +35,8 @@ class TableBlock:
         return len(self.rows)
 
     def texts(self, columns: Sequence[str]) -> list[tuple[str, ...] | Problem]:
-        found = [_column_texts(self.rows.column(name), name) for name in columns]
-        return [_all_texts(row) for row in zip(*found, strict=True)]
+        texts = [_column_texts(self.rows.column(name), name) for name in columns]
+        return [_all_texts(row) for row in zip(*texts, strict=True)]
 
     def lines(self, keep: Sequence[int], scores: Float64Array, name: str) -> list[bytes]:
         rows = _for_json(self.rows.take(np.asarray(keep, np.int64))).to_pylist()
@@ -129,10 +129,10 @@ class SchemaFinder:
         names = list(dict.fromkeys(name for row in rows for name in row))
         with _converting(place):
             arrays = [pa.array([row.get(name) for row in rows]) for name in names]
-            found = pa.schema([(n, array.type) for n, array in zip(names, arrays, strict=True)])
-            together = pa.unify_schemas([self._schema, found], promote_options="permissive")
-        for one in (self._schema, found):
-            for field in one:
+            schema = pa.schema([(n, array.type) for n, array in zip(names, arrays, strict=True)])
+            together = pa.unify_schemas([self._schema, schema], promote_options="permissive")
+        for part in (self._schema, schema):
+            for field in part:
                 final = together.field(field.name).type
                 self.promoted |= field.type != final and not pa.types.is_null(field.type)
         self._schema = together
