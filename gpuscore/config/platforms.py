@@ -32,7 +32,7 @@ def named(routes: str | None) -> tuple[str, ...]:
 def implied(
     explicit: Mapping[str, object], environment: Mapping[str, str]
 ) -> tuple[str, dict[str, object]]:
-    """Return what implies settings, and these settings; they are empty without a platform.
+    """Return the source that implies settings, and these settings; none without a platform.
 
     Args:
         explicit: the values of flags, variables and file, by field name.

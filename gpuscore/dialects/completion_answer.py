@@ -50,8 +50,8 @@ class AnsweredPrompts:
 
     Args:
         prompts: their numbers.
-        shared: first tokens of all of them, whose rows the result has once if every position was
-            asked for.
+        shared: number of first tokens that all of them share. If every position was asked for, the
+            result has the rows of these tokens once.
         result: of every position, or else of each prompt's end.
     """
 
@@ -68,7 +68,7 @@ class TokenTexts:
         self._texts: dict[int, str] = {}
 
     def add(self, *parts: Int32Array) -> Iterator[bytes]:
-        """Read the texts of all tokens in these arrays; yields pauses of this work."""
+        """Read the texts of all tokens in these arrays; yield wherever the work may pause."""
         ids = np.unique(np.concatenate([part.reshape(-1) for part in parts])).tolist()
         for start in range(0, len(ids), ROWS):
             some = ids[start : start + ROWS]

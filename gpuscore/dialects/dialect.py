@@ -57,7 +57,7 @@ class PreparedBody:
         prompt_tokens: tokens of all prompts, for the usage; None if nothing is scored.
         notes: any other data that the dialect's `encode` needs.
         errors: the items that the request leaves out; None unless the body has `on_error: null`.
-        label_tokens: tokens of labels that are items of the request, but of no prompt.
+        label_tokens: tokens of labels that the request computes as items; they are in no prompt.
         parts: `request` divided into several, for a caller that can run them at once; else empty.
         places: for each of `parts`, the places of its items in the body.
     """
@@ -125,7 +125,7 @@ class Scored(Generic[BodyT]):
 
     @property
     def failed_items(self) -> list[FailedItem] | None:
-        """These errors as an answer shows them; None if the request did not ask for them."""
+        """The items' errors as an answer shows them; None if the request did not ask for them."""
         errors = self.prepared.errors
         if errors is None:
             return None
@@ -198,7 +198,7 @@ class Dialect(Generic[BodyT]):
             InvalidRequest.
         untyped: bodies may have no content type, or be binary.
         media_type: the content type of bodies and answers.
-        large: bytes of a body from which it is decoded in a thread.
+        large: a body with at least so many bytes is decoded in a thread.
     """
 
     paths: tuple[str, ...]

@@ -1,5 +1,5 @@
-"""Bodies of other dialects inside a managed platform's own: SageMaker's, which is one of them as it
-is or has one a line, and Vertex AI's, which has several."""
+"""Bodies of managed platforms, which hold bodies of other dialects: SageMaker's is a single one, or
+has one on each line; Vertex AI's holds several."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -124,7 +124,7 @@ def check_envelope(body: Envelope, model: LoadedModel | None) -> None:
 
 
 def prepare_envelope(model: LoadedModel, body: Envelope, turns: Turns) -> PreparedBody:
-    """Make a request to the engine of each body.
+    """Make each body's request to the engine.
 
     Raises:
         TooManyItems, TooManyTokens: the bodies together exceed the limits of one request.

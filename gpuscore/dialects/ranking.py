@@ -38,9 +38,9 @@ class CheckedItems(Generic[FieldsT, InputT]):
 
     Args:
         fields: the body.
-        input: has an empty text in the place of an item or document that cannot be read.
-        refused: the errors of such items; the request fails if there are any, unless the body has
-            `on_error: null`.
+        input: the texts, with an empty one in the place of each that cannot be read.
+        refused: the errors of texts that cannot be read; the request fails if there are any, unless
+            the body has `on_error: null`.
 
     Raises:
         InvalidRequest: the first of these errors, if it fails the request.

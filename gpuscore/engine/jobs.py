@@ -99,13 +99,13 @@ class Job:
         return items, left
 
     def state_after(self, tokens: int) -> int:
-        """Return the slot of the state after the query's first tokens, those that are done."""
+        """Return the slot of the state after the query's first `tokens` tokens, which are done."""
         if self.states is None or tokens == 0:
             return -1
         return self.states.cached if tokens == self.cached else self.states.query
 
     def kept_states(self, start: int, stop: int, page_size: int) -> list[tuple[int, int]]:
-        """Return the states to keep of a chunk of the query: (tokens of the chunk, slot) each."""
+        """Return the states to keep of a chunk, each as (tokens of the chunk up to it, slot)."""
         if self.states is None:
             return []
         first = max(start, self.published * page_size)  # what others may read stays as it is

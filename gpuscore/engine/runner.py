@@ -267,7 +267,7 @@ class Tally:
     def counters(
         self, cached_tokens: int, evicted_pages: int, evicted_states: int
     ) -> EngineCounters:
-        """Return all counters, with those that the scheduler, its pages and its states keep."""
+        """Return all counters; the arguments come from the scheduler, its pages and its states."""
         tokens = self._tokens.sizes()
         return EngineCounters(
             batches=self._batches,

@@ -120,7 +120,7 @@ class Scheduler:
         self._successes = 0
 
     def retry_alone(self, job: Job, item: int) -> None:
-        """Run an item once more: its family alone in a batch, or it in chunks if it is longer."""
+        """Run an item once more: its family alone in a batch, or an item over a batch in chunks."""
         if len(job.request.item_ids[item]) <= self.limits.max_tokens:
             while job.family is not None and item not in job.family:
                 item -= 1

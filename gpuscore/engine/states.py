@@ -1,9 +1,9 @@
 """Slots for the states of models with linear layers: which a request has, and which are cached.
 
-A request writes the state after each of its chunks into a slot of its own, where the next chunk and
-the items find it, and a long item's into another one. A chunk overwrites the state that it began
-with, so work that is taken back begins again at the state that the request began with, which is
-cached and shared, or zeros.
+A request writes the state after each chunk of its query into a slot of its own, where the next
+chunk and the items find it. A long item has another slot. A chunk overwrites the state that it
+began with, so work that is taken back begins again at the state that the request began with, which
+is cached and shared, or zeros.
 
 At some boundaries of full pages a query's state is kept in a further slot, which is published under
 the key of the page that ends there. A cached query can be used up to such a boundary only.

@@ -146,7 +146,7 @@ class ScoringService:
         answers_per_round: returns the number of the engine's answers that the current round of the
             event loop may deliver.
         fronts: processes that serve these models together.
-        routes: the routes that ask for it.
+        routes: our own, and those that `--routes` adds.
     """
 
     def __init__(

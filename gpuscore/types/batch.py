@@ -8,9 +8,9 @@
 A part of the query that ran in an earlier batch is a cached prefix and has no rows here. Segments
 form trees of any depth: an item may itself be the parent of segments that continue it.
 
-A model with linear attention has a state after each token, of a fixed size. A segment's begins as
-its parent's end state, or as the state after its cached prefix. Those that later batches need are
-kept in slots.
+A model with linear attention has a state after each token, of a fixed size. A segment begins with
+its parent's last state, or with the state after its cached prefix. States that later batches need
+are kept in slots.
 
 Sizes in shape comments: T tokens, S segments, R requests, N scored rows, L labels in all, P pages,
 K states.

@@ -311,7 +311,7 @@ def takes_options(method: MethodT) -> MethodT:
 def awaited(
     method: Callable[Concatenate[Any, ParamsP], ResultT],
 ) -> Callable[Concatenate[Any, ParamsP], Coroutine[Any, Any, ResultT]]:
-    """Return the method for asyncio: in its class, what the method returns can be awaited."""
+    """Return the method as a coroutine function, for a class in which it returns an awaitable."""
 
     @wraps(method)
     async def call(self: Any, /, *args: ParamsP.args, **kwargs: ParamsP.kwargs) -> ResultT:

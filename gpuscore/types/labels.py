@@ -239,8 +239,8 @@ def label_mass(
 ) -> Float64Array:
     """Return per item the probability of all its labels together, at most 1.
 
-    A label counts once, and not at all if another one is its beginning, whose probability contains
-    its own.
+    Equal labels count once. A label that continues another one does not count, because the other
+    one's probability contains it.
 
     Args:
         result: the result of these items of the request alone.

@@ -1,5 +1,5 @@
-"""The results of `Scorer`'s methods, which the clients' results extend, their tables, and errors of
-single items, in requests whose other items are scored all the same.
+"""Results of `Scorer`'s methods, which the clients' results extend; their tables; and the errors of
+single items, in requests whose other items are scored.
 """
 
 import re
@@ -156,7 +156,7 @@ def scored_places(errors: Sequence[ItemError] | None, count: int | None) -> Sequ
 
 
 def renumbered(error: GpuscoreError, places: Sequence[int]) -> GpuscoreError:
-    """Return an error about an item of a part of a request with the item's place in the whole.
+    """Return an error of a request's part that names the item by its place in the whole request.
 
     Args:
         error: may name an item, as in `items[3]`.

@@ -36,8 +36,8 @@ class Feeder:
     """The loop that scores rows with an engine.
 
     Requests that the engine refuses for now, or loses, are sent again: scoring has no effect but
-    its result. One that loses MOST_LOSSES engines is divided, and at last a single row is bad. Each
-    row is settled exactly once.
+    its result. A request during which MOST_LOSSES engines were lost is divided; a single row to
+    which that happens is bad. Each row is settled exactly once.
 
     Args:
         model: with the engine.

@@ -97,7 +97,7 @@ class Progress:
 
     @contextmanager
     def counting(self, name: str, rows: int | None = None) -> Iterator[Callable[[int], None]]:
-        """Show how many rows are done, of `total` if known; yield a function that adds some."""
+        """Show how many rows are done, of `rows` if given; yield a function that adds some."""
         with self._bar(name, rows) as bar:
             yield lambda rows: bar.update(rows) and None
 

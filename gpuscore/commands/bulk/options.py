@@ -112,7 +112,7 @@ class BatchOptions:
         return frozenset(filter(None, (self.scores_column, self.index_column)))
 
     def taken(self, names: Iterable[str]) -> str:
-        """Return the end of an error about columns with the name of one that is added."""
+        """Return the end of an error: which of these names an added column has."""
         if self.scores_column in names:
             return f"{self.scores_column} already; --scores-column names another"
         return f"{self.index_column} already; rename it"

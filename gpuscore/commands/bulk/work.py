@@ -72,7 +72,7 @@ class WrittenState(_State, frozen=True):
         return self.scored + self.bad
 
     def too_bad(self, most: float) -> bool:
-        """Return True if all rows, or a larger share than this, are bad or failed."""
+        """Return True if all rows, or a larger share than `most`, are bad or failed."""
         bad = self.bad + self.failed
         return bad > 0 and (bad == self.rows or bad > most * self.rows)
 

@@ -44,9 +44,9 @@ class Placement:
 def placements(model: ModelConfig, devices: str | None) -> list[Placement]:
     """Return one placement for each device in `--devices`, or the only one of `--device`.
 
-    A replica on a GPU sees that GPU alone; with `--tensor-parallel N`, the N that follow each other
-    are one replica's. Replicas on CPUs get equal parts of the cores, and of
-    the memory that one of them would have used.
+    A replica on a GPU sees that GPU alone; with `--tensor-parallel N`, N neighbours in the list
+    are one replica's. Replicas on CPUs get equal parts of the cores, and of the memory that a
+    single one would have used.
 
     Raises:
         ConfigError: a name is unknown, comes twice, or does not exist here; the devices are of
@@ -92,8 +92,10 @@ def share_of_cpu(model: ModelConfig, count: int) -> ModelConfig:
 def place_on_nodes(
     nodes: Sequence[Mapping[str, Any]], model: ModelConfig
 ) -> tuple[dict[str, float], ModelConfig, int]:
-    """Return what an engine asks Ray for, its settings there, and how many have room: each gets a
-    GPU, or `--tensor-parallel` of them; on CPUs `--threads`, or the smallest node's CPUs.
+    """Return what an engine asks Ray for, its settings there, and how many engines have room.
+
+    Each gets a GPU, or `--tensor-parallel` of them; on CPUs `--threads`, or the smallest node's
+    CPUs.
 
     Args:
         nodes: as from `ray.nodes()`.
@@ -200,8 +202,7 @@ class Needs:
     Args:
         kind: of the device, such as cpu.
         weights: of the model.
-        prompt: free memory that gives it keys and values of one longest prompt, or all of
-            `--kv-cache-size`.
+        prompt: for the keys and values of one longest prompt, or for all of `--kv-cache-size`.
         free: memory of the device when the question was asked.
     """
 

@@ -164,8 +164,8 @@ class LoadingReport:
 
 
 class IdleTrimmer:
-    """Uses an engine's idle moments to give memory back, which batches of many sizes leave in
-    pieces. The next batch takes some of it again: a few milliseconds, at most once in TRIM."""
+    """Gives memory that batches of many sizes left in pieces back to the system, while the engine
+    is idle. The next batch then takes a few milliseconds longer, at most once in TRIM seconds."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock, self._trimmed = clock, clock()
@@ -206,7 +206,7 @@ class WatchedBackend:
         self._backend.close()
 
     def stalled(self, working: bool) -> float:
-        """Return the seconds since the last call began or ended; 0 without work and open call.
+        """Return the seconds since the last call began or ended; 0 if there is no work.
 
         An open call counts even if all its requests were cancelled meanwhile.
         """
@@ -321,7 +321,7 @@ class Reception:
         self.engine = make_engine(self._send_answers)
 
     def add(self, writer: FrameWriter) -> Caller:
-        """Return the caller of a new connection, which has got `Ready`."""
+        """Return the caller of a new connection, after sending it `Ready`."""
         caller = Caller(self.engine, writer)
         writer.send(Ready(self.engine.limits))
         with self._lock:

@@ -150,7 +150,7 @@ class EngineLink:
         raise NotImplementedError
 
     def finish(self, error: Exception, end: Exception | None) -> None:
-        """Set the outcomes that are still open: of `ended`, and an error for waiting callers."""
+        """Set the futures that are not set yet: `ended` with `end`, the others with `error`."""
         with self._finishing:
             if not self.ended.done() and end is None:
                 self.ended.set_result(None)
@@ -388,7 +388,7 @@ def _in_format(start: Start, dtype: str) -> Start:
 
 
 def passed(since: float) -> float:
-    """Return the seconds since a time, capped: this process's pause is not the child's silence."""
+    """Return the seconds since a time, at most 2 TICK: a pause of this process is no silence."""
     return min(monotonic() - since, 2 * TICK)
 
 

@@ -32,7 +32,7 @@ class Gate:
     """The counts of connections, of scoring requests in flight and of their bytes.
 
     A request counts from its complete body to the end of its answer. The bytes of its body count
-    from the first one received, and those that its answer has at most once it is prepared.
+    from the first one received. Once the answer is prepared, the most bytes that it may have count.
 
     Args:
         counts: of PLACES places, which the fronts of one server share. None = of this process

@@ -1,8 +1,8 @@
 """Checks of a request's head: its size, id, timeout, the server's name, and the page that asks.
 
 A web page can make its own name point to the reader's machine (DNS rebinding). The browser then
-lets it read a server on loopback, which without keys trusts everybody there. The name is the page's
-all the same, so such a server answers to names that only mean loopback.
+lets it read a server on loopback, which without keys trusts everybody there. But the request names
+the page's host, so such a server answers only to names that always mean loopback.
 
 Pages of other origins may read no answer by default (CORS). The middleware answers preflights,
 which carry no key, and adds the header fields to the application's answers. A connection adds them
@@ -82,7 +82,7 @@ def request_seconds(request: Request, longest: float) -> float:
 
 
 class Hosts:
-    """Loopback names and those given; all names without any given."""
+    """The names that a server answers to: loopback names and `names`; all if `names` is None."""
 
     def __init__(self, names: frozenset[str] | None = None) -> None:
         self._names = names
