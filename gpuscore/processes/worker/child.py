@@ -206,7 +206,7 @@ class WatchedBackend:
         self._backend.close()
 
     def stalled(self, working: bool) -> float:
-        """Return the seconds since the last call began or ended; 0 if there is no work.
+        """Return the seconds since the last call began or ended; 0 without work and open call.
 
         An open call counts even if all its requests were cancelled meanwhile.
         """
