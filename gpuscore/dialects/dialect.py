@@ -326,5 +326,5 @@ def value_bytes(value: object) -> int:
 
 
 def error_bytes(errors: Sequence[ItemError] | None) -> int:
-    """Return the most bytes of the errors of single items."""
+    """Return the most bytes that the errors of single items take in an answer."""
     return sum(64 + text_bytes(error.code, error.message) for error in errors or ())
