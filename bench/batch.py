@@ -124,10 +124,12 @@ def make_rows(options: argparse.Namespace, number: int, order: str, mark: str) -
 
 def compare(scores: dict[str, dict[Any, list[float]]]) -> None:
     """Check that a row has the same scores in both orders, but for rounding."""
-    one, two = scores["grouped"], scores["shuffled"]
-    assert one.keys() == two.keys()
-    keys = list(one)
-    np.testing.assert_allclose([one[key] for key in keys], [two[key] for key in keys], atol=1e-4)
+    grouped, shuffled = scores["grouped"], scores["shuffled"]
+    assert grouped.keys() == shuffled.keys()
+    keys = list(grouped)
+    np.testing.assert_allclose(
+        [grouped[key] for key in keys], [shuffled[key] for key in keys], atol=1e-4
+    )
 
 
 def words(rng: random.Random, count: int) -> str:

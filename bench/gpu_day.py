@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
         print("git knows no commit here; name it, as in --commit 1a2b3c4")
         return 2
     day = bench(options, about) if options.bench else whole_day(options, about)
-    print("\n".join(f"\n{table(rows)}" for rows in tables(day.found) if rows))
+    print("\n".join(f"\n{table(rows)}" for rows in tables(day.findings) if rows))
     for name, why in day.missing.items():
         print(f"{name}: {why}")
     return int(bool(day.missing))
@@ -99,7 +99,7 @@ def whole_day(options: argparse.Namespace, about: Found) -> "Day":
     day = Day.open(folder / DAY, about)
     planned = stages(options.device, folder, trial=options.trial)
     day.run(planned, folder, options.minutes or 25.0)
-    print(f"\nwritten to {day.path} and {write_page(folder, day.found)}")
+    print(f"\nwritten to {day.path} and {write_page(folder, day.findings)}")
     return day
 
 
@@ -139,7 +139,7 @@ class Day:
     """The findings of all runs in one file, rewritten after every stage."""
 
     def __init__(self, path: Path, findings: Found) -> None:
-        self.path, self.found = path, findings
+        self.path, self.findings = path, findings
         self.stages: dict[str, Found] = findings["stages"]
 
     @classmethod
@@ -162,7 +162,7 @@ class Day:
         Stages in which an earlier run was killed come last: they may end this run, too.
         """
         end = time.monotonic() + 60 * minutes - MARGIN
-        self.found["planned"] = [stage.name for stage in planned]
+        self.findings["planned"] = [stage.name for stage in planned]
         for stage in planned:
             if self._status(stage) == "begun":
                 self._keep(stage, found_by(stage, folder, "cut off", "the run was killed"))
@@ -198,9 +198,9 @@ class Day:
 
     def _keep(self, stage: Stage, result: Found) -> None:
         self.stages[stage.name] = result
-        replace_json(self.path, self.found)
+        replace_json(self.path, self.findings)
         if self.path.name == DAY:  # the bench alone has no page
-            write_page(self.path.parent, self.found)
+            write_page(self.path.parent, self.findings)
         if result["status"] != "begun":
             why = f": {result['why']}" if "why" in result else ""
             print(f"{stage.name}: {result['status']}{why}", flush=True)

@@ -51,7 +51,7 @@ class Section:
         self.directory = make_model(options.shape, dtype, options.scratch)
         self.goals = goals(self.trial)
         self.reference = Reference(folder / "reference.npz", self.shape["vocab_size"], self.trial)
-        self.found: dict[str, Any] = {"rows": [], "clocks": {"before": clocks()}}
+        self.findings: dict[str, Any] = {"rows": [], "clocks": {"before": clocks()}}
 
     def kept(self, section: str, key: str, default: Any) -> Any:
         """Return the findings of an earlier section; the default if it failed."""
@@ -65,38 +65,40 @@ class Section:
         return Rows(self.goals, self.reference, floors, effort, self.add)
 
     def add(self, row: Row) -> None:
-        self.found["rows"].append(row)
+        self.findings["rows"].append(row)
         self.save()
         print(row, flush=True)
 
     def save(self) -> None:
-        replace_json(found_of(self.folder, self.name), self.found)
+        replace_json(found_of(self.folder, self.name), self.findings)
 
     def run(self) -> bool:
         """Run the section; return True if no row is wrong or failed."""
         SECTIONS[self.name](self)
-        self.found["clocks"]["after"] = clocks()
+        self.findings["clocks"]["after"] = clocks()
         self.save()
-        return not any(row.get("wrong") or row.get("failed") for row in self.found["rows"])
+        return not any(row.get("wrong") or row.get("failed") for row in self.findings["rows"])
 
 
 def ceilings(section: Section) -> None:
     measured, floors = gpu_ceiling.measure(
         section.shape, section.goals, section.dtype, section.device, section.trial
     )
-    section.found |= {"ceilings": measured, "floors": floors}
+    section.findings |= {"ceilings": measured, "floors": floors}
 
 
 def reference(section: Section) -> None:
     errors = section.reference.make(section.directory, section.dtype, section.device, section.goals)
-    section.found["errors of transformers"] = {name: str(error) for name, error in errors.items()}
-    section.found["tolerance"] = max(1e-4, 4 * max(error.largest for error in errors.values()))
+    section.findings["errors of transformers"] = {
+        name: str(error) for name, error in errors.items()
+    }
+    section.findings["tolerance"] = max(1e-4, 4 * max(error.largest for error in errors.values()))
 
 
 def loaded(section: Section, variant: Variant) -> TorchBackend:
     """Return a warm backend; raises ConfigError if the variant cannot run on this machine."""
     plan = plan_of(section.directory, variant, section.device.type, section.trial)
-    section.found["settings"] = facts(plan)
+    section.findings["settings"] = facts(plan)
     backend = TorchBackend(plan)
     backend.warmup()
     return backend
@@ -115,7 +117,7 @@ def of_variant(variant: Variant, section: Section) -> None:
         slack *= IN_SINGLES
     section.rows.backend(variant.name, backend, judged=default, slack=slack)
     counts = {name: getattr(backend.launcher, name, None) for name in ("replayed", "launched")}
-    section.found["settings"] |= counts
+    section.findings["settings"] |= counts
     if default:
         section.rows.engine(backend)
     else:
@@ -128,7 +130,7 @@ def transformers(section: Section) -> None:
 
 def profile(section: Section) -> None:
     backend = loaded(section, DEFAULT)
-    section.found["profile"] = {
+    section.findings["profile"] = {
         goal.name: profiled(backend, goal) for goal in section.goals if goal.name in PROFILED
     }
     backend.close()

@@ -82,7 +82,7 @@ class Batches:
 
     def __init__(self, backend: TorchBackend, workload: Workload) -> None:
         self.backend, self.workload = backend, workload
-        self.found = 0  # query tokens that the last request found in the cache
+        self.cached_tokens = 0  # query tokens that the last request found in the cache
 
     def score(self, request: Request) -> Float64Array:
         """Return label log-probabilities [N, labels]."""
@@ -121,7 +121,7 @@ class Batches:
                 scheduler.succeeded(work)
         already = scheduler.cached_tokens
         works = all_batches(scheduler, request)
-        self.found = scheduler.cached_tokens - already
+        self.cached_tokens = scheduler.cached_tokens - already
         return works
 
     def _collected(self, works: list[Work]) -> list[RowScores]:

@@ -29,8 +29,8 @@ def main(source: str, target: str, model: str = "demo") -> None:
     requests = (("", [row["prompt"] for row in batch]) for batch in batches(source))
     with Scorer(model) as scorer, Path(target).open("w", encoding="utf-8") as output:
         start, rows = time.monotonic(), 0
-        found = scorer.score_many(requests, labels=LABELS, apply_softmax=True)
-        for batch, result in zip(batches(source), found, strict=True):
+        results = scorer.score_many(requests, labels=LABELS, apply_softmax=True)
+        for batch, result in zip(batches(source), results, strict=True):
             for row, (yes, _) in zip(batch, result.scores.tolist(), strict=True):
                 output.write(json.dumps(row | {"yes": yes}) + "\n")
             rows += len(batch)

@@ -25,10 +25,12 @@ def main(url: str, api_key: str | None = None) -> None:
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     answer = httpx.post(f"{url}/v1/decisions", json=BODY, headers=headers, timeout=60)
     answer.raise_for_status()
-    for one in answer.json()["answers"]:
-        result = one["choice"] if one["type"] == "choice" else f"{one['probability']:.4f}"
+    for question in answer.json()["answers"]:
+        result = (
+            question["choice"] if question["type"] == "choice" else f"{question['probability']:.4f}"
+        )
         # Near 0 the model would have said something else than a label.
-        print(f"{one['name']}: {result} (label mass {one['label_mass']:.4f})")
+        print(f"{question['name']}: {result} (label mass {question['label_mass']:.4f})")
 
 
 if __name__ == "__main__":

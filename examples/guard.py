@@ -25,10 +25,10 @@ def probabilities(url: str, headers: dict[str, str], texts: list[str]) -> list[f
     body = {"input": texts, "labels": ["yes", "no"], "return_label_mass": True}
     answer = httpx.post(f"{url}/v1/classify", json=body, headers=headers, timeout=60)
     answer.raise_for_status()
-    found = answer.json()["data"]
-    if any(one["label_mass"] < LEAST_MASS for one in found):
+    classified = answer.json()["data"]
+    if any(entry["label_mass"] < LEAST_MASS for entry in classified):
         raise SystemExit("the model's next token is probably neither yes nor no")
-    return [one["probs"][0] for one in found]
+    return [entry["probs"][0] for entry in classified]
 
 
 def threshold(scores: list[float], passes: list[bool]) -> float:

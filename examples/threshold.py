@@ -28,11 +28,11 @@ def read(file: str) -> tuple[list[str], np.ndarray]:
 def scores_of(model: str, prompts: list[str]) -> np.ndarray:
     """Return the probability of the first label for each prompt."""
     with Scorer(model) as scorer:
-        found = scorer.score("", prompts, labels=LABELS, apply_softmax=True, logprobs=True)
-    unsure = int((found.label_mass < LEAST_MASS).sum())
+        result = scorer.score("", prompts, labels=LABELS, apply_softmax=True, logprobs=True)
+    unsure = int((result.label_mass < LEAST_MASS).sum())
     if unsure:
         raise SystemExit(f"{unsure} of {len(prompts)} label masses are below {LEAST_MASS}")
-    return found.scores[:, 0]
+    return result.scores[:, 0]
 
 
 def choose(scores: np.ndarray, good: np.ndarray) -> float:

@@ -246,8 +246,8 @@ def causes(error: BaseException) -> Iterator[BaseException]:
     """Yield an error and, once each, the errors that led to it."""
     waiting, seen = [error], set[int]()
     while waiting:
-        one = waiting.pop()
-        if id(one) not in seen:
-            seen.add(id(one))
-            yield one
-            waiting += [other for other in (one.__cause__, one.__context__) if other is not None]
+        cause = waiting.pop()
+        if id(cause) not in seen:
+            seen.add(id(cause))
+            yield cause
+            waiting += filter(None, (cause.__cause__, cause.__context__))

@@ -32,7 +32,7 @@ def items_file(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def want():
+def expected():
     with Scorer("demo", max_batch_tokens=512) as scorer:
         return scorer.score(QUERY, ITEMS, labels=["yes", "no"]).scores
 
@@ -42,26 +42,26 @@ def score(*arguments):
     return main(["score", "demo", "--query", QUERY, "--labels", "yes,no", *few, *arguments])
 
 
-def test_a_ranked_table(items_file, want, capsys):
+def test_a_ranked_table(items_file, expected, capsys):
     assert score("--items", items_file) == 0
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.split() == ["rank", "yes", "no", "item"]
-    order = np.argsort(-want[:, 0], kind="stable")
+    order = np.argsort(-expected[:, 0], kind="stable")
     for rank, (row, index) in enumerate(zip(rows, order, strict=True), start=1):
         parts = row.split(maxsplit=3)
         assert int(parts[0]) == rank
-        np.testing.assert_allclose([float(p) for p in parts[1:3]], want[index], atol=1e-5)
+        np.testing.assert_allclose([float(p) for p in parts[1:3]], expected[index], atol=1e-5)
         assert row.endswith(f"  {ITEMS[index]}")
     assert ITEMS[order[0]] == "A red lamp."
 
 
-def test_json_lines(items_file, want, capsys):
+def test_json_lines(items_file, expected, capsys):
     assert score("--items", items_file, "--json") == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["index"] for line in lines] == [0, 1, 2, 3]
     assert [line["item"] for line in lines] == ITEMS
     got = [[line["scores"]["yes"], line["scores"]["no"]] for line in lines]
-    np.testing.assert_allclose(got, want, atol=1e-6)
+    np.testing.assert_allclose(got, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -113,12 +113,12 @@ LONG = [" lamp", " steel lamp", " wooden chair"]
 def test_labels_of_several_tokens(items_file, capsys, flags, names, mean):
     words = ["score", "demo", "--query", QUERY, "--max-batch-tokens", "512", "--json", *flags]
     assert main([*words, "--items", items_file]) == 0
-    found = [json.loads(line)["scores"] for line in capsys.readouterr().out.splitlines()]
+    scores = [json.loads(line)["scores"] for line in capsys.readouterr().out.splitlines()]
     with Scorer("demo", max_batch_tokens=512) as scorer:
         options = {"label_length_normalization": "mean"} if mean else {}
         expected = scorer.score(QUERY, ITEMS, labels=LONG, **options).scores
-    assert [*found[0]] == names
-    np.testing.assert_allclose([[*row.values()] for row in found], expected, rtol=1e-3)
+    assert [*scores[0]] == names
+    np.testing.assert_allclose([[*row.values()] for row in scores], expected, rtol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -136,11 +136,11 @@ def test_labels_are_given_once(capsys, flags, message):
     assert message in capsys.readouterr().err
 
 
-def test_standard_input(want, capsys, monkeypatch):
+def test_standard_input(expected, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"A red lamp.")))
     assert score("--items", "-", "--json") == 0
     (line,) = capsys.readouterr().out.splitlines()
-    assert json.loads(line)["scores"]["yes"] == pytest.approx(want[1, 0], abs=1e-5)
+    assert json.loads(line)["scores"]["yes"] == pytest.approx(expected[1, 0], abs=1e-5)
 
 
 def test_nothing_to_score(capsys, monkeypatch):
@@ -181,10 +181,10 @@ def test_refused_as_on_the_wire(tmp_path, capsys, command, flags, code, message)
         "batch": ["--input", str(path), "--output", str(tmp_path / "out.jsonl")],
     }
     try:
-        found = main([command, "demo", *words[command], "--labels", "yes,no", *flags])
+        ended = main([command, "demo", *words[command], "--labels", "yes,no", *flags])
     except SystemExit as stop:
-        found = stop.code
-    assert found == code
+        ended = stop.code
+    assert ended == code
     assert message in capsys.readouterr().err
 
 

@@ -80,22 +80,22 @@ def unsafe_call(node: ast.Call) -> str | None:
 
 def unsafe(source: str) -> list[str]:
     """Return the names in a module that could run what it reads."""
-    found = []
+    unsafe_names = []
     for node in ast.walk(ast.parse(source)):
-        found += [name for name in imports(node) if name.split(".")[0] in UNSAFE_MODULES]
+        unsafe_names += [name for name in imports(node) if name.split(".")[0] in UNSAFE_MODULES]
         if isinstance(node, ast.Call) and (name := unsafe_call(node)):
-            found.append(name)
-    return found
+            unsafe_names.append(name)
+    return unsafe_names
 
 
 def test_nothing_shipped_runs_data():
     assert len(SHIPPED) > 150
-    found = {
+    names_by_file = {
         (str(path.relative_to(ROOT)), name)
         for path in SHIPPED
         for name in unsafe(path.read_text(encoding="utf-8"))
     }
-    assert found == set(ALLOWED)
+    assert names_by_file == set(ALLOWED)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_similar_names_are_allowed(source):
 
 def needed() -> dict[str, set[str]]:
     """Return the licences of each package that serving installs, indirect dependencies included."""
-    found: dict[str, set[str]] = {}
+    by_package: dict[str, set[str]] = {}
     waiting = ["gpuscore"]
     while waiting:
         name = waiting.pop()
@@ -133,13 +133,13 @@ def needed() -> dict[str, set[str]]:
             package = distribution(name)
         except PackageNotFoundError:  # a package for another platform
             continue
-        found[name] = licences(package.metadata)
+        by_package[name] = licences(package.metadata)
         for text in package.requires or []:
             requirement = Requirement(text)
             wanted = requirement.marker is None or requirement.marker.evaluate({"extra": "serve"})
-            if wanted and (other := canonicalize_name(requirement.name)) not in found:
+            if wanted and (other := canonicalize_name(requirement.name)) not in by_package:
                 waiting.append(other)
-    return found
+    return by_package
 
 
 def licences(metadata) -> set[str]:
@@ -152,11 +152,11 @@ def licences(metadata) -> set[str]:
 
 
 def test_every_dependency_may_be_shipped():
-    found = needed()
-    assert len(found) > 25
+    licences_of = needed()
+    assert len(licences_of) > 25
     doubtful = {
         name: named
-        for name, named in found.items()
+        for name, named in licences_of.items()
         if not any(map(PERMISSIVE.search, named)) or any(map(COPYLEFT.search, named))
     }
     assert not doubtful

@@ -23,24 +23,24 @@ CHECKS = {
 }
 
 
-def found(capsys, *words) -> tuple[int, dict[str, dict[str, str]]]:
+def checks_of(capsys, *words) -> tuple[int, dict[str, dict[str, str]]]:
     code = main(["doctor", "--device", "cpu", "--json", *words])
     answer = json.loads(capsys.readouterr().out)
-    return code, {one["name"]: one for one in answer["checks"]}
+    return code, {check["name"]: check for check in answer["checks"]}
 
 
 def test_a_machine_that_can_serve(capsys):
-    code, checks = found(capsys, "--port", "0")
+    code, checks = checks_of(capsys, "--port", "0")
     assert code == 0, checks
     assert checks.keys() == CHECKS
-    assert not [one for one in checks.values() if one["level"] == "problem"]
+    assert not [check for check in checks.values() if check["level"] == "problem"]
 
 
 def test_an_extra_is_there_with_all_that_it_asks_for(capsys, monkeypatch):
     """OpenTelemetry's API comes with other packages; traces need its SDK and the exporter."""
     asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    extras = found(capsys, "--port", "0")[1]["extras"]["found"]
-    shown = dict(one.split(" ", 1) for one in extras.split(", "))
+    extras = checks_of(capsys, "--port", "0")[1]["extras"]["found"]
+    shown = dict(extra.split(" ", 1) for extra in extras.split(", "))
     assert shown.keys() == asked.keys() - {"cuda", "dev", "images", "docs"}
     assert shown["otel"] == shown["eval"] == "yes"
     here = bool(find_spec("ray"))
@@ -54,7 +54,7 @@ def test_an_extra_is_there_with_all_that_it_asks_for(capsys, monkeypatch):
     monkeypatch.setattr("gpuscore.commands.doctor.version", only_the_api)
     assert (
         "otel no (opentelemetry-sdk is missing)"
-        in found(capsys, "--port", "0")[1]["extras"]["found"]
+        in checks_of(capsys, "--port", "0")[1]["extras"]["found"]
     )
 
 
@@ -78,7 +78,7 @@ def test_a_table_for_people(capsys):
     ],
 )
 def test_an_address_that_cannot_be_served(capsys, words, name, text):
-    code, checks = found(capsys, *words)
+    code, checks = checks_of(capsys, *words)
     assert code == 1
     assert checks[name]["level"] == "problem"
     assert text in checks[name]["remedy"]
@@ -96,7 +96,8 @@ def test_too_little_memory_and_no_compiler(monkeypatch):
     monkeypatch.setattr(doctor.HostMemory, "free", lambda self: 2**30)
     monkeypatch.setenv("CC", "no-such-compiler")
     findings = {
-        one.name: one for one in doctor.examine(ModelConfig(device="cpu"), ServerConfig(port=0))
+        finding.name: finding
+        for finding in doctor.examine(ModelConfig(device="cpu"), ServerConfig(port=0))
     }
     assert findings["memory"].level == "warning"
     assert "1,024.0 MiB" in findings["memory"].found

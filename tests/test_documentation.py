@@ -46,9 +46,9 @@ def files(folder: str, pattern: str) -> list[Path]:
 
 def pages() -> list[Path]:
     """Return all Markdown files of the repository that are not generated from code."""
-    found = [*ROOT.glob("*.md"), *files("docs", "*.md"), *files("docker", "*.md")]
-    found += [*files("kernels", "*.md"), *files("bench", "*.md"), *files("examples", "*.md")]
-    return [path for path in found if not path.is_relative_to(REFERENCE)]
+    paths = [*ROOT.glob("*.md"), *files("docs", "*.md"), *files("docker", "*.md")]
+    paths += [*files("kernels", "*.md"), *files("bench", "*.md"), *files("examples", "*.md")]
+    return [path for path in paths if not path.is_relative_to(REFERENCE)]
 
 
 def test_the_reference_is_what_the_code_says():
@@ -155,16 +155,16 @@ def test_pages_cite_files_that_exist():
         if str(page.relative_to(ROOT)) not in HISTORY:
             text = re.sub(r"\]\([^)]*\)", "]", page.read_text(encoding="utf-8"))  # without links
             wrong[page] = missing(text, page.parent)
-    assert not {page: found for page, found in wrong.items() if found}
+    assert not {page: cited for page, cited in wrong.items() if cited}
 
 
 def test_docstrings_and_comments_cite_files_that_exist():
     wrong = {}
     for folder in SOURCES:
         for path in files(folder, "*.py"):
-            found = missing(said_in(path), path.parent)
-            if found:
-                wrong[str(path.relative_to(ROOT))] = found
+            absent = missing(said_in(path), path.parent)
+            if absent:
+                wrong[str(path.relative_to(ROOT))] = absent
     assert not wrong
 
 
@@ -196,8 +196,8 @@ def test_the_check_of_the_site_finds_what_is_wrong(tmp_path):
     (tmp_path / "b.html").write_text(
         '<p id="there"><script src="https://example.org/a.js"></script><img src="no.svg">'
     )
-    found = [line.removeprefix(str(tmp_path.resolve())) for line in problems(tmp_path.resolve())]
-    assert found == [
+    lines = [line.removeprefix(str(tmp_path.resolve())) for line in problems(tmp_path.resolve())]
+    assert lines == [
         "/a.html: c.html: leads nowhere",
         "/a.html: b.html#gone: there is no such anchor",
         "/a.html: ../x.html: leads nowhere",
@@ -243,8 +243,8 @@ def test_the_glossary_has_at_most_25_words():
 def typed(page: Path) -> list[str]:
     """Return the lines that a page has a reader type, continued ones joined."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-    found = re.findall(r"^( *)```sh\n(.*?)^\1```", text, re.DOTALL | re.MULTILINE)
-    return [line.strip() for _, block in found for line in block.splitlines()]
+    fenced = re.findall(r"^( *)```sh\n(.*?)^\1```", text, re.DOTALL | re.MULTILINE)
+    return [line.strip() for _, block in fenced for line in block.splitlines()]
 
 
 # The first pages that a newcomer meets say themselves how to find the command.

@@ -35,9 +35,9 @@ def test_there_are_all_commands():
 
 @pytest.mark.parametrize("name", ["gpuscore", *ALL])
 def test_every_help_has_examples_that_parse(name):
-    found = examples(ALL.get(name) or make_parser())
-    assert found
-    for example in found:
+    commands = examples(ALL.get(name) or make_parser())
+    assert commands
+    for example in commands:
         words = shlex.split(example)[1:]
         if words[-1] == "--help":
             with pytest.raises(SystemExit, match="0"):

@@ -29,8 +29,8 @@ def test_the_repository_follows_the_rules(house, capsys):
 
 def test_a_long_file_is_found(house):
     assert list(house.long_files({"gpuscore/x.py": 400, "tests/test_x.py": 400})) == []
-    found = house.long_files({"gpuscore/x.py": 401, "tests/test_x.py": 401})
-    assert [line.split()[0] for line in found] == ["gpuscore/x.py", "tests/test_x.py"]
+    lines = house.long_files({"gpuscore/x.py": 401, "tests/test_x.py": 401})
+    assert [line.split()[0] for line in lines] == ["gpuscore/x.py", "tests/test_x.py"]
 
 
 def test_an_exception_has_a_limit_of_its_own(house):
@@ -51,9 +51,9 @@ def test_a_repeated_class_is_found(house):
 )
 def test_an_import_circle_is_found(house, line):
     assert list(house.import_circles(trees(a="import b", b="import json"))) == []
-    found = list(house.import_circles(trees(a="import b", b=line)))
-    assert len(found) == 1
-    assert set(found[0].split(": ")[1].split(" <- ")) == {"a", "b"}
+    circles = list(house.import_circles(trees(a="import b", b=line)))
+    assert len(circles) == 1
+    assert set(circles[0].split(": ")[1].split(" <- ")) == {"a", "b"}
 
 
 @pytest.mark.parametrize("said", ["What of it is left.", "Of a plan, the keys.", "How many."])

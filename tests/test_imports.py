@@ -149,8 +149,10 @@ def broken_lines(name, source):
 
 
 def test_imports_go_one_way():
-    found = {name: bad for name, path in modules() if (bad := broken_lines(name, path.read_text()))}
-    assert not found
+    broken = {
+        name: bad for name, path in modules() if (bad := broken_lines(name, path.read_text()))
+    }
+    assert not broken
 
 
 @pytest.mark.parametrize(
@@ -204,7 +206,7 @@ def test_implementations_do_not_import_the_reference():
     for name in others:
         for node in ast.walk(ast.parse(files[name].read_text())):
             if isinstance(node, ast.ImportFrom) and node.module in files.keys() - others:
-                names = {one.name for one in node.names}
+                names = {alias.name for alias in node.names}
                 names -= {name for name in names if f"{node.module}.{name}" in others}
                 assert not any(map(str.islower, names)), f"{name}: {names}"
 

@@ -28,8 +28,8 @@ def asked(tmp_path):
             with torch.no_grad():
                 return model(torch.tensor(prompts)).logits.numpy()
 
-        found = kept.scores_of(model, what, prompts, compute, tmp_path / "kept")
-        return bool(computed), found
+        scores = kept.scores_of(model, what, prompts, compute, tmp_path / "kept")
+        return bool(computed), scores
 
     return ask
 
@@ -73,14 +73,14 @@ def test_a_directory_is_that_of_its_arguments_and_of_the_code(tmp_path, monkeypa
     def make(**overrides):
         return kept.model_directory("qwen3", overrides, tmp_path / "kept")
 
-    one = make(num_hidden_layers=1)
-    assert (one / "tokenizer.json").exists()
-    assert make(num_hidden_layers=1) == one
-    assert make(num_hidden_layers=2) != one
+    directory = make(num_hidden_layers=1)
+    assert (directory / "tokenizer.json").exists()
+    assert make(num_hidden_layers=1) == directory
+    assert make(num_hidden_layers=2) != directory
     source = tmp_path / "models.py"
     source.write_text("other code")
     monkeypatch.setattr(kept, "SOURCES", (source,))
-    assert make(num_hidden_layers=1) != one
+    assert make(num_hidden_layers=1) != directory
 
 
 def test_recomputing_finds_what_is_wrong(asked, tmp_path, monkeypatch):
@@ -92,8 +92,8 @@ def test_recomputing_finds_what_is_wrong(asked, tmp_path, monkeypatch):
     np.save(path, right + 1e-6)
     with pytest.raises(AssertionError, match=path.name):
         asked(model)
-    one = kept.model_directory("qwen3", {}, tmp_path / "kept")
-    assert kept.model_directory("qwen3", {}, tmp_path / "kept") == one
-    (one / "config.json").write_text("{}")
+    directory = kept.model_directory("qwen3", {}, tmp_path / "kept")
+    assert kept.model_directory("qwen3", {}, tmp_path / "kept") == directory
+    (directory / "config.json").write_text("{}")
     with pytest.raises(AssertionError, match="config.json is not what qwen3 with"):
         kept.model_directory("qwen3", {}, tmp_path / "kept")

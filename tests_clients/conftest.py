@@ -83,8 +83,8 @@ def is_same():
     """is_same(found, expected) -> True for equal order and scores equal up to float32 rounding in a
     batch."""
 
-    def same(found: list[tuple[int, float]], expected: list[tuple[int, float]]) -> bool:
-        return [i for i, _ in found] == [i for i, _ in expected] and [s for _, s in found] == (
+    def same(got: list[tuple[int, float]], expected: list[tuple[int, float]]) -> bool:
+        return [i for i, _ in got] == [i for i, _ in expected] and [s for _, s in got] == (
             pytest.approx([s for _, s in expected], abs=1e-5)
         )
 

@@ -16,8 +16,8 @@ def ranked(server, key, **options):
     )
     ranker.warm_up()
     documents = [Document(content=text, meta={"number": i}) for i, text in enumerate(DOCUMENTS)]
-    found = ranker.run(query=QUERY, documents=documents)["documents"]
-    return [(document.meta["number"], document.score) for document in found]
+    ranked_documents = ranker.run(query=QUERY, documents=documents)["documents"]
+    return [(document.meta["number"], document.score) for document in ranked_documents]
 
 
 def test_ranker(server, ranking, is_same):

@@ -36,9 +36,9 @@ def test_documents_are_text(server, ranking):
 
 def test_raw_scores(server, ranking):
     client = AuthenticatedClient(base_url=server.url, token=server.key)
-    found = pairs(rerank.sync(client=client, body=asked(raw_scores=True)))
-    assert [index for index, _ in found] == [index for index, _ in ranking]
-    assert found[0][1] > 1 > 0 > found[-1][1]
+    numbered = pairs(rerank.sync(client=client, body=asked(raw_scores=True)))
+    assert [index for index, _ in numbered] == [index for index, _ in ranking]
+    assert numbered[0][1] > 1 > 0 > numbered[-1][1]
 
 
 def test_without_a_key(server):

@@ -19,9 +19,10 @@ def pairs(results):
 
 
 def compressed(compressor):
-    found = compressor.compress_documents(TEXTS, QUERY)
+    compressed_documents = compressor.compress_documents(TEXTS, QUERY)
     return [
-        (document.metadata["number"], document.metadata["relevance_score"]) for document in found
+        (document.metadata["number"], document.metadata["relevance_score"])
+        for document in compressed_documents
     ]
 
 

@@ -16,8 +16,8 @@ def ranked(postprocessor):
         NodeWithScore(node=TextNode(text=text, id_=str(i)), score=0.0)
         for i, text in enumerate(DOCUMENTS)
     ]
-    found = postprocessor.postprocess_nodes(nodes, query_str=QUERY)
-    return [(int(node.node.node_id), node.score) for node in found]
+    ranked_nodes = postprocessor.postprocess_nodes(nodes, query_str=QUERY)
+    return [(int(node.node.node_id), node.score) for node in ranked_nodes]
 
 
 def test_cohere(server, ranking, is_same):

@@ -74,7 +74,7 @@ def tasks(tmp_path_factory):
 
 def evaluate(tasks: Path, model: str, arguments: dict[str, str], names=("choose", "read")):
     """Return accuracy or perplexity, and the log-likelihoods of every sample of each task."""
-    found = lm_eval.simple_evaluate(
+    evaluated = lm_eval.simple_evaluate(
         model=model,
         model_args=arguments,
         tasks=list(names),
@@ -85,9 +85,9 @@ def evaluate(tasks: Path, model: str, arguments: dict[str, str], names=("choose"
     )
     samples = {
         name: [sample["filtered_resps"] for sample in sorted(rows, key=lambda row: row["doc_id"])]
-        for name, rows in found["samples"].items()
+        for name, rows in evaluated["samples"].items()
     }
-    return found["results"], samples
+    return evaluated["results"], samples
 
 
 @pytest.fixture(scope="module")
@@ -108,13 +108,13 @@ def test_log_likelihoods(server, tasks, expected, backend, monkeypatch):
     theirs, their_samples = expected
     assert results["choose"]["acc,none"] == theirs["choose"]["acc,none"]
     assert len(samples["choose"]) == len(ITEMS)
-    for found, wanted in zip(samples["choose"], their_samples["choose"], strict=True):
-        assert [p for p, _ in found] == pytest.approx([p for p, _ in wanted], abs=1e-3)
-        assert [greedy for _, greedy in found] == [greedy for _, greedy in wanted]
+    for ours, wanted in zip(samples["choose"], their_samples["choose"], strict=True):
+        assert [p for p, _ in ours] == pytest.approx([p for p, _ in wanted], abs=1e-3)
+        assert [greedy for _, greedy in ours] == [greedy for _, greedy in wanted]
     assert {greedy for sample in samples["choose"] for _, greedy in sample} == {True, False}
     assert len(samples["read"]) == len(TEXTS)
-    for found, wanted in zip(samples["read"], their_samples["read"], strict=True):
-        assert found == pytest.approx(wanted, abs=1e-3)
+    for ours, wanted in zip(samples["read"], their_samples["read"], strict=True):
+        assert ours == pytest.approx(wanted, abs=1e-3)
     assert results["read"]["byte_perplexity,none"] == pytest.approx(
         theirs["read"]["byte_perplexity,none"], rel=1e-4
     )
@@ -143,8 +143,8 @@ def test_choices_share_their_context(server, tasks, monkeypatch):
     after = tokens(server)
     model = {"pretrained": os.environ["MODEL_DIRECTORY"], "dtype": "float32"}
     _, wanted = evaluate(tasks, "hf", model, ["four"])
-    found, sent = samples["four"], after["prompt"] - before["prompt"]
-    for choices, theirs in zip(found, wanted["four"], strict=True):
+    ours, sent = samples["four"], after["prompt"] - before["prompt"]
+    for choices, theirs in zip(ours, wanted["four"], strict=True):
         assert len(choices) == 4
         assert [p for p, _ in choices] == pytest.approx([p for p, _ in theirs], abs=1e-3)
         assert [greedy for _, greedy in choices] == [greedy for _, greedy in theirs]

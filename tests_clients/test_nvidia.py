@@ -17,18 +17,18 @@ def ranker(server, **more):
     )
 
 
-def compressed(found):
+def compressed(documents):
     """Return numbers and relevances: the demo's is the logistic function of its raw score."""
     return [
-        (one.metadata["number"], 1 / (1 + math.exp(-one.metadata["relevance_score"])))
-        for one in found
+        (document.metadata["number"], 1 / (1 + math.exp(-document.metadata["relevance_score"])))
+        for document in documents
     ]
 
 
 @pytest.mark.parametrize("more", [{}, {"truncate": "END"}, {"max_batch_size": 2}], ids=str)
 def test_the_ranking(server, ranking, is_same, more):
-    found = ranker(server, **more).compress_documents(TEXTS, QUERY)
-    assert is_same(compressed(found), ranking)
+    documents = ranker(server, **more).compress_documents(TEXTS, QUERY)
+    assert is_same(compressed(documents), ranking)
 
 
 def test_the_served_models_are_listed(server):

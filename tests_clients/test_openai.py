@@ -31,15 +31,15 @@ def test_echo(server, client, tokens):
     answer = client.completions.create(**asked, max_tokens=tokens, temperature=0)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     for choice, ids in zip(answer.choices, PROMPTS, strict=True):
-        found = choice.logprobs
-        assert len(found.token_logprobs) == len(found.top_logprobs) == len(ids) + tokens
-        assert found.token_logprobs[0] is None
+        logprobs = choice.logprobs
+        assert len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == len(ids) + tokens
+        assert logprobs.token_logprobs[0] is None
         wanted = logprobs_by_score(server, ids)
-        assert found.token_logprobs[1 : len(ids)] == pytest.approx(wanted, abs=1e-4)
-        for value, top in zip(found.token_logprobs[1:], found.top_logprobs[1:], strict=True):
+        assert logprobs.token_logprobs[1 : len(ids)] == pytest.approx(wanted, abs=1e-4)
+        for value, top in zip(logprobs.token_logprobs[1:], logprobs.top_logprobs[1:], strict=True):
             assert value <= max(top.values())
         if tokens:
-            assert found.token_logprobs[-1] == max(found.top_logprobs[-1].values())
+            assert logprobs.token_logprobs[-1] == max(logprobs.top_logprobs[-1].values())
     assert answer.usage.prompt_tokens == 9
 
 

@@ -12,9 +12,9 @@ PATHS = {"cohere": "/v1/rerank", "jina": "/v1/rerank", "text-embeddings-inferenc
 def test_rank(server, ranking, is_same, provider):
     url = server.url + PATHS[provider]
     ranker = APIRanker("demo", server.key, provider, url=url)
-    found = ranker.rank(QUERY, list(DOCUMENTS), doc_ids=list(range(5)))
-    assert is_same([(result.doc_id, result.score) for result in found.results], ranking)
-    assert [result.text for result in found.results] == [DOCUMENTS[i] for i, _ in ranking]
+    ranked = ranker.rank(QUERY, list(DOCUMENTS), doc_ids=list(range(5)))
+    assert is_same([(result.doc_id, result.score) for result in ranked.results], ranking)
+    assert [result.text for result in ranked.results] == [DOCUMENTS[i] for i, _ in ranking]
 
 
 def test_wrong_key(server):

@@ -49,8 +49,8 @@ def test_documents_get_their_scores(client, key, ranking, is_same, binary, named
     result = client.infer("demo", inputs, outputs=outputs, headers=key)
     scores = result.as_numpy("scores")
     assert (scores.shape, scores.dtype) == ((len(DOCUMENTS),), np.float64)
-    found = sorted(enumerate(scores.tolist()), key=lambda pair: -pair[1])
-    assert is_same(found, ranking)
+    ranked = sorted(enumerate(scores.tolist()), key=lambda pair: -pair[1])
+    assert is_same(ranked, ranking)
 
 
 def test_items_get_a_row_of_labels(client, key, server):

@@ -52,14 +52,16 @@ def check(server, answer):
     assert answer.model == "demo"
     assert list(answer.answers) == list(QUESTIONS)
     assert set(answer.nouls) == {"blue", "described"}
-    assert all(0 < one.noul < 1 for one in answer.nouls.values())
-    for one in answer.choices.values():
-        assert one.choice == max(one.probabilities, key=one.probabilities.get)
-        assert math.isclose(sum(one.probabilities.values()), 1, abs_tol=1e-6)
+    assert all(0 < noul.noul < 1 for noul in answer.nouls.values())
+    for choice in answer.choices.values():
+        assert choice.choice == max(choice.probabilities, key=choice.probabilities.get)
+        assert math.isclose(sum(choice.probabilities.values()), 1, abs_tol=1e-6)
     assert len(answer.choices["many"].probabilities) == 255
-    for one in answer.scores.values():
-        assert one.score == pytest.approx(sum(n * share for n, share in one.probabilities.items()))
-        assert list(one.legend) == list(one.probabilities) == list(range(len(one.legend)))
+    for score in answer.scores.values():
+        assert score.score == pytest.approx(
+            sum(n * share for n, share in score.probabilities.items())
+        )
+        assert list(score.legend) == list(score.probabilities) == list(range(len(score.legend)))
     assert answer.scores["how"].legend[2] == {"all": "of them"}
     assert answer.usage.input_tokens > 100
     assert answer.usage.output_tokens == 0

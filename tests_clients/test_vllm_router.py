@@ -36,13 +36,13 @@ def routing(workers: list[str], key: str, policy: str, log: Path) -> Iterator[Se
     with log.open("wb") as output:
         router = subprocess.Popen(command, stdout=output, stderr=output)
     try:
-        found = Server(f"http://127.0.0.1:{port}", key)
+        server = Server(f"http://127.0.0.1:{port}", key)
         deadline = time.monotonic() + 60
-        while not is_healthy(found):
+        while not is_healthy(server):
             assert time.monotonic() < deadline, log.read_text()
             assert router.poll() is None, log.read_text()
             time.sleep(0.1)
-        yield found
+        yield server
     finally:
         router.terminate()
         router.wait()
@@ -65,9 +65,9 @@ def scored(server: Server) -> int:
         lines = answer.read().decode().splitlines()
     wanted = [line for line in lines if line.startswith("gpuscore_requests_total{")]
     return sum(
-        int(float(one.split()[-1]))
-        for one in wanted
-        if 'route="/v1/score"' in one and 'status="200"' in one
+        int(float(line.split()[-1]))
+        for line in wanted
+        if 'route="/v1/score"' in line and 'status="200"' in line
     )
 
 
@@ -83,9 +83,9 @@ def test_scores_are_spread_over_two_servers(servers, tmp_path, policy):
     urls = [server.url for server in servers]
     with routing(urls, servers[0].key, policy, tmp_path / "log") as router:
         for _ in range(40):
-            for got, one in zip(router.post("/v1/score", BODY)["data"], expected, strict=True):
-                assert got == one | {"score": pytest.approx(one["score"], abs=1e-5)}
-    first, second = (scored(one) - old for one, old in zip(servers, before, strict=True))
+            for got, entry in zip(router.post("/v1/score", BODY)["data"], expected, strict=True):
+                assert got == entry | {"score": pytest.approx(entry["score"], abs=1e-5)}
+    first, second = (scored(server) - old for server, old in zip(servers, before, strict=True))
     assert first + second == 41
     assert min(first, second) >= 5
 
@@ -97,7 +97,7 @@ def test_models_and_errors_pass_through(servers, tmp_path):
             router.url + "/v1/models", headers={"Authorization": f"Bearer {router.key}"}
         )
         with urllib.request.urlopen(request, timeout=60) as answer:
-            assert [one["id"] for one in json.load(answer)["data"]] == ["demo"]
+            assert [card["id"] for card in json.load(answer)["data"]] == ["demo"]
         with pytest.raises(urllib.error.HTTPError) as caught:
             router.post("/v1/score", BODY | {"text_2": 5})
         assert caught.value.code == 400

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 MODEL = Path(os.environ.get("REAL_MODEL", ROOT / ".cache" / "smollm2"))
 CLOSE = 1e-4  # log-probability
 TEXTS = read_texts(SENTENCES, "sentences")
-PASSAGES = [sentence for one in TEXTS for sentence in one.items]
+PASSAGES = [sentence for text in TEXTS for sentence in text.items]
 
 
 class Reference:
@@ -46,12 +46,12 @@ class Reference:
     def labels(self, prompt: list[int], labels: list[str]) -> NDArray[np.float64]:
         """Return the log-probability of each label, of any number of tokens, after a prompt."""
         alone = [self.ids(label) for label in labels]
-        first = self.rows(prompt, 1)[0] if any(len(one) == 1 for one in alone) else None
-        found = []
+        first = self.rows(prompt, 1)[0] if any(len(ids) == 1 for ids in alone) else None
+        sums = []
         for label in alone:
             if first is not None and len(label) == 1:
-                found.append(first[label[0]])
+                sums.append(first[label[0]])
                 continue
             rows = self.rows([*prompt, *label[:-1]], len(label))
-            found.append(sum(row[token] for row, token in zip(rows, label, strict=True)))
-        return np.array(found)
+            sums.append(sum(row[token] for row, token in zip(rows, label, strict=True)))
+        return np.array(sums)

@@ -40,7 +40,7 @@ QUESTIONS = {
     "subject": {
         "type": "choice",
         "instructions": "What is it about?",
-        "criteria": {f"{place}. {one.query}": None for place, one in enumerate(TEXTS)}
+        "criteria": {f"{place}. {text.query}": None for place, text in enumerate(TEXTS)}
         | {f"a {thing}": None for thing in ("lamp", "chair", "scarf", "table")},
     },
     "urgency": {
@@ -65,49 +65,51 @@ def test_relevance_of_240_passages_cold_and_cached(real, reference):
     """All in one request; every sixth is compared, and all have the same score from the cache."""
     body = {"query": QUERY, "documents": PASSAGES, "return_label_mass": True, "cache_salt": "240"}
     cold, cached = (post(real, "/v1/rerank", **body) for _ in range(2))
-    tokens = [one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in (cold, cached)]
+    tokens = [
+        answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in (cold, cached)
+    ]
     assert tokens[0] < tokens[1]
     assert len(cold["results"]) == len(PASSAGES) == 240
-    scores = [one["relevance_score"] for one in cold["results"]]
+    scores = [result["relevance_score"] for result in cold["results"]]
     assert scores == sorted(scores, reverse=True)
-    again = {one["index"]: one["relevance_score"] for one in cached["results"]}
-    for one in cold["results"]:
-        assert log_odds(again[one["index"]]) == pytest.approx(
-            log_odds(one["relevance_score"]), abs=CLOSE
+    again = {result["index"]: result["relevance_score"] for result in cached["results"]}
+    for result in cold["results"]:
+        assert log_odds(again[result["index"]]) == pytest.approx(
+            log_odds(result["relevance_score"]), abs=CLOSE
         )
-        if one["index"] % 6:
+        if result["index"] % 6:
             continue
-        prompt = reference.chat(("user", RELEVANCE.format(QUERY, PASSAGES[one["index"]])))
+        prompt = reference.chat(("user", RELEVANCE.format(QUERY, PASSAGES[result["index"]])))
         yes, no = reference.labels(prompt, ["yes", "no"])
-        assert log_odds(one["relevance_score"]) == pytest.approx(yes - no, abs=2 * CLOSE)
-        assert np.log(one["label_mass"]) == pytest.approx(np.logaddexp(yes, no), abs=CLOSE)
+        assert log_odds(result["relevance_score"]) == pytest.approx(yes - no, abs=2 * CLOSE)
+        assert np.log(result["label_mass"]) == pytest.approx(np.logaddexp(yes, no), abs=CLOSE)
 
 
 def test_choices_of_five(real, reference):
     items = [f"{sentence}\nAnswer:" for sentence in PASSAGES[::12]]
-    found = post(real, "/v1/score", query=TOPICS, items=items, labels=LETTERS)["scores"]
+    scores = post(real, "/v1/score", query=TOPICS, items=items, labels=LETTERS)["scores"]
     expected = [reference.labels(reference.ids(TOPICS + item), LETTERS) for item in items]
-    np.testing.assert_allclose(np.log(found), expected, atol=CLOSE, rtol=0)
+    np.testing.assert_allclose(np.log(scores), expected, atol=CLOSE, rtol=0)
     assert np.std(expected, axis=0).min() > 0.1, "scores that say something of the sentence"
 
 
 def test_labels_of_two_to_five_tokens(real, reference):
     labels = [*LONG_LABELS, " yes"]
     assert {len(reference.ids(label)) for label in labels} == {1, 2, 3, 4, 5}
-    for one in TEXTS[:3]:
-        query = f"Question: {one.query}\nSentence: "
-        items = [f"{sentence}\nThis sentence" for sentence in one.items[:2]]
-        found = post(real, "/v1/score", query=query, items=items, labels=labels)["scores"]
+    for text in TEXTS[:3]:
+        query = f"Question: {text.query}\nSentence: "
+        items = [f"{sentence}\nThis sentence" for sentence in text.items[:2]]
+        scores = post(real, "/v1/score", query=query, items=items, labels=labels)["scores"]
         expected = [reference.labels(reference.ids(query + item), labels) for item in items]
-        np.testing.assert_allclose(np.log(found), expected, atol=CLOSE, rtol=0)
+        np.testing.assert_allclose(np.log(scores), expected, atol=CLOSE, rtol=0)
 
 
 def test_questions_of_system_one(real, reference):
-    found = post(real, "/v1/systemone", state=STATE, questions=QUESTIONS)
+    answered = post(real, "/v1/systemone", state=STATE, questions=QUESTIONS)
     for name, question in QUESTIONS.items():
         prompt = reference.chat(("user", f"{text_of(STATE)}\n\n{asked(question)}"))
         expected = reference.labels(prompt, labels_of(question))
-        answer, told = found["answers"][name], found["diagnostics"][name]
+        answer, told = answered["answers"][name], answered["diagnostics"][name]
         mass = np.logaddexp.reduce(expected)
         shares = [*answer["probabilities"].values()] if "probabilities" in answer else None
         got = np.log(shares or [answer["noul"], 1 - answer["noul"]])

@@ -52,8 +52,8 @@ def test_the_bundle_is_what_transformers_computes_now(bundle):
     oracle = Oracle(MODEL, "float32", "cpu")
     for case in bundle.workload.cases:
         if case.name in ("question 3", "item_first"):
-            found, expected = oracle.score(case), bundle.run.results[case.name]
-            np.testing.assert_allclose(found.values, expected.values, atol=CLOSE / 2, rtol=0)
+            result, expected = oracle.score(case), bundle.run.results[case.name]
+            np.testing.assert_allclose(result.values, expected.values, atol=CLOSE / 2, rtol=0)
 
 
 def test_in_chunks(bundle):
@@ -67,8 +67,8 @@ def test_the_same_bits(bundle):
     with Scorer(replace(CONFIG, deterministic=True)) as scorer:
         together = score_case(scorer, case)
         for row in (0, 4, 9):
-            one = replace(case, items=[case.items[row]], label_ids=[case.label_ids[row]])
-            assert score_case(scorer, one).values.tolist() == [together.values[row].tolist()]
+            single = replace(case, items=[case.items[row]], label_ids=[case.label_ids[row]])
+            assert score_case(scorer, single).values.tolist() == [together.values[row].tolist()]
     expected = bundle.run.results[case.name]
     np.testing.assert_allclose(together.values, expected.values, atol=CLOSE, rtol=0)
 
@@ -80,9 +80,9 @@ def test_trees(reference):
     items = [f"{head}{end}" for head in heads for end in ends]
     query, labels = "A page of a manual. ", [" not", " the", " it"]
     with Scorer(CONFIG) as scorer:
-        found = scorer.score(query, items, labels=labels, logprobs=True).logprobs
+        got = scorer.score(query, items, labels=labels, logprobs=True).logprobs
     expected = [reference.labels(reference.ids(query + item), labels) for item in items]
-    np.testing.assert_allclose(found, expected, atol=CLOSE, rtol=0)
+    np.testing.assert_allclose(got, expected, atol=CLOSE, rtol=0)
 
 
 def test_jax(bundle, torch_run):

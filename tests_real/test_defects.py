@@ -40,7 +40,7 @@ def failed_gates(directory, bundle):
     with Scorer(str(directory), device="cpu", dtype="float32", threads=1) as scorer:
         run = Run("changed", "float32", {NAME: score_case(scorer, case)})
     workload = type(bundle.workload)("text", 0, 1, 49152, 8192, (case,))
-    return {one.gate for one in judge(workload, bundle.run, None, run)[1] if one.failed}
+    return {verdict.gate for verdict in judge(workload, bundle.run, None, run)[1] if verdict.failed}
 
 
 def test_without_a_defect(copy, bundle):

@@ -68,7 +68,7 @@ NOT_BAD = [
 NOT_GOOD = ["The food was not good.", "I would not call this a success.", "It did not work once."]
 
 
-@pytest.mark.parametrize("shown", SHOWN, ids=[f"{one.page}-{i}" for i, one in enumerate(SHOWN)])
+@pytest.mark.parametrize("shown", SHOWN, ids=[f"{entry.page}-{i}" for i, entry in enumerate(SHOWN)])
 def test_requests_are_answered_as_shown(real: httpx.Client, shown: ShownRequest) -> None:
     got = real.post(shown.path, json=shown.body)
     assert got.status_code == 200, got.text
@@ -77,7 +77,7 @@ def test_requests_are_answered_as_shown(real: httpx.Client, shown: ShownRequest)
 
 
 def test_readme_has_the_scores_in_its_sentence(real: httpx.Client) -> None:
-    (shown,) = [one for one in SHOWN if one.page == "README"]
+    (shown,) = [entry for entry in SHOWN if entry.page == "README"]
     results = real.post(shown.path, json=shown.body).json()["results"]
     assert [result["index"] for result in results] == [1, 0]
     first, second = (f"{result['relevance_score']:.4f}" for result in results)
@@ -99,7 +99,7 @@ def test_what_it_says_of_relevance(real: httpx.Client) -> None:
     places = []
     for number, query in enumerate(ANSWERS):
         answer = real.post("/v1/rerank", json={"query": query, "documents": documents}).json()
-        places.append([one["index"] for one in answer["results"]].index(number))
+        places.append([result["index"] for result in answer["results"]].index(number))
     pairs = len(places) * (len(places) - 1)
     share = f"{1 - sum(places) / pairs:.0%}".replace("%", " %")
     said = f"{share} of {pairs} pairs, where a coin gives 50 %"
@@ -118,10 +118,13 @@ def test_what_it_says_of_hotels(real: httpx.Client) -> None:
 
 def test_what_it_says_of_reviews(real: httpx.Client) -> None:
     """README's 20 of 20 hold for both prompts of the guard's page, six negations for the second."""
-    guard = [one.body for one in SHOWN if one.page == "guard"]
+    guard = [entry.body for entry in SHOWN if entry.page == "guard"]
     for body, texts in ((guard[0], GOOD + BAD), (guard[1], [*GOOD, *NOT_BAD, *BAD, *NOT_GOOD])):
         frame = body["input"][0].replace(GOOD[0], "{}")
         asked = body | {"input": [frame.replace("{}", text) for text in texts]}
-        labels = [one["label"] for one in real.post("/v1/classify", json=asked).json()["data"]]
+        labels = [
+            classified["label"]
+            for classified in real.post("/v1/classify", json=asked).json()["data"]
+        ]
         half = len(texts) // 2
         assert labels == [" positive"] * half + [" negative"] * half

@@ -25,8 +25,10 @@ def post(server: Server, path: str, body: object) -> dict:
 def rows(page: Page, within: str = "#results .run") -> list[list[str]]:
     """Return the cells of a result's table."""
     page.wait_for_selector(f"{within} table")
-    found = page.locator(f"{within} tbody tr").all()
-    return [[cell.inner_text().strip() for cell in row.locator("th, td").all()] for row in found]
+    table_rows = page.locator(f"{within} tbody tr").all()
+    return [
+        [cell.inner_text().strip() for cell in row.locator("th, td").all()] for row in table_rows
+    ]
 
 
 def done(page: Page) -> None:

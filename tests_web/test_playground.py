@@ -51,11 +51,11 @@ def test_without_labels_the_family_ranks(page, server, seen):
     shown = rows(page)
     body = {"query": RERANK["query"], "documents": ITEMS}
     expected = post(server, "/v1/rerank", body | {"return_label_mass": True})["results"]
-    assert [row[1] for row in shown] == [ITEMS[one["index"]] for one in expected]
+    assert [row[1] for row in shown] == [ITEMS[result["index"]] for result in expected]
     masses = [float(row[3]) for row in shown]
-    assert masses == pytest.approx([one["label_mass"] for one in expected], abs=6e-5)
+    assert masses == pytest.approx([result["label_mass"] for result in expected], abs=6e-5)
     got = [float(row[2]) for row in shown]
-    assert got == pytest.approx([one["relevance_score"] for one in expected], abs=6e-5)
+    assert got == pytest.approx([result["relevance_score"] for result in expected], abs=6e-5)
     assert f"{server.url}/v1/rerank" in seen.requests
 
 
@@ -65,7 +65,7 @@ def test_the_familys_prompt_around_labels(page, server):
     done(page)
     shown = rows(page)
     body = {"query": RERANK["query"], "documents": ITEMS}
-    expected = [one["relevance_score"] for one in post(server, "/v1/rerank", body)["results"]]
+    expected = [result["relevance_score"] for result in post(server, "/v1/rerank", body)["results"]]
     assert [float(row[2]) for row in shown] == pytest.approx(expected, abs=6e-5)
     assert all(float(row[-1]) > 0.9 for row in shown)
 
@@ -104,11 +104,11 @@ def test_system_one(page, server, picture):
     }
     body = {"state": text, "instructions": "Be strict.", "questions": questions}
     expected = post(server, "/v1/systemone", body)
-    found = [[float(number) for number in re.findall(r"[\d.]+", row[2])] for row in shown]
+    shares = [[float(number) for number in re.findall(r"[\d.]+", row[2])] for row in shown]
     noul, choice, score = (expected["answers"][name] for name in questions)
-    assert found[0] == pytest.approx([noul["noul"], 1 - noul["noul"]], abs=6e-4)
-    assert found[1] == pytest.approx([*choice["probabilities"].values()], abs=6e-4)
-    assert found[2] == pytest.approx([*score["probabilities"].values()], abs=6e-4)
+    assert shares[0] == pytest.approx([noul["noul"], 1 - noul["noul"]], abs=6e-4)
+    assert shares[1] == pytest.approx([*choice["probabilities"].values()], abs=6e-4)
+    assert shares[2] == pytest.approx([*score["probabilities"].values()], abs=6e-4)
     assert "delivery" in shown[1][2]
     assert "mild" in shown[2][2]
 
@@ -152,8 +152,8 @@ def test_tokens_on_hover_and_their_tree(page, server, picture):
     assert shown.replace("\n", "") == (QUERY + BEST).replace("\n", "")
     body = {"prompt": QUERY + BEST}
     ids = post(server, "/tokenize", body)["tokens"]
-    titles = [one.get_attribute("title") for one in tip.locator(".token").all()]
-    assert titles == [f"id {one}" for one in ids]
+    titles = [token.get_attribute("title") for token in tip.locator(".token").all()]
+    assert titles == [f"id {token_id}" for token_id in ids]
     assert tip.locator(".token.all").count() > 5
     assert tip.locator(".token.own").count() > 1
     cell.focus()
@@ -172,8 +172,8 @@ def test_tokens_that_are_parts_of_characters(page, server):
 
 def test_errors_are_shown_as_the_server_says_them(page, server, picture):
     page.goto(server.link(items="a", task="classify"))
-    found = page.locator("#results [role=alert]")
-    expect(found).to_contain_text("missing_labels")
+    alert = page.locator("#results [role=alert]")
+    expect(alert).to_contain_text("missing_labels")
     request = urllib.request.Request(
         server.url + "/v1/classify",
         json.dumps({"input": ["a"]}).encode(),
@@ -182,8 +182,8 @@ def test_errors_are_shown_as_the_server_says_them(page, server, picture):
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(request, timeout=60)
     message = json.load(refused.value)["error"]["message"]
-    expect(found.locator(".message")).to_have_text(message)
-    expect(found).to_contain_text("status 400")
+    expect(alert.locator(".message")).to_have_text(message)
+    expect(alert).to_contain_text("status 400")
 
 
 def test_one_bad_item_does_not_hide_the_others(page, server):

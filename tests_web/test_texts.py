@@ -12,7 +12,7 @@ from asked import QUERY, RERANK, STATE, done, post, rows
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "want"),
+    ("name", "text", "expected"),
     [
         (
             "a.csv",
@@ -25,7 +25,7 @@ from asked import QUERY, RERANK, STATE, done, post, rows
         ("a.txt", "A lamp.\r\n\r\nA chair.", ["A lamp.", "A chair."]),
     ],
 )
-def test_items_of_a_file(page, server, name, text, want):
+def test_items_of_a_file(page, server, name, text, expected):
     page.goto(server.link(run=False, query="a lamp"))
     expect(page.locator("#run")).to_be_enabled()
     chooser = page.locator("input[type=file]").first
@@ -33,7 +33,7 @@ def test_items_of_a_file(page, server, name, text, want):
     expect(page.locator("textarea[name=items]").first).not_to_be_empty()
     page.locator("#run").click()
     done(page)
-    assert sorted(row[1] for row in rows(page)) == sorted(want)
+    assert sorted(row[1] for row in rows(page)) == sorted(expected)
 
 
 def test_a_file_can_be_dropped(page, server):
@@ -75,12 +75,12 @@ def test_csv(page, server):
     with page.expect_download() as started:
         page.get_by_role("button", name="Export CSV").click()
     text = started.value.path().read_text(encoding="utf-8")
-    found = list(csv.DictReader(io.StringIO(text)))
-    assert len(found) == 4
-    assert {row["item"] for row in found} == {'\'=1+1, "quoted"', "A blue chair."}
-    one = next(row for row in found if row["item"] == "A blue chair." and row["label"] == "yes")
+    exported = list(csv.DictReader(io.StringIO(text)))
+    assert len(exported) == 4
+    assert {row["item"] for row in exported} == {'\'=1+1, "quoted"', "A blue chair."}
+    row = next(row for row in exported if row["item"] == "A blue chair." and row["label"] == "yes")
     body = {"query": QUERY, "items": ["A blue chair."], "labels": ["yes", "no"]}
-    assert float(one["probability"]) == pytest.approx(
+    assert float(row["probability"]) == pytest.approx(
         post(server, "/v1/score", body)["scores"][0][0], rel=1e-4
     )
 

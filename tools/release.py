@@ -199,7 +199,7 @@ def sbom(python: Path) -> None:
     file = DIST / "sbom.cdx.json"
     tool = (sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible")
     run(*tool, "--output-format", "JSON", "--output-file", file, python)
-    names = {one["name"] for one in json.loads(file.read_text())["components"]}
+    names = {component["name"] for component in json.loads(file.read_text())["components"]}
     if not {"gpuscore", "torch"} <= names:
         sys.exit(f"{file} names neither gpuscore nor torch")
 

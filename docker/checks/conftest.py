@@ -12,10 +12,10 @@ DOCKER = Path(__file__).parents[1]
 def tool(variable: str, package: str) -> str:
     """Return the path of a program that pip cannot install; the Makefile names it in a variable."""
     name = os.environ[variable]
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         pytest.fail(f"{name} is not there: {package}, or name it with make {variable}=PATH")
-    return found
+    return path
 
 
 @pytest.fixture(scope="session")

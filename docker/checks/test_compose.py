@@ -25,18 +25,18 @@ def test_compose(docker, tmp_path):
     assert "readonly" in schema_errors(wrong), "the check must see an unknown field"
 
 
-def lost(given, kept, path: str = "$") -> Iterator[str]:
-    """Yield the paths of everything in `given` that `kept` does not have."""
-    if isinstance(given, dict) and isinstance(kept, dict):
-        for key, value in given.items():
+def lost(sent, kept, path: str = "$") -> Iterator[str]:
+    """Yield the paths of everything in `sent` that `kept` does not have."""
+    if isinstance(sent, dict) and isinstance(kept, dict):
+        for key, value in sent.items():
             if key in kept:
                 yield from lost(value, kept[key], f"{path}.{key}")
             else:
                 yield f"{path}.{key}"
-    elif isinstance(given, list) and isinstance(kept, list) and len(given) == len(kept):
-        for index, (one, other) in enumerate(zip(given, kept, strict=True)):
-            yield from lost(one, other, f"{path}[{index}]")
-    elif given != kept:
+    elif isinstance(sent, list) and isinstance(kept, list) and len(sent) == len(kept):
+        for index, (element, other) in enumerate(zip(sent, kept, strict=True)):
+            yield from lost(element, other, f"{path}[{index}]")
+    elif sent != kept:
         yield path
 
 

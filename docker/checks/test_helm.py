@@ -29,13 +29,13 @@ def render(values: dict) -> list[dict]:
     with helm.Chart.load(CHART) as chart:
         chart.validate_schema(values)
         files = chart.render(values, name="scores", namespace="ml")
-    found = (one for text in files.values() for one in yaml.safe_load_all(text))
-    return [one for one in found if one]
+    objects = (rendered for text in files.values() for rendered in yaml.safe_load_all(text))
+    return [rendered for rendered in objects if rendered]
 
 
 def only(objects: list[dict], kind: str) -> dict:
-    (found,) = (item for item in objects if item["kind"] == kind)
-    return found
+    (match,) = (item for item in objects if item["kind"] == kind)
+    return match
 
 
 def pod_of(objects: list[dict]) -> dict:
@@ -49,9 +49,9 @@ def server_of(objects: list[dict]) -> dict:
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
 def test_the_linter_finds_nothing(values):
-    found = helm.lint(CHART, values, strict=True)
-    assert found["errors"] == []
-    assert {one["error"] for one in found["messages"]} <= {"icon is recommended"}
+    linted = helm.lint(CHART, values, strict=True)
+    assert linted["errors"] == []
+    assert {message["error"] for message in linted["messages"]} <= {"icon is recommended"}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -95,7 +95,7 @@ def test_names_lead_somewhere():
         pod_of(objects),
         only(objects, "Deployment")["spec"]["template"]["metadata"]["labels"],
     )
-    volumes = {one["name"]: one for one in pod["volumes"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
     claim = volumes["cache"]["persistentVolumeClaim"]["claimName"]
     (config, _) = volumes["config"]["projected"]["sources"]
     assert {("PersistentVolumeClaim", claim), ("ConfigMap", config["configMap"]["name"])} <= there
@@ -113,8 +113,8 @@ def test_settings_become_the_servers_file():
     text = only(render(values), "ConfigMap")["data"]["gpuscore.toml"]
     assert tomllib.loads(text) == values["settings"]
     annotations = [
-        only(render(one), "Deployment")["spec"]["template"]["metadata"]["annotations"]
-        for one in ({}, values)
+        only(render(overrides), "Deployment")["spec"]["template"]["metadata"]["annotations"]
+        for overrides in ({}, values)
     ]
     assert annotations[0] != annotations[1], "a new setting must replace the pods"
 

@@ -22,8 +22,8 @@ def render(kubectl: str, directory: Path) -> list[dict]:
 
 
 def only(objects: list[dict], kind: str) -> dict:
-    (found,) = (item for item in objects if item["kind"] == kind)
-    return found
+    (match,) = (item for item in objects if item["kind"] == kind)
+    return match
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -41,7 +41,7 @@ def test_the_bench_is_valid_and_reaches_the_server(kubectl, docker, version):
     for item in objects:
         kubernetes_validate.validate(item, version, strict=True)
     pod = only(objects, "Job")["spec"]["template"]
-    policies = {one["metadata"]["name"]: one["spec"] for one in objects if "spec" in one}
+    policies = {entry["metadata"]["name"]: entry["spec"] for entry in objects if "spec" in entry}
     chosen = policies["gpuscore-bench"]["podSelector"]["matchLabels"]
     assert chosen.items() <= pod["metadata"]["labels"].items()
     (rule,) = policies["gpuscore-from-bench"]["ingress"]
@@ -124,11 +124,15 @@ def test_the_metrics_port(kubectl, docker, tmp_path):
         kubernetes_validate.validate(item, VERSIONS[0], strict=True)
     template = only(objects, "Deployment")["spec"]["template"]
     (server,) = template["spec"]["containers"]
-    (port,) = (one for one in server["ports"] if one["name"] == "metrics")
-    assert {one["name"]: one.get("value") for one in server["env"]}["GPUSCORE_METRICS_PORT"] == str(
-        port["containerPort"]
-    )
-    policies = {one["metadata"]["name"]: one for one in objects if one["kind"] == "NetworkPolicy"}
+    (port,) = (port for port in server["ports"] if port["name"] == "metrics")
+    assert {variable["name"]: variable.get("value") for variable in server["env"]}[
+        "GPUSCORE_METRICS_PORT"
+    ] == str(port["containerPort"])
+    policies = {
+        policy["metadata"]["name"]: policy
+        for policy in objects
+        if policy["kind"] == "NetworkPolicy"
+    }
     (rule,) = policies["gpuscore-metrics"]["spec"]["ingress"]
     assert rule["ports"] == [{"port": "metrics"}]
     values = yaml.safe_load((docker / "kubernetes/llm-d/values.yaml").read_text())["router"]
@@ -137,7 +141,9 @@ def test_the_metrics_port(kubectl, docker, tmp_path):
     assert labels.items() <= template["metadata"]["labels"].items()
     assert {"number": 8000} in values["modelServers"]["targetPorts"]
     chosen = values["epp"]["pluginsCustomConfig"][values["epp"]["pluginsConfigFile"]]
-    plugins = {one["type"]: one.get("parameters", {}) for one in yaml.safe_load(chosen)["plugins"]}
+    plugins = {
+        plugin["type"]: plugin.get("parameters", {}) for plugin in yaml.safe_load(chosen)["plugins"]
+    }
     (engine,) = plugins["core-metrics-extractor"]["engineConfigs"]
     assert engine["name"] == template["metadata"]["labels"]["llm-d.ai/engine-type"]
     read = {value for name, value in engine.items() if name.endswith("Spec")}
@@ -158,16 +164,18 @@ def test_the_router(kubectl, docker, tmp_path):
     deployments = {o["metadata"]["name"]: o["spec"] for o in objects if o["kind"] == "Deployment"}
     router, server = (deployments[name] for name in ("gpuscore-router", "gpuscore"))
     (container,) = router["template"]["spec"]["containers"]
-    given = dict(one.split("=", 1) for one in container["args"] if "=" in one)
-    name, value = given["--selector"].split("=")
+    arguments = dict(argument.split("=", 1) for argument in container["args"] if "=" in argument)
+    name, value = arguments["--selector"].split("=")
     assert server["template"]["metadata"]["labels"][name] == value
     (serving,) = server["template"]["spec"]["containers"]
-    assert int(given["--service-discovery-port"]) in {p["containerPort"] for p in serving["ports"]}
+    assert int(arguments["--service-discovery-port"]) in {
+        p["containerPort"] for p in serving["ports"]
+    }
     binding = only(objects, "RoleBinding")
     assert binding["roleRef"]["name"] == only(objects, "Role")["metadata"]["name"]
     (subject,) = binding["subjects"]
     assert subject["name"] == router["template"]["spec"]["serviceAccountName"]
-    assert subject["namespace"] == given["--service-discovery-namespace"] == "gpuscore"
+    assert subject["namespace"] == arguments["--service-discovery-namespace"] == "gpuscore"
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -55,10 +55,10 @@ def test_the_scrape_job_of_the_docs(promtool, docker, tmp_path):
 
 def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     deadline = time.monotonic() + seconds
-    while not (found := condition()):
+    while not (result := condition()):
         assert time.monotonic() < deadline, "not true in time"
         time.sleep(0.2)
-    return found
+    return result
 
 
 @contextmanager
@@ -142,10 +142,10 @@ def api(prometheus, promtool, docker, server, tmp_path_factory) -> Iterator[Call
 
         def scrapes() -> float:
             try:
-                found = get("query", query='count_over_time(up{job="gpuscore"}[1h])')["result"]
+                series = get("query", query='count_over_time(up{job="gpuscore"}[1h])')["result"]
             except OSError:
                 return 0.0  # it does not listen yet
-            return float(found[0]["value"][1]) if found else 0.0
+            return float(series[0]["value"][1]) if series else 0.0
 
         for _ in range(3):  # counts before the first scrape would not show as an increase
             before = scrapes()
@@ -161,8 +161,8 @@ def api(prometheus, promtool, docker, server, tmp_path_factory) -> Iterator[Call
 def values(api: Callable[..., Any], expression: str) -> list[float]:
     """Return the numbers that an expression finds now."""
     result = api("query", query=expression)["result"]
-    found = [float(sample["value"][1]) for sample in result]
-    return [value for value in found if not math.isnan(value)]
+    numbers = [float(sample["value"][1]) for sample in result]
+    return [value for value in numbers if not math.isnan(value)]
 
 
 def test_the_key_decides(api):

@@ -143,13 +143,13 @@ class Container:
         ]
         if self._temporary:
             mounts.append(_tmpfs("/tmp", "mode=1777"))
-        given = [f"{key}={value}" for key, value in environment.items()]
+        variables = [f"{key}={value}" for key, value in environment.items()]
         return {
             "ociVersion": "1.0.2",
             "process": {
                 "user": self._user,
                 "args": list(command),
-                "env": [*self.config["Env"], *given],
+                "env": [*self.config["Env"], *variables],
                 "cwd": "/",
                 "noNewPrivileges": True,
                 "capabilities": {kind: [] for kind in CAPABILITIES},

@@ -127,13 +127,13 @@ def check_stack(container: Container) -> None:
     and plugins for clusters for lack of theirs.
     """
     output = container.run_instead("python", "-c", LOAD, seconds=600)
-    found = json.loads(output.splitlines()[-1])
-    print(f"  {found['versions']}, CUDA {found['cuda']}, cuDNN {found['cudnn']}")
-    print(f"  torch's import loads {', '.join(found['loaded by torch'])}")
-    refused = found["refused"]
+    facts = json.loads(output.splitlines()[-1])
+    print(f"  {facts['versions']}, CUDA {facts['cuda']}, cuDNN {facts['cudnn']}")
+    print(f"  torch's import loads {', '.join(facts['loaded by torch'])}")
+    refused = facts["refused"]
     bad = {name: why for name, why in refused.items() if not why.startswith(DRIVER + CLUSTER)}
     expect(not bad, "\n".join(f"{name} cannot be loaded: {why}" for name, why in bad.items()))
-    print(f"  {found['libraries']} libraries; not loaded here:")
+    print(f"  {facts['libraries']} libraries; not loaded here:")
     for name, why in refused.items():
         print(f"    {name}: {why}")
 

@@ -182,8 +182,8 @@ def check_bill(container: Container, locks: Sequence[str]) -> None:
 
 
 def locked_versions(lock: Path) -> list[tuple[str, str]]:
-    found = re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", lock.read_text(), re.MULTILINE)
-    return [(normal(name), version) for name, version in found]
+    pins = re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", lock.read_text(), re.MULTILINE)
+    return [(normal(name), version) for name, version in pins]
 
 
 def normal(name: str) -> str:
@@ -242,8 +242,8 @@ def check_drain(container: Container) -> None:
 
 def waiting_tokens(container: Container) -> float:
     _, text = request(container, "GET", "/metrics")
-    found = re.search(r"^gpuscore_tokens_waiting\{.*\} (\S+)", text, re.MULTILINE)
-    return float(found[1]) if found else 0.0
+    match = re.search(r"^gpuscore_tokens_waiting\{.*\} (\S+)", text, re.MULTILINE)
+    return float(match[1]) if match else 0.0
 
 
 def request(

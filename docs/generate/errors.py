@@ -11,7 +11,9 @@ REMEDY = "\n\nRemedy: "
 def page_of_errors() -> str:
     rows = [
         (code(kind.code), str(kind.status), *explained(kind))
-        for kind in sorted(GpuscoreError.__subclasses__(), key=lambda one: (one.status, one.code))
+        for kind in sorted(
+            GpuscoreError.__subclasses__(), key=lambda error: (error.status, error.code)
+        )
     ]
     example = (
         '{"error": {\n  "message": "temperature needs apply_softmax",\n  "type": '
@@ -33,7 +35,7 @@ def page_of_errors() -> str:
 
 def explained(kind: type[GpuscoreError]) -> tuple[str, str]:
     """Return the meaning of an error and its remedy, from its class's docstring."""
-    what, found, remedy = inspect.getdoc(kind).partition(REMEDY)  # type: ignore[union-attr]
-    if not found:
+    what, mark, remedy = inspect.getdoc(kind).partition(REMEDY)  # type: ignore[union-attr]
+    if not mark:
         raise ValueError(f"the docstring of {kind.__name__} has no line that begins with Remedy:")
     return " ".join(what.split()), " ".join(remedy.split())

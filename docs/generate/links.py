@@ -70,9 +70,9 @@ def _problem(target: str, file: Path, site: Path, pages: dict[Path, Page]) -> st
 
 
 def main() -> int:
-    found = list(problems(Path(sys.argv[1])))
-    print("\n".join(found) or "every link leads somewhere, nothing is loaded from elsewhere")
-    return bool(found)
+    faults = list(problems(Path(sys.argv[1])))
+    print("\n".join(faults) or "every link leads somewhere, nothing is loaded from elsewhere")
+    return bool(faults)
 
 
 if __name__ == "__main__":

@@ -45,9 +45,9 @@ def _items(html: str) -> int:
 
 
 def main() -> int:
-    found = list(problems(Path(sys.argv[1]), Path(sys.argv[2])))
-    print("\n".join(found) or "every list is a list")
-    return bool(found)
+    faults = list(problems(Path(sys.argv[1]), Path(sys.argv[2])))
+    print("\n".join(faults) or "every list is a list")
+    return bool(faults)
 
 
 if __name__ == "__main__":

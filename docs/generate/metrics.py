@@ -11,7 +11,9 @@ from gpuscore.types.stats import NO_STATS, ReplicaState
 
 
 def page_of_metrics() -> str:
-    rows = [(_name(one), one.type, _labels(one), one.documentation) for one in families()]
+    rows = [
+        (_name(family), family.type, _labels(family), family.documentation) for family in families()
+    ]
     return page(
         "Metrics",
         "`GET /metrics` exposes these metrics in Prometheus' text format or OpenMetrics. It needs "

@@ -35,12 +35,12 @@ async def _fetched(app: Any) -> dict[str, Any]:
 def _resolved(part: Any, document: dict[str, Any]) -> Any:
     """Return a part with all references replaced by their targets; none contains itself."""
     if isinstance(part, list):
-        return [_resolved(one, document) for one in part]
+        return [_resolved(element, document) for element in part]
     if not isinstance(part, dict):
         return part
     if "$ref" in part:
-        found: Any = document
+        node: Any = document
         for name in part["$ref"].removeprefix("#/").split("/"):
-            found = found[name]
-        return _resolved(found, document)
+            node = node[name]
+        return _resolved(node, document)
     return {key: _resolved(value, document) for key, value in part.items()}

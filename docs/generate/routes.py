@@ -38,25 +38,25 @@ class Route:
 
 
 def _schema(holder: dict[str, Any]) -> Schema | None:
-    found: Schema | None = holder.get("content", {}).get(JSON, {}).get("schema")
-    return found
+    schema: Schema | None = holder.get("content", {}).get(JSON, {}).get("schema")
+    return schema
 
 
 def routes(document: dict[str, Any]) -> list[Route]:
     """Return the routes in the document's order; paths with the same operation are one route."""
-    found: list[Route] = []
+    merged: list[Route] = []
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
-            _add(found, Route(method.upper(), (path,), operation))
-    return found
+            _add(merged, Route(method.upper(), (path,), operation))
+    return merged
 
 
-def _add(found: list[Route], new: Route) -> None:
-    for index, old in enumerate(found):
+def _add(merged: list[Route], new: Route) -> None:
+    for index, old in enumerate(merged):
         if (old.method, _meaning(old)) == (new.method, _meaning(new)):
-            found[index] = Route(old.method, old.paths + new.paths, old.operation)
+            merged[index] = Route(old.method, old.paths + new.paths, old.operation)
             return
-    found.append(new)
+    merged.append(new)
 
 
 def _meaning(route: Route) -> dict[str, Any]:
@@ -66,16 +66,16 @@ def _meaning(route: Route) -> dict[str, Any]:
 
 def pages(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield file names and texts: an index, and a page for each route that takes a body."""
-    found = routes(document)
-    yield "http.md", _index(found)
-    for route in found:
+    listed = routes(document)
+    yield "http.md", _index(listed)
+    for route in listed:
         if route.body is not None:
             yield f"http/{route.file}", _page(route)
 
 
-def _index(found: list[Route]) -> str:
+def _index(listed: list[Route]) -> str:
     rows = [
-        (_paths(route), _linked(route), route.operation.get("description", "")) for route in found
+        (_paths(route), _linked(route), route.operation.get("description", "")) for route in listed
     ]
     return page(
         "HTTP API",
@@ -87,7 +87,7 @@ def _index(found: list[Route]) -> str:
         "[listed by code](errors.md).",
         table(("route", "name", "description"), rows),
         "## Headers",
-        _headers(found),
+        _headers(listed),
     )
 
 
@@ -95,16 +95,16 @@ def _open() -> str:
     return ", ".join(code(path) for path in OPEN_PATHS)
 
 
-def _headers(found: list[Route]) -> str:
+def _headers(listed: list[Route]) -> str:
     named: dict[str, dict[str, Any]] = {}
-    for route in found:
+    for route in listed:
         for parameter in route.operation.get("parameters", ()):
             if parameter["in"] == "header":
                 named.setdefault(parameter["name"], parameter)
         for answer in route.operation["responses"].values():
             for name, header in answer.get("headers", {}).items():
                 named.setdefault(name, header)
-    rows = [(code(name), one.get("description", "")) for name, one in named.items()]
+    rows = [(code(name), header.get("description", "")) for name, header in named.items()]
     return table(("header", "meaning"), rows)
 
 

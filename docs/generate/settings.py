@@ -29,7 +29,7 @@ def page_of_settings() -> str:
 
 
 def _table(config: type) -> str:
-    rows = [(_names(one), _default(one), _meaning(one)) for one in options(config)]
+    rows = [(_names(option), _default(option), _meaning(option)) for option in options(config)]
     return table(("flag and variable", "default", "meaning"), rows)
 
 

@@ -10,39 +10,39 @@ _PLAIN = {"string": "text", "integer": "integer", "number": "number", "boolean":
 
 def alternatives(schema: Schema) -> list[Schema]:
     """Return the schemas that a schema allows, without null."""
-    return [one for one in schema.get("anyOf", [schema]) if one.get("type") != "null"]
+    return [option for option in schema.get("anyOf", [schema]) if option.get("type") != "null"]
 
 
 def words(schema: Schema) -> str:
     """Return the type in words, such as "text or list of integer"; a struct by its name."""
-    found = [_word(one) for one in alternatives(schema)]
-    return " or ".join(dict.fromkeys(found)) or "null"
+    texts = [_word(option) for option in alternatives(schema)]
+    return " or ".join(dict.fromkeys(texts)) or "null"
 
 
 def may_be_null(schema: Schema) -> bool:
-    return any(one.get("type") == "null" for one in schema.get("anyOf", ()))
+    return any(option.get("type") == "null" for option in schema.get("anyOf", ()))
 
 
 def structs(schema: Schema) -> Iterator[Schema]:
     """Yield the structs within a schema, outermost first."""
-    for one in alternatives(schema):
-        if "properties" in one:
-            yield one
-            for field in one["properties"].values():
+    for option in alternatives(schema):
+        if "properties" in option:
+            yield option
+            for field in option["properties"].values():
                 yield from structs(field)
-        elif isinstance(one.get("items"), dict):
-            yield from structs(one["items"])
-        elif isinstance(one.get("additionalProperties"), dict):
-            yield from structs(one["additionalProperties"])
+        elif isinstance(option.get("items"), dict):
+            yield from structs(option["items"])
+        elif isinstance(option.get("additionalProperties"), dict):
+            yield from structs(option["additionalProperties"])
 
 
 def bounds(schema: Schema) -> str:
     """Return the limits of a value beyond its type, or "" if there are none."""
-    for one in alternatives(schema):
-        if "minimum" in one and "maximum" in one:
-            return f"{one['minimum']:g} to {one['maximum']:g}"
-        if "pattern" in one:
-            return f"matches `{one['pattern']}`"
+    for option in alternatives(schema):
+        if "minimum" in option and "maximum" in option:
+            return f"{option['minimum']:g} to {option['maximum']:g}"
+        if "pattern" in option:
+            return f"matches `{option['pattern']}`"
     return ""
 
 

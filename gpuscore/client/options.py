@@ -165,7 +165,7 @@ class PromptRequestOptions(PromptOptions, RequestOptions, total=False):
 
 
 def fields_of(kind: type, options: Mapping[str, Any], *others: str) -> dict[str, Any]:
-    """Return the fields of a body that options of a kind stand for, under their own names.
+    """Return the fields of a body for options of a kind; option and field have the same name.
 
     Args:
         kind: of the options.

@@ -96,8 +96,8 @@ def _complain(message: str) -> None:
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        found = commit()  # it may ask git
-        print(f"gpuscore {__version__}" + (f" (commit {found})" if found else ""))
+        revision = commit()  # it may ask git
+        print(f"gpuscore {__version__}" + (f" (commit {revision})" if revision else ""))
         parser.exit()
 
 
@@ -155,7 +155,7 @@ _SCORE_USAGE = "--query TEXT --items FILE --labels A,B "
 
 
 def _size(text: str) -> int:
-    (option,) = (one for one in options(ModelConfig) if one.name == "kv_cache_size")
+    (option,) = (option for option in options(ModelConfig) if option.name == "kv_cache_size")
     value: int = option.from_text(text)
     if problem := option.problem(value):
         raise argparse.ArgumentTypeError(problem)

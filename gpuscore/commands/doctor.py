@@ -69,10 +69,11 @@ def doctor(settings: Settings, as_json: bool) -> int:
     """Print all findings; return 1 if there is a problem."""
     findings = list(examine(settings.make(ModelConfig), settings.make(ServerConfig)))
     if as_json:
-        print(json.dumps({"gpuscore": __version__, "checks": [asdict(one) for one in findings]}))
+        checks = [asdict(finding) for finding in findings]
+        print(json.dumps({"gpuscore": __version__, "checks": checks}))
     else:
         _print(findings)
-    return 1 if any(one.level == "problem" for one in findings) else 0
+    return 1 if any(finding.level == "problem" for finding in findings) else 0
 
 
 def examine(model: ModelConfig, server: ServerConfig) -> Iterator[Finding]:
@@ -88,13 +89,14 @@ def examine(model: ModelConfig, server: ServerConfig) -> Iterator[Finding]:
 
 
 def _print(findings: list[Finding]) -> None:
-    width = max(len(one.name) for one in findings)
-    for one in findings:
-        print(f"{one.level:<7}  {one.name:<{width}}  {one.found}")
-        if one.remedy:
-            print(f"{'':<7}  {'':<{width}}  -> {one.remedy}")
+    width = max(len(finding.name) for finding in findings)
+    for finding in findings:
+        print(f"{finding.level:<7}  {finding.name:<{width}}  {finding.found}")
+        if finding.remedy:
+            print(f"{'':<7}  {'':<{width}}  -> {finding.remedy}")
     counts = {
-        level: sum(one.level == level for one in findings) for level in ("warning", "problem")
+        level: sum(finding.level == level for finding in findings)
+        for level in ("warning", "problem")
     }
     print(
         "\n" + ", ".join(f"{count} {level}{'s' * (count != 1)}" for level, count in counts.items())
@@ -102,10 +104,10 @@ def _print(findings: list[Finding]) -> None:
 
 
 def _python() -> Finding:
-    found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    state = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     if sys.version_info[:2] in ((3, 11), (3, 12)):
-        return Finding("Python", "OK", found)
-    return Finding("Python", "problem", found, "install Python 3.11 or 3.12")
+        return Finding("Python", "OK", state)
+    return Finding("Python", "problem", state, "install Python 3.11 or 3.12")
 
 
 def _installed() -> Iterator[Finding]:
@@ -123,7 +125,7 @@ def _installed() -> Iterator[Finding]:
 def _extra(name: str, lines: Sequence[str]) -> str:
     """Return yes if an extra's requirements are met, or no with the unmet requirements."""
     asked = (line for line in lines if "extra ==" in line)
-    wrong = [found for line in asked if (found := unmet(line, name))]
+    wrong = [reason for line in asked if (reason := unmet(line, name))]
     return f"no ({'; '.join(wrong)})" if wrong else "yes"
 
 
@@ -133,26 +135,26 @@ def unmet(line: str, extra: str = "") -> str | None:
     if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
         return None
     try:
-        found = version(wanted.name)
+        installed = version(wanted.name)
     except PackageNotFoundError:
         return f"{wanted.name} is missing"
-    if wanted.specifier.contains(found, prereleases=True):
+    if wanted.specifier.contains(installed, prereleases=True):
         return None
-    return f"{wanted.name} is {found}, supported: {wanted.specifier}"
+    return f"{wanted.name} is {installed}, supported: {wanted.specifier}"
 
 
 def _device(model: ModelConfig) -> Finding:
     try:
         device = choose_device(model.device)
     except ConfigError as error:
-        found, _, remedy = str(error).rpartition("; ")
-        return Finding("device", "problem", found or str(error), remedy or "choose --device cpu")
+        state, _, remedy = str(error).rpartition("; ")
+        return Finding("device", "problem", state or str(error), remedy or "choose --device cpu")
     if device.type == "cpu":
         cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
         unused = nvidia_device()
         if unused is not None:
-            found = f"CPU, although {unused} is there"
-            return Finding("device", "warning", found, "leave out --device cpu to use the GPU")
+            state = f"CPU, although {unused} is there"
+            return Finding("device", "warning", state, "leave out --device cpu to use the GPU")
         return Finding("device", "OK", f"CPU with {cores} cores for this process")
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return Finding("device", "OK", f"CUDA {torch.version.cuda}: {', '.join(names)}")
@@ -167,11 +169,11 @@ def _driver(checked: Checked) -> Iterator[Finding]:
     if number is None or cuda is None:
         return
     least = DRIVERS[int(cuda.split(".")[0])]
-    found = f"{number[0]}; CUDA {cuda} needs {least} or newer"
+    state = f"{number[0]}; CUDA {cuda} needs {least} or newer"
     if int(number[1]) >= least:
-        yield Finding("driver", "OK", found)
+        yield Finding("driver", "OK", state)
     else:
-        yield Finding("driver", "problem", found, "update NVIDIA's driver, or --device cpu")
+        yield Finding("driver", "problem", state, "update NVIDIA's driver, or --device cpu")
 
 
 def _triton(checked: Checked) -> Iterator[Finding]:
@@ -198,14 +200,14 @@ def _dtype(checked: Checked) -> Iterator[Finding]:
     native = [name for name in ("bfloat16", "float16") if computes_natively(name)]
     known = torch.cpu.get_capabilities()
     features = [name for name in _FEATURES if known.get(name)]
-    found = f"instructions for {', '.join(['float32', *native])} ({', '.join(features) or 'none'})"
+    state = f"instructions for {', '.join(['float32', *native])} ({', '.join(features) or 'none'})"
     result = "a model in bfloat16 is computed in float32"
     if "bfloat16" in native:
         seconds = time_products(torch.bfloat16, *SHAPE, checked.model.threads)
         name, reason = faster_format("bfloat16", seconds)
         stays = "stays" if name == "bfloat16" else "is computed in float32"
         result = f"a large model in bfloat16 {stays}: {reason}"
-    yield Finding("CPU", "OK", f"{found}: with --dtype auto {result}")
+    yield Finding("CPU", "OK", f"{state}: with --dtype auto {result}")
 
 
 _FEATURES = (
@@ -232,15 +234,15 @@ def _compiler(checked: Checked) -> Iterator[Finding]:
 def _memory(checked: Checked) -> Iterator[Finding]:
     if checked.device == "cuda":
         free, total = torch.cuda.mem_get_info()
-        found = f"{mebibytes(free)} of {mebibytes(total)} free on the device"
+        state = f"{mebibytes(free)} of {mebibytes(total)} free on the device"
     else:
         free = HostMemory().free()
-        found = f"{mebibytes(free)} free for this process"
+        state = f"{mebibytes(free)} free for this process"
     if free >= LEAST_MEMORY:
-        yield Finding("memory", "OK", found)
+        yield Finding("memory", "OK", state)
     else:
         remedy = "end other programs, or raise the container's limit; `gpuscore info MODEL` says "
-        yield Finding("memory", "warning", found, remedy + "what a model needs")
+        yield Finding("memory", "warning", state, remedy + "what a model needs")
 
 
 def _caches(checked: Checked) -> Iterator[Finding]:
@@ -254,15 +256,15 @@ def _caches(checked: Checked) -> Iterator[Finding]:
 
 
 def _folder(name: str, path: Path, variable: str, least: int) -> Finding:
-    there = next(one for one in (path, *path.absolute().parents) if one.exists())
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         remedy = f"set {variable} to a folder that this user can write to"
         return Finding(name, "warning", f"{path} cannot be written to", remedy)
     free = shutil.disk_usage(there).free
-    found = f"{path}, {free / 2**30:,.1f} GiB free"
+    state = f"{path}, {free / 2**30:,.1f} GiB free"
     if free >= least:
-        return Finding(name, "OK", found)
-    return Finding(name, "warning", found, f"free some space, or set {variable} to another disk")
+        return Finding(name, "OK", state)
+    return Finding(name, "warning", state, f"free some space, or set {variable} to another disk")
 
 
 def _address(checked: Checked) -> Iterator[Finding]:
@@ -277,8 +279,8 @@ def _address(checked: Checked) -> Iterator[Finding]:
     try:
         keys = read_api_keys(server)
     except ConfigError as error:
-        found, _, remedy = str(error).partition(": set ")
-        yield Finding("API key", "problem", found, f"set {remedy}" if remedy else "mend the file")
+        state, _, remedy = str(error).partition(": set ")
+        yield Finding("API key", "problem", state, f"set {remedy}" if remedy else "mend the file")
     else:
         yield Finding(
             "API key", "OK", f"{len(keys)} keys" if keys else "none needed for this address"

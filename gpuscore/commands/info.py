@@ -98,8 +98,8 @@ def _shares_table(chosen: Sequence[ServedConfig], engine: EngineConfig) -> str:
         ConfigError: as `places_of_all`.
     """
     sought = [
-        Sought(one.name, model_directory(one.config.model, one.config.revision), one.config)
-        for one in chosen
+        Sought(model.name, model_directory(model.config.model, model.config.revision), model.config)
+        for model in chosen
     ]
     asked: dict[str, list[Needs]] = {}
 
@@ -192,7 +192,7 @@ def _memory_rows(plan: MemoryPlan) -> dict[str, str]:
 
 def _resolved(plan: Plan) -> dict[str, object]:
     """Return the final values of settings that are not set, or set to auto."""
-    found: dict[str, object] = {
+    resolved: dict[str, object] = {
         "device": plan.device_name,
         "dtype": plan.dtype_name,
         "quantization": plan.precision,
@@ -202,10 +202,10 @@ def _resolved(plan: Plan) -> dict[str, object]:
         "memory_fraction": plan.pages.fraction,
     }
     if plan.framework == "torch":
-        found["kernels"] = "triton" if plan.kernels else "torch"
-        found["compile"] = "on" if plan.compile else "off"
-        found["cuda_graph_tokens"] = plan.graph_tokens or 0
-    return found
+        resolved["kernels"] = "triton" if plan.kernels else "torch"
+        resolved["compile"] = "on" if plan.compile else "off"
+        resolved["cuda_graph_tokens"] = plan.graph_tokens or 0
+    return resolved
 
 
 def _places(places: Sequence[Placement]) -> str:
@@ -226,7 +226,10 @@ def _head(classes: Sequence[str] | None) -> str:
 def _print_settings(settings: Settings, resolved: Mapping[str, object]) -> None:
     """Print one line per setting; a star marks values that are not defaults."""
     shown = {name: settings.in_force(name) for name in settings.chosen}
-    rows = [(name, _value(name, one.value, resolved), one.source) for name, one in shown.items()]
+    rows = [
+        (name, _value(name, setting.value, resolved), setting.source)
+        for name, setting in shown.items()
+    ]
     names, values = (max(len(row[column]) for row in rows) for column in (0, 1))
     print(f"\n  {'setting':<{names}}  {'value':<{values}}  source")
     for name, value, source in rows:
@@ -236,7 +239,7 @@ def _print_settings(settings: Settings, resolved: Mapping[str, object]) -> None:
 
 def _value(name: str, value: Any, resolved: Mapping[str, object]) -> str:
     """Return a value, and the final value if it differs."""
-    given = plain(value)
+    shown = plain(value)
     if value not in (None, "auto", "checkpoint") or name not in resolved:
-        return given
-    return f"{given} -> {plain(resolved[name])}"
+        return shown
+    return f"{shown} -> {plain(resolved[name])}"

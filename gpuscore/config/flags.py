@@ -74,7 +74,7 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse; exit with a usage error for words that are not known, here and not in `main`.
+        """Parse; exit with a usage error for an unknown word, which argparse would pass on.
 
         The error shows a flag without its value, which may be a secret.
         """

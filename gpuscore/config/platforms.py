@@ -30,34 +30,34 @@ def named(routes: str | None) -> tuple[str, ...]:
 
 
 def implied(
-    given: Mapping[str, object], environment: Mapping[str, str]
+    explicit: Mapping[str, object], environment: Mapping[str, str]
 ) -> tuple[str, dict[str, object]]:
-    """Return what implies settings, and these settings; they are empty without a platform.
+    """Return the source that implies settings, and these settings; none without a platform.
 
     Args:
-        given: the values of flags, variables and file, by field name.
+        explicit: the values of flags, variables and file, by field name.
         environment: like os.environ; platforms set variables in it.
 
     Raises:
         ConfigError: a port that is no number, or a model that is in a bucket.
     """
-    routes, source = given.get("routes"), f"--routes {given.get('routes')}"
+    routes, source = explicit.get("routes"), f"--routes {explicit.get('routes')}"
     if routes is None and VERTEX_PORT in environment:
         routes, source = VERTEX, f"environment {VERTEX_PORT}"
     names = str(routes or "").replace(" ", "").split(",")
-    found: dict[str, object] = {} if routes is None else {"routes": routes}
+    implied_settings: dict[str, object] = {} if routes is None else {"routes": routes}
     for name in names:
-        found |= IMPLIED.get(name, {})
+        implied_settings |= IMPLIED.get(name, {})
         if variable := environment.get(PORT_VARIABLES.get(name, "")):
-            found["port"] = _port(PORT_VARIABLES[name], variable)
-    if VERTEX in names and environment.get("AIP_STORAGE_URI") and not given.keys() & _MODEL:
+            implied_settings["port"] = _port(PORT_VARIABLES[name], variable)
+    if VERTEX in names and environment.get("AIP_STORAGE_URI") and not explicit.keys() & _MODEL:
         raise ConfigError(
             "AIP_STORAGE_URI names a bucket, which gpuscore cannot read: name a model of the hub, "
             "or a directory of the image, by GPUSCORE_MODEL"
         )
-    if "models" in given:
-        found.pop("model", None)
-    return source, found
+    if "models" in explicit:
+        implied_settings.pop("model", None)
+    return source, implied_settings
 
 
 _MODEL = {"model", "models"}

@@ -88,10 +88,10 @@ def read_settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> S
     chosen = {name: Setting(item.default, DEFAULT) for name, item in OPTIONS.items()}
     above = dict(_from_environment(environment)) | dict(_from_flags(flags))
     file = above.pop(CONFIG.name, None)
-    given = ({} if file is None else _from_file(file.value)) | above
-    source, more = implied({name: one.value for name, one in given.items()}, environment)
+    explicit = ({} if file is None else _from_file(file.value)) | above
+    source, more = implied({name: setting.value for name, setting in explicit.items()}, environment)
     platform = {name: Setting(value, source) for name, value in more.items()}
-    return Settings(chosen | platform | given)
+    return Settings(chosen | platform | explicit)
 
 
 def _from_flags(flags: Mapping[str, Any]) -> Iterator[tuple[str, Setting]]:

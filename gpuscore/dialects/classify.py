@@ -99,7 +99,7 @@ def prepare_classify(model: LoadedModel, body: ClassifyBody, turns: Turns) -> Pr
     Raises:
         GpuscoreError: the request is invalid, or neither the model nor the body names classes.
     """
-    given = RerankInput(
+    rerank_input = RerankInput(
         query=body.query,
         documents=body.texts,
         most_tokens=body.max_tokens_per_doc or None,
@@ -108,7 +108,7 @@ def prepare_classify(model: LoadedModel, body: ClassifyBody, turns: Turns) -> Pr
         need_lse=bool(body.return_label_mass),
         name="input",
     )
-    request, classes = build_classes(model.prompts, given, body.labels, turns)
+    request, classes = build_classes(model.prompts, rerank_input, body.labels, turns)
     return PreparedBody.of(request, body.cache_salt, classes)
 
 
@@ -135,8 +135,8 @@ def encode_classify(scored: Scored[ClassifyBody]) -> Iterator[bytes]:
             masses = [None] * len(best)
             if request is not None:
                 masses = label_mass(part, request, items).tolist()
-            found = zip(best, rows.tolist(), masses, strict=True)
-            for index, (first, probs, mass) in enumerate(found, start):
+            classified = zip(best, rows.tolist(), masses, strict=True)
+            for index, (first, probs, mass) in enumerate(classified, start):
                 truncated = index in cut
                 yield ClassifiedText(index, labels[first], probs, len(labels), mass, truncated)
 

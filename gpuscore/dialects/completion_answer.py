@@ -50,8 +50,8 @@ class AnsweredPrompts:
 
     Args:
         prompts: their numbers.
-        shared: first tokens of all of them, whose rows the result has once if every position was
-            asked for.
+        shared: number of first tokens that all of them share. If every position was asked for, the
+            result has the rows of these tokens once.
         result: of every position, or else of each prompt's end.
     """
 
@@ -68,7 +68,7 @@ class TokenTexts:
         self._texts: dict[int, str] = {}
 
     def add(self, *parts: Int32Array) -> Iterator[bytes]:
-        """Read the texts of all tokens in these arrays; yields pauses of this work."""
+        """Read the texts of all tokens in these arrays; yield wherever the work may pause."""
         ids = np.unique(np.concatenate([part.reshape(-1) for part in parts])).tolist()
         for start in range(0, len(ids), ROWS):
             some = ids[start : start + ROWS]
@@ -101,12 +101,12 @@ class TokenTexts:
 
         If different tokens have equal texts, the first keeps the text; the others get `name`.
         """
-        found = {self(id): value}
+        values = {self(id): value}
         for other, of_other in zip(others, of_others, strict=True):
             if other != id:
                 text = self(other)
-                found[self.name(other) if text in found else text] = of_other
-        return found
+                values[self.name(other) if text in values else text] = of_other
+        return values
 
 
 def completion_json(
@@ -248,7 +248,7 @@ def _rows(
 ) -> list[PositionLogprobs]:
     """Return log-probabilities of each prompt's positions, or of its end, which has no label."""
     nothing = PositionLogprobs(np.empty(0), np.empty((0, 1)), NO_TOKENS.reshape(0, 1))
-    found = [nothing] * len(prompts)
+    of_prompts = [nothing] * len(prompts)
     for part in answered:
         labels = [following(prompts[index]) for index in part.prompts] if every else []
         shared = part.shared if every else 0
@@ -259,9 +259,9 @@ def _rows(
         start = shared
         for place, index in enumerate(part.prompts):
             stop = start + (len(labels[place]) - shared if every else 1)
-            found[index] = rows.part(slice(shared), slice(start, stop))
+            of_prompts[index] = rows.part(slice(shared), slice(start, stop))
             start = stop
-    return found
+    return of_prompts
 
 
 def following(prompt: Int32Array) -> Int32Array:

@@ -137,9 +137,9 @@ def _check_prompt(body: CompletionBody) -> None:
 
 def _check_tokens(body: CompletionBody) -> None:
     if body.max_tokens not in (0, 1):
-        given = "16 by default" if body.max_tokens is None else str(body.max_tokens)
+        asked = "16 by default" if body.max_tokens is None else str(body.max_tokens)
         raise InvalidRequest(
-            f"max_tokens is {given}, but {SCORES_ONLY}: it must be 0, or 1 for the most probable "
+            f"max_tokens is {asked}, but {SCORES_ONLY}: it must be 0, or 1 for the most probable "
             "next token",
             param="max_tokens",
         )

@@ -164,8 +164,8 @@ def prepare_decisions(model: LoadedModel, body: DecisionsBody, turns: Turns) -> 
         _asked(question, prompts.limits, f"questions[{number}]")
         for number, question in enumerate(body.questions)
     ]
-    given = DecisionInput(_input_text(body.input), questions, priority=body.priority or 0)
-    return prepared_decisions(prompts.build(given, turns), body.cache_salt)
+    decisions = DecisionInput(_input_text(body.input), questions, priority=body.priority or 0)
+    return prepared_decisions(prompts.build(decisions, turns), body.cache_salt)
 
 
 def prepared_decisions(made: DecisionRequest, salt: str | None) -> PreparedBody:
@@ -189,7 +189,9 @@ def _asked(question: Question, limits: RequestLimits, param: str) -> DecisionQue
         options = [(_shown(o.value), o.description or "") for o in question.choices]
         return choice(instructions, options)
     check_count(len(question.levels), 2, most_options(limits.max_levels), "levels", param)
-    return level(instructions, [(one.label, one.description or "") for one in question.levels])
+    return level(
+        instructions, [(entry.label, entry.description or "") for entry in question.levels]
+    )
 
 
 def _shown(value: str | bool) -> str:
@@ -253,16 +255,16 @@ def _question_bytes(question: Question) -> int:
 
 def encode_decisions(scored: Scored[DecisionsBody]) -> Iterator[bytes]:
     reads: DecisionReads = scored.prepared.notes
-    found = reads.answers(scored.scores)
-    answers = (_answer(*pair) for pair in zip(scored.body.questions, found, strict=True))
+    read = reads.answers(scored.scores)
+    answers = (_answer(*pair) for pair in zip(scored.body.questions, read, strict=True))
     tokens = scored.prompt_tokens
     usage = DecisionsUsage(tokens, InputDetails(scored.cached_tokens), tokens)
     return in_pieces(DecisionsAnswer(scored.model, HOLE, usage), list_json(answers, QUESTIONS))
 
 
-def _answer(question: Question, found: ReadAnswer) -> PredicateAnswer | ChoiceAnswer | LevelAnswer:
+def _answer(question: Question, read: ReadAnswer) -> PredicateAnswer | ChoiceAnswer | LevelAnswer:
     """Return a question's answer; its confidence is the largest share."""
-    shares, mass, best = found.shares.tolist(), found.label_mass, found.best
+    shares, mass, best = read.shares.tolist(), read.label_mass, read.best
     if isinstance(question, PredicateQuestion):
         return PredicateAnswer(question.name, shares[0], mass)
     if isinstance(question, ChoiceQuestion):
@@ -272,10 +274,10 @@ def _answer(question: Question, found: ReadAnswer) -> PredicateAnswer | ChoiceAn
         ]
         return ChoiceAnswer(question.name, options[best].value, shares[best], options, mass)
     levels = [
-        LevelShare(one.label, value, share)
-        for value, (one, share) in enumerate(zip(question.levels, shares, strict=True))
+        LevelShare(entry.label, value, share)
+        for value, (entry, share) in enumerate(zip(question.levels, shares, strict=True))
     ]
-    return LevelAnswer(question.name, found.mean, shares[best], levels, mass)
+    return LevelAnswer(question.name, read.mean, shares[best], levels, mass)
 
 
 DECISIONS = Dialect(

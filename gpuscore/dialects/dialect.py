@@ -57,7 +57,7 @@ class PreparedBody:
         prompt_tokens: tokens of all prompts, for the usage; None if nothing is scored.
         notes: any other data that the dialect's `encode` needs.
         errors: the items that the request leaves out; None unless the body has `on_error: null`.
-        label_tokens: tokens of labels that are items of the request, but of no prompt.
+        label_tokens: tokens of labels that the request computes as items; they are in no prompt.
         parts: `request` divided into several, for a caller that can run them at once; else empty.
         places: for each of `parts`, the places of its items in the body.
     """
@@ -125,11 +125,11 @@ class Scored(Generic[BodyT]):
 
     @property
     def failed_items(self) -> list[FailedItem] | None:
-        """These errors as an answer shows them; None if the request did not ask for them."""
+        """The items' errors as an answer shows them; None if the request did not ask for them."""
         errors = self.prepared.errors
         if errors is None:
             return None
-        return [FailedItem(one.index, one.code, one.message) for one in errors]
+        return [FailedItem(error.index, error.code, error.message) for error in errors]
 
     @property
     def prompt_tokens(self) -> int:
@@ -198,7 +198,7 @@ class Dialect(Generic[BodyT]):
             InvalidRequest.
         untyped: bodies may have no content type, or be binary.
         media_type: the content type of bodies and answers.
-        large: bytes of a body from which it is decoded in a thread.
+        large: a body with at least so many bytes is decoded in a thread.
     """
 
     paths: tuple[str, ...]
@@ -227,8 +227,8 @@ def choose(models: ModelTable, dialect: Dialect[BodyT], body: BodyT) -> ServedMo
     Raises:
         GpuscoreError: a field is invalid, or there is no such model.
     """
-    found = models.find(body.model) or models.only
-    dialect.check(body, None if found is None else found.loaded)
+    served = models.find(body.model) or models.only
+    dialect.check(body, None if served is None else served.loaded)
     return models.choose(body.model)
 
 
@@ -237,14 +237,14 @@ def answered_name(served: ServedModel, body: CheckedBody) -> str:
     return served.name if body.model is None else body.model
 
 
-def cache_salt(tenant: str, given: str | None) -> str:
+def cache_salt(tenant: str, salt: str | None) -> str:
     """Return the salt that two requests must have in common to share a cached prefix.
 
     It always depends on the key's owner: a hit shows in `cached_tokens` and in time, so a shared
     cache would tell one owner which queries another has sent. The caller's salt can only narrow it
     further. It is hashed, so that neither a caller's text nor a key's digest reaches the engine.
     """
-    return hashlib.sha256(f"{tenant}:{given or ''}".encode()).hexdigest()
+    return hashlib.sha256(f"{tenant}:{salt or ''}".encode()).hexdigest()
 
 
 NUMBERS = 4096  # numbers of a piece
@@ -319,12 +319,12 @@ def value_bytes(value: object) -> int:
     if isinstance(value, str):
         return text_bytes(value)
     if isinstance(value, dict):
-        return 3 + sum(text_bytes(name) + value_bytes(one) for name, one in value.items())
+        return 3 + sum(text_bytes(name) + value_bytes(entry) for name, entry in value.items())
     if isinstance(value, list):
         return 3 + sum(map(value_bytes, value))
     return NUMBER_BYTES + (value.bit_length() // 3 if isinstance(value, int) else 0)
 
 
 def error_bytes(errors: Sequence[ItemError] | None) -> int:
-    """Return the most bytes of the errors of single items."""
-    return sum(64 + text_bytes(one.code, one.message) for one in errors or ())
+    """Return the most bytes that the errors of single items take in an answer."""
+    return sum(64 + text_bytes(error.code, error.message) for error in errors or ())

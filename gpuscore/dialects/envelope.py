@@ -1,5 +1,5 @@
-"""Bodies of other dialects inside a managed platform's own: SageMaker's, which is one of them as it
-is or has one a line, and Vertex AI's, which has several."""
+"""Bodies of managed platforms, which hold bodies of other dialects: SageMaker's is a single one, or
+has one on each line; Vertex AI's holds several."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,7 +48,7 @@ class Envelope:
 
     @property
     def num_items(self) -> int:
-        return sum(one.body.num_items for one in self.inner)
+        return sum(inner.body.num_items for inner in self.inner)
 
 
 def decode_one(data: bytes, record: RequestRecord, place: str = "") -> Inner:
@@ -75,7 +75,7 @@ def _decode_lines(data: bytes, record: RequestRecord) -> Envelope:
 
 
 def _of_one_model(inner: list[Inner]) -> Envelope:
-    if len({one.body.model for one in inner}) > 1:
+    if len({part.body.model for part in inner}) > 1:
         raise InvalidRequest("all bodies of a request must name the same model", param="model")
     return Envelope(tuple(inner))
 
@@ -118,13 +118,13 @@ def _named(place: str) -> Iterator[None]:
 
 
 def check_envelope(body: Envelope, model: LoadedModel | None) -> None:
-    for one in body.inner:
-        with _named(one.place):
-            one.dialect.check(one.body, model)
+    for inner in body.inner:
+        with _named(inner.place):
+            inner.dialect.check(inner.body, model)
 
 
 def prepare_envelope(model: LoadedModel, body: Envelope, turns: Turns) -> PreparedBody:
-    """Make a request to the engine of each body.
+    """Make each body's request to the engine.
 
     Raises:
         TooManyItems, TooManyTokens: the bodies together exceed the limits of one request.
@@ -134,27 +134,27 @@ def prepare_envelope(model: LoadedModel, body: Envelope, turns: Turns) -> Prepar
     if body.num_items > limits.max_items:
         raise TooManyItems(f"{body.num_items} items, the limit is {limits.max_items}")
     prepared, tokens = list[PreparedBody](), 0
-    for one in body.inner:
-        with _named(one.place):
-            made = one.dialect.prepare(model, one.body, turns)
+    for part in body.inner:
+        with _named(part.place):
+            made = part.dialect.prepare(model, part.body, turns)
         prepared.append(made)
         tokens += 0 if made.request is None else made.request.num_tokens
         if tokens > limits.max_request_tokens:
             raise TooManyTokens(f"{tokens} tokens, the limit is {limits.max_request_tokens}")
-    salts = {one.salt for one in prepared}
+    salts = {part.salt for part in prepared}
     if len(salts) > 1:
         raise InvalidRequest(
             "all bodies of a request must have the same cache_salt", param="cache_salt"
         )
     asked = [
-        (one.request, scored_places(one.errors, inner.body.num_items))
-        for one, inner in zip(prepared, body.inner, strict=True)
-        if one.request is not None
+        (part.request, scored_places(part.errors, inner.body.num_items))
+        for part, inner in zip(prepared, body.inner, strict=True)
+        if part.request is not None
     ]
     return PreparedBody(
         None,
         salts.pop() if salts else None,
-        sum(one.prompt_tokens or 0 for one in prepared),
+        sum(part.prompt_tokens or 0 for part in prepared),
         prepared,
         parts=tuple(request for request, _ in asked),
         places=[places for _, places in asked],
@@ -163,25 +163,25 @@ def prepare_envelope(model: LoadedModel, body: Envelope, turns: Turns) -> Prepar
 
 def envelope_bytes(body: Envelope, prepared: PreparedBody) -> int:
     pairs = zip(body.inner, prepared.notes, strict=True)
-    return sum(FRAME_BYTES + one.dialect.answer_bytes(one.body, made) for one, made in pairs)
+    return sum(FRAME_BYTES + inner.dialect.answer_bytes(inner.body, made) for inner, made in pairs)
 
 
 def inner_scored(scored: Scored[Envelope]) -> Iterator[tuple[Inner, Scored[Any]]]:
     """Yield each body with its part of the result."""
     results = iter(scored.parts)
-    for one, prepared in zip(scored.body.inner, scored.prepared.notes, strict=True):
+    for inner, prepared in zip(scored.body.inner, scored.prepared.notes, strict=True):
         result = None if prepared.request is None else next(results)
-        path, name = one.dialect.paths[0], scored.model
-        yield one, Scored(one.body, prepared, result, name, scored.request_id, path)
+        path, name = inner.dialect.paths[0], scored.model
+        yield inner, Scored(inner.body, prepared, result, name, scored.request_id, path)
 
 
 def _encode_plain(scored: Scored[Envelope]) -> Iterator[bytes]:
-    ((one, own),) = inner_scored(scored)
-    return one.dialect.encode(own)
+    ((inner, own),) = inner_scored(scored)
+    return inner.dialect.encode(own)
 
 
 def _answers(scored: Scored[Envelope]) -> list[Iterator[bytes]]:
-    return [one.dialect.encode(own) for one, own in inner_scored(scored)]
+    return [inner.dialect.encode(own) for inner, own in inner_scored(scored)]
 
 
 def _encode_lines(scored: Scored[Envelope]) -> Iterator[bytes]:

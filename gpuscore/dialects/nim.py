@@ -57,11 +57,11 @@ def _decode(body: bytes, record: RequestRecord) -> CheckedRanking[NimBody]:
         raise InvalidRequest("truncate must be NONE or END", param="truncate")
     if fields.on_error == "null":
         raise InvalidRequest("this answer has no place for errors", param="on_error")
-    if any(one.image is not None for one in (fields.query, *fields.passages)):
+    if any(passage.image is not None for passage in (fields.query, *fields.passages)):
         raise InvalidRequest("this server reads no images", param="image")
-    given = RerankInput(
+    rerank_input = RerankInput(
         query=fields.query.text,
-        documents=[one.text for one in fields.passages],
+        documents=[passage.text for passage in fields.passages],
         instruction=fields.instruction,
         most_tokens=fields.max_tokens_per_doc or None,
         fit=fields.truncate == "END",
@@ -69,7 +69,7 @@ def _decode(body: bytes, record: RequestRecord) -> CheckedRanking[NimBody]:
         need_lse=False,
         name="passages",
     )
-    return CheckedRanking(fields, given, ItemErrors())
+    return CheckedRanking(fields, rerank_input, ItemErrors())
 
 
 def _bytes(body: CheckedRanking[NimBody], prepared: PreparedBody) -> int:

@@ -153,10 +153,10 @@ def _to_input(body: PairsBody, refused: ItemErrors) -> RerankInput:
 
 
 def _side(body: PairsBody, names: tuple[str, ...]) -> tuple[str, Texts]:
-    given = [(name, getattr(body, name)) for name in names if getattr(body, name) is not None]
-    if len(given) != 1:
+    sides = [(name, getattr(body, name)) for name in names if getattr(body, name) is not None]
+    if len(sides) != 1:
         raise InvalidRequest(f"exactly one of {', '.join(names)} is required", param=names[0])
-    return given[0]
+    return sides[0]
 
 
 def pairs_bytes(body: CheckedPairs, prepared: PreparedBody) -> int:

@@ -16,7 +16,7 @@ from gpuscore.errors import ConfigError, InvalidRequest
 from gpuscore.types.record import Headers
 
 ATTRIBUTES = b"x-amzn-sagemaker-custom-attributes"
-_CHOICES = {path: one for path, one in DIALECT_OF.items() if path not in GENERATING_PATHS}
+_CHOICES = {path: dialect for path, dialect in DIALECT_OF.items() if path not in GENERATING_PATHS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +44,14 @@ def _sagemaker(headers: Headers) -> Dialect[Any]:
 
     Batch transform sends no CustomAttributes, so JSON lines have none.
     """
-    given = [value.decode("latin-1").strip() for name, value in headers if name == ATTRIBUTES]
-    if not given:
+    paths = [value.decode("latin-1").strip() for name, value in headers if name == ATTRIBUTES]
+    if not paths:
         kind = next((value for name, value in headers if name == b"content-type"), b"")
         name = kind.decode("latin-1").partition(";")[0].strip().lower()
         return envelope.LINES if name == envelope.LINES.media_type else envelope.PLAIN
-    if len(given) > 1 or given[0] not in _CHOICES:
+    if len(paths) > 1 or paths[0] not in _CHOICES:
         raise InvalidRequest(f"CustomAttributes must be one of {', '.join(_CHOICES)}")
-    return _CHOICES[given[0]]
+    return _CHOICES[paths[0]]
 
 
 def platform_routes(

@@ -29,25 +29,25 @@ class RankingBody(ItemsBody, kw_only=True):
 
 
 FieldsT = TypeVar("FieldsT", bound=ItemsBody)
-GivenT = TypeVar("GivenT")
+InputT = TypeVar("InputT")
 
 
 @dataclass(frozen=True, slots=True)
-class CheckedItems(Generic[FieldsT, GivenT]):
+class CheckedItems(Generic[FieldsT, InputT]):
     """A checked body, and its texts for the engine's request.
 
     Args:
         fields: the body.
-        given: has an empty text in the place of an item or document that cannot be read.
-        refused: the errors of such items; the request fails if there are any, unless the body has
-            `on_error: null`.
+        input: the texts, with an empty one in the place of each that cannot be read.
+        refused: the errors of texts that cannot be read; the request fails if there are any, unless
+            the body has `on_error: null`.
 
     Raises:
         InvalidRequest: the first of these errors, if it fails the request.
     """
 
     fields: FieldsT
-    given: GivenT
+    input: InputT
     refused: ItemErrors
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class CheckedRanking(CheckedItems[FieldsT, RerankInput]):
 
     @property
     def num_items(self) -> int:
-        return len(self.given.documents)
+        return len(self.input.documents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +82,13 @@ class DocumentScores:
     truncated: tuple[int, ...]
 
 
-def present_texts(given: Sequence[str | None], name: str, refused: ItemErrors) -> list[str]:
+def present_texts(texts: Sequence[str | None], name: str, refused: ItemErrors) -> list[str]:
     """Return texts, with an empty one in the place of each null, which gets an error."""
-    for index, text in enumerate(given):
+    for index, text in enumerate(texts):
         if text is None:
             param = f"{name}[{index}]"
             refused.add(index, InvalidRequest(f"{param} is null; it must be a text", param=param))
-    return [text or "" for text in given]
+    return [text or "" for text in texts]
 
 
 def prepare_ranking(model: LoadedModel, body: CheckedRanking[Any], turns: Turns) -> PreparedBody:
@@ -99,10 +99,10 @@ def prepare_ranking(model: LoadedModel, body: CheckedRanking[Any], turns: Turns)
     """
     prompts, salt = model.prompts.reranker, body.fields.cache_salt
     if body.fields.on_error != "null":
-        built = prompts.build(body.given, turns)
+        built = prompts.build(body.input, turns)
         return PreparedBody.of(built.request, salt, (prompts, built.truncated))
     errors = body.refused.copy()
-    rest = prompts.build_rest(body.given, errors, turns)
+    rest = prompts.build_rest(body.input, errors, turns)
     request, truncated = (None, ()) if rest is None else (rest.request, rest.truncated)
     return PreparedBody.of(request, salt, (prompts, truncated), errors.listed())
 

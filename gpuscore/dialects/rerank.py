@@ -209,7 +209,7 @@ def rerank_bytes(body: CheckedRerank, prepared: PreparedBody) -> int:
     fields, size = body.fields, _RANKED_BYTES * body.num_items + error_bytes(prepared.errors)
     if fields.wants_documents:
         # Infinity's clients get texts, which may have names of fields before each value.
-        size += sum(map(value_bytes, fields.documents or ())) + text_bytes(*body.given.documents)
+        size += sum(map(value_bytes, fields.documents or ())) + text_bytes(*body.input.documents)
     return size
 
 
@@ -240,7 +240,7 @@ def _document_of(scored: Scored[CheckedRerank]) -> Callable[[int], Any]:
     if not fields.wants_documents:
         return lambda index: None
     if fields.is_tei or scored.path == INFINITY_RERANK_PATH:
-        return scored.body.given.documents.__getitem__
+        return scored.body.input.documents.__getitem__
     return lambda index: shown((fields.documents or ())[index])
 
 

@@ -57,7 +57,7 @@ class CheckedScore(CheckedItems[ScoreBody, ScoreInput]):
 
     @property
     def num_items(self) -> int:
-        return len(self.given.items)
+        return len(self.input.items)
 
 
 _UNSUPPORTED = (
@@ -97,17 +97,17 @@ def _read_items(body: ScoreBody) -> tuple[list[Text | Ids], ItemErrors]:
     refused = ItemErrors()
     if isinstance(body.items, str):
         return [body.items], refused
-    given = body.items or []
-    kinds = {type(item) for item in (body.query or None, *given) if item is not None}
+    items = body.items or []
+    kinds = {type(item) for item in (body.query or None, *items) if item is not None}
     empty: Text | Ids = "" if str in kinds else []
-    for index, item in enumerate(given):
+    for index, item in enumerate(items):
         if item is None:
             param = f"items[{index}]"
             refused.add(
                 index,
                 InvalidRequest(f"{param} is null; it must be a text or token ids", param=param),
             )
-    return [empty if item is None else item for item in given], refused
+    return [empty if item is None else item for item in items], refused
 
 
 def _to_input(body: ScoreBody, items: list[Text | Ids]) -> ScoreInput:
@@ -129,7 +129,7 @@ def _to_input(body: ScoreBody, items: list[Text | Ids]) -> ScoreInput:
 def check_score(body: CheckedScore | CheckedPairs, model: LoadedModel | None) -> None:
     """Raise MissingLabels if the body names no labels and the model is known to have no default."""
     if not isinstance(body, CheckedRanking) and model is not None:
-        body.given.check_labels(model.default_labels)
+        body.input.check_labels(model.default_labels)
 
 
 def prepare_score(
@@ -140,9 +140,9 @@ def prepare_score(
         return prepare_ranking(model, body, turns)
     salt, labels = body.fields.cache_salt, model.default_labels
     if body.fields.on_error != "null":
-        return PreparedBody.of(model.prompts.builder.build(body.given, turns, labels), salt)
+        return PreparedBody.of(model.prompts.builder.build(body.input, turns, labels), salt)
     errors = body.refused.copy()
-    request = model.prompts.builder.build_rest(body.given, errors, turns, labels)
+    request = model.prompts.builder.build_rest(body.input, errors, turns, labels)
     return PreparedBody.of(request, salt, errors=errors.listed())
 
 
@@ -150,11 +150,15 @@ def _is_small(body: CheckedScore | CheckedPairs) -> bool:
     """Return True if a body is faster to build here than in a thread; never with any text."""
     if isinstance(body, CheckedRanking):
         return False
-    given = body.given
-    if given.is_text or given.labels is not None or len(given.items) > SMALL_ITEMS:
+    score_input = body.input
+    if (
+        score_input.is_text
+        or score_input.labels is not None
+        or len(score_input.items) > SMALL_ITEMS
+    ):
         return False
-    labels = sum(map(len, given.label_sequences or ()))
-    return len(given.query) + sum(map(len, given.items)) + labels <= SMALL_TOKENS
+    labels = sum(map(len, score_input.label_sequences or ()))
+    return len(score_input.query) + sum(map(len, score_input.items)) + labels <= SMALL_TOKENS
 
 
 def score_bytes(body: CheckedScore | CheckedPairs, prepared: PreparedBody) -> int:

@@ -134,15 +134,15 @@ def decode_in_parts(body: bytes) -> ScoreBody | None:
     return ScoreBody(**fields)
 
 
-def _entries(given: msgspec.Raw, decoder: msgspec.json.Decoder[list[Any]]) -> list[Any] | None:
-    if given == _NULL:
+def _entries(raw: msgspec.Raw, decoder: msgspec.json.Decoder[list[Any]]) -> list[Any] | None:
+    if raw == _NULL:
         return None
-    found: list[Any] = []
+    entries: list[Any] = []
     some, size = list[msgspec.Raw](), 0
-    for entry in _raw_entries.decode(given):
+    for entry in _raw_entries.decode(raw):
         some.append(entry)
         size += len(memoryview(entry))
         if size > PART:
-            found += decoder.decode(b"[%b]" % b",".join(some))
+            entries += decoder.decode(b"[%b]" % b",".join(some))
             some, size = [], 0
-    return found + decoder.decode(b"[%b]" % b",".join(some))
+    return entries + decoder.decode(b"[%b]" % b",".join(some))

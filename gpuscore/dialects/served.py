@@ -110,8 +110,8 @@ class ModelTable:
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
         self._models = tuple(models)
-        self._by_name = {name: one for one in reversed(models) for name in one.names}
-        self._default = next((one for one in models if one.is_default), None)
+        self._by_name = {name: served for served in reversed(models) for name in served.names}
+        self._default = next((served for served in models if served.is_default), None)
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models)
@@ -123,12 +123,16 @@ class ModelTable:
 
     @property
     def names(self) -> list[str]:
-        return [one.name for one in self._models]
+        return [served.name for served in self._models]
 
     @property
     def backlogs(self) -> list[Backlog]:
         """The backlogs of the models that can score now."""
-        return [one.loaded.engine.backlog for one in self._models if one.loaded and one.alive]
+        return [
+            served.loaded.engine.backlog
+            for served in self._models
+            if served.loaded and served.alive
+        ]
 
     def find(self, wanted: str | None) -> ServedModel | None:
         """Return the model that `choose` returns; None if it would raise."""
@@ -143,9 +147,9 @@ class ModelTable:
             ModelNotFound: no model has this name.
             InvalidRequest: no name is given, and there is no default model.
         """
-        found = self.find(wanted)
-        if found is not None:
-            return found
+        served = self.find(wanted)
+        if served is not None:
+            return served
         if wanted is None or wanted == ANY_MODEL:
             raise InvalidRequest(f"model is required: one of {listed(self.names)}", param="model")
         if self.only is not None:
@@ -155,8 +159,8 @@ class ModelTable:
     def states(self) -> list[ReplicaState]:
         """Return the states of all engines of the loaded models."""
         return [
-            replace(state, model=one.name)
-            for one in self._models
-            if one.loaded is not None
-            for state in one.loaded.engine.states()
+            replace(state, model=served.name)
+            for served in self._models
+            if served.loaded is not None
+            for state in served.loaded.engine.states()
         ]

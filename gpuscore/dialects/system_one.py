@@ -206,7 +206,7 @@ def _question_bytes(question: SystemOneQuestion) -> int:
 
 def encode_system_one(scored: Scored[SystemOneBody]) -> Iterator[bytes]:
     reads: DecisionReads = scored.prepared.notes
-    found = dict(zip(scored.body.questions, reads.answers(scored.scores), strict=True))
+    by_name = dict(zip(scored.body.questions, reads.answers(scored.scores), strict=True))
     answer = SystemOneAnswer(
         scored.request_id,
         int(time.time()),
@@ -216,24 +216,24 @@ def encode_system_one(scored: Scored[SystemOneBody]) -> Iterator[bytes]:
         HOLE,
     )
     questions = scored.body.questions
-    answers = ((name, _answer(one, found[name])) for name, one in questions.items())
+    answers = ((name, _answer(question, by_name[name])) for name, question in questions.items())
     diagnostics = (
-        (name, Diagnostics(one.label_mass, one.argmax_is_label)) for name, one in found.items()
+        (name, Diagnostics(read.label_mass, read.argmax_is_label)) for name, read in by_name.items()
     )
     return in_pieces(answer, object_json(answers, QUESTIONS), object_json(diagnostics, ROWS))
 
 
 def _answer(
-    question: SystemOneQuestion, found: ReadAnswer
+    question: SystemOneQuestion, read: ReadAnswer
 ) -> NoulAnswer | NamedChoiceAnswer | ScoreLevelAnswer:
     if isinstance(question, NamedChoiceQuestion):
         names = list(question.criteria)
-        return NamedChoiceAnswer(names[found.best], found.by_name(names), found.confidence)
+        return NamedChoiceAnswer(names[read.best], read.by_name(names), read.confidence)
     if isinstance(question, ScoreQuestion):
         legend = {str(number): level for number, level in enumerate(question.criteria)}
-        named = found.by_name(list(legend))
-        return ScoreLevelAnswer(found.mean, legend, named, found.confidence)
-    return NoulAnswer(float(found.shares[0]), found.confidence)
+        named = read.by_name(list(legend))
+        return ScoreLevelAnswer(read.mean, legend, named, read.confidence)
+    return NoulAnswer(float(read.shares[0]), read.confidence)
 
 
 def encode_system_one_error(error: GpuscoreError, variant: str = "") -> bytes:

@@ -113,12 +113,12 @@ def infer(model: str) -> Dialect[Envelope]:
     )
 
     def choose(headers: Headers) -> Dialect[Envelope]:
-        given = [value for name, value in headers if name == JSON_LENGTH]
-        if not given:
+        lengths = [value for name, value in headers if name == JSON_LENGTH]
+        if not lengths:
             return plain
-        if len(given) > 1 or not given[0].isdigit() or len(given[0]) > 9:
+        if len(lengths) > 1 or not lengths[0].isdigit() or len(lengths[0]) > 9:
             raise InvalidRequest("Inference-Header-Content-Length must be given once, as a number")
-        return replace(plain, decode=partial(_decode, model, int(given[0])))
+        return replace(plain, decode=partial(_decode, model, int(lengths[0])))
 
     return replace(plain, choose=choose)
 
@@ -143,12 +143,12 @@ def _decode(model: str, length: int | None, data: bytes, record: RequestRecord) 
 
 
 def _parameters(body: InferBody) -> dict[str, Any]:
-    given = {k: v for k, v in (body.parameters or {}).items() if k != _SENT_BY_HABIT}
-    if not given.keys() <= set(PARAMETERS):
+    parameters = {k: v for k, v in (body.parameters or {}).items() if k != _SENT_BY_HABIT}
+    if not parameters.keys() <= set(PARAMETERS):
         raise InvalidRequest(f"supported: {', '.join(PARAMETERS)}", param="parameters")
-    if {one.name for one in body.outputs or ()} - {OUTPUT}:
+    if {output.name for output in body.outputs or ()} - {OUTPUT}:
         raise InvalidRequest(f"the only output is {OUTPUT}", param="outputs")
-    return given
+    return parameters
 
 
 def _texts(tensor: InputTensor, rest: memoryview, place: str) -> tuple[list[str], memoryview]:
@@ -206,9 +206,9 @@ def _prepare(model: LoadedModel, body: Envelope, turns: Turns) -> PreparedBody:
 
 
 def _encode(scored: Scored[Envelope]) -> Iterator[bytes]:
-    ((one, own),) = inner_scored(scored)
-    count = one.body.num_items
-    if one.dialect is RERANK:
+    ((inner, own),) = inner_scored(scored)
+    count = inner.body.num_items
+    if inner.dialect is RERANK:
         shape, data = [count], list_json(ranking_of(own).scores.tolist(), NUMBERS)
     else:
         labels = 0 if own.result is None else len(own.result.label_logits[0])

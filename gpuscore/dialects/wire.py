@@ -172,9 +172,9 @@ def strict_decoder(
 
     def decoded(data: bytes, record: object) -> StructT:
         with decoding_errors(body):
-            found = decode(data)
-        check(found)
-        return found
+            fields = decode(data)
+        check(fields)
+        return fields
 
     return decoded
 
@@ -227,7 +227,7 @@ def _schema(types: tuple[Any, ...]) -> Any:
 def _inlined(schema: Any, components: dict[str, Any]) -> Any:
     """Return the schema with every reference replaced; no type of ours contains itself."""
     if isinstance(schema, list):
-        return [_inlined(one, components) for one in schema]
+        return [_inlined(element, components) for element in schema]
     if not isinstance(schema, dict):
         return schema
     if "$ref" in schema:

@@ -40,8 +40,8 @@ class Job:
     long_done: int = 0  # tokens that batches took of long[0], after `long_rest` query tokens
     retried: set[int] = field(default_factory=set)  # long items or QUERY, with a non-finite row
     query_done: int = 0  # query tokens that are cached or that batches took
-    found: int = 0  # query tokens that were cached
-    found_rows: list[PageRows] = field(default_factory=list)  # of their pages, if they are scored
+    cached: int = 0  # query tokens that were cached
+    cached_rows: list[PageRows] = field(default_factory=list)  # of their pages, if they are scored
     query_pages: Int32Array | None = None  # None until the job has its pages
     item_pages: Int32Array | None = None  # for long items
     states: JobStates | None = None  # slots of a model with linear layers, from its start on
@@ -99,13 +99,13 @@ class Job:
         return items, left
 
     def state_after(self, tokens: int) -> int:
-        """Return the slot of the state after the query's first tokens, those that are done."""
+        """Return the slot of the state after the query's first `tokens` tokens, which are done."""
         if self.states is None or tokens == 0:
             return -1
-        return self.states.found if tokens == self.found else self.states.query
+        return self.states.cached if tokens == self.cached else self.states.query
 
     def kept_states(self, start: int, stop: int, page_size: int) -> list[tuple[int, int]]:
-        """Return the states to keep of a chunk of the query: (tokens of the chunk, slot) each."""
+        """Return the states to keep of a chunk, each as (tokens of the chunk up to it, slot)."""
         if self.states is None:
             return []
         first = max(start, self.published * page_size)  # what others may read stays as it is
@@ -312,7 +312,7 @@ def _state_before(job: Job, base: int, start: int) -> int:
         return -1
     if start:
         return job.states.item
-    return job.states.found if base == job.found else job.states.kept[base]
+    return job.states.cached if base == job.cached else job.states.kept[base]
 
 
 def long_base(cut: int, limits: BackendLimits) -> int:

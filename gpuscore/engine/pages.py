@@ -96,7 +96,7 @@ class PagePool:
         If the request scores its query, only pages with those rows' results are found, and they
         come with them.
         """
-        found: list[int] = []
+        pages: list[int] = []
         kept: list[PageRows] = []
         for key in keys:
             page = self._page_of.get(key.digest)
@@ -104,13 +104,13 @@ class PagePool:
                 break
             if request is not None and request.query_labels is not None:
                 rows = self._rows_of.get(key.digest)
-                if rows is None or not rows.answer(request, len(found) * len(rows.labels)):
+                if rows is None or not rows.answer(request, len(pages) * len(rows.labels)):
                     break
                 kept.append(rows)
-            found.append(page)
+            pages.append(page)
             self._references[page] += 1
             self._idle.pop(page, None)
-        return found, kept
+        return pages, kept
 
     def allocate(self, count: int) -> Int32Array | None:
         """Return `count` pages, evicting cached ones if needed; None if even that is not enough."""

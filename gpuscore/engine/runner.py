@@ -93,7 +93,7 @@ class Runner:
     def tokens_left(self) -> int:
         """Return the tokens still to compute for all requests; any thread may call this."""
         return sum(
-            max(0, job.request.num_tokens - ticket.computed_tokens - job.found)
+            max(0, job.request.num_tokens - ticket.computed_tokens - job.cached)
             for job, ticket in list(self._tickets.items())
         )
 
@@ -115,7 +115,7 @@ class Runner:
             ticket = self._tickets[share.job]
             if ticket.planned is None:
                 ticket.planned, ticket.launched = planned, now
-                ticket.take_kept(share.job.found_rows)
+                ticket.take_kept(share.job.cached_rows)
         try:
             return work, self.backend.extend(work.batch)
         except DeviceLost:  # ends the loop and the process
@@ -228,8 +228,8 @@ def _caused(error: GpuscoreError, cause: Exception) -> GpuscoreError:
 
     Frames refer to the batch, and to the device's memory that it took. The log has them.
     """
-    for one in causes(cause):
-        one.__traceback__ = None
+    for error_in_chain in causes(cause):
+        error_in_chain.__traceback__ = None
     error.__cause__ = cause
     return error
 
@@ -267,7 +267,7 @@ class Tally:
     def counters(
         self, cached_tokens: int, evicted_pages: int, evicted_states: int
     ) -> EngineCounters:
-        """Return all counters, with those that the scheduler, its pages and its states keep."""
+        """Return all counters; the arguments come from the scheduler, its pages and its states."""
         tokens = self._tokens.sizes()
         return EngineCounters(
             batches=self._batches,

@@ -120,7 +120,7 @@ class Scheduler:
         self._successes = 0
 
     def retry_alone(self, job: Job, item: int) -> None:
-        """Run an item once more: its family alone in a batch, or it in chunks if it is longer."""
+        """Run an item once more: its family alone in a batch, or an item over a batch in chunks."""
         if len(job.request.item_ids[item]) <= self.limits.max_tokens:
             while job.family is not None and item not in job.family:
                 item -= 1
@@ -159,25 +159,25 @@ class Scheduler:
     def _take_pages(self, job: Job) -> bool:
         """Give a job all its pages; False if too few are free or another job computes its query."""
         keys = self._keys(job)
-        found = self._find(job, keys)
-        job.lacks = self._lacks(keys[len(found) :])
+        cached = self._find(job, keys)
+        job.lacks = self._lacks(keys[len(cached) :])
         for_query, for_items = self._pages_needed(job.request)
         new = None
-        if job.lacks not in self._computing and self._take_states(job, len(found)):
-            new = self.pages.allocate(for_query - len(found) + for_items)
+        if job.lacks not in self._computing and self._take_states(job, len(cached)):
+            new = self.pages.allocate(for_query - len(cached) + for_items)
         if new is None:
-            self.pages.release(found)
+            self.pages.release(cached)
             self._release_states(job)
             return False
-        split = for_query - len(found)
+        split = for_query - len(cached)
         own = new[:split]
-        job.query_pages = np.concatenate((np.array(found, np.int32), own)) if found else own
+        job.query_pages = np.concatenate((np.array(cached, np.int32), own)) if cached else own
         job.item_pages = new[split:]
-        job.published = len(found)
-        job.query_done = len(found) * self.limits.page_size
-        job.found = job.query_done
-        self.cached_tokens += job.found
-        for number, key in enumerate(keys[len(found) :], len(found) + 1):
+        job.published = len(cached)
+        job.query_done = len(cached) * self.limits.page_size
+        job.cached = job.query_done
+        self.cached_tokens += job.cached
+        for number, key in enumerate(keys[len(cached) :], len(cached) + 1):
             if job.states is None or number * self.limits.page_size in job.states.kept:
                 self._computing[key.digest] = job
         return True
@@ -190,14 +190,14 @@ class Scheduler:
                 return key.digest
         return b""
 
-    def _take_states(self, job: Job, found: int) -> bool:
+    def _take_states(self, job: Job, cached: int) -> bool:
         """Give a job of a model with states its slots; False if too few are free."""
         if job.states is None:
             return True
         cut, request = job.cut, job.request
         long = max(map(len, request.item_ids)) > self.limits.max_tokens
         base = long_base(cut, self.limits) if long else None
-        return self.states.take(job.states, found * self.limits.page_size, cut, base)
+        return self.states.take(job.states, cached * self.limits.page_size, cut, base)
 
     def _release_states(self, job: Job) -> None:
         if job.states is not None:
@@ -206,15 +206,15 @@ class Scheduler:
 
     def _find(self, job: Job, keys: tuple[PageKey, ...]) -> list[int]:
         """Return the cached pages of whole chunks that the job can use, with a reference each."""
-        found, job.found_rows = self.pages.find(keys, job.request)
-        count = len(found) * self.limits.page_size // self.chunk * self.chunk
+        pages, job.cached_rows = self.pages.find(keys, job.request)
+        count = len(pages) * self.limits.page_size // self.chunk * self.chunk
         whole = count // self.limits.page_size
         if self.limits.num_states:
             whole, slot = self.states.find_last(keys, whole)
-            job.states = JobStates(found=slot)
-        self.pages.release(found[whole:])
-        del job.found_rows[whole:]
-        return found[:whole]
+            job.states = JobStates(cached=slot)
+        self.pages.release(pages[whole:])
+        del job.cached_rows[whole:]
+        return pages[:whole]
 
     def _keys(self, job: Job) -> tuple[PageKey, ...]:
         if job.keys is None:
@@ -370,7 +370,7 @@ class Scheduler:
             if job.states is None:
                 job.query_done = min(job.query_done, share.query[0])
             elif share.query[1] > share.query[0]:  # its state is overwritten, see `states`
-                job.query_done = job.found
+                job.query_done = job.cached
             job.short.extendleft(reversed(share.firsts))
             if share.long is not None:
                 chunks.append(share.long)

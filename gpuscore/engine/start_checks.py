@@ -149,9 +149,9 @@ def _scores(backend: Backend, prompts: list[Int32Array], labels: Int32Array) -> 
 
 
 def _joined(parts: list[NDArray[ScalarT] | None]) -> NDArray[ScalarT]:
-    given = [part for part in parts if part is not None]
-    assert len(given) == len(parts)  # noqa: S101  (they were asked for)
-    return np.concatenate(given)
+    arrays = [part for part in parts if part is not None]
+    assert len(arrays) == len(parts)  # noqa: S101  (they were asked for)
+    return np.concatenate(arrays)
 
 
 def _refusal(answers: Answers) -> str | None:
@@ -239,12 +239,12 @@ def check_same_bits(backend: Backend) -> None:
     """Raise ConfigError if an item's bits differ between batches."""
     trial = _trial(backend)
     order = np.arange(len(trial.items))
-    want = trial.beside_the_query(order)
+    expected = trial.beside_the_query(order)
     different = np.zeros(len(order), dtype=np.bool_)
-    different |= (trial.beside_the_query(order[::-1]) != want[::-1]).any(axis=1)[::-1]
-    different |= (trial.on_the_cache(order) != want).any(axis=1)
+    different |= (trial.beside_the_query(order[::-1]) != expected[::-1]).any(axis=1)[::-1]
+    different |= (trial.on_the_cache(order) != expected).any(axis=1)
     for index in (0, -1):
-        different[index] |= (trial.beside_the_query(order[[index]]) != want[index]).any()
+        different[index] |= (trial.beside_the_query(order[[index]]) != expected[index]).any()
     if different.any():
         raise ConfigError(
             f"--deterministic: on this machine the scores of {different.sum()} of {len(order)} "

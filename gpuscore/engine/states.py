@@ -1,9 +1,9 @@
 """Slots for the states of models with linear layers: which a request has, and which are cached.
 
-A request writes the state after each of its chunks into a slot of its own, where the next chunk and
-the items find it, and a long item's into another one. A chunk overwrites the state that it began
-with, so work that is taken back begins again at the state that the request began with, which is
-cached and shared, or zeros.
+A request writes the state after each chunk of its query into a slot of its own, where the next
+chunk and the items find it. A long item has another slot. A chunk overwrites the state that it
+began with, so work that is taken back begins again at the state that the request began with, which
+is cached and shared, or zeros.
 
 At some boundaries of full pages a query's state is kept in a further slot, which is published under
 the key of the page that ends there. A cached query can be used up to such a boundary only.
@@ -23,14 +23,14 @@ RESERVE = 4  # a request takes slots for them while over one of so many is free 
 class JobStates:
     """The slots of one request's states; -1 = none."""
 
-    found: int = -1  # after the query tokens that were cached; shared
+    cached: int = -1  # after the query tokens that were cached; shared
     query: int = -1  # after the query's last chunk
     item: int = -1  # after the long item's last chunk
     kept: dict[int, int] = field(default_factory=dict)  # of the query, by number of tokens
 
     @property
     def slots(self) -> list[int]:
-        return [slot for slot in (self.found, self.query, self.item) if slot >= 0] + [
+        return [slot for slot in (self.cached, self.query, self.item) if slot >= 0] + [
             *self.kept.values()
         ]
 
@@ -54,41 +54,41 @@ class StateSlots(PagePool):
                 return count, slots[0]
         return 0, -1
 
-    def take(self, states: JobStates, found: int, cut: int, base: int | None) -> bool:
+    def take(self, states: JobStates, cached: int, cut: int, base: int | None) -> bool:
         """Give a request the slots that it needs, and some for the cache if there are many.
 
         Args:
-            states: of the request, with the slot that was found.
-            found: query tokens that were cached.
+            states: of the request, with the slot of the cached state, if there is one.
+            cached: query tokens that were cached.
             cut: tokens of the query.
             base: query tokens whose pages its long items share; None = it has no long item.
 
         Returns:
             False if too few slots are free or cached; then it got none.
         """
-        for_base = base is not None and base > found
-        slots = self.allocate((cut > found) + (base is not None) + for_base)
+        for_base = base is not None and base > cached
+        slots = self.allocate((cut > cached) + (base is not None) + for_base)
         if slots is None:
             return False
         own = slots.tolist()
-        if cut > found:
+        if cut > cached:
             states.query = own.pop()
         if base is not None:
             states.item = own.pop()
             if for_base:
                 states.kept[base] = own.pop()
-        for tokens in self._boundaries(found, cut) if self._prefix_cache else ():
+        for tokens in self._boundaries(cached, cut) if self._prefix_cache else ():
             if RESERVE * (self.num_free + self.num_cached) <= self.num_pages:
                 break
             if tokens not in states.kept and (slots := self.allocate(1)) is not None:
                 states.kept[tokens] = int(slots[0])
         return True
 
-    def _boundaries(self, found: int, cut: int) -> list[int]:
+    def _boundaries(self, cached: int, cut: int) -> list[int]:
         """Return the numbers of query tokens whose state is worth a slot, the best first."""
         last, spacing = cut // self._size * self._size, SPACING
-        while last - found > (MOST - 1) * spacing:
+        while last - cached > (MOST - 1) * spacing:
             spacing *= 2
-        first = (found // spacing + 1) * spacing
+        first = (cached // spacing + 1) * spacing
         spaced = [tokens for tokens in range(first, last, spacing) if tokens % self._size == 0]
-        return ([last] if last > found else []) + spaced[::-1]
+        return ([last] if last > cached else []) + spaced[::-1]

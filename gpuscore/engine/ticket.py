@@ -53,12 +53,12 @@ class Positions:
             depths.append(above)
         items = [[item] for item in (range(count) if origin is None else origin)]
         for item in reversed(range(count)):  # descendants before ancestors
-            items[item] = [one for one in items[item] if one >= 0]
+            items[item] = [copy for copy in items[item] if copy >= 0]
             if parents[item] >= 0:
                 items[parents[item]] += items[item]
         # Of each item of `computed`: the rows of the answer where its first row belongs.
         self._starts = {
-            item: np.array([firsts[first_item + one] + depths[item] for one in items[item]])
+            item: np.array([firsts[first_item + copy] + depths[item] for copy in items[item]])
             for item in range(count)
         }
         self._starts[QUERY] = np.zeros(1, np.int64)
@@ -291,8 +291,8 @@ class Ticket:
         nodes = self.request.nodes
         if nodes is None:
             return 0
-        given = self.request.item_ids
-        items = sum(map(len, given)) - sum(len(given[node]) for node in nodes.tolist())
+        prompts = self.request.item_ids
+        items = sum(map(len, prompts)) - sum(len(prompts[node]) for node in nodes.tolist())
         every = sum(map(len, self.computed.item_ids))
         return every - min(items, every - len(nodes))
 

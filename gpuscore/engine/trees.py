@@ -88,10 +88,10 @@ class _Tree:
         self.labels: list[Int32Array] = []
         self.parents: list[int] = []
         self.origin: list[int] = []
-        given = _heads(request)
+        heads = _heads(request)
         self._request, self._families = request, request.families()
-        self._order = sorted_order(given)
-        self._sorted = [given[i] for i in self._order]
+        self._order = sorted_order(heads)
+        self._sorted = [heads[i] for i in self._order]
         self._lengths = np.array([*map(len, self._sorted)], np.int64)
         self._common = np.array([0, *map(common_prefix, self._sorted, self._sorted[1:])], np.int64)
         if request.every_position:
@@ -133,7 +133,7 @@ class _Tree:
                 continue
             shared = self._shared(start, stop)
             if level == MAX_DEPTH:
-                parts = [(one, one + 1) for one in range(start, stop)]
+                parts = [(place, place + 1) for place in range(start, stop)]
             elif self._pays(start, stop, depth, shared):
                 self._append_prefix(start, slice(depth, shared), parent)
                 depth, parent, level = shared, len(self.items) - 1, level + 1
@@ -217,12 +217,12 @@ def distinct_items(request: ScoreRequest) -> DistinctItems | None:
     if len(request.item_ids) < 2 or request.parents is not None or request.every_position:
         return None
     labels = {id(ids): ids.tobytes() for ids in request.label_ids}  # usually one for all items
-    found: dict[tuple[bytes, bytes], int] = {}
+    numbers: dict[tuple[bytes, bytes], int] = {}
     places = [
-        found.setdefault((item.tobytes(), labels[id(ids)]), len(found))
+        numbers.setdefault((item.tobytes(), labels[id(ids)]), len(numbers))
         for item, ids in zip(request.item_ids, request.label_ids, strict=True)
     ]
-    if len(found) == len(places):
+    if len(numbers) == len(places):
         return None
     firsts = np.unique(places, return_index=True)[1].tolist()
     nodes = request.nodes

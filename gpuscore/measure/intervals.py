@@ -59,7 +59,7 @@ class Resamples:
 
     @classmethod
     def seeded(cls, groups: int, seed: int) -> "Resamples":
-        """Draw as many groups as there are, one after the other."""
+        """Return resamples that draw as many groups as there are."""
         rng = np.random.default_rng(seed)
         drawn = [rng.integers(groups, size=groups) for _ in range(RESAMPLES)]
         return cls(groups, np.array([np.bincount(draw, minlength=groups) for draw in drawn]))

@@ -1,4 +1,4 @@
-"""Description of the accelerator and the variables that made a result."""
+"""Description of the processor and the environment variables with which a result was made."""
 
 import os
 import re

@@ -29,7 +29,7 @@ class Bin:
 
 
 def histogram(differences: Float64Array, title: str) -> str:
-    """Plot the number of log-probabilities per size of their difference, in half decades."""
+    """Plot how many log-probabilities differ by how much, in half decades."""
     sizes = np.abs(differences[np.isfinite(differences)])
     edges = np.arange(_DECADES.start, _DECADES.stop + 0.5, 0.5)
     first, last = float(edges[0]), float(edges[-1])

@@ -25,12 +25,12 @@ _WANTED = ["*.json", "chat_template.jinja", "*.safetensors"]
 
 def model_digests(model: str, revision: str | None = None) -> dict[str, str]:
     """Return the SHA-256 of each file that a score depends on, by name; reads them whole."""
-    found = {}
+    digests = {}
     for path in sorted(model_directory(model, revision).iterdir()):
         if path.suffix in MODEL_FILES:
             with path.open("rb") as file:
-                found[path.name] = file_digest(file, "sha256").hexdigest()
-    return found
+                digests[path.name] = file_digest(file, "sha256").hexdigest()
+    return digests
 
 
 def model_directory(model: str, revision: str | None = None) -> Path:

@@ -35,7 +35,7 @@ CONVERSATION = ["How do I bake bread?", "How do I pick the lock of a car that is
 ANSWERS = (["yes", "no"], [" yes", " no"], ["Yes", "No"], [" Yes", " No"], ["1", "0"], ["A", "B"])
 DOCS = "/docs"
 Body = Mapping[str, Any]
-GivenT = TypeVar("GivenT")
+InputT = TypeVar("InputT")
 POLL = 0.1  # seconds between two looks at what is loaded
 WITHOUT_LENGTH = "{desc} [{elapsed}]"
 
@@ -52,7 +52,7 @@ def announcement(
         pid: process to stop.
         ui: the server has pages for people.
     """
-    rows = [row for one in models for row in _rows(*one)]
+    rows = [row for model in models for row in _rows(*model)]
     rows += [
         ("key", "required, as Authorization: Bearer KEY" if keys else "none"),
         *([("to try", f"http://{address}/")] if ui else []),
@@ -133,9 +133,9 @@ def _of_family(family: FamilyPrompts) -> Iterator[tuple[str, Body]]:
         yield "/v1/rerank", {"query": query, "documents": texts}
 
 
-def _works(build: Callable[[GivenT], object], given: GivenT) -> bool:
+def _works(build: Callable[[InputT], object], argument: InputT) -> bool:
     try:
-        build(given)
+        build(argument)
     except GpuscoreError:  # such as a prompt over a small --max-model-len
         return False
     return True
@@ -144,8 +144,8 @@ def _works(build: Callable[[GivenT], object], given: GivenT) -> bool:
 def _of_text(builder: PromptBuilder) -> Iterator[tuple[str, Body]]:
     classes = builder.backend.classes
     if classes is not None:
-        given = ScoreInput(query="", items=TEXTS, label_token_ids=list(range(len(classes))))
-        if _works(builder.build, given):
+        score_input = ScoreInput(query="", items=TEXTS, label_token_ids=list(range(len(classes))))
+        if _works(builder.build, score_input):
             yield "/v1/classify", {"input": TEXTS}
         return
     for labels in ANSWERS:
@@ -176,7 +176,9 @@ class LoadingBar:
             while not self._closing.wait(POLL):
                 if all(engine.started.done() for engine in self._engines):
                     return
-                done, total = map(sum, zip(*(one.loaded for one in self._engines), strict=True))
+                done, total = map(
+                    sum, zip(*(engine.loaded for engine in self._engines), strict=True)
+                )
                 _show(bar, done, total)
 
 

@@ -73,7 +73,9 @@ def serve_model(
         if server.api_key_file is not None:
             signal.signal(signal.SIGHUP, KeyReader(server, keys).start)
         tracer = None if several else read_tracer(server, os.environ)
-        directories = [model_directory(one.config.model, one.config.revision) for one in chosen]
+        directories = [
+            model_directory(entry.config.model, entry.config.revision) for entry in chosen
+        ]
         text = json.dumps(list(map(str, directories)))
         if forker is not None:
             forker.prepare(text)  # while the engines import torch
@@ -128,13 +130,13 @@ def _prepared(
     text: str,
 ) -> FrontApp:
     """Read the files of the models, whose directories are `text`; `pid` is the process to stop."""
-    directories = [Path(one) for one in json.loads(text)]
+    directories = [Path(directory) for directory in json.loads(text)]
     models = []
-    for one, directory in zip(chosen, directories, strict=True):
-        files = read_files(directory, server.family, one.sources, asked)
-        served = ServedModel(one.name, one.others, one.is_default, one.aliases)
+    for model, directory in zip(chosen, directories, strict=True):
+        files = read_files(directory, server.family, model.sources, asked)
+        served = ServedModel(model.name, model.others, model.is_default, model.aliases)
         models.append(
-            (served, partial(load_model, files, limits, settings=changed(one.config, engine)))
+            (served, partial(load_model, files, limits, settings=changed(model.config, engine)))
         )
 
     def lines(address: str) -> str:
@@ -158,13 +160,13 @@ def _start(
 ) -> AllReplicas:
     """Start the engines of all models, each with its share of memory and cores."""
     sought = [
-        Sought(one.name, directory, one.config)
-        for one, directory in zip(chosen, directories, strict=True)
+        Sought(model.name, directory, model.config)
+        for model, directory in zip(chosen, directories, strict=True)
     ]
     places = places_of_all(sought, engine.devices)
     models = list(zip(directories, places, strict=True))
     started = start_models(models, engine, listeners=listeners, log_format=log_format)
-    return AllReplicas([one.name for one in chosen], started)
+    return AllReplicas([model.name for model in chosen], started)
 
 
 @dataclass(frozen=True, slots=True)

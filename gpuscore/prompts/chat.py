@@ -128,7 +128,7 @@ def _wrong(rendered: str, fields: list[str]) -> str:
 def parts_of(text: str, specials: Sequence[str]) -> tuple[str, ...]:
     """Split a rendered prompt into a family's parts; parts with fields have no special tokens."""
     pieces, start = [], 0
-    for end, token in _found(text, specials):
+    for end, token in _special_tokens(text, specials):
         pieces += [text[start : end - len(token)], token]
         start = end
     pieces.append(text[start:])
@@ -147,7 +147,7 @@ def parts_of(text: str, specials: Sequence[str]) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def _found(text: str, specials: Sequence[str]) -> list[tuple[int, str]]:
+def _special_tokens(text: str, specials: Sequence[str]) -> list[tuple[int, str]]:
     """Return (end, token) of every special token in the text; at each place, the longest one."""
     ordered = sorted(filter(None, specials), key=len, reverse=True)
     if not ordered:

@@ -43,7 +43,7 @@ class Classes:
 def build_classes(
     prompts: ModelPrompts, inputs: RerankInput, named: Sequence[str] | None, turns: Turns = ALONE
 ) -> tuple[ScoreRequest, Classes]:
-    """Return the request and its classes: a guard's in its own prompt, or of texts as they are.
+    """Return the request and its classes; only a guard puts the texts into a prompt of its own.
 
     Args:
         prompts: of the model.

@@ -160,7 +160,7 @@ def score_question(
 
 
 def most_options(limit: int) -> int:
-    """Return a limit on options; there are no more than there are labels."""
+    """Return a limit on options, which is at most the number of labels."""
     return min(limit, len(PAIRS))
 
 

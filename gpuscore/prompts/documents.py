@@ -287,7 +287,7 @@ class FamilyPrompts:
         return ids
 
     def label_tokens(self, label: str) -> list[int]:
-        """Return the tokens of a label after the prompt; raise ConfigError if it merges with it."""
+        """Return the tokens of a label after the prompt; raise ConfigError if both merge."""
         last = self.family.parts[-1]  # with fields it differs from prompt to prompt
         closing = "" if fields_of(last) else filled(last)
         own = self._own.continuing if len(self.family.parts) > 1 else self._own

@@ -99,7 +99,7 @@ class ModelLoads:
 
 @dataclass(frozen=True, slots=True)
 class FrontShare:
-    """The part of a process in its server: the whole server, or one front.
+    """A process's part of a server: all of it, or one front.
 
     Fronts are several processes that share a port and are one server.
 

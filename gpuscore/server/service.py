@@ -146,7 +146,7 @@ class ScoringService:
         answers_per_round: returns the number of the engine's answers that the current round of the
             event loop may deliver.
         fronts: processes that serve these models together.
-        routes: the routes that ask for it.
+        routes: our own, and those that `--routes` adds.
     """
 
     def __init__(
@@ -173,12 +173,12 @@ class ScoringService:
     @property
     def healthy(self) -> bool:
         """True while a model loads or can score."""
-        return not self.failed and any(one.state != LOST for one in self.models)
+        return not self.failed and any(served.state != LOST for served in self.models)
 
     @property
     def ready(self) -> bool:
         """True once all models are loaded, while one of them can score."""
-        loaded = all(one.loaded is not None for one in self.models)
+        loaded = all(served.loaded is not None for served in self.models)
         return loaded and self.healthy and not self.draining
 
     @property

@@ -64,8 +64,8 @@ class StopLines:
 def stop_signals(config: ServerConfig) -> list[signal.Signals]:
     """Return the signals that drain the server.
 
-    SIGHUP is not among them with a key file, which it reads again (`KeyReader`), nor under nohup,
-    which ignores it.
+    SIGHUP is not one of them if there is a key file, which it makes the server read again
+    (`KeyReader`), nor under nohup, which ignores it.
     """
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     hangup = [] if config.api_key_file is not None or ignored else [signal.SIGHUP]

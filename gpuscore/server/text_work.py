@@ -2,8 +2,8 @@
 
 A few jobs run at a time, each in a thread of its own with a permit. A job is *long* once it has
 more than one turn's worth of work. Long jobs never have the last permit. So short texts run beside
-them, and long texts leave a part of the machine to everything else, also a text without a place to
-cut, whose only piece may take seconds and cannot be interrupted.
+them, and long texts leave a part of the machine to everything else. That holds even for a text
+without a place to cut, whose only piece may take seconds and cannot be interrupted.
 
 Between two pieces a long job passes its permit on if other jobs wait. Permits go round between
 tenants. Within a tenant they go alternately to a job that has begun and to a new one.

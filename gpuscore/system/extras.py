@@ -25,11 +25,11 @@ def install(extra: str) -> str:
     except PackageNotFoundError:
         return f"install what the extra {extra} in pyproject.toml names"
     asked, served = (_of_extra(lines, name) for name in (extra, "serve"))
-    added = asked if extra == "serve" else [one for one in asked if one not in served]
-    return " ".join(["pip install", *(f"'{one}'" for one in added)])
+    added = asked if extra == "serve" else [package for package in asked if package not in served]
+    return " ".join(["pip install", *(f"'{package}'" for package in added)])
 
 
 def _of_extra(lines: list[str], extra: str) -> list[str]:
     """Return the requirements that a package's metadata has for this extra alone."""
     marked = (line.partition(";") for line in lines)
-    return [one.strip() for one, _, mark in marked if mark.strip() == f"extra == '{extra}'"]
+    return [package.strip() for package, _, mark in marked if mark.strip() == f"extra == '{extra}'"]

@@ -17,7 +17,7 @@ _TUNABLES = ("glibc.malloc.mmap_threshold", "glibc.malloc.trim_threshold")
 
 
 def collect_and_trim() -> None:
-    """Collect garbage, then `trim`; quick where what was there at start is frozen (`gc.freeze`).
+    """Collect garbage, then `trim`; quick if the objects of the start are frozen (`gc.freeze`).
 
     Errors, their tracebacks and the frames in these form circles, and frames hold requests.
     """

@@ -1,4 +1,4 @@
-"""This machine, the software on it, and the commit that this package is of."""
+"""This machine, the software on it, and the commit of this package's code."""
 
 import os
 import platform

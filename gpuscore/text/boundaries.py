@@ -147,7 +147,7 @@ def cost(batch: Iterable[str]) -> int:
 
 @contextmanager
 def beside(around: int, limit: int | None) -> Iterator[int | None]:
-    """Yield the limit less `around` tokens that are added to each text; OverLimit counts them."""
+    """Yield the limit for a text to which `around` tokens are added; OverLimit counts both."""
     try:
         yield None if limit is None else limit - around
     except OverLimit as over:

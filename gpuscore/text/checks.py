@@ -55,8 +55,8 @@ class PromptChecks:
     ) -> Iterator[Int32Array]:
         """Yield the prompts; raise an error for a bad length or an id that the model lacks.
 
-        With `errors`, the error of a prompt is kept there, and the rest is only checked; at the end
-        ItemsRefused is raised if there are any.
+        With `errors`, the error of a prompt is kept there, and the prompts after it are only
+        checked; at the end ItemsRefused is raised if there are errors.
         """
         source = prompts(0)
         for index in count():

@@ -1,4 +1,4 @@
-"""Special tokens: a model's control tokens, a tokenizer that does not make them of a caller's text,
+"""Special tokens: a model's control tokens, a tokenizer that gives none for a caller's text,
 and the tokens that the post-processor adds around any text.
 
 Control tokens are
@@ -135,7 +135,7 @@ def find_controls(tokenizer: Tokenizer, named: Collection[str | int], template: 
 
 
 def without_controls(tokenizer: Tokenizer, ids: Collection[int]) -> Tokenizer:
-    """Return a copy that adds no tokens to a text and does not make these ids of one."""
+    """Return a copy that adds no tokens to a text, and gives these ids for no text."""
     state = json.loads(tokenizer.to_str())
     vocab = state["model"]["vocab"]
     pairs = vocab.items() if isinstance(vocab, dict) else ((e[0], id) for id, e in enumerate(vocab))

@@ -163,7 +163,7 @@ _MODEL_FLAGS = ("fuse_unk", "byte_fallback", "ignore_merges")
 
 
 def rebuild(directory: Path, tokenizer: Tokenizer) -> None:
-    """Change a model's tokenizer as the class does that transformers would use.
+    """Change a model's tokenizer as transformers' class for it does.
 
     Raises:
         ConfigError: the class would give other ids: tokenizer.json is for another class.

@@ -73,8 +73,8 @@ class PromptBuilder:
 
         Args:
             inputs: the caller's request.
-            errors: gets the error of each item that cannot be scored; the items that it has errors
-                of already are not read.
+            errors: gets the error of each item that cannot be scored; an item that has one already
+                is not read.
             turns, default_labels: as in `build`.
 
         Raises:

@@ -253,8 +253,8 @@ class TextEncoder:
 
         At most one piece beyond that part is encoded. A long text is shortened first: to a length
         that is certain to have more than `count` tokens, and PIECE_CHARS characters more. If these
-        contain a safe cut, what follows cannot change the first tokens. Without one, it could only
-        through a chain of overlapping merges, each of a lower rank than the one before it.
+        contain a safe cut, what follows cannot change the first tokens. Without one, it could do
+        so only through a chain of overlapping merges, each of a lower rank than the one before it.
         """
         if self._least is not None and is_long(text):
             text = text[: self._least.reach(text, count, turns) + PIECE_CHARS]

@@ -8,9 +8,9 @@
 A part of the query that ran in an earlier batch is a cached prefix and has no rows here. Segments
 form trees of any depth: an item may itself be the parent of segments that continue it.
 
-A model with linear attention has a state after each token, of a fixed size. A segment's begins as
-its parent's end state, or as the state after its cached prefix. Those that later batches need are
-kept in slots.
+A model with linear attention has a state after each token, of a fixed size. A segment begins with
+its parent's last state, or with the state after its cached prefix. States that later batches need
+are kept in slots.
 
 Sizes in shape comments: T tokens, S segments, R requests, N scored rows, L labels in all, P pages,
 K states.
@@ -128,10 +128,10 @@ def visible_rows(batch: PackedBatch) -> BoolArray:
 
 def lineage(batch: PackedBatch, segment: int) -> list[int]:
     """Return a segment's ancestors, from the root to its parent."""
-    found: list[int] = []
+    ancestors: list[int] = []
     while (segment := int(batch.parent[segment])) >= 0:
-        found.append(segment)
-    return found[::-1]
+        ancestors.append(segment)
+    return ancestors[::-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,21 +194,21 @@ class SegmentColumns:
 
     def add_like(
         self,
-        one: Segment,
+        segment: Segment,
         token_ids: Sequence[Int32Array],
         label_ids: Sequence[Int32Array | None],
     ) -> int:
-        """Add segments that differ from `one` in tokens and labels; return the first's index."""
+        """Add segments like `segment`, with other tokens and labels; return the first index."""
         first, count = len(self), len(token_ids)
         self.token_ids += token_ids
-        self.start += [one.start] * count
-        self.prefix += [one.prefix] * count
-        self.parent += [one.parent] * count
-        self.slots += [one.slots] * count
+        self.start += [segment.start] * count
+        self.prefix += [segment.prefix] * count
+        self.parent += [segment.parent] * count
+        self.slots += [segment.slots] * count
         self.label_ids += label_ids
-        self.need_lse += [one.need_lse] * count
-        self.every_row += [one.every_row] * count
-        self.states += [one.states] * count
+        self.need_lse += [segment.need_lse] * count
+        self.every_row += [segment.every_row] * count
+        self.states += [segment.states] * count
         return first
 
 

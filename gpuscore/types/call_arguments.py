@@ -37,39 +37,40 @@ _OPTIONS = {Choice: "choices", Rating: "levels"}
 _TEXTS = {Predicate: ("statement",), Noul: ("instructions", "true", "false")}
 
 
-def check_list(given: object, name: str) -> None:
+def check_list(argument: object, name: str) -> None:
     """Raise InvalidRequest for a value that is no list: a text, bytes, or values without order."""
-    if isinstance(given, str):  # would be taken for a sequence of texts of one character
+    if isinstance(argument, str):  # would be taken for a sequence of texts of one character
         raise InvalidRequest(f"{name} must be a list, not one text", param=name)
-    wrong = isinstance(given, (*_BYTES, Mapping, set, frozenset)) or not isinstance(given, Iterable)
+    no_list = isinstance(argument, (*_BYTES, Mapping, set, frozenset))
+    wrong = no_list or not isinstance(argument, Iterable)
     # Iterating over a table gives the names of its columns; an array [] cannot be iterated.
-    if wrong or hasattr(given, "columns") or getattr(given, "ndim", 1) == 0:
-        raise InvalidRequest(f"{name} is {kind_of(given)}; it must be a list", param=name)
+    if wrong or hasattr(argument, "columns") or getattr(argument, "ndim", 1) == 0:
+        raise InvalidRequest(f"{name} is {kind_of(argument)}; it must be a list", param=name)
 
 
-def listed(given: Any, name: str) -> list[Any]:
+def listed(argument: Any, name: str) -> list[Any]:
     """Return a caller's list, which may be an iterator; raise InvalidRequest if it is no list."""
-    check_list(given, name)
-    return list(given)
+    check_list(argument, name)
+    return list(argument)
 
 
-def texts(given: Any, name: str) -> list[str]:
+def texts(argument: Any, name: str) -> list[str]:
     """Return a list of texts; raise InvalidRequest, with the place, for anything else."""
-    return checked_texts(listed(given, name), name, None)
+    return checked_texts(listed(argument, name), name, None)
 
 
-def token_ids(given: Any, param: str) -> list[int]:
+def token_ids(argument: Any, param: str) -> list[int]:
     """Return token ids as plain integers; raise InvalidRequest, with the place, for others."""
-    if not _is_sequence(given):
-        raise InvalidRequest(f"{param} is {kind_of(given)}; it must be token ids", param=param)
-    values = given
-    if isinstance(given, np.ndarray):
-        if given.ndim != 1 or (given.size and given.dtype.kind not in "iuO"):
-            shown = f"{given.dtype} {list(given.shape)}"
+    if not _is_sequence(argument):
+        raise InvalidRequest(f"{param} is {kind_of(argument)}; it must be token ids", param=param)
+    values = argument
+    if isinstance(argument, np.ndarray):
+        if argument.ndim != 1 or (argument.size and argument.dtype.kind not in "iuO"):
+            shown = f"{argument.dtype} {list(argument.shape)}"
             raise InvalidRequest(
                 f"{param} is an array of {shown}; it must be of integers [n]", param=param
             )
-        values = given.tolist()
+        values = argument.tolist()
     if set(map(type, values)) <= {int}:
         return list(values)
     for place, value in enumerate(values):
@@ -80,89 +81,95 @@ def token_ids(given: Any, param: str) -> list[int]:
     return [int(value) for value in values]
 
 
-def text_or_ids(given: Any, param: str) -> str | list[int]:
+def text_or_ids(argument: Any, param: str) -> str | list[int]:
     """Return a text as it is, or token ids as plain integers; raise InvalidRequest for the rest."""
-    if _is_sequence(given):
-        return token_ids(given, param)
-    if not isinstance(given, str):
-        what = f"{param} is {kind_of(given)}; it must be a text or token ids"
+    if _is_sequence(argument):
+        return token_ids(argument, param)
+    if not isinstance(argument, str):
+        what = f"{param} is {kind_of(argument)}; it must be a text or token ids"
         raise InvalidRequest(what, param=param)
-    check_text(given, param)
-    return given
+    check_text(argument, param)
+    return argument
 
 
-def lists_of_ids(given: Any, name: str) -> list[list[int]]:
+def lists_of_ids(argument: Any, name: str) -> list[list[int]]:
     """Return lists of token ids; raise InvalidRequest, with the place, for anything else."""
-    return [token_ids(ids, f"{name}[{index}]") for index, ids in enumerate(listed(given, name))]
+    return [token_ids(ids, f"{name}[{index}]") for index, ids in enumerate(listed(argument, name))]
 
 
-def ids_or_lists(given: Any, name: str) -> list[int] | list[list[int]]:
+def ids_or_lists(argument: Any, name: str) -> list[int] | list[list[int]]:
     """Return token ids, or lists of token ids if the first element is a list."""
-    elements = listed(given, name)
+    elements = listed(argument, name)
     if elements and _is_sequence(elements[0]):
         return lists_of_ids(elements, name)
     return token_ids(elements, name)
 
 
-def pairs_of(given: Any) -> list[tuple[Any, Any]]:
+def pairs_of(argument: Any) -> list[tuple[Any, Any]]:
     """Return the pairs of `score_pairs`; raise InvalidRequest unless they are pairs."""
-    found = enumerate(listed(given, "pairs"))
-    return [pair(one, f"pairs[{index}]", "a query and a document") for index, one in found]
+    pairs = enumerate(listed(argument, "pairs"))
+    return [pair(element, f"pairs[{index}]", "a query and a document") for index, element in pairs]
 
 
-def pair(given: Any, param: str, what: str) -> tuple[Any, Any]:
+def pair(argument: Any, param: str, what: str) -> tuple[Any, Any]:
     """Return the two values of a pair; raise InvalidRequest, which says `what` it must be."""
-    if not _is_sequence(given) or len(given) != 2:
+    if not _is_sequence(argument) or len(argument) != 2:
         raise InvalidRequest(f"{param} must be {what}", param=param)
-    return given[0], given[1]
+    return argument[0], argument[1]
 
 
-def _is_sequence(given: object) -> TypeGuard[Any]:
-    return isinstance(given, Sequence | np.ndarray) and not isinstance(given, (str, *_BYTES))
+def _is_sequence(argument: object) -> TypeGuard[Any]:
+    return isinstance(argument, Sequence | np.ndarray) and not isinstance(argument, (str, *_BYTES))
 
 
-def checked_questions(given: Any) -> list[Question]:
+def checked_questions(argument: Any) -> list[Question]:
     """Return the questions of `decide`, with their options read once.
 
     Raises:
         InvalidRequest: they are no list, or a question is of another type or holds a value that is
             not text.
     """
-    found = listed(given, "questions")
-    return [_checked(one, (Predicate, Choice, Rating), index) for index, one in enumerate(found)]
+    questions = listed(argument, "questions")
+    return [
+        _checked(question, (Predicate, Choice, Rating), index)
+        for index, question in enumerate(questions)
+    ]
 
 
-def named_questions(given: Any) -> dict[str, TypedQuestion]:
+def named_questions(argument: Any) -> dict[str, TypedQuestion]:
     """Return the questions of `system_one` as `checked_questions` does."""
-    if not isinstance(given, Mapping):
+    if not isinstance(argument, Mapping):
         what = "it must be a mapping of names to questions"
-        raise InvalidRequest(f"questions is {kind_of(given)}; {what}", param="questions")
-    names = texts(given.keys(), "questions")
-    found = (_checked(one, (Noul, Choice, Rating), i) for i, one in enumerate(given.values()))
-    return dict(zip(names, found, strict=True))
+        raise InvalidRequest(f"questions is {kind_of(argument)}; {what}", param="questions")
+    names = texts(argument.keys(), "questions")
+    questions = (
+        _checked(question, (Noul, Choice, Rating), i)
+        for i, question in enumerate(argument.values())
+    )
+    return dict(zip(names, questions, strict=True))
 
 
-def _checked(given: Any, kinds: tuple[type, ...], index: int) -> Any:
+def _checked(question: Any, kinds: tuple[type, ...], index: int) -> Any:
     param = f"questions[{index}]"
-    if not isinstance(given, kinds):
+    if not isinstance(question, kinds):
         wanted = ", ".join(kind.__name__ for kind in kinds)
-        what = f"{param} is {kind_of(given)}; it must be one of {wanted}"
+        what = f"{param} is {kind_of(question)}; it must be one of {wanted}"
         raise InvalidRequest(what, param=param)
-    for name in _TEXTS.get(type(given), ("question",)):
-        value = getattr(given, name)
-        if value is not None or not isinstance(given, Noul):
+    for name in _TEXTS.get(type(question), ("question",)):
+        value = getattr(question, name)
+        if value is not None or not isinstance(question, Noul):
             check_text(value, f"{param}.{name}")
-    if (name := _OPTIONS.get(type(given), "")) == "":
-        return given
-    return replace(given, **{name: _options(getattr(given, name), f"{param}.{name}")})
+    if (name := _OPTIONS.get(type(question), "")) == "":
+        return question
+    return replace(question, **{name: _options(getattr(question, name), f"{param}.{name}")})
 
 
-def _options(given: Any, param: str) -> list[str] | dict[str, str]:
+def _options(argument: Any, param: str) -> list[str] | dict[str, str]:
     """Return options by name, each with a description or none, or a list of their names."""
-    if not isinstance(given, Mapping):
-        return texts(given, param)
-    told = ("" if one is None else one for one in given.values())
-    return dict(zip(texts(given.keys(), param), texts(told, param), strict=True))
+    if not isinstance(argument, Mapping):
+        return texts(argument, param)
+    descriptions = ("" if description is None else description for description in argument.values())
+    return dict(zip(texts(argument.keys(), param), texts(descriptions, param), strict=True))
 
 
 Ids: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
@@ -172,7 +179,7 @@ Labels: TypeAlias = Iterable[str] | None
 LabelIds: TypeAlias = Ids | Iterable[int] | Iterable[Ids] | None
 LabelSequences: TypeAlias = Iterable[Ids] | None
 
-GivenP = ParamSpec("GivenP")
+ParamsP = ParamSpec("ParamsP")
 ResultT = TypeVar("ResultT")
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 OptionsT = TypeVar("OptionsT", bound=Mapping[str, Any])
@@ -265,7 +272,7 @@ def defaults(kind: type) -> Mapping[str, Any]:
     return {name: hint.__metadata__[0] for name, hint in hints.items()}
 
 
-def checked_options(kind: type[OptionsT], given: Mapping[str, Any]) -> OptionsT:
+def checked_options(kind: type[OptionsT], unchecked: Mapping[str, Any]) -> OptionsT:
     """Return all options of a kind, with defaults for missing options; lists are read.
 
     Raises:
@@ -274,17 +281,17 @@ def checked_options(kind: type[OptionsT], given: Mapping[str, Any]) -> OptionsT:
             is not.
     """
     own = defaults(kind)
-    for name in given:
+    for name in unchecked:
         if name not in own:
             raise TypeError(f"unexpected keyword argument {name!r}; there are {', '.join(own)}")
-    found = {**own, **given}
-    for name in found:
-        if name in _READERS and found[name] is not None:
-            found[name] = _READERS[name](found[name], name)
+    options = {**own, **unchecked}
+    for name in options:
+        if name in _READERS and options[name] is not None:
+            options[name] = _READERS[name](options[name], name)
     for name in ("query", "instruction"):
-        if found.get(name) is not None:
-            check_text(found[name], name)
-    return found  # type: ignore[return-value]
+        if options.get(name) is not None:
+            check_text(options[name], name)
+    return options  # type: ignore[return-value]
 
 
 def takes_options(method: MethodT) -> MethodT:
@@ -302,14 +309,14 @@ def takes_options(method: MethodT) -> MethodT:
 
 
 def awaited(
-    method: Callable[Concatenate[Any, GivenP], ResultT],
-) -> Callable[Concatenate[Any, GivenP], Coroutine[Any, Any, ResultT]]:
-    """Return the method for asyncio: in its class, what the method returns can be awaited."""
+    method: Callable[Concatenate[Any, ParamsP], ResultT],
+) -> Callable[Concatenate[Any, ParamsP], Coroutine[Any, Any, ResultT]]:
+    """Return the method as a coroutine function, for a class in which it returns an awaitable."""
 
     @wraps(method)
-    async def call(self: Any, /, *given: GivenP.args, **more: GivenP.kwargs) -> ResultT:
-        found: Any = method(self, *given, **more)
-        return cast(ResultT, await found)
+    async def call(self: Any, /, *args: ParamsP.args, **kwargs: ParamsP.kwargs) -> ResultT:
+        answer: Any = method(self, *args, **kwargs)
+        return cast(ResultT, await answer)
 
     return call
 
@@ -318,8 +325,8 @@ def label_names(options: ScoreOptions) -> tuple[str, ...]:
     """Return the labels' texts, or their ids; nothing if items have labels of their own."""
     if (sequences := options["label_sequences"]) is not None:
         return tuple(" ".join(map(str, ids)) for ids in sequences)
-    given = tuple(options["labels"] or options["label_token_ids"] or ())
-    return () if any(isinstance(label, list) for label in given) else tuple(map(str, given))
+    labels = tuple(options["labels"] or options["label_token_ids"] or ())
+    return () if any(isinstance(label, list) for label in labels) else tuple(map(str, labels))
 
 
 def is_mean(options: ScoreOptions) -> bool:

@@ -163,7 +163,7 @@ def label_logprobs(result: ScoreResult) -> list[Float64Array]:
     # Rounding can put a logit a hair above the log-sum-exp; no probability exceeds 1.
     return _by_rows(
         result.label_logits,
-        lambda rows, which: np.minimum(rows - lse[which, None], 0.0),
+        lambda rows, numbers: np.minimum(rows - lse[numbers, None], 0.0),
     )
 
 
@@ -239,8 +239,8 @@ def label_mass(
 ) -> Float64Array:
     """Return per item the probability of all its labels together, at most 1.
 
-    A label counts once, and not at all if another one is its beginning, whose probability contains
-    its own.
+    Equal labels count once. A label that continues another one does not count, because the other
+    one's probability contains it.
 
     Args:
         result: the result of these items of the request alone.

@@ -117,7 +117,7 @@ def new_request_id() -> str:
 
 def _request_id(headers: Headers) -> tuple[str, bool]:
     """Return the caller's id if it is valid, otherwise a new one; and False if it was invalid."""
-    given = [value for name, value in headers if name == b"x-request-id"]
-    if len(given) == 1 and _REQUEST_ID.fullmatch(given[0]):
-        return given[0].decode("ascii"), True
-    return new_request_id(), not given
+    ids = [value for name, value in headers if name == b"x-request-id"]
+    if len(ids) == 1 and _REQUEST_ID.fullmatch(ids[0]):
+        return ids[0].decode("ascii"), True
+    return new_request_id(), not ids

@@ -60,7 +60,7 @@ class LabelTrie:
         values = {
             "tokens": _int32([grown.tokens[number] for number in order[1:]]),
             "parents": _int32([row_of[grown.parents[number]] - 1 for number in order[1:]]),
-            "next_ids": tuple(_int32([*found]) for found in columns),
+            "next_ids": tuple(_int32([*ids]) for ids in columns),
             "places": _int32(places),
             "lengths": _int32([*map(len, self.sequences)]),
             "counted": _int32(_shortest(self.sequences)),
@@ -93,10 +93,10 @@ class LabelTrie:
 
     def paths(self) -> list[list[int]]:
         """Return for each node the tokens from the item's first one down to its own."""
-        found: list[list[int]] = []
+        paths: list[list[int]] = []
         for token, parent in zip(self.tokens.tolist(), self.parents.tolist(), strict=True):
-            found.append([*(found[parent] if parent >= 0 else ()), token])
-        return found
+            paths.append([*(paths[parent] if parent >= 0 else ()), token])
+        return paths
 
     def sums(self, logprobs: Float64Array) -> Float64Array:
         """Add up the tokens' log-probabilities [N, C] to the labels' log-probabilities [N, L]."""
@@ -117,8 +117,8 @@ class _Growing:
         """Return the row that gives each token's probability, by number, and the column in it."""
         number, path = 0, []
         for place, token in enumerate(sequence):
-            found = self.columns[number]
-            path.append((number, found.setdefault(token, len(found))))
+            columns = self.columns[number]
+            path.append((number, columns.setdefault(token, len(columns))))
             if place < len(sequence) - 1:
                 number = self._node(number, token)
         return path

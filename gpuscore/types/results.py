@@ -1,5 +1,5 @@
-"""The results of `Scorer`'s methods, which the clients' results extend, their tables, and errors of
-single items, in requests whose other items are scored all the same.
+"""Results of `Scorer`'s methods, which the clients' results extend; their tables; and the errors of
+single items, in requests whose other items are scored.
 """
 
 import re
@@ -52,40 +52,40 @@ class ItemErrors:
     """The errors of a request's items, found so far; at most one error for each item."""
 
     def __init__(self) -> None:
-        self._found: dict[int, GpuscoreError] = {}
+        self._errors: dict[int, GpuscoreError] = {}
 
     def copy(self) -> "ItemErrors":
         made = ItemErrors()
-        made._found.update(self._found)
+        made._errors.update(self._errors)
         return made
 
     def raise_first(self) -> None:
         """Raise the error of the first item that has one."""
-        if self._found:
-            raise self._found[min(self._found)]
+        if self._errors:
+            raise self._errors[min(self._errors)]
 
     def __bool__(self) -> bool:
-        return bool(self._found)
+        return bool(self._errors)
 
     def __contains__(self, index: int) -> bool:
-        return index in self._found
+        return index in self._errors
 
     def add(self, index: int, error: GpuscoreError) -> None:
         """Keep the error of an item, unless it has one already.
 
         The error is copied, because the frames of a raised error would keep the request's texts.
         """
-        self._found.setdefault(index, type(error)(error.message, param=error.param))
+        self._errors.setdefault(index, type(error)(error.message, param=error.param))
 
-    def rest(self, given: Sequence[ItemT]) -> list[ItemT]:
+    def rest(self, values: Sequence[ItemT]) -> list[ItemT]:
         """Return the values that belong to items without errors."""
-        return [one for index, one in enumerate(given) if index not in self._found]
+        return [value for index, value in enumerate(values) if index not in self._errors]
 
     def listed(self) -> tuple[ItemError, ...]:
         """Return all errors by place."""
         return tuple(
             ItemError(index, error.code, error.message)
-            for index, error in sorted(self._found.items(), key=lambda pair: pair[0])
+            for index, error in sorted(self._errors.items(), key=lambda pair: pair[0])
         )
 
 
@@ -115,11 +115,11 @@ def check_text(value: object, param: str) -> None:
         raise InvalidRequest(f"{param} holds a lone surrogate", param=param) from None
 
 
-def checked_texts(given: Sequence[object], name: str, errors: ItemErrors | None) -> list[str]:
+def checked_texts(values: Sequence[object], name: str, errors: ItemErrors | None) -> list[str]:
     """Return texts, with an empty one in the place of each value that cannot be read as text.
 
     Args:
-        given: the caller's values.
+        values: the caller's values.
         name: the caller's name for them.
         errors: gets the errors; None: the first one is raised.
 
@@ -127,7 +127,7 @@ def checked_texts(given: Sequence[object], name: str, errors: ItemErrors | None)
         InvalidRequest: a value cannot be read, and there is no `errors`.
     """
     texts: list[str] = []
-    for index, value in enumerate(given):
+    for index, value in enumerate(values):
         try:
             check_text(value, f"{name}[{index}]")
             texts.append(value)  # type: ignore[arg-type]  # it is a text
@@ -156,16 +156,16 @@ def scored_places(errors: Sequence[ItemError] | None, count: int | None) -> Sequ
 
 
 def renumbered(error: GpuscoreError, places: Sequence[int]) -> GpuscoreError:
-    """Return an error about an item of a part of a request with the item's place in the whole.
+    """Return an error of a request's part that names the item by its place in the whole request.
 
     Args:
         error: may name an item, as in `items[3]`.
         places: of the part's items.
     """
-    found = _ITEM.fullmatch(error.param or "")
-    if error.param is None or found is None or int(found[2]) >= len(places):
+    match = _ITEM.fullmatch(error.param or "")
+    if error.param is None or match is None or int(match[2]) >= len(places):
         return error
-    param = f"{found[1]}[{places[int(found[2])]}]"
+    param = f"{match[1]}[{places[int(match[2])]}]"
     message = error.message.replace(error.param, param)
     return type(error)(message, param=param, retry_after=error.retry_after)
 
@@ -363,12 +363,14 @@ def distinct(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
 
     One that repeats an earlier name gets a number: "yes", "yes (2)".
     """
-    found, used = [], set(taken)
+    distinct_names, used = [], set(taken)
     for name in names:
         numbered = (f"{name} ({number})" for number in count(2))
-        found.append(next(one for one in chain([name], numbered) if one not in used))
-        used.add(found[-1])
-    return found
+        distinct_names.append(
+            next(candidate for candidate in chain([name], numbered) if candidate not in used)
+        )
+        used.add(distinct_names[-1])
+    return distinct_names
 
 
 def _cell(value: Any) -> str:

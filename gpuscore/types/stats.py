@@ -15,7 +15,7 @@ class SizeCounts:
     total: int  # sum of all sizes
 
     def __add__(self, other: "SizeCounts") -> "SizeCounts":
-        counts = tuple(one + two for one, two in zip(self.counts, other.counts, strict=True))
+        counts = tuple(count + more for count, more in zip(self.counts, other.counts, strict=True))
         return SizeCounts(counts, self.total + other.total)
 
 

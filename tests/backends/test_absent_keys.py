@@ -79,7 +79,7 @@ def theirs(fields: dict[str, Any], tmp_path) -> dict[str, Any] | None:
     classes = "Classification" in fields["architectures"][0]
     names = config.id2label
     scalar = config.query_pre_attn_scalar if get("query_pre_attn_scalar") else head_dim
-    found = {
+    options = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
@@ -101,19 +101,19 @@ def theirs(fields: dict[str, Any], tmp_path) -> dict[str, Any] | None:
         "classes": tuple(names[i] for i in range(len(names))) if classes else None,
     }
     if config.model_type == "gemma3_text":
-        found["window_rope"] = rope(ropes[SLIDING])
-    thetas = [value.theta for value in found.values() if isinstance(value, Rope)]
+        options["window_rope"] = rope(ropes[SLIDING])
+    thetas = [value.theta for value in options.values() if isinstance(value, Rope)]
     if config.model_type == "qwen3_moe":
         step, dense = config.decoder_sparse_step, config.mlp_only_layers
-        found |= {
+        options |= {
             "num_experts": config.num_experts,
             "top_k": config.num_experts_per_tok,
             "expert_size": config.moe_intermediate_size,
             "norm_top_k": bool(config.norm_topk_prob),
             "layers": tuple(i not in dense and (i + 1) % step == 0 for i in range(layers)),
         }
-    no_model = None in (*thetas, found.get("num_experts", 0))
-    return None if no_model else found
+    no_model = None in (*thetas, options.get("num_experts", 0))
+    return None if no_model else options
 
 
 def rope(fields: dict[str, Any]) -> Rope:
@@ -183,5 +183,5 @@ def test_mistral_has_a_window_by_default(tmp_path):
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     prompts = [random_ids(np.random.default_rng(5), 4200)]
     with Scorer(str(tmp_path), dtype="float32") as scorer:
-        found = scorer.score([], prompts, label_token_ids=[1, 2, 3], logprobs=True).logprobs
-    assert np.abs(found - reference_logprobs(model, prompts)[:, [1, 2, 3]]).max() < 1e-3
+        got = scorer.score([], prompts, label_token_ids=[1, 2, 3], logprobs=True).logprobs
+    assert np.abs(got - reference_logprobs(model, prompts)[:, [1, 2, 3]]).max() < 1e-3

@@ -112,17 +112,17 @@ def test_calls_of_the_locked_release_score_as_the_mask_rule_says(batch, form, mo
     monkeypatch.setitem(sys.modules, "flashinfer", STAND_IN)
     config = heads_alone(4, 2, 8)
     pool = KVPool(config, SLOTS // PAGE, PAGE, torch.float32, torch.device("cpu"))
-    given = inputs(batch, PAGE, SLOTS // PAGE, (4, 2), 8, torch.float32)
+    arrays = inputs(batch, PAGE, SLOTS // PAGE, (4, 2), 8, torch.float32)
     for layer in pool.layers:
-        for side, values in zip(layer, (given.pool_k, given.pool_v), strict=True):
+        for side, values in zip(layer, (arrays.pool_k, arrays.pool_v), strict=True):
             side.copy_(values)
     exact = TorchAttention(config, pool, "reference", merge_partials).prepare(batch)
     make = attention_factory(form, config, pool.device, torch.float32, merge_partials, None)
     tested = make(config, pool).prepare(batch)
-    for layer, q in enumerate((given.q, given.q[batch.score_rows.astype(np.int64)])):
+    for layer, q in enumerate((arrays.q, arrays.q[batch.score_rows.astype(np.int64)])):
         if len(q):
-            expected = exact.run(layer, q, given.k, given.v)
-            assert relative_error(tested.run(layer, q, given.k, given.v), expected) < 1e-5
+            expected = exact.run(layer, q, arrays.k, arrays.v)
+            assert relative_error(tested.run(layer, q, arrays.k, arrays.v), expected) < 1e-5
 
 
 def test_the_stub_is_of_the_locked_release():
@@ -137,5 +137,5 @@ def test_the_stub_is_of_the_installed_release():
     for name in ("BatchPrefillWithPagedKVCacheWrapper", "MultiLevelCascadeAttentionWrapper"):
         real, stubbed = getattr(flashinfer, name), getattr(stub(), name)
         for method in ("__init__", "plan"):
-            parameters = (inspect.signature(getattr(one, method)) for one in (real, stubbed))
+            parameters = (inspect.signature(getattr(owner, method)) for owner in (real, stubbed))
             assert len({tuple(each.parameters) for each in parameters}) == 1

@@ -35,13 +35,13 @@ def test_every_batch_has_one(most, rows_per_tile):
     rng = np.random.default_rng(most)
     for tokens in {1, most, *rng.integers(1, most + 1, 50).tolist()}:
         tiles, scored = rng.integers(0, tokens + 1, 2).tolist()
-        found = find_bucket(buckets, Bucket(tokens, tiles, scored))
-        assert found is not None
-        assert found.tokens >= tokens
-        assert found.tiles >= tiles
-        assert found.scored >= scored
+        bucket = find_bucket(buckets, Bucket(tokens, tiles, scored))
+        assert bucket is not None
+        assert bucket.tokens >= tokens
+        assert bucket.tiles >= tiles
+        assert bucket.scored >= scored
         assert not any(
-            b.tokens < found.tokens and b.tokens >= tokens and b.tiles >= tiles
+            b.tokens < bucket.tokens and b.tokens >= tokens and b.tiles >= tiles
             for b in buckets
             if b.scored >= scored
         ), "there is a smaller one"
@@ -76,9 +76,9 @@ def test_small_batches_have_little_padding(most):
     worst = {True: 0.0, False: 0.0}
     for tokens in [*range(128, min(most, 513)), *range(513, most + 1, 7)]:
         for tiles, scored in ((1, 1), (FEW + 1, 1), (1, FEW + 1), (tokens, 1), (tokens, tokens)):
-            found = find_bucket(buckets, Bucket(tokens, tiles, scored))
-            assert found is not None
-            worst[tokens > 512] = max(worst[tokens > 512], 1 - tokens / found.tokens)
+            bucket = find_bucket(buckets, Bucket(tokens, tiles, scored))
+            assert bucket is not None
+            worst[tokens > 512] = max(worst[tokens > 512], 1 - tokens / bucket.tokens)
     assert worst[False] <= 0.12
     assert worst[True] <= 0.08
 
@@ -96,10 +96,10 @@ def test_few_requests_do_not_get_the_room_of_many(buckets):
     for tokens in sorted({bucket.tokens for bucket in buckets if bucket.tokens >= 2 * FEW}):
         for count in range(1, FEW + 1):
             wanted = Bucket(tokens, -(-tokens // 32) + 2 * count, count)
-            found = find_bucket(buckets, wanted)
-            assert found is not None
-            assert found.scored == FEW
-            assert found.tiles <= max(FEW, 4 * wanted.tiles)
+            bucket = find_bucket(buckets, wanted)
+            assert bucket is not None
+            assert bucket.scored == FEW
+            assert bucket.tiles <= max(FEW, 4 * wanted.tiles)
 
 
 def test_batches_over_the_largest_bucket_have_none(buckets):

@@ -84,11 +84,11 @@ def test_a_reranker_as_one_class_scores_the_same(tiny_model, tmp_path, rng):
     with Scorer(str(directory), max_batch_tokens=512) as scorer:
         pairs = scorer.score(query, items, label_token_ids=[yes, no], logits=True).logits
     with Scorer(str(converted), max_batch_tokens=512) as scorer:
-        one = scorer.score(query, items, labels=["relevant"], logits=True)
+        result = scorer.score(query, items, labels=["relevant"], logits=True)
     expected = pairs[:, 0] - pairs[:, 1]
     assert expected.std() > 1
-    np.testing.assert_allclose(one.logits[:, 0], expected, atol=1e-4, rtol=0)
-    assert one.scores == pytest.approx(1, abs=1e-5)
+    np.testing.assert_allclose(result.logits[:, 0], expected, atol=1e-4, rtol=0)
+    assert result.scores == pytest.approx(1, abs=1e-5)
 
 
 def test_labels_are_classes_and_prompts_are_tokens(tiny_model, rng):
@@ -105,10 +105,10 @@ def test_labels_are_classes_and_prompts_are_tokens(tiny_model, rng):
         with pytest.raises(TokenIdOutOfRange, match="holds token id 400, valid are 0 to 399"):
             scorer.score(query, [[VOCAB]], label_token_ids=[0])
         for wrong in ("not", "Good", "good ", ""):
-            with pytest.raises(InvalidRequest) as found:
+            with pytest.raises(InvalidRequest) as raised:
                 scorer.score(query, items, labels=["good", wrong])
-            assert found.value.message == "labels[1] is the name of none of the model's 3 classes"
-            assert found.value.param == "labels[1]"
+            assert raised.value.message == "labels[1] is the name of none of the model's 3 classes"
+            assert raised.value.param == "labels[1]"
 
 
 def test_a_name_of_two_classes(tiny_model):

@@ -124,7 +124,7 @@ def test_an_image_needs_no_compiler(tiny_model, monkeypatch, ahead, caplog):
     directory, _ = tiny_model("qwen3")
     rng = np.random.default_rng(4)
     query, items = random_ids(rng, 30), [random_ids(rng, n) for n in (3, 9, 1, 20)]
-    found = []
+    logprobs = []
     for compiled in (False, True):
         if compiled:
             monkeypatch.setenv("CC", "no-such-compiler")
@@ -133,8 +133,8 @@ def test_an_image_needs_no_compiler(tiny_model, monkeypatch, ahead, caplog):
             assert compiler.use_compiler("auto", CPU, torch.float32, ALL)
         with Scorer(str(directory), compile="on", dtype="float32") as scorer:
             result = scorer.score(query, items, label_token_ids=LABELS, logprobs=True)
-            found.append(result.logprobs)
-    np.testing.assert_allclose(found[0], found[1], atol=1e-6, rtol=0)
+            logprobs.append(result.logprobs)
+    np.testing.assert_allclose(logprobs[0], logprobs[1], atol=1e-6, rtol=0)
     assert "eagerly" not in caplog.text
 
 
@@ -197,9 +197,9 @@ def test_bfloat16_as_eagerly(tiny_model):
     directory, _ = tiny_model("qwen3")
     rng = np.random.default_rng(2)
     query, items = random_ids(rng, 30), [random_ids(rng, n) for n in (3, 9, 1, 20)]
-    found = []
+    logprobs = []
     for how in ("on", "off"):
         with Scorer(str(directory), compile=how, dtype="bfloat16") as scorer:
             result = scorer.score(query, items, label_token_ids=LABELS, logprobs=True)
-            found.append(result.logprobs)
-    assert np.abs(found[0] - found[1]).max() < 0.03, "a rounding or two"
+            logprobs.append(result.logprobs)
+    assert np.abs(logprobs[0] - logprobs[1]).max() < 0.03, "a rounding or two"

@@ -58,8 +58,8 @@ def test_no_row_is_stale(architecture):
     model = import_module(module.__name__.replace("configuration_", "modeling_"))
     sources = "".join(map(inspect.getsource, (module, model, configuration_utils, rope_utils)))
     words = set(re.findall(r"\w+", sources))
-    found = {(name, key) for key in (keys.used | keys.no_effect) - words}
-    assert found == {row for row in OLD if row[0] == name}
+    unused = {(name, key) for key in (keys.used | keys.no_effect) - words}
+    assert unused == {row for row in OLD if row[0] == name}
 
 
 def test_the_base_class_has_no_field_beside():

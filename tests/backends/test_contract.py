@@ -69,8 +69,8 @@ def logprobs(scores):
     return scores.label_logits.reshape(-1, len(LABELS)) - scores.lse[:, None]
 
 
-def close_to(scores, want):
-    np.testing.assert_allclose(logprobs(scores), want[:, LABELS], atol=TOLERANCE, rtol=0)
+def close_to(scores, expected):
+    np.testing.assert_allclose(logprobs(scores), expected[:, LABELS], atol=TOLERANCE, rtol=0)
 
 
 def test_any_layout_gives_the_same_scores(make_backend, tiny_model, rng):
@@ -244,7 +244,7 @@ def test_every_row_of_a_segment_can_be_scored(make_backend, tiny_model, rng):
     backend, size = make_backend(), make_backend().limits.page_size
     long, short, other = random_ids(rng, 63), random_ids(rng, 5), random_ids(rng, 7)
     pages = Pages.shuffled(rng, 64, size).of(2, 40)
-    found = []
+    scored = []
     for start, stop in ((0, 40), (40, 63)):
         slots = page_slots(pages, start, stop, size) if stop < 63 else None
         labels = int32([*long[1:], 0][start:stop])
@@ -252,12 +252,12 @@ def test_every_row_of_a_segment_can_be_scored(make_backend, tiny_model, rng):
         beside = Segment(int32(short), 0, 1, -1, None, int32([*short[1:], 0]), True, every_row=True)
         segments = [*item_segments([other], 0, 1, -1, LABELS[:1]), chunk, beside]
         batch = pack(segments, [Prefix(start, pages), Prefix(0, NO_PAGES)], num_top=1)
-        found.append(run(backend, batch))
+        scored.append(run(backend, batch))
     expected = [
         reference_logprobs(tiny_model()[1], [prompt[: n + 1] for n in range(len(prompt))])
         for prompt in (long, short, other)
     ]
-    for scores, rows in zip(found, (slice(0, 40), slice(40, 63)), strict=True):
+    for scores, rows in zip(scored, (slice(0, 40), slice(40, 63)), strict=True):
         every = np.concatenate([expected[2][-1:], expected[0][rows], expected[1]])
         labels = [LABELS[0], *[*long[1:], 0][rows], *short[1:], 0]
         got = scores.label_logits - scores.lse

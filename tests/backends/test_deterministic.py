@@ -38,8 +38,8 @@ class Scoring:
         if salt is None:
             self.salts += 1
             salt = f"only {self.salts}"
-        given = ScoreInput(query, items, labels=None, label_token_ids=LABELS, need_lse=True)
-        request = self.builder.build(given)
+        score_input = ScoreInput(query, items, labels=None, label_token_ids=LABELS, need_lse=True)
+        request = self.builder.build(score_input)
         object.__setattr__(request, "salt", salt)
         return self.engine.score(request)
 
@@ -63,8 +63,8 @@ def scoring(tiny_model):
         return made[-1]
 
     yield make
-    for one in made:
-        one.engine.close()
+    for scoring in made:
+        scoring.engine.close()
 
 
 @pytest.fixture
@@ -82,26 +82,26 @@ FAMILIES = [("qwen3", "bfloat16"), *slow(*((name, "float32") for name in OTHERS)
 
 @pytest.mark.parametrize(("family", "dtype"), FAMILIES)
 def test_same_bits_in_every_batch(scoring, rng, family, dtype):
-    one = scoring(family, dtype=dtype, max_batch_tokens=600, max_model_len=600)
+    made = scoring(family, dtype=dtype, max_batch_tokens=600, max_model_len=600)
     query, items = random_ids(rng, 301), [*some_items(rng, 11), random_ids(rng, 290)]
-    alone = np.concatenate([one.bits(query, [item]) for item in items])
+    alone = np.concatenate([made.bits(query, [item]) for item in items])
     assert len(np.unique(alone[:, 0])) == len(items)  # the items' scores differ
 
     order = rng.permutation(len(items))
-    packed = one.bits(query, [items[i] for i in order])
+    packed = made.bits(query, [items[i] for i in order])
     np.testing.assert_array_equal(packed, alone[order])
 
-    cold = one.bits(query, items, salt="kept")
-    before = one.engine.stats().counters.cached_tokens
-    warm = one.bits(query, items, salt="kept")
-    assert one.engine.stats().counters.cached_tokens > before
+    cold = made.bits(query, items, salt="kept")
+    before = made.engine.stats().counters.cached_tokens
+    warm = made.bits(query, items, salt="kept")
+    assert made.engine.stats().counters.cached_tokens > before
     np.testing.assert_array_equal(cold, alone)
     np.testing.assert_array_equal(warm, alone)
 
     others = [
-        one.submit(random_ids(rng, int(n)), some_items(rng, 5)) for n in rng.integers(1, 400, 6)
+        made.submit(random_ids(rng, int(n)), some_items(rng, 5)) for n in rng.integers(1, 400, 6)
     ]
-    crowd = [one.submit(query, items, salt="kept"), *others, one.submit(query, items[3:5])]
+    crowd = [made.submit(query, items, salt="kept"), *others, made.submit(query, items[3:5])]
     np.testing.assert_array_equal(bits_of(crowd[0]), alone)
     np.testing.assert_array_equal(bits_of(crowd[-1]), alone[3:5])
 
@@ -122,39 +122,41 @@ def test_chunks_do_not_show(scoring, rng, family):
 
 def test_another_query_with_the_same_beginning(scoring, rng):
     """The last block of the first query is shorter, so its cached pages must not be used."""
-    one = scoring(dtype="float32", max_batch_tokens=600, max_model_len=600)
+    made = scoring(dtype="float32", max_batch_tokens=600, max_model_len=600)
     start, items = random_ids(rng, 300), some_items(rng, 4)
     query = start + random_ids(rng, 100)
-    expected = one.bits(query, items)
-    one.bits(start, items, salt="shared")
-    np.testing.assert_array_equal(one.bits(query, items, salt="shared"), expected)
+    expected = made.bits(query, items)
+    made.bits(start, items, salt="shared")
+    np.testing.assert_array_equal(made.bits(query, items, salt="shared"), expected)
 
 
 def test_two_threads(scoring, rng):
     threads = torch.get_num_threads()
     try:
-        one = scoring(
+        made = scoring(
             dtype="float32", threads=2, max_batch_tokens=600, overrides={"hidden_size": 96}
         )
         query, items = random_ids(rng, 200), some_items(rng, 9)
-        alone = np.concatenate([one.bits(query, [item]) for item in items])
-        np.testing.assert_array_equal(one.bits(query, items), alone)
+        alone = np.concatenate([made.bits(query, [item]) for item in items])
+        np.testing.assert_array_equal(made.bits(query, items), alone)
     finally:
         torch.set_num_threads(threads)
 
 
 def test_close_to_the_usual_scores(scoring, rng, tiny_model):
-    one = scoring("gemma2", dtype="float32", max_batch_tokens=512)
+    made = scoring("gemma2", dtype="float32", max_batch_tokens=512)
     directory, _ = tiny_model("gemma2")
     config = ModelConfig(str(directory), dtype="float32", max_batch_tokens=512)
     usual = create_backend(plan_backend(directory, config))
     engine = Engine(usual, EngineConfig())
     query, items = random_ids(rng, 260), some_items(rng, 9)
-    given = ScoreInput(query, items, labels=None, label_token_ids=LABELS, need_lse=True)
-    request = PromptBuilder(None, usual.limits, UNLIMITED).build(given)
+    score_input = ScoreInput(query, items, labels=None, label_token_ids=LABELS, need_lse=True)
+    request = PromptBuilder(None, usual.limits, UNLIMITED).build(score_input)
     expected = bits_of(engine.score(request)).view(np.float32)
     engine.close()
-    np.testing.assert_allclose(one.bits(query, items).view(np.float32), expected, atol=1e-4, rtol=0)
+    np.testing.assert_allclose(
+        made.bits(query, items).view(np.float32), expected, atol=1e-4, rtol=0
+    )
 
 
 def test_threads_share_work_evenly(tiny_model):
@@ -221,7 +223,7 @@ def test_a_labels_bits_do_not_depend_on_the_other_labels(tiny_model):
     directory, _ = tiny_model("qwen3", max_position_embeddings=1024)
     rng = np.random.default_rng(7)
     query, items = random_ids(rng, 150), [random_ids(rng, n) for n in (1, 7, 40)]
-    found: dict[tuple[int, ...], set[bytes]] = {}
+    bits_of: dict[tuple[int, ...], set[bytes]] = {}
     with Scorer(str(directory), dtype="float32", deterministic=True) as scorer:
         for _ in range(12):
             longest = int(rng.integers(1, 4))
@@ -230,5 +232,5 @@ def test_a_labels_bits_do_not_depend_on_the_other_labels(tiny_model):
             result = scorer.score(query, items, label_sequences=labels, logprobs=True)
             for place, label in enumerate(labels):
                 bits = result.logprobs[:, place].tobytes() + result.scores[:, place].tobytes()
-                found.setdefault(tuple(label), set()).add(bits)
-    assert {len(bits) for bits in found.values()} == {1}
+                bits_of.setdefault(tuple(label), set()).add(bits)
+    assert {len(bits) for bits in bits_of.values()} == {1}

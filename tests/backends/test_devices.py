@@ -88,14 +88,14 @@ def test_the_cpu_build_of_torch_leaves_no_device_unused_either(unusable, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("build", "given", "named"),
+    ("build", "device", "named"),
     [
         ("2.13.0+cpu", None, "cpu"),
         ("2.13.0+cpu", "cuda", "cuda"),
         ("2.13.0", None, "nothing"),
     ],
 )
-def test_make_serve_names_the_device_of_the_cpu_build(tmp_path, build, given, named):
+def test_make_serve_names_the_device_of_the_cpu_build(tmp_path, build, device, named):
     """Without that the README's first command would fail on a machine with a GPU."""
     for place in (f"lib/python3.12/site-packages/torch-{build}.dist-info", "bin"):
         (tmp_path / place).mkdir(parents=True)
@@ -104,7 +104,7 @@ def test_make_serve_names_the_device_of_the_cpu_build(tmp_path, build, given, na
     command.write_text('#!/bin/sh\necho "$@ on ${GPUSCORE_DEVICE:-nothing}"\n')
     command.chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if name != "GPUSCORE_DEVICE"}
-    environment |= {"GPUSCORE_DEVICE": given} if given else {}
+    environment |= {"GPUSCORE_DEVICE": device} if device else {}
     done = subprocess.run(
         ["make", "--no-print-directory", "serve", f"VENV={tmp_path}", "MODEL=demo", "PORT=8123"],
         cwd=Path(__file__).parents[2],
@@ -156,7 +156,7 @@ prepare(Path("."), ModelConfig())
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch has no growing segments")
 @pytest.mark.parametrize(
-    ("given", "read"),
+    ("environment", "read"),
     [
         ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
         *(
@@ -165,9 +165,9 @@ prepare(Path("."), ModelConfig())
         ),
     ],
 )
-def test_the_allocator_is_set_before_torch_is_imported(given, read):
+def test_the_allocator_is_set_before_torch_is_imported(environment, read):
     done = subprocess.run(
-        [sys.executable, "-P", "-c", UP_TO_TORCH], env=given, capture_output=True, text=True
+        [sys.executable, "-P", "-c", UP_TO_TORCH], env=environment, capture_output=True, text=True
     )
     assert done.stdout == f"{read}\n", done.stderr
 

@@ -146,7 +146,7 @@ def test_the_router_is_not_quantised(tiny_model):
     assert len(mixtures) == sum(architecture.config.mixture.layers)
     assert not any(isinstance(x.mlp, MixtureWeights) for x in weights.layers)
     for mlp in mixtures:
-        assert all(isinstance(one, PackedLinear) for one in (*mlp.gate_up, *mlp.down))
+        assert all(isinstance(layer, PackedLinear) for layer in (*mlp.gate_up, *mlp.down))
     assert torch.equal(mixtures[0].router, model.model.layers[0].mlp.gate.weight)
 
 

@@ -62,11 +62,11 @@ def backend_of(plan, recipe):
 def test_a_rotated_model_answers_as_transformers_does(tiny_model, family, backend):
     plan, recipe = planned(tiny_model, family, backend)
     assert rotation.is_rotated(plan.architecture, plan.precision)
-    found = backend_of(plan, recipe)
+    made = backend_of(plan, recipe)
     try:
-        assert judge(found, recipe, 1e-4, allow=False).error < 2e-5
+        assert judge(made, recipe, 1e-4, allow=False).error < 2e-5
     finally:
-        found.close()
+        made.close()
 
 
 @needs_jax
@@ -76,9 +76,9 @@ def test_jax_computes_the_model_of_a_recipe_as_torch_does(tiny_model, kept):
     for backend in ("torch", "jax"):
         plan, recipe = planned(tiny_model, "llama", backend)
         recipe = replace(recipe, kept=kept)
-        found = backend_of(plan, recipe)
-        every.append(answers_of(found, recipe))
-        found.close()
+        made = backend_of(plan, recipe)
+        every.append(answers_of(made, recipe))
+        made.close()
     off = np.abs(every[0] - recipe.answers).max(axis=1)
     assert np.median(np.abs(every[0] - every[1]).max(axis=1)) < 1e-4 < np.median(off) / 10
 

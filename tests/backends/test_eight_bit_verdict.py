@@ -138,10 +138,10 @@ def test_random_ids_judge_a_model_without_a_tokenizer(tmp_path, tiny_model, capl
     assert "random ids judge" in caplog.text
     assert len(recipe.prompts) == 200
     assert len({*recipe.prompts}) == 200
-    for prompt, want in list(zip(recipe.prompts, recipe.answers, strict=True))[:5]:
+    for prompt, expected in list(zip(recipe.prompts, recipe.answers, strict=True))[:5]:
         logits = reference(torch.tensor([prompt])).logits[0, -1].detach()
         got = logits.log_softmax(-1)[list(recipe.labels)].numpy()
-        np.testing.assert_allclose(got, want, atol=1e-4)
+        np.testing.assert_allclose(got, expected, atol=1e-4)
     create_backend(plan).close()
     with pytest.raises(ConfigError, match="of 200 held-out texts, but --quantization-error"):
         create_backend(replace(plan, settings=replace(plan.settings, quantization_error=1e-6)))
@@ -156,10 +156,10 @@ def test_a_checkpoint_that_others_quantised_is_judged_too(tmp_path, name):
     recipe = recipe_of(plan)
     assert recipe.kept == ()
     with Scorer(str(directory), device="cpu", dtype="float32", quantization="w8a16") as scorer:
-        for prompt, want in list(zip(recipe.prompts, recipe.answers, strict=True))[:5]:
+        for prompt, expected in list(zip(recipe.prompts, recipe.answers, strict=True))[:5]:
             ids = {"label_token_ids": list(recipe.labels), "logprobs": True}
             got = scorer.score(list(prompt), [[]], **ids).logprobs[0]
-            np.testing.assert_allclose(got, want, atol=1e-4)
+            np.testing.assert_allclose(got, expected, atol=1e-4)
     strict = replace(plan.settings, quantization_error=1e-6, allow_degenerate=False)
     with pytest.raises(ConfigError, match="a quantised checkpoint: with --quantization w8a16"):
         create_backend(replace(plan, settings=strict))

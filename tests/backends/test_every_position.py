@@ -60,8 +60,8 @@ def engine(tiny_model):
         return made[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for engine in made:
+        engine.close()
 
 
 def split(values):
@@ -77,10 +77,10 @@ def test_as_transformers_in_chunks_packed_and_alone(engine, tiny_model, family):
     request = request_of(prompts)
     _, model = tiny_model(family, max_position_embeddings=1024)
     for max_batch_tokens in (49, 700):
-        one = engine(family, max_batch_tokens=max_batch_tokens)
-        found = position_logprobs(one.score(request).result(60), request.label_ids)
+        made = engine(family, max_batch_tokens=max_batch_tokens)
+        positions = position_logprobs(made.score(request).result(60), request.label_ids)
         for prompt, label, best, best_ids in zip(
-            prompts, *map(split, (found.label, found.best, found.best_ids)), strict=True
+            prompts, *map(split, (positions.label, positions.best, positions.best_ids)), strict=True
         ):
             with torch.no_grad():
                 logits = model(torch.tensor([prompt])).logits[0]
@@ -97,16 +97,16 @@ def test_deterministic(engine):
     rng = np.random.default_rng(1)
     prompts = [random_ids(rng, n) for n in LENGTHS]
 
-    def bits(one, some):
-        result = one.score(request_of(some)).result(60)
+    def bits(made, some):
+        result = made.score(request_of(some)).result(60)
         numbers = (np.concatenate(result.label_logits), result.lse, result.top_logits[:, 0])
         return np.stack(numbers).view(np.int32)
 
     whole = engine("qwen3", deterministic=True, max_batch_tokens=1000)
     chunked = engine("qwen3", deterministic=True, max_batch_tokens=150)
     alone = np.concatenate([bits(whole, [prompt]) for prompt in prompts], axis=1)
-    for one in (whole, chunked):
-        np.testing.assert_array_equal(bits(one, prompts), alone)
+    for made in (whole, chunked):
+        np.testing.assert_array_equal(bits(made, prompts), alone)
 
 
 CONTEXT, CHOICES = 293, (1, 9, 2, 130, 33)
@@ -130,7 +130,7 @@ def test_choices_of_one_context_share_its_rows(
 ):
     """Choices come together and one by one, cold and cached, in odd chunks, and as a tree of
     items."""
-    one = engine(family, backend=backend, max_batch_tokens=max_batch_tokens)
+    made = engine(family, backend=backend, max_batch_tokens=max_batch_tokens)
     prompts = choices_of(0)
     _, model = tiny_model(family, max_position_embeddings=1024)
     expected = []
@@ -139,7 +139,7 @@ def test_choices_of_one_context_share_its_rows(
             logits = torch.log_softmax(model(torch.tensor([prompt])).logits[0].double(), -1).numpy()
         expected.append((logits[np.arange(len(prompt)), np.roll(prompt, -1)], logits.max(axis=1)))
     cut, total = CONTEXT - 1, sum(map(len, prompts))
-    pages = cut // one.limits.page_size * one.limits.page_size
+    pages = cut // made.limits.page_size * made.limits.page_size
     cold = CONTEXT - 1 + sum(n + 1 for n in CHOICES)
     if max_batch_tokens < max(CHOICES):  # that item computes the query's last, half page again
         cold += cut - pages
@@ -152,7 +152,7 @@ def test_choices_of_one_context_share_its_rows(
         (prompts, 0, "a", cold if max_batch_tokens > total else None),
     ]
     for some, at, salt, tokens in asked:
-        result = one.score(replace(request_of(some, at), salt=salt)).result(60)
+        result = made.score(replace(request_of(some, at), salt=salt)).result(60)
         if tokens is not None:
             assert result.computed_tokens == tokens
         for prompt, rows in zip(some, rows_of(result, some, at), strict=True):
@@ -167,9 +167,9 @@ def test_deterministic_choices(engine):
     whole = engine("qwen3", deterministic=True, max_batch_tokens=1000)
     chunked = engine("qwen3", deterministic=True, max_batch_tokens=150)
     alone = [rows_of(whole.score(request_of([p])).result(60), [p], 0)[0] for p in prompts]
-    for one in (whole, chunked):
+    for made in (whole, chunked):
         for some, at in ((prompts, 0), (prompts, cut), (prompts, cut), (prompts[3:4], 384)):
-            result = one.score(request_of(some, at)).result(60)
+            result = made.score(request_of(some, at)).result(60)
             for prompt, rows in zip(some, rows_of(result, some, at), strict=True):
                 bits = alone[prompts.index(prompt)].view(np.int32)
                 np.testing.assert_array_equal(rows.view(np.int32), bits)

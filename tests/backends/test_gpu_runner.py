@@ -121,12 +121,14 @@ def test_graphs_score_as_launches(make, rng, family):
     assert isinstance(graphs.launcher, GraphLauncher)
     before = graphs.launcher.replayed  # by the warm-up
     for batch in some_batches(rng, SIZES):
-        one, other, expected = (b.collect(b.extend(batch)) for b in (graphs, launches, exact))
+        by_graphs, by_launches, expected = (
+            b.collect(b.extend(batch)) for b in (graphs, launches, exact)
+        )
         error, usual = (
-            np.linalg.norm(x.label_logits - expected.label_logits) for x in (one, other)
+            np.linalg.norm(x.label_logits - expected.label_logits) for x in (by_graphs, by_launches)
         )
         assert error <= 2 * usual + 1e-3
-        np.testing.assert_allclose(one.lse, other.lse, atol=0.05)
+        np.testing.assert_allclose(by_graphs.lse, by_launches.lse, atol=0.05)
     assert graphs.launcher.replayed - before == len(SIZES)
     assert launches.launcher.replayed == 0
 
@@ -155,11 +157,13 @@ def test_only_collect_waits(make, rng):
             backend.collect(backend.extend(batch))  # allocate what stays allocated
         with waiting_is_an_error():
             pending = [backend.extend(batch) for batch in batches]
-            for one in pending:
-                one.result()
-        for batch, one in zip(batches, pending, strict=True):
+            for launched in pending:
+                launched.result()
+        for batch, launched in zip(batches, pending, strict=True):
             again = backend.collect(backend.extend(batch))
-            np.testing.assert_array_equal(backend.collect(one).label_logits, again.label_logits)
+            np.testing.assert_array_equal(
+                backend.collect(launched).label_logits, again.label_logits
+            )
 
 
 def test_nothing_is_compiled_after_the_warm_up(make, rng, monkeypatch):
@@ -167,7 +171,7 @@ def test_nothing_is_compiled_after_the_warm_up(make, rng, monkeypatch):
 
     backend = make()
     compiled = []
-    hook = lambda **given: compiled.append(given["repr"])  # noqa: E731  (None means: go on)
+    hook = lambda **event: compiled.append(event["repr"])  # noqa: E731  (None means: go on)
     monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", hook)
     for batch in some_batches(rng, [(n, n % 7 + 1) for n in (1, 15, 16, 17, 64, 100, 333)]):
         some = rng.random(len(batch.score_rows)) < 0.5
@@ -198,8 +202,8 @@ def test_deterministic_bit_for_bit(tiny_model, rng, attention):
     def submit(query, items, salt):
         ids = tuple(np.array(item, np.int32) for item in items)
         labels = (np.array(LABELS, np.int32),) * len(items)
-        given = np.array(query, np.int32)
-        return engine.score(ScoreRequest(given, ids, labels, need_lse=True, salt=salt))
+        query_ids = np.array(query, np.int32)
+        return engine.score(ScoreRequest(query_ids, ids, labels, need_lse=True, salt=salt))
 
     def rows(future):
         result = future.result(60)
@@ -263,8 +267,8 @@ def test_memory_that_others_take_and_give_back(make, rng):
         scores = backend.collect(backend.extend(small))
         np.testing.assert_array_equal(scores.label_logits, before[1].label_logits)
     after = [backend.collect(backend.extend(batch)) for batch in (large, small)]
-    for one, other in zip(before, after, strict=True):
-        np.testing.assert_array_equal(one.label_logits, other.label_logits)
+    for scores, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(scores.label_logits, other.label_logits)
 
 
 @pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="needs compute-sanitizer")
@@ -283,5 +287,5 @@ def test_no_kernel_reads_or_writes_where_it_must_not(tiny_model):
         timeout=300,
         env=environment,
     )
-    found = [line for line in done.stdout.splitlines() if "Host Frame" not in line]
-    assert done.returncode == 0, "\n".join(found)[:5000] + done.stderr[-2000:]
+    lines = [line for line in done.stdout.splitlines() if "Host Frame" not in line]
+    assert done.returncode == 0, "\n".join(lines)[:5000] + done.stderr[-2000:]

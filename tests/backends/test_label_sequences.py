@@ -33,16 +33,16 @@ def continuations(model, prompts, labels=LABELS):
         row = []
         for label in labels:
             before = [prompt + label[:n] for n in range(len(label))]
-            found = reference_logprobs(model, before)
-            row.append(sum(found[n, token] for n, token in enumerate(label)))
+            logprobs = reference_logprobs(model, before)
+            row.append(sum(logprobs[n, token] for n, token in enumerate(label)))
         rows.append(row)
     return np.array(rows)
 
 
-def near(got, want):
-    assert want.std() > 1, "near-uniform outputs would prove nothing"
+def near(got, expected):
+    assert expected.std() > 1, "near-uniform outputs would prove nothing"
     # The sum of a label's tokens has a float32's precision: at -52, one step is 4e-6.
-    np.testing.assert_allclose(got, want, atol=TOLERANCE, rtol=4e-6)
+    np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=4e-6)
 
 
 def check(model, scorer, query, items, **options):
@@ -102,9 +102,9 @@ def test_temperature_and_length(tiny_model, rng):
     with Scorer(str(directory), max_batch_tokens=512) as scorer:
 
         def scores(**options):
-            found = scorer.score(query, items, label_sequences=LABELS, **options)
-            assert found.logprobs is None
-            return found.scores
+            result = scorer.score(query, items, label_sequences=LABELS, **options)
+            assert result.logprobs is None
+            return result.scores
 
         def softmax(values):
             weights = np.exp(values)

@@ -169,10 +169,10 @@ def test_no_batch_takes_more_than_was_measured(tiny_model, longest, count):
     directory, _ = tiny_model("qwen3", **WIDE | {"max_position_embeddings": longest})
     # A process of its own: in that of the tests, peaks depend on what other tests left in the heap.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as own:
-        found = own.submit(measured_and_taken, directory, LARGEST, longest, count).result()
-    assert found.parts == (2 if longest > 2 * LARGEST else 1)
-    assert found.measured > 40 * MIB, "too little memory was measured for a comparison"
-    assert found.taken < found.measured + found.pages
+        use = own.submit(measured_and_taken, directory, LARGEST, longest, count).result()
+    assert use.parts == (2 if longest > 2 * LARGEST else 1)
+    assert use.measured > 40 * MIB, "too little memory was measured for a comparison"
+    assert use.taken < use.measured + use.pages
 
 
 @linux_only

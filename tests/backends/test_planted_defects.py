@@ -112,7 +112,7 @@ def item_positions_are_shifted(monkeypatch):
     def shift(pack):
         def packed(segments, prefixes, **options):
             scored = [ids is not None for ids in segments.label_ids]
-            segments.start = [sum(one) for one in zip(segments.start, scored, strict=True)]
+            segments.start = [sum(pair) for pair in zip(segments.start, scored, strict=True)]
             return pack(segments, prefixes, **options)
 
         return packed

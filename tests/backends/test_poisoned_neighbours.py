@@ -95,13 +95,13 @@ def test_pages_that_are_not_finite_are_not_found_again(max_tokens, tiny_model):
     try:
         query, item = (int32(random_ids(rng, n)) for n in (3 * made.limits.page_size, 4))
         request = ScoreRequest(query, (item,), (int32([3, 17]),), need_lse=True)
-        want = engine.score(request).result()
+        expected = engine.score(request).result()
         for side in (side for layer in made.launcher.pool.layers for side in layer):
             side.masked_fill_(side != 0, torch.nan)  # never written memory is zeros
         with pytest.raises(NonfiniteScore):
             engine.score(request).result()
         again = engine.score(request).result()
-        np.testing.assert_array_equal(again.label_logits[0], want.label_logits[0])
+        np.testing.assert_array_equal(again.label_logits[0], expected.label_logits[0])
         assert engine.stats().counters.cached_tokens == 3 * made.limits.page_size, "once"
         engine._runner.scheduler.pages.check_integrity()
     finally:

@@ -38,8 +38,8 @@ def logprobs(backend, prompts, vocabulary=400):
         for index, prompt in enumerate(prompts)
     ]
     batch = pack(segments, [Prefix(0, NO_TOKENS)] * len(prompts))
-    found = backend.collect(backend.extend(batch))
-    return found.label_logits.reshape(len(prompts), -1) - found.lse[:, None]
+    scores = backend.collect(backend.extend(batch))
+    return scores.label_logits.reshape(len(prompts), -1) - scores.lse[:, None]
 
 
 def but_one(differences):

@@ -47,7 +47,7 @@ def test_shards_together_are_the_model(tiny_model, family, ranks, overrides):
     for part, name in parts.items():
         expected, got = whole.tensor(part, name), [file.tensor(part, name) for file in files]
         if part.endswith(WHOLE) or (part == "lm_head" and config.classes):
-            assert all(np.array_equal(one, expected) for one in got)
+            assert all(np.array_equal(tensor, expected) for tensor in got)
             continue
         if part[0] in "kv" and ranks > config.num_kv_heads:  # heads that ranks share
             heads = expected.reshape(config.num_kv_heads, config.head_dim, *expected.shape[1:])
@@ -55,23 +55,23 @@ def test_shards_together_are_the_model(tiny_model, family, ranks, overrides):
                 -1, *expected.shape[1:]
             )
         np.testing.assert_array_equal(np.concatenate(got, int(part in BY_COLUMNS)), expected)
-        for shard, one in zip(shards, got, strict=True):
-            assert one.shape == weight_shapes(shard.part_of(config))[part]
+        for shard, tensor in zip(shards, got, strict=True):
+            assert tensor.shape == weight_shapes(shard.part_of(config))[part]
 
 
 def test_memory_is_planned_for_a_rank(tiny_model):
     directory, _ = tiny_model("qwen3")
-    one, two = (
+    single, halved = (
         plan_backend(directory, ModelConfig(str(directory), device="cpu", tensor_parallel=ranks))
         for ranks in (1, 2)
     )
-    assert one.pages.page_bytes == 2 * two.pages.page_bytes, "half of the KV heads"
+    assert single.pages.page_bytes == 2 * halved.pages.page_bytes, "half of the KV heads"
     replicated = 4 * (3 * (2 * 48 + 2 * 16) + 48)  # float32 norms of three layers, and the last
-    assert one.weight_bytes - replicated == 2 * (two.weight_bytes - replicated)
+    assert single.weight_bytes - replicated == 2 * (halved.weight_bytes - replicated)
     sizes = {"kv_cache_size": 2**20, "memory_limit": 2**30}
     limited = plan_backend(directory, ModelConfig(device="cpu", tensor_parallel=2, **sizes))
     assert limited.pages.exact_bytes == 2**19, "ranks share the memory of a CPU"
-    assert limited.pages.spare == 2**29 - two.weight_bytes
+    assert limited.pages.spare == 2**29 - halved.weight_bytes
 
 
 def test_memory_of_a_gpu_is_planned_for_a_rank(tiny_model):

@@ -51,8 +51,8 @@ def test_ranks_score_as_transformers_does(tiny_model, family, ranks, options, ov
     expected = reference_logprobs(model, [query + item for item in items])[:, LABELS]
     assert expected.std() > 1, "near-uniform outputs would prove nothing"
     np.testing.assert_allclose(together.logprobs, expected, atol=TOLERANCE, rtol=0)
-    for row, one in enumerate(alone):
-        np.testing.assert_allclose(one.logprobs[0], expected[row], atol=TOLERANCE, rtol=0)
+    for row, result in enumerate(alone):
+        np.testing.assert_allclose(result.logprobs[0], expected[row], atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.slow
@@ -60,11 +60,11 @@ def test_every_rank_has_the_whole_head_over_classes(tiny_model):
     directory, _ = tiny_model("qwen3_classes", id2label={0: "relevant"})
     rng = np.random.default_rng(0)
     query, items = random_ids(rng, 30), [random_ids(rng, n) for n in (1, 9)]
-    found = []
+    logits = []
     for ranks in (1, 2):
         with Scorer(str(directory), device="cpu", tensor_parallel=ranks) as scorer:
-            found.append(scorer.score(query, items, label_token_ids=[0], logits=True).logits)
-    np.testing.assert_allclose(*found, atol=TOLERANCE, rtol=0)
+            logits.append(scorer.score(query, items, label_token_ids=[0], logits=True).logits)
+    np.testing.assert_allclose(*logits, atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.slow
@@ -72,12 +72,12 @@ def test_ranks_in_bfloat16(tiny_model):
     directory, _ = tiny_model("qwen3")
     rng = np.random.default_rng(0)
     query, items = random_ids(rng, 30), [random_ids(rng, n) for n in (1, 9, 20)]
-    found = []
+    logprobs = []
     for options in ({"dtype": "float32"}, {"dtype": "bfloat16", "tensor_parallel": 2}):
         with Scorer(str(directory), device="cpu", **options) as scorer:
             asked = {"label_token_ids": LABELS, "logprobs": True}
-            found.append(scorer.score(query, items, **asked).logprobs)
-    np.testing.assert_allclose(*found, atol=0.2, rtol=0)
+            logprobs.append(scorer.score(query, items, **asked).logprobs)
+    np.testing.assert_allclose(*logprobs, atol=0.2, rtol=0)
 
 
 def ranks_of_this_process(known):
@@ -93,12 +93,12 @@ def two_ranks(tiny_model):
 
 
 def test_a_rank_that_is_killed_while_it_loads_ends_the_load(two_ranks):
-    known, lines, found = children(os.getpid()), [], []
+    known, lines, messages = children(os.getpid()), [], []
 
     def load():
         with pytest.raises(DeviceLost) as caught:
             two_ranks(lines.append)
-        found.append(str(caught.value))
+        messages.append(str(caught.value))
 
     loading = threading.Thread(target=load)
     loading.start()
@@ -107,7 +107,9 @@ def test_a_rank_that_is_killed_while_it_loads_ends_the_load(two_ranks):
     os.kill(pid, signal.SIGKILL)
     loading.join(60)
     assert not loading.is_alive(), "it hangs"
-    assert found == lines == [f"rank 1 of 2 (process {pid}) ended with signal 9; this replica ends"]
+    assert (
+        messages == lines == [f"rank 1 of 2 (process {pid}) ended with signal 9; this replica ends"]
+    )
 
 
 def test_a_rank_that_is_killed_fails_the_batch(tiny_model):

@@ -54,9 +54,9 @@ def test_formats_take_turns_and_an_interruption_does_not_count():
     between = chain.from_iterable((0.0, duration) for duration in durations)
     clock = accumulate(chain([0.0], between, repeat(0.0)))
     threads = torch.get_num_threads()
-    found = time_products(torch.bfloat16, 8, 16, 1, lambda: next(clock))
+    seconds = time_products(torch.bfloat16, 8, 16, 1, lambda: next(clock))
     assert len(durations) == 2 * LEAST_PAIRS
-    assert found == (3.0, 1.0)
+    assert seconds == (3.0, 1.0)
     assert torch.get_num_threads() == threads
 
 
@@ -87,7 +87,7 @@ def test_the_checkpoints_format_stays_if_it_is_no_slower(directory, timed):
     ],
 )
 def test_nothing_is_measured_if_it_decides_nothing(directory, timed, monkeypatch, options):
-    monkeypatch.setattr(plan, "why_not_in_eight_bits", lambda *given: None)
+    monkeypatch.setattr(plan, "why_not_in_eight_bits", lambda *arguments: None)
     sizes = timed(QUICK)
     chosen = plan_backend(directory, ModelConfig(**options))
     assert (chosen.dtype, chosen.dtype_reason, sizes) == (torch.bfloat16, "", [])

@@ -40,8 +40,8 @@ def test_quick_work_does_not_overtake():
         assert order == []
         assert not third.done()
         go.set()
-        for one in (third, second, first):
-            one.result(PATIENCE)
+        for task in (third, second, first):
+            task.result(PATIENCE)
     assert order == ["first", "second", "third"]
 
 

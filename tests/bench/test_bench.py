@@ -70,7 +70,7 @@ def test_all_ways_of_a_server(server, tmp_path, capsys):
     ((name, poisson),) = [(way, row) for (scenario, way), row in rows.items() if "Poisson" in way]
     assert name.startswith("Poisson ")
     assert poisson.asked > 0
-    (about,) = [one.about for one in bundle.servers]
+    (about,) = [server.about for server in bundle.servers]
     assert about.facts["machine"]["cores"]
     assert about.facts["versions"]["gpuscore"]
     assert about.facts["settings"]["threads"] == 1
@@ -81,14 +81,14 @@ def test_all_ways_of_a_server(server, tmp_path, capsys):
 def test_the_sample_is_that_of_the_model(server, tmp_path):
     """The bundle's scores are what the prompts get alone, by another way."""
     bundle, _ = run(tmp_path, "--url", server.url, "--scenario", "latency")
-    (one,) = bundle.servers
+    (sampled,) = bundle.servers
     with Scorer("demo", threads=1) as scorer:
-        for case in one.workload.cases:
+        for case in sampled.workload.cases:
             expected = [
                 scorer.score(prompt, [[]], label_token_ids=case.label_ids[0]).scores[0]
                 for prompt in case.prompt_ids()
             ]
-            got = np.exp(one.run.results[case.name].values)
+            got = np.exp(sampled.run.results[case.name].values)
             np.testing.assert_allclose(got, expected, rtol=1e-4)
 
 
@@ -106,9 +106,9 @@ def test_the_sample_is_judged_by_the_oracle_too(server, tmp_path, capsys):
     assert main([*files, other]) == 0
     said = "scores: skipped, because the workloads are bench and quick"
     assert f"skip  other against found, {said}" in capsys.readouterr().out
-    (one,) = bundle.servers
-    wrong = {k: replace(v, values=v.values + 0.01) for k, v in one.run.results.items()}
-    servers = (replace(one, run=replace(one.run, results=wrong)),)
+    (judged,) = bundle.servers
+    wrong = {k: replace(v, values=v.values + 0.01) for k, v in judged.run.results.items()}
+    servers = (replace(judged, run=replace(judged.run, results=wrong)),)
     write_bundle(tmp_path / "found.json", replace(bundle, servers=servers))
     assert main([*files, "--reference", right]) == 1
     assert main([*record, "--workload", "bench", "--seed", "1", "-o", str(tmp_path / "x")]) == 78
@@ -187,11 +187,11 @@ class Between(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         answer = httpx.post(self.url + self.path, content=body, headers=JSON, timeout=60)
         asked = json.loads(body)
-        found = type(self).change(self.path, asked, answer.json()) if answer.is_success else 0
-        if found is None:
+        changed = type(self).change(self.path, asked, answer.json()) if answer.is_success else 0
+        if changed is None:
             self.close_connection = True
             return
-        content = answer.content if found == 0 else json.dumps(found).encode()
+        content = answer.content if changed == 0 else json.dumps(changed).encode()
         self.reply(answer.status_code, content)
 
     def reply(self, status, content):
@@ -227,8 +227,8 @@ def of_packed(path, asked, answer):
     scores = answer.get("scores")
     if scores and len(scores) > 1:
         answer["scores"] = [
-            [0.8 * a + 0.2 * b for a, b in zip(one, two, strict=True)]
-            for one, two in zip(scores, scores[1:] + scores[:1], strict=True)
+            [0.8 * a + 0.2 * b for a, b in zip(score, neighbour, strict=True)]
+            for score, neighbour in zip(scores, scores[1:] + scores[:1], strict=True)
         ]
     return answer
 

@@ -63,14 +63,14 @@ def written(tmp_path):
 
 
 def test_a_bundle_is_read_as_it_was_written(written):
-    found, expected = read_bundle(Path(written("a", 0.5))), bundle(0.5)
-    assert json.dumps([row.as_json() for row in found.rows]) == json.dumps(
+    read, expected = read_bundle(Path(written("a", 0.5))), bundle(0.5)
+    assert json.dumps([row.as_json() for row in read.rows]) == json.dumps(
         [row.as_json() for row in expected.rows]
     )
-    (one,), (other,) = found.servers, expected.servers
-    assert one.about == other.about
-    assert one.workload == other.workload
-    for name, result in one.run.results.items():
+    (server,), (other,) = read.servers, expected.servers
+    assert server.about == other.about
+    assert server.workload == other.workload
+    for name, result in server.run.results.items():
         np.testing.assert_array_equal(result.values, other.run.results[name].values)
 
 
@@ -98,9 +98,9 @@ def test_scores_that_differ_fail(written, capsys):
 
 
 def test_the_reference_counts_as_right(written, capsys):
-    right, one = written("right", 1.0, shift=0.3), written("one", 1.0, shift=0.3)
+    right, equal = written("right", 1.0, shift=0.3), written("one", 1.0, shift=0.3)
     wrong = written("wrong", 1.0)
-    assert main(["bench", "compare", one, wrong, "--reference", right, "--no-reports"]) == 1
+    assert main(["bench", "compare", equal, wrong, "--reference", right, "--no-reports"]) == 1
     out = capsys.readouterr().out
     assert "ok    one against demo, float32" in out
     assert "FAIL  wrong against demo, float32" in out
@@ -108,9 +108,9 @@ def test_the_reference_counts_as_right(written, capsys):
 
 
 def test_other_models_are_not_compared(written, capsys):
-    one = written("a", 1.0, model="/models/Org/Small")
-    assert main(["bench", "compare", one, written("b", 1.0, shift=1.0, model="small")]) == 1
-    assert main(["bench", "compare", one, written("c", 1.0, shift=1.0, model="other")]) == 0
+    small = written("a", 1.0, model="/models/Org/Small")
+    assert main(["bench", "compare", small, written("b", 1.0, shift=1.0, model="small")]) == 1
+    assert main(["bench", "compare", small, written("c", 1.0, shift=1.0, model="other")]) == 0
     said = "scores: skipped, because the models are called /models/Org/Small and other"
     assert f"skip  c against a, {said}" in capsys.readouterr().out
 
@@ -164,10 +164,12 @@ def test_pages(written, tmp_path, capsys):
     text = page.read_text()
     assert text.startswith("<!doctype html>")
     assert "some CPU" in text
-    (plot,) = [one for one in text.split("<svg")[1:] if "rerank: items per second" in one]
+    (plot,) = [
+        section for section in text.split("<svg")[1:] if "rerank: items per second" in section
+    ]
     wide = {}  # pixels of each bar, by the text that stands above it
-    for found in re.finditer(r'>([^<]*)</text>\n<rect [^>]* width="([\d.]+)"', plot):
-        wide[found[1]] = float(found[2])
+    for match in re.finditer(r'>([^<]*)</text>\n<rect [^>]* width="([\d.]+)"', plot):
+        wide[match[1]] = float(match[2])
     assert wide["a, packed"] == pytest.approx(2 * wide["b, packed"], rel=0.01), "bars begin at 0"
     assert wide["a, packed"] == pytest.approx(3 * wide["a, sequential"], rel=0.01)
 
@@ -216,10 +218,10 @@ def test_a_difference_within_the_noise_is_none():
     same = replace(row, rates=rates[::-1])
     faster = replace(row, rates=tuple(2 * rate for rate in rates))
     assert change_text(against(same, row)).startswith("none (")
-    found = against(faster, row)
-    assert found.value == pytest.approx(2)
-    assert 1 < found.low < 2 < found.high
-    assert change_text(found).startswith("2.00x (")
+    change = against(faster, row)
+    assert change.value == pytest.approx(2)
+    assert 1 < change.low < 2 < change.high
+    assert change_text(change).startswith("2.00x (")
     few = replace(row, rates=rates[:2])
     assert "under 5 repeats" in change_text(against(few, row))
     assert change_text(Interval(float("nan"))) == change_text(None) == "-"

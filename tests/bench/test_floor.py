@@ -24,14 +24,14 @@ def test_every_precision_has_a_floor_of_its_own():
         "ours": Timed(lambda requests: Spent(2e-4, 3e-4)),
         "ours in int8": Timed(lambda requests: Spent(1e-4, 1.5e-4), precision="int8"),
     }
-    found = measure(scorers, SHAPES["tiny"], torch.float32, WORK, repeat=1)
-    rows = {row["scorer"]: row for row in found["rows"]}
+    measured = measure(scorers, SHAPES["tiny"], torch.float32, WORK, repeat=1)
+    rows = {row["scorer"]: row for row in measured["rows"]}
     assert list(rows) == ["floor of this machine", "floor of this machine, int8", *scorers]
     for name, precision, seconds in (("ours", "full", 2e-4), ("ours in int8", "int8", 1e-4)):
-        (floor,) = found["floors"][precision]
+        (floor,) = measured["floors"][precision]
         assert floor["linear TFLOP/s"] > 0
         assert rows[name]["of the floor"] == pytest.approx(floor["seconds"] / seconds, rel=0.02)
-    assert found["of the floor"] == rows["ours"]["of the floor"]
+    assert measured["of the floor"] == rows["ours"]["of the floor"]
     assert rows["ours in int8"]["CPU / gpuscore's"] == 0.5
 
 

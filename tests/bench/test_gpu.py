@@ -32,7 +32,9 @@ def run(folder, *names):
     own = ["--device=cpu", "--trial", "--shape=tiny", f"--scratch={folder}", "--", str(folder)]
     codes = [gpu_sections.main([*own, name]) for name in names]
     content = [json.loads(found_of(folder, name).read_text()) for name in names]
-    stages = {f"bench: {name}": {"found": one} for name, one in zip(names, content, strict=True)}
+    stages = {
+        f"bench: {name}": {"found": section} for name, section in zip(names, content, strict=True)
+    }
     return codes, {"stages": stages}
 
 
@@ -50,7 +52,9 @@ def test_every_section_says_what_it_found_or_why_not(tmp_path):
     attention = ("--attention flashinfer", "--attention flashinfer-cascade")
     codes, day = run(tmp_path, "ceilings", "reference", "gpuscore", "profile", *attention)
     assert codes == [0] * 6
-    stages = {name.removeprefix("bench: "): one["found"] for name, one in day["stages"].items()}
+    stages = {
+        name.removeprefix("bench: "): outcome["found"] for name, outcome in day["stages"].items()
+    }
     timed = [(row["scorer"], row["workload"]) for row in stages["gpuscore"]["rows"]]
     workloads = ("a", "a cached", "b cached", "d", "300")
     assert timed == [(scorer, w) for scorer in ("gpuscore", "engine") for w in workloads]

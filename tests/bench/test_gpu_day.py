@@ -42,7 +42,9 @@ def test_every_stage_can_be_tried_on_a_cpu(tmp_path, capsys):
     code = gpu_day.main(["--device=cpu", f"--output={tmp_path}", "--minutes=60"])
     content = json.loads((tmp_path / "gpu-day.json").read_text())
     assert code == 0, capsys.readouterr().out
-    assert list(content["stages"]) == [one.name for one in stages("cpu", tmp_path, trial=True)]
+    assert list(content["stages"]) == [
+        candidate.name for candidate in stages("cpu", tmp_path, trial=True)
+    ]
     skipped = [name for name, about in content["stages"].items() if about["status"] == "skipped"]
     absent = [] if (REAL / "config.json").is_file() else ["parity of SmolLM2 with transformers"]
     assert skipped == absent, "the environment of the tests has all packages"
@@ -67,7 +69,11 @@ def wait_until(holds, seconds=600):
 
 def test_the_day_runs_all_tests_of_a_device():
     """The day and `make test-gpu` both run all tests of a device."""
-    planned = [one for one in stages("cuda", ROOT, trial=False) if one.name.startswith("tests")]
+    planned = [
+        candidate
+        for candidate in stages("cuda", ROOT, trial=False)
+        if candidate.name.startswith("tests")
+    ]
     words = [word for stage in planned for command in stage.commands for word in command]
     here = Path(__file__)
     files = [path for path in (ROOT / "tests").rglob("test_*.py") if path != here]
@@ -83,7 +89,9 @@ def test_the_day_runs_all_tests_of_a_device():
 def test_a_test_that_fails_fails_the_day(tmp_path, holds):
     path = tmp_path / "test_one.py"
     path.write_text(f"def test_one():\n    assert {holds}\n")
-    (planned,) = [one for one in stages("cpu", tmp_path, trial=True) if one.name == "tests"]
+    (planned,) = [
+        candidate for candidate in stages("cpu", tmp_path, trial=True) if candidate.name == "tests"
+    ]
     (command,) = planned.commands
     (tests,) = [word for word in command if str(word).startswith("tests/")]
     changed = [path if word == tests else word for word in command]
@@ -98,7 +106,9 @@ def test_a_test_that_fails_fails_the_day(tmp_path, holds):
 def test_tests_that_hang_keep_the_outcomes_of_the_others(tmp_path):
     path = tmp_path / "test_some.py"
     path.write_text("import time\ndef test_one():\n    pass\ndef test_two():\n    time.sleep(99)\n")
-    (planned,) = [one for one in stages("cpu", tmp_path, trial=True) if one.name == "tests"]
+    (planned,) = [
+        candidate for candidate in stages("cpu", tmp_path, trial=True) if candidate.name == "tests"
+    ]
     chosen = [path if str(word).startswith("tests/") else word for word in planned.commands[0]]
     hanging = replace(planned, commands=(chosen,), limit=20.0)
     day = Day.open(tmp_path / "day.json", ABOUT)
@@ -113,7 +123,9 @@ def test_tests_stop_when_the_time_is_up(tmp_path):
         "import time, pytest\n@pytest.mark.parametrize('n', range(99))\n"
         "def test_one(n):\n    time.sleep(.5)\n"
     )
-    (planned,) = [one for one in stages("cpu", tmp_path, trial=True) if one.name == "tests"]
+    (planned,) = [
+        candidate for candidate in stages("cpu", tmp_path, trial=True) if candidate.name == "tests"
+    ]
     chosen = [path if str(word).startswith("tests/") else word for word in planned.commands[0]]
     day = Day.open(tmp_path / "day.json", ABOUT)
     day.run([replace(planned, commands=(chosen,), limit=25.0)], tmp_path, minutes=2)
@@ -170,13 +182,13 @@ def test_a_run_continues_where_the_last_one_ended(tmp_path):
 PARTS = {".json": '{"rows": []}', ".jsonl": '{"test": "a", "outcome": "passed"}\n', "": "scores "}
 
 
-def gone_wrong(one, then):
+def gone_wrong(planned, then):
     """Return a stage of the day that leaves half of its findings, and then goes wrong."""
-    text = PARTS[".json"] if one.clears is None else PARTS.get(one.clears.suffix, "")
-    text = "" if one.name == "attention" else text
-    write = f"open({str(one.clears)!r}, 'w').write({text!r}); " if one.clears else ""
+    text = PARTS[".json"] if planned.clears is None else PARTS.get(planned.clears.suffix, "")
+    text = "" if planned.name == "attention" else text
+    write = f"open({str(planned.clears)!r}, 'w').write({text!r}); " if planned.clears else ""
     code = f"import os, time; {write}print('scores agree', flush=True); {then}"
-    return replace(one, commands=(python(code),), packages=(), model=None)
+    return replace(planned, commands=(python(code),), packages=(), model=None)
 
 
 def test_a_failure_and_a_hang_in_each_stage_lose_no_findings(tmp_path):
@@ -184,7 +196,8 @@ def test_a_failure_and_a_hang_in_each_stage_lose_no_findings(tmp_path):
         folder = tmp_path / why[:4]
         folder.mkdir()
         planned = [
-            replace(gone_wrong(one, then), limit=limit) for one in stages("cpu", folder, trial=True)
+            replace(gone_wrong(candidate, then), limit=limit)
+            for candidate in stages("cpu", folder, trial=True)
         ]
         day = Day.open(folder / "day.json", ABOUT)
         day.run(planned, folder, minutes=9)
@@ -199,7 +212,7 @@ def read(path):
 
 def test_a_kill_in_each_stage_loses_no_findings(tmp_path):
     """Each run of the day is killed one stage later; the last runs repeat these stages."""
-    names = [one.name for one in stages("cpu", tmp_path, trial=True)]
+    names = [candidate.name for candidate in stages("cpu", tmp_path, trial=True)]
     for number, name in enumerate(names):
         assert run_day(tmp_path) == -signal.SIGKILL
         settings = read(tmp_path / "gpu-day.json")["stages"]
@@ -226,14 +239,14 @@ def run_day(folder):
 
 def killed_day(folder):
     kill = f"os.path.exists({str(folder / 'well')!r}) or (os.kill({os.getpid()}, 9), time.sleep(9))"
-    planned = [gone_wrong(one, kill) for one in stages("cpu", folder, trial=True)]
+    planned = [gone_wrong(candidate, kill) for candidate in stages("cpu", folder, trial=True)]
     Day.open(folder / "gpu-day.json", ABOUT).run(planned, folder, minutes=9)
 
 
 def test_a_stage_without_its_packages_is_skipped(tmp_path):
     day = Day.open(tmp_path / "day.json", ABOUT)
-    one = replace(stage("needs", "print('x')"), packages=("json", "no_such_package"))
-    day.run([one], tmp_path, minutes=1)
+    needy = replace(stage("needs", "print('x')"), packages=("json", "no_such_package"))
+    day.run([needy], tmp_path, minutes=1)
     assert statuses(day) == {"needs": "skipped"}
     assert day.stages["needs"]["why"] == "not there: no_such_package"
     assert not day.missing

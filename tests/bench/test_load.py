@@ -80,11 +80,11 @@ def answering():
     loops = []
 
     def start(answer):
-        ready, found, connections = threading.Event(), [], set()
+        ready, addresses, connections = threading.Event(), [], set()
 
         async def run():
             server = await asyncio.start_server(partial(serve, answer, connections), "127.0.0.1", 0)
-            found.append(server.sockets[0].getsockname())
+            addresses.append(server.sockets[0].getsockname())
             loops.append((asyncio.get_running_loop(), stop := asyncio.Event(), thread))
             ready.set()
             await stop.wait()
@@ -98,7 +98,7 @@ def answering():
         thread = threading.Thread(target=lambda: asyncio.run(run()))
         thread.start()
         ready.wait()
-        return Address.read("http://{}:{}".format(*found[0]))
+        return Address.read("http://{}:{}".format(*addresses[0]))
 
     yield start
     for loop, stop, thread in loops:

@@ -19,8 +19,8 @@ VOCAB = 5000
 
 def requests(name, way, number=0, seed=1, words=None):
     scenario = SCENARIOS[name]
-    (found,) = [one for one in scenario.ways if one.name == way]
-    return Draws(seed, VOCAB, words).requests(scenario, found, number)
+    (chosen,) = [candidate for candidate in scenario.ways if candidate.name == way]
+    return Draws(seed, VOCAB, words).requests(scenario, chosen, number)
 
 
 def test_the_command_line_names_them_all():
@@ -46,9 +46,9 @@ def test_the_command_line_names_them_all():
 def test_lengths_are_those_of_the_reports(name, way, count, query, items, item):
     drawn = requests(name, way)
     assert len(drawn) == count
-    assert {len(one.query) for one in drawn} == {query}
+    assert {len(request.query) for request in drawn} == {query}
     assert len(drawn[0].items) == items
-    assert {len(ids) for one in drawn for ids in one.items} == {item}
+    assert {len(ids) for request in drawn for ids in request.items} == {item}
 
 
 def test_nothing_is_drawn_twice_except_static_tokens():
@@ -56,10 +56,10 @@ def test_nothing_is_drawn_twice_except_static_tokens():
     for way in ("packed", "sequential"):
         for number in (0, 1):
             every.append(requests("rerank", way, number))
-    queries = [tuple(one[0].query) for one in every]
+    queries = [tuple(drawn[0].query) for drawn in every]
     assert len({query[:100] for query in queries}) == 1, "the static tokens"
     assert len({query[100:120] for query in queries}) == 4
-    items = [tuple(ids) for some in every for one in some for ids in one.items]
+    items = [tuple(ids) for some in every for request in some for ids in request.items]
     assert len(items) == len(set(items)) == 2000
     cold = [requests("rerank-static", "cold", n)[0].query[:20] for n in (0, 1)]
     warm = [requests("rerank-static", "warm", n)[0].query for n in (0, 1)]
@@ -69,9 +69,9 @@ def test_nothing_is_drawn_twice_except_static_tokens():
 
 
 def test_every_server_gets_the_same_and_every_seed_others():
-    one, again, other = (requests("latency", "scoring", seed=seed) for seed in (1, 1, 2))
-    assert one == again
-    assert one != other
+    first, again, other = (requests("latency", "scoring", seed=seed) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
 
 
 def test_texts_have_a_word_for_each_token():
@@ -112,8 +112,8 @@ def test_texts_of_ones_own(tmp_path):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     scenario = text_scenario(path)
     packed, sequential = (Draws(1, VOCAB).requests(scenario, way, 0) for way in scenario.ways)
-    assert [len(one.items) for one in packed] == [40, 40]
-    assert [len(one.items) for one in sequential] == [32, 8, 32, 8]
+    assert [len(request.items) for request in packed] == [40, 40]
+    assert [len(request.items) for request in sequential] == [32, 8, 32, 8]
     assert packed[1] == BenchRequest("q1", lines[1]["items"])
 
 

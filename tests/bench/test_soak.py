@@ -16,7 +16,7 @@ RANKED = {"results": [{"index": 1, "score": 0.9}, {"index": 0, "score": 0.4}]}
 
 
 @pytest.mark.parametrize(
-    ("want", "got", "right"),
+    ("expected", "got", "right"),
     [
         (ANSWER, ANSWER | {"usage": {"cached_tokens": 0}}, True),
         (ANSWER, ANSWER | {"scores": [[0.90001, 0.1], [1.0001e-6, 0.5]]}, True),
@@ -32,15 +32,15 @@ RANKED = {"results": [{"index": 1, "score": 0.9}, {"index": 0, "score": 0.4}]}
         ({"tokens": [1, 2]}, {"tokens": [1, 2.0]}, False),
     ],
 )
-def test_answers_are_compared(want, got, right):
-    assert same(want, got) is right
+def test_answers_are_compared(expected, got, right):
+    assert same(expected, got) is right
 
 
 def samples(server, engine, lives=1, minutes=60):
     """Return samples of two processes that grow by `server` and `engine` MiB per hour; `lives`
     engines of different sizes follow each other."""
     rng = np.random.default_rng(3)
-    found = []
+    taken = []
     for second in range(0, 60 * minutes, 5):
         life = second * lives // (60 * minutes)
         noise, hours = rng.normal(0, 0.2, 2) * MIB, second / 3600 * MIB
@@ -48,8 +48,8 @@ def samples(server, engine, lives=1, minutes=60):
             Process(1, round(80 * MIB + server * hours + noise[0]), 9, 9),
             Process(2 + life, round((300 + 40 * life) * MIB + engine * hours + noise[1]), 4, 8),
         )
-        found.append(Sample(second, *processes, 100, 0.001, 0.01, 0.5))
-    return found
+        taken.append(Sample(second, *processes, 100, 0.001, 0.01, 0.5))
+    return taken
 
 
 @pytest.mark.parametrize(("grown", "right"), [(0.0, True), (-9.0, True), (5.0, False)])
@@ -84,6 +84,6 @@ def test_the_page_stands_alone_and_is_small(tmp_path):
 
 
 def test_requests_are_seeded():
-    one, other = (table(np.random.default_rng(7), 500) for _ in range(2))
-    assert one == other
-    assert sum(known.weight for known in one) == pytest.approx(0.99)
+    first, other = (table(np.random.default_rng(7), 500) for _ in range(2))
+    assert first == other
+    assert sum(known.weight for known in first) == pytest.approx(0.99)

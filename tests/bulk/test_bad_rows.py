@@ -51,14 +51,14 @@ def test_bad_lines(tmp_path):
     outcome = run(write_jsonl(tmp_path / "in.jsonl", [b"", *lines]), output)
     assert (outcome.scored, outcome.bad) == (len(LINES), len(LINES))
     check([GOOD] * len(LINES), [row["scores"] for row in read_jsonl(output)])
-    found = bad_rows(output)
-    assert [(row["file"], row["row"], row["line"]) for row in found] == [
+    refused = bad_rows(output)
+    assert [(row["file"], row["row"], row["line"]) for row in refused] == [
         ("in.jsonl", 1 + 2 * index, 2 + 2 * index) for index in range(len(LINES))
     ]
-    for row, (line, reason) in zip(found, LINES, strict=True):
+    for row, (line, reason) in zip(refused, LINES, strict=True):
         assert row["reason"].startswith(reason), line
-    assert found[0]["input"] == {"query": None, "item": "x"}
-    assert found[7]["input"] == '{"query": "q", "item": "\\xff"}'
+    assert refused[0]["input"] == {"query": None, "item": "x"}
+    assert refused[7]["input"] == '{"query": "q", "item": "\\xff"}'
 
 
 def test_a_line_without_an_end_takes_no_memory(tmp_path, monkeypatch):
@@ -111,12 +111,12 @@ def test_bad_rows_of_parquet(tmp_path):
     table = pa.table({"n": [1, 2, 3], "query": ["q", "q", None], "item": wrong})
     parquet.write_table(table, tmp_path / "in.parquet")
     run(tmp_path / "in.parquet", tmp_path / "out.parquet")
-    found = bad_rows(tmp_path / "out.parquet")
-    assert [(row["row"], row["reason"]) for row in found] == [
+    refused = bad_rows(tmp_path / "out.parquet")
+    assert [(row["row"], row["reason"]) for row in refused] == [
         (2, "item is not UTF-8: invalid start byte"),
         (3, "query is null, not text"),
     ]
-    assert found[1]["input"] == {"n": 3, "query": None, "item": "x"}
+    assert refused[1]["input"] == {"n": 3, "query": None, "item": "x"}
     assert parquet.read_table(tmp_path / "out.parquet").column("n").to_pylist() == [1]
     with pytest.raises(ConfigError, match="write Parquet instead"):
         run(tmp_path / "in.parquet", tmp_path / "out.jsonl")

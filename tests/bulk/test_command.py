@@ -52,11 +52,11 @@ def test_the_page_shows_what_happens(tmp_path, monkeypatch):
     assert done.returncode == 1, done.stderr
     speed = re.compile(r"[\d.]+ s, [\d.]+ rows/s")
     assert speed.sub("", done.stdout) == speed.sub("", blocks("text")[0])
-    found, expected = read_jsonl(Path("scored.jsonl")), [*map(json.loads, shown.splitlines())]
-    assert [row.pop("scores") for row in found] == [
+    scored, expected = read_jsonl(Path("scored.jsonl")), [*map(json.loads, shown.splitlines())]
+    assert [row.pop("scores") for row in scored] == [
         pytest.approx(row.pop("scores"), abs=5e-4) for row in expected
     ]
-    assert found == expected
+    assert scored == expected
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def test_the_page_shows_what_happens(tmp_path, monkeypatch):
 def test_refused_before_the_model_is_loaded(tmp_path, monkeypatch, capsys, flags, message):
     monkeypatch.chdir(tmp_path)
     Path("in.jsonl").touch()
-    given = ["--input", "in.jsonl", "--output", "out.jsonl", *flags]
-    assert main(["batch", *given]) == 78
+    arguments = ["--input", "in.jsonl", "--output", "out.jsonl", *flags]
+    assert main(["batch", *arguments]) == 78
     assert message in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
@@ -101,12 +101,12 @@ def test_a_lost_engine_loses_no_row_and_doubles_none(tmp_path):
         (engine,) = children(process.pid)
         os.kill(engine, signal.SIGKILL)
         assert process.wait(300) == 0
-    found = read_jsonl(output)
-    assert [row["id"] for row in found] == list(range(4000))
+    rows = read_jsonl(output)
+    assert [row["id"] for row in rows] == list(range(4000))
     again = tmp_path / "again.jsonl"
     assert programs.run(*words(source, again, *BY_QUERY)).returncode == 0
-    for one, two in zip(found, read_jsonl(again), strict=True):
-        assert one["scores"] == pytest.approx(two["scores"], abs=1e-5)
+    for row, other in zip(rows, read_jsonl(again), strict=True):
+        assert row["scores"] == pytest.approx(other["scores"], abs=1e-5)
 
 
 def test_a_progress_bar_with_rate_time_left_and_cache_share(tmp_path, monkeypatch):
@@ -209,10 +209,10 @@ def test_scores_get_another_name(tmp_path, before, after):
     rows = [{**row, "scores": "mine"} for row in ROWS]
     output = tmp_path / f"out.{after}"
     run(write_input(tmp_path, before, rows), output, scores_column="p")
-    found = read_output(output)
-    assert list(found[0]) == ["id", "query", "item", "scores", "p"]
-    assert {row["scores"] for row in found} == {"mine"}
-    check(ROWS, [row["p"] for row in found])
+    rows = read_output(output)
+    assert list(rows[0]) == ["id", "query", "item", "scores", "p"]
+    assert {row["scores"] for row in rows} == {"mine"}
+    check(ROWS, [row["p"] for row in rows])
 
 
 @pytest.mark.parametrize("after", ["jsonl", "parquet"])
@@ -260,8 +260,8 @@ def ended(tmp_path, capsys, monkeypatch):
 def test_the_exit_code_tells_of_bad_rows(ended, tmp_path, bad, flags, code):
     rows = [{**row, "item": None} if index < bad else row for index, row in enumerate(ROWS)]
     source = write_jsonl(tmp_path / "in.jsonl", rows)
-    found, said, told = ended(*words(source, tmp_path / "out.jsonl", *flags))
-    assert found == code
+    ended_with, said, told = ended(*words(source, tmp_path / "out.jsonl", *flags))
+    assert ended_with == code
     good = f"{30 - bad} rows in out.jsonl"
     where = " in out.jsonl.bad.jsonl" if bad else ""
     assert said == [good, f"{bad} bad row{'s' * (bad != 1)}{where}"]
@@ -281,8 +281,8 @@ def test_requests_answered_with_an_error_count_as_bad(ended, tmp_path):
     asked = ["batch", "demo", "--requests", "--input", str(source), *QUICK]
     for share, code in (("0.25", 0), ("0.24", 1)):
         output = ["--output", str(tmp_path / f"{share}.jsonl")]
-        found, said, told = ended(*asked, *output, "--max-bad", share)
-        assert found == code
+        ended_with, said, told = ended(*asked, *output, "--max-bad", share)
+        assert ended_with == code
         assert said == [
             f"4 rows in {share}.jsonl",
             "1 of them answered with an error",

@@ -33,12 +33,12 @@ def _short_pause(monkeypatch):
 def scored(tmp_path, loading):
     source, output = write_jsonl(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
     outcome = run(source, output, loading)
-    found = read_jsonl(output)
+    rows = read_jsonl(output)
     path = tmp_path / "out.jsonl.bad.jsonl"
     bad = {row["row"] - 1 for row in read_jsonl(path)} if outcome.bad else set()
     good = [row for row in ROWS if row["id"] not in bad]
-    assert [row["id"] for row in found] == [row["id"] for row in good], "once each, in order"
-    check(good, [row["scores"] for row in found])
+    assert [row["id"] for row in rows] == [row["id"] for row in good], "once each, in order"
+    check(good, [row["scores"] for row in rows])
     return bad
 
 
@@ -72,10 +72,10 @@ class Troubled:
 
 def troubled(trouble, made=None, **words):
     def around(engine):
-        one = Troubled(engine, trouble)
+        troubled = Troubled(engine, trouble)
         if made is not None:
-            made.append(one)
-        return one
+            made.append(troubled)
+        return troubled
 
     return lambda: fake_model(around, **words)
 
@@ -104,7 +104,7 @@ def test_lost_requests_are_sent_again(tmp_path):
 
     def lose(number, request):
         """Lose every request once."""
-        first = all(request is not one for one in seen)
+        first = all(request is not earlier for earlier in seen)
         seen.append(request)
         return failed(Unavailable("the engine stopped")) if first else None
 
@@ -135,8 +135,8 @@ def test_a_row_that_fails_leaves_the_others_of_its_request(tmp_path):
     same = {
         row["id"]
         for row in ROWS
-        for one in poison
-        if (row["query"], row["item"]) == (one["query"], one["item"])
+        for poisoned in poison
+        if (row["query"], row["item"]) == (poisoned["query"], poisoned["item"])
     }
     assert bad == same
 
@@ -224,8 +224,8 @@ def alone(family, rows, instruction=None):
     with model_of(family)() as model:
         for row in rows:
             query = row["query"] if family.ranks else None
-            given = RerankInput(query, [row["item"]], instruction)
-            (future,) = model.engine.score_all([model.prompts.family.build(given).request])
+            rerank_input = RerankInput(query, [row["item"]], instruction)
+            (future,) = model.engine.score_all([model.prompts.family.build(rerank_input).request])
             yield model.prompts.family, future.result()
 
 
@@ -233,21 +233,21 @@ def alone(family, rows, instruction=None):
 def test_rerankers_give_relevances(tmp_path, instruction):
     source = write_jsonl(tmp_path / "in.jsonl", PAIRS)
     run(source, tmp_path / "out.jsonl", model_of(RANKER), labels=None, instruction=instruction)
-    found = [row["scores"] for row in read_jsonl(tmp_path / "out.jsonl")]
+    scores = [row["scores"] for row in read_jsonl(tmp_path / "out.jsonl")]
     expected = [
         prompts.family.relevance(prompts.raw_scores(result)).tolist()
         for prompts, result in alone(RANKER, PAIRS, instruction)
     ]
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    np.testing.assert_allclose(scores, expected, rtol=1e-9)
 
 
 def test_guards_give_the_probability_of_each_class(tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", PAIRS)
     run(source, tmp_path / "out.jsonl", model_of(GUARD), labels=None, query_column=None)
-    found = [row["scores"] for row in read_jsonl(tmp_path / "out.jsonl")]
+    shares = [row["scores"] for row in read_jsonl(tmp_path / "out.jsonl")]
     raw = np.concatenate([prompts.raw_scores(result) for prompts, result in alone(GUARD, PAIRS)])
-    np.testing.assert_allclose(np.array(found)[:, 0], 1 / (1 + np.exp(-raw)), rtol=1e-9)
-    np.testing.assert_allclose(np.sum(found, axis=1), 1)
+    np.testing.assert_allclose(np.array(shares)[:, 0], 1 / (1 + np.exp(-raw)), rtol=1e-9)
+    np.testing.assert_allclose(np.sum(shares, axis=1), 1)
 
 
 @pytest.mark.parametrize(
@@ -277,15 +277,15 @@ def test_labels_of_several_tokens(tmp_path, labels, full, mean):
     source = write_jsonl(tmp_path / "in.jsonl", PAIRS)
     more = {"apply_softmax": not full, "label_length_normalization": mean}
     run(source, tmp_path / "out.jsonl", **labels, **more)
-    found = [row["scores"] for row in read_jsonl(tmp_path / "out.jsonl")]
+    scores = [row["scores"] for row in read_jsonl(tmp_path / "out.jsonl")]
     expected = []
     with fake_model() as model:
         for row in PAIRS:
-            given = ScoreInput(row["query"], [row["item"]], **labels)
-            request = model.prompts.builder.build(given)
+            score_input = ScoreInput(row["query"], [row["item"]], **labels)
+            request = model.prompts.builder.build(score_input)
             (future,) = model.engine.score_all([request])
             (logprobs,) = label_logprobs(future.result())
             values = logprobs / request.trie.lengths if mean == "mean" else logprobs
             shares = np.exp(values)
             expected.append(shares if full else shares / shares.sum())
-    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    np.testing.assert_allclose(scores, expected, rtol=1e-4)

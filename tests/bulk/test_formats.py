@@ -31,11 +31,11 @@ def test_every_format_into_every_other(tmp_path, before, after):
     output = tmp_path / f"scored.{after}"
     outcome = run(write_input(tmp_path, before, ROWS), output)
     assert (outcome.scored, outcome.bad) == (111, 0)
-    found = read_output(output)
+    rows = read_output(output)
     expected = [{**row, "id": str(row["id"])} if before == "csv" else row for row in ROWS]
-    assert [{k: v for k, v in row.items() if k != "scores"} for row in found] == expected
-    assert list(found[0]) == ["id", "query", "item", "scores"]
-    check(ROWS, [row["scores"] for row in found])
+    assert [{k: v for k, v in row.items() if k != "scores"} for row in rows] == expected
+    assert list(rows[0]) == ["id", "query", "item", "scores"]
+    check(ROWS, [row["scores"] for row in rows])
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([f"input.{before}", output.name])
 
 
@@ -71,11 +71,11 @@ def test_columns_of_parquet_keep_their_types(tmp_path):
     table = pa.table({**texts, **columns()}).replace_schema_metadata({"made by": "a test"})
     parquet.write_table(table, tmp_path / "in.parquet", row_group_size=2)
     run(tmp_path / "in.parquet", tmp_path / "out.parquet")
-    found = parquet.read_table(tmp_path / "out.parquet")
-    scores = found.column("scores").to_pylist()
-    found = found.drop_columns("scores")
-    assert found.equals(parquet.read_table(tmp_path / "in.parquet"))
-    assert found.schema.metadata[b"made by"] == b"a test"
+    table = parquet.read_table(tmp_path / "out.parquet")
+    scores = table.column("scores").to_pylist()
+    table = table.drop_columns("scores")
+    assert table.equals(parquet.read_table(tmp_path / "in.parquet"))
+    assert table.schema.metadata[b"made by"] == b"a test"
     check([{"query": "q", "item": item} for item in "abc"], scores)
 
 
@@ -101,9 +101,9 @@ def test_types_of_json_in_parquet(tmp_path, monkeypatch):
         *({"query": "q", "item": "c", "n": 1.5} for _ in range(5)),
     ]
     run(write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet")
-    found = parquet.read_table(tmp_path / "out.parquet")
-    assert found.num_rows == 7
-    assert found.slice(0, 2).drop_columns(["scores"]).to_pylist() == [
+    table = parquet.read_table(tmp_path / "out.parquet")
+    assert table.num_rows == 7
+    assert table.slice(0, 2).drop_columns(["scores"]).to_pylist() == [
         {"query": "q", "item": "a", "n": 2.0**53, "list": [1], "late": None},
         {"query": "q", "item": "b", "n": None, "list": None, "late": {"deep": True}},
     ]
@@ -133,21 +133,21 @@ def test_a_folder_is_one_table(tmp_path):
         write_jsonl(folder / f"part-{number}.jsonl", part)
     (folder / "_SUCCESS").touch()
     run(folder, tmp_path / "out.jsonl")
-    found = read_jsonl(tmp_path / "out.jsonl")
-    assert [row["id"] for row in found] == list(range(111))
-    check(ROWS, [row["scores"] for row in found])
+    rows = read_jsonl(tmp_path / "out.jsonl")
+    assert [row["id"] for row in rows] == list(range(111))
+    check(ROWS, [row["scores"] for row in rows])
 
 
 def test_csv_as_spreadsheets_write_it(tmp_path):
     text = '\ufeffitem,query,"a, b"\r\n"two\r\nlines, ""quoted""",q,007\r\n\r\nlast,q,\r\n'
     (tmp_path / "in.csv").write_bytes(text.encode())
     run(tmp_path / "in.csv", tmp_path / "out.jsonl")
-    found = read_jsonl(tmp_path / "out.jsonl")
-    assert [(row["item"], row["a, b"]) for row in found] == [
+    rows = read_jsonl(tmp_path / "out.jsonl")
+    assert [(row["item"], row["a, b"]) for row in rows] == [
         ('two\r\nlines, "quoted"', "007"),
         ("last", ""),
     ]
-    check(found, [row["scores"] for row in found])
+    check(rows, [row["scores"] for row in rows])
 
 
 @pytest.mark.parametrize("after", ["jsonl", "parquet"])
@@ -190,8 +190,8 @@ def test_probabilities_over_the_whole_vocabulary(tmp_path):
     check(ROWS, scores / scores.sum(axis=1, keepdims=True))
     run(source, tmp_path / "two.jsonl", temperature=2.0)
     roots = np.sqrt(scores)  # a temperature of 2 halves the logits
-    found = [row["scores"] for row in read_jsonl(tmp_path / "two.jsonl")]
-    np.testing.assert_allclose(found, roots / roots.sum(axis=1, keepdims=True), rtol=1e-6)
+    softened = [row["scores"] for row in read_jsonl(tmp_path / "two.jsonl")]
+    np.testing.assert_allclose(softened, roots / roots.sum(axis=1, keepdims=True), rtol=1e-6)
 
 
 REFUSED = {

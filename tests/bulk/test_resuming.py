@@ -92,12 +92,12 @@ def test_the_command_killed_while_it_scores(tmp_path, capsys):
         assert message in capsys.readouterr().err
     done = programs.run(*job, "--engine-timeout", "50")
     assert (done.returncode, work.exists()) == (0, False), done.stderr
-    found = parquet.read_table(output).to_pylist()
-    assert [row["id"] for row in found] == list(range(300))
+    written = parquet.read_table(output).to_pylist()
+    assert [row["id"] for row in written] == list(range(300))
     with Scorer("demo", threads=1, max_batch_tokens=512) as scorer:
         prompts = [row["query"] + row["item"] for row in rows]
         expected = scorer.score("", prompts, labels=["yes", "no"]).scores
-    np.testing.assert_allclose([row["scores"] for row in found], expected, atol=1e-5)
+    np.testing.assert_allclose([row["scores"] for row in written], expected, atol=1e-5)
 
 
 @pytest.mark.slow

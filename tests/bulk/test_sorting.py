@@ -82,10 +82,12 @@ def seen_by_engine(tmp_path, rows, **backend):
     def around(engine):
         score_all = engine.score_all
 
-        def noted(given):
-            for one in given:
-                requests[one.query_ids.tobytes(), tuple(i.tobytes() for i in one.item_ids)] += 1
-            futures = score_all(given)
+        def noted(sent):
+            for request in sent:
+                requests[
+                    request.query_ids.tobytes(), tuple(i.tobytes() for i in request.item_ids)
+                ] += 1
+            futures = score_all(sent)
             for future in futures:
                 future.add_done_callback(lambda done: tokens.append(done.result().computed_tokens))
             return futures

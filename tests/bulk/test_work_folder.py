@@ -164,11 +164,11 @@ def mutations(content):
     for place in range(0, len(content), max(1, len(content) // 12)):
         yield content[:place] + bytes([content[place] ^ 0x40]) + content[place + 1 :]
     if content.startswith(b'{"sha256"'):
-        found = json.loads(content)
-        for name, other in ((n, o) for n in found for o in (None, -1, 2**70, "x", [], {"a": 1})):
-            yield json.dumps(found | {name: other}).encode()
-        for name in found:
-            yield json.dumps({n: found[n] for n in found if n != name}).encode()
+        state = json.loads(content)
+        for name, other in ((n, o) for n in state for o in (None, -1, 2**70, "x", [], {"a": 1})):
+            yield json.dumps(state | {name: other}).encode()
+        for name in state:
+            yield json.dumps({n: state[n] for n in state if n != name}).encode()
 
 
 def outcome_of(source, output):
@@ -178,12 +178,12 @@ def outcome_of(source, output):
     except ConfigError as error:
         return str(error)
     if output.suffix == ".jsonl":
-        found = read_jsonl(output)
+        rows = read_jsonl(output)
     else:
-        found = parquet.read_table(output).to_pylist()
-    assert [row["id"] for row in found] == list(range(25))
-    assert [row["item"] for row in found] == [row["item"] for row in ROWS]
-    check(ROWS, [row["scores"] for row in found])
+        rows = parquet.read_table(output).to_pylist()
+    assert [row["id"] for row in rows] == list(range(25))
+    assert [row["item"] for row in rows] == [row["item"] for row in ROWS]
+    check(ROWS, [row["scores"] for row in rows])
     return None
 
 

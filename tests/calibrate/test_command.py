@@ -68,8 +68,10 @@ def test_another_order_is_refused(data, monkeypatch, capsys):
     code = main(["info", "demo", "--calibration", "balanced.json"])
     assert code == EXIT_CONFIG
     assert "was fitted with --decision-order 'balanced', not fixed" in capsys.readouterr().err
-    with Scorer("demo", threads=1, decision_order="balanced", calibration="balanced.json") as one:
-        assert one.system_one("x", {"q": Choice("?", ["a", "b"])})
+    with Scorer(
+        "demo", threads=1, decision_order="balanced", calibration="balanced.json"
+    ) as scorer:
+        assert scorer.system_one("x", {"q": Choice("?", ["a", "b"])})
 
 
 GOOD = {"state": "a lamp", "questions": {"q": NOUL}, "answers": {"q": True}}

@@ -99,9 +99,9 @@ def test_answers_are_judged_without_their_row(rng):
 
 
 def test_two_orders_are_one_answer():
-    given = np.log([0.7, 0.2, 0.1])
+    shares = np.log([0.7, 0.2, 0.1])
     turned = np.log([0.3, 0.3, 0.4])  # of the options in reverse order
-    samples = samples_of([given, turned], [0, 0], [5, 5], [1, 1], [False, True])
+    samples = samples_of([shares, turned], [0, 0], [5, 5], [1, 1], [False, True])
     assert samples.right.tolist() == [0, 2]
     assert samples.num_questions == 1
     judged = Judged.of(samples, samples.shares(Scaling()))
@@ -122,14 +122,14 @@ def test_measures_are_their_definitions(rng):
         right += best == wanted
         place = min(int(shares[best] * BINS), BINS - 1)
         inside[place].append((shares[best], best == wanted))
-    ece = sum(abs(sum(s for s, _ in one) - sum(r for _, r in one)) for one in inside)
+    ece = sum(abs(sum(s for s, _ in judged) - sum(r for _, r in judged)) for judged in inside)
     expected = {"accuracy": right, "ece": ece, "brier": brier, "log_loss": loss_sum}
     for name, value in expected.items():
         assert measured[name].value == pytest.approx(value / 300)
         assert measured[name].low < measured[name].value < measured[name].high
     shown = bins(judged)
-    assert [one.count for one in shown] == [len(one) for one in inside if one]
-    assert [one.accuracy for one in shown] == [np.mean([r for _, r in o]) for o in inside if o]
+    assert [part.count for part in shown] == [len(part) for part in inside if part]
+    assert [part.accuracy for part in shown] == [np.mean([r for _, r in o]) for o in inside if o]
 
 
 def test_intervals_are_over_rows(rng):
@@ -142,9 +142,9 @@ def test_intervals_are_over_rows(rng):
         np.repeat(samples.rows, 10).tolist(),
         [False] * 2000,
     )
-    one, ten = (
-        measures(Judged.of(found, found.shares(Scaling())), seed=1)["brier"]
-        for found in (samples, many)
+    single, ten = (
+        measures(Judged.of(judged, judged.shares(Scaling())), seed=1)["brier"]
+        for judged in (samples, many)
     )
-    assert one.value == pytest.approx(ten.value)
-    assert ten.high - ten.low == pytest.approx(one.high - one.low)
+    assert single.value == pytest.approx(ten.value)
+    assert ten.high - ten.low == pytest.approx(single.high - single.low)

@@ -36,10 +36,10 @@ def http(url):
 
 
 def mixed(bad, good=GOOD):
-    found, rest = [], iter(good)
+    items, rest = [], iter(good)
     for index in range(len(bad) + len(good)):
-        found.append(bad[index][0] if index in bad else next(rest))
-    return found
+        items.append(bad[index][0] if index in bad else next(rest))
+    return items
 
 
 def places(bad, count):
@@ -183,40 +183,40 @@ def test_the_clients_and_the_scorer(url, scorer, call, split, bad):
     local = scorer.score(QUERY, items, logprobs=True, **LABELS, **options)
     remote = call(url, "score", QUERY, items, client=client, logprobs=True, **LABELS, **options)
     alone = scorer.score(QUERY, good, logprobs=True, **LABELS)
-    for found in (local, remote):
-        assert found.scores.shape == (len(items), 2)
+    for answer in (local, remote):
+        assert answer.scores.shape == (len(items), 2)
         for name in ("scores", "logprobs", "label_mass"):
-            values = getattr(found, name)
+            values = getattr(answer, name)
             np.testing.assert_array_equal(
                 values[left], getattr(alone, name).reshape(values[left].shape)
             )
             assert np.isnan(values[list(bad)]).all()
-        assert found.prompt_tokens == alone.prompt_tokens
+        assert answer.prompt_tokens == alone.prompt_tokens
     assert remote.errors == local.errors, "also the places in the messages"
     ranked = scorer.rerank("lamp", items, 2, **options)
-    found = call(url, "rerank", "lamp", items, 2, client=client, **options)
-    assert found.indices.tolist() == ranked.indices.tolist()
-    np.testing.assert_array_equal(found.scores, ranked.scores)
-    assert found.errors == ranked.errors
+    answer = call(url, "rerank", "lamp", items, 2, client=client, **options)
+    assert answer.indices.tolist() == ranked.indices.tolist()
+    np.testing.assert_array_equal(answer.scores, ranked.scores)
+    assert answer.errors == ranked.errors
     if good:
         alone = scorer.rerank("lamp", good, 2)
         assert ranked.indices.tolist() == [left[index] for index in alone.indices]
         np.testing.assert_array_equal(ranked.scores, alone.scores)
     pairs = [("lamp", item) for item in items]
-    found = call(url, "score_pairs", pairs, client=client, **options)
+    answer = call(url, "score_pairs", pairs, client=client, **options)
     expected = scorer.score_pairs(pairs, **options)
-    np.testing.assert_array_equal(found.scores, expected.scores)
-    assert [e.index for e in found.errors] == [e.index for e in expected.errors] == sorted(bad)
+    np.testing.assert_array_equal(answer.scores, expected.scores)
+    assert [e.index for e in answer.errors] == [e.index for e in expected.errors] == sorted(bad)
 
 
 def test_in_this_process(scorer):
     with pytest.raises(InvalidRequest, match="on_error must be"):
         scorer.score("q", ["a"], labels=["yes"], on_error="skip")
     items = ["a", float("nan"), "half \ud800", 7, LONG, "b"]
-    found = scorer.score("q ", items, labels=["yes"], on_error="null", logits=True)
-    assert [error.index for error in found.errors] == [1, 2, 3, 4]
+    scored = scorer.score("q ", items, labels=["yes"], on_error="null", logits=True)
+    assert [error.index for error in scored.errors] == [1, 2, 3, 4]
     alone = scorer.score("q ", ["a", "b"], labels=["yes"], logits=True)
-    np.testing.assert_array_equal(found.logits[[0, 5]], alone.logits)
+    np.testing.assert_array_equal(scored.logits[[0, 5]], alone.logits)
     for index in (1, 2, 3, 4):
         with pytest.raises(GpuscoreError):
             scorer.score("q ", [items[index]], labels=["yes"])
@@ -228,9 +228,9 @@ def test_in_this_process(scorer):
     many = list(
         scorer.score_many([("q", ["a", None]), ("q", [None])], labels=["yes"], on_error="null")
     )
-    assert [len(one.errors) for one in many] == [1, 1]
+    assert [len(scores.errors) for scores in many] == [1, 1]
     assert np.isnan(many[1].scores).all()
-    assert "nan" in found._repr_html_()
+    assert "nan" in scored._repr_html_()
 
     async def ask():
         async with AsyncScorer("demo", threads=1, max_batch_tokens=512) as other:

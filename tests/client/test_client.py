@@ -20,9 +20,9 @@ SMALL = [
 ]
 
 
-def same(found, expected):
+def same(got, expected):
     """Compare bit for bit: the server is deterministic, so a split must not show."""
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.parametrize("softmax", [False, True])

@@ -113,12 +113,12 @@ def other(facades):
 def ask(request, facades, runner):
     """ask(method, *arguments, **options) calls the method here, or of a server."""
 
-    async def wait(found):
-        return await found
+    async def wait(awaitable):
+        return await awaitable
 
     def call(method, *arguments, **more):
-        found = getattr(facades(request.param), method)(*arguments, **more)
-        return runner.run(wait(found)) if isawaitable(found) else found
+        answer = getattr(facades(request.param), method)(*arguments, **more)
+        return runner.run(wait(answer)) if isawaitable(answer) else answer
 
     return call
 
@@ -127,18 +127,20 @@ def ask(request, facades, runner):
 def many(request, facades, runner):
     """many(requests, **options) lists the scores of `score_many`."""
 
-    async def wait(found):
-        return [one.scores async for one in found]
+    async def wait(results):
+        return [result.scores async for result in results]
 
     def call(*arguments, **more):
         scores = facades(request.param).score_many(*arguments, **more)
-        return runner.run(wait(scores)) if isasyncgen(scores) else [one.scores for one in scores]
+        return (
+            runner.run(wait(scores)) if isasyncgen(scores) else [result.scores for result in scores]
+        )
 
     return call
 
 
-def same(found, expected):
-    np.testing.assert_array_equal(found, expected)
+def same(got, expected):
+    np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.parametrize("kind", OF_TEXTS)
@@ -180,12 +182,12 @@ def test_lists_of_pairs_and_questions(ask, scorer, kind):
     made = LISTS[kind]
     pairs = [("a lamp", text) for text in TEXTS]
     # Pairs of one query are cut elsewhere on a server, so bits may differ.
-    found = ask("score_pairs", made(pairs)).scores
-    np.testing.assert_allclose(found, scorer.score_pairs(pairs).scores, atol=1e-5)
+    scores = ask("score_pairs", made(pairs)).scores
+    np.testing.assert_allclose(scores, scorer.score_pairs(pairs).scores, atol=1e-5)
     names = ["lamp", "chair", "rug"]
     questions = [Choice("What?", names), Rating("How large?", names), Predicate("It is red.")]
-    given = [Choice("What?", made(names)), Rating("How large?", made(names)), questions[2]]
-    answers = ask("decide", TEXT, made(given))
+    asked = [Choice("What?", made(names)), Rating("How large?", made(names)), questions[2]]
+    answers = ask("decide", TEXT, made(asked))
     assert [answer.answer for answer in answers] == [
         answer.answer for answer in scorer.decide(TEXT, questions)
     ]
@@ -200,11 +202,11 @@ def test_lists_of_pairs_and_questions(ask, scorer, kind):
 def test_many_lists(many, scorer, kind):
     made = LISTS[kind]
     requests = [(QUERY, TEXTS), (QUERY, TEXTS[:1]), (QUERY, [])]
-    found = many(made([(query, made(items)) for query, items in requests]), labels=made(LABELS))
-    for scores, request in zip(found, requests, strict=True):
+    results = many(made([(query, made(items)) for query, items in requests]), labels=made(LABELS))
+    for scores, request in zip(results, requests, strict=True):
         same(scores, scorer.score(*request, labels=LABELS).scores)
-    found = many(made([([1, 2], made(IDS)), ([1, 2], made(IDS))]), label_token_ids=made([3, 4]))
-    for scores in found:
+    results = many(made([([1, 2], made(IDS)), ([1, 2], made(IDS))]), label_token_ids=made([3, 4]))
+    for scores in results:
         same(scores, scorer.score([1, 2], IDS, label_token_ids=[3, 4]).scores)
 
 
@@ -214,10 +216,10 @@ def test_columns_of_a_pipeline(scorer):
     items, queries = np.array([*TEXTS, *TEXTS]), np.array(["a", "b"] * 4)
     for labels in (LABELS, None):
         step = ScoreBatches("demo", labels=labels, **settings)
-        found = step({"query": queries, "item": items})["scores"]
+        scores = step({"query": queries, "item": items})["scores"]
         if labels:
             alone = scorer.score("b", TEXTS[1::2], labels=labels).scores
-            same(found[[1, 3]], alone)
+            same(scores[[1, 3]], alone)
         for name, columns in (("item", (queries, objects([*TEXTS * 2][:7] + [b"a"]))),
                               ("query", (objects([b"a"] * 8), items))):  # fmt: skip
             place = 7 if name == "item" else 0
@@ -312,12 +314,12 @@ def test_what_is_no_list(ask, value):
 
 def test_options_that_do_not_exist(ask, many):
     calls = {"score": ("q", ["a"]), "classify": (["a"],), "rerank": ("q", ["a"])}
-    for method, given in (calls | {"score_pairs": ([("q", "a")],)}).items():
+    for method, arguments in (calls | {"score_pairs": ([("q", "a")],)}).items():
         with pytest.raises(TypeError, match="'lables'; there are .*, on_error|'lables'.* labels, "):
-            ask(method, *given, lables=["yes"])
-    for method, given in {"decide": ("a", []), "system_one": ("a", {})}.items():
+            ask(method, *arguments, lables=["yes"])
+    for method, arguments in {"decide": ("a", []), "system_one": ("a", {})}.items():
         with pytest.raises(TypeError, match="unexpected keyword argument 'lables'"):
-            ask(method, *given, lables=["yes"])
+            ask(method, *arguments, lables=["yes"])
     with pytest.raises(TypeError, match="'lables'; there are labels, "):
         many([("q", ["a"])], lables=["yes"])
 
@@ -350,15 +352,15 @@ def test_a_bad_item_alone(scorer, other, runner, value):
     """With `on_error="null"` it gets no score, also in a generator."""
     more = {"labels": LABELS, "on_error": "null"}
     alone = scorer.score(QUERY, ["a", "b"], labels=LABELS).scores
-    for found in (
+    for result in (
         scorer.score(QUERY, iter(["a", value, "b"]), **more),
         runner.run(other.score(QUERY, iter(["a", value, "b"]), **more)),
         *scorer.score_many([(QUERY, iter(["a", value, "b"]))], **more),
     ):
-        same(found.scores[[0, 2]], alone)
-        assert [error.index for error in found.errors] == [1]
-    found = scorer.score([1], [[1], [2, True], [3]], label_token_ids=[4], on_error="null")
-    assert [error.message for error in found.errors] == [
+        same(result.scores[[0, 2]], alone)
+        assert [error.index for error in result.errors] == [1]
+    result = scorer.score([1], [[1], [2, True], [3]], label_token_ids=[4], on_error="null")
+    assert [error.message for error in result.errors] == [
         "items[1][1] is of type bool; it must be an integer"
     ]
 
@@ -367,8 +369,10 @@ def test_a_bad_item_alone(scorer, other, runner, value):
 @pytest.mark.parametrize("kind", LISTS)
 def test_completions(client, prompts, kind):
     completions = client.completions(LISTS[kind](prompts)).completions
-    for one, wanted in zip(completions, client.completions(prompts).completions, strict=True):
-        same(one.logprobs, wanted.logprobs)
+    for completion, wanted in zip(
+        completions, client.completions(prompts).completions, strict=True
+    ):
+        same(completion.logprobs, wanted.logprobs)
 
 
 @pytest.mark.parametrize("value", NO_PROMPTS, ids=shown)

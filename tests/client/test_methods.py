@@ -27,8 +27,8 @@ ONLY_HTTP = {"model", "priority", "cache_salt", "request_id", "rank_fields"}
 ONLY_HERE = {"logits", "progress"}
 
 
-def same(found, expected):
-    np.testing.assert_array_equal(found, expected)
+def same(got, expected):
+    np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -68,8 +68,8 @@ def test_classes(url, scorer, call, split):
     assert answer.prompt_tokens == expected.prompt_tokens
     assert isinstance(answer, Classification)
     assert len(answer.request_ids) == (1 if not split else len(set(answer.request_ids)))
-    (one,) = call(url, "classify", TEXTS[0], client=WITH_KEY, labels=["yes", "no"]).best
-    assert one == expected.best[0]
+    (best,) = call(url, "classify", TEXTS[0], client=WITH_KEY, labels=["yes", "no"]).best
+    assert best == expected.best[0]
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -80,9 +80,9 @@ def test_decisions(url, scorer, call, split):
     assert (answer[0].answer, answer[0].label_mass) == (expected[0].answer, expected[0].label_mass)
     assert answer[0].probabilities == pytest.approx(expected[0].probabilities)
     assert answer[0].confidence == pytest.approx(expected[0].confidence)
-    for one in expected:
-        assert sum(one.probabilities.values()) == pytest.approx(1)
-        assert one.confidence == max(one.probabilities.values())
+    for classified in expected:
+        assert sum(classified.probabilities.values()) == pytest.approx(1)
+        assert classified.confidence == max(classified.probabilities.values())
 
 
 ASKED = {
@@ -99,10 +99,10 @@ def test_system_one(url, scorer, call, split):
     for state in (TEXT, {"a": [TEXT, 1, None]}):
         expected = scorer.system_one(state, ASKED, instructions="Look.")
         client = WITH_KEY | split
-        found = call(url, "system_one", state, ASKED, client=client, instructions="Look.")
-        assert list(found) == list(ASKED)
+        answers = call(url, "system_one", state, ASKED, client=client, instructions="Look.")
+        assert list(answers) == list(ASKED)
         for name, answer in expected.items():
-            got = found[name]
+            got = answers[name]
             assert got.probabilities == pytest.approx(answer.probabilities, abs=1e-5)
             assert got.answer == (
                 answer.answer
@@ -129,19 +129,21 @@ def test_completions(url, scorer, call, split):
     answer = call(url, "completions", prompts, client=WITH_KEY | split, logprobs=1)
     assert [completion.text for completion in answer.completions] == prompts
     ids = call(url, "completions", [[5, 6, 7]], client=WITH_KEY, max_tokens=1, logprobs=1)
-    (one,) = ids.completions
-    assert math.isnan(one.logprobs[0])
+    (completion,) = ids.completions
+    assert math.isnan(completion.logprobs[0])
     scored = [
         scorer.score([], [[5, 6, 7][:end]], label_token_ids=[[5, 6, 7][end]], logprobs=True)
         for end in (1, 2)
     ]
-    np.testing.assert_allclose(one.logprobs[1:3], [s.logprobs[0, 0] for s in scored], atol=1e-5)
-    assert len(one.tokens) == len(one.logprobs) == len(one.best) == 4
-    assert one.best[0] is None
-    assert one.best[3][one.tokens[3]] == one.logprobs[3]
+    np.testing.assert_allclose(
+        completion.logprobs[1:3], [s.logprobs[0, 0] for s in scored], atol=1e-5
+    )
+    assert len(completion.tokens) == len(completion.logprobs) == len(completion.best) == 4
+    assert completion.best[0] is None
+    assert completion.best[3][completion.tokens[3]] == completion.logprobs[3]
     assert ids.prompt_tokens == 3
     flat = call(url, "completions", np.array([5, 6, 7]), client=WITH_KEY, max_tokens=1, logprobs=1)
-    same(flat.completions[0].logprobs, one.logprobs)
+    same(flat.completions[0].logprobs, completion.logprobs)
     (plain,) = call(url, "completions", "a lamp", client=WITH_KEY, logprobs=None).completions
     assert (plain.text, plain.tokens, plain.best, len(plain.logprobs)) == ("a lamp", (), (), 0)
     with pytest.raises(StatusError, match="max_tokens"):

@@ -154,7 +154,11 @@ HOW = BASE | {"type": "score", "score": 0.5, "probabilities": LEVELS}
 
 def test_right_decisions_are_right(call):
     with scripted([Step(200, answer(answers=[YES, WHICH, HOW]))]) as server:
-        assert [one.answer for one in call(server.url, "decide", "t", QUESTIONS)] == [0.5, "a", 0.5]
+        assert [decision.answer for decision in call(server.url, "decide", "t", QUESTIONS)] == [
+            0.5,
+            "a",
+            0.5,
+        ]
 
 
 @pytest.mark.parametrize(

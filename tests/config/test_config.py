@@ -63,7 +63,7 @@ def test_every_option_explains_itself(item):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "want"),
+    ("name", "text", "expected"),
     [
         ("INSECURE", "1", True),
         ("INSECURE", "0", False),
@@ -79,9 +79,9 @@ def test_every_option_explains_itself(item):
         ("KV_CACHE_SIZE", "1TiB", 2**40),
     ],
 )
-def test_how_the_environment_writes_values(name, text, want):
+def test_how_the_environment_writes_values(name, text, expected):
     got = read_settings({}, {f"GPUSCORE_{name}": text}).chosen[name.lower()].value
-    assert (got, type(got)) == (want, type(want))
+    assert (got, type(got)) == (expected, type(expected))
 
 
 @pytest.mark.parametrize("name", [item.name for item in OPTIONS] + ["config", "api_key"])
@@ -113,7 +113,7 @@ def test_the_example_of_the_documentation(tmp_path):
     path = tmp_path / "gpuscore.toml"
     path.write_text(text.split("```toml\n")[1].split("```")[0])
     chosen = read_settings({"config": str(path)}, {}).chosen
-    assert [name for name, one in chosen.items() if one.source == f"file {path}"] == [
+    assert [name for name, setting in chosen.items() if setting.source == f"file {path}"] == [
         "model",
         "max_batch_tokens",
         "port",

@@ -68,7 +68,7 @@ def test_the_program_refuses_a_wrong_configuration(command, tmp_path):
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize(
-    ("name", "value", "want"),
+    ("name", "value", "expected"),
     [
         ("host", "0.0.0.0", "--host 0.0.0.0 is reachable"),
         ("api_key_file", "/no/such", "--api-key-file /no/such: "),
@@ -77,7 +77,7 @@ def test_the_program_refuses_a_wrong_configuration(command, tmp_path):
     ],
 )
 def test_an_error_found_after_reading_the_settings_names_its_source(
-    name, value, want, source, tmp_path, monkeypatch, capsys
+    name, value, expected, source, tmp_path, monkeypatch, capsys
 ):
     (item,) = [item for item in options(*CONFIGS) if item.name == name]
     arguments, place = [], f"environment {item.variable}"
@@ -91,7 +91,7 @@ def test_an_error_found_after_reading_the_settings_names_its_source(
         arguments = [value] if item.positional else [item.flag, value]
     assert main(["serve", *arguments]) == 78
     error = capsys.readouterr().err
-    assert error.startswith(f"gpuscore: {want}")
+    assert error.startswith(f"gpuscore: {expected}")
     if source == "command line":
         assert "is set by" not in error
     else:

@@ -33,7 +33,7 @@ def wrong_values(item):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "want"),
+    ("name", "text", "expected"),
     [
         ("INSECURE", "yes", 'must be true or false, got "yes"'),
         ("INSECURE", "True", 'must be true or false, got "True"'),
@@ -69,14 +69,14 @@ def wrong_values(item):
         ("MODEL", "a\nb" * 99, None),
     ],
 )
-def test_a_wrong_variable(name, text, want):
-    if want is None:  # any text may name a model; loading decides whether there is one
+def test_a_wrong_variable(name, text, expected):
+    if expected is None:  # any text may name a model; loading decides whether there is one
         assert read_settings({}, {f"GPUSCORE_{name}": text}).chosen["model"].value == text
         return
     with pytest.raises(ConfigError) as error:
         read_settings({}, {f"GPUSCORE_{name}": text})
     assert str(error.value).startswith(f"GPUSCORE_{name} must be ")
-    assert want in str(error.value)
+    assert expected in str(error.value)
 
 
 def test_an_empty_string_is_no_value_elsewhere(tmp_path):
@@ -89,7 +89,7 @@ def test_an_empty_string_is_no_value_elsewhere(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("variable", "want"),
+    ("variable", "expected"),
     [
         ("GPUSCORE_PROT", "the closest is GPUSCORE_PORT; `gpuscore serve --help` shows all"),
         ("GPUSCORE_MAX_BATCH_TOKEN", "the closest is GPUSCORE_MAX_BATCH_TOKENS;"),
@@ -102,11 +102,11 @@ def test_an_empty_string_is_no_value_elsewhere(tmp_path):
     ],
 )
 @pytest.mark.parametrize("value", [SECRET, ""])
-def test_an_unknown_variable(variable, value, want):
+def test_an_unknown_variable(variable, value, expected):
     with pytest.raises(ConfigError) as error:
         read_settings({}, {variable: value})
     assert str(error.value).startswith(f"there is no environment variable {variable};")
-    assert want in str(error.value)
+    assert expected in str(error.value)
     assert SECRET not in str(error.value)
 
 
@@ -138,7 +138,7 @@ def test_what_kubernetes_injects_is_recognised(variable, value):
 
 
 @pytest.mark.parametrize(
-    ("text", "want"),
+    ("text", "expected"),
     [
         ("prot = 1", 'there is no key "prot"; the closest is port; `gpuscore serve --help`'),
         ("max-items = 1", "the closest is max_items;"),
@@ -179,14 +179,14 @@ def test_what_kubernetes_injects_is_recognised(variable, value):
     ],
 )
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"])
-def test_a_wrong_file(text, want, end, tmp_path):
+def test_a_wrong_file(text, expected, end, tmp_path):
     path = tmp_path / "gpuscore.toml"
     path.write_bytes(text if isinstance(text, bytes) else (text + end).encode())
     with pytest.raises(ConfigError) as error:
         read_settings({"config": str(path)}, {})
     message = str(error.value)
     assert str(path) in message
-    assert want in message
+    assert expected in message
     assert SECRET not in message
     assert "\n" not in message
     assert len(message) < 300

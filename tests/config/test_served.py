@@ -26,39 +26,39 @@ def test_a_local_model_is_called_by_its_folders_name(tmp_path, monkeypatch):
 
 
 def test_one_model_answers_to_all_its_names(tmp_path):
-    (one,) = served_models(ModelConfig(str(tmp_path)), ServerConfig())
-    assert (one.name, one.others) == (tmp_path.name, (str(tmp_path),))
-    (one,) = served_models(ModelConfig(str(tmp_path)), ServerConfig(served_model_name="x"))
-    assert (one.name, one.others) == ("x", (tmp_path.name, str(tmp_path)))
-    assert one.sources == (str(tmp_path), tmp_path.name, "x")
-    (one,) = served_models(ModelConfig("demo"), ServerConfig())
-    assert (one.name, one.others, one.is_default) == ("demo", (), True)
+    (model,) = served_models(ModelConfig(str(tmp_path)), ServerConfig())
+    assert (model.name, model.others) == (tmp_path.name, (str(tmp_path),))
+    (model,) = served_models(ModelConfig(str(tmp_path)), ServerConfig(served_model_name="x"))
+    assert (model.name, model.others) == ("x", (tmp_path.name, str(tmp_path)))
+    assert model.sources == (str(tmp_path), tmp_path.name, "x")
+    (model,) = served_models(ModelConfig("demo"), ServerConfig())
+    assert (model.name, model.others, model.is_default) == ("demo", (), True)
 
 
 def test_several_models_answer_to_their_names_alone():
     both = served_models(ModelConfig(threads=3), ServerConfig(models="a=demo,b=Org/Name=1"))
-    assert [(one.name, one.config.model, one.others) for one in both] == [
+    assert [(model.name, model.config.model, model.others) for model in both] == [
         ("a", "demo", ()),
         ("b", "Org/Name=1", ()),
     ]
-    assert {one.config.threads for one in both} == {3}
-    assert [one.is_default for one in both] == [False, False]
+    assert {model.config.threads for model in both} == {3}
+    assert [model.is_default for model in both] == [False, False]
     both = served_models(ModelConfig(), ServerConfig(models="a=x,b=y", default_model="b"))
-    assert [one.is_default for one in both] == [False, True]
-    (one,) = served_models(ModelConfig(), ServerConfig(models="a=x"))
-    assert one.is_default
+    assert [model.is_default for model in both] == [False, True]
+    (model,) = served_models(ModelConfig(), ServerConfig(models="a=x"))
+    assert model.is_default
 
 
 def test_aliases_are_names_of_one_model():
-    (one,) = served_models(ModelConfig(), ServerConfig(model_aliases="jev-latest,fast"))
-    assert (one.name, one.aliases) == ("demo", ("jev-latest", "fast"))
+    (model,) = served_models(ModelConfig(), ServerConfig(model_aliases="jev-latest,fast"))
+    assert (model.name, model.aliases) == ("demo", ("jev-latest", "fast"))
     names = ServerConfig(models="a=x,b=y", model_aliases="one=b,two=a,three=b")
-    assert [one.aliases for one in served_models(ModelConfig(), names)] == [
+    assert [model.aliases for model in served_models(ModelConfig(), names)] == [
         ("two",),
         ("one", "three"),
     ]
     names = ServerConfig(models="a=x,b=y", default_model="b", model_aliases="one")
-    assert [one.aliases for one in served_models(ModelConfig(), names)] == [(), ("one",)]
+    assert [model.aliases for model in served_models(ModelConfig(), names)] == [(), ("one",)]
 
 
 @pytest.mark.parametrize(

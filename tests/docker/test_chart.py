@@ -33,9 +33,9 @@ def test_the_schema_has_every_value():
         json.loads((HELM / "values.schema.json").read_text()),
     )
 
-    def missing(given, rules, place=""):
+    def missing(values, rules, place=""):
         known = rules.get("properties", {})
-        for name, value in given.items():
+        for name, value in values.items():
             if name not in known and rules.get("additionalProperties") is False:
                 yield f"{place}{name}"
             elif isinstance(value, dict):
@@ -52,8 +52,8 @@ def test_the_command_line_is_the_servers_own():
     ]
     words = re.findall(r"^            - (--\S+)$", block, re.M)
     words = [re.sub(r"\{\{.*\}\}|/etc/gpuscore/gpuscore.toml", "x", word) for word in words]
-    given = [word for word in words if not word.startswith("--config")]
-    settings = read_settings(vars(make_parser().parse_args(["serve", "demo", *given])), {})
+    flags = [word for word in words if not word.startswith("--config")]
+    settings = read_settings(vars(make_parser().parse_args(["serve", "demo", *flags])), {})
     config = settings.make(ServerConfig)
     assert (config.host, config.port, config.api_key_file) == (
         "0.0.0.0",
@@ -81,13 +81,15 @@ def test_the_runtime_of_kserve_asks_what_the_server_has(runtime):
         asked = runtime[probe]["httpGet"]
         assert asked["port"] == config.port
         assert asked["path"] in {*routes.ready, *routes.live}
-    assert "GPUSCORE_API_KEY" in {one["name"] for one in runtime["env"]}, "kserve needs a key"
+    assert "GPUSCORE_API_KEY" in {variable["name"] for variable in runtime["env"]}, (
+        "kserve needs a key"
+    )
 
 
 def test_the_model_of_kserve_is_for_the_runtime():
     runtime, service = (load(KSERVE / f"{n}.yaml") for n in ("servingruntime", "inferenceservice"))
     model = service["spec"]["predictor"]["model"]
     assert model["runtime"] == runtime["metadata"]["name"]
-    formats = {one["name"] for one in runtime["spec"]["supportedModelFormats"]}
+    formats = {supported["name"] for supported in runtime["spec"]["supportedModelFormats"]}
     assert model["modelFormat"]["name"] in formats
     assert model["protocolVersion"] in runtime["spec"]["protocolVersions"]

@@ -26,14 +26,14 @@ ENTRY = re.compile(r"^([A-Za-z0-9._-]+)==(\S+) \\\n((?:    --hash=sha256:[0-9a-f
 def entries(lock):
     """Return version by name; refuse anything but comments and pinned packages with hashes."""
     text = re.sub(r"^#.*\n", "", (LOCKS / f"{lock}.txt").read_text(), flags=re.MULTILINE)
-    found = {}
+    versions = {}
     while text:
         entry = ENTRY.match(text)
         assert entry, f"{lock}.txt: neither a pinned, hashed package nor a comment: {text[:200]}"
-        assert canonicalize_name(entry[1]) not in found
-        found[canonicalize_name(entry[1])] = entry[2]
+        assert canonicalize_name(entry[1]) not in versions
+        versions[canonicalize_name(entry[1])] = entry[2]
         text = text[entry.end() :]
-    return found
+    return versions
 
 
 def instructions(dockerfile):

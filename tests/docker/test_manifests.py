@@ -72,9 +72,9 @@ def settings_of(arguments, config=None):
     """Return the server's settings for its command line, with `config` as its configuration
     file."""
     known = {"/models/$(MODEL)": "demo", "${MODEL:-demo}": "demo"}
-    given = [known.get(argument, argument) for argument in arguments]
-    given = [re.sub(r"^--config=.*", f"--config={config}", argument) for argument in given]
-    return read_settings(vars(make_parser().parse_args(given)), {})
+    parsed = [known.get(argument, argument) for argument in arguments]
+    parsed = [re.sub(r"^--config=.*", f"--config={config}", argument) for argument in parsed]
+    return read_settings(vars(make_parser().parse_args(parsed)), {})
 
 
 @pytest.fixture(scope="module")
@@ -162,10 +162,12 @@ def test_nodes_have_a_driver_for_the_images_cuda(machine):
 
 
 def test_compiled_kernels_outlive_a_pod(pod):
-    claims = [one["metadata"]["name"] for one in load_all(KUBERNETES / "base/volume.yaml")]
+    claims = [claim["metadata"]["name"] for claim in load_all(KUBERNETES / "base/volume.yaml")]
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     (server,) = pod["containers"]
-    (mounted,) = (one["name"] for one in server["volumeMounts"] if one["mountPath"] == "/cache")
+    (mounted,) = (
+        mount["name"] for mount in server["volumeMounts"] if mount["mountPath"] == "/cache"
+    )
     assert volumes[mounted]["persistentVolumeClaim"]["claimName"] in claims
 
 
@@ -184,8 +186,8 @@ def test_the_benches_time_the_server_with_a_key_that_it_knows(server, compose):
         assert values.url == ["http://gpuscore:8000"]
         assert values.key_file == [keys]
         assert any(
-            f"--api-key-file={keys}" in one
-            for one in (*server["args"], *compose["services"]["gpuscore"]["command"])
+            f"--api-key-file={keys}" in argument
+            for argument in (*server["args"], *compose["services"]["gpuscore"]["command"])
         )
         assert shell[:2] == ["sh", "-c"]
         assert f"cat {values.bench_output}" in shell[2]
@@ -277,15 +279,19 @@ def expressions():
     dashboard = json.loads((OBSERVABILITY / "grafana/gpuscore.json").read_text())
     for panel in dashboard["panels"]:
         yield from (target["expr"] for target in panel.get("targets", ()))
-    yield from (one["query"]["query"] for one in dashboard["templating"]["list"][1:])
+    yield from (variable["query"]["query"] for variable in dashboard["templating"]["list"][1:])
     yield from (rule["expr"] for rule in rules())
     for test in load(OBSERVABILITY / "rules.test.yml")["tests"]:
-        yield from (one["series"] for one in test["input_series"])
+        yield from (series["series"] for series in test["input_series"])
 
 
 def test_every_metric_that_is_asked_for_exists():
     known = exposed_names() | {rule["record"] for rule in rules() if "record" in rule}
-    asked = {name for one in expressions() for name in re.findall(r"gpuscore[_:][\w:]+", one)}
+    asked = {
+        name
+        for expression in expressions()
+        for name in re.findall(r"gpuscore[_:][\w:]+", expression)
+    }
     assert len(asked) > 40
     assert asked - known == set()
 
@@ -303,7 +309,7 @@ def test_autoscalers_and_routers_ask_for_metrics_that_exist():
 def test_the_metrics_port_is_one_that_the_server_takes():
     patch = load(KUBERNETES / "fleet/metrics-port.yaml")["spec"]["template"]["spec"]
     (container,) = patch["containers"]
-    environment = {one["name"]: one["value"] for one in container["env"]}
+    environment = {variable["name"]: variable["value"] for variable in container["env"]}
     config = read_settings(vars(make_parser().parse_args(["serve"])), environment).make(
         ServerConfig
     )

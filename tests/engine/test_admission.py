@@ -106,39 +106,43 @@ def test_totals_are_sums_of_the_same_place():
     "limits", [{"max_queued_requests": 3}, {"max_queued_tokens": 15}, {"max_queued_items": 4}]
 )
 def test_backlogs_of_several_fronts_count_together(limits):
-    _, (one, two, three) = backlogs(3, **limits)
-    one.admit(request(5))
-    two.admit(request(5))
-    two.admit(request(5))
+    _, (first, second, third) = backlogs(3, **limits)
+    first.admit(request(5))
+    second.admit(request(5))
+    second.admit(request(5))
     with pytest.raises(Overloaded, match="3 requests with 15 tokens are in flight"):
-        three.admit(request(5, 5))
-    two.leave(request(5))
-    three.admit(request(5))
+        third.admit(request(5, 5))
+    second.leave(request(5))
+    third.admit(request(5))
 
 
 def test_the_wait_is_that_for_the_requests_of_all():
-    _, (one, two) = backlogs(2, rate=10.0)
+    _, (first, second) = backlogs(2, rate=10.0)
     alone = Backlog(EngineConfig(), lambda: 10.0)
     for number, tokens in enumerate((5, 63, 111, 500, 7)):
-        (one, two)[number % 2].admit(request(tokens))
+        (first, second)[number % 2].admit(request(tokens))
         alone.admit(request(tokens))
     for tokens in (1, 63, 100, 1000):
-        assert one.seconds_ahead(tokens) == two.seconds_ahead(tokens) == alone.seconds_ahead(tokens)
-    assert one.retry_after == two.retry_after == alone.retry_after
+        assert (
+            first.seconds_ahead(tokens)
+            == second.seconds_ahead(tokens)
+            == alone.seconds_ahead(tokens)
+        )
+    assert first.retry_after == second.retry_after == alone.retry_after
 
 
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of JAX; the child only counts
 def test_counts_of_another_process_are_seen_until_it_is_cleared():
-    board, (one, two) = backlogs(2, max_queued_requests=1)
+    board, (first, second) = backlogs(2, max_queued_requests=1)
     if (pid := os.fork()) == 0:
-        two.admit(request(5))
+        second.admit(request(5))
         os._exit(0)
     os.waitpid(pid, 0)
-    assert (one.requests, one.tokens) == (1, 5)
+    assert (first.requests, first.tokens) == (1, 5)
     with pytest.raises(Overloaded):
-        one.admit(request(1))
+        first.admit(request(1))
     board.clear(1)
-    one.admit(request(1))
+    first.admit(request(1))
 
 
 def test_engines_do_not_share_counts():

@@ -94,8 +94,8 @@ def backend_of(tiny_model, tmp_path):
         return made[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for backend in made:
+        backend.close()
 
 
 class Quantized:
@@ -114,10 +114,10 @@ class Quantized:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("change", "reason"), COLLAPSED.values(), ids=COLLAPSED.keys())
 def test_a_collapsed_model_is_refused(backend_of, caplog, backend, change, reason):
-    one = backend_of(change, backend)
+    made = backend_of(change, backend)
     with pytest.raises(ConfigError, match=f"has collapsed: .*{reason}.* --allow-degenerate"):
-        check_collapse(one)
-    check_collapse(one, allow=True)
+        check_collapse(made)
+    check_collapse(made, allow=True)
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert "has collapsed" in record.message
@@ -125,24 +125,26 @@ def test_a_collapsed_model_is_refused(backend_of, caplog, backend, change, reaso
 
 def test_an_engine_asks_only_a_quantised_model(backend_of):
     """The plain model with the same weights is served, because its makers meant them."""
-    one = backend_of(all_zero("model.norm.weight"))
+    backend = backend_of(all_zero("model.norm.weight"))
     with pytest.raises(ConfigError, match="has collapsed"):
-        Engine(Quantized(one), EngineConfig())
-    allowed = Engine(Quantized(one), EngineConfig(), allow_degenerate=True)
-    Engine(one, EngineConfig()).close()
+        Engine(Quantized(backend), EngineConfig())
+    allowed = Engine(Quantized(backend), EngineConfig(), allow_degenerate=True)
+    Engine(backend, EngineConfig()).close()
     allowed.close()
 
 
 @pytest.mark.parametrize(("allow", "last"), [(False, Refused), (True, Ready)])
 def test_the_engines_process(backend_of, allow, last):
     """The server's side is told of the refusal, and `--allow-degenerate` reaches the engine."""
-    one = Quantized(backend_of(all_zero("model.norm.weight")))
+    backend = Quantized(backend_of(all_zero("model.norm.weight")))
     config = ModelConfig("x", allow_degenerate=allow)
     ours, theirs = socket.socketpair()
     with ours, theirs, ThreadPoolExecutor(1) as threads:
         writer, reader = FrameWriter(ours, "messages"), FrameReader(ours)
         writer.put(lambda: encode(Start("/nowhere", config, EngineConfig())))
-        code = threads.submit(child.run, theirs, lambda *_: Prepared("tiny", lambda report: one))
+        code = threads.submit(
+            child.run, theirs, lambda *_: Prepared("tiny", lambda report: backend)
+        )
         messages = []
         while not any(isinstance(message, (Refused, Ready)) for message in messages):
             messages += map(decode_from_child, reader.read())
@@ -156,8 +158,8 @@ def test_the_engines_process(backend_of, allow, last):
 
 
 def test_a_saturated_model_only_warns(backend_of, caplog):
-    one = backend_of(saturated)
-    check_collapse(one)
+    backend = backend_of(saturated)
+    check_collapse(backend)
     saturation, mass = (record.message for record in caplog.records)
     assert "label 7 has a probability of at least 1.0" in saturation
     assert "gives 64 labels, spread over the vocabulary, a probability of at most" in mass
@@ -198,9 +200,9 @@ def test_few_classes(backend_of, caplog, classes):
 
 
 def test_one_class_that_has_collapsed(backend_of):
-    one = backend_of(all_zero("norm.weight"), family="qwen3_classes", id2label={0: "only"})
+    backend = backend_of(all_zero("norm.weight"), family="qwen3_classes", id2label={0: "only"})
     with pytest.raises(ConfigError, match="those of 1 labels differ by at most 0"):
-        check_collapse(one)
+        check_collapse(backend)
 
 
 @pytest.mark.parametrize("options", [{"max_model_len": 1}, {"max_batch_tokens": 3}])
@@ -276,7 +278,7 @@ def test_known_prompts_and_labels():
     assert ids.max() > 151936 * 9 / 10
     assert (labels[0], labels[-1], len(set(labels))) == (0, 151935, 64)
     again = known_prompts(limits)
-    assert all(np.array_equal(one, other) for one, other in zip(prompts, again, strict=True))
+    assert all(np.array_equal(prompt, other) for prompt, other in zip(prompts, again, strict=True))
     classes = replace(limits, classes=("a", "b", "c"))
     assert known_labels(classes).tolist() == [0, 1, 2]
     for vocabulary in (1, 2):

@@ -92,12 +92,12 @@ def test_equal_documents_keep_the_order_of_the_request():
     rng = np.random.default_rng(4)
     words = ["a", "blue", "wooden", "chair", "for", "the", "garden", "red", "steel", "glass"]
     documents = [" ".join(rng.choice(words, size)) for size in rng.integers(2, 30, 12)]
-    given = [documents[number] for number in rng.integers(0, 12, 163)]
+    repeated = [documents[number] for number in rng.integers(0, 12, 163)]
     with Scorer("demo", backend="jax", max_batch_tokens=128) as scorer:
-        found = scorer.rerank("a wooden chair", given)
-    places = found.indices.tolist()
-    scores = dict(zip(places, found.scores.tolist(), strict=True))
+        ranking = scorer.rerank("a wooden chair", repeated)
+    places = ranking.indices.tolist()
+    scores = dict(zip(places, ranking.scores.tolist(), strict=True))
     for document in documents:
-        equal = [place for place in places if given[place] == document]
+        equal = [place for place in places if repeated[place] == document]
         assert equal == sorted(equal)
         assert len({scores[place] for place in equal}) <= 1

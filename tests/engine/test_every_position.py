@@ -248,12 +248,12 @@ def test_greedy_is_exactly_the_best_token():
     lse = np.array([5, 5, 5, 5, 4], np.float32)
     tops = (best_ids[:, None], best[:, None])
     result = ScoreResult((logits,), lse, *tops, 5, Timings(0, 0, 0))
-    found = position_logprobs(result, [labels])
-    assert (found.label == found.best).tolist() == [True, True, False, False, False]
-    assert (found.label <= found.best).all()
-    assert (found.best <= 0).all()
-    np.testing.assert_allclose(found.label, [-4, -3, -3, -2, 0], atol=1e-6)
-    np.testing.assert_allclose(found.best, best - lse, atol=1e-6)
+    positions = position_logprobs(result, [labels])
+    assert (positions.label == positions.best).tolist() == [True, True, False, False, False]
+    assert (positions.label <= positions.best).all()
+    assert (positions.best <= 0).all()
+    np.testing.assert_allclose(positions.label, [-4, -3, -3, -2, 0], atol=1e-6)
+    np.testing.assert_allclose(positions.best, best - lse, atol=1e-6)
 
 
 def test_a_token_is_among_the_best_exactly_if_its_number_is():
@@ -262,11 +262,11 @@ def test_a_token_is_among_the_best_exactly_if_its_number_is():
     top_ids = np.array([[3, 7], [1, 2], [1, 5]], np.int32)
     top = np.array([[3, 2], [2, 1], [2, 1.5]], np.float32)
     result = ScoreResult((logits,), np.full(3, 9, np.float32), top_ids, top, 3, Timings(0, 0, 0))
-    found = position_logprobs(result, [labels])
-    assert found.label[0] == found.top[0, 1]
-    assert found.label[1] < found.top[1, 1]
-    assert found.label[2] == found.top[2, 1]
-    np.testing.assert_allclose(found.label, [-7, -8, -7.5], atol=1e-6)
+    positions = position_logprobs(result, [labels])
+    assert positions.label[0] == positions.top[0, 1]
+    assert positions.label[1] < positions.top[1, 1]
+    assert positions.label[2] == positions.top[2, 1]
+    np.testing.assert_allclose(positions.label, [-7, -8, -7.5], atol=1e-6)
 
 
 def test_a_request_that_does_not_hold_together():

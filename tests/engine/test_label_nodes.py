@@ -102,13 +102,13 @@ def test_sums_of_log_probabilities(max_tokens, count, chunk):
     for query in ([], [1, 2, 3], rng.integers(0, 900, 41).tolist()):
         request = request_of(random_items(rng, count, 30), query=query)
         result = answer(request, chunk, max_tokens=max_tokens)
-        want = expected(request)
-        assert want.std() > 1
+        logprobs = expected(request)
+        assert logprobs.std() > 1
         got = label_logprobs(result)
-        np.testing.assert_allclose(got, want, atol=1e-3, rtol=0)
+        np.testing.assert_allclose(got, logprobs, atol=1e-3, rtol=0)
         scores = label_scores(per_token(result, request.trie), apply_softmax=False)
         lengths = [*map(len, LABELS)]
-        np.testing.assert_allclose(scores, np.exp(want / lengths), rtol=1e-3)
+        np.testing.assert_allclose(scores, np.exp(logprobs / lengths), rtol=1e-3)
 
 
 def out_of_memory(failing, step):
@@ -138,8 +138,8 @@ def test_random_labels_items_and_limits(seeds):
             except InsufficientMemory:  # the batch could not be made smaller
                 assert failing >= 0
                 continue
-        got, want = np.array(label_logprobs(result)), expected(request)
-        np.testing.assert_allclose(got, want, atol=2e-3, rtol=0, err_msg=str(seed))
+        got, logprobs = np.array(label_logprobs(result)), expected(request)
+        np.testing.assert_allclose(got, logprobs, atol=2e-3, rtol=0, err_msg=str(seed))
         distinct = {
             label
             for label in labels

@@ -118,12 +118,12 @@ def a_reference_is_lost(monkeypatch):
     find = PagePool.find
 
     def forgetful(self, *args):
-        found, rows = find(self, *args)
-        for page in found[-1:]:
+        pages, rows = find(self, *args)
+        for page in pages[-1:]:
             self._references[page] -= 1
             if not self._references[page]:
                 self._idle[page] = None
-        return found, rows
+        return pages, rows
 
     monkeypatch.setattr(PagePool, "find", forgetful)
 
@@ -243,9 +243,9 @@ def pages_without_rows_are_enough(monkeypatch):
     find = PagePool.find
 
     def any_pages(self, keys, request):
-        found, _ = find(self, keys)
-        kept = (self._rows_of.get(key.digest) for key in keys[: len(found)])
-        return found, [
+        pages, _ = find(self, keys)
+        kept = (self._rows_of.get(key.digest) for key in keys[: len(pages)])
+        return pages, [
             rows for rows in kept if rows is not None and request.query_labels is not None
         ]
 
@@ -280,7 +280,7 @@ def rows_of_a_beginning_go_to_one_item_only(monkeypatch):
 def beginnings_with_other_labels_are_shared(monkeypatch):
     """The last token of what prompts share is shared, too, although they go on differently."""
     common = trees.common_prefix
-    monkeypatch.setattr(trees, "common_prefix", lambda one, other: common(one, other) + 1)
+    monkeypatch.setattr(trees, "common_prefix", lambda tokens, other: common(tokens, other) + 1)
 
 
 # Each plant with the first seed that finds it, which is tried first. When the worlds change,
@@ -343,8 +343,8 @@ def a_state_is_found_that_another_request_took(monkeypatch):
     """A slot is published before the batch that fills it."""
     take = StateSlots.take
 
-    def early(self, states, found, cut, base):
-        taken = take(self, states, found, cut, base)
+    def early(self, states, cached, cut, base):
+        taken = take(self, states, cached, cut, base)
         if taken and states.kept:
             self.release([*states.kept.values()][-1:])
         return taken
@@ -366,8 +366,8 @@ def items_read_the_state_that_was_found(monkeypatch):
     state = jobs.Job.state_after
 
     def first(self, tokens):
-        found = -1 if self.states is None else self.states.found
-        return found if found >= 0 else state(self, tokens)
+        cached = -1 if self.states is None else self.states.cached
+        return cached if cached >= 0 else state(self, tokens)
 
     monkeypatch.setattr(jobs.Job, "state_after", first)
 

@@ -25,14 +25,14 @@ def distinct(items):
 
 def prompts_of(shared):
     """Return the tokens after the query of each of the first request's items."""
-    found, prompts = {}, []
+    prompt_of, prompts = {}, []
     for item, parent, origin in zip(
         shared.request.item_ids, shared.request.parents, shared.origin, strict=True
     ):
         prompts.append((prompts[parent] if parent >= 0 else []) + item.tolist())
         if origin >= 0:
-            found[origin] = prompts[-1]
-    return [found[n] for n in range(len(found))]
+            prompt_of[origin] = prompts[-1]
+    return [prompt_of[n] for n in range(len(prompt_of))]
 
 
 def grid(rng, heads, tails, head=100, tail=20):

@@ -108,24 +108,24 @@ def test_it_goes_on_where_it_ended(data, target, tmp_path):
     marked = [json.loads(line) | {"tokens": 777} for line in kept[:-1]]
     path.write_text("".join(json.dumps(row) + "\n" for row in marked) + kept[-1][:-9])
     counts = []
-    found = run_target(target, data, tmp_path, 2, counts.append)
+    whole = run_target(target, data, tmp_path, 2, counts.append)
     assert counts[0] == 20 * len(marked)
     assert sum(counts) == data.pairs
-    assert sum(one.tokens == 777 for one in found.answers.values()) == len(marked)
+    assert sum(answer.tokens == 777 for answer in whole.answers.values()) == len(marked)
     counts.clear()
     run_target(target, data, tmp_path, 1, counts.append)
     assert counts == [data.pairs]  # everything is known, what was cut off, too
     fresh = run_target(target, data, tmp_path / "fresh", 1, lambda count: None)
     for query in data.queries:
-        got, expected = (one.answers[query.id].scores for one in (found, fresh))
+        got, expected = (scored.answers[query.id].scores for scored in (whole, fresh))
         assert got == pytest.approx(expected, abs=1e-5)
-    assert 0 < found.seconds <= sum(one.seconds for one in found.answers.values())
+    assert 0 < whole.seconds <= sum(answer.seconds for answer in whole.answers.values())
 
 
 def test_what_scores_depend_on_changes_the_file(data, target, small, tmp_path):
     other = Target("demo", ModelConfig(threads=1, max_batch_tokens=512, dtype="bfloat16"))
     asked = Target("demo", target.config, instruction="x")
-    names = {file_name(one, data) for one in (target, other, asked)}
+    names = {file_name(variant, data) for variant in (target, other, asked)}
     assert len(names | {file_name(target, read_lines(small))}) == 4
 
 
@@ -188,7 +188,7 @@ def test_a_document_that_is_too_long_does_not_end_it(tmp_path, capsys):
     row = {"query": "a lamp", "documents": ["A lamp.", "word " * 5000], "grades": [1, 0]}
     whole = {"query": "word " * 5000, "documents": ["a", "b"], "grades": [1, 0]}
     path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps(one) + "\n" for one in (row, whole)))
+    path.write_text("".join(json.dumps(line) + "\n" for line in (row, whole)))
     assert run("--data", path, "--output", tmp_path / "out") == 0
     content = json.loads((tmp_path / "out" / "report.json").read_text())["runs"]["demo"]
     assert content["not_scored"] == 3

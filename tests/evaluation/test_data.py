@@ -30,7 +30,7 @@ def folder(tmp_path):
     corpus = [{"_id": id, "title": t, "text": text} for id, (t, text) in CORPUS.items()]
     write(made / "corpus.jsonl", *corpus)
     write(made / "queries.jsonl", *({"_id": id, "text": text} for id, text in QUERIES.items()))
-    pairs = [(q, d, g) for q, found in GRADES.items() for d, g in found.items()]
+    pairs = [(q, d, g) for q, grades in GRADES.items() for d, g in grades.items()]
     write(
         made / "qrels" / "test.tsv",
         "query-id\tcorpus-id\tscore",
@@ -41,20 +41,20 @@ def folder(tmp_path):
         *({"query-id": q, "corpus-id": d, "score": g} for q, d, g in pairs),
     )
     write(tmp_path / "qrels.trec", *(f"{q} 0 {d} {g}" for q, d, g in pairs))
-    lines = [(q, d, s) for q, found in RUN.items() for d, s in found.items()]
+    lines = [(q, d, s) for q, scores in RUN.items() for d, s in scores.items()]
     write(tmp_path / "run.trec", *(f"{q} Q0 {d} 1 {s} bm25" for q, d, s in lines))
     return made
 
 
 def test_a_folder_with_a_run(folder, tmp_path):
     data = read_folder(folder, "test", None, tmp_path / "run.trec", 2)
-    one, two = data.queries
-    assert (one.id, one.text) == ("q1", "a lamp")
-    assert one.documents == ("d2", "d1")  # the best two of the run
-    assert one.texts == ("A blue chair.", "Lamps\nA red lamp.")
-    assert one.first_stage == (7.25, 3.5)
-    assert one.grades == GRADES["q1"]
-    assert two.documents == ("d2", "d1")
+    first, second = data.queries
+    assert (first.id, first.text) == ("q1", "a lamp")
+    assert first.documents == ("d2", "d1")  # the best two of the run
+    assert first.texts == ("A blue chair.", "Lamps\nA red lamp.")
+    assert first.first_stage == (7.25, 3.5)
+    assert first.grades == GRADES["q1"]
+    assert second.documents == ("d2", "d1")
     assert data.pairs == 4
 
 
@@ -77,10 +77,10 @@ def test_every_layout_has_the_same_data(folder, tmp_path):
         for query in expected.queries
     ]
     read = read_lines(write(tmp_path / "same.jsonl", *lines))
-    for one, other in zip(read.queries, expected.queries, strict=True):
-        assert one.texts == other.texts
-        assert one.first_stage == other.first_stage
-        assert {k: v for k, v in one.grades.items() if v} == {
+    for query, other in zip(read.queries, expected.queries, strict=True):
+        assert query.texts == other.texts
+        assert query.first_stage == other.first_stage
+        assert {k: v for k, v in query.grades.items() if v} == {
             k: v for k, v in other.grades.items() if v
         }
 
@@ -95,19 +95,19 @@ def test_folders_of_parquet(folder, tmp_path):
         "queries/test-00000-of-00001": [{"id": id, "text": text} for id, text in QUERIES.items()],
         "qrels/test-00000-of-00001": [
             {"query-id": q, "corpus-id": d, "score": g}
-            for q, found in GRADES.items()
-            for d, g in found.items()
+            for q, grades in GRADES.items()
+            for d, g in grades.items()
         ],
         "top_ranked/test-00000-of-00001": [
-            {"query-id": q, "corpus-ids": list(found)} for q, found in GRADES.items()
+            {"query-id": q, "corpus-ids": list(grades)} for q, grades in GRADES.items()
         ],
     }
     for name, rows in tables.items():
         path = made / f"{name}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         parquet.write_table(Table.from_pylist(rows), path)
-    found, expected = (read_folder(one, "test", None, None, 100) for one in (made, folder))
-    assert found.queries == expected.queries
+    read, expected = (read_folder(data, "test", None, None, 100) for data in (made, folder))
+    assert read.queries == expected.queries
 
 
 def test_candidates_without_a_run(folder):
@@ -140,8 +140,8 @@ def test_a_change_of_the_data_is_seen(tmp_path):
     changes = [{"query": "b"}, {"documents": ["x", "z"]}, {"grades": [2, 0]}]
     changes += [{"first_stage": [1, 3]}, {"id": "other"}, {}]
     paths = [write(tmp_path / f"{i}.jsonl", row | change) for i, change in enumerate(changes)]
-    found = {fingerprint(read_lines(path)) for path in paths}
-    assert len(found) == len(changes)
+    fingerprints = {fingerprint(read_lines(path)) for path in paths}
+    assert len(fingerprints) == len(changes)
 
 
 GOOD = {"query": "a", "documents": ["x"], "grades": [1]}

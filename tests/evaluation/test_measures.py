@@ -26,7 +26,7 @@ def query(grades, id="q", judged=None):
     return Query(id, "text", documents, documents, None, known)
 
 
-def one(name, grades, scores, judged=None):
+def value_of(name, grades, scores, judged=None):
     return by_query(parse(name), [query(grades, judged=judged)], {"q": scores})[name][0]
 
 
@@ -35,22 +35,22 @@ def test_by_hand():
     grades, scores = [0, 2, 1], [0.5, 0.1, 0.9]
     gain = 1 / np.log2(2) + 2 / np.log2(4)
     best = 2 / np.log2(2) + 1 / np.log2(3)
-    assert one("nDCG@10", grades, scores) == pytest.approx(gain / best)
-    assert one("nDCG@1", grades, scores) == pytest.approx(1 / 2)
-    assert one("MRR@10", [0, 1, 0], [0.9, 0.5, 0.7]) == pytest.approx(1 / 3)
-    assert one("MAP", grades, scores) == pytest.approx((1 + 2 / 3) / 2)
-    assert one("precision@2", grades, scores) == pytest.approx(1 / 2)
+    assert value_of("nDCG@10", grades, scores) == pytest.approx(gain / best)
+    assert value_of("nDCG@1", grades, scores) == pytest.approx(1 / 2)
+    assert value_of("MRR@10", [0, 1, 0], [0.9, 0.5, 0.7]) == pytest.approx(1 / 3)
+    assert value_of("MAP", grades, scores) == pytest.approx((1 + 2 / 3) / 2)
+    assert value_of("precision@2", grades, scores) == pytest.approx(1 / 2)
 
 
 def test_recall_counts_what_is_no_candidate():
-    assert one("recall@10", [1, 0], [0.9, 0.1], judged={"missed": 1}) == pytest.approx(1 / 2)
+    assert value_of("recall@10", [1, 0], [0.9, 0.1], judged={"missed": 1}) == pytest.approx(1 / 2)
 
 
 def test_scores_that_single_precision_cannot_tell_apart():
     close = [0.99999999, 0.999999991]
     assert np.float32(close[0]) == np.float32(close[1])
-    assert one("nDCG@10", [0, 1], close) == 1
-    assert one("nDCG@10", [1, 0], close) < 1
+    assert value_of("nDCG@10", [0, 1], close) == 1
+    assert value_of("nDCG@10", [1, 0], close) < 1
 
 
 def test_equal_scores_are_no_perfect_ranking():
@@ -63,7 +63,7 @@ def test_equal_scores_are_no_perfect_ranking():
 
 
 def test_a_document_without_a_score_ranks_last():
-    assert one("MRR@10", [1, 0, 0], [None, 0.1, 1e-300]) == pytest.approx(1 / 3)
+    assert value_of("MRR@10", [1, 0, 0], [None, 0.1, 1e-300]) == pytest.approx(1 / 3)
 
 
 def test_auc_counts_pairs():
@@ -81,10 +81,10 @@ def test_a_paired_test_is_the_one_of_all_signs():
     change = ours - theirs
     every = [np.mean(change * signs) for signs in product((-1, 1), repeat=9)]
     expected = min(1, 2 * min(np.mean(every >= change.mean()), np.mean(every <= change.mean())))
-    found = difference(ours, theirs, 0)
-    assert found.p == pytest.approx(expected)
-    assert found.mean.value == pytest.approx(change.mean())
-    assert (found.better, found.worse) == ((change > 0).sum(), (change < 0).sum())
+    compared = difference(ours, theirs, 0)
+    assert compared.p == pytest.approx(expected)
+    assert compared.mean.value == pytest.approx(change.mean())
+    assert (compared.better, compared.worse) == ((change > 0).sum(), (change < 0).sum())
 
 
 def test_what_is_equal_has_no_difference():

@@ -43,8 +43,8 @@ class _Equal:
 def _lose_in_key(monkeypatch, part):
     whole = CachedLaunch.key
 
-    def key(*given):
-        parts = [*whole(*given)]
+    def key(*arguments):
+        parts = [*whole(*arguments)]
         parts[PARTS[part][0]] = None
         return tuple(parts)
 
@@ -58,8 +58,8 @@ def _lose_beside_key(monkeypatch, part):
         return
     note = CachedLaunch._note
 
-    def forgetful(launch, *given):
-        tail = note(launch, *given)
+    def forgetful(launch, *arguments):
+        tail = note(launch, *arguments)
         numbers, dtypes, *others = launch._latest
         same = (_Equal(), dtypes) if part == "numbers" else (numbers, _Equal())
         launch._latest = (*same, *others)
@@ -73,8 +73,8 @@ def _lose_beside_key(monkeypatch, part):
 def test_code_for_other_arguments_is_found(monkeypatch, part, lose):
     def problems():
         with device(H200) as (recorder, _):
-            one, other = PARTS[part][1]()
-            for x in (one, one, other):
+            first, other = PARTS[part][1]()
+            for x in (first, first, other):
                 norm_module.add_rms_norm(x, None, torch.empty_like(x[0]), 1e-6, False, False)
             return recorder.problems
 
@@ -86,34 +86,34 @@ def test_code_for_other_arguments_is_found(monkeypatch, part, lose):
 
 def launcher(scratch=0):
     """Return Triton's launcher, of the installed version, that notes calls of its function in C."""
-    one = object.__new__(CudaLauncher)  # which would need a driver
-    one.global_scratch_size, one.profile_scratch_size, one.launch_pdl = scratch, 0, True
-    one.global_scratch_align, one.profile_scratch_align = 1, 1
-    one.launch_cooperative_grid, one.num_ctas = False, 1
-    one.arg_annotations, one.kernel_signature = ("annotation",), b"signature"  # since Triton 3.7
-    one.calls = []
-    one.launch = lambda *given: one.calls.append(given)
-    return one
+    made = object.__new__(CudaLauncher)  # which would need a driver
+    made.global_scratch_size, made.profile_scratch_size, made.launch_pdl = scratch, 0, True
+    made.global_scratch_align, made.profile_scratch_align = 1, 1
+    made.launch_cooperative_grid, made.num_ctas = False, 1
+    made.arg_annotations, made.kernel_signature = ("annotation",), b"signature"  # since Triton 3.7
+    made.calls = []
+    made.launch = lambda *arguments: made.calls.append(arguments)
+    return made
 
 
 def test_the_function_in_c_is_called_as_by_triton():
-    one, arguments = launcher(), (4096, 8192, 7, 1.5, True)
-    run, first, nested = in_c(one, 99, (4, 1, 0))
-    assert one.calls == []
+    launched, arguments = launcher(), (4096, 8192, 7, 1.5, True)
+    run, first, nested = in_c(launched, 99, (4, 1, 0))
+    assert launched.calls == []
     run(2, 3, 1, 55, *first, *([arguments] if nested else arguments))
-    one(2, 3, 1, 55, 99, (4, 1, 0), None, None, None, *arguments)
-    ours, by_triton = one.calls
+    launched(2, 3, 1, 55, 99, (4, 1, 0), None, None, None, *arguments)
+    ours, by_triton = launched.calls
     assert ours == by_triton
 
 
 def test_code_that_needs_memory_is_launched_by_tritons_launcher():
-    one = launcher(scratch=128)
-    assert in_c(one, 99, (4, 1, 0)) == (one, (99, (4, 1, 0), None, None, None), False)
+    launched = launcher(scratch=128)
+    assert in_c(launched, 99, (4, 1, 0)) == (launched, (99, (4, 1, 0), None, None, None), False)
 
 
 def test_an_unknown_order_of_arguments_is_an_error(monkeypatch):
     monkeypatch.setattr(
-        CudaLauncher, "__call__", lambda self, *given: self.launch(*reversed(given))
+        CudaLauncher, "__call__", lambda self, *arguments: self.launch(*reversed(arguments))
     )  # fmt: skip
     with pytest.raises(RuntimeError, match="calls its function in C with"):
         in_c(launcher(), 99, (4, 1, 0))

@@ -284,8 +284,8 @@ def test_offsets_of_experts_are_wide(monkeypatch, tmp_path):
 @pytest.mark.slow
 def test_a_launch_more_per_layer_is_found(monkeypatch, sound):
     monkeypatch.delitem(kernels._KERNELS, decoder.gated)
-    found = changes(examine(SMALL, quick=True).counts, sound.counts)
-    assert any("launches of a layer" in text and "gated" in text for text in found)
+    changed = changes(examine(SMALL, quick=True).counts, sound.counts)
+    assert any("launches of a layer" in text and "gated" in text for text in changed)
 
 
 NARROW = [
@@ -379,13 +379,13 @@ def test_early_launches_need_sm_90(tmp_path, capability, early):
 
 
 @pytest.mark.parametrize(
-    ("quantization", "given", "tokens"),
+    ("quantization", "setting", "tokens"),
     [("auto", None, 4096), ("int8", None, 4096), ("fp8", None, 8192), ("fp8", 64, 64)],
 )
 def test_fp8_whose_products_cost_the_host_more_has_larger_graphs(
-    tmp_path, quantization, given, tokens
+    tmp_path, quantization, setting, tokens
 ):
-    options = {"quantization": quantization, "cuda_graph_tokens": given}
+    options = {"quantization": quantization, "cuda_graph_tokens": setting}
     with device(H200):
         plan = plan_backend(
             SMALL.write(tmp_path), ModelConfig(str(tmp_path), device="cuda", **options)

@@ -77,11 +77,11 @@ def test_what_is_said_to_have_no_effect_has_none(model):
     def harmful(names: list[str], value: object) -> list[str]:
         """Return those names that, set to the value, change the answer by themselves."""
         changed(directory, base, dict.fromkeys(names, value))
-        found = theirs(directory)
-        if not isinstance(found, str) and np.allclose(found, expected, atol=CLOSE):
+        scores = theirs(directory)
+        if not isinstance(scores, str) and np.allclose(scores, expected, atol=CLOSE):
             return []
         if len(names) == 1:
-            return [] if isinstance(found, str) else names  # transformers refuses the value
+            return [] if isinstance(scores, str) else names  # transformers refuses the value
         half = len(names) // 2
         return harmful(names[:half], value) + harmful(names[half:], value)
 

@@ -31,15 +31,15 @@ pytestmark = pytest.mark.hostile
 def known(client):
     """Return requests of one to forty tokens in up to nine items, with their scores on a healthy
     server."""
-    rng, found = random.Random(SEED), []
+    rng, scored = random.Random(SEED), []
     for _ in range(64):
         items = [rng.choices(range(1, 800), k=rng.randint(1, 40)) for _ in range(rng.randint(1, 9))]
         query = rng.choices(range(1, 800), k=rng.randint(0, 60))
         body = json.dumps({"query": query, "items": items, "label_token_ids": [3, 5]}).encode()
         reply = client.post("/v1/score", content=body, headers=JSON)
         assert reply.status_code == 200, reply.text
-        found.append((body, reply.json()["scores"]))
-    return found
+        scored.append((body, reply.json()["scores"]))
+    return scored
 
 
 def check(outcome, broken=0):

@@ -24,8 +24,8 @@ MUTATIONS, SEED = 4_000, 14
 
 @pytest.mark.parametrize("entry", ALL)
 def test_entry(server: RunningServer, patient: Patient, entry: Entry) -> None:
-    found = list(faults(entry, sent(entry, server.address)))
-    assert bool(found) == entry.fails, found or "take `fails` out: it is answered right"
+    wrong = list(faults(entry, sent(entry, server.address)))
+    assert bool(wrong) == entry.fails, wrong or "take `fails` out: it is answered right"
     patient.check(entry.name)
 
 
@@ -40,8 +40,8 @@ def test_noise(server: RunningServer, patient: Patient) -> None:
         return "" if fine else f"{data!r}: {outcome}"
 
     with ThreadPoolExecutor(4) as threads:
-        found = [text for text in threads.map(harm, mutations(SEED, MUTATIONS)) if text]
-    assert found == []
+        harms = [text for text in threads.map(harm, mutations(SEED, MUTATIONS)) if text]
+    assert harms == []
     patient.check(f"{MUTATIONS} changed requests")
 
 

@@ -72,12 +72,12 @@ def test_a_batch_that_the_engine_has_no_memory_for_is_halved(served):
     right = json.loads(ask(client, body).content)["label_logprobs"]
     limit(pid, 32 * MIB)
     try:
-        found = json.loads(ask(client, body).content)["label_logprobs"]
+        logprobs = json.loads(ask(client, body).content)["label_logprobs"]
     finally:
         limit(pid, None)
     wait_until(lambda: metric_of(client, "retried") >= 1)  # a heartbeat brings it
-    for (one,), (other,) in zip(right, found, strict=True):
-        assert one == pytest.approx(other, abs=2e-4)
+    for (before,), (other,) in zip(right, logprobs, strict=True):
+        assert before == pytest.approx(other, abs=2e-4)
     assert canary(client) == said
     assert children(server.process.pid) == [pid]
 
@@ -199,12 +199,12 @@ def test_a_compile_cache_on_a_full_disk(small_disk, tmp_path):
     (small_disk / "filler").write_bytes(bytes(60_000))
     flags = ("--backend", "jax", "--compile-cache", str(small_disk), *FLAGS[2:])
     flags += ("--max-batch-tokens", "64", "--max-model-len", "64")
-    found = []
+    answers = []
     for start in ("full", "room again"):
         log = tmp_path / start
         with serving("demo", *flags, log=log, fork=False) as server, connected(server) as client:
-            found.append(canary(client))
+            answers.append(canary(client))
         assert ("No space left on device" in log.read_text()) is (start == "full")
         (small_disk / "filler").unlink(missing_ok=True)
         subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True, timeout=20)
-    assert found[0] == found[1]
+    assert answers[0] == answers[1]

@@ -133,8 +133,8 @@ def test_any_thread_may_call(scorer):
         return many[0], scorer.score("q: ", items[:1], labels=["yes", "no"]).scores[0]
 
     with ThreadPoolExecutor(8) as pool:
-        for found, wanted in pool.map(call, range(30)):
-            close(found, wanted)
+        for result, wanted in pool.map(call, range(30)):
+            close(result, wanted)
 
 
 MANY = [(f"q {n}: ", DOCUMENTS[: 1 + n % 4]) for n in range(12)]
@@ -157,7 +157,7 @@ def test_the_same_methods_for_asyncio(scorer):
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            many = [one async for one in other.score_many(MANY, labels=["yes", "no"])]
+            many = [result async for result in other.score_many(MANY, labels=["yes", "no"])]
             stream = other.score_many(iter(MANY * 100), labels=["yes", "no"])
             assert len((await anext(stream)).scores) == 1
             await stream.aclose()  # drops the rest
@@ -172,8 +172,8 @@ def test_the_same_methods_for_asyncio(scorer):
     close(ranking.scores, scorer.rerank(QUERY, DOCUMENTS).scores)
     close(pairs.scores, scorer.score_pairs([(QUERY, DOCUMENTS[0])]).scores)
     close(classes.probabilities, scorer.classify("a lamp", labels=["yes", "no"]).probabilities)
-    for one, alone in zip(many, scorer.score_many(MANY, labels=["yes", "no"]), strict=True):
-        close(one.scores, alone.scores)
+    for result, alone in zip(many, scorer.score_many(MANY, labels=["yes", "no"]), strict=True):
+        close(result.scores, alone.scores)
     close(decisions[2].answer, scorer.decide(TEXT, QUESTIONS)[2].answer)
 
 

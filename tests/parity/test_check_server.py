@@ -225,7 +225,9 @@ class TestCommand:
             assert self.run(stub.url, same.url, "--report", str(report)) == 0
             shown = capsys.readouterr().out
             assert "|d p| max 0.0e+00" in shown
-            assert all(f"{one.url}: " in shown for one in (stub, same)), "how fast each one is"
+            assert all(f"{server.url}: " in shown for server in (stub, same)), (
+                "how fast each one is"
+            )
             (row,) = [line for line in shown.splitlines() if line.startswith(f"{same.url}  ")]
             assert "-" not in row.replace("e-", "").split(), "nothing that is not known"
             assert row.split()[-1].isdigit(), "items/s"

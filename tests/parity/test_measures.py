@@ -80,16 +80,16 @@ class TestMeasures:
         values = {case.name: -5 + rng.normal(size=(len(case.items), 2)) for case in cases}
         moved = {name: v - 0.25 + 0.001 * rng.normal(size=v.shape) for name, v in values.items()}
         made, expected, got = workload(*cases), run(**values), run(**moved)
-        count, found = by_query(made, expected, got)
+        count, intervals = by_query(made, expected, got)
         assert count == 7
-        bias = found["bias of log p"]
+        bias = intervals["bias of log p"]
         assert bias.low < -0.25 < bias.high or abs(bias.value + 0.25) < 1e-3
-        assert found["mean |d log p|"].value == pytest.approx(0.25, abs=1e-3)
+        assert intervals["mean |d log p|"].value == pytest.approx(0.25, abs=1e-3)
         differences = np.concatenate([(moved[c.name] - values[c.name]).ravel() for c in cases])
-        assert found["p99 |d log p|"].value == errors(differences).p99
-        assert found["mean tau-b"].value > 0.99
-        assert found["KL over labels"].value < 1e-5
-        assert found["best label flips"].value <= 0.02
+        assert intervals["p99 |d log p|"].value == errors(differences).p99
+        assert intervals["mean tau-b"].value > 0.99
+        assert intervals["KL over labels"].value < 1e-5
+        assert intervals["best label flips"].value <= 0.02
 
 
 class TestIntervals:
@@ -105,7 +105,7 @@ class TestIntervals:
     def test_they_hold_the_true_mean_as_often_as_they_say(self):
         rng, resamples = np.random.default_rng(0), Resamples(self.QUERIES)
         measured = [resamples.mean(*self.drawn(rng)) for _ in range(400)]
-        held = np.mean([one.low <= 0 <= one.high for one in measured])
+        held = np.mean([interval.low <= 0 <= interval.high for interval in measured])
         assert 0.89 <= held <= 0.97
 
     def test_values_taken_for_independent_would_promise_too_much(self):
@@ -114,8 +114,8 @@ class TestIntervals:
         held = []
         for _ in range(200):
             values, _ = self.drawn(rng)
-            one = resamples.mean(values, np.arange(len(values)))
-            held.append(one.low <= 0 <= one.high)
+            interval = resamples.mean(values, np.arange(len(values)))
+            held.append(interval.low <= 0 <= interval.high)
         assert np.mean(held) < 0.7
 
     @pytest.mark.parametrize("q", [0.5, 0.99])

@@ -34,14 +34,14 @@ def tau_b(a, b):
     return (concordant - discordant) / math.sqrt((total - tied_a) * (total - tied_b))
 
 
-def inverted(want, got, gap):
-    clear = [(w, g) for w, g in zip(pairs(want, want), pairs(got, got), strict=True)]
-    found = [
+def inverted(expected, got, gap):
+    clear = [(w, g) for w, g in zip(pairs(expected, expected), pairs(got, got), strict=True)]
+    inverted_pairs = [
         (w1 - w2) * (g1 - g2) < 0
         for (((w1, _), (w2, _)), ((g1, _), (g2, _))) in clear
         if abs(w1 - w2) > gap
     ]
-    return sum(found), len(found)
+    return sum(inverted_pairs), len(inverted_pairs)
 
 
 @pytest.mark.parametrize("seed", range(8))

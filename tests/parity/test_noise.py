@@ -27,17 +27,20 @@ def scores(rng, count, lengths=(12, 17, 40, 120)):
 
 
 def failures(measure, change, trials=TRIALS, count=8):
-    """Count the trials that fail, of scores to which `change(rng, want)` is added."""
+    """Count the trials that fail, of scores to which `change(rng, expected)` is added."""
     rng = np.random.default_rng(1)
     failed = 0
     for _ in range(trials):
-        ranked = [RankedScores("a", one, one + change(rng, one)) for one in scores(rng, count)]
+        ranked = [
+            RankedScores("a", expected, expected + change(rng, expected))
+            for expected in scores(rng, count)
+        ]
         failed += not worst_ranking(ranked, NOISE, measure).within
     return failed
 
 
 def permitted(factor=1.0):
-    return lambda rng, want: factor * 0.1 / 2.5758 * rng.normal(size=len(want))
+    return lambda rng, expected: factor * 0.1 / 2.5758 * rng.normal(size=len(expected))
 
 
 class TestRates:
@@ -66,13 +69,13 @@ class TestRates:
         """Groups of scores within twice the permitted p99 turn round: a defect of the order only,
         which swaps no pair with a clear gap."""
 
-        def turned(rng, want):
-            order, got, start = np.argsort(want), want.copy(), 0
-            for end in range(1, len(want) + 1):
-                if end == len(want) or want[order[end]] - want[order[start]] > 0.2:
-                    got[order[start:end]] = want[order[start:end]][::-1]
+        def turned(rng, expected):
+            order, got, start = np.argsort(expected), expected.copy(), 0
+            for end in range(1, len(expected) + 1):
+                if end == len(expected) or expected[order[end]] - expected[order[start]] > 0.2:
+                    got[order[start:end]] = expected[order[start:end]][::-1]
                     start = end
-            return got - want
+            return got - expected
 
         assert failures(TauB(), turned, trials=50) >= 45
 
@@ -81,13 +84,13 @@ def test_the_rate_is_the_share_of_the_draws():
     rng = np.random.default_rng(3)
     expected = rng.normal(size=60)
     noise = NOISE.draw(np.random.RandomState(5), 60)
-    found = [
+    agreed = [
         worst_ranking(
             [RankedScores("a", expected, expected + noise[:, draw])], NOISE, TauB()
         ).within
         for draw in range(300)
     ]
-    assert 0.96 <= np.mean(found) < 1
+    assert 0.96 <= np.mean(agreed) < 1
     assert DRAWS == 999
 
 

@@ -89,7 +89,7 @@ def item_positions_are_shifted(monkeypatch):
 
     def shifted(segments, prefixes, **options):
         scored = [ids is not None for ids in segments.label_ids]
-        segments.start = [sum(one) for one in zip(segments.start, scored, strict=True)]
+        segments.start = [sum(pair) for pair in zip(segments.start, scored, strict=True)]
         return pack(segments, prefixes, **options)
 
     monkeypatch.setattr(jobs, "pack_columns", shifted)
@@ -206,17 +206,17 @@ class TestGates:
 
     def test_float32(self, workload, exact, noise):
         assert not self.judged(workload, exact, noise, exact + 0.009 * noise, "float32")
-        one = exact.copy()
-        one[7, 1] += 1.1e-4
-        assert self.judged(workload, exact, noise, one, "float32") == {"float32"}
-        one[7, 1] = np.nan
-        assert "float32" in self.judged(workload, exact, noise, one, "float32")
+        shifted = exact.copy()
+        shifted[7, 1] += 1.1e-4
+        assert self.judged(workload, exact, noise, shifted, "float32") == {"float32"}
+        shifted[7, 1] = np.nan
+        assert "float32" in self.judged(workload, exact, noise, shifted, "float32")
 
     @pytest.mark.parametrize(
-        ("spread", "noise", "want"),
+        ("spread", "noise", "passes"),
         [(4, 0.01, True), (4, 0.3, False), (1, 0.3, None)],
     )
-    def test_eight_bits_judge_the_order_of_long_lists_that_are_spread(self, spread, noise, want):
+    def test_eight_bits_judge_the_order_of_long_lists_that_are_spread(self, spread, noise, passes):
         """A label's log-odds are spread; half of its log p are nearly 0."""
         count = 120
         odds = np.linspace(-spread, spread, count)[:, None] * [1, -1]
@@ -226,7 +226,7 @@ class TestGates:
         run = dataclasses.replace(self.made(got, "float32"), precision="int8")
         workload = Workload("made up", 0, 1, count, 9, (case,))
         verdicts = judge(workload, self.made(exact, "float32"), None, run)[1]
-        assert {v.gate: v.passed for v in verdicts}["tau-b"] is want
+        assert {v.gate: v.passed for v in verdicts}["tau-b"] is passes
 
     def test_rank_is_about_clear_pairs(self, workload, exact, noise):
         """An error of 0.015 is allowed: items 0.025 apart may swap, items 0.3 apart may not."""
@@ -273,8 +273,8 @@ class TestGates:
         assert "no two items of a ranking are over 2.0e-04 apart" in said["rank"]
         assert "the allowed noise hides the order of all 2 rankings" in said["tau-b"]
         few = Workload("made up", 0, 1, 60, 9, (Case("few", [5], [[1]], [[0, 1]]),))
-        one = dataclasses.replace(run, results={"few": CaseResult(near[:1], None)})
-        said = {verdict.gate: verdict.detail for verdict in judge_pair(few, one, one)[1]}
+        few_run = dataclasses.replace(run, results={"few": CaseResult(near[:1], None)})
+        said = {verdict.gate: verdict.detail for verdict in judge_pair(few, few_run, few_run)[1]}
         assert "no request ranks 10 different items" in said["tau-b"]
         assert "no request ranks 20 different items" in said["top-10"]
 
@@ -287,7 +287,7 @@ class TestGates:
         assert self.failed(verdicts) == {"packing"}
 
     @pytest.mark.parametrize(
-        ("dtypes", "change", "want"),
+        ("dtypes", "change", "expected"),
         [
             (("bfloat16", "bfloat16"), 0.0, set()),
             (("bfloat16", "bfloat16"), 0.04, set()),
@@ -296,10 +296,10 @@ class TestGates:
             (("bfloat16", "float32"), 0.04, set()),
         ],
     )
-    def test_pairs(self, workload, exact, dtypes, change, want):
+    def test_pairs(self, workload, exact, dtypes, change, expected):
         runs = self.made(exact, dtypes[0]), self.made(exact + change, dtypes[1])
         comparison, verdicts = judge_pair(workload, *runs)
-        assert self.failed(verdicts) == want
+        assert self.failed(verdicts) == expected
         if "float32" in dtypes:
             assert comparison.reference.dtype == "float32", "the more exact one counts as right"
 

@@ -45,7 +45,7 @@ def test_the_layer_with_a_defect_is_named(tiny_model, monkeypatch, capsys, dtype
     shown = capsys.readouterr().out
     assert shown.splitlines()[-1] == f"layer {layer} is the first one whose error is too large"
     assert [line.split()[0] for line in shown.splitlines()[2:-1]] == [
-        str(one) for one in range(layer + 1)
+        str(number) for number in range(layer + 1)
     ]
 
 
@@ -102,9 +102,9 @@ class TestCutModels:
             }
             assert set(names) == expected
             for name, file in names.items():
-                found = load_file(made / file)[name]
-                assert found.dtype == tensors[name].dtype
-                assert torch.equal(found, tensors[name])
+                tensor = load_file(made / file)[name]
+                assert tensor.dtype == tensors[name].dtype
+                assert torch.equal(tensor, tensors[name])
 
     def test_lists_of_layers_in_the_configuration_are_cut(self, tiny_model, tmp_path):
         directory, _ = tiny_model("gemma3")

@@ -60,16 +60,16 @@ def test_no_query_has_most_of_the_others_say():
 
 
 def test_every_seed_adds_queries_of_its_own():
-    one, three = (make_workload("quick", 5, 400, 512, None, seeds) for seeds in (1, 3))
-    assert three.cases[: len(one.cases)] == one.cases
+    single, three = (make_workload("quick", 5, 400, 512, None, seeds) for seeds in (1, 3))
+    assert three.cases[: len(single.cases)] == single.cases
     second = make_workload("quick", 6, 400, 512, None).cases
-    assert [case.query for case in three.cases[len(one.cases) :]][: len(second)] == [
+    assert [case.query for case in three.cases[len(single.cases) :]][: len(second)] == [
         case.query for case in second
     ]
     names = [case.name for case in three.cases]
-    assert len(set(names)) == len(names) == 3 * len(one.cases)
+    assert len(set(names)) == len(names) == 3 * len(single.cases)
     assert "query 1, seed 7" in names
-    queries = [len(set(query_numbers(made).values())) for made in (one, three)]
+    queries = [len(set(query_numbers(made).values())) for made in (single, three)]
     assert queries[1] == 3 * queries[0]
     assert Workload.from_json(three.as_json()) == three
 

@@ -52,8 +52,8 @@ def tokenizer():
 
 
 @pytest.fixture
-def found(tmp_path, tokenizer):
-    """found(family, template) -> its prompts, and a function that renders a conversation by
+def prompts_of(tmp_path, tokenizer):
+    """prompts_of(family, template) -> its prompts, and a function that renders a conversation by
     transformers."""
 
     def find(name, template, head=None, path="model"):
@@ -77,8 +77,8 @@ def found(tmp_path, tokenizer):
     return find
 
 
-def test_instruct(found, tokenizer):
-    prompts, render = found("instruct", CHAT)
+def test_instruct(prompts_of, tokenizer):
+    prompts, render = prompts_of("instruct", CHAT)
     documents = DOCUMENTS[:4]
     got = ids_of(prompts.build(RerankInput(QUERY, documents)))
     for ids, document in zip(got, documents, strict=True):
@@ -94,8 +94,8 @@ def test_instruct(found, tokenizer):
 
 
 @pytest.mark.parametrize("template", [GUARD, PIECES])
-def test_guards(found, tokenizer, template):
-    prompts, render = found("llama-guard-3", template)
+def test_guards(prompts_of, tokenizer, template):
+    prompts, render = prompts_of("llama-guard-3", template)
     closing = tokenizer.encode("\n\n", add_special_tokens=False).ids
     got = ids_of(prompts.build(RerankInput(None, DOCUMENTS[:4])))
     of_pieces = template == PIECES
@@ -113,9 +113,9 @@ def test_guards(found, tokenizer, template):
     assert not prompts.family.ranks
 
 
-def test_labels_of_several_tokens_are_read_at_the_first(found, tokenizer):
+def test_labels_of_several_tokens_are_read_at_the_first(prompts_of, tokenizer):
     """Qwen3Guard's answer begins with "Safety:"; its labels begin with a space."""
-    prompts, _ = found("qwen3guard-gen", GUARD)
+    prompts, _ = prompts_of("qwen3guard-gen", GUARD)
     answer = tokenizer.encode("Safety:", add_special_tokens=False).ids
     (ids,) = ids_of(prompts.build(RerankInput(None, ["hello"])))
     assert ids[-len(answer) :] == answer
@@ -129,8 +129,8 @@ def test_labels_of_several_tokens_are_read_at_the_first(found, tokenizer):
         FamilyPrompts(alike, PromptBuilder(TextEncoder(tokenizer), LIMITS, RequestLimits()))
 
 
-def test_no_text_ends_its_turn(found, tokenizer):
-    prompts, _ = found("instruct", CHAT)
+def test_no_text_ends_its_turn(prompts_of, tokenizer):
+    prompts, _ = prompts_of("instruct", CHAT)
     nasty = DOCUMENTS[4]
     plain, evil = ids_of(prompts.build(RerankInput("q", ["x", nasty])))
     own = [tokenizer.token_to_id(token) for token in QWEN_SPECIALS]
@@ -138,9 +138,9 @@ def test_no_text_ends_its_turn(found, tokenizer):
     assert nasty.strip() in tokenizer.decode(evil, skip_special_tokens=False)
 
 
-def test_pairs_are_single_ones(found):
+def test_pairs_are_single_ones(prompts_of):
     """With one query per document, each pair has the prompt and the cut that it has alone."""
-    prompts, _ = found("instruct", CHAT)
+    prompts, _ = prompts_of("instruct", CHAT)
     queries = ["a", "a", "what is the best", "a"]
     documents = [*DOCUMENTS[:3], "word " * 60]
     together = prompts.build(RerankInput(queries, documents, most_tokens=30))
@@ -148,7 +148,7 @@ def test_pairs_are_single_ones(found):
         prompts.build(RerankInput(query, [document], most_tokens=30))
         for query, document in zip(queries, documents, strict=True)
     ]
-    assert ids_of(together) == [ids_of(one)[0] for one in alone]
+    assert ids_of(together) == [ids_of(ids)[0] for ids in alone]
     assert together.truncated == (3,)
     assert len(together.request.query_ids) > 20, "what is before the query is shared"
     odd = RerankInput(queries[:3], documents, name="text_2", query_name="text_1")
@@ -156,17 +156,17 @@ def test_pairs_are_single_ones(found):
         prompts.build(odd)
 
 
-def test_what_a_family_has_no_place_for(found):
-    guard, _ = found("llama-guard-3", GUARD)
+def test_what_a_family_has_no_place_for(prompts_of):
+    guard, _ = prompts_of("llama-guard-3", GUARD)
     with pytest.raises(InvalidRequest, match="have no instruction"):
         guard.build(RerankInput(None, ["d"], instruction="x"))
-    instruct, _ = found("instruct", CHAT)
+    instruct, _ = prompts_of("instruct", CHAT)
     with pytest.raises(InvalidRequest, match="need a query"):
         instruct.build(RerankInput(None, ["d"]))
 
 
-def test_reward_models(found, tokenizer):
-    prompts, render = found("reward", CHAT, ClassifierHead(1, False))
+def test_reward_models(prompts_of, tokenizer):
+    prompts, render = prompts_of("reward", CHAT, ClassifierHead(1, False))
     got = ids_of(prompts.build(RerankInput(QUERY, DOCUMENTS[:3])))
     for ids, document in zip(got, DOCUMENTS[:3], strict=True):
         text = render([("user", QUERY), ("assistant", document)])
@@ -175,15 +175,15 @@ def test_reward_models(found, tokenizer):
     raw = np.array([-7.5, 0.0, 12.0])
     np.testing.assert_array_equal(prompts.family.relevance(raw), raw)
     with pytest.raises(ConfigError, match="this one has a vocabulary"):
-        found("reward", CHAT)
+        prompts_of("reward", CHAT)
 
 
 @pytest.mark.parametrize("name", ["auto", "qwen3-reranker"])
-def test_a_conversion_to_one_logit_keeps_its_prompt(found, name):
+def test_a_conversion_to_one_logit_keeps_its_prompt(prompts_of, name):
     """The head's score is the difference of the two labels' logits."""
     path = "Qwen3-Reranker-0.6B-seq-cls"
-    original, _ = found(name, CHAT, path=path)
-    converted, _ = found(name, CHAT, ClassifierHead(1, False), path=path)
+    original, _ = prompts_of(name, CHAT, path=path)
+    converted, _ = prompts_of(name, CHAT, ClassifierHead(1, False), path=path)
     inputs = RerankInput("q", ["d", "e"])
     assert ids_of(original.build(inputs)) == ids_of(converted.build(inputs))
     assert converted.label_ids == [0]
@@ -194,10 +194,10 @@ def test_a_conversion_to_one_logit_keeps_its_prompt(found, name):
 
 
 @pytest.mark.parametrize("name", ["qwen3guard-gen", "llama-guard-3"])
-def test_a_guard_of_one_class_is_none(found, tmp_path, name):
+def test_a_guard_of_one_class_is_none(prompts_of, tmp_path, name):
     """A guard with one class is refused: nothing says what the class means."""
     with pytest.raises(ConfigError, match="the model's head is one class, and a guard"):
-        found(name, GUARD, ClassifierHead(1, False))
+        prompts_of(name, GUARD, ClassifierHead(1, False))
     names = ["Qwen3Guard-Gen-0.6B-seq-cls"]
     assert (
         find_family("auto", tmp_path / "model", names, QWEN_SPECIALS, ClassifierHead(1, False))
@@ -223,18 +223,18 @@ def test_several_classes_rank_nothing(tmp_path):
         ("{{ messages[0].content }} {{ strftime_now('%d') }}", "cannot be rendered"),
     ],
 )
-def test_unusable_templates_are_refused(found, template, reason):
+def test_unusable_templates_are_refused(prompts_of, template, reason):
     with pytest.raises(ConfigError, match=reason):
-        found("instruct", template)
+        prompts_of("instruct", template)
     with pytest.raises(ConfigError, match="--family none"):
-        found("instruct", template)
+        prompts_of("instruct", template)
 
 
 @pytest.mark.parametrize("source", ["{{ 'a' * 10**10 }}", "{{ range(10**9) }}"])
-def test_a_template_that_takes_too_much_is_served_by_nobody(found, source):
+def test_a_template_that_takes_too_much_is_served_by_nobody(prompts_of, source):
     """Templates that fail otherwise are refused only when a request needs them."""
     with pytest.raises(TemplateLimit, match="is not rendered: .*--family none"):
-        found("instruct", source)
+        prompts_of("instruct", source)
 
 
 def test_where_templates_are(tmp_path):

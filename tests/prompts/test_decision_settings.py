@@ -63,7 +63,7 @@ def test_instructions_are_the_systems_turn_and_variables_reach_the_template():
     system = {"role": "system", "content": "Be fair."}
     both = [system, user | {"content": question}]
     ours = prompts()
-    for given, variables, expected in (
+    for options, variables, expected in (
         ({}, {}, [both[1]]),
         ({"instructions": "Be fair."}, {}, both),
         ({}, {"tone": "Well: "}, [both[1]]),
@@ -74,7 +74,7 @@ def test_instructions_are_the_systems_turn_and_variables_reach_the_template():
             [user | {"content": f"Be fair.\n\n{question}"}],
         ),
     ):
-        made = ours.build(DecisionInput("so wet", asked, chat=variables, **given))
+        made = ours.build(DecisionInput("so wet", asked, chat=variables, **options))
         assert whole(made) == [rendered(expected, **variables)]
 
 
@@ -128,8 +128,8 @@ def test_a_rendering_that_ends_otherwise_is_refused():
 
 def test_balanced_choices_are_read_in_both_orders():
     asked = [choice("?", [("a", ""), ("b", "x")]), level("?", [("l", ""), ("m", "")])]
-    one = prompts(settings=DecisionSettings(order="balanced")).build(DecisionInput("i", asked))
-    assert [(read.question, read.turned) for read in one.reads.reads] == [
+    built = prompts(settings=DecisionSettings(order="balanced")).build(DecisionInput("i", asked))
+    assert [(read.question, read.turned) for read in built.reads.reads] == [
         (0, False),
         (1, False),
         (0, True),
@@ -146,12 +146,12 @@ def test_balanced_answers_do_not_depend_on_the_order_and_are_the_mean_of_both():
             return scorer.system_one(STATE, {"q": Choice("Which?", names)})["q"].probabilities
 
         for names in (["red", "green", "blue"], NAMES):
-            found, turned = (shares(both, order) for order in (names, names[::-1]))
+            usual_order, turned = (shares(both, order) for order in (names, names[::-1]))
             each = [shares(fixed, order) for order in (names, names[::-1])]
             for name in names:
-                assert found[name] == pytest.approx(turned[name], abs=1e-5)
+                assert usual_order[name] == pytest.approx(turned[name], abs=1e-5)
                 mean = (each[0][name] + each[1][name]) / 2
-                assert found[name] == pytest.approx(mean, abs=1e-5)
+                assert usual_order[name] == pytest.approx(mean, abs=1e-5)
             assert max(abs(each[0][name] - each[1][name]) for name in names) > 1e-3
 
 
@@ -163,12 +163,12 @@ def test_labels_of_several_tokens_where_families_do_not_fit(flags):
         "c": Rating("How?", NAMES[:26]),
     }
     with Scorer("demo", threads=1) as usual, Scorer("demo", threads=1, **flags) as other:
-        expected, got = (one.system_one(STATE, questions) for one in (usual, other))
+        expected, got = (scorer.system_one(STATE, questions) for scorer in (usual, other))
     for name, answer in expected.items():
-        found = got[name]
-        assert found.argmax_is_label == answer.argmax_is_label
-        assert found.label_mass == pytest.approx(answer.label_mass, rel=1e-4)
-        assert found.probabilities == pytest.approx(answer.probabilities, abs=1e-5)
+        read = got[name]
+        assert read.argmax_is_label == answer.argmax_is_label
+        assert read.label_mass == pytest.approx(answer.label_mass, rel=1e-4)
+        assert read.probabilities == pytest.approx(answer.probabilities, abs=1e-5)
 
 
 def test_calibration_divides_and_shifts(tmp_path):
@@ -183,7 +183,9 @@ def test_calibration_divides_and_shifts(tmp_path):
                 STATE,
                 {"c": Choice("?", names), "n": Noul("Red?"), "r": Rating("?", ["a", "b"])},
             )
-            logs.append({k: np.log(list(one.probabilities.values())) for k, one in answers.items()})
+            logs.append(
+                {k: np.log(list(read.probabilities.values())) for k, read in answers.items()}
+            )
     expected = logs[0]["c"] / 2 + [0.5, -0.25, 0]
     np.testing.assert_allclose(logs[1]["c"], expected - np.log(np.exp(expected).sum()), atol=1e-4)
     expected = logs[0]["n"] / 0.5

@@ -135,8 +135,8 @@ def test_no_text_is_special(prompts_of, tokenizer, family):
     plain = ids_of(prompts.build(RerankInput("q", ["d", "e"])))
     instruction = NASTY if family.takes_instruction else None
     nasty = ids_of(prompts.build(RerankInput(NASTY, [NASTY, "d"], instruction)))
-    for one, other in zip(plain, nasty, strict=True):
-        assert [i for i in one if i in own] == [i for i in other if i in own]
+    for ids, other in zip(plain, nasty, strict=True):
+        assert [i for i in ids if i in own] == [i for i in other if i in own]
     text = tokenizer.decode(nasty[0], skip_special_tokens=False)
     assert text.count(NASTY.strip()) == 2 + family.takes_instruction
 

@@ -43,8 +43,8 @@ def test_cpus_share_cores_and_memory():
     assert [place.cores for place in places] == [(0, 1), (2, 3, 8), (9, 10, 11)]
     assert {place.model.device for place in places} == {"cpu"}
     assert sum(p.model.memory_fraction for p in places) == pytest.approx(MEMORY_FRACTION["cpu"])
-    given = placements(ModelConfig(memory_fraction=0.4), "cpu,cpu")
-    assert [place.model.memory_fraction for place in given] == [0.2, 0.2]
+    places = placements(ModelConfig(memory_fraction=0.4), "cpu,cpu")
+    assert [place.model.memory_fraction for place in places] == [0.2, 0.2]
     sized = placements(ModelConfig(kv_cache_size=2**20), "cpu,cpu")
     assert {place.model.dtype for place in sized} == {"checkpoint"}  # nobody knows what fits
     assert [p.model.kv_cache_size for p in sized] == [2**20, 2**20]
@@ -148,13 +148,13 @@ def test_models_that_do_not_fit_are_refused_with_the_numbers():
 def test_on_cpus_cores_are_divided_and_all_replicas_share_the_memory():
     free = 4096 * MIB
     ask, asked = answering("cpu", free, (100 * MIB, 10 * MIB), (200 * MIB, 20 * MIB))
-    one, two = places_of_all(sought(device="cpu", memory_fraction=0.5), None, ask)
-    assert [(p.device, p.cores, p.in_turn) for p in (*one, *two)] == [
+    first, second = places_of_all(sought(device="cpu", memory_fraction=0.5), None, ask)
+    assert [(p.device, p.cores, p.in_turn) for p in (*first, *second)] == [
         ("cpu", (0, 1, 2, 3), False),
         ("cpu", (8, 9, 10, 11), False),
     ]
-    assert {p.model.memory_fraction for p in (*one, *two)} == {0.5}, "of each one's own part"
-    assert sum(p.model.memory_limit for p in (*one, *two)) + BESIDE == free
+    assert {p.model.memory_fraction for p in (*first, *second)} == {0.5}, "of each one's own part"
+    assert sum(p.model.memory_limit for p in (*first, *second)) + BESIDE == free
     both = places_of_all(sought(memory_fraction=0.5), "cpu,cpu", ask)
     assert [p.cores for places in both for p in places] == [(0, 1), (2, 3), (8, 9), (10, 11)]
     assert {p.model.memory_fraction for places in both for p in places} == {0.5}

@@ -83,11 +83,11 @@ def cores_of(pid):
 
 
 def test_each_engine_has_its_own_cores(replicas):
-    one, two = map(cores_of, pids(replicas))
-    assert one
-    assert two
-    assert not one & two
-    assert one | two == os.sched_getaffinity(0)
+    first, second = map(cores_of, pids(replicas))
+    assert first
+    assert second
+    assert not first & second
+    assert first | second == os.sched_getaffinity(0)
 
 
 def test_both_answer_and_a_query_stays_where_it_is(replicas):
@@ -136,8 +136,8 @@ def test_an_error_names_the_item_by_its_place_in_the_whole_list(replicas):
     broken = np.append(request.item_ids[50], np.int32(tape_child.NO_NUMBER))
     repeated = request.item_ids[:10]
     items = (*repeated, *request.item_ids[:40], broken, *request.item_ids[51:], *repeated)
-    given = replace(request, item_ids=items, label_ids=request.label_ids[:1] * len(items))
-    (future,) = replicas.score_all([given])
+    longer = replace(request, item_ids=items, label_ids=request.label_ids[:1] * len(items))
+    (future,) = replicas.score_all([longer])
     with pytest.raises(NonfiniteScore) as raised:
         future.result(timeout=60)
     assert raised.value.param == "items[50]"
@@ -278,8 +278,8 @@ def start():
         return made[-1]
 
     yield start
-    for one in made:
-        one.close()
+    for engines in made:
+        engines.close()
 
 
 def crash(replicas):
@@ -313,13 +313,13 @@ def test_one_that_waits_is_never_started_after_a_refusal_and_ends_at_once(start)
 def test_an_engine_is_started_again_while_one_of_another_model_lives(start):
     together = start("prepare")
     together.wait_ready()
-    one, other = together.models
-    untouched = one.engines[0].pid
+    untouched_model, other = together.models
+    untouched = untouched_model.engines[0].pid
     for _ in range(3):  # one more than it may fail alone
         crash(other)
     assert other.alive
     assert not other.engines[0].ended.done()
-    assert (one.alive, one.engines[0].pid) == (True, untouched)
+    assert (untouched_model.alive, untouched_model.engines[0].pid) == (True, untouched)
     os.kill(untouched, 0)
 
 

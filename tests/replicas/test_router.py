@@ -65,15 +65,15 @@ def test_only_the_queries_of_a_lost_replica_move(rng):
 
 def test_the_salt_and_the_first_tokens_decide(rng):
     idle = loads_of(*[0] * 64)
-    one = request_of(rng, query=HOME_TOKENS + 100)
-    longer = replace(one, query_ids=np.concatenate([one.query_ids, one.query_ids]))
-    assert homes([one], idle) == homes([longer], idle), "a history that grows stays"
-    salted = [replace(one, salt=str(n)) for n in range(20)]
+    short = request_of(rng, query=HOME_TOKENS + 100)
+    longer = replace(short, query_ids=np.concatenate([short.query_ids, short.query_ids]))
+    assert homes([short], idle) == homes([longer], idle), "a history that grows stays"
+    salted = [replace(short, salt=str(n)) for n in range(20)]
     assert len(set(homes(salted, idle))) > 5
-    other = replace(one, query_ids=one.query_ids[::-1].copy())
-    tail = replace(one, query_ids=one.query_ids.copy())
+    other = replace(short, query_ids=short.query_ids[::-1].copy())
+    tail = replace(short, query_ids=short.query_ids.copy())
     tail.query_ids[-1] += 1  # in a part of a page, which is not cached
-    assert homes([tail], idle) == homes([one], idle)
+    assert homes([tail], idle) == homes([short], idle)
     assert len(set(homes([other, *salted], idle))) > 5
 
 

@@ -32,9 +32,9 @@ def test_the_worlds_hold_divided_requests_and_second_losses(monkeypatch, caplog)
     divide, reroute, end = flight.split, Replicas._reroute, Replicas._end
 
     def counted_split(request, sizes):
-        found = divide(request, sizes)
-        seen["divided"] += len(found) > 1
-        return found
+        parts = divide(request, sizes)
+        seen["divided"] += len(parts) > 1
+        return parts
 
     def counted_reroute(self, *arguments):
         moved = reroute(self, *arguments)
@@ -89,11 +89,11 @@ def a_refusal_loses_the_part(monkeypatch):
 
 def the_last_item_of_a_part_is_left_out(monkeypatch):
     def short(request, sizes):
-        found = flight.split(request, sizes)
-        if len(found) > 1:
-            items, labels = found[0].item_ids[:-1], found[0].label_ids[:-1]
-            found[0] = flight.replace(found[0], item_ids=items, label_ids=labels)
-        return found
+        parts = flight.split(request, sizes)
+        if len(parts) > 1:
+            items, labels = parts[0].item_ids[:-1], parts[0].label_ids[:-1]
+            parts[0] = flight.replace(parts[0], item_ids=items, label_ids=labels)
+        return parts
 
     monkeypatch.setattr(replicas, "split", short)
 

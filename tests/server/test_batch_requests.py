@@ -54,20 +54,20 @@ def test_answers_are_those_of_the_server(demo, tmp_path):
         "batch", "demo", "--requests", "--input", source, "--output", output, *QUICK
     )
     assert done.returncode == 1, done.stderr
-    found = read_jsonl(output)
-    assert [line["custom_id"] for line in found] == [line["custom_id"] for line in lines]
-    for line, (url, body) in zip(found, CALLS, strict=False):
+    answered = read_jsonl(output)
+    assert [line["custom_id"] for line in answered] == [line["custom_id"] for line in lines]
+    for line, (url, body) in zip(answered, CALLS, strict=False):
         answer = demo.post(url, json=body)
         assert line["response"]["status_code"] == answer.status_code, url
         same_answer(line["response"]["body"], answer.json(), where=url)
-    assert found[-1]["response"]["status_code"] == 405
-    for line in found:
+    assert answered[-1]["response"]["status_code"] == 405
+    for line in answered:
         assert set(line) == {"id", "custom_id", "response", "error"}
         assert set(line["response"]) == {"status_code", "request_id", "body"}
         assert line["error"] is None
-    assert len({line["id"] for line in found}) == len(found)
+    assert len({line["id"] for line in answered}) == len(answered)
     assert f"{len(lines)} rows in" in done.stdout
-    failed = sum(line["response"]["status_code"] != 200 for line in found)
+    failed = sum(line["response"]["status_code"] != 200 for line in answered)
     assert f"{failed} of them answered with an error" in done.stdout
     assert f"{failed + 3} of {len(lines) + 3} rows are bad" in done.stderr
     reasons = [row["reason"] for row in read_jsonl(tmp_path / "out.jsonl.bad.jsonl")]
@@ -86,9 +86,9 @@ def test_answers_are_those_of_the_server(demo, tmp_path):
 def test_requests_exclude_the_flags_of_tables(tmp_path, flags, message):
     for name in ("in.jsonl", "in.csv"):
         (tmp_path / name).write_text(json.dumps({}))
-    given = {"--input": "in.jsonl", "--output": "out.jsonl"} | dict([flags])
+    arguments = {"--input": "in.jsonl", "--output": "out.jsonl"} | dict([flags])
     words = []
-    for name, value in given.items():
+    for name, value in arguments.items():
         words += [name, value if name == "--labels" else tmp_path / value]
     done = programs.run("batch", "demo", "--requests", *words)
     assert done.returncode == 78

@@ -41,14 +41,14 @@ def task(seed, count=1):
 
 def wanted(model, prompts):
     """Return lm-eval's numbers from transformers: the sum over each choice, and if it is greedy."""
-    found = []
+    choices = []
     for prompt in prompts:
         with torch.no_grad():
             logits = torch.log_softmax(model(torch.tensor([prompt])).logits[0].double(), -1)
         rows, tokens = logits[CONTEXT - 1 : -1], torch.tensor(prompt[CONTEXT:])
         values = rows.gather(1, tokens[:, None]).sum()
-        found.append((float(values), bool((rows.argmax(1) == tokens).all())))
-    return found
+        choices.append((float(values), bool((rows.argmax(1) == tokens).all())))
+    return choices
 
 
 def ask(client: httpx.Client, prompts, salt):
@@ -56,13 +56,13 @@ def ask(client: httpx.Client, prompts, salt):
     body = {"prompt": prompts, "cache_salt": salt} | LM_EVAL
     answer = client.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
-    found = []
+    choices = []
     for choice in answer.json()["choices"]:
         values = choice["logprobs"]["token_logprobs"][CONTEXT:-1]
         tops = choice["logprobs"]["top_logprobs"][CONTEXT:-1]
         greedy = all(value == max(top.values()) for value, top in zip(values, tops, strict=True))
-        found.append((sum(values), greedy))
-    return found, answer.json()["usage"]
+        choices.append((sum(values), greedy))
+    return choices, answer.json()["usage"]
 
 
 def computed(*usages):
@@ -76,18 +76,18 @@ def counters(client):
     return [samples[f"gpuscore_{name}_tokens_total"] for name in ("prompt", "cached")]
 
 
-def close_to(found, want):
+def close_to(choices, expected):
     np.testing.assert_allclose(
-        [f[0] for f in found], [w[0] for w in want], atol=1e-4 * max(CHOICES)
+        [f[0] for f in choices], [w[0] for w in expected], atol=1e-4 * max(CHOICES)
     )
-    assert [f[1] for f in found] == [w[1] for w in want]
+    assert [f[1] for f in choices] == [w[1] for w in expected]
 
 
 def test_a_list_of_choices_computes_at_most_a_third_of_its_tokens(client, model):
     prompts, before = task(0), counters(client)
     expected, total = wanted(model[1], prompts), sum(map(len, task(0)))
-    found, usage = ask(client, prompts, "cold")
-    close_to(found, expected)
+    choices, usage = ask(client, prompts, "cold")
+    close_to(choices, expected)
     assert usage["prompt_tokens"] == total
     assert computed(usage) <= total / 3
     again, cached = ask(client, prompts, "cold")
@@ -108,7 +108,7 @@ def test_choices_in_requests_of_their_own_compute_at_most_a_third(client, model)
         prompts = task(seed)
         with ThreadPoolExecutor(threads) as pool:
             answers = [*pool.map(lambda p, salt=f"s{seed}": ask(client, [p], salt), prompts)]
-        close_to([found for (found,), _ in answers], wanted(model[1], prompts))
+        close_to([choice for (choice,), _ in answers], wanted(model[1], prompts))
         usages = [usage for _, usage in answers]
         assert computed(*usages) <= sum(map(len, prompts)) / 3
 
@@ -120,8 +120,8 @@ def test_lists_of_several_documents_share_each_context(client, model):
     usages = []
     for part in (order[:6], order[6:]):
         some = [prompts[i] for i in part]
-        found, usage = ask(client, some, "documents")
-        close_to(found, wanted(model[1], some))
+        choices, usage = ask(client, some, "documents")
+        close_to(choices, wanted(model[1], some))
         assert usage["prompt_tokens"] == sum(map(len, some))
         usages.append(usage)
     assert computed(*usages) <= sum(map(len, prompts)) / 2.5
@@ -129,13 +129,13 @@ def test_lists_of_several_documents_share_each_context(client, model):
 
 def test_prompts_that_begin_alike_are_a_group():
     rng = np.random.default_rng(0)
-    one, other = (rng.integers(0, 999, 40).astype(np.int32) for _ in range(2))
-    short = one[:20]  # the beginning of others, which are not its choices
+    context, other = (rng.integers(0, 999, 40).astype(np.int32) for _ in range(2))
+    short = context[:20]  # the beginning of others, which are not its choices
     prompts = [
-        *(np.append(one, np.int32(n)) for n in range(2)),
+        *(np.append(context, np.int32(n)) for n in range(2)),
         *(np.append(other, np.int32(n)) for n in range(2)),
         np.append(short, rng.integers(0, 999, 30).astype(np.int32)),
-        one[:35],
+        context[:35],
     ]
     assert alike([prompts[i] for i in (0, 2, 4, 1, 5, 3)], 16) == [[0, 3, 4], [1, 5], [2]]
     assert alike(prompts, 2) == [[0, 1, 2, 3, 4, 5]]

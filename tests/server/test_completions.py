@@ -40,29 +40,29 @@ def logprobs(model):
     return of
 
 
-def check_logprobs(found, ids, want, names=None):
+def check_logprobs(logprobs, ids, expected, names=None):
     """Check an answer that echoes a prompt and adds the most probable next token."""
-    assert [*map(len, found.values())] == [len(ids) + 1] * 4
-    assert found["token_logprobs"][0] is None
-    assert found["top_logprobs"][0] is None
-    best = want.argmax(axis=1)
+    assert [*map(len, logprobs.values())] == [len(ids) + 1] * 4
+    assert logprobs["token_logprobs"][0] is None
+    assert logprobs["top_logprobs"][0] is None
+    best = expected.argmax(axis=1)
     told = [*ids, int(best[-1])]
     for place, (value, top) in enumerate(
-        zip(found["token_logprobs"][1:], found["top_logprobs"][1:], strict=True)
+        zip(logprobs["token_logprobs"][1:], logprobs["top_logprobs"][1:], strict=True)
     ):
-        row, token = want[place], told[place + 1]
+        row, token = expected[place], told[place + 1]
         np.testing.assert_allclose(value, row[token], atol=TOLERANCE)
         np.testing.assert_allclose(max(top.values()), row.max(), atol=TOLERANCE)
         is_best = token == best[place]
         assert len(top) == (1 if is_best else 2)
         assert (value == max(top.values())) == is_best, "greedy as lm-eval finds it"
-        assert top[found["tokens"][place + 1]] == value
+        assert top[logprobs["tokens"][place + 1]] == value
         if names is not None and not is_best:
-            assert set(top) - {found["tokens"][place + 1]} <= {names(int(best[place]))} | {
+            assert set(top) - {logprobs["tokens"][place + 1]} <= {names(int(best[place]))} | {
                 f"token_id:{best[place]}"
             }
-    lengths = np.cumsum([0, *map(len, found["tokens"])])
-    assert found["text_offset"] == lengths[:-1].tolist()
+    lengths = np.cumsum([0, *map(len, logprobs["tokens"])])
+    assert logprobs["text_offset"] == lengths[:-1].tolist()
 
 
 def test_as_lm_eval_asks(client, logprobs):
@@ -103,10 +103,10 @@ def test_text_begins_as_the_tokenizer_wants(client, encode, logprobs):
     for choice, text in zip(body["choices"], texts, strict=True):
         ids = encode(text)
         assert ids[0] == 0, "<s>"
-        found = choice["logprobs"]
-        check_logprobs(found, ids, logprobs(ids))
-        assert found["tokens"][0] == "<s>"
-        assert choice["text"] == text + found["tokens"][-1]
+        told = choice["logprobs"]
+        check_logprobs(told, ids, logprobs(ids))
+        assert told["tokens"][0] == "<s>"
+        assert choice["text"] == text + told["tokens"][-1]
     (bare,) = complete(client, texts[0], add_special_tokens=False)["choices"]
     ids = encode(texts[0])[1:]
     check_logprobs(bare["logprobs"], ids, logprobs(ids))
@@ -122,8 +122,8 @@ def test_without_a_next_token(client, logprobs):
     (longer,) = complete(client, IDS)["choices"]
     for name, values in choice["logprobs"].items():
         assert values == longer["logprobs"][name][:-1]
-    (one,) = complete(client, [9], max_tokens=0)["choices"]
-    assert one["logprobs"]["token_logprobs"] == one["logprobs"]["top_logprobs"] == [None]
+    (single,) = complete(client, [9], max_tokens=0)["choices"]
+    assert single["logprobs"]["token_logprobs"] == single["logprobs"]["top_logprobs"] == [None]
     (bare,) = complete(client, IDS, logprobs=0)["choices"]
     assert bare["logprobs"] == longer["logprobs"] | {"top_logprobs": None}
 
@@ -139,10 +139,10 @@ def test_the_next_token_alone_is_served_from_the_cache(client, logprobs):
         )
         assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
         assert body["usage"]["completion_tokens"] == 1
-    found = choice["logprobs"]
-    np.testing.assert_allclose(found["token_logprobs"], logprobs(ids)[-1:, best], atol=TOLERANCE)
-    assert found["top_logprobs"] == [{choice["text"]: found["token_logprobs"][0]}]
-    assert found["text_offset"] == [0]
+    told = choice["logprobs"]
+    np.testing.assert_allclose(told["token_logprobs"], logprobs(ids)[-1:, best], atol=TOLERANCE)
+    assert told["top_logprobs"] == [{choice["text"]: told["token_logprobs"][0]}]
+    assert told["text_offset"] == [0]
 
 
 def test_echo_alone(client):
@@ -167,8 +167,8 @@ def test_tokens_that_say_the_same():
     assert say(0) == "token_id:0"
     assert say.values(3, -1.0, [9], [-0.5]) == {"�": -1.0, "token_id:9": -0.5}
     assert say.values(3, -0.5, [3], [-0.5]) == {"�": -0.5}
-    found = say.values(0, -3.0, [9, 0, 4], [-0.5, -3.0, -4.0])
-    assert [*found.items()] == [("token_id:0", -3.0), ("�", -0.5), ("token_id:4", -4.0)]
+    values = say.values(0, -3.0, [9, 0, 4], [-0.5, -3.0, -4.0])
+    assert [*values.items()] == [("token_id:0", -3.0), ("�", -0.5), ("token_id:4", -4.0)]
 
 
 @pytest.mark.parametrize("count", [2, 20])
@@ -177,18 +177,18 @@ def test_several_of_the_most_probable_tokens(client, logprobs, count):
     them."""
     ids = random_ids(np.random.default_rng(3), 30)
     (choice,) = complete(client, ids, logprobs=count)["choices"]
-    found, expected = choice["logprobs"], logprobs(ids)
-    for place, top in enumerate(found["top_logprobs"][1:]):
+    told, expected = choice["logprobs"], logprobs(ids)
+    for place, top in enumerate(told["top_logprobs"][1:]):
         best = np.sort(expected[place])[::-1][:count]
-        own = found["token_logprobs"][place + 1]
+        own = told["token_logprobs"][place + 1]
         values = sorted(top.values(), reverse=True)
         np.testing.assert_allclose(values[:count], best, atol=TOLERANCE)
-        assert top[found["tokens"][place + 1]] == own
+        assert top[told["tokens"][place + 1]] == own
         assert len(top) == count + (own < values[count - 1])
     (once,) = complete(client, ids)["choices"]
-    assert once["logprobs"]["tokens"] == found["tokens"]
+    assert once["logprobs"]["tokens"] == told["tokens"]
     np.testing.assert_allclose(
-        once["logprobs"]["token_logprobs"][1:], found["token_logprobs"][1:], atol=2e-5
+        once["logprobs"]["token_logprobs"][1:], told["token_logprobs"][1:], atol=2e-5
     )
     (next_only,) = complete(client, ids, logprobs=count, echo=False)["choices"]
     assert len(next_only["logprobs"]["top_logprobs"][0]) == count

@@ -263,8 +263,8 @@ class TestOrigins:
     def test_off_by_default(self, client):
         for method in ("OPTIONS", "GET"):
             fields = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
-            found = client.request(method, "/health", headers=fields).headers
-            assert not [name for name in found if name.startswith("access-control")]
+            headers = client.request(method, "/health", headers=fields).headers
+            assert not [name for name in headers if name.startswith("access-control")]
 
     def test_a_preflight_needs_no_key(self, full):
         fields = {
@@ -303,11 +303,11 @@ class TestOrigins:
         assert "access-control-allow-origin" not in refused.headers
 
     @pytest.mark.parametrize(
-        "given", ["https://a/", "a.example", "https://a,", "HTTPS://A", "null", "* b"]
+        "origin", ["https://a/", "a.example", "https://a,", "HTTPS://A", "null", "* b"]
     )
-    def test_what_is_no_origin(self, given):
+    def test_what_is_no_origin(self, origin):
         with pytest.raises(ConfigError, match="an origin is scheme://host"):
-            read_origins(ServerConfig(cors_origin=given))
+            read_origins(ServerConfig(cors_origin=origin))
 
     def test_any_origin(self):
         marks = read_origins(ServerConfig(cors_origin="*")).fields([(b"origin", PAGE.encode())])

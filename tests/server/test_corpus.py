@@ -14,8 +14,8 @@ pytestmark = pytest.mark.usefixtures("unharmed")
 @pytest.mark.parametrize("name", names())
 def test_quick_entries(server, client, name):
     quick = [entry for entry in entries(name) if not entry.slow and not entry.fails]
-    found = {entry.name: list(faults(entry, sent(entry, server.address))) for entry in quick}
-    assert {name: wrong for name, wrong in found.items() if wrong} == {}
+    faults_of = {entry.name: list(faults(entry, sent(entry, server.address))) for entry in quick}
+    assert {name: wrong for name, wrong in faults_of.items() if wrong} == {}
 
 
 def test_noise(server, client):

@@ -14,10 +14,10 @@ from support.watched_server import ALICE, BOB, BODY, TIMEOUT
 
 class TestDeadline:
     @pytest.mark.parametrize(
-        "given", ["0", "-1", "+5", "1.5", "1e3", "", "x", "20001", "9" * 5000, "٧", "5,5"]
+        "text", ["0", "-1", "+5", "1.5", "1e3", "", "x", "20001", "9" * 5000, "٧", "5,5"]
     )
-    def test_a_header_that_is_none_is_refused_by_name(self, watched, given):
-        sent = [(TIMEOUT, given[:1500].encode()), ("Content-Type", "application/json")]
+    def test_a_header_that_is_none_is_refused_by_name(self, watched, text):
+        sent = [(TIMEOUT, text[:1500].encode()), ("Content-Type", "application/json")]
         reply = watched.client.post("/v1/score", content=json.dumps(BODY), headers=sent)
         message = check_error(reply, 400, "invalid_request", TIMEOUT)
         assert "from 1 to 20000" in message
@@ -28,9 +28,9 @@ class TestDeadline:
         )
         check_error(reply, 400, "invalid_request", TIMEOUT)
 
-    @pytest.mark.parametrize("given", ["20000", "5000", "007000"])
-    def test_enough_time(self, watched, given):
-        reply = watched.client.post("/v1/score", json=BODY, headers={TIMEOUT: given})
+    @pytest.mark.parametrize("text", ["20000", "5000", "007000"])
+    def test_enough_time(self, watched, text):
+        reply = watched.client.post("/v1/score", json=BODY, headers={TIMEOUT: text})
         assert reply.status_code == 200
 
     @pytest.mark.parametrize(

@@ -45,8 +45,8 @@ def soft_limit(pid):
 
 def lines(log):
     """Return the lines of the log, without those that only inform."""
-    found = [json.loads(line) for line in log.read_text().splitlines()]
-    return [line for line in found if line["level"] != "info"]
+    entries = [json.loads(line) for line in log.read_text().splitlines()]
+    return [line for line in entries if line["level"] != "info"]
 
 
 def test_none_left(tmp_path):
@@ -78,7 +78,7 @@ def test_the_limit_is_raised_as_far_as_needed(tmp_path, workers):
     flags = ("--max-connections", "300", "--http-workers", workers)
     with serving_with(100, 1000, log, *flags) as (_, process):
         below = children(process.pid)
-        below += [pid for one in below for pid in children(one)]
-        found = {soft_limit(pid) for pid in [process.pid, *below]}
-        assert found == {428}
+        below += [pid for child in below for pid in children(child)]
+        limits = {soft_limit(pid) for pid in [process.pid, *below]}
+        assert limits == {428}
     assert lines(log) == []

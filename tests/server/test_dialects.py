@@ -139,7 +139,7 @@ def test_labels_may_be_left_out_while_the_model_loads():
 def test_fields_are_checked_once(monkeypatch):
     checks, check = [], score_input._check_label_fields
     monkeypatch.setattr(
-        score_input, "_check_label_fields", lambda given: checks.append(given) or check(given)
+        score_input, "_check_label_fields", lambda fields: checks.append(fields) or check(fields)
     )
     body = {"query": [1], "items": [[5], [6]], "label_token_ids": [3]}
     (reply,) = ask(stub_service(), NO_LABELS | {"json": body})
@@ -233,7 +233,7 @@ class TestDecisions:
             for q in asked
         ]
         shares = [expected["scores"][0] for expected in wanted]
-        masses = [found["label_mass"] for found in answer["answers"]]
+        masses = [told["label_mass"] for told in answer["answers"]]
         np.testing.assert_allclose(masses, [w["label_mass"][0] for w in wanted], atol=1e-5)
         yes, about, anger = answer["answers"]
         assert (yes["type"], yes["name"]) == ("predicate", "content")
@@ -284,8 +284,8 @@ class TestDecisions:
             '\n\nuser: {"a":[1,null]}'
         )
         told, written = (
-            self.ask(demo, input=given).json()["answers"][0]["probability"]
-            for given in (turns, text)
+            self.ask(demo, input=conversation).json()["answers"][0]["probability"]
+            for conversation in (turns, text)
         )
         assert told == pytest.approx(written, abs=1e-5)
 

@@ -24,9 +24,9 @@ OF_THE_MACHINE |= {"settings"}  # of the server that the test starts
 
 def examples():
     for page in PAGES:
-        found = REQUEST.findall(page.read_text(encoding="utf-8"))
-        assert found, page
-        for number, (method, path, body, answer) in enumerate(found):
+        requests = REQUEST.findall(page.read_text(encoding="utf-8"))
+        assert requests, page
+        for number, (method, path, body, answer) in enumerate(requests):
             yield pytest.param(method, path, body, answer, id=f"{page.stem}-{number}")
 
 
@@ -50,8 +50,8 @@ def test_routes_that_are_cited_exist(demo):
     folders = {"/cache", "/tmp", "/models", "/mnt/models", "/opt/ml/model", "/repository"}
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
         text = page.read_text(encoding="utf-8")
-        found = set(ROUTE.findall(text)) - other_routes(text)
-        assert found - folders <= known, page
+        cited = set(ROUTE.findall(text)) - other_routes(text)
+        assert cited - folders <= known, page
 
 
 DEMO = shown_requests(real=False)

@@ -106,11 +106,11 @@ def test_a_bomb_takes_no_more_than_a_piece(name):
 
 
 @pytest.mark.parametrize(
-    "given", [["br"], ["deflate"], ["gzip, zstd"], ["gzip", "gzip"], ["gzip,gzip"], [""], ["*"]]
+    "fields", [["br"], ["deflate"], ["gzip, zstd"], ["gzip", "gzip"], ["gzip,gzip"], [""], ["*"]]
 )
-def test_other_encodings(given):
+def test_other_encodings(fields):
     with pytest.raises(UnsupportedMediaType, match="identity, gzip or zstd"):
-        check_encoding(given)
+        check_encoding(fields)
 
 
 def test_names_are_read_in_any_case():
@@ -139,7 +139,9 @@ def test_over_http(limited, unharmed, name):
     fields = {"content_encoding": name}
     good = post(limited, PACK[name](BODY), **fields)
     assert good.status_code == 200, good.text
-    (first, _), (expected, _) = (one.json()["scores"] for one in (good, post(limited, BODY)))
+    (first, _), (expected, _) = (
+        response.json()["scores"] for response in (good, post(limited, BODY))
+    )
     assert first == pytest.approx(expected, abs=1e-5)
     filled = BODY[:-1] + b" " * (limit - len(BODY)) + b"}"
     assert post(limited, PACK[name](filled), **fields).status_code == 200
@@ -166,13 +168,13 @@ def test_unpacked_bytes_count_until_the_request_ends():
     model.loaded = LoadedModel(engine, prompts)
     config = ServerConfig(max_queued_bytes=1000)
     gate = Gate(ScoringService([model]), config, ApiKeys([]), Rounds())
-    one, other = Body(), Body()
-    assert gate.received(one, 10) is None
-    assert gate.more(one, 600) is None
-    assert (gate.bytes, gate.size(one)) == (610, 10)
+    body, other = Body(), Body()
+    assert gate.received(body, 10) is None
+    assert gate.more(body, 600) is None
+    assert (gate.bytes, gate.size(body)) == (610, 10)
     assert gate.received(other, 10) is None
     assert "bodies and answers of 610 bytes" in gate.more(other, 400).message
-    gate.leave(one)
+    gate.leave(body)
     assert gate.more(other, 400) is None
     gate.leave(other)
     assert gate.bytes == 0

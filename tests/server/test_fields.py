@@ -28,7 +28,7 @@ def paths(demo):
 
 
 def value_of(field):
-    kinds = [one["type"] for one in field.get("anyOf", [field]) if one["type"] != "null"]
+    kinds = [kind["type"] for kind in field.get("anyOf", [field]) if kind["type"] != "null"]
     return VALUES[kinds[0]]
 
 
@@ -67,12 +67,12 @@ def test_every_field_of_every_body_and_answer_is_explained(paths, path):
 
 @pytest.mark.parametrize(("dialect", "body", "name", "field"), list(refused_fields()))
 def test_what_is_marked_as_refused_is_refused_by_name(demo, dialect, body, name, field):
-    given = dialect.example
+    example = dialect.example
     if body["title"] == "PairsBody":
-        given = PAIRS
-    accepted = demo.post(dialect.paths[0], json=given | {name: None})
+        example = PAIRS
+    accepted = demo.post(dialect.paths[0], json=example | {name: None})
     assert accepted.status_code == 200, accepted.text
-    answer = demo.post(dialect.paths[0], json=given | {name: value_of(field)})
+    answer = demo.post(dialect.paths[0], json=example | {name: value_of(field)})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == name
 
@@ -83,10 +83,10 @@ def defaults():
         for body in bodies(dialect):
             if body["title"] == "RefusedBody":
                 continue
-            given = PAIRS if body["title"] == "PairsBody" else dialect.example
+            example = PAIRS if body["title"] == "PairsBody" else dialect.example
             for name, field in body["properties"].items():
                 if "default" in field:
-                    yield dialect.paths[0], given, name, field["default"]
+                    yield dialect.paths[0], example, name, field["default"]
 
 
 def test_defaults_are_those_that_null_stands_for(demo):
@@ -94,8 +94,8 @@ def test_defaults_are_those_that_null_stands_for(demo):
         lambda path, body: demo.post(path, content=body, headers={"content-type": JSON})
     )
     wrong = []
-    for path, given, name, default in defaults():
-        without = {key: value for key, value in given.items() if key != name}
+    for path, example, name, default in defaults():
+        without = {key: value for key, value in example.items() if key != name}
         both = (without, without | {name: default})
         plain, full = (post(path, json.dumps(body)) for body in both)
         # The labels have nearly all of the demo model's probability: normalising over them or over
@@ -113,4 +113,4 @@ def _numbers(answer):
     inner = answer.values() if isinstance(answer, dict) else answer
     if not isinstance(answer, dict | list):
         return []
-    return [number for one in inner for number in _numbers(one)]
+    return [number for value in inner for number in _numbers(value)]

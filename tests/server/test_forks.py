@@ -38,12 +38,12 @@ def server_and_engine(fork):
     with tape_server(fork=fork) as (server, client):
         client.close()
         engine = engine_of(server)
-        found = {"server": set_up(server.process.pid), "engine": set_up(engine)}
+        state = {"server": set_up(server.process.pid), "engine": set_up(engine)}
         assert os.getpgid(engine) == os.getpgid(server.process.pid)
         server.process.kill()
         assert server.process.wait(5) == -signal.SIGKILL
         wait_until(lambda: not running(engine), seconds=2)
-    return found
+    return state
 
 
 def test_forked_servers_have_the_signals_and_files_of_new_ones():

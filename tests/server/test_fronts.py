@@ -64,15 +64,15 @@ def is_ready(client):
 @pytest.fixture(scope="module")
 def known(shared):
     """Bodies and their scores, as one front gives them; they come from the prompts' tape."""
-    rng, found = random.Random(18), []
+    rng, scored = random.Random(18), []
     for _ in range(32):
         items = [rng.choices(range(1, 800), k=rng.randint(1, 20)) for _ in range(rng.randint(1, 5))]
         query = rng.choices(range(1, 800), k=rng.randint(0, 40))
         body = json.dumps({"query": query, "items": items, "label_token_ids": [3, 5]}).encode()
         scores = post(shared[1], body).json()["scores"]
         assert scores == [pytest.approx(tape_scores(query + item)) for item in items]
-        found.append((body, scores))
-    return found
+        scored.append((body, scores))
+    return scored
 
 
 def tape_scores(prompt):
@@ -107,16 +107,16 @@ class TestOneServer:
         before = samples_of(client)
         names = set()
         for _ in range(16):
-            with connected_anew(client) as one:
-                reply = one.post("/v1/score", content=body_of(1, 2), headers=JSON)
+            with connected_anew(client) as front:
+                reply = front.post("/v1/score", content=body_of(1, 2), headers=JSON)
                 assert reply.status_code == 200
                 names.add(reply.headers["x-request-id"])
         assert len(names) == 16
         assert len({name[:20] for name in names}) == 2, "made by two processes"
         key = ("gpuscore_requests_total", ok_labels())
         for _ in range(4):
-            with connected_anew(client) as one:
-                after = samples_of(one)
+            with connected_anew(client) as front:
+                after = samples_of(front)
             assert after[key] - before.get(key, 0) == 16
             assert after["gpuscore_items_total", ()] - before["gpuscore_items_total", ()] == 16
             assert after["gpuscore_requests_running", ()] == 1, "the scrape itself"
@@ -135,16 +135,18 @@ class TestOneServer:
             wait_until(MARK.exists)
             for connection in opened[1:]:
                 connection.request(body=body_of(1))
-            wait_until(lambda: sum(not one.silent for one in opened) >= 24 - 7)
+            wait_until(lambda: sum(not connection.silent for connection in opened) >= 24 - 7)
             time.sleep(0.3)
-            refused = [one for one in opened if not one.silent]
-            for one in refused:
-                message = check_error(one.reply(), 429, "overloaded", None)
+            refused = [connection for connection in opened if not connection.silent]
+            for connection in refused:
+                message = check_error(connection.reply(), 429, "overloaded", None)
                 assert re.match(r"[67] requests with \d+ tokens are in flight", message), message
             assert 24 - 7 <= len(refused) <= 24 - 6, "within one for the second front"
             assert all(open_connections(pid) for pid in fronts_of(server))
             MARK.unlink()
-            assert {one.reply().status for one in opened if one not in refused} == {200}
+            assert {
+                connection.reply().status for connection in opened if connection not in refused
+            } == {200}
             for _ in range(30):
                 stack.enter_context(Connection(client))
             wait_until(lambda: sum(map(open_connections, fronts_of(server))) <= 41, seconds=5)
@@ -209,8 +211,8 @@ class TestLosses:
         assert not outcome.broken
         assert engine_of(server) != lost
         for _ in range(4):
-            with connected_anew(client) as one:
-                assert samples_of(one)["gpuscore_engine_restarts_total", ()] >= 1
+            with connected_anew(client) as front:
+                assert samples_of(front)["gpuscore_engine_restarts_total", ()] >= 1
 
     @pytest.mark.slow
     def test_a_front_that_hangs_is_replaced(self, two):
@@ -281,8 +283,8 @@ def watching_counters(client):
         before = {}
         while not ended.is_set():
             try:
-                with connected_anew(client) as one:
-                    now = samples_of(one, GROWING)
+                with connected_anew(client) as front:
+                    now = samples_of(front, GROWING)
             except httpx.TransportError:  # the front that was killed
                 continue
             fallen.extend(key for key in before if now.get(key, -1) < before[key])

@@ -24,12 +24,12 @@ __all__ = ["known", "shared"]  # fixtures
 
 def replicas_up(client):
     """Ask four times over new connections for the number of replicas that are up."""
-    found = []
+    sums = []
     for _ in range(4):
-        with connected_anew(client) as one:
-            up = [v for (n, _), v in samples_of(one).items() if n == "gpuscore_replica_up"]
-            found.append(sum(up))
-    return found
+        with connected_anew(client) as front:
+            up = [v for (n, _), v in samples_of(front).items() if n == "gpuscore_replica_up"]
+            sums.append(sum(up))
+    return sums
 
 
 @pytest.mark.parametrize("harm", [signal.SIGKILL, *slow(signal.SIGSTOP)])

@@ -61,10 +61,10 @@ def test_a_target_with_a_name_of_its_own():
     assert not answers(hosts, "evil.example", b"http://localhost/health")
 
 
-@pytest.mark.parametrize("given", ["", "a,", "http://a", "a:80", "a b", "*,a", "*.a"])
-def test_names_that_no_host_field_could_have(given):
+@pytest.mark.parametrize("names", ["", "a,", "http://a", "a:80", "a b", "*,a", "*.a"])
+def test_names_that_no_host_field_could_have(names):
     with pytest.raises(ConfigError, match="--allowed-hosts"):
-        read_hosts(ServerConfig(allowed_hosts=given), "127.0.0.1", keys=0)
+        read_hosts(ServerConfig(allowed_hosts=names), "127.0.0.1", keys=0)
 
 
 def reply(client, path, name, body=None):

@@ -156,11 +156,11 @@ def test_rows_are_classified_in_this_process(tmp_path, monkeypatch, capsys):
     rows = make_rows(make.replace("10000", "60"), monkeypatch, capsys)
     printed = run_example(program, monkeypatch, capsys)
     assert re.fullmatch(r"60 rows in \d+\.\d s, \d+ rows/s\n", printed)
-    found = rows_of(shlex.split(program)[-1])
-    assert [{key: row[key] for key in ("prompt", "good")} for row in found] == rows
+    scored = rows_of(shlex.split(program)[-1])
+    assert [{key: row[key] for key in ("prompt", "good")} for row in scored] == rows
     shown = json.loads(blocks(MANY, "json")[1])
-    (one,) = (row for row in found if row["prompt"] == shown["prompt"])
-    assert one["yes"] == pytest.approx(shown["scores"][0], abs=5e-5)
+    (row,) = (row for row in scored if row["prompt"] == shown["prompt"])
+    assert row["yes"] == pytest.approx(shown["scores"][0], abs=5e-5)
 
 
 @pytest.mark.slow
@@ -182,9 +182,9 @@ def test_commands_run_as_a_reader_runs_them(page, tmp_path):
     assert (CHOSEN if page == GUARD else blocks(MANY, "text")[0]) in done.stdout
     if page == MANY:
         both = [rows_of(tmp_path / f"{name}.jsonl") for name in ("scored", "scored-too")]
-        for one, other in zip(*both, strict=True):
-            assert one["prompt"] == other["prompt"]
-            assert one["scores"][0] == pytest.approx(other["yes"], abs=1e-5)
+        for row, other in zip(*both, strict=True):
+            assert row["prompt"] == other["prompt"]
+            assert row["scores"][0] == pytest.approx(other["yes"], abs=1e-5)
         assert len(both[0]) == 10_000
 
 
@@ -199,15 +199,15 @@ def test_every_error_code_has_a_row():
 
 def test_exit_codes_are_explained():
     text = TROUBLE.read_text().split("| exit code |")[1].split("\n\n")[0]
-    found = {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
-    assert found == {EXIT_FAILED, 2, EXIT_ENGINE, EXIT_TEMPORARY, EXIT_CONFIG}  # 2: argparse's
+    codes = {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
+    assert codes == {EXIT_FAILED, 2, EXIT_ENGINE, EXIT_TEMPORARY, EXIT_CONFIG}  # 2: argparse's
 
 
 def test_examples_of_errors_get_them(demo):
     examples = [
-        (code, int(status), found[1])
+        (code, int(status), match[1])
         for code, status, rest in CODES.findall(TROUBLE.read_text())
-        if (found := EXAMPLE.search(rest))
+        if (match := EXAMPLE.search(rest))
     ]
     assert len(examples) >= 7
     for code, status, body in examples:
@@ -224,6 +224,6 @@ def test_flags_by_device_exist():
         for config in CONFIGS:
             settings.make(config)
     text = DEVICES.read_text()
-    assert set(re.findall(r"`(--[a-z-]+)", text)) <= {one.flag for one in options(*CONFIGS)}
+    assert set(re.findall(r"`(--[a-z-]+)", text)) <= {option.flag for option in options(*CONFIGS)}
     for device in ("L4", "RTX PRO 6000", "H100, H200", "TPU v6e", "CPU"):
         assert f"\n## {device}\n" in text

@@ -30,7 +30,9 @@ def told(reply):
 
 
 def post_lines(client, *lines, end=b"\n", **headers):
-    data = b"\n".join(one if isinstance(one, bytes) else json.dumps(one).encode() for one in lines)
+    data = b"\n".join(
+        line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines
+    )
     kind = {"Content-Type": "application/jsonlines"} | headers
     return client.post("/invocations", content=data + end, headers=kind)
 

@@ -21,13 +21,17 @@ def ask(client, **body):
 def continuations(model, prompts, labels):
     rows = []
     for prompt in prompts:
-        found = [reference_logprobs(model, [prompt + i[:n] for n in range(len(i))]) for i in labels]
-        rows.append([rows[range(len(i)), i].sum() for rows, i in zip(found, labels, strict=True)])
+        logprobs = [
+            reference_logprobs(model, [prompt + i[:n] for n in range(len(i))]) for i in labels
+        ]
+        rows.append(
+            [rows[range(len(i)), i].sum() for rows, i in zip(logprobs, labels, strict=True)]
+        )
     return np.array(rows)
 
 
-def near(got, want):
-    np.testing.assert_allclose(got, want, atol=TOLERANCE, rtol=0)
+def near(got, expected):
+    np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("item_first", [False, True])
@@ -133,7 +137,11 @@ def test_vllms_pairs_do_not_take_them(client):
 
 
 def metric(client, name):
-    (line,) = [one for one in client.get("/metrics").text.split("\n") if one.startswith(name + "{")]
+    (line,) = [
+        candidate
+        for candidate in client.get("/metrics").text.split("\n")
+        if candidate.startswith(name + "{")
+    ]
     return float(line.rpartition(" ")[2])
 
 

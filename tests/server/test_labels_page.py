@@ -17,9 +17,9 @@ ANSWERED = re.compile(r"```http\nPOST (\S+)\n\n(\{.*?)```\n+```text\n(.*?)```", 
 
 
 def test_requests_are_answered_as_shown(demo):
-    found = ANSWERED.findall(PAGE.read_text(encoding="utf-8"))
-    assert len(found) == 2
-    for path, body, shown in found:
+    examples = ANSWERED.findall(PAGE.read_text(encoding="utf-8"))
+    assert len(examples) == 2
+    for path, body, shown in examples:
         answer = demo.post(path, json=json.loads(body))
         assert answer.status_code == 200, answer.text
         compare_numbers(answer.text, shown)
@@ -34,20 +34,20 @@ def test_the_program_prints_what_is_shown(tmp_path, capsys):
 def test_the_command_prints_what_is_shown(monkeypatch, capsys):
     (line,) = blocks(PAGE, "sh")
     printf, command = line.replace("\\\n", "").split(" | gpuscore ")
-    _, given = shlex.split(printf)
-    lines = given.encode().decode("unicode_escape").encode()
+    _, written = shlex.split(printf)
+    lines = written.encode().decode("unicode_escape").encode()
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines)))
     assert main(shlex.split(command)) == 0
     printed, shown = capsys.readouterr().out, blocks(PAGE, "text")[-1]
     number = re.compile(r"\d\.\d{6}")
     assert number.sub("#", printed) == number.sub("#", shown)
     pairs = zip(number.findall(printed), number.findall(shown), strict=True)
-    assert all(abs(float(one) - float(other)) < 1e-5 for one, other in pairs)
+    assert all(abs(float(score) - float(other)) < 1e-5 for score, other in pairs)
 
 
 def test_every_flag_and_code_exists():
     text = PAGE.read_text(encoding="utf-8")
-    limits = {one.flag: one.default for one in options(RequestLimits)}
+    limits = {option.flag: option.default for option in options(RequestLimits)}
     named = {flag for flag in re.findall(r"`(--max-\S+?)`", text) if flag != "--max-batch-tokens"}
     assert named <= {*limits}
     assert f"`--max-label-tokens`, {limits['--max-label-tokens']} by default" in text

@@ -59,12 +59,12 @@ def test_documentation(client):
         content = api["paths"][path]["post"]["requestBody"]["content"]["application/json"]
         assert "properties" in content["schema"] or "anyOf" in content["schema"]
         assert content["example"], "a body to try"
-        found = api["paths"][path]["post"]["responses"]
+        responses = api["paths"][path]["post"]["responses"]
         if not DIALECT_OF[path].answers:  # the route is always refused
-            assert "200" not in found
-            assert found["400"]["$ref"].startswith("#/components/responses/")
+            assert "200" not in responses
+            assert responses["400"]["$ref"].startswith("#/components/responses/")
             continue
-        answer = found["200"]["content"]["application/json"]
+        answer = responses["200"]["content"]["application/json"]
         assert "properties" in answer["schema"] or "anyOf" in answer["schema"]
     content = api["paths"]["/v1/score"]["post"]["requestBody"]["content"]
     properties = content["application/json"]["schema"]["anyOf"][0]["properties"]
@@ -132,8 +132,8 @@ def test_a_model_without_a_tokenizer_takes_ids_and_keys_are_never_printed(model,
     with serving(
         directory, "--threads", "1", environment={"GPUSCORE_API_KEY": key}, log=log
     ) as server:
-        for given, items, status in ((key, [[5]], 200), (key, ["a"], 400), (key + "x", [[5]], 401)):
-            headers = {"authorization": f"Bearer {given}"}
+        for sent, items, status in ((key, [[5]], 200), (key, ["a"], 400), (key + "x", [[5]], 401)):
+            headers = {"authorization": f"Bearer {sent}"}
             body = ids | {"items": items}
             reply = httpx.post(f"{server.url}/v1/score", json=body, headers=headers)
             assert reply.status_code == status

@@ -225,8 +225,8 @@ class TestMetrics:
         before = settled(watched.client, watched.samples)
         read = sent = 0
         for items, query in sizes:
-            given = [[6 + item] for item in range(items)]
-            body = {"query": [5] * query, "items": given, "label_token_ids": [3]}
+            prompts = [[6 + item] for item in range(items)]
+            body = {"query": [5] * query, "items": prompts, "label_token_ids": [3]}
             content = json.dumps(body).encode()
             read, sent = read + len(content), sent + len(post(watched.client, content).content)
         for content in (b"{", b'{"zzz":1}'):

@@ -57,8 +57,8 @@ def test_running_and_waiting_requests_have_vllms_names(scraped):
     client, scraper = scraped
 
     def vllm():
-        found = samples(scraper.get("/metrics").text)
-        return {name[5:]: value for (name, _), value in found.items() if name.startswith("vllm:")}
+        values = samples(scraper.get("/metrics").text)
+        return {name[5:]: value for (name, _), value in values.items() if name.startswith("vllm:")}
 
     post(client, body_of(1, 2, 3))
     wait_until(lambda: vllm()["gpu_prefix_cache_queries_total"] == 3)
@@ -83,11 +83,11 @@ def test_connections_there_do_not_take_the_servers(scraped):
         for _ in range(CONNECTIONS + 5)
     ]
     try:
-        wait_until(lambda: any(closed(one) for one in idle))
+        wait_until(lambda: any(closed(connection) for connection in idle))
         assert post(client, body_of(1, 2)).status_code == 200
     finally:
-        for one in idle:
-            one.close()
+        for connection in idle:
+            connection.close()
 
 
 def closed(sock):
@@ -129,13 +129,15 @@ def test_a_model_has_one_series_over_its_replicas():
         ReplicaState("2", "cpu", False, stats, model="a"),
         ReplicaState("0", "cpu", True, NO_STATS, model="b"),
     ]
-    found = {
+    values = {
         (sample.name, sample.labels["model_name"]): sample.value
         for family in vllm_metrics(replicas)
         for sample in family.samples
     }
-    assert found["vllm:num_requests_running", "a"] == 4
-    assert found["vllm:num_requests_waiting", "a"] == 6
-    assert found["vllm:kv_cache_usage_perc", "a"] == found["vllm:gpu_cache_usage_perc", "a"] == 0.25
-    assert found["vllm:num_requests_waiting", "b"] == 0
-    assert len(found) == 12
+    assert values["vllm:num_requests_running", "a"] == 4
+    assert values["vllm:num_requests_waiting", "a"] == 6
+    assert (
+        values["vllm:kv_cache_usage_perc", "a"] == values["vllm:gpu_cache_usage_perc", "a"] == 0.25
+    )
+    assert values["vllm:num_requests_waiting", "b"] == 0
+    assert len(values) == 12

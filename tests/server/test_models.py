@@ -157,8 +157,8 @@ def engine_of_model(server, client, model):
     for pid in engines_of(server):
         os.kill(pid, signal.SIGSTOP)
         try:
-            with httpx.Client(base_url=client.base_url, timeout=0.5) as one:
-                one.post("/v1/score", json=body(model, 9))
+            with httpx.Client(base_url=client.base_url, timeout=0.5) as hasty:
+                hasty.post("/v1/score", json=body(model, 9))
         except httpx.ReadTimeout:
             return pid
         finally:
@@ -175,9 +175,9 @@ def test_a_lost_engine_takes_no_other_model_down(running):
     seen = set()
     while victim in engines_of(server) or len(engines_of(server)) < 2:
         assert logprob(score(client, A, 7)) == expected(A, 7)
-        with connected_anew(client) as one:
-            health, ready = one.get("/health"), one.get("/ready?model=b")
-            assert health.status_code == one.get("/ready").status_code == 200
+        with connected_anew(client) as fresh:
+            health, ready = fresh.get("/health"), fresh.get("/ready?model=b")
+            assert health.status_code == fresh.get("/ready").status_code == 200
             seen.add((health.json()["models"][B], ready.status_code))
             if ready.status_code == 503:
                 assert "not ready to score: b" in ready.text

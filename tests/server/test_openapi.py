@@ -37,10 +37,10 @@ def operations(document):
 
 def resolved(document, part):
     while "$ref" in part:
-        found = document
+        node = document
         for name in part["$ref"].removeprefix("#/").split("/"):
-            found = found[name]
-        part = found
+            node = node[name]
+        part = node
     return part
 
 
@@ -58,11 +58,11 @@ def test_every_error_of_the_contract_is_named(guarded):
 
 def test_codes_are_those_of_the_operation(document):
     for method, path, operation in operations(document):
-        found: set[str] = set()
+        codes: set[str] = set()
         for status, answer in operation["responses"].items():
             if status != "200":
-                found |= set(resolved(document, answer)["description"].split(", "))
-        assert found == {error.code for error in refusals(path, method, False)}, (method, path)
+                codes |= set(resolved(document, answer)["description"].split(", "))
+        assert codes == {error.code for error in refusals(path, method, False)}, (method, path)
 
 
 def test_errors_have_a_body_and_headers(guarded):
@@ -94,7 +94,7 @@ def test_keys(document, guarded):
     for method, path, operation in operations(document):
         assert "security" not in operation
         assert "401" not in operation["responses"], (method, path)
-    open_paths = {path for _, path, one in operations(guarded) if "security" not in one}
+    open_paths = {path for _, path, operation in operations(guarded) if "security" not in operation}
     assert open_paths >= {"/health", "/ready"}
     assert "/metrics" not in open_paths
 
@@ -145,7 +145,9 @@ HOSTILE = {
 def test_real_answers_are_named(limited_server, guarded, name):
     """Send every operation a request that it has to refuse."""
     headers, body, status = HOSTILE[name]
-    posts = [(path, one) for method, path, one in operations(guarded) if method == "post"]
+    posts = [
+        (path, operation) for method, path, operation in operations(guarded) if method == "post"
+    ]
     with connected(limited_server, None if status == 401 else KEYS[0]) as client:
         for path, operation in posts:
             sent = {"content-type": "application/json"} | headers

@@ -26,27 +26,25 @@ class TestRequestId:
     """Every answer has an id: the caller's, if it is valid, or a new one."""
 
     @pytest.mark.parametrize(
-        "given", ["a", "A.b_c-9", "x" * 128, "..", "0bc3df5a93d744aaac339cc3d5f3c96b"]
+        "name", ["a", "A.b_c-9", "x" * 128, "..", "0bc3df5a93d744aaac339cc3d5f3c96b"]
     )
-    def test_a_good_one_is_echoed(self, client, given):
+    def test_a_good_one_is_echoed(self, client, name):
         for path in ("/health", "/nowhere", "/v1/models"):
-            assert (
-                client.get(path, headers={"X-Request-Id": given}).headers["x-request-id"] == given
-            )
+            assert client.get(path, headers={"X-Request-Id": name}).headers["x-request-id"] == name
 
     def test_without_one_each_request_gets_its_own(self, client):
         ids = {client.get("/health").headers["x-request-id"] for _ in range(9)}
         assert len(ids) == 9
-        assert all(len(one) == 32 and int(one, 16) for one in ids)
+        assert all(len(name) == 32 and int(name, 16) for name in ids)
 
     @pytest.mark.parametrize(
-        "given",
+        "values",
         [[""], ["x" * 129], ["a b"], ["a/b"], ["a;b"], ["ä"], ["a\tb"], ["a", "a"]],
     )
     @pytest.mark.parametrize("path", ["/health", "/v1/models", "/nowhere"])
-    def test_a_bad_one_is_refused_by_name(self, client, path, given):
+    def test_a_bad_one_is_refused_by_name(self, client, path, values):
         with Connection(client) as connection:
-            connection.request("GET", path, *(f"X-Request-Id: {one}" for one in given))
+            connection.request("GET", path, *(f"X-Request-Id: {value}" for value in values))
             reply = connection.reply()
             message = check_error(reply, 400, "invalid_request", "X-Request-Id")
             assert "1 to 128" in message

@@ -51,8 +51,8 @@ def test_a_request_is_refused_at_its_head(busy):
 def test_in_one_piece_and_in_a_pipeline(busy):
     body = body_of(1, 2)
     with Connection(busy) as connection:
-        one = connection.head(body=body) + body
-        connection.send(one * 3 + connection.head("GET", "/nowhere"))
+        request = connection.head(body=body) + body
+        connection.send(request * 3 + connection.head("GET", "/nowhere"))
         for _ in range(3):
             refused(connection)
         check_error(connection.reply(), 404, "not_found", None)
@@ -61,8 +61,8 @@ def test_in_one_piece_and_in_a_pipeline(busy):
 def test_rubbish_behind_good_requests(full):
     """The requests before the rubbish are answered, each with its own answer."""
     with Connection(full) as connection:
-        one = connection.head(body=body_of(1, 2)) + body_of(1, 2)
-        connection.send(one * 2 + connection.head("GET", "/health") + b"\x16\x03\x01\r\n\r\n")
+        request = connection.head(body=body_of(1, 2)) + body_of(1, 2)
+        connection.send(request * 2 + connection.head("GET", "/health") + b"\x16\x03\x01\r\n\r\n")
         assert [connection.reply().status for _ in range(4)] == [200, 200, 200, 400]
         assert connection.closed
 
@@ -99,8 +99,8 @@ def test_other_answers_go_first(busy):
 def test_early_refusals_are_counted(busy):
     def count():
         lines = busy.get("/metrics").text.splitlines()
-        found = [line for line in lines if 'status="429"' in line and "requests_total{" in line]
-        return sum(float(line.rsplit(" ", 1)[1]) for line in found)
+        refusals = [line for line in lines if 'status="429"' in line and "requests_total{" in line]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in refusals)
 
     before = count()
     with Connection(busy) as connection:

@@ -32,21 +32,21 @@ class Loads(HTMLParser):
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.addresses: list[str] = []
         self.forbidden: list[str] = []
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
-        given = dict(attrs)
-        if tag == "script" and not given.get("src"):
+        attributes = dict(attrs)
+        if tag == "script" and not attributes.get("src"):
             self.forbidden.append("a script without an address")
-        if tag == "style" or "style" in given:
+        if tag == "style" or "style" in attributes:
             self.forbidden.append(f"a style in {tag}")
-        self.forbidden += [name for name in given if name.startswith("on")]
+        self.forbidden += [name for name in attributes if name.startswith("on")]
         if tag in ("script", "img"):
-            self.found += [given["src"]] if given.get("src") else []
-        if tag == "link" and not given["href"].startswith("data:"):
-            self.found.append(given["href"])
+            self.addresses += [attributes["src"]] if attributes.get("src") else []
+        if tag == "link" and not attributes["href"].startswith("data:"):
+            self.addresses.append(attributes["href"])
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -54,9 +54,9 @@ def test_a_page_and_its_files_need_no_key(stranger, path):
     page = stranger.get(path)
     assert page.status_code == 200
     loads = Loads(page.text)
-    assert loads.found
+    assert loads.addresses
     assert not loads.forbidden
-    for address in loads.found:
+    for address in loads.addresses:
         assert not address.startswith("/")  # a proxy may put the server below a path
         file = stranger.get(f"/{address}")
         assert file.status_code == 200, address
@@ -80,7 +80,7 @@ def test_what_is_seen_as_forbidden():
     text = '<script>1</script><p style="x" onclick="y"></p><style></style><img src="a">'
     loads = Loads(text)
     assert len(loads.forbidden) == 4
-    assert loads.found == ["a"]
+    assert loads.addresses == ["a"]
 
 
 @pytest.mark.parametrize("path", OWN, ids=lambda path: path.name)

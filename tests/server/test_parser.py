@@ -28,8 +28,8 @@ class Owner:
         self.requests = []
 
     def on_head(self, head):
-        found = [head.method, head.target, head.fields, head.keep_alive, b"", False]
-        self.requests.append(found)
+        request = [head.method, head.target, head.fields, head.keep_alive, b"", False]
+        self.requests.append(request)
 
     def on_part(self, data):
         self.requests[-1][4] += data
@@ -236,9 +236,9 @@ def test_the_same_requests_as_llhttp_alone(requests, cuts):
     sent = b"".join(requests)
     cuts = sorted(min(cut, len(sent)) for cut in cuts)
     pieces = [sent[a:b] for a, b in zip([0, *cuts], [*cuts, None], strict=True)]
-    found = parse(*pieces)
-    assert [[r[0], r[1], r[2], r[4]] for r in found] == Whole(sent).requests
-    assert all(request[5] for request in found)
+    parsed = parse(*pieces)
+    assert [[r[0], r[1], r[2], r[4]] for r in parsed] == Whole(sent).requests
+    assert all(request[5] for request in parsed)
 
 
 def test_nothing_behind_a_request_is_parsed_with_it():

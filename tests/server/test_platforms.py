@@ -106,10 +106,10 @@ def test_vertex_parameters_are_fields_of_all_instances(client):
     instances.append({"items": ["a"], "apply_softmax": False})
     body = {"instances": instances, "parameters": common}
     answer = client.post("/v1/m:predict", json=body).json()
-    found = [one["scores"][0] for one in answer["predictions"]]
-    assert found[0] == found[1]
-    assert sum(found[0]) == pytest.approx(1)
-    assert sum(found[2]) < 1
+    scores = [prediction["scores"][0] for prediction in answer["predictions"]]
+    assert scores[0] == scores[1]
+    assert sum(scores[0]) == pytest.approx(1)
+    assert sum(scores[2]) < 1
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,9 @@ def test_vertex_refuses_what_is_wrong(client, body, code, param):
 
 def test_tensors_get_the_scores(client):
     ranked = client.post("/rerank", json=RERANK).json()["results"]
-    wanted = [one["relevance_score"] for one in sorted(ranked, key=lambda one: one["index"])]
+    wanted = [
+        entry["relevance_score"] for entry in sorted(ranked, key=lambda entry: entry["index"])
+    ]
     answer = client.post(INFER, json=inference(RERANK)).json()
     (tensor,) = answer["outputs"]
     expected = {"name": "scores", "shape": [3], "datatype": "FP64", "data": wanted}
@@ -150,7 +152,7 @@ def test_tensors_get_the_scores(client):
 
 def packed(texts):
     data = [text.encode() for text in texts]
-    return b"".join(len(one).to_bytes(4, "little") + one for one in data)
+    return b"".join(len(text).to_bytes(4, "little") + text for text in data)
 
 
 def post_packed(client, body, tail, length=None):
@@ -309,10 +311,10 @@ def test_a_platform_implies_where_things_are():
     assert made.chosen["model"].value == "/opt/ml/model"
     assert made.chosen["port"].value == 8080
     assert made.chosen["port"].source == "--routes sagemaker"
-    given = {"GPUSCORE_ROUTES": "sagemaker", "SAGEMAKER_BIND_TO_PORT": "9000"}
-    assert read_settings({}, given).chosen["port"].value == 9000
-    assert read_settings({"port": 7}, given).chosen["port"].value == 7
-    assert read_settings({"models": "a=b"}, given).chosen["model"].value == "demo"
+    environment = {"GPUSCORE_ROUTES": "sagemaker", "SAGEMAKER_BIND_TO_PORT": "9000"}
+    assert read_settings({}, environment).chosen["port"].value == 9000
+    assert read_settings({"port": 7}, environment).chosen["port"].value == 7
+    assert read_settings({"models": "a=b"}, environment).chosen["model"].value == "demo"
     vertex = read_settings({}, {"AIP_HTTP_PORT": "8081"})
     assert vertex.chosen["routes"].value == "vertex"
     assert (vertex.chosen["host"].value, vertex.chosen["port"].value) == ("0.0.0.0", 8081)

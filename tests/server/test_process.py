@@ -179,8 +179,8 @@ def test_a_signal_during_the_imports(number, delays):
 
 def catches(pid, number):
     """Return True if the process has a handler for the signal."""
-    found = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
+    match = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return match is not None and bool(int(match[1], 16) >> (number - 1) & 1)
 
 
 @pytest.mark.parametrize("unbuffered", ["1", *slow("")])

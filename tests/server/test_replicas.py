@@ -41,8 +41,8 @@ def expected():
 
 def alive(client):
     samples = samples_of(client)
-    one = samples["gpuscore_replica_up", ()]
-    return one + samples["gpuscore_replica_up", (("replica", "1"),)]
+    up = samples["gpuscore_replica_up", ()]
+    return up + samples["gpuscore_replica_up", (("replica", "1"),)]
 
 
 def test_all_requests_are_answered_while_a_replica_is_killed(server, expected):

@@ -20,8 +20,8 @@ def relevance():
     """p(yes) of each document's whole prompt, from the engine without families."""
     with Scorer("demo", threads=1, max_batch_tokens=512) as scorer:
         prompts = [f"query: {QUERY}\nitem: {document}" for document in DOCUMENTS]
-        found = scorer.score("", prompts, labels=["yes", "no"], apply_softmax=True)
-    return found.scores[:, 0]
+        probabilities = scorer.score("", prompts, labels=["yes", "no"], apply_softmax=True)
+    return probabilities.scores[:, 0]
 
 
 def rerank(client, path="/v1/rerank", **body):
@@ -88,9 +88,9 @@ def test_documents_that_are_objects(demo):
     assert [r["relevance_score"] for r in answer] == [r["relevance_score"] for r in plain]
     assert [r["document"] for r in answer] == [objects[r["index"]] for r in answer]
     split = [{"what": "lamp", "colour": "blue"}]
-    one = rerank(demo, documents=split, rank_fields=["colour", "what"]).json()["results"]
-    two = rerank(demo, documents=["colour: blue\nwhat: lamp"]).json()["results"]
-    assert one == two
+    of_fields = rerank(demo, documents=split, rank_fields=["colour", "what"]).json()["results"]
+    of_texts = rerank(demo, documents=["colour: blue\nwhat: lamp"]).json()["results"]
+    assert of_fields == of_texts
 
 
 def test_null_is_the_default(demo):
@@ -217,16 +217,16 @@ def test_bodies_of_clients_that_are_no_libraries(demo, request_):
     body = request_["body"]
     answer = demo.post(request_["path"], json=body, headers=request_["headers"])
     assert answer.status_code == 200, answer.text
-    found, documents = answer.json(), body.get("documents") or body["texts"]
+    entries, documents = answer.json(), body.get("documents") or body["texts"]
     if "texts" in body:  # the client reads them in the order given, up to its own top_n
-        assert all(entry["text"] == documents[entry["index"]] for entry in found)
-        scores = [entry["score"] for entry in found]
+        assert all(entry["text"] == documents[entry["index"]] for entry in entries)
+        scores = [entry["score"] for entry in entries]
     else:
-        found = found["results"]
-        scores = [entry["relevance_score"] for entry in found]
+        entries = entries["results"]
+        scores = [entry["relevance_score"] for entry in entries]
     assert scores == sorted(scores, reverse=True)
     assert all(0 < score < 1 for score in scores), "the clients compare them with a threshold"
-    indices = [entry["index"] for entry in found]
+    indices = [entry["index"] for entry in entries]
     assert len(set(indices)) == len(indices) == (body.get("top_n") or len(documents))
     if "lamp" in body["query"]:
         assert {indices[0], indices[1]} == {1, 2}

@@ -49,14 +49,14 @@ def test_connections_are_taken_in_by_portions():
     clients = [socket.create_connection(address) for _ in range(ACCEPTS + FEW + 1)]
 
     def accepted():
-        found = []
+        connections = []
         while True:
             try:
-                found.append(listener.accept()[0])
+                connections.append(listener.accept()[0])
             except BlockingIOError:
-                for connection in found:
+                for connection in connections:
                     connection.close()
-                return len(found)
+                return len(connections)
 
     assert accepted() == ACCEPTS
     assert accepted() == 0

@@ -34,8 +34,10 @@ def ask(client, **body):
     return reply.json()
 
 
-def check_values(answer, want, labels=LABELS):
-    np.testing.assert_allclose(np.log(answer["scores"]), want[:, labels], atol=TOLERANCE, rtol=0)
+def check_values(answer, expected, labels=LABELS):
+    np.testing.assert_allclose(
+        np.log(answer["scores"]), expected[:, labels], atol=TOLERANCE, rtol=0
+    )
 
 
 class TestValues:
@@ -157,12 +159,12 @@ class TestLabels:
     def test_one_list_per_item(self, client, model, rng):
         query, items = random_ids(rng, 20), [random_ids(rng, 4) for _ in range(3)]
         labels = [[5], [7, 7, 9], [399, 0]]
-        want = reference_logprobs(model[1], [query + item for item in items])
+        logprobs = reference_logprobs(model[1], [query + item for item in items])
         for softmax in (False, True):
             answer = ask(
                 client, query=query, items=items, label_token_ids=labels, apply_softmax=softmax
             )
-            for row, ids, logp in zip(answer["scores"], labels, want, strict=True):
+            for row, ids, logp in zip(answer["scores"], labels, logprobs, strict=True):
                 p = np.exp(logp[ids])
                 expected = p / p.sum() if softmax else p
                 np.testing.assert_allclose(row, expected, atol=TOLERANCE, rtol=0)
@@ -322,8 +324,8 @@ class TestAnswer:
 
     def test_usage_counts_every_prompt_as_if_alone(self, client):
         body = {"query": [5] * 40, "label_token_ids": [3]}
-        one = ask(client, **body, items=[[7, 8]])["usage"]
-        assert one == usage(42, 0)
+        alone = ask(client, **body, items=[[7, 8]])["usage"]
+        assert alone == usage(42, 0)
         three = ask(client, **body, items=[[7, 8], [9], [10, 11, 12]])["usage"]
         assert three == usage(126, 80), "the query is computed once"
         assert ask(client, **body, items=[[], [9]])["usage"] == usage(81, 39)

@@ -16,14 +16,14 @@ def metrics(running=0, others=None):
     return Metrics(lambda: state, others)
 
 
-def finish(one, route="/v1/score", seconds=0.2, items=4):
+def finish(own, route="/v1/score", seconds=0.2, items=4):
     record = RequestRecord("id", method="POST", route=route, status=200, items=items)
     record.seconds = seconds
-    one.finished(record)
+    own.finished(record)
 
 
-def samples(one):
-    text = one.exposition("")[0].decode()
+def samples(own):
+    text = own.exposition("")[0].decode()
     return {
         (sample.name, *sorted(sample.labels.items() - {("model", "")})): sample.value
         for family in text_string_to_metric_families(text)
@@ -45,23 +45,23 @@ def test_sums_of_three_processes():
     asked = []
     first = metrics(running=1, others=lambda own: asked.append(own) or sums)
     finish(first, "/v1/score", 0.2)
-    found = samples(first)
-    assert found["gpuscore_requests_running",] == 8
-    assert found["gpuscore_log_lines_dropped_total",] == 6
-    assert found["gpuscore_items_total",] == 16
+    values = samples(first)
+    assert values["gpuscore_requests_running",] == 8
+    assert values["gpuscore_log_lines_dropped_total",] == 6
+    assert values["gpuscore_items_total",] == 16
     ok = (("code", ""), ("method", "POST"))
     for route, count in (("/v1/score", 3), ("/rerank", 1)):
         key = ("gpuscore_requests_total", *ok, ("route", route), ("status", "200"))
-        assert found[key] == count
+        assert values[key] == count
     for bound, count in (("0.1", 0), ("0.25", 1), ("2.5", 1), ("5.0", 3), ("+Inf", 3)):
         key = ("gpuscore_request_duration_seconds_bucket", ("le", bound), ("route", "/v1/score"))
-        assert found[key] == count
-    assert found["gpuscore_request_duration_seconds_sum", ("route", "/v1/score")] == pytest.approx(
+        assert values[key] == count
+    assert values["gpuscore_request_duration_seconds_sum", ("route", "/v1/score")] == pytest.approx(
         6.2
     )
-    assert found["gpuscore_up",] == 1, "of the server"
-    made = found["gpuscore_items_created",]
-    assert made == min(one for key, one in sums.items() if key[1] == "gpuscore_items_created")
+    assert values["gpuscore_up",] == 1, "of the server"
+    made = values["gpuscore_items_created",]
+    assert made == min(value for key, value in sums.items() if key[1] == "gpuscore_items_created")
     assert len(asked) == 1, "once for a scrape"
     assert asked[0].present == {("gpuscore_requests_running",) * 2 + ((),): 1}
 
@@ -79,11 +79,11 @@ def test_openmetrics_of_sums_is_valid():
 
 
 def test_a_message_brings_a_snapshot():
-    one = metrics(running=3)
-    finish(one)
-    message = decode_from_front(encode(Counted(one.snapshot(), 7)))
+    own = metrics(running=3)
+    finish(own)
+    message = decode_from_front(encode(Counted(own.snapshot(), 7)))
     assert isinstance(message, Counted)
-    assert (message.number, message.counts) == (7, one.snapshot())
+    assert (message.number, message.counts) == (7, own.snapshot())
 
 
 def snapshot(growing, present=0.0):
@@ -91,8 +91,8 @@ def snapshot(growing, present=0.0):
 
 
 def answer(totals):
-    ((_, _, found),) = totals.answers()
-    return found.get(("f", "f_total", ())), found.get(("g", "g", ()))
+    ((_, _, summed),) = totals.answers()
+    return summed.get(("f", "f_total", ())), summed.get(("g", "g", ()))
 
 
 class TestTotals:

@@ -51,7 +51,9 @@ def check(oracle, state, question, answer, told):
         assert list(answer["probabilities"]) == list(question["criteria"])
     if question["type"] == "score":
         assert answer["score"] == pytest.approx(shares @ np.arange(len(shares)), abs=1e-3)
-        assert answer["legend"] == {str(i): one for i, one in enumerate(question["criteria"])}
+        assert answer["legend"] == {
+            str(i): criterion for i, criterion in enumerate(question["criteria"])
+        }
         assert list(answer["probabilities"]) == [str(i) for i in range(len(shares))]
 
 
@@ -61,34 +63,38 @@ def test_every_type_alone_in_a_crowd_cold_and_cached(demo, oracle, kind):
     together = ask(demo, state, CROWD | QUESTIONS, cache_salt=f"crowd-{kind}")
     again = ask(demo, state, CROWD | QUESTIONS, cache_salt=f"crowd-{kind}")
     assert again["usage"]["input_tokens"] == together["usage"]["input_tokens"]
-    cached = [one["usage"]["input_tokens_details"]["cached_tokens"] for one in (together, again)]
+    cached = [
+        answer["usage"]["input_tokens_details"]["cached_tokens"] for answer in (together, again)
+    ]
     assert cached[1] > cached[0] > 0
     for name, question in QUESTIONS.items():
         alone = ask(demo, state, {name: question}, cache_salt=f"{kind}-{name.replace(' ', '')}")
-        for found in (together, again, alone):
-            check(oracle, state, question, found["answers"][name], found["diagnostics"][name])
+        for told in (together, again, alone):
+            check(oracle, state, question, told["answers"][name], told["diagnostics"][name])
 
 
 def test_the_most_probable_text_is_said_to_be_a_label_or_not(demo, oracle):
     state = STATES["text"]
-    found = ask(demo, state, QUESTIONS)["diagnostics"]
-    expected = {name: oracle.greedy_is_label(state, one) for name, one in QUESTIONS.items()}
-    assert {name: one["argmax_is_label"] for name, one in found.items()} == expected
+    told = ask(demo, state, QUESTIONS)["diagnostics"]
+    expected = {
+        name: oracle.greedy_is_label(state, question) for name, question in QUESTIONS.items()
+    }
+    assert {name: diagnostics["argmax_is_label"] for name, diagnostics in told.items()} == expected
     assert len(set(expected.values())) == 2, "the demo model says yes or no, but no letters"
 
 
 def test_255_options_and_usage(demo, oracle):
     question = {"type": "choice", "criteria": dict.fromkeys(f"thing {i}" for i in range(255))}
-    found = ask(demo, "a red lamp", {"q": question}, cache_salt="many")
-    answer = found["answers"]["q"]
+    told = ask(demo, "a red lamp", {"q": question}, cache_salt="many")
+    answer = told["answers"]["q"]
     assert sum(answer["probabilities"].values()) == pytest.approx(1)
-    assert found["usage"]["output_tokens"] == 0
-    assert found["usage"]["input_tokens_details"]["cached_tokens"] == 0
+    assert told["usage"]["output_tokens"] == 0
+    assert told["usage"]["input_tokens_details"]["cached_tokens"] == 0
     prompt = "a red lamp\n\nWhich of these fits best?\n" + "\n".join(
         f"{label}. thing {i}" for i, label in enumerate(labels_of(question))
     )
     prompt += "\nAnswer only with the two letters of one of these.\n\nAnswer:\n"
-    assert found["usage"]["input_tokens"] == len(oracle.ids(prompt))
+    assert told["usage"]["input_tokens"] == len(oracle.ids(prompt))
     expected = oracle.after(prompt, labels_of(question)[:3])
     got = np.log([answer["probabilities"][f"thing {i}"] for i in range(3)])
     np.testing.assert_allclose(got - got[0], expected - expected[0], atol=2 * CLOSE)
@@ -96,16 +102,16 @@ def test_255_options_and_usage(demo, oracle):
 
 def swapped(self, result):
     return [
-        reads.ReadAnswer(one.shares[::-1], one.label_mass, one.argmax_is_label)
-        for one in SOUND(self, result)
+        reads.ReadAnswer(read.shares[::-1], read.label_mass, read.argmax_is_label)
+        for read in SOUND(self, result)
     ]
 
 
 SOUND, BUILD = reads.DecisionReads.answers, DecisionPrompts.build
 
 
-def neighbours(self, given, turns=None):
-    return BUILD(self, replace(given, input=given.input.replace("red", "green")))
+def neighbours(self, decisions, turns=None):
+    return BUILD(self, replace(decisions, input=decisions.input.replace("red", "green")))
 
 
 @pytest.mark.parametrize(
@@ -118,53 +124,53 @@ def test_planted_defects_are_seen(oracle, monkeypatch, owner, method, wrong):
 
     def difference():
         with Scorer("demo", threads=1, max_batch_tokens=512) as scorer:
-            options = {k: v if isinstance(v, str) else None for k, v in given.items()}
-            found = scorer.system_one(state, {"q": Choice(question["instructions"], options)})
+            options = {k: v if isinstance(v, str) else None for k, v in criteria.items()}
+            answers = scorer.system_one(state, {"q": Choice(question["instructions"], options)})
         expected = oracle.logprobs(state, question | {"criteria": options})
-        shares = np.log(list(found["q"].probabilities.values()))
+        shares = np.log(list(answers["q"].probabilities.values()))
         return np.abs(shares - expected + np.log(np.exp(expected).sum())).max()
 
-    given = question["criteria"] | {"other": "none"}
+    criteria = question["criteria"] | {"other": "none"}
     assert difference() < 2 * CLOSE
     monkeypatch.setattr(owner, method, wrong)
     assert difference() > 100 * CLOSE
 
 
 @pytest.mark.parametrize(
-    ("share", "mass", "want"),
+    ("share", "mass", "expected"),
     [(1.0, 1.0, 1.0), (0.25, 1.0, 0.25), (1.0, 0.0, 0.0), (0.5, 0.8, 0.4)],
 )
-def test_confidence_at_certain_and_at_uniform(share, mass, want):
-    assert ReadAnswer(np.array([share]), mass, None).confidence == want
+def test_confidence_at_certain_and_at_uniform(share, mass, expected):
+    assert ReadAnswer(np.array([share]), mass, None).confidence == expected
 
 
 def test_the_shape_of_the_answer(demo):
     reply = demo.post(
         "/v1/systemone", json={"state": "a red lamp", "questions": QUESTIONS, "model": "demo"}
     )
-    found = reply.json()
-    assert set(found) == {
+    body = reply.json()
+    assert set(body) == {
         *("id", "object", "created", "model", "answers", "usage", "diagnostics"),
     }
-    assert (found["object"], found["model"]) == ("structured_decision", "demo")
-    assert reply.headers["x-typesafe-request-id"] == reply.headers["x-request-id"] == found["id"]
-    assert list(found["answers"]) == list(found["diagnostics"]) == list(QUESTIONS)
+    assert (body["object"], body["model"]) == ("structured_decision", "demo")
+    assert reply.headers["x-typesafe-request-id"] == reply.headers["x-request-id"] == body["id"]
+    assert list(body["answers"]) == list(body["diagnostics"]) == list(QUESTIONS)
     fields = {
         "noul": {"type", "noul", "confidence"},
         "choice": {"type", "choice", "probabilities", "confidence"},
         "score": {"type", "score", "legend", "probabilities", "confidence"},
     }
-    for name, answer in found["answers"].items():
+    for name, answer in body["answers"].items():
         assert set(answer) == fields[answer["type"]]
         assert answer["type"] == QUESTIONS[name]["type"]
 
 
 def test_instructions_come_first(demo, oracle):
     question, state = {"q": QUESTIONS["yes"]}, "a lamp"
-    found = ask(demo, state, question, instructions="query: red")["answers"]["q"]["noul"]
+    noul = ask(demo, state, question, instructions="query: red")["answers"]["q"]["noul"]
     expected = oracle.logprobs(f"query: red\n\n{state}", QUESTIONS["yes"])
-    assert found == pytest.approx(np.exp(expected[0]) / np.exp(expected).sum(), abs=CLOSE)
-    assert found != pytest.approx(ask(demo, state, question)["answers"]["q"]["noul"], abs=CLOSE)
+    assert noul == pytest.approx(np.exp(expected[0]) / np.exp(expected).sum(), abs=CLOSE)
+    assert noul != pytest.approx(ask(demo, state, question)["answers"]["q"]["noul"], abs=CLOSE)
 
 
 NOUL, SCORE = {"type": "noul", "instructions": "?"}, {"type": "score", "criteria": ["a"]}
@@ -234,9 +240,9 @@ def test_unknown_model_names_the_served_one(demo):
 
 
 def test_models_have_both_shapes(demo):
-    found = demo.get("/v1/models").json()
-    assert [one["id"] for one in found["data"]] == ["demo"]
-    (card,) = found["models"]
+    models = demo.get("/v1/models").json()
+    assert [model["id"] for model in models["data"]] == ["demo"]
+    (card,) = models["models"]
     assert card == {
         "name": "demo",
         "description": "A scored language model.",

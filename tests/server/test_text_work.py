@@ -121,14 +121,14 @@ def test_long_texts_leave_a_permit(work):
 
 def test_a_text_becomes_long_after_its_first_turn(work):
     """Two begin together; the second one's next piece waits, though nobody else needs a permit."""
-    (first, one), (second, two) = jobs = busy(work)
+    (first, first_job), (second, second_job) = jobs = busy(work)
     first.go_on()
     assert first.at_work()
     second.go_on()
     assert second.begins_nothing()
     _, done = work.submit("b", lambda turns: turns.before(TURN) or "answer")
     assert done.result(SOON) == "answer"
-    assert (one.long, two.long) == (True, True)
+    assert (first_job.long, second_job.long) == (True, True)
     first.go_on()
     assert second.at_work()
     end(work, jobs)

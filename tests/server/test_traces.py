@@ -59,13 +59,13 @@ class TestTraces:
     def test_attributes_of_the_conventions(self):
         """Compare with the names in OpenTelemetry's own package."""
         *_, span = self.spans()
-        found = {
+        attributes = {
             name: value for name, value in span.attributes.items() if name.startswith("gen_ai")
         }
-        tokens = found.pop(names.GEN_AI_USAGE_INPUT_TOKENS)
-        cached = found.pop(names.GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS)
+        tokens = attributes.pop(names.GEN_AI_USAGE_INPUT_TOKENS)
+        cached = attributes.pop(names.GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS)
         assert tokens > cached > 0
-        assert found == {
+        assert attributes == {
             names.GEN_AI_OPERATION_NAME: "score",
             names.GEN_AI_PROVIDER_NAME: "gpuscore",
             names.GEN_AI_REQUEST_MODEL: "tiny",
@@ -99,7 +99,7 @@ class TestTraces:
         assert names.GEN_AI_RESPONSE_MODEL not in span.attributes
 
     @pytest.mark.parametrize(
-        "given",
+        "values",
         [
             [],
             [""],
@@ -113,8 +113,8 @@ class TestTraces:
             [f"00-{TRACE}-{PARENT}-01"] * 2,
         ],
     )
-    def test_anything_else_begins_a_trace(self, given):
-        *_, span = self.spans(*(("traceparent", one) for one in given))
+    def test_anything_else_begins_a_trace(self, values):
+        *_, span = self.spans(*(("traceparent", value) for value in values))
         assert span.parent is None
         assert f"{span.context.trace_id:032x}" != TRACE
 
@@ -131,14 +131,14 @@ class TestTraces:
         assert sorted(mine) == sorted([*STAGES, "POST /v1/score"])
 
     @pytest.mark.parametrize(
-        ("endpoint", "environment", "want"),
+        ("endpoint", "environment", "expected"),
         [
             ("collector:4318", {}, "must begin with http:// or https://"),
             ("http://c", {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "must be http/protobuf"),
         ],
     )
-    def test_unsupported_trace_settings_are_refused(self, endpoint, environment, want):
-        with pytest.raises(ConfigError, match=want):
+    def test_unsupported_trace_settings_are_refused(self, endpoint, environment, expected):
+        with pytest.raises(ConfigError, match=expected):
             read_tracer(ServerConfig(otlp_endpoint=endpoint), environment)
 
     ASKED = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}

@@ -56,7 +56,7 @@ RETURNED = "used after it was handed back"
 
 
 @pytest.mark.parametrize(
-    ("steps", "want"),
+    ("steps", "expected"),
     [
         # the kinds, and memory of which random traces have none
         ([("launch", "a", "write"), ("launch", "b", "read")], [STREAMS]),
@@ -132,8 +132,8 @@ RETURNED = "used after it was handed back"
         ([("hand back",), ("take",), ("host", "read")], []),
     ],
 )
-def test_traces_made_by_hand(steps, want):
-    assert traced(*steps) == want
+def test_traces_made_by_hand(steps, expected):
+    assert traced(*steps) == expected
 
 
 def test_a_finding_names_both_operations():
@@ -247,11 +247,11 @@ def test_random_traces_agree_with_reachability():
     outcomes = set()
     for _ in range(300):
         steps = random_steps(rng)
-        expected, checker, found = first_race(steps), Checker(), None
+        expected, checker, race = first_race(steps), Checker(), None
         for index, step in enumerate(steps):
             run(checker, *step)
-            if checker.findings and found is None:
-                found = index
-        assert found == expected, steps
+            if checker.findings and race is None:
+                race = index
+        assert race == expected, steps
         outcomes.add(expected is None)
     assert outcomes == {True, False}

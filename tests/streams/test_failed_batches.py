@@ -43,8 +43,8 @@ def test_batches_after_a_failed_one_pin_no_memory(model, monkeypatch, sizes, lea
         failures = until_it_fits(life, real, batch)
         life.faults.memory_in = None
         pending = [real.extend(batch) for _ in range(2)]
-        for one in pending:
-            real.collect(one)
+        for launched in pending:
+            real.collect(launched)
     assert failures >= least
     assert pinned == []
     assert life.kinds() == set()

@@ -89,8 +89,8 @@ def witnessed(model):
         ran = backend.launcher.replayed, backend.launcher.launched
         witness.start()
         pending = [backend.extend(batch) for batch in some_batches()]
-        for one in pending:
-            backend.collect(one)
+        for launched in pending:
+            backend.collect(launched)
         backend.close()
     launcher = backend.launcher
     assert (launcher.replayed - ran[0], launcher.launched - ran[1]) == (2, 1)
@@ -219,12 +219,12 @@ def marked(view, whole):
 
 def test_a_graph_runs_on_the_memory_of_its_capture():
     with device() as recorder:
-        given, got = torch.ones(3, device=DEVICE), torch.zeros(3, device=DEVICE)
+        source, got = torch.ones(3, device=DEVICE), torch.zeros(3, device=DEVICE)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=torch.cuda.graph_pool_handle()):
-            got.copy_(given * 2 + 1)
+            got.copy_(source * 2 + 1)
         assert got.tolist() == [0, 0, 0], "a capture runs nothing"
-        given.fill_(5)
+        source.fill_(5)
         graph.replay()
         assert got.tolist() == [11, 11, 11]
         assert findings(recorder) == []

@@ -41,10 +41,10 @@ def test_the_thread_that_launches(model, monkeypatch, in_flight, tokens, graph_w
         monkeypatch.setattr(real.launcher, "launch", noted)
         for _ in range(2):  # collected batches are not in flight
             before = [real.extend(batch_of(LAUNCHES)) for _ in range(in_flight)]
-            for one in before:
-                one.result()  # launched by now, and still in flight
+            for launched in before:
+                launched.result()  # launched by now, and still in flight
             last = real.extend(batch_of(tokens))
-            for one in (*before, last):
-                real.collect(one)
+            for launched in (*before, last):
+                real.collect(launched)
     assert threads[in_flight :: in_flight + 1] == [launched_by] * 2
     assert life.kinds() == set()

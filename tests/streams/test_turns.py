@@ -49,7 +49,7 @@ def test_tasks_run_in_order_on_their_own_thread():
     ran = steps(1)
     assert [number for name, number in ran if name == BACKEND] == [1] * 20 + [2] * 20
     assert {number for name, number in ran if name == ENGINE} == {0}
-    changes = sum(one[0] != other[0] for one, other in zip(ran, ran[1:], strict=False))
+    changes = sum(before[0] != after[0] for before, after in zip(ran, ran[1:], strict=False))
     assert changes > 3
 
 

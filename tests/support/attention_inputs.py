@@ -89,5 +89,5 @@ def inputs(
 
 
 def relative_error(got: Tensor, expected: Tensor) -> float:
-    """Return the norm of the difference over the norm of `want`; NaN if any number is NaN."""
+    """Return the norm of the difference over the norm of `expected`; NaN if any number is NaN."""
     return float((got.double() - expected.double()).norm() / expected.double().norm())

@@ -230,22 +230,22 @@ def free_port() -> int:
 
 def same_answer(
     got: Any,
-    want: Any,
+    expected: Any,
     tolerance: float = 1e-4,
     but: Collection[str] = VOLATILE,
     where: str = "answer",
 ) -> None:
     """Assert that answers are equal but for the fields `but` and small differences of numbers."""
-    assert type(got) is type(want), where
-    if isinstance(want, dict):
-        assert list(got) == list(want), where
-        for key in want.keys() - but:
-            same_answer(got[key], want[key], tolerance, but, f"{where}.{key}")
-    elif isinstance(want, list):
-        assert len(got) == len(want), where
-        for index, (one, other) in enumerate(zip(got, want, strict=True)):
-            same_answer(one, other, tolerance, but, f"{where}[{index}]")
-    elif isinstance(want, float):
-        assert got == pytest.approx(want, abs=tolerance), where
+    assert type(got) is type(expected), where
+    if isinstance(expected, dict):
+        assert list(got) == list(expected), where
+        for key in expected.keys() - but:
+            same_answer(got[key], expected[key], tolerance, but, f"{where}.{key}")
+    elif isinstance(expected, list):
+        assert len(got) == len(expected), where
+        for index, (element, other) in enumerate(zip(got, expected, strict=True)):
+            same_answer(element, other, tolerance, but, f"{where}[{index}]")
+    elif isinstance(expected, float):
+        assert got == pytest.approx(expected, abs=tolerance), where
     else:
-        assert got == want, where
+        assert got == expected, where

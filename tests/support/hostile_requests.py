@@ -292,7 +292,8 @@ def faults(entry: Entry, outcome: Outcome) -> Iterator[str]:
     if {"end": "half"} in entry.steps:  # an interim answer shows whether the client has left
         statuses = tuple(status for status in statuses if status >= 200)
     if not right(entry, statuses):
-        yield f"answered {shown(statuses)}, right is {[sorted(one) for one in entry.answers][:9]}"
+        allowed = [sorted(codes) for codes in entry.answers][:9]
+        yield f"answered {shown(statuses)}, right is {allowed}"
     if outcome.rest:
         yield f"{outcome.rest[:100]!r} is behind the last answer"
     # A reset after the answers only means that the server did not wait for the rest of the input.

@@ -42,11 +42,13 @@ def between_nans(x: Tensor) -> Tensor:
     return around[1:-1, 16:-32]
 
 
-def assert_near(got: Tensor, want: Tensor, dtype: torch.dtype, most: float | None = None) -> None:
-    """Assert a small |got - want| / |want| in float64, the norm over all elements."""
-    assert got.shape == want.shape
-    if want.numel():
-        error = (got.double() - want.double()).norm() / want.double().norm()
+def assert_near(
+    got: Tensor, expected: Tensor, dtype: torch.dtype, most: float | None = None
+) -> None:
+    """Assert a small |got - expected| / |expected| in float64, the norm over all elements."""
+    assert got.shape == expected.shape
+    if expected.numel():
+        error = (got.double() - expected.double()).norm() / expected.double().norm()
         assert error <= (most or TOLERANCE[dtype]), f"relative error {error:.2e}"
 
 

@@ -71,14 +71,14 @@ def _once(compute: Callable[..., Any], key_of: Callable[..., Hashable]) -> Calla
     known: dict[Hashable, Any] = {}
 
     @wraps(compute)
-    def found(*arguments: Any) -> Any:
+    def looked_up(*arguments: Any) -> Any:
         if (key := key_of(*arguments)) is None:
             return compute(*arguments)
         if key not in known:
             known[key] = compute(*arguments)
         return known[key]
 
-    return found
+    return looked_up
 
 
 def _filled_once(fill: Callable[..., None], key_of: Callable[..., Hashable]) -> Callable[..., None]:

@@ -52,17 +52,19 @@ def made(request):
     return builder(request.param)
 
 
-def check_same(found, wanted):
+def check_same(built, wanted):
     if wanted is None:
-        assert found is None
+        assert built is None
         return
     for field in fields(wanted):
-        one, two = getattr(found, field.name), getattr(wanted, field.name)
-        if isinstance(two, tuple):
-            assert len(one) == len(two)
-            assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True)), field.name
+        value, wanted_value = getattr(built, field.name), getattr(wanted, field.name)
+        if isinstance(wanted_value, tuple):
+            assert len(value) == len(wanted_value)
+            assert all(np.array_equal(a, b) for a, b in zip(value, wanted_value, strict=True)), (
+                field.name
+            )
         else:
-            assert np.array_equal(one, two), field.name
+            assert np.array_equal(value, wanted_value), field.name
 
 
 def check_errors(errors, bad, alone):
@@ -90,20 +92,22 @@ def test_what_is_left_is_the_request_without_them(made, kind, item_first):
         own = [[1 + index, 2] for index in range(len(items))]
         labels = rng.choice([[1], own])
 
-        def given(indices, query=query, items=items, labels=labels, own=own):
+        def score_input(indices, query=query, items=items, labels=labels, own=own):
             ids = [own[index] for index in indices] if labels is own else labels
             chosen = [items[index] for index in indices]
             return ScoreInput(query, chosen, label_token_ids=ids, item_first=item_first)
 
         errors = ItemErrors()
-        built = made.build_rest(given(range(len(items))), errors)
+        built = made.build_rest(score_input(range(len(items))), errors)
         left = [index for index, is_wrong in enumerate(wrong) if not is_wrong]
-        check_same(built, made.build(given(left)) if left else None)
+        check_same(built, made.build(score_input(left)) if left else None)
         expected = [index for index, is_wrong in enumerate(wrong) if is_wrong]
         if "half \ud800" in items:  # only named by its item's place in `build_rest`
             assert [error.index for error in errors.listed()] == expected
         else:
-            check_errors(errors, expected, lambda i, given=given: made.build(given([i])))
+            check_errors(
+                errors, expected, lambda i, score_input=score_input: made.build(score_input([i]))
+            )
 
 
 def test_errors_of_the_whole_request(made):
@@ -190,14 +194,14 @@ def test_documents_that_are_left(family, shared, most):
             if wrong and not shared and rng.random() < 0.5:  # the query is what is wrong
                 queries[index], documents[index] = rng.choice(["abc " * 200, LONG]), "good"
 
-        def given(indices, queries=queries, documents=documents):
+        def rerank_input(indices, queries=queries, documents=documents):
             query = "q" if shared else [queries[index] for index in indices]
             return RerankInput(query, [documents[index] for index in indices], most_tokens=most)
 
         errors = ItemErrors()
-        built = family.build_rest(given(range(len(documents))), errors)
+        built = family.build_rest(rerank_input(range(len(documents))), errors)
         left = [index for index, wrong in enumerate(picked) if not wrong]
-        wanted = family.build(given(left)) if left else None
+        wanted = family.build(rerank_input(left)) if left else None
         check_same(built and built.request, wanted and wanted.request)
         if wanted is not None:
             assert built.truncated == tuple(left[index] for index in wanted.truncated)

@@ -21,8 +21,8 @@ BUILDER = PromptBuilder(
 
 
 def outcome(query, items, at_once):
-    found = factor_ids if at_once else (lambda *args, **kwargs: None)
-    with mock.patch("gpuscore.text.joining.factor_ids", found):
+    factor = factor_ids if at_once else (lambda *args, **kwargs: None)
+    with mock.patch("gpuscore.text.joining.factor_ids", factor):
         try:
             request = BUILDER.build(ScoreInput(query, items, label_token_ids=[1]))
         except GpuscoreError as error:

@@ -27,10 +27,10 @@ BACKEND = BackendLimits(64, 16, 100, 40, VOCAB)
 
 
 def build(query=(1, 2), items=([3], [4, 5]), *, chunk=0, limits=None, errors=None, **labels):
-    given = query if isinstance(query, str) else list(query)
+    query = query if isinstance(query, str) else list(query)
     backend = replace(BACKEND, deterministic_chunk=chunk)
     made = PromptBuilder(TextEncoder(make_tokenizer(bos=True)), backend, limits or RequestLimits())
-    score = ScoreInput(given, list(items), **{"need_lse": False} | labels)
+    score = ScoreInput(query, list(items), **{"need_lse": False} | labels)
     return made.build(score) if errors is None else made.build_rest(score, errors)
 
 

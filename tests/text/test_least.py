@@ -46,8 +46,8 @@ def test_it_is_at_most_the_number_of_tokens(name):
     @searched
     @given(texts, st.lists(st.sampled_from([*HARD, *entries, "\u212b", "\u1f82", "\u0344"])))
     def property(text, more):
-        for one in (text, "".join(more), "".join(more) * 20):
-            assert least.of(one, NEVER) <= len(plain(tokenizer, one, special=False))
+        for longer in (text, "".join(more), "".join(more) * 20):
+            assert least.of(longer, NEVER) <= len(plain(tokenizer, longer, special=False))
 
     property()
     assert least.of(ENGLISH * 100, NEVER) > 100, "the bound must not be trivial"
@@ -107,7 +107,7 @@ def test_pieces_make_the_ids_of_the_whole(short_pieces, name):
             (got,) = encoder.prompts([text], special)
             assert got.tolist() == plain(tokenizer, text, special)
         got = [ids.tolist() for ids in encoder.joined(query, [item, text, ""], False)]
-        assert got == [plain(tokenizer, query + one) for one in (item, text, "")]
+        assert got == [plain(tokenizer, query + ending) for ending in (item, text, "")]
         encoding = tokenizer.encode(text, add_special_tokens=False)
         for count in (1, 3, len(encoding.ids), len(encoding.ids) + 1):
             cut = len(encoding.ids) > count

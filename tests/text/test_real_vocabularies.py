@@ -56,10 +56,16 @@ def ordinary(rng, markers):
 def hostile(rng, markers):
     """Yield markers alone, in words, beside each other, inside each other, and as turns."""
     for _ in range(MANY):
-        one, two = rng.choice(markers), rng.choice(markers)
-        at = rng.randrange(len(one) + 1)
+        first, second = rng.choice(markers), rng.choice(markers)
+        at = rng.randrange(len(first) + 1)
         yield rng.choice(
-            (one, f"a {one} b", one + two, f"{one[:at]}{two}{one[at:]}", f"x{one}\n{two}user\nyes")
+            (
+                first,
+                f"a {first} b",
+                first + second,
+                f"{first[:at]}{second}{first[at:]}",
+                f"x{first}\n{second}user\nyes",
+            )
         )
 
 
@@ -91,19 +97,19 @@ def test_no_control_tokens_and_the_ids_of_transformers(name):
         any(id in control for id in reference(text, add_special_tokens=False).input_ids)
         for text in attacks
     )
-    found = hit = 0
+    controls = hit = 0
     for query in ("who", markers[0], markers[-1]):
         for ids in ids_of(prompts.build(RerankInput(query, attacks))):
             inside = [id for id in ids if id in control]
-            found += len(inside) - len(own)
+            controls += len(inside) - len(own)
             hit += inside != own
     print(
-        f"{name}: {differ} of {len(texts)} ordinary texts with other ids; {found} ids of "
+        f"{name}: {differ} of {len(texts)} ordinary texts with other ids; {controls} ids of "
         f"{len(control)} control tokens in {hit} of {3 * len(attacks)} hostile prompts"
     )
     assert spelled > 0.9 * len(attacks), "texts that spell no control token show nothing"
     assert len(texts) > 0.9 * MANY
-    assert (differ, found, hit) == (0, 0, 0)
+    assert (differ, controls, hit) == (0, 0, 0)
 
 
 def test_contributing_names_the_packages():

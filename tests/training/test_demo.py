@@ -58,27 +58,29 @@ def test_it_answers_typed_questions(demo, rows):
     right, rights = defaultdict(list), defaultdict(Counter)
     masses = defaultdict(list)
     for state, asked in labelled_questions(rows, seed=TEST_SEED):
-        answers = demo.system_one(state, {name: typed(one.body) for name, one in asked.items()})
-        for name, one in asked.items():
-            kind, answer = one.body["type"], answers[name]
-            best = max(answer.probabilities, key=answer.probabilities.get)
-            yes_or_no = "yes" if one.answer else "no"
-            right[kind].append(best == (yes_or_no if kind == "noul" else str(one.answer)))
-            rights[kind][one.right] += 1
-            masses[kind].append(answer.label_mass)
-    accuracy = {kind: float(np.mean(found)) for kind, found in right.items()}
-    for kind, found in masses.items():
-        enough = np.mean(np.array(found) >= 0.9)
-        print(
-            f"\n{kind}: {accuracy[kind]:.3f} of {len(found)} right, "
-            f"label mass {np.mean(found):.3f}, at least 0.9 in {enough:.3f}"
+        answers = demo.system_one(
+            state, {name: typed(question.body) for name, question in asked.items()}
         )
-        assert np.mean(found) >= 0.95
+        for name, question in asked.items():
+            kind, answer = question.body["type"], answers[name]
+            best = max(answer.probabilities, key=answer.probabilities.get)
+            yes_or_no = "yes" if question.answer else "no"
+            right[kind].append(best == (yes_or_no if kind == "noul" else str(question.answer)))
+            rights[kind][question.right] += 1
+            masses[kind].append(answer.label_mass)
+    accuracy = {kind: float(np.mean(outcomes)) for kind, outcomes in right.items()}
+    for kind, values in masses.items():
+        enough = np.mean(np.array(values) >= 0.9)
+        print(
+            f"\n{kind}: {accuracy[kind]:.3f} of {len(values)} right, "
+            f"label mass {np.mean(values):.3f}, at least 0.9 in {enough:.3f}"
+        )
+        assert np.mean(values) >= 0.95
         assert enough >= 0.9
     assert set(right) == {"noul", "choice", "score"}
     assert min(accuracy.values()) >= 0.9
-    for kind, found in rights.items():
-        share = max(found.values()) / found.total()
+    for kind, counts in rights.items():
+        share = max(counts.values()) / counts.total()
         assert share < 0.7, f"{kind}: one label would be right in {share:.0%}"
 
 

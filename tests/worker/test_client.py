@@ -86,12 +86,12 @@ def here():
     engine.close()
 
 
-def same(one, other):
-    assert list(map(len, one.label_logits)) == list(map(len, other.label_logits))
-    rows, expected = map(np.concatenate, (one.label_logits, other.label_logits))
+def same(result, other):
+    assert list(map(len, result.label_logits)) == list(map(len, other.label_logits))
+    rows, expected = map(np.concatenate, (result.label_logits, other.label_logits))
     np.testing.assert_array_equal(rows, expected, strict=True)
-    np.testing.assert_array_equal(one.lse, other.lse, strict=True)
-    assert one.computed_tokens == other.computed_tokens
+    np.testing.assert_array_equal(result.lse, other.lse, strict=True)
+    assert result.computed_tokens == other.computed_tokens
 
 
 def test_it_answers_as_an_engine_in_this_process(client, here):

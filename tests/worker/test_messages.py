@@ -54,9 +54,9 @@ RESULT = ScoreResult(
 )
 
 
-def equal(one, other):
-    for name in type(one).__dataclass_fields__:
-        a, b = getattr(one, name), getattr(other, name)
+def equal(message, other):
+    for name in type(message).__dataclass_fields__:
+        a, b = getattr(message, name), getattr(other, name)
         if isinstance(a, tuple):
             assert list(map(len, a)) == list(map(len, b))
             np.testing.assert_array_equal(np.concatenate(a), np.concatenate(b), strict=True)
@@ -256,17 +256,17 @@ def test_each_side_takes_its_own_messages_only():
 
 @pytest.fixture
 def pair():
-    one, other = socket.socketpair()
-    with one, other:
-        yield one, other
+    near, far = socket.socketpair()
+    with near, far:
+        yield near, far
 
 
 def frames_of(reader, count):
-    found = []
-    while len(found) < count:
+    frames = []
+    while len(frames) < count:
         assert reader.wait(10)
-        found += reader.read()
-    return found
+        frames += reader.read()
+    return frames
 
 
 def test_frames_in_pieces(pair):

@@ -22,7 +22,7 @@ def test_two_layers(tmp_path, monkeypatch):
     query, items = f"Question: {TEXTS[0].query}\nSentence: ", TEXTS[0].items[:3]
     labels = [" yes", " no", " not at all"]
     with Scorer(in_triton(directory, kv_cache_size=2**24)) as scorer:
-        found = scorer.score(query, items, labels=labels, logprobs=True).logprobs
+        got = scorer.score(query, items, labels=labels, logprobs=True).logprobs
     reference = Reference(directory)
     expected = [reference.labels(reference.ids(query + item), labels) for item in items]
-    np.testing.assert_allclose(found, expected, atol=CLOSE, rtol=0)
+    np.testing.assert_allclose(got, expected, atol=CLOSE, rtol=0)

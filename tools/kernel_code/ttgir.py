@@ -41,7 +41,7 @@ class IrLoop:
 def read_ir_loops(text: str) -> list[IrLoop]:
     """Return a kernel's loops in the order of the text."""
     lines = text.splitlines()
-    places = {found[1]: found[2] for line in lines if (found := _LOC.match(line))}
+    places = {match[1]: match[2] for line in lines if (match := _LOC.match(line))}
     spans = list(_spans(lines))
     seen: dict[str, int] = {}
     loops = []
@@ -52,8 +52,8 @@ def read_ir_loops(text: str) -> list[IrLoop]:
             for i in range(start + 1, end)
             if not any(first <= i <= last for first, last in inside)
         ]
-        found = _USED_LOC.search(lines[end])
-        header = _header(list(_frames(found[1], places))) if found else "?"
+        match = _USED_LOC.search(lines[end])
+        header = _header(list(_frames(match[1], places))) if match else "?"
         seen[header] = seen.get(header, 0) + 1
         name = header if seen[header] == 1 else f"{header} #{seen[header]}"
         around = sum(first < start and end < last for first, last in spans)
@@ -74,7 +74,7 @@ def _spans(lines: Sequence[str]) -> Iterator[tuple[int, int]]:
 
 def _loop(name: str, nesting: int, body: Sequence[str]) -> IrLoop:
     waits = [line for line in body if "ttg.async_wait " in line]
-    pending = [int(found[1]) for line in waits if (found := _PENDING.search(line))]
+    pending = [int(match[1]) for line in waits if (match := _PENDING.search(line))]
     copies = [line for line in body if COPY in line]
     loads = [line for line in body if " tt.load " in line]
     return IrLoop(

@@ -100,11 +100,11 @@ def _body(kind: str, text: str | None, criteria: object) -> dict[str, Any]:
 
 def starts(asked: Asked) -> list[int]:
     """Return where each option's name begins in the question's text."""
-    text, at, found = asked.question.text, 0, []
+    text, at, places = asked.question.text, 0, []
     for label, name in zip(asked.question.labels, asked.body["criteria"], strict=True):
         at = text.index(f"\n{label}. {name}", at) + len(f"\n{label}. ")
-        found.append(at)
-    return found
+        places.append(at)
+    return places
 
 
 def listed(asked: Asked, slot: str, values: Sequence[str | None]) -> tuple[Mention, ...]:

@@ -227,8 +227,8 @@ def _phrases(rng: random.Random, scene: _Scene) -> Asked:
         if number != right:
             for slot in slots if rng.random() < 0.6 else slots[:1]:
                 stated[slot] = synthetic.other_values(rng, slot, known[slot], 1)[0]
-        text, found = synthetic.phrase(rng, stated)
-        marks.setdefault(text, found)  # the same text twice is one option
+        text, phrase_marks = synthetic.phrase(rng, stated)
+        marks.setdefault(text, phrase_marks)  # the same text twice is one option
         if number == right:
             answer = list(marks).index(text)
     options = [(text, "") for text in marks]

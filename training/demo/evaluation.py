@@ -39,16 +39,16 @@ class Evaluation:
 
     def __str__(self) -> str:
         typed = ", ".join(
-            f"{topic} {one.accuracy:.3f} (mass {one.mean_mass:.3f})"
-            for topic, one in self.typed.items()
+            f"{topic} {figures.accuracy:.3f} (mass {figures.mean_mass:.3f})"
+            for topic, figures in self.typed.items()
         )
         return f"held-out nDCG@10 {self.ndcg:.4f}, random order {self.chance:.4f}; {typed}"
 
     def table(self) -> str:
         """Return the typed questions as rows of a Markdown table."""
         return "\n".join(
-            f"| {topic} | {one.count} | {one.accuracy:.3f} | {one.mean_mass:.3f} |"
-            for topic, one in self.typed.items()
+            f"| {topic} | {figures.count} | {figures.accuracy:.3f} | {figures.mean_mass:.3f} |"
+            for topic, figures in self.typed.items()
         )
 
 
@@ -83,16 +83,16 @@ def evaluate(
     """Return results on held-out ranking tasks, and on groups of typed questions."""
     model.train(False)
     rng = random.Random(f"chance-{seed}")
-    found: list[float] = []
+    ndcgs: list[float] = []
     chance: list[float] = []
     for task in synthetic.draw_ranking_tasks(seed, tasks):
         prompt = synthetic.prompt_query(task.query_text)
         scores, _ = score_items(model, tokenizer, prompt, task.item_texts)
-        found.append(synthetic.ndcg_at_k(scores, task.relevance, 10))
+        ndcgs.append(synthetic.ndcg_at_k(scores, task.relevance, 10))
         chance.append(synthetic.ndcg_at_k([rng.random() for _ in scores], task.relevance, 10))
     typed = _typed(model, tokenizer, random.Random(f"typed-{seed}"), groups)
     model.train()
-    return Evaluation(sum(found) / len(found), sum(chance) / len(chance), typed)
+    return Evaluation(sum(ndcgs) / len(ndcgs), sum(chance) / len(chance), typed)
 
 
 @torch.no_grad()

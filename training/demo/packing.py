@@ -150,8 +150,8 @@ def _hints(group: TypedGroup, asked: Asked, ends: Sequence[int], start: int) -> 
 
 
 def _concept(slot: str, value: str) -> int:
-    found = (slot, value)
-    return CONCEPTS.index(found) if found in CONCEPTS else NO_CONCEPT
+    concept = (slot, value)
+    return CONCEPTS.index(concept) if concept in CONCEPTS else NO_CONCEPT
 
 
 def collate(rows: Sequence[Row]) -> Batch:

@@ -23,8 +23,8 @@ def main() -> None:
     for state, asked in labelled_questions(options.rows, options.seed):
         row = {
             "state": state,
-            "questions": {name: one.body for name, one in asked.items()},
-            "answers": {name: one.answer for name, one in asked.items()},
+            "questions": {name: question.body for name, question in asked.items()},
+            "answers": {name: question.answer for name, question in asked.items()},
         }
         print(json.dumps(row, ensure_ascii=False))
 

@@ -76,8 +76,8 @@ def _run(
         from gpuscore.commands.bulk.cluster.scorer import ClusterJob
 
         place = values.ray, values.ray_actors, values.input, values.output
-        given = ClusterJob(*place, job, model, limits, engine, family, asked)
-        return run_on_cluster(given, progress)
+        cluster_job = ClusterJob(*place, job, model, limits, engine, family, asked)
+        return run_on_cluster(cluster_job, progress)
     directory = model_directory(model.model, model.revision)
     known["the model's files"] = _state_of(directory)
 
@@ -121,8 +121,8 @@ def _settings_of(config: Any) -> dict[str, Any]:
 def _state_of(directory: Path) -> str:
     """Return names, sizes and times of the files that a score depends on, as text."""
     paths = sorted(path for path in directory.iterdir() if path.suffix in MODEL_FILES)
-    found = ((path.name, path.stat()) for path in paths)
-    return ", ".join(f"{name} ({stat.st_size} bytes, {stat.st_mtime_ns})" for name, stat in found)
+    states = ((path.name, path.stat()) for path in paths)
+    return ", ".join(f"{name} ({stat.st_size} bytes, {stat.st_mtime_ns})" for name, stat in states)
 
 
 def _summary(outcome: WrittenState, options: BatchOptions, rows: int, seconds: float) -> str:

@@ -36,8 +36,8 @@ class Feeder:
     """The loop that scores rows with an engine.
 
     Requests that the engine refuses for now, or loses, are sent again: scoring has no effect but
-    its result. One that loses MOST_LOSSES engines is divided, and at last a single row is bad. Each
-    row is settled exactly once.
+    its result. A request during which MOST_LOSSES engines were lost is divided; a single row to
+    which that happens is bad. Each row is settled exactly once.
 
     Args:
         model: with the engine.
@@ -86,14 +86,14 @@ class Feeder:
                 if self._again:
                     self._take(self._again.popleft(), units)
                     continue
-                one = next(made, None)
-                if one is None:
+                part = next(made, None)
+                if part is None:
                     self._send(units)
                     return False
-                if isinstance(one, Unit):
-                    self._take(one, units)
+                if isinstance(part, Unit):
+                    self._take(part, units)
                 else:
-                    self._settle(CountedRows(one, 1))
+                    self._settle(CountedRows(part, 1))
             refused = self._send(units)
         return True
 
@@ -166,8 +166,8 @@ class Feeder:
 
     def _divide(self, unit: Unit, error: GpuscoreError) -> None:
         """Send smaller requests in place of a failed request, or settle its only row."""
-        for one in self._task.failed(unit, error):
-            if isinstance(one, Unit):
-                self._again.append(one)
+        for part in self._task.failed(unit, error):
+            if isinstance(part, Unit):
+                self._again.append(part)
             else:
-                self._settle(CountedRows(one, 1))
+                self._settle(CountedRows(part, 1))

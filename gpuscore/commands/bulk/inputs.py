@@ -60,12 +60,12 @@ class LineBlock:
         return [_texts(row, columns) for row in self.decoded()]
 
     def lines(self, keep: Sequence[int], scores: Float64Array, name: str) -> list[bytes]:
-        found, added = [], msgspec.json.encode(name)
+        lines, added = [], msgspec.json.encode(name)
         for index, values in zip(keep, scores.tolist(), strict=True):
             row = self.rows[index]
             line = row if isinstance(row, bytes) else msgspec.json.encode(row)
-            found.append(b"%b,%b:%b}" % (line[:-1].rstrip(), added, msgspec.json.encode(values)))
-        return found
+            lines.append(b"%b,%b:%b}" % (line[:-1].rstrip(), added, msgspec.json.encode(values)))
+        return lines
 
     def table(self, keep: Sequence[int], schema: Any) -> Any:
         from gpuscore.commands.bulk.parquet import table_of
@@ -139,14 +139,14 @@ def _decode(line: bytes) -> Decoded:
     if len(line) > MAX_LINE:
         return Problem(f"the line has over {MAX_LINE} bytes")
     try:
-        found = msgspec.json.decode(line)
+        decoded = msgspec.json.decode(line)
     except UnicodeDecodeError as error:
         return Problem(f"the line is not UTF-8: {error.reason}")
     except (msgspec.DecodeError, RecursionError) as error:
         return Problem(f"the line is not JSON: {error}")
-    if not isinstance(found, dict):
-        return Problem(f"the line is {_kind(found)}, not an object")
-    return found
+    if not isinstance(decoded, dict):
+        return Problem(f"the line is {_kind(decoded)}, not an object")
+    return decoded
 
 
 def _texts(row: Decoded, columns: Sequence[str]) -> tuple[str, ...] | Problem:
@@ -253,10 +253,10 @@ def find_inputs(options: BatchOptions) -> InputFiles:
     formats = {_format_of(path) for path in paths}
     if len(formats) > 1:
         raise ConfigError(f"--input {place} mixes {' and '.join(sorted(formats))}; supported: one")
-    (found,) = formats
-    if options.requests and found != JSON_LINES:
-        raise ConfigError(f"--input {place}: requests are JSON lines, not {found}")
-    return InputFiles(found, tuple(paths))
+    (input_format,) = formats
+    if options.requests and input_format != JSON_LINES:
+        raise ConfigError(f"--input {place}: requests are JSON lines, not {input_format}")
+    return InputFiles(input_format, tuple(paths))
 
 
 def _format_of(path: Path) -> str:
@@ -369,8 +369,8 @@ def refuse_changed(inputs: InputFiles, known: dict[str, FileState], read_all: bo
 
 
 def _stat(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns
 
 
 def sha256_of(path: Path) -> str:

@@ -97,7 +97,7 @@ class Progress:
 
     @contextmanager
     def counting(self, name: str, rows: int | None = None) -> Iterator[Callable[[int], None]]:
-        """Show how many rows are done, of `total` if known; yield a function that adds some."""
+        """Show how many rows are done, of `rows` if given; yield a function that adds some."""
         with self._bar(name, rows) as bar:
             yield lambda rows: bar.update(rows) and None
 
@@ -176,7 +176,9 @@ def refuse_other_settings(known: dict[str, Any], now: dict[str, Any], remedy: st
     """Raise ConfigError if a setting is not what it was when the job began."""
     for name in {**known, **now}:
         if known.get(name) != now.get(name):
-            values = ["not set" if one is None else one for one in (known.get(name), now.get(name))]
+            values = [
+                "not set" if value is None else value for value in (known.get(name), now.get(name))
+            ]
             raise ConfigError(
                 f"{name} was {values[0]} when this job began and is {values[1]}; {remedy}"
             )

@@ -99,12 +99,12 @@ class BatchOptions:
 
     def check_columns(self, place: str, names: Iterable[str]) -> None:
         """Raise UsageError if a column that is read is missing, or the scores' name is taken."""
-        found = list(names)
+        present = list(names)
         for name in self.columns:
-            if name not in found:
-                raise UsageError(f"{place} has no column {name}; it has {shown_names(found)}")
-        if not self.added.isdisjoint(found):
-            raise UsageError(f"{place} has a column {self.taken(found)}")
+            if name not in present:
+                raise UsageError(f"{place} has no column {name}; it has {shown_names(present)}")
+        if not self.added.isdisjoint(present):
+            raise UsageError(f"{place} has a column {self.taken(present)}")
 
     @property
     def added(self) -> frozenset[str]:
@@ -112,7 +112,7 @@ class BatchOptions:
         return frozenset(filter(None, (self.scores_column, self.index_column)))
 
     def taken(self, names: Iterable[str]) -> str:
-        """Return the end of an error about columns with the name of one that is added."""
+        """Return the end of an error: which of these names an added column has."""
         if self.scores_column in names:
             return f"{self.scores_column} already; --scores-column names another"
         return f"{self.index_column} already; rename it"
@@ -141,19 +141,19 @@ def read_options(values: argparse.Namespace) -> BatchOptions:
         ConfigError: options that do not fit together.
     """
     check_softmax(values)
-    given = {
+    arguments = {
         item.name: getattr(values, item.name)
         for item in fields(BatchOptions)
         if item.name != "index_column"
     }
-    given |= {"input": Path(values.input), "output": Path(values.output)}
+    arguments |= {"input": Path(values.input), "output": Path(values.output)}
     if values.labels is not None:
-        given["labels"] = tuple(values.labels.split(","))
+        arguments["labels"] = tuple(values.labels.split(","))
     if values.item_column is None:
-        del given["item_column"]
+        del arguments["item_column"]
     if not values.scores_column:
-        del given["scores_column"]
-    options = BatchOptions(**given)
+        del arguments["scores_column"]
+    options = BatchOptions(**arguments)
     check(options, values.item_column is not None)
     return options
 

@@ -35,8 +35,8 @@ class TableBlock:
         return len(self.rows)
 
     def texts(self, columns: Sequence[str]) -> list[tuple[str, ...] | Problem]:
-        found = [_column_texts(self.rows.column(name), name) for name in columns]
-        return [_all_texts(row) for row in zip(*found, strict=True)]
+        texts = [_column_texts(self.rows.column(name), name) for name in columns]
+        return [_all_texts(row) for row in zip(*texts, strict=True)]
 
     def lines(self, keep: Sequence[int], scores: Float64Array, name: str) -> list[bytes]:
         rows = _for_json(self.rows.take(np.asarray(keep, np.int64))).to_pylist()

@@ -70,11 +70,11 @@ def make_plan(
     number = 0
     # JSON lines have every column, so all must be UTF-8.
     for block in read_blocks(inputs, options, every_column=options.output_format == JSON_LINES):
-        found = texts_of(block, options)
-        check(block, found)
+        rows = texts_of(block, options)
+        check(block, rows)
         if options.strict:
-            refuse_bad(block, found)
-        for texts in found:
+            refuse_bad(block, rows)
+        for texts in rows:
             if isinstance(texts, Problem):
                 store.put(BadTextRow(number, texts.reason))
             else:
@@ -103,9 +103,9 @@ def texts_of(block: Block, options: BatchOptions) -> Texts:
     ]
 
 
-def refuse_bad(block: Block, found: Texts) -> None:
+def refuse_bad(block: Block, rows: Texts) -> None:
     """Raise InvalidRequest for the first bad row of a block."""
-    for index, texts in enumerate(found):
+    for index, texts in enumerate(rows):
         if isinstance(texts, Problem):
             place = block.about(index)
             raise InvalidRequest(f"{place['file']}, row {place['row']}: {texts.reason}")
@@ -298,8 +298,8 @@ def _write_bad(
     file: BinaryIO, store: ResultStore, block: Block, start: int, kinds: list[int]
 ) -> int:
     """Write the bad rows of a block; return their number."""
-    found = [index for index, kind in enumerate(kinds) if kind == BAD]
-    for index in found:
+    bad = [index for index, kind in enumerate(kinds) if kind == BAD]
+    for index in bad:
         about = {"reason": store.text(start + index).decode(), **block.about(index)}
         file.write(msgspec.json.encode(about) + b"\n")
-    return len(found)
+    return len(bad)

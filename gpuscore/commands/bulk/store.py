@@ -135,13 +135,13 @@ def grouped(
         yield group
 
 
-def _shared(one: TextRow, two: TextRow) -> int:
+def _shared(row: TextRow, following: TextRow) -> int:
     """Return how many first bytes two prompts share; a few count as 0."""
-    if two is _END:
+    if following is _END:
         return 0
-    if one.first != two.first:
-        return _alike(one.first, two.first)
-    return len(one.first) + _alike(one.rest, two.rest)
+    if row.first != following.first:
+        return _alike(row.first, following.first)
+    return len(row.first) + _alike(row.rest, following.rest)
 
 
 def _alike(a: bytes, b: bytes) -> int:
@@ -193,9 +193,9 @@ class ResultStore:
 
         Scores of rows of another kind than SCORED have no meaning.
         """
-        found = os.pread(self._rows, self._size * count, self._size * start)
-        found = found.ljust(self._size * count, b"\0")
-        records = [found[i * self._size : (i + 1) * self._size] for i in range(count)]
+        data = os.pread(self._rows, self._size * count, self._size * start)
+        data = data.ljust(self._size * count, b"\0")
+        records = [data[i * self._size : (i + 1) * self._size] for i in range(count)]
         kinds = [self._kind(start + i, record) for i, record in enumerate(records)]
         values = b"".join(record[1 : 1 + self._values] for record in records)
         return kinds, np.frombuffer(values, dtype="<f8").reshape(count, self.width)
@@ -203,10 +203,10 @@ class ResultStore:
     def text(self, number: int) -> bytes:
         """Return the reason of a bad row, or an answer."""
         record = os.pread(self._rows, self._size, number * self._size)
-        found = self._text(number, record)
-        if found is None:
+        text = self._text(number, record)
+        if text is None:
             raise ValueError(f"row {number} has no text")
-        return found
+        return text
 
     def kinds(self, rows: int) -> Iterator[int]:
         """Yield the kind of every row's result, up to the last row that has a place."""

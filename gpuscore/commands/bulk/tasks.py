@@ -114,8 +114,8 @@ def _bad(row: TextRow, error: GpuscoreError) -> BadTextRow:
 
 def _divided(rows: Sequence[TextRow], error: GpuscoreError) -> list[Sequence[TextRow]]:
     """Divide the rows at the row that the error names, or else in the middle."""
-    found = _INDEX.search(error.param or "")
-    index = int(found[1]) if found else len(rows)
+    match = _INDEX.search(error.param or "")
+    index = int(match[1]) if match else len(rows)
     if index >= len(rows):
         middle = len(rows) // 2
         return [rows[:middle], rows[middle:]]
@@ -145,7 +145,7 @@ def _labels_task(
 ) -> TableTask:
     apply, mean = options.apply_softmax, options.label_length_normalization == "mean"
 
-    def given(first: str, items: Sequence[str]) -> ScoreInput:
+    def score_input(first: str, items: Sequence[str]) -> ScoreInput:
         return ScoreInput(
             first,
             items,
@@ -159,16 +159,16 @@ def _labels_task(
         first, items = rows[0].first, [row.rest for row in rows]
         if any(row.first != first for row in rows):
             first, items = b"", [row.first + row.rest for row in rows]
-        request = builder.build(given(first.decode(), [item.decode() for item in items]))
+        request = builder.build(score_input(first.decode(), [item.decode() for item in items]))
         assert request is not None  # noqa: S101  (there is a row)
         return request
 
     def scores(request: ScoreRequest, result: ScoreResult) -> Float64Array:
         shown = per_token(result, request.trie) if mean else result
-        found = label_scores(shown, apply_softmax=apply, temperature=options.temperature)
-        return np.stack(found)
+        rows = label_scores(shown, apply_softmax=apply, temperature=options.temperature)
+        return np.stack(rows)
 
-    builder.build(given("", []))  # checks the labels only
+    builder.build(score_input("", []))  # checks the labels only
     width = len(options.labels or options.label_sequences or classes)
     return TableTask(width, build, scores)
 

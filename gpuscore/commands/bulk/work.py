@@ -72,7 +72,7 @@ class WrittenState(_State, frozen=True):
         return self.scored + self.bad
 
     def too_bad(self, most: float) -> bool:
-        """Return True if all rows, or a larger share than this, are bad or failed."""
+        """Return True if all rows, or a larger share than `most`, are bad or failed."""
         bad = self.bad + self.failed
         return bad > 0 and (bad == self.rows or bad > most * self.rows)
 
@@ -116,10 +116,10 @@ class WorkFolder:
 
     def need(self, kind: type[State]) -> State:
         """Return a state that an earlier step has written; raise ConfigError if it is missing."""
-        found = self.read(kind)
-        if found is None:
+        state = self.read(kind)
+        if state is None:
             raise self.damaged(f"{kind.file} is missing")
-        return found
+        return state
 
     def damaged(self, what: str) -> ConfigError:
         """Return the error that says which file of the folder is not as a run has left it."""
@@ -205,13 +205,16 @@ def _refuse_others(output: Path, folder: Path) -> None:
 
 def _foreign(folder: Path) -> Iterator[str]:
     """Yield the entries of the folder that are not files of a job; links never are."""
-    found = _entries(folder)
-    known = _FILES if JobState.file in found else _ALONE
-    for name, entry in found.items():
+    entries = _entries(folder)
+    known = _FILES if JobState.file in entries else _ALONE
+    for name, entry in entries.items():
         if name == SORTED and known is _FILES and entry.is_dir(follow_symlinks=False):
-            for one in _entries(folder / SORTED).values():
-                if not (_SORTED_FILE.fullmatch(one.name) and one.is_file(follow_symlinks=False)):
-                    yield f"{SORTED}/{one.name}"
+            for sorted_file in _entries(folder / SORTED).values():
+                if not (
+                    _SORTED_FILE.fullmatch(sorted_file.name)
+                    and sorted_file.is_file(follow_symlinks=False)
+                ):
+                    yield f"{SORTED}/{sorted_file.name}"
         elif name not in known or not entry.is_file(follow_symlinks=False):
             yield name
         elif name == LOCK and entry.stat().st_size:
@@ -220,7 +223,7 @@ def _foreign(folder: Path) -> Iterator[str]:
 
 def _entries(folder: Path) -> "dict[str, os.DirEntry[str]]":
     with os.scandir(folder) as entries:
-        return {entry.name: entry for entry in sorted(entries, key=lambda one: one.name)}
+        return {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.name)}
 
 
 def _held(work: WorkFolder) -> Iterator[WorkFolder]:

@@ -86,7 +86,9 @@ class BinSource:
             name = f"model-{number:05}-of-{count:05}.safetensors"
             name = name if count > 1 else "model.safetensors"
             # Copies, because safetensors writes no tensors that share memory.
-            copies = {key: one.to(wanted, copy=True).contiguous() for key, one in tensors.items()}
+            copies = {
+                key: tensor.to(wanted, copy=True).contiguous() for key, tensor in tensors.items()
+            }
             with refusing(directory / name):
                 save_file(copies, directory / name, {"format": "pt"})
             weight_map |= dict.fromkeys(tensors, name)

@@ -1,9 +1,8 @@
 """config.json of a GGUF file: transformers' reading of it, completed and checked.
 
 transformers (5.24) ignores the head sizes, RoPE's scaling and Gemma's soft caps in these files, and
-uses the defaults of its classes, which fit one model of each kind. A file
-with a key that is not known here is refused. Rules that no key holds are llama.cpp's
-(src/llama-model.cpp).
+uses the defaults of its classes, which fit one model of each kind. A file with a key that is not
+known here is refused. Rules for which files have no key are llama.cpp's (src/llama-model.cpp).
 """
 
 from typing import Any

@@ -42,7 +42,9 @@ class GgufSource:
         gguf_config.check_architecture(self._file)
         gguf_tokenizer.check_tokenizer(self._file)
         self._check_formats()
-        formats = {one.kind.name for one in self._file.tensors.values() if len(one.shape) > 1}
+        formats = {
+            tensor.kind.name for tensor in self._file.tensors.values() if len(tensor.shape) > 1
+        }
         wide = formats - {"F32"} or {"F32"}  # an F16 file has its norms in F32
         self.suggested = _PLAIN.get(next(iter(wide)), "bfloat16") if len(wide) == 1 else "bfloat16"
         self.why = f"its matrices are {', '.join(sorted(formats))}"
@@ -58,7 +60,7 @@ class GgufSource:
         self._check_tensors(read_architecture(RawConfig(self._config.to_dict())))
 
     def _check_formats(self) -> None:
-        if bad := unreadable({one.kind for one in self._file.tensors.values()}):
+        if bad := unreadable({tensor.kind for tensor in self._file.tensors.values()}):
             raise UsageError(
                 f"{self.path} has tensors in {', '.join(bad)}, which the package gguf does not "
                 "dequantise"

@@ -48,7 +48,7 @@ def check_tokenizer(file: GgufFile) -> None:
 
 
 def complete(tokenizer: Any, file: GgufFile) -> None:
-    """Make transformers' tokenizer equal to the model's authors' and llama.cpp's."""
+    """Make transformers' tokenizer give the ids that the authors' and llama.cpp's give."""
     backend, pre = tokenizer.backend_tokenizer, file.metadata.get(_PRE)
     if file.metadata[_MODEL] == "llama" and not file.architecture.startswith("gemma"):
         # As llama.cpp and the tokenizer.json of Llama 2: a space before the text after every
@@ -70,7 +70,7 @@ def complete(tokenizer: Any, file: GgufFile) -> None:
 
 
 def check_written(written: Tokenizer, made: Tokenizer, file: GgufFile) -> None:
-    """Compare the written tokenizer with the original, made from the file, and the file's list.
+    """Check that the written tokenizer is the one made from the file, with the ids of its list.
 
     Raises:
         UsageError: a token has another id, or anything else of the tokenizer differs.

@@ -71,7 +71,7 @@ class BenchRun:
         self.scenarios = [scenario.scaled(options.scale) for scenario in scenarios]
         self.samples: dict[str, Sampled] = {}
         self._say, self._step = say, step
-        self._found: dict[tuple[str, str, str], WayFigures] = {}
+        self._figures: dict[tuple[str, str, str], WayFigures] = {}
         self._ways: dict[tuple[str, str], tuple[Way, ...]] = {}
         known = [target.about.vocab or SAFE_VOCAB for target in targets]
         self._vocab = min(known)
@@ -94,9 +94,9 @@ class BenchRun:
         for scenario in self.scenarios:
             for target in self.targets:
                 ways = self._ways.get((scenario.name, target.about.name), ())
-                base = self._found.get((scenario.name, target.about.name, scenario.base or ""))
+                base = self._figures.get((scenario.name, target.about.name, scenario.base or ""))
                 for way in ways:
-                    measured = self._found[scenario.name, target.about.name, way.name]
+                    measured = self._figures[scenario.name, target.about.name, way.name]
                     row = self._empty(scenario, way, target)
                     rows.append(measured.row(row, base, scenario.base))
         return rows
@@ -154,10 +154,12 @@ class BenchRun:
             except ValueError as error:
                 self._ways[key] = scenario.ways
                 for way in scenario.ways:
-                    self._found[(*key, way.name)] = WayFigures(error=str(error))
+                    self._figures[(*key, way.name)] = WayFigures(error=str(error))
                 continue
             for way in self._ways[key]:
-                self._found.setdefault((*key, way.name), WayFigures(error=self._wrong(target, way)))
+                self._figures.setdefault(
+                    (*key, way.name), WayFigures(error=self._wrong(target, way))
+                )
         for number in range(MOST_ROUNDS):
             turn = time.monotonic()
             self._round(scenario, number)
@@ -170,7 +172,7 @@ class BenchRun:
     def _round(self, scenario: Scenario, number: int) -> None:
         for target in self.targets:
             for way in self._ways[scenario.name, target.about.name]:
-                measured = self._found[scenario.name, target.about.name, way.name]
+                measured = self._figures[scenario.name, target.about.name, way.name]
                 if measured.error is not None or measured.done:
                     continue
                 self._check()
@@ -264,7 +266,7 @@ class BenchRun:
         if best is None:
             raise ValueError(f"no rate down to {rate:.2f}/s has a p99 of at most {limit:g} ms")
         way = replace(best[0], name=f"highest with p99 <= {limit:g} ms: {best[0].rate:g}/s")
-        self._found[scenario.name, target.about.name, way.name] = WayFigures([best[1]], done=True)
+        self._figures[scenario.name, target.about.name, way.name] = WayFigures([best[1]], done=True)
         return (way,)
 
 

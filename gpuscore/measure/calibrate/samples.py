@@ -80,7 +80,7 @@ class Judged:
 
     @classmethod
     def of(cls, samples: Samples, shares: Float64Array) -> "Judged":
-        """Return the mean answer of each question's reads, of shares [N, most labels]."""
+        """Return each question's answer: the mean of its reads' shares [N, most labels]."""
         counts = np.isfinite(samples.logprobs).sum(axis=1)
         ordered, right = shares.copy(), samples.right.copy()
         for read in np.flatnonzero(samples.turned):

@@ -266,13 +266,13 @@ def _order(comparison: Comparison, subject: str, gate: str, agreement: Agreement
         return skipped(subject, gate, reason)
     if worst.within and not worst.telling:
         reason = f"the allowed noise hides the order of all {worst.rankings} rankings"
-        return skipped(subject, gate, f"{reason}: {_found(worst)}, which a random order reaches")
-    detail = f"{gate} {_found(worst)}, {worst.expected:.4f} expected"
+        return skipped(subject, gate, f"{reason}: {_measured(worst)}, which a random order reaches")
+    detail = f"{gate} {_measured(worst)}, {worst.expected:.4f} expected"
     of = f"the worst of {worst.rankings} rankings; {worst.telling} of them can tell"
     return Verdict(subject, gate, worst.within, f"{detail}; {of}")
 
 
-def _found(worst: WorstRanking) -> str:
+def _measured(worst: WorstRanking) -> str:
     return f"{worst.measured:.4f} in {worst.name}, at least {worst.least:.4f}"
 
 

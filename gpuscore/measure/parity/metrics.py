@@ -76,7 +76,7 @@ def top_overlap(reference: Float64Array, got: Float64Array, top: int = TOP) -> f
 
 
 def inversions(reference: Float64Array, got: Float64Array, gap: float) -> tuple[int, int]:
-    """Return two numbers of pairs over `gap` apart in `reference`: swapped in `got`, and all."""
+    """Count the pairs over `gap` apart in `reference`: first those swapped in `got`, then all."""
     clear = reference[:, None] - reference[None, :] > gap  # [n, n], each pair once
     return int((clear & (got[:, None] < got[None, :])).sum()), int(clear.sum())
 

@@ -117,7 +117,7 @@ def run_workload(
 
 
 def score_case(scorer: Scorer, case: Case) -> CaseResult:
-    """Score a case; with softmax, do not ask for the log-sum-exp over the vocabulary, as HTTP."""
+    """Score a case; with softmax, without the log-sum-exp over the vocabulary, as over HTTP."""
     scores: Scores = scorer.score(
         case.query,
         case.items,

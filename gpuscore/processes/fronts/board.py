@@ -94,7 +94,9 @@ class Totals:
     def lost(self, front: int) -> None:
         """Keep the counts of a front that has ended."""
         add(self._past, self._last.pop(front, Snapshot()).growing)
-        self._questions = {n: one for n, one in self._questions.items() if one.asker != front}
+        self._questions = {
+            n: question for n, question in self._questions.items() if question.asker != front
+        }
         for question in self._questions.values():
             question.waits_for.discard(front)
 
@@ -109,7 +111,9 @@ class Totals:
         now = monotonic()
         done = [n for n, q in self._questions.items() if not q.waits_for or now >= q.until]
         asked = [self._questions.pop(number) for number in done]
-        return [(one.asker, one.number, self._others(one.asker)) for one in asked]
+        return [
+            (question.asker, question.number, self._others(question.asker)) for question in asked
+        ]
 
     def _others(self, asker: int) -> Samples:
         sums = dict(self._past)

@@ -45,8 +45,8 @@ class Forker:
     Make a Forker in the main thread, before other threads exist: it forks this process.
 
     Args:
-        prepare: called in the forking process by `Forker.prepare`; what it returns is called in
-            each front and returns its exit code.
+        prepare: called in the forking process, by `Forker.prepare`. It returns a function, which
+            each front calls, and which returns the front's exit code.
     """
 
     def __init__(self, prepare: Prepare) -> None:
@@ -83,7 +83,7 @@ class Forker:
         Args:
             seat: its number.
             about: the description of each engine's model.
-            warm: the engine was ready, so it can be waited for before connections are accepted.
+            warm: the engine was ready, so the front waits for it before it accepts connections.
             listener: listens on the server's port.
 
         Raises:

@@ -94,8 +94,8 @@ def run_front(app: FrontApp, board: Board, addresses: Sequence[str], seat: Seat)
         addresses: of the engines' listeners, model by model.
         seat: this front's place.
     """
-    each = -(-app.config.max_inflight_per_key // board.fronts)  # the other limits count together
-    config = replace(app.config, max_inflight_per_key=each)
+    per_key = -(-app.config.max_inflight_per_key // board.fronts)  # the other limits count together
+    config = replace(app.config, max_inflight_per_key=per_key)
     control = Control(app, seat)
     links: list[FrontLink] = []
 
@@ -139,8 +139,8 @@ def run_front(app: FrontApp, board: Board, addresses: Sequence[str], seat: Seat)
 class FrontLink(EngineLink):
     """The link of a front, which connects to an engine's listener.
 
-    The engine's supervisor in another process notices losses and hangs and ends the engine; here
-    they only show.
+    The engine's supervisor, in another process, notices if the engine is lost or hangs, and ends
+    it. This link only tells its owner that the engine is silent or lost.
 
     Args:
         address: of the `EngineListener`.

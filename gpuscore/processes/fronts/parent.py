@@ -295,11 +295,11 @@ class Fronts:
                 self._totals.report(front.seat, message.counts, message.number)
             case AskSums():
                 self._totals.report(front.seat, message.counts)
-                others = [one for one in self._fronts.values() if one is not front]
-                seats = [one.seat for one in others]
+                others = [other for other in self._fronts.values() if other is not front]
+                seats = [other.seat for other in others]
                 number = self._totals.ask(front.seat, message.number, seats)
-                for one in others:
-                    one.writer.send(AskCounts(number))
+                for other in others:
+                    other.writer.send(AskCounts(number))
             case Ended():
                 front.ended = message
 

@@ -44,9 +44,9 @@ class Placement:
 def placements(model: ModelConfig, devices: str | None) -> list[Placement]:
     """Return one placement for each device in `--devices`, or the only one of `--device`.
 
-    A replica on a GPU sees that GPU alone; with `--tensor-parallel N`, the N that follow each other
-    are one replica's. Replicas on CPUs get equal parts of the cores, and of
-    the memory that one of them would have used.
+    A replica on a GPU sees that GPU alone; with `--tensor-parallel N`, N neighbours in the list
+    are one replica's. Replicas on CPUs get equal parts of the cores, and of the memory that a
+    single one would have used.
 
     Raises:
         ConfigError: a name is unknown, comes twice, or does not exist here; the devices are of
@@ -92,8 +92,10 @@ def share_of_cpu(model: ModelConfig, count: int) -> ModelConfig:
 def place_on_nodes(
     nodes: Sequence[Mapping[str, Any]], model: ModelConfig
 ) -> tuple[dict[str, float], ModelConfig, int]:
-    """Return what an engine asks Ray for, its settings there, and how many have room: each gets a
-    GPU, or `--tensor-parallel` of them; on CPUs `--threads`, or the smallest node's CPUs.
+    """Return what an engine asks Ray for, its settings there, and how many engines have room.
+
+    Each gets a GPU, or `--tensor-parallel` of them; on CPUs `--threads`, or the smallest node's
+    CPUs.
 
     Args:
         nodes: as from `ray.nodes()`.
@@ -104,7 +106,7 @@ def place_on_nodes(
     if model.device == "tpu":
         raise ConfigError("--device tpu is not supported with --ray; supported: auto, cpu, cuda")
     alive = [node["Resources"] for node in nodes if node["Alive"]]
-    cpus, gpus = ([int(one.get(kind, 0)) for one in alive] for kind in ("CPU", "GPU"))
+    cpus, gpus = ([int(resources.get(kind, 0)) for resources in alive] for kind in ("CPU", "GPU"))
     if model.device == "cuda" or (model.device == "auto" and any(gpus)):
         ranks = model.tensor_parallel
         count = sum(number // ranks for number in gpus)
@@ -156,7 +158,7 @@ def _visible(devices: str, name: str) -> str:
     shown = os.environ.get(VISIBLE)
     if shown is None:
         return index
-    ids = [one.strip() for one in shown.split(",")]
+    ids = [device.strip() for device in shown.split(",")]
     if int(index) >= len(ids):
         raise ConfigError(
             f"--devices {devices}: there is no {name}, because {VISIBLE}={shown} shows "
@@ -200,8 +202,7 @@ class Needs:
     Args:
         kind: of the device, such as cpu.
         weights: of the model.
-        prompt: free memory that gives it keys and values of one longest prompt, or all of
-            `--kv-cache-size`.
+        prompt: for the keys and values of one longest prompt, or for all of `--kv-cache-size`.
         free: memory of the device when the question was asked.
     """
 
@@ -270,13 +271,13 @@ def memory_parts(
     Raises:
         ConfigError: they do not fit together; the message has all numbers.
     """
-    free = min(one.free for one in needs)
+    free = min(need.free for need in needs)
     room = free if limit is None else min(free, limit)
     beside = ENGINE_BYTES[needs[0].kind] * (len(needs) * together - 1)
-    left = room - beside - together * sum(one.weights + one.prompt for one in needs)
+    left = room - beside - together * sum(need.weights + need.prompt for need in needs)
     if left < 0:
         raise ConfigError(_refusal(names, needs, room, beside, together))
-    return [one.weights + one.prompt + left // (len(needs) * together) for one in needs]
+    return [need.weights + need.prompt + left // (len(needs) * together) for need in needs]
 
 
 def ask_needs(models: Sequence[Sought], place: Placement) -> list[Needs]:
@@ -304,10 +305,10 @@ def ask_needs(models: Sequence[Sought], place: Placement) -> list[Needs]:
         raise EngineFailed(
             f"the process that plans the memory ended with exit code {answer.returncode}"
         )
-    found: Any = json.loads(answer.stdout.splitlines()[-1])
-    if isinstance(found, dict):
-        raise ConfigError(found["error"])
-    return [Needs(**one) for one in found]
+    answered: Any = json.loads(answer.stdout.splitlines()[-1])
+    if isinstance(answered, dict):
+        raise ConfigError(answered["error"])
+    return [Needs(**need) for need in answered]
 
 
 def _for(place: Placement, config: ModelConfig, limit: int | None) -> ModelConfig:
@@ -327,15 +328,15 @@ def _place(
 def _refusal(
     names: Sequence[str], needs: Sequence[Needs], room: int, beside: int, together: int
 ) -> str:
-    each = ", ".join(
-        f"{name} {mebibytes(one.weights)} of weights and {mebibytes(one.prompt)} for one longest "
+    parts = ", ".join(
+        f"{name} {mebibytes(need.weights)} of weights and {mebibytes(need.prompt)} for one longest "
         "prompt"
-        for name, one in zip(names, needs, strict=True)
+        for name, need in zip(names, needs, strict=True)
     )
     times = f", {together} times" if together > 1 else ""
-    total = beside + together * sum(one.weights + one.prompt for one in needs)
+    total = beside + together * sum(need.weights + need.prompt for need in needs)
     return (
         f"the models need {mebibytes(total)} together and may take {mebibytes(room)} of "
-        f"{needs[0].kind} memory: {each}{times}, and {mebibytes(beside)} for their processes; "
+        f"{needs[0].kind} memory: {parts}{times}, and {mebibytes(beside)} for their processes; "
         "serve fewer models, lower --max-model-len, or raise --memory-limit if it is set"
     )

@@ -56,12 +56,12 @@ class Replicas:
         self._router: Router | None = None
         self._closing = False
         self._backlog = Backlog(
-            config, lambda: sum(one.rate for one in replicas if one.alive), counts
+            config, lambda: sum(replica.rate for replica in replicas if replica.alive), counts
         )
 
     def wait_planned(self) -> str:
         """Return a description of the planned model, for people; raises as `wait_ready`."""
-        about = list(dict.fromkeys(self._wait([one.planned for one in self._replicas])))
+        about = list(dict.fromkeys(self._wait([replica.planned for replica in self._replicas])))
         count = len(self._replicas)
         return " and ".join(about) + (f", {count} replicas" if count > 1 else "")
 
@@ -73,19 +73,19 @@ class Replicas:
             LoadTimeout: an engine was not ready within the `load_timeout`.
             EngineFailed: an engine was lost, or closed, before it was ready.
         """
-        everywhere = self._wait([one.started for one in self._replicas])
+        everywhere = self._wait([replica.started for replica in self._replicas])
         for number, limits in enumerate(everywhere):
-            one, other = _model(everywhere[0]), _model(limits)
-            if one != other:
+            first, other = _model(everywhere[0]), _model(limits)
+            if first != other:
                 raise ConfigError(
-                    f"the replicas differ: {one} on {self._devices[0]}, {other} on "
+                    f"the replicas differ: {first} on {self._devices[0]}, {other} on "
                     f"{self._devices[number]}; set the options that auto chooses differently"
                 )
         return everywhere[0]
 
     def wait_ended(self) -> None:
         """Block until `close`; raise EngineFailed once no replica can be kept running."""
-        self._wait([one.ended for one in self._replicas])
+        self._wait([replica.ended for replica in self._replicas])
 
     @property
     def engines(self) -> Sequence[Replica]:
@@ -272,7 +272,7 @@ class Replicas:
         return self._router
 
     def _unavailable(self, why: str) -> Unavailable:
-        return Unavailable(why, retry_after=min(one.retry_after for one in self._replicas))
+        return Unavailable(why, retry_after=min(replica.retry_after for replica in self._replicas))
 
     def _wait(self, futures: "Sequence[Future[ValueT]]") -> list[ValueT]:
         """Return the results of all replicas; raise the first error, with its replica's name."""

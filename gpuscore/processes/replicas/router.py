@@ -3,8 +3,9 @@
 A query's home is the replica with the highest hash of (replica, salt, first full pages of the
 query): rendezvous hashing (Thaler and Ravishankar, 1998), so that when a replica is lost only its
 own queries move, and several servers choose alike. A request stays at home if less than a batch of
-tokens waits there, because it will then run in the next batch. Else it goes where the wait, and
-AGAIN times the time to compute its query if it was not sent there before, are shortest together.
+tokens waits there, because it will then run in the next batch. Else it goes to the replica with the
+shortest sum of the wait and, if its query was not sent there before, AGAIN times the time to
+compute the query.
 """
 
 from collections import OrderedDict
@@ -106,8 +107,8 @@ class Router:
     def divide(self, request: ScoreRequest, loads: Sequence[Load]) -> list[tuple[Load, int]]:
         """Return the replicas that shall share a request's items, with tokens of items for each.
 
-        They are filled to the same expected end; a part too short to pay for the query's second
-        computation is not made.
+        All are expected to end at the same time. No part is so short that to compute the query once
+        more would take longer than the part saves.
         """
         first = self.choose(request, loads)
         work = request.num_tokens - len(request.query_ids)

@@ -1,4 +1,4 @@
-"""The engines of all models: their start, one process of each model on each device, and end."""
+"""Start and end of the engines of all models: a process for each model on each device."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait

@@ -164,8 +164,8 @@ class LoadingReport:
 
 
 class IdleTrimmer:
-    """Uses an engine's idle moments to give memory back, which batches of many sizes leave in
-    pieces. The next batch takes some of it again: a few milliseconds, at most once in TRIM."""
+    """Gives memory that batches of many sizes left in pieces back to the system, while the engine
+    is idle. The next batch then takes a few milliseconds longer, at most once in TRIM seconds."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock, self._trimmed = clock, clock()
@@ -328,7 +328,7 @@ class Reception:
         self.engine = make_engine(self._send_answers)
 
     def add(self, writer: FrameWriter) -> Caller:
-        """Return the caller of a new connection, which has got `Ready`."""
+        """Return the caller of a new connection, after sending it `Ready`."""
         caller = Caller(self.engine, writer)
         writer.send(Ready(self.engine.limits))
         with self._lock:
@@ -367,7 +367,7 @@ class Reception:
             logger.error("a connection to the engine was closed: it sent %s", error)
         finally:
             with self._lock:
-                self._callers = tuple(one for one in self._callers if one is not caller)
+                self._callers = tuple(other for other in self._callers if other is not caller)
             caller.cancel_all()
             writer.hang_up()
 
@@ -378,6 +378,6 @@ class Reception:
 
 def _user(sock: socket.socket) -> int:
     """Return the user id of the process at the other end, as the kernel knows it."""
-    given = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    user: int = _CREDENTIALS.unpack(given)[1]
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    user: int = _CREDENTIALS.unpack(credentials)[1]
     return user

@@ -96,7 +96,7 @@ class LinkedEngine(Generic[LinkT]):
 
     def may_give_up(self) -> bool:
         """Return True unless another engine is hopeful."""
-        return not any(one.hopeful for one in self._everyone if one is not self)
+        return not any(engine.hopeful for engine in self._everyone if engine is not self)
 
     @property
     def rate(self) -> float:
@@ -173,7 +173,7 @@ class LinkedEngine(Generic[LinkT]):
             self._send = send
 
     def on_silent(self) -> None:
-        if not any(one.alive for one in self._own if one is not self):
+        if not any(engine.alive for engine in self._own if engine is not self):
             return
         with self._lock:
             silent, send = list(self._waiting), self._send
@@ -256,8 +256,8 @@ class EngineClient(LinkedEngine[Supervisor]):
         like: "Future[str] | None" = None,
     ) -> None:
         def connect(owner: ChildListener) -> Supervisor:
-            given = patience or Patience(), environment or {}, self.may_give_up
-            return Supervisor(command, start, owner, *given, listener, after, like)
+            options = patience or Patience(), environment or {}, self.may_give_up
+            return Supervisor(command, start, owner, *options, listener, after, like)
 
         super().__init__(start.engine, connect, own=own, everyone=everyone)
         self.dtype = self._supervisor.dtype

@@ -125,9 +125,9 @@ class FrameWriter:
         """Queue messages; never blocks.
 
         Args:
-            now: while the thread has nothing to do, encode and send them here, as far as the pipe
-                has room. To wake the thread takes longer, but meanwhile messages gather that it
-                sends together, so this is for a request that is alone.
+            now: if the thread has nothing to do, encode and send them in the caller's thread, as
+                far as the pipe has room. That is faster than to wake the thread, but the thread
+                sends messages together that came meanwhile: so only for a request that is alone.
         """
         with self._condition:
             if now and self.idle:

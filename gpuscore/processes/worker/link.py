@@ -150,7 +150,7 @@ class EngineLink:
         raise NotImplementedError
 
     def finish(self, error: Exception, end: Exception | None) -> None:
-        """Set the outcomes that are still open: of `ended`, and an error for waiting callers."""
+        """Set the futures that are not set yet: `ended` with `end`, the others with `error`."""
         with self._finishing:
             if not self.ended.done() and end is None:
                 self.ended.set_result(None)
@@ -388,11 +388,11 @@ def _in_format(start: Start, dtype: str) -> Start:
 
 
 def passed(since: float) -> float:
-    """Return the seconds since a time, capped: this process's pause is not the child's silence."""
+    """Return the seconds since a time, at most 2 TICK: a pause of this process is no silence."""
     return min(monotonic() - since, 2 * TICK)
 
 
-def same_model(one: BackendLimits, other: BackendLimits) -> bool:
+def same_model(limits: BackendLimits, other: BackendLimits) -> bool:
     """Return True if prompts checked against one model fit the other; memory may differ."""
-    kept = (one.vocab_rows, one.classes, one.max_model_len)
+    kept = (limits.vocab_rows, limits.classes, limits.max_model_len)
     return kept == (other.vocab_rows, other.classes, other.max_model_len)

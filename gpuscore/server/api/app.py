@@ -240,7 +240,7 @@ class PlainRoute(APIRoute):
 
 
 class OuterMiddleware:
-    """The middleware that refuses bad heads and treats HEAD as GET; the connection drops the body.
+    """The middleware that refuses bad heads and treats HEAD as GET; the connection sends no body.
 
     It also catches every exception that nothing else has caught: it logs the exception and answers
     500, so that the connection survives.

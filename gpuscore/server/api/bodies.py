@@ -116,19 +116,19 @@ _UNPACKERS: dict[str, Callable[[], Unpacker]] = {"gzip": _Gzip, "zstd": _Zstd}
 ENCODINGS = tuple(_UNPACKERS)
 
 
-def check_encoding(given: list[str]) -> str:
+def check_encoding(fields: list[str]) -> str:
     """Return the encoding that these header fields name.
 
     Raises:
         UnsupportedMediaType: it is not supported, or there are several.
     """
-    names = [name.strip().lower() for field in given for name in field.split(",")]
-    found = [name for name in names if name != IDENTITY] or [IDENTITY]
-    if len(found) > 1 or found[0] not in (IDENTITY, *ENCODINGS):
+    names = [name.strip().lower() for field in fields for name in field.split(",")]
+    encodings = [name for name in names if name != IDENTITY] or [IDENTITY]
+    if len(encodings) > 1 or encodings[0] not in (IDENTITY, *ENCODINGS):
         raise UnsupportedMediaType(
             f"the content encoding must be {IDENTITY}, {' or '.join(ENCODINGS)}"
         )
-    return found[0]
+    return encodings[0]
 
 
 def unpacker(encoding: str) -> Unpacker | None:
@@ -361,7 +361,7 @@ async def _results(
     """Return the results of all parts of a body, MOST_PARTS at once; the first error ends all."""
     places = asyncio.Semaphore(MOST_PARTS)
 
-    async def one(request: ScoreRequest, items: Sequence[int]) -> ScoreResult:
+    async def run_part(request: ScoreRequest, items: Sequence[int]) -> ScoreResult:
         try:
             async with places:
                 return await service.run(model, request, prepared.salt, call)
@@ -370,7 +370,7 @@ async def _results(
 
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [*map(group.create_task, map(one, prepared.parts, prepared.places))]
+            tasks = [*map(group.create_task, map(run_part, prepared.parts, prepared.places))]
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]

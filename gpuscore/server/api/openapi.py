@@ -16,9 +16,11 @@ from gpuscore.errors import GpuscoreError
 Errors: TypeAlias = tuple[type[msgspec.Struct], ...]
 PLAIN: Errors = (ErrorAnswer,)  # for routes that have no dialect
 ERRORS = tuple(
-    one
-    for one in vars(errors).values()
-    if isinstance(one, type) and issubclass(one, GpuscoreError) and one is not GpuscoreError
+    member
+    for member in vars(errors).values()
+    if isinstance(member, type)
+    and issubclass(member, GpuscoreError)
+    and member is not GpuscoreError
 )
 # Errors of a head, or of a request without a body, on any route.
 _OF_HEADS: tuple[type[GpuscoreError], ...] = (
@@ -35,9 +37,9 @@ _OF_BODIES: tuple[type[GpuscoreError], ...] = (
     errors.Unavailable,
 )
 _OF_DIALECTS = tuple(
-    one
-    for one in ERRORS
-    if one not in (errors.NotFound, errors.MethodNotAllowed, errors.InvalidApiKey)
+    error
+    for error in ERRORS
+    if error not in (errors.NotFound, errors.MethodNotAllowed, errors.InvalidApiKey)
 )
 _NEED_AN_ENGINE = frozenset(("/health", "/ready", "/info", "/tokenizer_info"))
 
@@ -105,14 +107,14 @@ class DocumentedApp(FastAPI):
 
 def refusals(path: str, method: str, has_keys: bool) -> tuple[type[GpuscoreError], ...]:
     """Return every error that an operation may be answered with."""
-    found = list(_OF_HEADS)
+    refused = list(_OF_HEADS)
     if path in _NEED_AN_ENGINE:
-        found += [errors.Unavailable, errors.ModelNotFound]
+        refused += [errors.Unavailable, errors.ModelNotFound]
     if method == "post":
-        found = list(_OF_BODIES if path in GENERATING_PATHS else _OF_DIALECTS)
+        refused = list(_OF_BODIES if path in GENERATING_PATHS else _OF_DIALECTS)
     if has_keys and path not in OPEN_PATHS:
-        found.append(errors.InvalidApiKey)
-    return tuple(found)
+        refused.append(errors.InvalidApiKey)
+    return tuple(refused)
 
 
 def _complete(document: dict[str, Any], has_keys: bool, longest: int) -> None:
@@ -137,7 +139,9 @@ def _grouped(paths: dict[str, Any]) -> dict[str, Any]:
     ordered: dict[str, Any] = {}
     for name, group in (GROUPS | {ALIASES: aliases}).items():
         for path in group:
-            ordered[path] = {method: {"tags": [name]} | one for method, one in paths[path].items()}
+            ordered[path] = {
+                method: {"tags": [name]} | operation for method, operation in paths[path].items()
+            }
     return ordered
 
 
@@ -161,13 +165,13 @@ def _complete_operation(
         answers["200"]["content"] = _PAGES.get(path, _OBJECT)
     dialect = DIALECT_OF.get(path)
     types = PLAIN if dialect is None else dialect.errors
-    found = refusals(path, method, has_keys)
+    refused = refusals(path, method, has_keys)
     responses: dict[str, Any] = {}
-    for status in sorted({error.status for error in found}):
+    for status in sorted({error.status for error in refused}):
         every = [error for error in ERRORS if error.status == status]
-        codes = [error.code for error in every if error in found]
+        codes = [error.code for error in every if error in refused]
         some = codes if len(codes) < len(every) else []
-        name = "-".join([*(one.__name__ for one in types), str(status), *some])
+        name = "-".join([*(kind.__name__ for kind in types), str(status), *some])
         answers[str(status)] = _reference("responses", name)
         responses[name] = _response(types, status, codes)
     return responses
@@ -175,7 +179,7 @@ def _complete_operation(
 
 def _response(types: Errors, status: int, codes: list[str]) -> dict[str, Any]:
     """Return the description of an error response; its body has one of the types."""
-    schemas = [_reference("schemas", one.__name__) for one in types]
+    schemas = [_reference("schemas", kind.__name__) for kind in types]
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
     return {
         "description": ", ".join(codes),
@@ -218,8 +222,8 @@ def _parameters(longest: int) -> dict[str, Any]:
 
 
 def _schemas() -> dict[str, Any]:
-    types = {one for dialect in DIALECT_OF.values() for one in dialect.errors} | {ErrorAnswer}
-    ordered = sorted(types, key=lambda one: one.__name__)
+    types = {kind for dialect in DIALECT_OF.values() for kind in dialect.errors} | {ErrorAnswer}
+    ordered = sorted(types, key=lambda kind: kind.__name__)
     return msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")[1]
 
 

@@ -193,7 +193,7 @@ def add_pages(app: FastAPI, service: ScoringService) -> None:
         "names that requests may use, as `models` of System One's.",
     )
     async def models() -> Response:
-        cards = [card for one in service.models for card in _name_cards(one)]
+        cards = [card for served in service.models for card in _name_cards(served)]
         data = list(map(_model_card, service.models))
         return json_response({"object": "list", "data": data, "models": cards})
 
@@ -215,10 +215,10 @@ def add_pages(app: FastAPI, service: ScoringService) -> None:
     )
     async def tokenizer_info(request: Request) -> Response:
         served = service.models.choose(request.query_params.get(MODEL))
-        found = served.ready().tokenizer_info
-        if found is None:
+        info = served.ready().tokenizer_info
+        if info is None:
             raise InvalidRequest("this model has no tokenizer")
-        return json_response(found)
+        return json_response(info)
 
 
 def add_metrics(app: FastAPI, operations: Operations) -> None:
@@ -242,14 +242,14 @@ def _states(models: ModelTable) -> dict[str, Any]:
     """Return how each of several models is."""
     if models.only is not None:
         return {}
-    return {"models": {one.name: one.state for one in models}}
+    return {"models": {served.name: served.state for served in models}}
 
 
 def _unavailable(why: str, models: ModelTable, *states: str) -> Unavailable:
     """Return an error that names the models in one of these states, if there are several models."""
-    names = [one.name for one in models if one.state in states]
-    which = f": {listed(names)}" if names and models.only is None else ""
-    return Unavailable(f"{why}{which}", retry_after=LOADING_RETRY_AFTER)
+    names = [served.name for served in models if served.state in states]
+    affected = f": {listed(names)}" if names and models.only is None else ""
+    return Unavailable(f"{why}{affected}", retry_after=LOADING_RETRY_AFTER)
 
 
 def _name_cards(served: ServedModel) -> Iterator[dict[str, str]]:

@@ -54,11 +54,11 @@ class ApiKeys:
         digests = self._digests  # read once: another thread may replace them
         if not digests:
             return NO_KEY
-        given = [(name, _key(name, value)) for name, value in headers if name in KEY_HEADERS]
-        keys = {key for _, key in given}
+        sent = [(name, _key(name, value)) for name, value in headers if name in KEY_HEADERS]
+        keys = {key for _, key in sent}
         # Of two keys a proxy could read one and we the other, and so take the request for two
         # different owners'.
-        clear = len(keys) == 1 and len(given) == len({name for name, _ in given})
+        clear = len(keys) == 1 and len(sent) == len({name for name, _ in sent})
         digest = hashlib.sha256(keys.pop() if clear else b"").digest()
         matches = [hmac.compare_digest(digest, known) for known in digests]
         return digest.hex()[:16] if any(matches) else None
@@ -85,15 +85,15 @@ def read_api_keys(config: ServerConfig) -> ApiKeys:
             keys += Path(config.api_key_file).read_text(encoding="utf-8-sig").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--api-key-file {config.api_key_file}: {error}") from error
-    found = ApiKeys([key.strip().encode() for key in keys if key.strip()])
-    if config.api_key_file is not None and not found:
+    api_keys = ApiKeys([key.strip().encode() for key in keys if key.strip()])
+    if config.api_key_file is not None and not api_keys:
         raise ConfigError(f"--api-key-file {config.api_key_file} holds no key")
-    if not found and not config.insecure and not is_loopback(config.host):
+    if not api_keys and not config.insecure and not is_loopback(config.host):
         raise ConfigError(
             f"--host {config.host} is reachable from other machines and no API key is set: set "
             f"{API_KEY_VARIABLE} or --api-key-file, or pass --insecure"
         )
-    return found
+    return api_keys
 
 
 class KeyReader:

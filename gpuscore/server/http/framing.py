@@ -121,18 +121,18 @@ class ChunkFraming:
 
     def _size_line(self, data: bytearray, at: int) -> int:
         """Return the length of the size line at `at`; 0 if its end has not arrived."""
-        found = _SIZE.match(data, at)
-        if found is None:
+        match = _SIZE.match(data, at)
+        if match is None:
             if data.find(b"\n", at) >= 0:
                 raise InvalidRequest("the request is not valid HTTP")
             self._check(len(data) - at - _SIZE_DIGITS)
             return 0
-        if found[2]:
-            self._count(len(found[2]))
-        length = int(found[1], 16)
+        if match[2]:
+            self._count(len(match[2]))
+        length = int(match[1], 16)
         self._last = length == 0
         self._left = length + len(EMPTY_LINE) if length else 0
-        return found.end() - at
+        return match.end() - at
 
     def _trailer_line(self, data: bytearray, at: int) -> int:
         """Take a trailer field, or the empty line that ends the body; count its bytes."""

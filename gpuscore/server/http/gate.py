@@ -32,7 +32,7 @@ class Gate:
     """The counts of connections, of scoring requests in flight and of their bytes.
 
     A request counts from its complete body to the end of its answer. The bytes of its body count
-    from the first one received, and those that its answer has at most once it is prepared.
+    from the first one received. Once the answer is prepared, the most bytes that it may have count.
 
     Args:
         counts: of PLACES places, which the fronts of one server share. None = of this process
@@ -189,8 +189,8 @@ class Gate:
             self._tenants[exchange.tenant] -= 1
             if not self._tenants[exchange.tenant]:
                 del self._tenants[exchange.tenant]
-        both = self._sizes.pop(exchange, 0) + self._more.pop(exchange, 0)
-        self._counts.add(_BYTES, -both)
+        size = self._sizes.pop(exchange, 0) + self._more.pop(exchange, 0)
+        self._counts.add(_BYTES, -size)
 
     def _next(self) -> None:
         while self._turns and self._has_time():

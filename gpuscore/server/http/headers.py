@@ -1,8 +1,8 @@
 """Checks of a request's head: its size, id, timeout, the server's name, and the page that asks.
 
 A web page can make its own name point to the reader's machine (DNS rebinding). The browser then
-lets it read a server on loopback, which without keys trusts everybody there. The name is the page's
-all the same, so such a server answers to names that only mean loopback.
+lets it read a server on loopback, which without keys trusts everybody there. But the request names
+the page's host, so such a server answers only to names that always mean loopback.
 
 Pages of other origins may read no answer by default (CORS). The middleware answers preflights,
 which carry no key, and adds the header fields to the application's answers. A connection adds them
@@ -68,11 +68,11 @@ def request_seconds(request: Request, longest: float) -> float:
 
     Raises InvalidRequest unless the header is an integer of milliseconds from 1 to `longest`.
     """
-    given = request.headers.getlist(TIMEOUT_HEADER)
-    if not given:
+    values = request.headers.getlist(TIMEOUT_HEADER)
+    if not values:
         return longest
     most = int(longest * 1000)
-    milliseconds = int(given[0]) if len(given) == 1 and _DIGITS.fullmatch(given[0]) else 0
+    milliseconds = int(values[0]) if len(values) == 1 and _DIGITS.fullmatch(values[0]) else 0
     if not 1 <= milliseconds <= most:
         raise InvalidRequest(
             f"{TIMEOUT_HEADER} must be given once, as an integer from 1 to {most}",
@@ -82,7 +82,7 @@ def request_seconds(request: Request, longest: float) -> float:
 
 
 class Hosts:
-    """Loopback names and those given; all names without any given."""
+    """The names that a server answers to: loopback names and `names`; all if `names` is None."""
 
     def __init__(self, names: frozenset[str] | None = None) -> None:
         self._names = names
@@ -93,7 +93,7 @@ class Hosts:
         A head without a name passes: browsers always send one.
         """
         names = self._names
-        if names is None or all(_known(one, names) for one in _names_of(target, headers)):
+        if names is None or all(_known(name, names) for name in _names_of(target, headers)):
             return
         raise InvalidRequest(
             "this server answers to loopback names (localhost, 127.0.0.1, [::1]) and names of "
@@ -113,16 +113,16 @@ def read_hosts(config: ServerConfig, host: str, keys: int) -> Hosts:
     """
     if config.allowed_hosts is None:
         return ANY_HOST if keys or not is_loopback(host) else Hosts(frozenset())
-    given = [name.strip().lower().removesuffix(".") for name in config.allowed_hosts.split(",")]
-    if given == [ANY]:
+    allowed = [name.strip().lower().removesuffix(".") for name in config.allowed_hosts.split(",")]
+    if allowed == [ANY]:
         return ANY_HOST
-    if not all(map(_NAME.fullmatch, given)):
+    if not all(map(_NAME.fullmatch, allowed)):
         raise ConfigError(
             f"--allowed-hosts {config.allowed_hosts}: a name is a host without a port, such as "
             "scores.example.org or [fd00::1]; * alone allows any"
         )
     bound = f"[{host}]" if ":" in host else host
-    return Hosts(frozenset((*given, bound)))
+    return Hosts(frozenset((*allowed, bound)))
 
 
 def is_loopback(host: str) -> bool:
@@ -135,16 +135,16 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _known(given: str, names: frozenset[str]) -> bool:
-    name = _PORT.sub("", given.lower()).removesuffix(".")
+def _known(host: str, names: frozenset[str]) -> bool:
+    name = _PORT.sub("", host.lower()).removesuffix(".")
     if not name or name in names or name.endswith(".localhost"):
         return True
     return is_loopback(name.strip("[]"))
 
 
 def _names_of(target: bytes, headers: Headers) -> Iterator[str]:
-    if not target.startswith(b"/") and (found := _AUTHORITY.match(target)):
-        yield found[1].decode("latin-1")
+    if not target.startswith(b"/") and (match := _AUTHORITY.match(target)):
+        yield match[1].decode("latin-1")
     for name, value in headers:
         if name == b"host":
             yield value.decode("latin-1")
@@ -185,8 +185,8 @@ class Origins:
 
 def read_origins(config: ServerConfig) -> Origins:
     """Return the configured origins; raise ConfigError for an origin that no browser sends."""
-    given = [] if config.cors_origin is None else config.cors_origin.split(",")
-    allowed = tuple(origin.strip() for origin in given)
+    listed = [] if config.cors_origin is None else config.cors_origin.split(",")
+    allowed = tuple(origin.strip() for origin in listed)
     for origin in allowed:
         if origin != ANY and not _ORIGIN.fullmatch(origin):
             raise ConfigError(

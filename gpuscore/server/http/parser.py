@@ -35,17 +35,17 @@ def read_target(method: bytes, target: bytes) -> tuple[str, bytes]:
         target = _origin_form(method, target)
     path, _, query = target.partition(b"?")
     if b"%" in path:
-        path = _ENCODED.sub(lambda found: bytes.fromhex(found[1].decode()), path)
+        path = _ENCODED.sub(lambda match: bytes.fromhex(match[1].decode()), path)
     return path.decode("latin-1"), query
 
 
 def _origin_form(method: bytes, target: bytes) -> bytes:
     if target == b"*" and method == b"OPTIONS":
         return target
-    found = _ABSOLUTE.match(target)
-    if found is None:
+    match = _ABSOLUTE.match(target)
+    if match is None:
         raise InvalidRequest("the request target must be a path or an http URL")
-    rest = target[found.end() :]
+    rest = target[match.end() :]
     return rest if rest.startswith(b"/") else b"/" + rest
 
 

@@ -104,8 +104,9 @@ class Postponed:
 class Listener(socket.socket):
     """A listening socket that reports nothing to accept once a round has accepted enough.
 
-    asyncio accepts up to its whole backlog in one go, and looks again in the next round. Without
-    descriptors it would report every attempt; after the first it looks again a second later.
+    asyncio accepts up to its whole backlog in one go, and looks again in the next round. If the
+    process has no descriptors left, each further attempt would be logged as an error; so the first
+    one ends the round's attempts, and asyncio looks again a second later.
     """
 
     _rounds: Rounds

@@ -78,7 +78,9 @@ _GAUGES: tuple[_Row[EngineStats], ...] = (
 
 
 def _usage(stats: Sequence[EngineStats]) -> float:
-    return sum(one.pages_used for one in stats) / max(1, sum(one.pages for one in stats))
+    return sum(engine.pages_used for engine in stats) / max(
+        1, sum(engine.pages for engine in stats)
+    )
 
 
 # Of engines that are alive.
@@ -86,12 +88,12 @@ _VLLM_GAUGES: tuple[_Row[Sequence[EngineStats]], ...] = (
     (
         "num_requests_running",
         "Requests that have been in a batch and are not answered",
-        lambda stats: sum(one.running for one in stats),
+        lambda stats: sum(engine.running for engine in stats),
     ),
     (
         "num_requests_waiting",
         "Requests admitted by the engine, before any part of them is computed",
-        lambda stats: sum(max(0, one.requests - one.running) for one in stats),
+        lambda stats: sum(max(0, engine.requests - engine.running) for engine in stats),
     ),
     ("kv_cache_usage_perc", "Share of the pages in use, 1 = all", _usage),
     ("gpu_cache_usage_perc", "The same under an older name", _usage),
@@ -106,7 +108,7 @@ _VLLM_COUNTERS: tuple[_Row[Sequence[EngineStats]], ...] = (
     (
         "gpu_prefix_cache_hits",
         "Tokens found in the prefix cache",
-        lambda stats: sum(one.counters.cached_tokens for one in stats),
+        lambda stats: sum(engine.counters.cached_tokens for engine in stats),
     ),
 )
 
@@ -116,12 +118,12 @@ def engine_metrics(replicas: Sequence[ReplicaState]) -> Iterator[Metric]:
     if not replicas:
         return
     devices = InfoMetricFamily("gpuscore_replica", "Device of a replica", labels=LABELS)
-    for one in replicas:
-        devices.add_metric(_labels(one), {"device": one.device})
+    for replica in replicas:
+        devices.add_metric(_labels(replica), {"device": replica.device})
     yield devices
-    states = [(_labels(one), one) for one in replicas]
+    states = [(_labels(replica), replica) for replica in replicas]
     yield from _families(GaugeMetricFamily, "gpuscore_", LABELS, _STATES, states)
-    every = [(_labels(one), one.stats) for one in replicas]
+    every = [(_labels(replica), replica.stats) for replica in replicas]
     yield from _families(CounterMetricFamily, "gpuscore_", LABELS, _COUNTERS, every)
     oom = CounterMetricFamily(
         "gpuscore_oom",
@@ -137,7 +139,7 @@ def engine_metrics(replicas: Sequence[ReplicaState]) -> Iterator[Metric]:
     yield _histogram("batch_tokens", "Tokens of a forward pass", BATCH_TOKENS, tokens)
     items = [(labels, stats.counters.batch_items) for labels, stats in every]
     yield _histogram("batch_items", "Items that a pass scored", BATCH_ITEMS, items)
-    if alive := [(_labels(one), one.stats) for one in replicas if one.alive]:
+    if alive := [(_labels(replica), replica.stats) for replica in replicas if replica.alive]:
         yield from _families(GaugeMetricFamily, "gpuscore_", LABELS, _GAUGES, alive)
         labels = [*LABELS, "state"]
         pages = GaugeMetricFamily("gpuscore_kv_pages", "Pages of the KV cache", labels=labels)
@@ -156,12 +158,12 @@ def engine_metrics(replicas: Sequence[ReplicaState]) -> Iterator[Metric]:
 
 def vllm_metrics(replicas: Sequence[ReplicaState]) -> Iterator[Metric]:
     """Yield vLLM's metrics for all models; gauges only of models with a living engine."""
-    models = dict.fromkeys(one.model for one in replicas)
-    of = {name: [one for one in replicas if one.model == name] for name in models}
-    living = {name: [one.stats for one in of[name] if one.alive] for name in models}
+    models = dict.fromkeys(replica.model for replica in replicas)
+    of = {name: [replica for replica in replicas if replica.model == name] for name in models}
+    living = {name: [replica.stats for replica in of[name] if replica.alive] for name in models}
     alive = [([name], stats) for name, stats in living.items() if stats]
     yield from _families(GaugeMetricFamily, "vllm:", VLLM_LABELS, _VLLM_GAUGES, alive)
-    every = [([name], [one.stats for one in of[name]]) for name in models]
+    every = [([name], [replica.stats for replica in of[name]]) for name in models]
     yield from _families(CounterMetricFamily, "vllm:", VLLM_LABELS, _VLLM_COUNTERS, every)
 
 
@@ -172,13 +174,13 @@ def rerun_metric(replicas: Sequence[ReplicaState]) -> Metric:
         "Requests, or parts of them, run again elsewhere after this replica was lost",
         labels=LABELS,
     )
-    for one in replicas:
-        rerun.add_metric(_labels(one), one.rerun)
+    for replica in replicas:
+        rerun.add_metric(_labels(replica), replica.rerun)
     return rerun
 
 
-def _labels(one: ReplicaState) -> list[str]:
-    return [one.model, one.replica]
+def _labels(replica: ReplicaState) -> list[str]:
+    return [replica.model, replica.replica]
 
 
 def _families(

@@ -78,6 +78,6 @@ def _key(family: Metric, sample: Sample) -> Key:
     return family.name, sample.name, tuple(sample.labels.items())
 
 
-def _sum(name: str, one: float, other: float) -> float:
+def _sum(name: str, value: float, other: float) -> float:
     # A metric was created when the first process created it.
-    return min(one, other) if name.endswith("_created") else one + other
+    return min(value, other) if name.endswith("_created") else value + other

@@ -305,12 +305,12 @@ class Checker:
         self.findings.setdefault(finding.key, finding)
 
 
-def _joined(one: Clock, other: Clock) -> Clock:
+def _joined(clock: Clock, other: Clock) -> Clock:
     """Return the later of both times of each actor."""
-    if len(one) < len(other):
-        one, other = other, one
-    joined = [a if a > b else b for a, b in zip(one, other, strict=False)]
-    return joined + one[len(other) :]
+    if len(clock) < len(other):
+        clock, other = other, clock
+    joined = [a if a > b else b for a, b in zip(clock, other, strict=False)]
+    return joined + clock[len(other) :]
 
 
 def _reached(clock: Clock, access: _Access) -> bool:
