@@ -310,7 +310,7 @@ def the_head_is_rotated_whole(monkeypatch):
         monkeypatch,
         decoder,
         "inverse_frequencies",
-        lambda make: lambda rope, size, device: make(rope, 16, device),
+        lambda make: lambda rope, rotated, size, device: make(rope, size, size, device),
     )
 
 
