@@ -309,4 +309,4 @@ def test_info_plans_states_here_and_on_a_card(tiny_model, capsys):
     assert main(["info", str(directory), "--device-memory", "8GiB"]) == 0
     on_a_card = capsys.readouterr().out
     assert "(64 slots)" in on_a_card
-    assert re.search(r"attention +auto -> torch", on_a_card)
+    assert re.search(r"attention +auto -> triton", on_a_card)

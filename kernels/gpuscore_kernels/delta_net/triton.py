@@ -10,6 +10,7 @@ programs.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import triton
@@ -17,12 +18,13 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
+from gpuscore_kernels.delta_net import LONGEST
 from gpuscore_kernels.launch import next_power_of_two
 from gpuscore_kernels.variant import LoopRule, Variant
 
 # Columns of keys at a time, and of values of a program, so that no register is spilled.
 KEYS_OF_SYSTEMS, KEYS_OF_CHUNKS, VALUES = 16, 32, 32
-WARPS, STAGES = 8, 3
+STAGES = 3
 ROWS = tl.constexpr(16)  # of a block of the triangular system
 
 
@@ -149,7 +151,7 @@ def delta_chunks_kernel(
     row, real = rows_of(rows, chunk, index, length, last)
     log = tl.cumsum(tl.load(decay + row * HEADS + head, mask=real, other=0.0), axis=0)
     value = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
-    is_value = value < VALUE_SIZE
+    is_value = (value < VALUE_SIZE) | (VALUE_SIZE % BLOCK_V == 0)
     from_q = convolved + row[:, None] * COLUMNS + key_head * KEY_SIZE + inner[None, :]
     place = (key_head * KEY_SIZE + inner)[:, None] * WIDTH + head % REPEAT * VALUE_SIZE + value
     at_value = real[:, None] & is_value[None, :]
@@ -161,7 +163,7 @@ def delta_chunks_kernel(
         from_state = before + source * (KEYS * WIDTH) + place
         known = tl.zeros([SIZE, BLOCK_V], tl.float32)
         for start in range(0, key_size, BLOCK_K):
-            is_key = start + inner < KEY_SIZE
+            is_key = (start + inner < KEY_SIZE) | (KEY_SIZE % BLOCK_K == 0)
             mask = real[:, None] & is_key[None, :]
             q = tl.load(from_q + start, mask=mask, other=0.0)
             k = tl.load(from_q + KEYS + start, mask=mask, other=0.0)
@@ -182,15 +184,14 @@ def delta_chunks_kernel(
     total = tl.sum(tl.where(index == SIZE - 1, log, 0.0), axis=0)
     kept = tl.trans(written * tl.exp(total - log)[:, None])
     for begin in range(0, key_size, BLOCK_K):
-        is_key = begin + inner < KEY_SIZE
+        is_key = (begin + inner < KEY_SIZE) | (KEY_SIZE % BLOCK_K == 0)
         inside = is_key[:, None] & is_value[None, :]
-        after = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
+        mask = real[:, None] & is_key[None, :]
+        k = tl.load(from_q + KEYS + begin, mask=mask, other=0.0)
+        after = tl.trans(product(kept, k))
         if HAS_STATE:
             state = tl.load(from_state + begin * WIDTH, mask=inside, other=0.0)
             after += tl.exp(total) * state
-        mask = real[:, None] & is_key[None, :]
-        k = tl.load(from_q + KEYS + begin, mask=mask, other=0.0)
-        after += tl.trans(product(kept, k))
         tl.store(states + chunk * (KEYS * WIDTH) + place + begin * WIDTH, after, mask=inside)
 
 
@@ -205,11 +206,16 @@ def _chunks(sizes: tuple[int, int, int, int], rows: int, has_state: bool) -> dic
     return _systems(sizes, rows) | own
 
 
+def _warps(rows: int) -> int:
+    """Return as many warps as let each thread copy 16 bytes of the smallest tile."""
+    return rows * KEYS_OF_SYSTEMS // (4 * 32)
+
+
 @chosen_once
 def _launch_chunks(
     sizes: tuple[int, int, int, int], rows: int, has_state: bool
 ) -> tuple[CachedLaunch, CachedLaunch, int]:
-    options = {"num_warps": WARPS, "num_stages": STAGES}
+    options = {"num_warps": _warps(rows), "num_stages": STAGES}
     constants = _chunks(sizes, rows, has_state)
     return (
         CachedLaunch(systems_kernel, _systems(sizes, rows), options, free=2, dtypes=()),
@@ -251,39 +257,34 @@ def delta_chunks(
 
 
 def variants() -> Iterator[Variant]:
-    """Yield the launches for Qwen3.5-0.8B, and those of the 4B's, with twice the value heads, that
-    differ most."""
-    for length in (16, 32, 64):
-        yield from _of_chunks((16, 1, 128, 128), length)
-    yield from _of_chunks((16, 2, 128, 128), 64, quick=())
+    sizes = 16, 1, 128, 128  # Qwen3.5-0.8B
+    for rows in (16, 32, 64):
+        for name, kernel, constants in (
+            ("systems", systems_kernel, _systems(sizes, rows)),
+            ("with states", delta_chunks_kernel, _chunks(sizes, rows, True)),
+            ("without", delta_chunks_kernel, _chunks(sizes, rows, False)),
+        ):
+            yield _variant(f"{name} rows={rows}", kernel, constants)
 
 
-def _of_chunks(
-    sizes: tuple[int, int, int, int], length: int, quick: tuple[int, ...] = (90,)
-) -> Iterator[Variant]:
-    for name, kernel, constants in (
-        ("systems", systems_kernel, _systems(sizes, length)),
-        ("chunks with states", delta_chunks_kernel, _chunks(sizes, length, True)),
-        ("chunks", delta_chunks_kernel, _chunks(sizes, length, False)),
-    ):
-        numbers = "last", "length", "ends", "source_step", "key_size"
-        names = [name for name in kernel.arg_names if name not in constants]
-        types = dict.fromkeys(names, "*fp32") | dict.fromkeys(("rows", "sources"), "*i64")
-        types |= dict.fromkeys(numbers, "i32")
-        pointers = [name for name in names if name not in numbers]
-        yield Variant(
-            name=f"{name} {length} rows heads={sizes[0]}x{sizes[1]} {sizes[2]}x{sizes[3]}",
-            kernel=kernel,
-            signature={name: types[name] for name in names},
-            constexprs=constants,
-            divisible=(*pointers, "key_size"),
-            num_warps=WARPS,
-            num_stages=STAGES,
-            loops={
-                "for start in range(0, key_size, BLOCK_K)": LoopRule(in_flight=2),
-                # States are no factors of a product: they are read while it is computed.
-                "for begin in range(0, key_size, BLOCK_K)": LoopRule(in_flight=1, tile_loads=1),
-            },
-            stack={120: 16},  # of the systems of 64 rows, with Triton 3.7.1
-            quick=quick,
-        )
+def _variant(name: str, kernel: Any, constants: dict[str, int]) -> Variant:
+    numbers = "last", "length", "ends", "source_step", "key_size"
+    names = [name for name in kernel.arg_names if name not in constants]
+    types = dict.fromkeys(names, "*fp32") | dict.fromkeys(("rows", "sources"), "*i64")
+    types |= dict.fromkeys(numbers, "i32")
+    return Variant(
+        name=name,
+        kernel=kernel,
+        signature={name: types[name] for name in names},
+        constexprs=constants,
+        divisible=(*(name for name in names if name not in numbers), "key_size"),
+        num_warps=_warps(constants["SIZE"]),
+        num_stages=STAGES,
+        loops={
+            "for start in range(0, key_size, BLOCK_K)": LoopRule(in_flight=2),
+            # States are no factors of a product.
+            "for begin in range(0, key_size, BLOCK_K)": LoopRule(in_flight=1, tile_loads=1),
+        },
+        stack={80: 8, 89: 32, 120: 24} if constants["SIZE"] == LONGEST else {},
+        quick=(90,) if constants["SIZE"] == LONGEST else (),
+    )
