@@ -285,6 +285,6 @@ def _variant(name: str, kernel: Any, constants: dict[str, int]) -> Variant:
             # States are no factors of a product.
             "for begin in range(0, key_size, BLOCK_K)": LoopRule(in_flight=1, tile_loads=1),
         },
-        stack={80: 8, 89: 32, 120: 24} if constants["SIZE"] == LONGEST else {},
+        stack={80: 8, 89: 32, 120: 24},
         quick=(90,) if constants["SIZE"] == LONGEST else (),
     )
