@@ -103,7 +103,7 @@ class _Pass:
         x = self.weights.embed[ids]
         for index, layer in enumerate(self.weights.layers):
             frequencies = inverse_frequencies(
-                self.config.rope_of(index), self.config.head_dim, x.device
+                self.config.rope_of(index), self.config.head_dim, self.config.head_dim, x.device
             )
             x = self.layer(layer, x, *rotary_tables(positions, frequencies))
         ends = [self.first + i * self.length + len(item) - 1 for i, item in enumerate(items)]

@@ -46,12 +46,9 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the pairs (i, i + R / 2) of the first R numbers of x [T, H, D].
-
-    cos and sin are [T, 1, R / 2].
-    """
-    left, right, rest = x.tensor_split((cos.shape[-1], 2 * cos.shape[-1]), dim=-1)
-    return torch.cat((left * cos - right * sin, right * cos + left * sin, rest), dim=-1)
+    """Rotate the pairs (i, i + D / 2) of x [T, H, D]; cos and sin are [T, 1, D / 2]."""
+    left, right = x.chunk(2, dim=-1)
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
 
 
 def norm_and_rotate(
@@ -67,11 +64,9 @@ def norm_and_rotate(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Split a QKV product [T, (H + 2 Hkv) D] into q [T, H, D], k and v [T, Hkv, D].
 
-    Queries and keys are normed if the model has a QK norm, and their first R numbers rotated by cos
-    and sin [T, R / 2].
+    Queries and keys are normed if the model has a QK norm, and rotated by cos and sin [T, D / 2].
     """
-    count = num_heads + 2 * num_kv_heads
-    heads = qkv.reshape(len(qkv), count, qkv.shape[1] // count)
+    heads = qkv.reshape(len(qkv), num_heads + 2 * num_kv_heads, 2 * cos.shape[1])
     q, k, v = heads.tensor_split((num_heads, num_heads + num_kv_heads), dim=1)
     angles = cos.unsqueeze(1), sin.unsqueeze(1)
     q = _normed_and_rotated(q, *angles, q_norm, eps, one_plus)

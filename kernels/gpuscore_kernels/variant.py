@@ -16,10 +16,12 @@ class LoopRule:
         in_flight: the fewest groups of asynchronous copies that may still be under way when a
             product has waited for its own (the number of `ttg.async_wait`).
         awaited_loads: the most loads of an iteration that its own copies may wait for.
+        tile_loads: tiles that are no factors of a product, and are loaded into registers.
     """
 
     in_flight: int
     awaited_loads: int = 0
+    tile_loads: int = 0
 
 
 @dataclass(frozen=True, slots=True)

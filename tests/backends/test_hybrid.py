@@ -239,8 +239,7 @@ def test_a_classifier_of_text_and_pictures(of_pictures, rng):
         ({"deterministic": True}, "not supported with --deterministic"),
         ({"tensor_parallel": 2}, "--tensor-parallel is 2; supported: 1"),
         ({"quantization": "int8"}, "products are in int8"),
-        ({"attention": "triton"}, "--attention is triton; supported: torch"),
-        ({"kernels": "triton"}, "--kernels is triton; supported: torch"),
+        ({"attention": "flashinfer"}, "--attention is flashinfer; supported: torch, triton"),
         ({"cuda_graph_tokens": 64}, "--cuda-graph-tokens is 64; supported: 0"),
         ({"backend": "jax"}, "Qwen3_5ForCausalLM"),
     ],
@@ -310,4 +309,4 @@ def test_info_plans_states_here_and_on_a_card(tiny_model, capsys):
     assert main(["info", str(directory), "--device-memory", "8GiB"]) == 0
     on_a_card = capsys.readouterr().out
     assert "(64 slots)" in on_a_card
-    assert re.search(r"attention +auto -> torch", on_a_card)
+    assert re.search(r"attention +auto -> triton", on_a_card)

@@ -11,91 +11,17 @@ from gpuscore import Scorer
 from gpuscore.backends.common.hf_config import DeltaNet
 from gpuscore.backends.torch.compiler import eagerly
 from gpuscore.backends.torch.delta_net import layer, layout
-from gpuscore.backends.torch.delta_net.layer import DeltaWeights, LinearAttention, LinearPass
-from gpuscore.backends.torch.delta_net.states import StatePool
+from gpuscore.backends.torch.delta_net.layer import LinearPass
 from gpuscore.backends.torch.rows_in_c import in_c
 from gpuscore.engine import jobs
 from gpuscore.engine.states import StateSlots
 from gpuscore.types.batch import Prefix, Segment, pack, page_slots
 from support.batches import NO_PAGES, Pages, int32, item_segments, random_batch
+from support.linear_layers import NET, compare, with_states
 from support.models import random_ids, reference_logprobs
-from support.recurrence import State, Weights, recurrence
 
 LABELS = [3, 17, 399]
 VISIBLE = 1e-2
-SLOTS = 12
-NET = DeltaNet(2, 6, 12, 20, 4, (True,))
-
-
-class Config:
-    """The part of a `DecoderConfig` that one linear layer needs."""
-
-    def __init__(self, net):
-        self.delta_net, self.num_layers, self.rms_norm_eps = net, 1, 1e-5
-
-
-def with_states(rng, batch):
-    """Give the prefixes of a batch states, and keep the states after some rows."""
-    cached = batch.prefix_lens > 0
-    free = rng.permutation(SLOTS)
-    states = np.where(cached, free[: len(cached)], -1)
-    count = min(5, batch.num_tokens)
-    rows = np.sort(rng.choice(batch.num_tokens, count, replace=False))
-    return replace(
-        batch,
-        prefix_states=int32(states),
-        state_rows=int32(rows),
-        state_slots=int32(free[len(cached) : len(cached) + count]),
-    )
-
-
-def grouped(matrix, net):
-    """Return a matrix [Hk, Dk, R Dv], as the pool has it, head by head."""
-    by_value = matrix.reshape(net.num_key_heads, net.key_dim, -1, net.value_dim)
-    return by_value.transpose(0, 2, 1, 3).reshape(-1, net.key_dim, net.value_dim)
-
-
-def compare(rng, batch, net=NET, sharp=False, compiler=eagerly):
-    """Compare one layer's outputs and states with the recurrence; other slots hold NaN."""
-
-    def normal(*shape):
-        return torch.from_numpy(rng.standard_normal(shape)).float()
-
-    heads = net.num_value_heads
-    weights = DeltaWeights(
-        normal(net.kernel, net.convolved),
-        -normal(heads).exp(),
-        normal(heads),
-        normal(net.value_dim),
-    )
-    if sharp:  # hardly any decay, and rows that are overwritten: the hardest systems to solve
-        weights.decay.mul_(1e-4)
-    pool = StatePool(Config(net), SLOTS, torch.float32, torch.device("cpu"))
-    matrices, tails = pool.matrices[0].fill_(torch.nan), pool.tails[0].fill_(torch.nan)
-    for slot in batch.prefix_states[batch.prefix_states >= 0].tolist():
-        matrices[slot], tails[slot] = normal(*matrices.shape[1:]), normal(*tails.shape[1:])
-    slots = {
-        slot: State(
-            grouped(matrices[slot].numpy().astype(float), net), tails[slot].double().numpy()
-        )
-        for slot in range(SLOTS)
-    }
-    columns = net.convolved + heads * (net.value_dim + 2)
-    rows = normal(batch.num_tokens, columns)
-    if sharp:
-        rows[:] = rows[:1] + 0.05 * rows
-    numbers = [
-        getattr(weights, name).double().numpy() for name in ("conv", "decay", "bias", "norm")
-    ]
-    want, kept = recurrence(batch, net, Weights(*numbers, 1e-5), rows.double().numpy(), slots)
-    got = LinearAttention(Config(net), pool, compiler).prepare(batch).run(0, weights, rows)
-    np.testing.assert_allclose(got, want, atol=2e-4, rtol=2e-4)
-    for slot, state in kept.items():
-        found = grouped(matrices[slot].numpy(), net)
-        np.testing.assert_allclose(found, state.matrix, atol=1e-4, rtol=1e-3)
-        np.testing.assert_array_equal(tails[slot].numpy(), state.tail.astype(np.float32))
-    untouched = set(range(SLOTS)) - set(kept) - set(batch.prefix_states.tolist())
-    assert matrices[sorted(untouched)].isnan().all()
 
 
 @pytest.fixture(scope="module", params=["torch", "c"])
@@ -310,7 +236,7 @@ def the_head_is_rotated_whole(monkeypatch):
         monkeypatch,
         decoder,
         "inverse_frequencies",
-        lambda make: lambda rope, size, device: make(rope, 16, device),
+        lambda make: lambda rope, rotated, size, device: make(rope, size, size, device),
     )
 
 

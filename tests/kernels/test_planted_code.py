@@ -28,6 +28,7 @@ CARRIED = "bf16 dim=128 group=2 64x64 stages=3 carry"
 GATE_UP = "gate Qwen3-30B-A3B torch.bfloat16"
 INT8 = "product 128x128 stages=3 bias=False pdl"
 HEADS, QWEN3 = "qk_norm_rope_store", "heads=16/8x128 norm=True one_plus=False pdl"
+DELTA, STATES = "delta_net", "with states rows=64"
 HEAD = "slices width=1024 torch.bfloat16 cap=False top=False"
 
 
@@ -75,6 +76,9 @@ def unaligned(pointer: str) -> Callable[[Variant], Variant]:
         (EXPERTS, GATE_UP, 90, unaligned("x_stride"), ["BLOCK_K): 1 tiles are loaded into"]),
         (QUANTIZED, INT8, 90, with_stages(2), ["BLOCK_K): 0 groups of copies"]),
         (QUANTIZED, INT8, 90, unaligned("w"), ["BLOCK_K): 1 tiles are loaded into"]),
+        (DELTA, STATES, 90, with_stages(2), ["for start in range(0, key_size, BLOCK_K): 0 groups"]),
+        (DELTA, STATES, 90, unaligned("convolved"), ["BLOCK_K): copies of 4 bytes"]),
+        (DELTA, STATES, 90, with_warps(16), ["BLOCK_K): copies of 8 bytes"]),
         (HEADS, QWEN3, 90, with_warps(4), ["15 accesses of under 16 bytes, allowed: 7"]),
         (HEADS, QWEN3, 90, unaligned("k_pages"), ["accesses of under 16 bytes, allowed: 7"]),
     ],

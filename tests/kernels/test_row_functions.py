@@ -72,11 +72,6 @@ def test_heads(functions, dtype, rows, size, heads, normed):
             assert all(map(torch.equal, got, expected)), "rounded once, as the reference"
         check(got, expected, dtype)
         assert got[0].transpose(0, 1).is_contiguous(), "queries lie head by head"
-        part = size // 4 * 2  # of each head is rotated
-        if part:
-            few = cos[:, : part // 2].contiguous(), sin[:, : part // 2].contiguous()
-            arguments = (qkv, *few, norm, norm, 1e-6, one_plus, *heads)
-            check(functions[dtype].norm_and_rotate(*arguments), norm_and_rotate(*arguments), dtype)
 
 
 @DTYPES

@@ -89,7 +89,7 @@ def _structure(
             f"copies wait for {loop.awaited_loads} loads of their own iteration, allowed: "
             f"{rule.awaited_loads}"
         )
-    if loop.tile_loads:
+    if loop.tile_loads > rule.tile_loads:
         yield f"{loop.tile_loads} tiles are loaded into registers, not copied"
     if loop.copy_bytes != COPY_BYTES:
         yield f"copies of {loop.copy_bytes} bytes, expected: {COPY_BYTES}"

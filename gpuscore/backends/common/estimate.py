@@ -84,14 +84,12 @@ class MemoryPlan:
     @property
     def resolved(self) -> Mapping[str, object]:
         """Values that settings come to on that device, by their names."""
-        linear = self.architecture.config.delta_net is not None  # which no kernel of ours computes
-        kernels = "torch" if linear else "triton"
         return {
             "device": "cuda",
             "dtype": self.dtype,
             "quantization": self.precision,
-            "attention": kernels,
-            "kernels": kernels,
+            "attention": "triton",
+            "kernels": "triton",
             "compile": "off",
             "max_batch_tokens": self.max_tokens,
             "max_model_len": self.pages.max_model_len,

@@ -29,9 +29,7 @@ def _unsupported(config: ModelConfig, precision: str) -> Iterator[str]:
             f"products are in {precision}; supported: weights that are not quantised, and "
             "--quantization auto"
         )
-    if config.attention not in ("auto", "torch"):
-        yield f"--attention is {config.attention}; supported: torch"
-    if config.kernels not in ("auto", "torch"):
-        yield f"--kernels is {config.kernels}; supported: torch"
+    if config.attention not in ("auto", "torch", "triton"):
+        yield f"--attention is {config.attention}; supported: torch, triton"
     if config.cuda_graph_tokens:
         yield f"--cuda-graph-tokens is {config.cuda_graph_tokens}; supported: 0"

@@ -123,7 +123,7 @@ class Decoder:
         self.ropes = [config.rope_of(layer) for layer in range(config.num_layers)]
         self.frequencies = {
             rope: inverse_frequencies(
-                rope, config.rotary_dim or config.head_dim, weights.embed.device
+                rope, config.rotary_dim or config.head_dim, config.head_dim, weights.embed.device
             )
             for rope in self.ropes
         }
@@ -284,7 +284,7 @@ class Decoder:
         if heads and self._gate_size:
             gate, product = (product[:, : self._gate_size],), product[:, self._gate_size :]
         if self._own == "triton":
-            return qk_norm_rope_store(
+            sides = qk_norm_rope_store(
                 product,
                 cos,
                 sin,
@@ -296,9 +296,10 @@ class Decoder:
                 impl="triton",
                 **self._of_heads,
             )
-        sides: tuple[Tensor, Tensor, Tensor] = self._norm_and_rotate(
-            product, cos, sin, *norms, *self._of_norms, heads, kv_heads
-        )
+        else:
+            sides = self._norm_and_rotate(
+                product, cos, sin, *norms, *self._of_norms, heads, kv_heads
+            )
         return *sides, *gate
 
     def _after(

@@ -1,4 +1,5 @@
-"""Triton kernels for the decoder's row-wise functions, and the choice of them (`--kernels`).
+"""Triton kernels for the decoder's row-wise functions and linear layers, and the choice of them
+(`--kernels`).
 
 Heads and mixtures of experts have kernels too, which the decoder calls itself. All other matrix
 products, and functions that are not listed here, stay with torch.
@@ -15,8 +16,10 @@ from torch import Tensor
 from gpuscore.backends.torch.compiler import Function
 from gpuscore.backends.torch.layers import add_and_norm, gated, rms_norm
 from gpuscore.errors import ConfigError
+from gpuscore_kernels import delta_net, delta_rows
 from gpuscore_kernels import gated as gated_kernel
 from gpuscore_kernels.add_rms_norm import add_rms_norm
+from gpuscore_kernels.delta_net import reference as linear
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +55,11 @@ def in_triton(function: Function, pdl: bool = False) -> Function:
     """Return the kernel that computes the same as `function`, or `function` if there is none.
 
     A `Compiler`, in the place that functions in C have on a CPU: see `rows_in_c.py`. With `pdl`,
-    kernels begin before the kernel before has ended.
+    kernels begin before the kernel before has ended, except those of linear layers, between which
+    torch's run.
     """
+    if function in _OF_LINEAR_LAYERS:
+        return partial(_OF_LINEAR_LAYERS[function], impl="triton")
     kernel = _KERNELS.get(function)
     return function if kernel is None else partial(kernel, pdl=pdl)
 
@@ -76,4 +82,9 @@ _KERNELS: dict[Function, Function] = {
     rms_norm: _rms_norm,
     add_and_norm: _add_and_norm,
     gated: _gated,
+}
+_OF_LINEAR_LAYERS: dict[Function, Function] = {
+    linear.convolve: delta_rows.convolve,
+    linear.delta_chunks: delta_net.delta_chunks,
+    linear.gated_norm: delta_rows.gated_norm,
 }

@@ -39,7 +39,7 @@ def check_known_answer(
         dtype, device, page_size: of the pool.
     """
     windows = (*dict.fromkeys(model.windows), model.windows[-1])
-    config = replace(model, num_layers=len(windows), windows=windows)
+    config = replace(model, num_layers=len(windows), windows=windows, delta_net=None)
     batch = known_batch(page_size, MANY_ITEMS + REQUESTS if name == "flashinfer" else REQUESTS)
     pool = KVPool(config, batch.page_table.size, page_size, dtype, device)
     with torch.inference_mode():

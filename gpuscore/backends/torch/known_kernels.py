@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.torch.decoder import DecoderWeights
@@ -19,6 +20,8 @@ from gpuscore.backends.torch.linear import (
 from gpuscore.backends.torch.mixture import MixtureWeights
 from gpuscore_kernels import Implementation
 from gpuscore_kernels.add_rms_norm import add_rms_norm
+from gpuscore_kernels.delta_net import LONGEST, delta_chunks
+from gpuscore_kernels.delta_rows import convolve, gated_norm
 from gpuscore_kernels.expert_mlp import expert_mlp
 from gpuscore_kernels.gated import gated
 from gpuscore_kernels.label_head import label_logits, vocab_statistics
@@ -38,14 +41,15 @@ def check_kernels(model: DecoderConfig, weights: DecoderWeights, pdl: bool = Fal
     """Raise ConfigError if a kernel of `--kernels triton` differs from its reference.
 
     Args:
-        model, weights: norms of the first layer and the label head are taken from them; rows are
-            random.
+        model, weights: norms of the first layer with attention, the first linear layer and the
+            label head are taken from them; rows are random.
         pdl: kernels begin before the kernel before has ended.
     """
     with torch.inference_mode():
         for name, run in chain(
             _kernel_calls(model, weights, pdl),
             _mixture_calls(model, weights),
+            _linear_calls(model, weights),
             _eight_bit_calls(model, weights, pdl),
         ):
             # The reference comes first, so that no copy stands before the kernel (see `pdl`).
@@ -59,7 +63,8 @@ def _kernel_calls(
     """Yield each kernel's name, and a function that calls it or its reference on the same rows."""
     generator, head = torch.Generator().manual_seed(0), weights.lm_head
     eps, one_plus = model.rms_norm_eps, model.one_plus_norms
-    layer, heads, kv_heads = weights.layers[0], model.num_heads, model.num_kv_heads
+    heads, kv_heads = model.num_heads, model.num_kv_heads
+    layer = next((x for x in weights.layers if x.delta is None), weights.layers[0])
 
     def rows(columns: int) -> Tensor:
         return torch.randn(ROWS, columns, generator=generator).to(head)
@@ -144,6 +149,52 @@ def _mixture_calls(model: DecoderConfig, weights: DecoderWeights) -> Iterator[tu
 
     yield "route", routes
     yield "expert_mlp", results
+
+
+def _linear_calls(model: DecoderConfig, weights: DecoderWeights) -> Iterator[tuple[str, Run]]:
+    """Yield each kernel's name, and a function that calls it or its reference, as above.
+
+    There are two chunks, a whole one and one with padding, that begin with nothing, with one state,
+    or with a state each.
+    """
+    delta, net = (
+        next((x.delta for x in weights.layers if x.delta is not None), None),
+        model.delta_net,
+    )
+    if delta is None or net is None:
+        return
+    generator, device = torch.Generator().manual_seed(3), delta.conv.device
+    heads, count = net.num_value_heads, LONGEST + ROWS
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(device)
+
+    mixed, extra = (random(n, net.convolved).to(weights.embed) for n in (count, net.kernel))
+    extra[-1] = 0
+    ago = torch.arange(net.kernel - 1, -1, -1, device=device)
+    places = (torch.arange(count, device=device)[:, None] - ago) % (count + net.kernel)
+    sizes = net.num_key_heads * net.key_dim, net.key_dim
+    values, gate = random(ROWS, heads, net.value_dim), random(ROWS, heads * net.value_dim)
+    strength, decay = (functional.pad(random(count, heads), (0, 0, 0, 1)) for _ in range(2))
+    of_state = net.num_key_heads, net.key_dim, heads // net.num_key_heads * net.value_dim
+    states = random(2, *of_state)
+    rows = torch.arange(2 * LONGEST, device=device).clamp(max=count).view(2, LONGEST)
+    convolved = convolve(mixed, extra, places, delta.conv, *sizes, impl="reference")
+
+    def chunks(impl: Implementation) -> tuple[Tensor, ...]:
+        answers: list[Tensor] = []
+        for sources in (None, [1], [1, 0]):
+            out = torch.zeros(count + 1, heads, net.value_dim, device=device)
+            from_states = None if sources is None else torch.tensor(sources, device=device)
+            by_head = (strength.sigmoid() * (strength != 0)), -decay.abs()
+            tensors = convolved, *by_head, rows, from_states
+            answers += [delta_chunks(*tensors, 2, states, out, impl=impl), out[:-1]]
+        return tuple(answers)
+
+    yield "convolve", lambda i: (convolve(mixed, extra, places, delta.conv, *sizes, impl=i),)
+    yield "delta_chunks", chunks
+    norm = delta.norm, model.rms_norm_eps
+    yield "gated_norm", lambda i: (gated_norm(values, gate.to(mixed), *norm, impl=i),)
 
 
 def _without_ties(rows: int, experts: int, generator: torch.Generator) -> Tensor:

@@ -75,15 +75,16 @@ def mark_for(attention: str, device: torch.device) -> Mark:
     return mark_flaws if attention == "torch" and device.type == "cpu" else mark_keys
 
 
-def inverse_frequencies(rope: Rope, head_dim: int, device: torch.device) -> Tensor:
-    """Frequencies of the rotary embedding's pairs, float32 [D / 2]."""
-    exponent = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+def inverse_frequencies(rope: Rope, rotated: int, head_dim: int, device: torch.device) -> Tensor:
+    """Frequencies of the rotary embedding's pairs, float32 [D / 2]; 0 for pairs that it leaves as
+    they are, behind the `rotated` / 2 others."""
+    exponent = torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated
     frequencies = 1.0 / (rope.theta**exponent)
     if isinstance(rope.scaling, Llama3Rope):
         frequencies = _llama3_scaled(frequencies, rope.scaling)
     elif rope.scaling is not None:
         frequencies = frequencies / rope.scaling
-    return frequencies.to(device)
+    return functional.pad(frequencies, (0, (head_dim - rotated) // 2)).to(device)
 
 
 def _llama3_scaled(frequencies: Tensor, rope: Llama3Rope) -> Tensor:

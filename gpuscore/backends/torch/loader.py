@@ -125,8 +125,8 @@ class Checkpoint:
         return LayerWeights(
             input_norm=self._norm(index, "input_norm"),
             qkv=self._linear(index, *DELTA_PARTS) if linear else self._qkv(index),
-            q_norm=read("q_norm"),
-            k_norm=read("k_norm"),
+            q_norm=self._norm_of_heads(index, "q_norm"),
+            k_norm=self._norm_of_heads(index, "k_norm"),
             o=self._linear(index, "delta_o") if linear else self._summed(self._linear(index, "o")),
             post_attention_norm=read("post_attention_norm"),
             mlp_norm=self._norm(index, "mlp_norm"),
@@ -155,6 +155,10 @@ class Checkpoint:
         if not self.rotated:
             return weight
         return torch.full_like(weight, 0 if self.architecture.config.one_plus_norms else 1)
+
+    def _norm_of_heads(self, index: int, part: str) -> Tensor | None:
+        weight = self._part(index, part)
+        return weight if weight is None else self._paired(weight)
 
     def _mlp(self, read: ReadPart, index: int) -> MlpWeights | MixtureWeights | EightBitMixture:
         mixture = self.architecture.config.mixture
@@ -212,12 +216,28 @@ class Checkpoint:
         return QuantizedLinear(weight.to(self.device), scale.to(self.device), bias)
 
     def _ordered(self, part: str, weight: Tensor) -> Tensor:
-        """Return the weight of queries with all heads' gates first, which it has head by head."""
+        """Return a weight whose rotated pairs are D / 2 apart in each head.
+
+        That of queries has all heads' gates first, which the checkpoint has head by head.
+        """
         config = self.architecture.config
+        if part == "k":
+            return self._paired(weight)
         if part != "q" or not config.output_gate:
+            return self._paired(weight) if part == "q" else weight
+        queries, gates = weight.view(config.num_heads, 2, config.head_dim, -1).unbind(1)
+        return torch.cat((gates.flatten(0, 1), self._paired(queries.flatten(0, 1))))
+
+    def _paired(self, weight: Tensor) -> Tensor:
+        """Return rows of heads, [H D, ...], in the order in which pairs (i, i + R / 2) of the first
+        R are D / 2 apart, as all of a head's are where the whole head is rotated."""
+        rotated, size = self.architecture.config.rotary_dim, self.architecture.config.head_dim
+        if rotated is None:
             return weight
-        heads = weight.view(config.num_heads, 2, config.head_dim, -1)
-        return heads.flip(1).transpose(0, 1).reshape(weight.shape)
+        rotated_sides, others = torch.arange(size).tensor_split((rotated,))
+        order = torch.cat((rotated_sides.view(2, -1), others.view(2, -1)), dim=1).flatten()
+        heads = weight.view(-1, size, *weight.shape[1:])
+        return heads[:, order.to(weight.device)].view(weight.shape)
 
     def _bias(self, index: int, part: str) -> Tensor | None:
         bias = self._part(index, f"{part}_bias")

@@ -178,8 +178,7 @@ def _plan(directory: Path, config: ModelConfig, rank: int) -> TorchPlan:
     name = choose_dtype(architecture.config, config.dtype, device.type, computes_natively)
     dtype: torch.dtype = getattr(torch, name)
     max_len = choose_max_model_len(architecture.config, config.max_model_len)
-    linear = architecture.config.delta_net is not None  # which has no kernels of ours
-    kernels = not linear and use_kernels(config.kernels, device, dtype)
+    kernels = use_kernels(config.kernels, device, dtype)
     precision = choose_precision(
         config.quantization,
         architecture.storage,
@@ -195,8 +194,7 @@ def _plan(directory: Path, config: ModelConfig, rank: int) -> TorchPlan:
     pages = plan_pages(part, config, max_len, name, device.type, again, weight_bytes)
     free = memory_of(device, shard.ranks).free()
     check_weights(pages, free, weight_bytes, config.memory_limit)
-    wanted = "torch" if linear else config.attention
-    attention = choose_attention(wanted, part, device, dtype, config.deterministic)
+    attention = choose_attention(config.attention, part, device, dtype, config.deterministic)
     return TorchPlan(
         directory=str(directory),
         architecture=architecture,
@@ -211,7 +209,7 @@ def _plan(directory: Path, config: ModelConfig, rank: int) -> TorchPlan:
         kernels=kernels,
         deterministic=config.deterministic,
         attention=attention,
-        graph_tokens=_graph_tokens(config, device, attention, kernels, precision),
+        graph_tokens=_graph_tokens(part, config, device, attention, kernels, precision),
         identity=f"{directory} {config.revision} {dtype} {precision}",
         precision=precision,
         pdl=has_pdl(device),
@@ -245,10 +243,15 @@ def _max_tokens(config: ModelConfig, device: torch.device) -> int:
 
 
 def _graph_tokens(
-    config: ModelConfig, device: torch.device, attention: str, kernels: bool, precision: Precision
+    model: DecoderConfig,
+    config: ModelConfig,
+    device: torch.device,
+    attention: str,
+    kernels: bool,
+    precision: Precision,
 ) -> int | None:
     wanted, reason = config.cuda_graph_tokens, None
-    if config.tensor_parallel > 1:
+    if config.tensor_parallel > 1 or model.delta_net is not None:
         return None
     if attention != "triton" or not kernels:
         reason = f"--attention is {attention}, --kernels {'triton' if kernels else 'torch'}; both "

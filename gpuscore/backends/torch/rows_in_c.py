@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from gpuscore.backends.torch.compiler import Compiler, Function, cc
-from gpuscore.backends.torch.delta_net.rule import convolve, delta_chunks, gated_norm
 from gpuscore.backends.torch.known_answer import TOLERANCE, compare
 from gpuscore.backends.torch.layers import add_and_norm, gated, norm_and_rotate, rms_norm
 from gpuscore.backends.torch.linear import scaled, unsigned
 from gpuscore.errors import ConfigError
+from gpuscore_kernels.delta_net.reference import convolve, delta_chunks, gated_norm
 from gpuscore_kernels.label_head import few_products
 from gpuscore_kernels.partial_attention import merge_partials
 from gpuscore_kernels.quantized.reference import EPS
@@ -153,7 +153,7 @@ def _known_of_linear_layers(dtype: torch.dtype) -> Iterator[tuple[Function, tupl
     by_row = padded, strength.sigmoid() * (strength != 0), -decay.abs()
     chunks = torch.arange(ROWS).view(3, 11)
     chunks[1, 7:] = ROWS  # a shorter one
-    before, ends = rows(4, 2, size, 3 * values), torch.tensor([0, 2])
+    before, ends = rows(4, 2, size, 3 * values), 2
     for sources in (None, torch.tensor([3]), torch.tensor([3, 0, 1])):
         out = torch.zeros(ROWS + 1, heads, values)
         yield delta_chunks, (*by_row, chunks, sources, ends, before, out)

@@ -1,4 +1,4 @@
-/* Linear attention by the gated delta rule for CPUs: `rule.py` of gpuscore's delta_net defines the
+/* Linear attention by the gated delta rule for CPUs: `delta_net/reference.py` defines the
    results, `delta.py` calls the functions. All is float32 inside; a row's result depends on its own
    prompt and on the place of its chunk's rows alone. */
 
@@ -228,11 +228,11 @@ static int64_t room(int64_t key_size, int64_t value_size)
 }
 
 /* All chunks [chunks, length] of a group, whose rows are numbered up to `last`, which is padding.
-   `convolved` holds queries, keys and values side by side; `ends` says where end states go, -1 =
-   nowhere; `sources` where a chunk's state is in `before`, NULL = they begin with zeros. */
+   `convolved` holds queries, keys and values side by side; `states` gets the states after the first
+   `ends` chunks; `sources` says where a chunk's state is in `before`, NULL = they begin with zeros. */
 void delta_chunks(float *out, float *states, const float *convolved, const float *strength,
                   const float *decay, const int64_t *rows, const int64_t *sources,
-                  const int64_t *ends, const float *before, float *work, int64_t siblings,
+                  const float *before, float *work, int64_t ends, int64_t siblings,
                   int64_t chunks, int64_t length, int64_t last, int64_t heads, int64_t repeat,
                   int64_t key_size, int64_t value_size, int32_t threads)
 {
@@ -258,8 +258,8 @@ void delta_chunks(float *out, float *states, const float *convolved, const float
         c.padded = (c.length + LANES - 1) / LANES * LANES;
         if (sources)
             c.state = before + sources[siblings ? 0 : number] * state_size + at;
-        if (ends[number] >= 0)
-            c.end = states + ends[number] * state_size + at;
+        if (number < ends)
+            c.end = states + number * state_size + at;
         run_chunk(&c, work + omp_get_thread_num() * room(key_size, value_size));
     }
 }

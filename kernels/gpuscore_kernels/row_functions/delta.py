@@ -1,4 +1,4 @@
-"""The functions of `delta.c` on tensors; gpuscore's `delta_net.rule` defines the results."""
+"""The functions of `delta.c` on tensors; `delta_net` and `delta_rows` document them."""
 
 import ctypes
 from ctypes import c_float, c_int32, c_int64, c_void_p
@@ -6,15 +6,14 @@ from ctypes import c_float, c_int32, c_int64, c_void_p
 import torch
 from torch import Tensor
 
+from gpuscore_kernels.delta_net import LONGEST
 from gpuscore_kernels.row_functions.build import declare
-
-LONGEST = 64  # rows of a chunk, as in delta.c
 
 _P, _N, _F, _I = c_void_p, c_int64, c_float, c_int32
 _ARGUMENTS = {
     "convolve": (*[_P] * 5, *[_N] * 6, _I),
     "gated_norm": (_P, _P, _P, _P, _F, *[_N] * 4, _I),
-    "delta_chunks": (*[_P] * 10, *[_N] * 8, _I),
+    "delta_chunks": (*[_P] * 9, *[_N] * 9, _I),
 }
 
 
@@ -35,7 +34,7 @@ class DeltaFunctions:
     def convolve(
         self, mixed: Tensor, extra: Tensor, places: Tensor, weight: Tensor, keys: int, size: int
     ) -> Tensor:
-        """Convolve rows, and norm the heads of queries and keys, as `rule.convolve`."""
+        """Convolve rows, and norm the heads of queries and keys, as `delta_rows.convolve`."""
         (rows, columns), kernel = mixed.shape, len(weight)
         _check(mixed, (rows, columns), self._dtype, contiguous=False)
         _check(extra, (len(extra), columns), self._dtype)
@@ -50,7 +49,7 @@ class DeltaFunctions:
         return out
 
     def gated_norm(self, out: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Norm each head and multiply with the gate, as `rule.gated_norm`."""
+        """Norm each head and multiply with the gate, as `delta_rows.gated_norm`."""
         rows, heads, size = out.shape
         _check(out, (rows, heads, size), torch.float32)
         _check(gate, (rows, heads * size), self._dtype, contiguous=False)
@@ -71,12 +70,12 @@ class DeltaFunctions:
         decay: Tensor,
         rows: Tensor,
         sources: Tensor | None,
-        ends: Tensor,
+        ends: int,
         before: Tensor,
         out: Tensor,
     ) -> Tensor:
         """Write the outputs of chunks, and return the end states that are needed, as
-        `rule.delta_chunks`."""
+        `delta_net.delta_chunks`."""
         (chunks, length), (last, heads, value_size) = rows.shape, out.shape
         key_heads, key_size, values = before.shape[1:]
         repeat = values // value_size
@@ -89,15 +88,14 @@ class DeltaFunctions:
         _check(out, (last, heads, value_size), torch.float32)
         if length > LONGEST:
             raise ValueError(f"a chunk has {length} rows; supported: up to {LONGEST}")
-        states = torch.empty(len(ends), *before.shape[1:])
-        places = torch.full((chunks,), -1)
-        places[ends] = torch.arange(len(ends))
+        states = torch.empty(ends, *before.shape[1:])
         threads = torch.get_num_threads()
         work = torch.empty(threads * LONGEST * (key_size + 2 * LONGEST + value_size))
         self._library.delta_chunks(
             *(x.data_ptr() for x in (out, states, convolved, strength, decay, rows)),
             None if sources is None else sources.data_ptr(),
-            *(x.data_ptr() for x in (places, before, work)),
+            *(x.data_ptr() for x in (before, work)),
+            ends,
             0 if sources is None else len(sources) == 1,
             *(chunks, length, last - 1, key_heads, repeat, key_size, value_size),
             threads,

@@ -18,7 +18,7 @@ ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 _P, _N, _F, _I = c_void_p, c_int64, c_float, c_int32
 _ARGUMENTS = {
     "add_rms_norm": (_P, _P, _P, _P, _P, _F, _I, _N, _N, _N, _N, _I),
-    "norm_and_rotate": (_P, _P, _P, _P, _P, _P, _P, _F, _I, _N, _N, _N, _N, _N, _N, _I),
+    "norm_and_rotate": (_P, _P, _P, _P, _P, _P, _P, _F, _I, _N, _N, _N, _N, _N, _I),
     "gated": (_P, _P, _I, _N, _N, _N, _I),
     "merge_partials": (_P, _P, _P, _P, *[_N] * 11, _I),
     "quantize_rows": (_P, _P, _P, _F, _N, _N, _N, _I),
@@ -98,13 +98,12 @@ class RowFunctions:
             q [T, H, D], k and v [T, Hkv, D]. Queries and keys of a head are contiguous; v is qkv's
             own memory.
         """
-        rows, rotary, count = len(qkv), 2 * cos.shape[1], num_heads + 2 * num_kv_heads
-        size = max(rotary, qkv.shape[1] // count)
-        self._check(qkv, (rows, count * size))
+        rows, size = len(qkv), 2 * cos.shape[1]
+        self._check(qkv, (rows, (num_heads + 2 * num_kv_heads) * size))
         if size > LARGEST_HEAD:
             raise ValueError(f"heads have {size} numbers; supported: up to {LARGEST_HEAD}")
         for table in (cos, sin):
-            _check(table, (rows, rotary // 2), torch.float32)
+            _check(table, (rows, size // 2), torch.float32)
             if not table.is_contiguous():
                 raise ValueError("rotary tables must be contiguous")
         for norm in (q_norm, k_norm):
@@ -116,7 +115,7 @@ class RowFunctions:
             *(None if norm is None else norm.data_ptr() for norm in (q_norm, k_norm)),
             eps,
             one_plus,
-            *(rows, num_heads, num_kv_heads, size, rotary, qkv.stride(0)),
+            *(rows, num_heads, num_kv_heads, size, qkv.stride(0)),
             torch.get_num_threads(),
         )
         v = qkv[:, (num_heads + num_kv_heads) * size :].view(rows, num_kv_heads, size)

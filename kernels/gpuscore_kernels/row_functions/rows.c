@@ -70,17 +70,17 @@ static inline void rotate_head(number *out, const float *x, const float *cosine,
 
 #define LARGEST_HEAD 1024
 
-/* Heads of a QKV product's queries and keys: normed if there are weights, and their first `rotary`
-   numbers rotated. They are written head by head, [heads, rows, size]. */
+/* Heads of a QKV product's queries and keys: normed if there are weights, and rotated. They are
+   written head by head, [heads, rows, size]. */
 void norm_and_rotate(number *q, number *k, const number *qkv, const float *cosine,
                      const float *sine, const number *q_norm, const number *k_norm, float eps,
                      int32_t one_plus, int64_t rows, int64_t heads, int64_t kv_heads, int64_t size,
-                     int64_t rotary, int64_t stride, int32_t threads)
+                     int64_t stride, int32_t threads)
 {
     int64_t both = heads + kv_heads;
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * both * size > GRAIN)
     for (int64_t row = 0; row < rows; row++) {
-        const float *c = cosine + row * (rotary / 2), *s = sine + row * (rotary / 2);
+        const float *c = cosine + row * (size / 2), *s = sine + row * (size / 2);
         for (int64_t head = 0; head < both; head++) {
             float values[LARGEST_HEAD];
             const number *x = qkv + row * stride + head * size;
@@ -94,9 +94,7 @@ void norm_and_rotate(number *q, number *k, const number *qkv, const float *cosin
                 float inverse = inverse_root_mean_square(values, size, eps);
                 norm_head(values, weight, inverse, one_plus, size);
             }
-            rotate_head(out, values, c, s, rotary / 2);
-            for (int64_t i = rotary; i < size; i++)
-                out[i] = rounded(values[i]);
+            rotate_head(out, values, c, s, size / 2);
         }
     }
 }

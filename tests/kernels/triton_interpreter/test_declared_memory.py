@@ -15,6 +15,8 @@ from torch import Tensor
 
 from gpuscore.backends.torch.attention.triton import layout_of
 from gpuscore_kernels.add_rms_norm import add_rms_norm
+from gpuscore_kernels.delta_net import delta_chunks
+from gpuscore_kernels.delta_rows import convolve, gated_norm
 from gpuscore_kernels.expert_mlp import expert_mlp
 from gpuscore_kernels.extend_attention import build_tiles, extend_attention, upload
 from gpuscore_kernels.extend_attention.config import TileConfig
@@ -220,6 +222,19 @@ def quantised_rows():
     quantized_gated(randn(3, 40), "silu", dtype=torch.int8, impl="triton")
 
 
+def linear_layers():
+    """Chunks that begin with states, and without; the rows of a layer."""
+    rows = torch.tensor([[3, 1], [0, 4]], device=DEVICE)
+    for sources in (torch.tensor([1, 0], device=DEVICE), None):
+        by_head = randn(5, 2).sigmoid(), -randn(5, 2, seed=1).abs()
+        states, out = randn(2, 1, 4, 6), randn(5, 2, 3)
+        tensors = randn(5, 14), *by_head, rows, sources, 1, states, out
+        delta_chunks(*tensors, impl="triton")
+    places = torch.tensor([[4, 0], [0, 1], [3, 2]], device=DEVICE)
+    convolve(randn(3, 14), randn(2, 14), places, randn(2, 14), 4, 4, impl="triton")
+    gated_norm(randn(3, 2, 3), randn(3, 6), randn(3), 1e-3, impl="triton")
+
+
 CALLS = {
     "add_rms_norm_kernel": norms,
     "gated_kernel": activations,
@@ -236,6 +251,10 @@ CALLS = {
     "combine_experts_kernel": mixtures,
     "quantize_rows_kernel": eight_bits,
     "int8_product_kernel": eight_bits,
+    "convolve_kernel": linear_layers,
+    "gated_norm_kernel": linear_layers,
+    "systems_kernel": linear_layers,
+    "delta_chunks_kernel": linear_layers,
     "quantized_norm_kernel": quantised_rows,
     "quantized_gated_kernel": quantised_rows,
 }
@@ -249,6 +268,7 @@ CALLS = {
         all_heads,
         eight_bits,
         quantised_rows,
+        linear_layers,
         *slow(labels, attentions, mixtures),
     ],
     ids=lambda call: call.__name__,

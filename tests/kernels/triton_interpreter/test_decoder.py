@@ -31,6 +31,8 @@ MIXTURE = {
     "expert_down_kernel",
     "combine_experts_kernel",
 }
+HYBRID = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+LINEAR = {"convolve_kernel", "systems_kernel", "delta_chunks_kernel", "gated_norm_kernel"}
 
 
 @pytest.fixture
@@ -67,10 +69,11 @@ def batches(page_size):
     pages = Pages.shuffled(rng, 8, page_size).of(0, 12)
     query = int32(random_ids(rng, 8))
     slots = page_slots(pages, 0, 4, page_size)
-    yield pack([Segment(query[:4], 0, 0, slots=slots)], [Prefix(0, pages)])
+    first = Segment(query[:4], 0, 0, slots=slots, states=[(4, 0)])
+    yield pack([first], [Prefix(0, pages)])
     items = [random_ids(rng, n) for n in (1, 3)]
     segments = [Segment(query[4:], 4, 0), *item_segments(items, 8, 0, 0, LABELS)]
-    yield pack(segments, [Prefix(4, pages)], num_top=1)
+    yield pack(segments, [Prefix(4, pages, 0)], num_top=1)
 
 
 @pytest.fixture
@@ -111,6 +114,7 @@ def assert_same(got, want):
                 set(),
             ),
             ("qwen3_moe", {"num_hidden_layers": 2, "mlp_only_layers": [1]}, MIXTURE),
+            ("qwen3_5", HYBRID, LINEAR),
         ),
     ],
 )
@@ -206,11 +210,15 @@ def test_tiles_of_fixed_size_do_as_well(make, monkeypatch):
     [
         *((f, "qwen3") for f in ("add_rms_norm", "gated", "qk_norm_rope_store", "label_head")),
         *slow(("routing", "qwen3_moe"), ("expert_mlp", "qwen3_moe")),
+        *slow(("delta_net", "qwen3_5"), ("delta_rows", "qwen3_5")),
     ],
 )
 def test_a_wrong_kernel_does_not_serve(make, monkeypatch, folder, family):
     module = importlib.import_module(f"gpuscore_kernels.{folder}.triton")
-    name = {"label_head": "vocab_statistics", "routing": "route"}.get(folder, folder)
+    name = {
+        **{"label_head": "vocab_statistics", "routing": "route"},
+        **{"delta_net": "delta_chunks", "delta_rows": "gated_norm"},
+    }.get(folder, folder)
     right = getattr(module, name)
 
     def off(*arguments):
@@ -221,4 +229,4 @@ def test_a_wrong_kernel_does_not_serve(make, monkeypatch, folder, family):
 
     monkeypatch.setattr(module, name, off)
     with pytest.raises(ConfigError, match=f"--kernels triton computes .* in {name}: .*--kernels"):
-        make(family, {"num_hidden_layers": 2}, "triton")
+        make(family, HYBRID if family == "qwen3_5" else {"num_hidden_layers": 2}, "triton")

@@ -82,6 +82,14 @@ DECLARED = {
         "x delta weight", "total q scales", {"delta": "HAS_DELTA", "total": "HAS_DELTA"}
     ),
     "quantized_gated_kernel": Declared("gate_up", "q scales"),
+    "convolve_kernel": Declared("mixed extra places weight", "out"),
+    "gated_norm_kernel": Declared("x gate weight", "out"),
+    "systems_kernel": Declared("convolved strength decay rows", "solutions scores"),
+    "delta_chunks_kernel": Declared(
+        "convolved decay rows sources before solutions scores",
+        "out states",
+        dict.fromkeys(("sources", "before"), "HAS_STATE"),
+    ),
     "int8_product_kernel": Declared("q scale_x w scale_w bias", "out", {"bias": "HAS_BIAS"}),
 }
 

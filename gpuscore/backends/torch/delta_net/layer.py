@@ -9,9 +9,9 @@ from torch.nn import functional
 from gpuscore.backends.common.hf_config import DecoderConfig, DeltaNet
 from gpuscore.backends.torch.compiler import Compiler, eagerly
 from gpuscore.backends.torch.delta_net.layout import DeltaLayout, lay_out_states
-from gpuscore.backends.torch.delta_net.rule import convolve, delta_chunks, gated_norm
 from gpuscore.backends.torch.delta_net.states import StatePool
 from gpuscore.types.batch import PackedBatch
+from gpuscore_kernels.delta_net.reference import convolve, delta_chunks, gated_norm
 
 # The projections of a layer, in the order in which their results stand side by side: queries, keys
 # and values; the gate of the output; the strength and the decay of each value head.
@@ -34,7 +34,7 @@ class LinearAttention:
     Args:
         config: of the model.
         pool: its states.
-        compiler: makes the functions of `rule` fast.
+        compiler: makes the functions of `gpuscore_kernels.delta_net` fast.
     """
 
     def __init__(

@@ -29,13 +29,13 @@ class ChunkGroup:
         rows: [n, length] rows of the batch; T, a row of zeros, pads short chunks.
         sources: [n], or [1] for siblings: places among the end states of the level before, or, in
             the first level, among the kept states that are read; None = zeros.
-        ends: [m] places in the group of the chunks whose end states are needed.
+        ends: how many chunks, the first ones, have an end state that is needed.
         kept: [k] places among these end states, and the slots that they go into.
     """
 
     rows: Tensor
     sources: Tensor | None
-    ends: Tensor
+    ends: int
     kept: tuple[Tensor, Tensor]
 
 
@@ -146,6 +146,7 @@ def _levels(
         for members in _alike(chunks, levels[level], sources):
             ends = [chunk for chunk in members if chunk in inner]
             places |= {chunk: len(places) + place for place, chunk in enumerate(ends)}
+            members = ends + [chunk for chunk in members if chunk not in inner]
             of_group = [sources[chunk] for chunk in members]
             groups.append(_group(chunks, members, of_group, ends, num_rows, device))
         yield tuple(groups)
@@ -179,7 +180,6 @@ def _group(
     rows = np.where(offsets < lengths, starts + offsets, num_rows)
     siblings = len(set(sources)) == 1
     kept = [(end, slot) for end, chunk in enumerate(ends) for slot in chunks.slots.get(chunk, ())]
-    place = {chunk: index for index, chunk in enumerate(members)}
 
     def index(values: Sequence[int]) -> Tensor:
         return index_of(np.array(values, np.int64), device)
@@ -187,7 +187,7 @@ def _group(
     return ChunkGroup(
         rows=index_of(rows, device),
         sources=None if sources[0] < 0 else index(sources[:1] if siblings else sources),
-        ends=index([place[chunk] for chunk in ends]),
+        ends=len(ends),
         kept=(index([end for end, _ in kept]), index([slot for _, slot in kept])),
     )
 
