@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from gpuscore import Scorer
+from gpuscore.backends.common import state_chunks
 from gpuscore.backends.common.hf_config import DeltaNet
 from gpuscore.backends.torch.compiler import eagerly
-from gpuscore.backends.torch.delta_net import layer, layout
+from gpuscore.backends.torch.delta_net import layer
 from gpuscore.backends.torch.delta_net.layer import DeltaWeights, LinearAttention, LinearPass
 from gpuscore.backends.torch.delta_net.states import StatePool
 from gpuscore.backends.torch.rows_in_c import in_c
@@ -202,26 +203,26 @@ def a_state_leaks_to_a_sibling(monkeypatch):
     """Every segment begins where the segment before it in the batch ended."""
 
     def chained(make):
-        def chunks(batch, place):
-            made = make(batch, place)
+        def chunks(*args):
+            made = make(*args)
             return replace(made, parents=[*range(-1, len(made.parents) - 1)])
 
         return chunks
 
-    changed(monkeypatch, layout, "_chunks", chained)
+    changed(monkeypatch, state_chunks, "_chunks", chained)
 
 
 def items_begin_without_a_state(monkeypatch):
     def rootless(make):
-        def chunks(batch, place):
-            made = make(batch, place)
-            firsts = set(np.searchsorted(made.starts, batch.cu_seqlens[:-1]).tolist())
+        def chunks(*args):
+            made = make(*args)
+            firsts = set(np.searchsorted(made.starts, args[0].cu_seqlens[:-1]).tolist())
             parents = [-1 if i in firsts else parent for i, parent in enumerate(made.parents)]
             return replace(made, parents=parents)
 
         return chunks
 
-    changed(monkeypatch, layout, "_chunks", rootless)
+    changed(monkeypatch, state_chunks, "_chunks", rootless)
 
 
 def the_decay_is_dropped(monkeypatch):
@@ -263,7 +264,7 @@ def the_convolution_does_not_see_the_parent(monkeypatch):
 
         return places
 
-    changed(monkeypatch, layout, "_before", blind)
+    changed(monkeypatch, state_chunks, "_before", blind)
 
 
 def a_chunk_keeps_the_state_before_its_last_row(monkeypatch):
