@@ -29,6 +29,8 @@ def _unsupported(config: ModelConfig, precision: str) -> Iterator[str]:
             f"products are in {precision}; supported: weights that are not quantised, and "
             "--quantization auto"
         )
+    if config.backend == "jax":  # which refuses other settings of these itself
+        return
     if config.attention not in ("auto", "torch"):
         yield f"--attention is {config.attention}; supported: torch"
     if config.kernels not in ("auto", "torch"):

@@ -40,7 +40,7 @@ class StateRows:
 
     Args:
         chunks: of the rows.
-        read: [X] slots of the states after prefixes.
+        read: [X] slots of the states after prefixes, each once.
         seen: [T, kernel] places of the rows that each row's convolution sees; the last is its own.
     """
 
@@ -59,9 +59,10 @@ def state_rows_of(batch: PackedBatch, kernel: int, most: int) -> StateRows:
     if len(lost):
         raise ValueError(f"the prefix of {batch.prefix_lens[lost[0]]} tokens has no state after it")
     has_state = batch.prefix_lens > 0
-    read = batch.prefix_states[has_state].astype(np.int64)
-    place = np.where(has_state, np.cumsum(has_state) - 1, -1)  # of a request's state among `read`
-    return StateRows(_chunks(batch, place, most), read, _seen(batch, place, kernel))
+    place = np.full(len(has_state), -1)  # of a request's state among `read`
+    read, place[has_state] = np.unique(batch.prefix_states[has_state], return_inverse=True)
+    chunks, seen = _chunks(batch, place, most), _seen(batch, place, kernel)
+    return StateRows(chunks, read.astype(np.int64), seen)
 
 
 def _chunks(batch: PackedBatch, place: np.ndarray, most: int) -> StateChunks:
