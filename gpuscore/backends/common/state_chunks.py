@@ -33,7 +33,7 @@ class StateChunks:
 
 @dataclass(frozen=True, slots=True)
 class StateRows:
-    """What linear layers need to know about a batch.
+    """The chunks of a batch, and the rows that their convolutions see.
 
     A place below T is a row of the batch; then follow the kept rows before each prefix that has a
     state, `kernel` - 1 of each; then a row of zeros.

@@ -16,7 +16,7 @@ from jax import Array, lax
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.jax.attention import Pool
 from gpuscore.backends.jax.layout import Tiles, TileSizes, product_tiles
-from gpuscore.backends.jax.linear_layer import DeltaWeights, LinearAttention, LinearBuffers
+from gpuscore.backends.jax.linear_layer import LinearBuffers, Recurrence, RuleWeights
 from gpuscore.backends.jax.products import (
     Parts,
     Quantized,
@@ -58,7 +58,7 @@ class Layer(NamedTuple):
     down: Array | Quantized  # [E, I]
     down_bias: Array | None
     gate: Array | None = None  # [H D, E], of attention's output
-    delta: DeltaWeights | None = None  # of a linear layer, which has no attention
+    delta: RuleWeights | None = None  # of a linear layer, which has no attention
 
 
 class Weights(NamedTuple):
@@ -108,7 +108,7 @@ class Batch(Protocol):
         """Return the outputs [M, H * D] of `rows` rows from `start` on."""
 
     @property
-    def linear(self) -> LinearAttention | None:
+    def linear(self) -> Recurrence | None:
         """Linear attention; None for a model without it."""
 
 

@@ -23,7 +23,7 @@ from gpuscore.backends.jax.products import chosen, contract, one_of, part, put
 EPS = 1e-6  # in the norm of queries and keys
 
 
-class DeltaWeights(NamedTuple):
+class RuleWeights(NamedTuple):
     """The weights of a linear layer beside its projections, float32."""
 
     conv: Array  # [kernel, C]
@@ -43,11 +43,11 @@ class LinearBuffers(NamedTuple):
     held: Array
 
 
-class Wave(NamedTuple):
+class WaveInputs(NamedTuple):
     """Chunks that are computed at once."""
 
     first: Array  # number of its first chunk
-    count: Array  # its chunks; the rest of n are empty
+    num_chunks: Array  # the rest of n are empty
     starts: Array  # [n] first rows
     lens: Array  # [n]
     targets: Array  # [n] places of the ends that are held
@@ -66,7 +66,7 @@ class Computed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class LinearAttention:
+class Recurrence:
     """Linear attention of one batch."""
 
     config: DecoderConfig
@@ -87,7 +87,7 @@ class LinearAttention:
         )
 
     def run(
-        self, layer: Array, weights: DeltaWeights, buffers: LinearBuffers, states: States
+        self, layer: Array, weights: RuleWeights, buffers: LinearBuffers, states: States
     ) -> tuple[LinearBuffers, States]:
         """Compute the outputs of a layer, whose projections are in the buffers, and keep states."""
         with jax.named_scope("delta_rule"):
@@ -123,7 +123,7 @@ class LinearAttention:
         self,
         index: Array,
         layer: Array,
-        weights: DeltaWeights,
+        weights: RuleWeights,
         mixed: Array,
         out: Array,
         held: Array,
@@ -151,12 +151,12 @@ class LinearAttention:
                 _put_at(states.tails, as_type(tail.reshape(-1), states.tails.dtype), *place),
             )
 
-        out = lax.fori_loop(0, wave.count, put_rows, out)
+        out = lax.fori_loop(0, wave.num_chunks, put_rows, out)
         held = lax.fori_loop(0, one_of(self.tables.ends, index), put_end, held)
         kept, stop = (one_of(self.tables.kept, index + end) for end in (0, 1))
         return out, held, lax.fori_loop(kept, stop, keep, states)
 
-    def _begun(self, index: Array, mixed: Array, held: Array) -> Wave:
+    def _begun(self, index: Array, mixed: Array, held: Array) -> WaveInputs:
         """Read what the chunks of a wave begin with."""
         tables, sizes, before = self.tables, self.sizes, self.net.kernel - 1
         first, stop = (one_of(tables.first, index + end) for end in (0, 1))
@@ -174,19 +174,19 @@ class LinearAttention:
         convolved, rest = jnp.split(rows, (self.net.convolved,), axis=2)
         inputs = jnp.concatenate((earlier[..., : self.net.convolved], convolved), 1)
         state = chosen(held, sources)
-        return Wave(first, stop - first, starts, lens, targets, inputs, rest, state)
+        return WaveInputs(first, stop - first, starts, lens, targets, inputs, rest, state)
 
 
-def linear_attention(
+def recurrence_of(
     config: DecoderConfig, sizes: StateSizes | None, tables: StateTables | tuple[()]
-) -> LinearAttention | None:
+) -> Recurrence | None:
     """Return linear attention of a batch; None for a model without it."""
     if config.delta_net is None or sizes is None or not tables:
         return None
-    return LinearAttention(config, config.delta_net, sizes, tables)
+    return Recurrence(config, config.delta_net, sizes, tables)
 
 
-def computed(net: DeltaNet, weights: DeltaWeights, eps: float, wave: Wave) -> Computed:
+def computed(net: DeltaNet, weights: RuleWeights, eps: float, wave: WaveInputs) -> Computed:
     """Compute the outputs of chunks, and what their end states are made of."""
     chunks, size = wave.rows.shape[:2]
     values = net.num_value_heads * net.value_dim
@@ -219,7 +219,7 @@ def computed(net: DeltaNet, weights: DeltaWeights, eps: float, wave: Wave) -> Co
 
 
 def _convolved(
-    net: DeltaNet, weights: DeltaWeights, inputs: Array, size: int
+    net: DeltaNet, weights: RuleWeights, inputs: Array, size: int
 ) -> tuple[Array, Array, Array]:
     """Return q and k [n, Hk, L, Dk], normed, and v [n, Hk, R, L, Dv]."""
     wide = inputs.astype(jnp.float32)

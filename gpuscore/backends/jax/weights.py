@@ -21,7 +21,7 @@ from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.common.quantization import BLOCK, LINEAR, Precision
 from gpuscore.backends.common.shapes import weight_shapes
 from gpuscore.backends.jax.decoder import Layer, Weights
-from gpuscore.backends.jax.linear_layer import DeltaWeights
+from gpuscore.backends.jax.linear_layer import RuleWeights
 from gpuscore.backends.jax.products import EPS, MOST, Parts, Quantized
 from gpuscore.errors import ConfigError
 
@@ -45,7 +45,7 @@ PARTS = {
 # output; the strength and the decay of each value head.
 DELTA_PARTS = ("delta_qkv", "delta_z", "delta_b", "delta_a")
 LINEAR_PARTS = PARTS | {"qkv": DELTA_PARTS, "o": ("delta_o",)}
-# Field of `DeltaWeights` -> its part, and how the field is made of it.
+# Field of `RuleWeights` -> its part, and how the field is made of it.
 BESIDE: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
     "conv": ("delta_conv", lambda x: x[:, 0].T),
     "decay": ("delta_log", lambda x: -np.exp(x)),
@@ -109,7 +109,7 @@ def weight_shapes_of(architecture: Architecture, dtype: str, precision: Precisio
     if (net := config.delta_net) is not None and of_linear is not None:
         beside = [(net.kernel, net.convolved), *[(net.num_value_heads,)] * 2, (net.value_dim,)]
         wide = (shaped((len(linear), *shape), jnp.float32) for shape in beside)
-        of_linear = of_linear._replace(delta=DeltaWeights(*wide))
+        of_linear = of_linear._replace(delta=RuleWeights(*wide))
     embed, norm, head = (shaped(shapes[part]) for part in ("embed", "final_norm", "lm_head"))
     square = (config.hidden_size, config.hidden_size)
     turned = shaped(square, jnp.float32) if is_rotated(architecture, precision) else None
@@ -174,7 +174,7 @@ class _Reader:
             ]
             return self._put(np.stack(tensors))
 
-        delta = DeltaWeights(**{field: wide(*made) for field, made in BESIDE.items()})
+        delta = RuleWeights(**{field: wide(*made) for field, made in BESIDE.items()})
         return self._layers(numbers, LINEAR_PARTS)._replace(delta=delta)
 
     def _field(self, layers: Sequence[int], parts: tuple[str, ...]) -> Any:
