@@ -71,10 +71,11 @@ def test_as_transformers(tiny_model, rng, family, overrides):
 
 
 @pytest.mark.slow
-def test_bfloat16_errs_less_than_transformers(tiny_model, rng):
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
+def test_bfloat16_errs_less_than_transformers(tiny_model, rng, family):
     import torch
 
-    directory, model = tiny_model("qwen3")
+    directory, model = tiny_model(family)
     query, items = random_ids(rng, 64), [random_ids(rng, int(n)) for n in rng.integers(1, 24, 60)]
     prompts = [query + item for item in items]
     exact = reference_logprobs(model, prompts)[:, LABELS]

@@ -12,27 +12,20 @@ from gpuscore.backends.common import state_chunks
 from gpuscore.backends.common.hf_config import DeltaNet
 from gpuscore.backends.torch.compiler import eagerly
 from gpuscore.backends.torch.delta_net import layer
-from gpuscore.backends.torch.delta_net.layer import DeltaWeights, LinearAttention, LinearPass
-from gpuscore.backends.torch.delta_net.states import StatePool
+from gpuscore.backends.torch.delta_net.layer import LinearPass
 from gpuscore.backends.torch.rows_in_c import in_c
 from gpuscore.engine import jobs
 from gpuscore.engine.states import StateSlots
 from gpuscore.types.batch import Prefix, Segment, pack, page_slots
+from support.backends import needs_jax
 from support.batches import NO_PAGES, Pages, int32, item_segments, random_batch
+from support.linear_layers import EPS, SLOTS, LayerWeights, on_jax, on_torch
 from support.models import random_ids, reference_logprobs
 from support.recurrence import State, Weights, recurrence
 
 LABELS = [3, 17, 399]
 VISIBLE = 1e-2
-SLOTS = 12
 NET = DeltaNet(2, 6, 12, 20, 4, (True,))
-
-
-class Config:
-    """The part of a `DecoderConfig` that one linear layer needs."""
-
-    def __init__(self, net):
-        self.delta_net, self.num_layers, self.rms_norm_eps = net, 1, 1e-5
 
 
 def with_states(rng, batch):
@@ -56,52 +49,50 @@ def grouped(matrix, net):
     return by_value.transpose(0, 2, 1, 3).reshape(-1, net.key_dim, net.value_dim)
 
 
-def compare(rng, batch, net=NET, sharp=False, compiler=eagerly):
+def compare(rng, batch, run, net=NET, sharp=False):
     """Compare one layer's outputs and states with the recurrence; other slots hold NaN."""
 
     def normal(*shape):
-        return torch.from_numpy(rng.standard_normal(shape)).float()
+        return rng.standard_normal(shape).astype(np.float32)
 
     heads = net.num_value_heads
-    weights = DeltaWeights(
+    weights = LayerWeights(
         normal(net.kernel, net.convolved),
-        -normal(heads).exp(),
+        -np.exp(normal(heads)),
         normal(heads),
         normal(net.value_dim),
     )
     if sharp:  # hardly any decay, and rows that are overwritten: the hardest systems to solve
-        weights.decay.mul_(1e-4)
-    pool = StatePool(Config(net), SLOTS, torch.float32, torch.device("cpu"))
-    matrices, tails = pool.matrices[0].fill_(torch.nan), pool.tails[0].fill_(torch.nan)
+        weights = weights._replace(decay=weights.decay * np.float32(1e-4))
+    values = net.num_value_heads // net.num_key_heads * net.value_dim
+    matrices = np.full((SLOTS, net.num_key_heads, net.key_dim, values), np.nan, np.float32)
+    tails = np.full((SLOTS, net.kernel - 1, net.convolved), np.nan, np.float32)
     for slot in batch.prefix_states[batch.prefix_states >= 0].tolist():
         matrices[slot], tails[slot] = normal(*matrices.shape[1:]), normal(*tails.shape[1:])
     slots = {
-        slot: State(
-            grouped(matrices[slot].numpy().astype(float), net), tails[slot].double().numpy()
-        )
+        slot: State(grouped(matrices[slot].astype(float), net), tails[slot].astype(float))
         for slot in range(SLOTS)
     }
-    columns = net.convolved + heads * (net.value_dim + 2)
-    rows = normal(batch.num_tokens, columns)
+    rows = normal(batch.num_tokens, net.convolved + heads * (net.value_dim + 2))
     if sharp:
-        rows[:] = rows[:1] + 0.05 * rows
-    numbers = [
-        getattr(weights, name).double().numpy() for name in ("conv", "decay", "bias", "norm")
-    ]
-    want, kept = recurrence(batch, net, Weights(*numbers, 1e-5), rows.double().numpy(), slots)
-    got = LinearAttention(Config(net), pool, compiler).prepare(batch).run(0, weights, rows)
+        rows[:] = rows[:1] + np.float32(0.05) * rows
+    exact = Weights(*(x.astype(float) for x in weights), EPS)
+    want, kept = recurrence(batch, net, exact, rows.astype(float), slots)
+    got, (matrices, tails) = run(batch, net, weights, rows, (matrices, tails))
     np.testing.assert_allclose(got, want, atol=2e-4, rtol=2e-4)
     for slot, state in kept.items():
-        found = grouped(matrices[slot].numpy(), net)
+        found = grouped(matrices[slot], net)
         np.testing.assert_allclose(found, state.matrix, atol=1e-4, rtol=1e-3)
-        np.testing.assert_array_equal(tails[slot].numpy(), state.tail.astype(np.float32))
+        np.testing.assert_array_equal(tails[slot], state.tail.astype(np.float32))
     untouched = set(range(SLOTS)) - set(kept) - set(batch.prefix_states.tolist())
-    assert matrices[sorted(untouched)].isnan().all()
+    assert np.isnan(matrices[sorted(untouched)]).all()
 
 
-@pytest.fixture(scope="module", params=["torch", "c"])
-def compiler(request):
-    return eagerly if request.param == "torch" else in_c(torch.float32)
+@pytest.fixture(scope="module", params=["torch", "c", pytest.param("jax", marks=needs_jax)])
+def run_layer(request):
+    if request.param == "jax":
+        return on_jax
+    return on_torch(eagerly if request.param == "torch" else in_c(torch.float32))
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -110,25 +101,25 @@ def compiler(request):
     [NET, DeltaNet(3, 3, 8, 4, 2, (True,)), DeltaNet(1, 2, 4, 4, 7, (True,))],
     ids=["grouped", "equal", "wide"],
 )
-def test_random_trees(seed, net, compiler):
+def test_random_trees(seed, net, run_layer):
     rng = np.random.default_rng(seed)
-    compare(rng, with_states(rng, random_batch(rng, 4096, 16)), net, compiler=compiler)
+    compare(rng, with_states(rng, random_batch(rng, 4096, 16)), run_layer, net)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 63, 64, 65, 127, 128, 129, 200])
-def test_chains_of_short_segments(length, compiler):
+def test_chains_of_short_segments(length, run_layer):
     """A convolution sees rows of several ancestors; chunks of 64 end within segments, or with."""
     rng = np.random.default_rng(length)
     lengths = [length, 1, 1, 1, 2, 1, length, 1]
     segments = [Segment(int32([0] * n), 0, 0, parent=index - 1) for index, n in enumerate(lengths)]
-    compare(rng, with_states(rng, pack(segments, [Prefix(0, NO_PAGES)])), compiler=compiler)
+    compare(rng, with_states(rng, pack(segments, [Prefix(0, NO_PAGES)])), run_layer)
 
 
-def test_rows_that_overwrite_each_other(compiler):
+def test_rows_that_overwrite_each_other(run_layer):
     """Keys are almost alike and nothing decays: an inverse by powers would lose all digits."""
     rng = np.random.default_rng(0)
     segments = [Segment(int32([0] * 150), 0, 0), *item_segments([[0] * 40] * 5, 150, 0, 0, [1])]
-    compare(rng, with_states(rng, pack(segments, [Prefix(0, NO_PAGES)])), NET, True, compiler)
+    compare(rng, with_states(rng, pack(segments, [Prefix(0, NO_PAGES)])), run_layer, NET, True)
 
 
 def test_a_prefix_without_a_state_is_refused(shared_backends):

@@ -20,7 +20,7 @@ from gpuscore.backends.jax.plan import JaxPlan
 from gpuscore.backends.jax.programs import TracedPrograms, options_of, trace_programs
 from gpuscore.backends.jax.weights import weight_shapes_of
 from gpuscore.config import ModelConfig
-from support.model_configs import LLAMA_1B, QWEN3_06B, QWEN3_8B
+from support.model_configs import LLAMA_1B, QWEN3_06B, QWEN3_8B, QWEN35_08B
 from tpu_code.chips import CHIPS, V5E, V6E, Chip
 
 EXTEND, LABELS = "extend", "labels"
@@ -38,6 +38,7 @@ MODELS = (
     Model("Qwen3-0.6B", QWEN3_06B),
     Model("Llama-3.2-1B", LLAMA_1B, {"max_model_len": 40960}),
     Model("Qwen3-8B", QWEN3_8B, chips=(V6E,)),
+    Model("Qwen3.5-0.8B", QWEN35_08B, {"max_model_len": 40960}, chips=(V6E,)),
     # In bfloat16 its weights alone exceed a v5e. Larger batches would leave so little room for
     # pages that a layer's take less than the batch's own arrays, which then look like copies.
     Model(

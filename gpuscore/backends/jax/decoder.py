@@ -148,7 +148,6 @@ def forward(
     last = len(attending) - (not ends_linear)
 
     def one_layer(index: Array, state: State) -> State:
-        state = linear_layers(weights, index, state, batch, cfg)
         layer = jax.tree.map(lambda w: part(w, index, 1)[0], weights.layers)
         state = with_queries_and_keys(layer, state, batch, rotary, cfg)
         pool = batch.store(state.pool, index, state.kv)
@@ -157,11 +156,16 @@ def forward(
         x = with_outputs(layer, state.x, partial(batch.outputs, q), batch, batch.every, cfg)
         return state._replace(x=x, q=q, pool=pool)
 
+    def with_linear(index: Array, state: State) -> State:
+        state = linear_layers(weights, index, state, batch, cfg)
+        return lax.fori_loop(index, jnp.minimum(index + 1, last), one_layer, state)
+
     state = State(x, *batch.buffers(weights.embed.dtype), pool)
-    if batch.linear is not None:
+    if batch.linear is None:
+        state = lax.fori_loop(0, last, one_layer, state)
+    else:
         state = state._replace(linear=batch.linear.buffers(len(x), weights.embed.dtype))
-    state = lax.fori_loop(0, last, one_layer, state)
-    state = linear_layers(weights, jnp.int32(last), state, batch, cfg)
+        state = lax.fori_loop(0, last + 1, with_linear, state)
     with jax.named_scope("last_layer"):
         if ends_linear:
             return scored_rows(weights, state, batch, cfg), state.pool

@@ -254,11 +254,12 @@ def _lengths(sizes: ProgramSizes) -> Tables:
         scored=tiles,
         label_rows=sizes.labels,
         label_ids=sizes.labels,
-        states=() if sizes.states is None else _state_lengths(sizes.states, tokens),
+        states=() if sizes.states is None else state_lengths(sizes.states, tokens),
     )
 
 
-def _state_lengths(sizes: StateSizes, tokens: int) -> StateTables:
+def state_lengths(sizes: StateSizes, tokens: int) -> StateTables:
+    """Return the number of entries of each table of linear layers."""
     chunks = tokens + sizes.chunks  # a wave is read whole, though it may have fewer
     return StateTables(
         waves=1,
