@@ -164,7 +164,9 @@ def forward(
     if batch.linear is None:
         state = lax.fori_loop(0, last, one_layer, state)
     else:
-        state = state._replace(linear=batch.linear.buffers(len(x), weights.embed.dtype))
+        state = state._replace(
+            linear=batch.linear.buffers(len(x), weights.embed.dtype, batch.lanes)
+        )
         state = lax.fori_loop(0, last + 1, with_linear, state)
     with jax.named_scope("last_layer"):
         if ends_linear:
@@ -197,7 +199,12 @@ def linear_layers(
         def of_tile(start: Array, size: int, mixed: Array) -> Array:
             normed = input_norm(layer, part(state.x, start, size), cfg)
             with jax.named_scope("projections"):
-                return put(mixed, linear(normed, layer.qkv), start)
+                rest = net.convolved + net.num_value_heads * net.value_dim
+                product = linear(normed, rows_of(layer.qkv, 0, rest))
+                more = linear(normed, rows_of(layer.qkv, rest))
+                padding = (0, 0), (0, mixed.shape[1] - rest - more.shape[1])
+                product = jnp.concatenate((product, jnp.pad(more, padding)), axis=1)
+                return put(mixed, product, start)
 
         buffers, states = state.linear, state.pool.states
         assert buffers is not None and states is not None  # noqa: PT018, S101

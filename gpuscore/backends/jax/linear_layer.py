@@ -37,7 +37,7 @@ class LinearBuffers(NamedTuple):
 
     # Projections of the batch's rows, zeros for a chunk's length, the inputs before each prefix
     # that has a state, and a row of zeros.
-    mixed: Array  # [T + L + slots (kernel - 1) + 1, C + R Hk (Dv + 2)]
+    mixed: Array  # [T + L + slots (kernel - 1) + 1, C + R Hk (Dv + 2), perhaps padded]
     out: Array  # [T + L, R Hk Dv]
     # Float32 [1 + ends + slots, Hk, Dk, R Dv]: zeros, ends of chunks, states that are read.
     held: Array
@@ -52,7 +52,7 @@ class WaveInputs(NamedTuple):
     lens: Array  # [n]
     targets: Array  # [n] places of the ends that are held
     inputs: Array  # [n, kernel - 1 + L, C] of the convolution
-    rows: Array  # [n, L, R Hk (Dv + 2)] the projections that are not convolved
+    rows: Array  # [n, L, ...] the projections that are not convolved
     state: Array  # [n, Hk, Dk, R Dv] that the chunks begin with
 
 
@@ -74,11 +74,12 @@ class Recurrence:
     sizes: StateSizes
     tables: StateTables
 
-    def buffers(self, tokens: int, dtype: jnp.dtype) -> LinearBuffers:
+    def buffers(self, tokens: int, dtype: jnp.dtype, lanes: int = 1) -> LinearBuffers:
+        """Return zeros; on a device that stores arrays in tiles of `lanes` columns, whole tiles."""
         net, sizes = self.net, self.sizes
         values, rows = net.num_value_heads * net.value_dim, tokens + sizes.rows
         kept = sizes.slots * (net.kernel - 1) + 1
-        columns = net.convolved + values + 2 * net.num_value_heads
+        columns = -(-(net.convolved + values + 2 * net.num_value_heads) // lanes) * lanes
         held = (1 + sizes.ends + sizes.slots, *matrix_shape(net))
         return LinearBuffers(
             jnp.zeros((rows + kept, columns), dtype),
@@ -190,9 +191,8 @@ def computed(net: DeltaNet, weights: RuleWeights, eps: float, wave: WaveInputs) 
     """Compute the outputs of chunks, and what their end states are made of."""
     chunks, size = wave.rows.shape[:2]
     values = net.num_value_heads * net.value_dim
-    gate, strength, step = jnp.split(
-        wave.rows.astype(jnp.float32), (values, values + net.num_value_heads), axis=2
-    )
+    ends = [values + heads * net.num_value_heads for heads in range(3)]
+    gate, strength, step, _ = jnp.split(wave.rows.astype(jnp.float32), ends, axis=2)
     q, k, v = _convolved(net, weights, wave.inputs, size)
     inside = (jnp.arange(size) < wave.lens[:, None])[..., None]
 
