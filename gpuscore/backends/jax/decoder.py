@@ -199,12 +199,7 @@ def linear_layers(
         def of_tile(start: Array, size: int, mixed: Array) -> Array:
             normed = input_norm(layer, part(state.x, start, size), cfg)
             with jax.named_scope("projections"):
-                rest = net.convolved + net.num_value_heads * net.value_dim
-                product = linear(normed, rows_of(layer.qkv, 0, rest))
-                more = linear(normed, rows_of(layer.qkv, rest))
-                padding = (0, 0), (0, mixed.shape[1] - rest - more.shape[1])
-                product = jnp.concatenate((product, jnp.pad(more, padding)), axis=1)
-                return put(mixed, product, start)
+                return put(mixed, recur.projected(normed, layer.qkv, mixed.shape[1]), start)
 
         buffers, states = state.linear, state.pool.states
         assert buffers is not None and states is not None  # noqa: PT018, S101

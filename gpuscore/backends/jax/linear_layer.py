@@ -18,7 +18,16 @@ from jax import Array, lax
 from gpuscore.backends.common.hf_config import DecoderConfig, DeltaNet
 from gpuscore.backends.jax.attention import States, as_type
 from gpuscore.backends.jax.layout import StateSizes, StateTables
-from gpuscore.backends.jax.products import chosen, contract, one_of, part, put
+from gpuscore.backends.jax.products import (
+    Quantized,
+    chosen,
+    contract,
+    linear,
+    one_of,
+    part,
+    put,
+    rows_of,
+)
 
 EPS = 1e-6  # in the norm of queries and keys
 
@@ -86,6 +95,16 @@ class Recurrence:
             jnp.zeros((rows, values), dtype),
             jnp.zeros(held, jnp.float32),
         )
+
+    def projected(self, x: Array, weight: Array | Quantized, columns: int) -> Array:
+        """Return the projections of x [M, E], with zeros up to that many columns."""
+        wide = self.net.convolved + self.net.num_value_heads * self.net.value_dim
+        # Apart from the others, whose columns fill tiles: else a TPU would store the product the
+        # other way around, and copy the buffer in every layer.
+        rest = linear(x, rows_of(weight, wide))
+        padding = (0, 0), (0, columns - wide - rest.shape[1])
+        both = linear(x, rows_of(weight, 0, wide)), jnp.pad(rest, padding)
+        return jnp.concatenate(both, axis=1)
 
     def run(
         self, layer: Array, weights: RuleWeights, buffers: LinearBuffers, states: States

@@ -167,9 +167,13 @@ class JaxPlan:
         # The weights of a layer of the loop, and of the last one, may be copied.
         of_layers = 2 * config.hidden_size * (widest + config.intermediate_size) * item
         of_layers += 2 * config.hidden_size * config.num_heads * config.head_dim * item
-        residual = 2 * 4 * config.hidden_size  # of all rows, and of scored ones
+        residual, held = 2 * 4 * config.hidden_size, 0  # of all rows, and of scored ones
+        if (net := config.delta_net) is not None:
+            values = net.num_value_heads * net.value_dim
+            of_rows += net.convolved + 2 * (values + net.num_value_heads)
+            held = (1 + HELD + self.pages.num_states) * 4 * net.key_dim * values
         of_tokens = tokens * (of_rows * item + residual + results + 4 * LANES["tpu"])
-        return int(MARGIN * (of_tokens + in_tile + of_layers))
+        return int(MARGIN * (of_tokens + in_tile + of_layers + held))
 
     def program_identity(self, sizes: ProgramSizes) -> str:
         """Return everything that the memory of a program depends on, as text."""
