@@ -22,7 +22,6 @@ from support.batches import NO_PAGES, Pages, int32, item_segments, random_batch
 from support.linear_layers import EPS, SLOTS, LayerWeights, on_jax, on_torch
 from support.models import random_ids, reference_logprobs
 from support.recurrence import State, Weights, recurrence
-from support.slow import slow
 
 LABELS = [3, 17, 399]
 VISIBLE = 1e-2
@@ -332,79 +331,3 @@ PLANTS = (
 def test_a_defect_is_visible(tiny_model, monkeypatch, plant):
     plant(monkeypatch)
     assert worst_error(tiny_model) > VISIBLE
-
-
-def on_jax_the_decay_is_dropped(monkeypatch):
-    from gpuscore.backends.jax import linear_layer
-
-    changed(
-        monkeypatch,
-        linear_layer,
-        "computed",
-        lambda run: lambda net, w, *rest: run(net, w._replace(decay=w.decay * 0), *rest),
-    )
-
-
-def on_jax_ends_share_a_place(monkeypatch):
-    """A wave overwrites a state that others have yet to begin with."""
-    from gpuscore.backends.jax import waves
-
-    def shared(in_waves):
-        return lambda *args: (
-            [(chunk, min(place, 0)) for chunk, place in wave] for wave in in_waves(*args)
-        )
-
-    changed(monkeypatch, waves, "in_waves", shared)
-
-
-def on_jax_a_slot_is_read_after_it_was_written(monkeypatch):
-    """Chunks that begin with a kept state begin with zeros, as if it had not been read before."""
-    from gpuscore.backends.jax.linear_layer import Recurrence
-
-    changed(monkeypatch, Recurrence, "_read", lambda read: lambda one, layer, buffers, _: buffers)
-
-
-def on_jax_the_convolution_has_the_wrong_requests_tail(monkeypatch):
-    from gpuscore.backends.jax import padding
-
-    def rolled(fill):
-        def filled(tables, *rest):
-            fill(tables, *rest)
-            tables.before[:] = np.roll(tables.before, 1)
-
-        return filled
-
-    changed(monkeypatch, padding, "fill_states", rolled)
-
-
-def on_jax_the_output_has_no_gate(monkeypatch):
-    from gpuscore.backends.jax import decoder
-
-    changed(
-        monkeypatch,
-        decoder,
-        "after_attention",
-        lambda after: lambda layer, *rest: after(layer._replace(gate=None), *rest),
-    )
-
-
-@needs_jax
-@pytest.mark.parametrize(
-    "plant",
-    [
-        on_jax_the_decay_is_dropped,
-        *slow(
-            a_state_leaks_to_a_sibling,
-            items_begin_without_a_state,
-            the_convolution_does_not_see_the_parent,
-            on_jax_ends_share_a_place,
-            on_jax_a_slot_is_read_after_it_was_written,
-            on_jax_the_convolution_has_the_wrong_requests_tail,
-            on_jax_the_output_has_no_gate,
-        ),
-    ],
-    ids=lambda plant: plant.__name__,
-)
-def test_a_defect_is_visible_on_jax(tiny_model, monkeypatch, plant):
-    plant(monkeypatch)
-    assert worst_error(tiny_model, backend="jax") > VISIBLE

@@ -19,7 +19,7 @@ EPS = 1e-5
 
 
 class LayerWeights(NamedTuple):
-    """As `delta_net.layer.DeltaWeights`."""
+    """Weights as `delta_net.layer.DeltaWeights` has them."""
 
     conv: Float32Array
     decay: Float32Array
