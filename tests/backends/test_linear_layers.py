@@ -16,7 +16,7 @@ from gpuscore.backends.torch.delta_net.layer import LinearPass
 from gpuscore.backends.torch.rows_in_c import in_c
 from gpuscore.engine import jobs
 from gpuscore.engine.states import StateSlots
-from gpuscore.types.batch import Prefix, Segment, pack, page_slots
+from gpuscore.types.batch import Prefix, Segment, pack, page_slots, visible_rows
 from support.backends import needs_jax
 from support.batches import NO_PAGES, Pages, int32, item_segments, random_batch
 from support.linear_layers import EPS, SLOTS, LayerWeights, on_jax, on_torch
@@ -49,8 +49,8 @@ def grouped(matrix, net):
     return by_value.transpose(0, 2, 1, 3).reshape(-1, net.key_dim, net.value_dim)
 
 
-def compare(rng, batch, run, net=NET, sharp=False):
-    """Compare one layer's outputs and states with the recurrence; other slots hold NaN."""
+def drawn(rng, batch, net=NET, sharp=False):
+    """Return weights, projections and slots; those that no prefix has hold NaN."""
 
     def normal(*shape):
         return rng.standard_normal(shape).astype(np.float32)
@@ -69,13 +69,23 @@ def compare(rng, batch, run, net=NET, sharp=False):
     tails = np.full((SLOTS, net.kernel - 1, net.convolved), np.nan, np.float32)
     for slot in batch.prefix_states[batch.prefix_states >= 0].tolist():
         matrices[slot], tails[slot] = normal(*matrices.shape[1:]), normal(*tails.shape[1:])
+    rows = normal(batch.num_tokens, net.convolved + heads * (net.value_dim + 2))
+    if sharp:
+        rows[:] = rows[:1] + np.float32(0.05) * rows
+    return weights, rows, (matrices, tails)
+
+
+def states_of(batch):
+    return zip(batch.state_rows.tolist(), batch.state_slots.tolist(), strict=True)
+
+
+def compare(rng, batch, run, net=NET, sharp=False):
+    """Compare one layer's outputs and states with the recurrence."""
+    weights, rows, (matrices, tails) = drawn(rng, batch, net, sharp)
     slots = {
         slot: State(grouped(matrices[slot].astype(float), net), tails[slot].astype(float))
         for slot in range(SLOTS)
     }
-    rows = normal(batch.num_tokens, net.convolved + heads * (net.value_dim + 2))
-    if sharp:
-        rows[:] = rows[:1] + np.float32(0.05) * rows
     exact = Weights(*(x.astype(float) for x in weights), EPS)
     want, kept = recurrence(batch, net, exact, rows.astype(float), slots)
     got, (matrices, tails) = run(batch, net, weights, rows, (matrices, tails))
@@ -122,18 +132,42 @@ def test_rows_that_overwrite_each_other(run_layer):
     compare(rng, with_states(rng, pack(segments, [Prefix(0, NO_PAGES)])), run_layer, NET, True)
 
 
-def test_a_prefix_without_a_state_is_refused(shared_backends):
-    backend = shared_backends.get("torch", "qwen3_5", device="cpu", max_batch_tokens=512)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_row_that_is_not_finite_reaches_its_descendants_alone(seed, run_layer):
+    rng = np.random.default_rng(seed)
+    batch = with_states(rng, random_batch(rng, 4096, 16))
+    weights, rows, slots = drawn(rng, batch)
+    want, kept = run_layer(batch, NET, weights, rows, slots)
+    segment = int(rng.integers(len(batch.parent)))
+    start, stop = batch.cu_seqlens[segment : segment + 2].tolist()
+    poisoned = rows.copy()
+    poisoned[start] = np.nan
+    got, after = run_layer(batch, NET, weights, poisoned, slots)
+    sees = visible_rows(batch)[:, start]
+    assert np.isnan(got[sees]).all()
+    outside = ~sees & ((np.arange(len(rows)) < start) | (np.arange(len(rows)) >= stop))
+    assert outside.any()
+    np.testing.assert_array_equal(got[outside], want[outside])
+    clean = [slot for row, slot in states_of(batch) if outside[row]]
+    for side, expected in zip(after, kept, strict=True):
+        np.testing.assert_array_equal(side[clean], expected[clean])
+
+
+@pytest.fixture(params=["torch", pytest.param("jax", marks=needs_jax)])
+def backend(request, shared_backends):
+    return shared_backends.get(request.param, "qwen3_5", device="cpu", max_batch_tokens=512)
+
+
+def test_a_prefix_without_a_state_is_refused(backend):
     batch = pack(item_segments([[1, 2]], 20, 0, -1, LABELS), [Prefix(20, int32([0, 1]))])
     with pytest.raises(ValueError, match="prefix of 20 tokens has no state"):
         backend.collect(backend.extend(batch))
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_isolation_is_exact(shared_backends, cached):
+def test_isolation_is_exact(backend, cached):
     """With unchanged shapes, another item or request changes not a single bit, nor does another
     state."""
-    backend = shared_backends.get("torch", "qwen3_5", device="cpu", max_batch_tokens=512)
     rng, size, cut = np.random.default_rng(1), backend.limits.page_size, 70
     query, stranger = random_ids(rng, cut), random_ids(rng, 21)
     items = [random_ids(rng, n) for n in (5, 20, 20, 1, 33)]
