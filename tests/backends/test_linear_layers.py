@@ -155,7 +155,7 @@ def test_a_row_that_is_not_finite_reaches_its_descendants_alone(seed, run_layer)
 
 @pytest.fixture(params=["torch", pytest.param("jax", marks=needs_jax)])
 def backend(request, shared_backends):
-    return shared_backends.get(request.param, "qwen3_5", device="cpu", max_batch_tokens=512)
+    return shared_backends.get(request.param, "qwen3_5", dtype="float32", max_batch_tokens=512)
 
 
 def test_a_prefix_without_a_state_is_refused(backend):
