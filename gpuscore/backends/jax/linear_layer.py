@@ -197,15 +197,6 @@ class Recurrence:
         return WaveInputs(first, stop - first, starts, lens, targets, inputs, rest, state)
 
 
-def recurrence_of(
-    config: DecoderConfig, sizes: StateSizes | None, tables: StateTables | tuple[()]
-) -> Recurrence | None:
-    """Return linear attention of a batch; None for a model without it."""
-    if config.delta_net is None or sizes is None or not tables:
-        return None
-    return Recurrence(config, config.delta_net, sizes, tables)
-
-
 def computed(net: DeltaNet, weights: RuleWeights, eps: float, wave: WaveInputs) -> Computed:
     """Compute the outputs of chunks, and what their end states are made of."""
     chunks, size = wave.rows.shape[:2]
@@ -268,8 +259,9 @@ def end_state(one: Computed, state: Array) -> Array:
 def inverse(system: Array) -> Array:
     """Invert matrices [..., L, L] with a unit diagonal, whose lower triangle is given.
 
-    Blocks of the diagonal are inverted, each of two that were inverted before. This keeps the
-    digits that an inverse by powers loses where tokens repeat.
+    Blocks of the diagonal are inverted, each made of two that were inverted before: few products,
+    where solving row by row would be a long loop on a TPU. It keeps the digits that an inverse by
+    powers loses where tokens repeat.
     """
     size = system.shape[-1]
     row, column = jnp.arange(size)[:, None], jnp.arange(size)

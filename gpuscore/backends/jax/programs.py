@@ -22,7 +22,7 @@ from gpuscore.backends.jax.layout import (
     buffer_length,
     divided,
 )
-from gpuscore.backends.jax.linear_layer import Recurrence, recurrence_of
+from gpuscore.backends.jax.linear_layer import Recurrence
 from gpuscore.backends.jax.products import part, put
 
 # Labels of one call for those that have no room in a batch's array, per token of the bucket; still
@@ -126,7 +126,8 @@ def run(
 ) -> tuple[Pool, ScoredRows]:
     """Run one batch, given as `padding.padded` makes it."""
     tables = divided(buffer, sizes)
-    recur = recurrence_of(cfg, sizes.states, tables.states)
+    net, chunks, states = cfg.delta_net, sizes.states, tables.states
+    recur = Recurrence(cfg, net, chunks, states) if net and chunks and states else None
     numbers, batch = tables.numbers, PaddedBatch(attention, attends, tables, recur)
     hidden, pool = forward(tables.token_ids, tables.positions, weights, cfg, batch, pool)
     rows = sizes.tiling.product_rows[-1]
