@@ -71,10 +71,11 @@ def test_as_transformers(tiny_model, rng, family, overrides):
 
 
 @pytest.mark.slow
-def test_bfloat16_errs_less_than_transformers(tiny_model, rng):
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
+def test_bfloat16_errs_less_than_transformers(tiny_model, rng, family):
     import torch
 
-    directory, model = tiny_model("qwen3")
+    directory, model = tiny_model(family)
     query, items = random_ids(rng, 64), [random_ids(rng, int(n)) for n in rng.integers(1, 24, 60)]
     prompts = [query + item for item in items]
     exact = reference_logprobs(model, prompts)[:, LABELS]
@@ -132,11 +133,21 @@ def test_nothing_is_compiled_after_warmup(small, tiny_model, count):
             np.testing.assert_array_equal(result.top_ids, order)
 
 
-def test_the_pool_is_never_copied(small, rng):
-    before = [side.unsafe_buffer_pointer() for side in small.pool]
+@pytest.fixture(params=["qwen3", "qwen3_5"])
+def of_each_kind(request, shared_backends):
+    return shared_backends.get("jax", request.param, **SMALL)
+
+
+def test_the_pool_is_never_copied(of_each_kind, rng):
+    import jax
+
+    def pointers():
+        return [side.unsafe_buffer_pointer() for side in jax.tree.leaves(of_each_kind.pool)]
+
+    before = pointers()
     for _ in range(3):
-        run(small, in_one_batch(random_ids(rng, 50), [random_ids(rng, 9)], LABELS))
-    assert [side.unsafe_buffer_pointer() for side in small.pool] == before
+        run(of_each_kind, in_one_batch(random_ids(rng, 50), [random_ids(rng, 9)], LABELS))
+    assert pointers() == before
 
 
 def test_extend_does_not_wait(small, rng):
@@ -197,9 +208,10 @@ def test_options_that_change_nothing(tiny_model, options):
     assert (plan.attention, plan.device_name, plan.dtype_name) == ("xla", "cpu", "float32")
 
 
-def test_programs_scatter_nothing(small):
-    """Pages are written by slices, and rows of the last layer are read once."""
-    for programs in small._programs.values():
+def test_programs_scatter_nothing(of_each_kind):
+    """Pages and states are written by slices, and rows of the last layer are read once."""
+    assert of_each_kind._programs
+    for programs in of_each_kind._programs.values():
         text = programs.extend.as_text()
         assert "dynamic-update-slice" in text
         assert " scatter(" not in text
@@ -263,8 +275,7 @@ def test_batches_with_many_pages_are_divided(small, rng, monkeypatch):
 def test_a_lost_pool_ends_the_engine(small, rng):
     """A batch that fails may lose the pool, and with it the pages that other requests need."""
     engine = Engine(small, EngineConfig())
-    for side in small.pool:
-        side.delete()
+    small.pool.pages.delete()
     with pytest.raises(DeviceLost, match="KV cache was lost"):
         small.extend(in_one_batch(random_ids(rng, 9), [random_ids(rng, 4)], LABELS))
     ids = np.array([1, 2, 3], np.int32)

@@ -122,7 +122,7 @@ def test_heads_that_fill_tiles_are_rotated_alike(dtype):
     """Compares a TPU's path, head by head, with all heads at once."""
     import jax.numpy as jnp
 
-    from gpuscore.backends.jax.decoder import norm_and_rotate_heads, rotary_tables, sliced
+    from gpuscore.backends.jax.rotary import norm_and_rotate_heads, rotary_tables, sliced
     from support.attention_inputs import heads_alone
 
     config, rng = heads_alone(3, 1, 16), np.random.default_rng(0)

@@ -53,7 +53,7 @@ def test_pages_take_what_the_largest_program_leaves(tiny_model, monkeypatch):
     backend = create_backend(plan)
     assert len(noted) == 1, "the estimate was good enough: the largest program is compiled once"
     assert noted[0][1] == backend.limits.num_pages
-    pool = sum(side.nbytes for side in backend.pool)
+    pool = backend.pool.pages.nbytes
     (programs,) = backend._programs.values()
     assert programs.bytes > 2 * 64 * 48 * 4, "at least hidden states in and out of a layer"
     fits = (free - programs.bytes) // plan.pages.page_bytes * plan.pages.page_bytes

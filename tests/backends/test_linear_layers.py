@@ -8,25 +8,33 @@ import pytest
 import torch
 
 from gpuscore import Scorer
+from gpuscore.backends.common import state_chunks
 from gpuscore.backends.common.hf_config import DeltaNet
 from gpuscore.backends.torch.compiler import eagerly
-from gpuscore.backends.torch.delta_net import layer, layout
+from gpuscore.backends.torch.delta_net import layer
 from gpuscore.backends.torch.delta_net.layer import LinearPass
 from gpuscore.backends.torch.rows_in_c import in_c
 from gpuscore.engine import jobs
 from gpuscore.engine.states import StateSlots
-from gpuscore.types.batch import Prefix, Segment, pack, page_slots
+from gpuscore.types.batch import Prefix, Segment, pack, page_slots, visible_rows
+from support.backends import needs_jax
 from support.batches import NO_PAGES, Pages, int32, item_segments, random_batch
-from support.linear_layers import NET, compare, with_states
+from support.linear_layers import NET, compare, drawn, on_jax, on_torch, with_states
 from support.models import random_ids, reference_logprobs
 
 LABELS = [3, 17, 399]
 VISIBLE = 1e-2
 
 
-@pytest.fixture(scope="module", params=["torch", "c"])
-def compiler(request):
-    return eagerly if request.param == "torch" else in_c(torch.float32)
+def states_of(batch):
+    return zip(batch.state_rows.tolist(), batch.state_slots.tolist(), strict=True)
+
+
+@pytest.fixture(scope="module", params=["torch", "c", pytest.param("jax", marks=needs_jax)])
+def run_layer(request):
+    if request.param == "jax":
+        return on_jax
+    return on_torch(eagerly if request.param == "torch" else in_c(torch.float32))
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -35,39 +43,63 @@ def compiler(request):
     [NET, DeltaNet(3, 3, 8, 4, 2, (True,)), DeltaNet(1, 2, 4, 4, 7, (True,))],
     ids=["grouped", "equal", "wide"],
 )
-def test_random_trees(seed, net, compiler):
+def test_random_trees(seed, net, run_layer):
     rng = np.random.default_rng(seed)
-    compare(rng, with_states(rng, random_batch(rng, 4096, 16)), net, compiler=compiler)
+    compare(rng, with_states(rng, random_batch(rng, 4096, 16)), run_layer, net)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 63, 64, 65, 127, 128, 129, 200])
-def test_chains_of_short_segments(length, compiler):
+def test_chains_of_short_segments(length, run_layer):
     """A convolution sees rows of several ancestors; chunks of 64 end within segments, or with."""
     rng = np.random.default_rng(length)
     lengths = [length, 1, 1, 1, 2, 1, length, 1]
     segments = [Segment(int32([0] * n), 0, 0, parent=index - 1) for index, n in enumerate(lengths)]
-    compare(rng, with_states(rng, pack(segments, [Prefix(0, NO_PAGES)])), compiler=compiler)
+    compare(rng, with_states(rng, pack(segments, [Prefix(0, NO_PAGES)])), run_layer)
 
 
-def test_rows_that_overwrite_each_other(compiler):
+def test_rows_that_overwrite_each_other(run_layer):
     """Keys are almost alike and nothing decays: an inverse by powers would lose all digits."""
     rng = np.random.default_rng(0)
     segments = [Segment(int32([0] * 150), 0, 0), *item_segments([[0] * 40] * 5, 150, 0, 0, [1])]
-    compare(rng, with_states(rng, pack(segments, [Prefix(0, NO_PAGES)])), NET, True, compiler)
+    compare(rng, with_states(rng, pack(segments, [Prefix(0, NO_PAGES)])), run_layer, NET, True)
 
 
-def test_a_prefix_without_a_state_is_refused(shared_backends):
-    backend = shared_backends.get("torch", "qwen3_5", device="cpu", max_batch_tokens=512)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_row_that_is_not_finite_reaches_its_descendants_alone(seed, run_layer):
+    rng = np.random.default_rng(seed)
+    batch = with_states(rng, random_batch(rng, 4096, 16))
+    weights, rows, slots = drawn(rng, batch)
+    want, kept = run_layer(batch, NET, weights, rows, slots)
+    segment = int(rng.integers(len(batch.parent)))
+    start, stop = batch.cu_seqlens[segment : segment + 2].tolist()
+    poisoned = rows.copy()
+    poisoned[start] = np.nan
+    got, after = run_layer(batch, NET, weights, poisoned, slots)
+    sees = visible_rows(batch)[:, start]
+    assert np.isnan(got[sees]).all()
+    outside = ~sees & ((np.arange(len(rows)) < start) | (np.arange(len(rows)) >= stop))
+    assert outside.any()
+    np.testing.assert_array_equal(got[outside], want[outside])
+    clean = [slot for row, slot in states_of(batch) if outside[row]]
+    for side, expected in zip(after, kept, strict=True):
+        np.testing.assert_array_equal(side[clean], expected[clean])
+
+
+@pytest.fixture(params=["torch", pytest.param("jax", marks=needs_jax)])
+def backend(request, shared_backends):
+    return shared_backends.get(request.param, "qwen3_5", dtype="float32", max_batch_tokens=512)
+
+
+def test_a_prefix_without_a_state_is_refused(backend):
     batch = pack(item_segments([[1, 2]], 20, 0, -1, LABELS), [Prefix(20, int32([0, 1]))])
     with pytest.raises(ValueError, match="prefix of 20 tokens has no state"):
         backend.collect(backend.extend(batch))
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_isolation_is_exact(shared_backends, cached):
+def test_isolation_is_exact(backend, cached):
     """With unchanged shapes, another item or request changes not a single bit, nor does another
     state."""
-    backend = shared_backends.get("torch", "qwen3_5", device="cpu", max_batch_tokens=512)
     rng, size, cut = np.random.default_rng(1), backend.limits.page_size, 70
     query, stranger = random_ids(rng, cut), random_ids(rng, 21)
     items = [random_ids(rng, n) for n in (5, 20, 20, 1, 33)]
@@ -116,8 +148,9 @@ def worst_error(tiny_model, **options):
     return max(errors)
 
 
-def test_without_a_defect(tiny_model):
-    assert worst_error(tiny_model) < 1e-4
+@pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=needs_jax)])
+def test_without_a_defect(tiny_model, backend):
+    assert worst_error(tiny_model, backend=backend) < 1e-4
 
 
 def changed(monkeypatch, owner, name, change):
@@ -128,26 +161,26 @@ def a_state_leaks_to_a_sibling(monkeypatch):
     """Every segment begins where the segment before it in the batch ended."""
 
     def chained(make):
-        def chunks(batch, place):
-            made = make(batch, place)
+        def chunks(*args):
+            made = make(*args)
             return replace(made, parents=[*range(-1, len(made.parents) - 1)])
 
         return chunks
 
-    changed(monkeypatch, layout, "_chunks", chained)
+    changed(monkeypatch, state_chunks, "_chunks", chained)
 
 
 def items_begin_without_a_state(monkeypatch):
     def rootless(make):
-        def chunks(batch, place):
-            made = make(batch, place)
-            firsts = set(np.searchsorted(made.starts, batch.cu_seqlens[:-1]).tolist())
+        def chunks(*args):
+            made = make(*args)
+            firsts = set(np.searchsorted(made.starts, args[0].cu_seqlens[:-1]).tolist())
             parents = [-1 if i in firsts else parent for i, parent in enumerate(made.parents)]
             return replace(made, parents=parents)
 
         return chunks
 
-    changed(monkeypatch, layout, "_chunks", rootless)
+    changed(monkeypatch, state_chunks, "_chunks", rootless)
 
 
 def the_decay_is_dropped(monkeypatch):
@@ -189,7 +222,7 @@ def the_convolution_does_not_see_the_parent(monkeypatch):
 
         return places
 
-    changed(monkeypatch, layout, "_before", blind)
+    changed(monkeypatch, state_chunks, "_before", blind)
 
 
 def a_chunk_keeps_the_state_before_its_last_row(monkeypatch):
@@ -246,22 +279,21 @@ def the_output_has_no_gate(monkeypatch):
     changed(monkeypatch, Decoder, "_after", lambda after: lambda *a: after(*a[:5]))
 
 
-@pytest.mark.parametrize(
-    "plant",
-    [
-        a_state_leaks_to_a_sibling,
-        items_begin_without_a_state,
-        the_decay_is_dropped,
-        the_strength_is_dropped,
-        the_convolution_has_the_wrong_requests_tail,
-        the_convolution_does_not_see_the_parent,
-        a_chunk_keeps_the_state_before_its_last_row,
-        a_long_item_begins_at_the_querys_end,
-        the_head_is_rotated_whole,
-        the_output_has_no_gate,
-    ],
-    ids=lambda plant: plant.__name__,
+PLANTS = (
+    a_state_leaks_to_a_sibling,
+    items_begin_without_a_state,
+    the_decay_is_dropped,
+    the_strength_is_dropped,
+    the_convolution_has_the_wrong_requests_tail,
+    the_convolution_does_not_see_the_parent,
+    a_chunk_keeps_the_state_before_its_last_row,
+    a_long_item_begins_at_the_querys_end,
+    the_head_is_rotated_whole,
+    the_output_has_no_gate,
 )
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
 def test_a_defect_is_visible(tiny_model, monkeypatch, plant):
     plant(monkeypatch)
     assert worst_error(tiny_model) > VISIBLE

@@ -11,7 +11,7 @@ from gpuscore.backends.base import Backend
 from gpuscore.config import ModelConfig
 
 # With the architectures that --backend jax supports.
-JAX_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+JAX_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_5")
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 needs_jax = pytest.mark.skipif(find_spec("jax") is None, reason="JAX is not installed")
@@ -53,6 +53,7 @@ def fill_pages(backend: Any, value: float) -> None:
             for side in sides:
                 side.fill_(value)
         return
+    import jax
     import jax.numpy as jnp
 
-    backend.pool = type(backend.pool)(*(jnp.full_like(side, value) for side in backend.pool))
+    backend.pool = jax.tree.map(lambda side: jnp.full_like(side, value), backend.pool)

@@ -1,28 +1,44 @@
-"""One linear layer of random weights on random batches, compared with the recurrence in float64."""
+"""One linear layer of random weights over one batch, computed by each backend, with arrays of
+NumPy, and compared with the recurrence in float64."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache, partial
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
 from gpuscore.backends.common.hf_config import DeltaNet
-from gpuscore.backends.torch.compiler import Compiler, eagerly
+from gpuscore.backends.torch.compiler import Compiler
 from gpuscore.backends.torch.delta_net.layer import DeltaWeights, LinearAttention
 from gpuscore.backends.torch.delta_net.states import StatePool
-from gpuscore.types.batch import PackedBatch
+from gpuscore.types.batch import Float32Array, PackedBatch
 from support.batches import int32
-from support.recurrence import Float64, State, Weights, recurrence
+from support.recurrence import State, Weights, recurrence
 
 SLOTS = 12
+TOKENS = 5120  # of the bucket of JAX's program
+EPS = 1e-5
 NET = DeltaNet(2, 6, 12, 20, 4, (True,))
 CPU = torch.device("cpu")
 
 
-class Config:
-    """The part of a `DecoderConfig` that one linear layer needs."""
+class LayerWeights(NamedTuple):
+    """Weights as `delta_net.layer.DeltaWeights` has them."""
 
-    def __init__(self, net: DeltaNet) -> None:
-        self.delta_net, self.num_layers, self.rms_norm_eps = net, 1, 1e-5
+    conv: Float32Array
+    decay: Float32Array
+    bias: Float32Array
+    norm: Float32Array
+
+
+# Matrices [SLOTS, Hk, Dk, R Dv] and tails [SLOTS, kernel - 1, C] of all slots.
+Slots: TypeAlias = tuple[Float32Array, Float32Array]
+# (batch, net, weights, projections [T, ...], slots) -> outputs [T, values], slots afterwards.
+RunLayer: TypeAlias = Callable[
+    [PackedBatch, DeltaNet, LayerWeights, Float32Array, Slots], tuple[Float32Array, Slots]
+]
 
 
 def with_states(rng: np.random.Generator, batch: PackedBatch) -> PackedBatch:
@@ -46,54 +62,126 @@ def grouped(matrix: np.ndarray, net: DeltaNet) -> np.ndarray:
     return by_value.transpose(0, 2, 1, 3).reshape(-1, net.key_dim, net.value_dim)
 
 
-def exact(x: torch.Tensor) -> Float64:
-    return x.double().cpu().numpy()
+def drawn(
+    rng: np.random.Generator, batch: PackedBatch, net: DeltaNet = NET, sharp: bool = False
+) -> tuple[LayerWeights, Float32Array, Slots]:
+    """Return weights, projections and slots; those that no prefix has hold NaN."""
+
+    def normal(*shape: int) -> Float32Array:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    heads = net.num_value_heads
+    weights = LayerWeights(
+        normal(net.kernel, net.convolved),
+        -np.exp(normal(heads)),
+        normal(heads),
+        normal(net.value_dim),
+    )
+    if sharp:  # hardly any decay, and rows that are overwritten: the hardest systems to solve
+        weights = weights._replace(decay=weights.decay * np.float32(1e-4))
+    values = net.num_value_heads // net.num_key_heads * net.value_dim
+    matrices = np.full((SLOTS, net.num_key_heads, net.key_dim, values), np.nan, np.float32)
+    tails = np.full((SLOTS, net.kernel - 1, net.convolved), np.nan, np.float32)
+    for slot in batch.prefix_states[batch.prefix_states >= 0].tolist():
+        matrices[slot], tails[slot] = normal(*matrices.shape[1:]), normal(*tails.shape[1:])
+    rows = normal(batch.num_tokens, net.convolved + heads * (net.value_dim + 2))
+    if sharp:
+        rows[:] = rows[:1] + np.float32(0.05) * rows
+    return weights, rows, (matrices, tails)
 
 
 def compare(
     rng: np.random.Generator,
     batch: PackedBatch,
+    run: RunLayer,
     net: DeltaNet = NET,
     sharp: bool = False,
-    compiler: Compiler = eagerly,
-    device: torch.device = CPU,
 ) -> None:
-    """Compare one layer's outputs and states with the recurrence; other slots hold NaN.
-
-    With `sharp` hardly anything decays, and rows are overwritten: the hardest systems to solve.
-    """
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.from_numpy(rng.standard_normal(shape)).float().to(device)
-
-    heads = net.num_value_heads
-    weights = DeltaWeights(
-        normal(net.kernel, net.convolved),
-        -normal(heads).exp(),
-        normal(heads),
-        normal(net.value_dim),
-    )
-    if sharp:
-        weights.decay.mul_(1e-4)
-    pool = StatePool(Config(net), SLOTS, torch.float32, device)
-    matrices, tails = pool.matrices[0].fill_(torch.nan), pool.tails[0].fill_(torch.nan)
-    for slot in batch.prefix_states[batch.prefix_states >= 0].tolist():
-        matrices[slot], tails[slot] = normal(*matrices.shape[1:]), normal(*tails.shape[1:])
+    """Compare one layer's outputs and states with the recurrence."""
+    weights, rows, (matrices, tails) = drawn(rng, batch, net, sharp)
     slots = {
-        slot: State(grouped(exact(matrices[slot]), net), exact(tails[slot]))
+        slot: State(grouped(matrices[slot].astype(float), net), tails[slot].astype(float))
         for slot in range(SLOTS)
     }
-    columns = net.convolved + heads * (net.value_dim + 2)
-    rows = normal(batch.num_tokens, columns)
-    if sharp:
-        rows[:] = rows[:1] + 0.05 * rows
-    numbers = [exact(getattr(weights, name)) for name in ("conv", "decay", "bias", "norm")]
-    want, kept = recurrence(batch, net, Weights(*numbers, 1e-5), exact(rows), slots)
-    got = LinearAttention(Config(net), pool, compiler).prepare(batch).run(0, weights, rows)
-    np.testing.assert_allclose(exact(got), want, atol=2e-4, rtol=2e-4)
+    exact = Weights(*(x.astype(float) for x in weights), EPS)
+    want, kept = recurrence(batch, net, exact, rows.astype(float), slots)
+    got, (matrices, tails) = run(batch, net, weights, rows, (matrices, tails))
+    np.testing.assert_allclose(got, want, atol=2e-4, rtol=2e-4)
     for slot, state in kept.items():
-        found = grouped(exact(matrices[slot]), net)
+        found = grouped(matrices[slot], net)
         np.testing.assert_allclose(found, state.matrix, atol=1e-4, rtol=1e-3)
-        np.testing.assert_array_equal(exact(tails[slot]), state.tail)
+        np.testing.assert_array_equal(tails[slot], state.tail.astype(np.float32))
     untouched = set(range(SLOTS)) - set(kept) - set(batch.prefix_states.tolist())
-    assert matrices[sorted(untouched)].isnan().all()
+    assert np.isnan(matrices[sorted(untouched)]).all()
+
+
+class OneLayer:
+    """The part of a `DecoderConfig` that one linear layer needs."""
+
+    def __init__(self, net: DeltaNet) -> None:
+        self.delta_net, self.num_layers, self.rms_norm_eps = net, 1, EPS
+
+
+def on_torch(compiler: Compiler, device: torch.device = CPU) -> RunLayer:
+    """Return the layer as torch's backend computes it."""
+
+    def there(values: Float32Array) -> torch.Tensor:
+        return torch.from_numpy(values).to(device)
+
+    def run(
+        batch: PackedBatch, net: DeltaNet, weights: LayerWeights, rows: Float32Array, slots: Slots
+    ) -> tuple[Float32Array, Slots]:
+        config: Any = OneLayer(net)
+        pool = StatePool(config, SLOTS, torch.float32, device)
+        for side, values in zip((pool.matrices, pool.tails), slots, strict=True):
+            side[0].copy_(there(values))
+        layer = LinearAttention(config, pool, compiler).prepare(batch)
+        assert layer is not None
+        out = layer.run(0, DeltaWeights(*map(there, weights)), there(rows))
+        return out.cpu().numpy(), (pool.matrices[0].cpu().numpy(), pool.tails[0].cpu().numpy())
+
+    return run
+
+
+def on_jax(
+    batch: PackedBatch, net: DeltaNet, weights: LayerWeights, rows: Float32Array, slots: Slots
+) -> tuple[Float32Array, Slots]:
+    """Compute the layer as JAX's backend does; rows of padding and ends that are held hold NaN."""
+    from gpuscore.backends.jax.layout import StateSizes, StateTables, state_lengths
+    from gpuscore.backends.jax.waves import fill_states
+
+    sizes = StateSizes(net.kernel, rows=16, chunks=3, ends=13, slots=SLOTS)
+    tables = StateTables(*(np.zeros(n, np.int32) for n in state_lengths(sizes, TOKENS)))
+    fill_states(tables, batch, sizes, TOKENS)
+    padded = np.full((TOKENS, rows.shape[1]), np.nan, np.float32)
+    padded[: len(rows)] = rows
+    out, *after = _program(net, sizes)(tables, weights, padded, *slots)
+    matrices, tails = map(np.asarray, after)
+    return np.asarray(out)[: len(rows)], (matrices, tails)
+
+
+@cache
+def _program(net: DeltaNet, sizes: Any) -> Any:
+    import jax
+
+    return jax.jit(partial(_run, net, sizes))
+
+
+def _run(
+    net: DeltaNet, sizes: Any, tables: Any, weights: Any, rows: Any, matrices: Any, tails: Any
+) -> tuple[Any, Any, Any]:
+    import jax.numpy as jnp
+
+    from gpuscore.backends.jax.attention import States
+    from gpuscore.backends.jax.linear_layer import Recurrence, RuleWeights
+
+    config: Any = OneLayer(net)
+    layer = Recurrence(config, net, sizes, tables)
+    mixed, out, held = layer.buffers(TOKENS, jnp.float32)
+    mixed = mixed.at[:TOKENS].set(rows)
+    buffers = type(layer.buffers(TOKENS, jnp.float32))(
+        mixed, out.at[:].set(jnp.nan), held.at[1:].set(jnp.nan)
+    )
+    states = States(matrices[None], tails.reshape(1, SLOTS, -1))
+    buffers, states = layer.run(jnp.int32(0), RuleWeights(*weights), buffers, states)
+    return buffers.out[:TOKENS], states.matrices[0], states.tails.reshape(tails.shape)

@@ -21,6 +21,7 @@ from tpu_code.kernel_memory import KernelMemory, declared
 
 READERS = ("chips.py", "facts.py", "hlo.py", "kernel_memory.py")
 KERNEL = "tpu_custom_call"
+PAGES = "pool.pages"
 # Instructions that are counted in a layer; all others too, together. Those of the second line are
 # also counted inside of fusions.
 COUNTED = ("fusion", "while", "copy")
@@ -66,7 +67,8 @@ class Facts:
     aliased: int  # bytes of those that do
     layer: Mapping[str, int]  # instructions of a layer by opcode, of the loop over layers
     outside: Mapping[str, int]  # the same, of everything else
-    copies: tuple[str, ...]  # instructions that make an array as large as a layer of the pool
+    # Instructions that make an array as large as a layer of the pages, or of the states' size.
+    copies: tuple[str, ...]
     kernels: tuple[CompiledKernel, ...]
     cycles: int  # XLA's estimate of all code, each instruction run once, without kernels
 
@@ -126,6 +128,8 @@ def compiled_facts(case: Case, one: Any, lowered: Any) -> Facts:
     arguments = tuple(_arguments(program))
     pool = [argument for argument in arguments if argument.part == "pool"]
     layers = one.args_info[0][1][0].shape[0] if case.part == EXTEND else 1
+    pages = min((a.bytes for a in pool if a.name == PAGES), default=0)
+    states = {argument.bytes for argument in pool if argument.name != PAGES}
     loop = _layer_loop(program, pool)
     body = [] if loop is None else list(program.within(loop.called["body"]))
     every = list(program.within(program.entry))
@@ -137,7 +141,7 @@ def compiled_facts(case: Case, one: Any, lowered: Any) -> Facts:
         aliased=memory.alias_size_in_bytes,
         layer=_counts(program, body),
         outside=_counts(program, every, without=body),
-        copies=tuple(_copies(program, every, min((a.bytes for a in pool), default=0) // layers)),
+        copies=tuple(_copies(program, every, pages // layers, states)),
         kernels=tuple(_kernels(every, declared(one.jaxpr))),
         cycles=sum(instruction.cycles for instruction in every),
     )
@@ -178,8 +182,11 @@ def _counts(
     return counted | moving | {"kernel": kernels, "other": rest}
 
 
-def _copies(program: Program, every: list[Instruction], size: int) -> Iterator[str]:
-    """Yield the instructions that make an array of at least `size` bytes in memory of its own."""
+def _copies(
+    program: Program, every: list[Instruction], size: int, states: set[int]
+) -> Iterator[str]:
+    """Yield the instructions that make an array in memory of its own, of at least `size` bytes or
+    the bytes of all states."""
     for instruction in every:
         if not size or instruction.opcode in SAME_MEMORY:
             continue
@@ -189,7 +196,8 @@ def _copies(program: Program, every: list[Instruction], size: int) -> Iterator[s
             and _aliases(instruction)
         ):
             continue
-        large = [shape for shape in instruction.shapes if shape.bytes >= size]
+        shapes = instruction.shapes
+        large = [shape for shape in shapes if shape.bytes >= size or shape.bytes in states]
         if large and not (instruction.opcode == "fusion" and _in_place(program, instruction)):
             dims = ", ".join(f"{s.dtype}[{','.join(map(str, s.dims))}]" for s in large)
             yield f"{instruction.opcode} makes {dims}"

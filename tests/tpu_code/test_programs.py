@@ -38,7 +38,7 @@ def run(*arguments):
 def test_shipped_programs_compile():
     done = run("tpu_code.check", "--quick", "--processes", "1")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"libtpu-{LIBTPU}: 3 programs, 0 failed" in done.stdout.splitlines()[-1]
+    assert f"libtpu-{LIBTPU}: 4 programs, 0 failed" in done.stdout.splitlines()[-1]
 
 
 @pytest.mark.slow
@@ -61,6 +61,7 @@ def test_the_baseline_has_what_make_test_all_compiles():
     assert any("16384 tokens" in name for name in names)
     assert any("64 tokens" in name for name in names)
     assert any(name.startswith("Qwen3-0.6B v5e extend 16384 tokens") for name in BASELINE)
+    assert any(name.startswith("Qwen3.5-0.8B v6e extend 64 tokens") for name in BASELINE)
     for name, row in BASELINE.items():
         assert not row["layer"].get("scatter"), name
 

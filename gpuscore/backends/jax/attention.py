@@ -21,14 +21,23 @@ from gpuscore.backends.jax.products import contract, one_of, part, put
 LOWEST = -1e30  # finite, so that a row without visible keys gets no NaN from inf - inf
 
 
+class States(NamedTuple):
+    """States that later batches need, by slot."""
+
+    matrices: Array  # float32 [linear layers, slots, Hk, Dk, R Dv]
+    tails: Array  # [linear layers, slots, (kernel - 1) C] last inputs of the convolution
+
+
 class Pool(NamedTuple):
-    """Keys and values of cached tokens.
+    """Keys and values of cached tokens, and states after some of them.
 
     On a CPU the bits of bfloat16 are stored as integers: XLA has no operations on bfloat16 there,
     and would convert the whole pool to float32 and back in each batch.
     """
 
-    pages: Array  # [layers, pages, page size, 2 * Heads.width], rows as `Heads.joined` gives them
+    # [layers with attention, pages, page size, 2 * Heads.width], rows as `Heads.joined` gives them.
+    pages: Array
+    states: States | None = None  # of linear layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +160,7 @@ def store(attention: Attention, tables: Tables, pool: Pool, layer: Array, kv: Ar
         return lax.dynamic_update_slice(pages, both, place, allow_negative_indices=False)
 
     with jax.named_scope("store"):
-        return Pool(lax.fori_loop(0, tables.numbers.runs[0], one, pages))
+        return pool._replace(pages=lax.fori_loop(0, tables.numbers.runs[0], one, pages))
 
 
 def as_type(x: Array, dtype: jnp.dtype) -> Array:

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from operator import mul
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ from gpuscore.backends.base import DeviceLost, OutOfMemory, Progress, unreported
 from gpuscore.backends.common.batches import warmup_batches
 from gpuscore.backends.common.eight_bits.recipe import Recipe
 from gpuscore.backends.common.plan import check_ids, mebibytes
-from gpuscore.backends.jax.attention import Attend, Pool, XlaAttend
+from gpuscore.backends.jax.attention import Attend, Pool, States, XlaAttend
 from gpuscore.backends.jax.known_answer import TOKENS, check_known_answer
 from gpuscore.backends.jax.launched import Launched, LaunchedPart, joined, split, wanted_statistics
 from gpuscore.backends.jax.layout import ProgramSizes, page_entries, product_tiles
+from gpuscore.backends.jax.linear_layer import matrix_shape
 from gpuscore.backends.jax.padding import padded
 from gpuscore.backends.jax.plan import JaxPlan
 from gpuscore.backends.jax.platform import as_config_error, keep_programs
@@ -76,7 +78,7 @@ class JaxBackend:
                     plan.heads,
                     plan.dtype_name,
                     plan.device,
-                    plan.size(TOKENS),
+                    replace(plan.size(TOKENS), states=None),
                     plan.pages.size,
                 )
         self._sizes = plan.sizes()
@@ -250,6 +252,9 @@ class JaxBackend:
             count,
             count * plan.pages.size,
         )
+        if slots := plan.pages.num_states:
+            of_states = mebibytes(plan.pages.state_bytes)
+            logger.info("memory: %d states of linear layers %s", slots, of_states)
         return count
 
     def _meaning(self, failure: RuntimeError) -> Exception:
@@ -265,13 +270,20 @@ class JaxBackend:
 
 def pool_shapes(plan: JaxPlan, count: int) -> Any:
     """Return a pool of so many pages, as shapes."""
-    layers = plan.architecture.config.num_layers
+    config, slots = plan.architecture.config, plan.pages.num_states
     dtype = jnp.dtype(plan.dtype_name)
     if plan.device.platform == "cpu" and dtype == jnp.bfloat16:
         dtype = jnp.dtype(jnp.uint16)  # see `Pool`
-    shape = (layers, count, plan.pages.size, 2 * plan.heads.width)
-    pages: Any = jax.ShapeDtypeStruct(shape, dtype)
-    return Pool(pages)
+
+    def shaped(layers: int, *shape: int, dtype: Any = dtype) -> Any:
+        return jax.ShapeDtypeStruct((layers, *shape), dtype)
+
+    pages = config.num_attention_layers, count, plan.pages.size, 2 * plan.heads.width
+    if (net := config.delta_net) is None:
+        return Pool(shaped(*pages))
+    layers, tail = sum(net.layers), (net.kernel - 1) * net.convolved
+    matrices = shaped(layers, slots, *matrix_shape(net), dtype=jnp.float32)
+    return Pool(shaped(*pages), States(matrices, shaped(layers, slots, tail)))
 
 
 def attends_of(name: str) -> Attend:

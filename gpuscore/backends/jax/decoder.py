@@ -4,8 +4,8 @@ T rows, M rows of a tile, N scored rows, E hidden size, I size of the MLP, H hea
 docs/explanation/rounding.md lists the rounding points.
 """
 
-import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from gpuscore.backends.common.hf_config import DecoderConfig, Llama3Rope, Rope
+from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.jax.attention import Pool
 from gpuscore.backends.jax.layout import Tiles, TileSizes, product_tiles
+from gpuscore.backends.jax.linear_layer import LinearBuffers, Recurrence, RuleWeights
 from gpuscore.backends.jax.products import (
     Parts,
     Quantized,
@@ -27,48 +28,25 @@ from gpuscore.backends.jax.products import (
     put,
     rows_of,
 )
-from gpuscore.types.batch import Float32Array
-
-Rotary: TypeAlias = tuple[Array, Array]  # cos and sin, float32 [T, D / 2]
-
-
-def sliced(rotary: Rotary, start: Array, size: int) -> Rotary:
-    """Return the tables of `size` rows from `start` on, [size, 1, D / 2]."""
-    cos, sin = (part(table, start, size)[:, None] for table in rotary)
-    return cos, sin
-
-
-def rotary_tables(positions: Array, cfg: DecoderConfig) -> Rotary:
-    angles = positions.astype(jnp.float32)[:, None] * inverse_frequencies(cfg.rope, cfg.head_dim)
-    return jnp.cos(angles), jnp.sin(angles)
-
-
-def inverse_frequencies(rope: Rope, head_dim: int) -> Float32Array:
-    """Frequencies of the rotary embedding's pairs, float32 [D / 2]."""
-    exponent = np.arange(0, head_dim, 2).astype(np.float32) / np.float32(head_dim)
-    frequencies = (1.0 / (np.float32(rope.theta) ** exponent)).astype(np.float32)
-    if isinstance(rope.scaling, Llama3Rope):
-        return _llama3_scaled(frequencies, rope.scaling)
-    return frequencies / np.float32(rope.scaling or 1)
-
-
-def _llama3_scaled(frequencies: Float32Array, rope: Llama3Rope) -> Float32Array:
-    """Scale as Llama 3.1: divide low frequencies by `factor`, keep high ones, with a ramp."""
-    turns = rope.original_max_position_embeddings / (np.float32(2 * math.pi) / frequencies)
-    ramp = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-    ramp = ramp.clip(0, 1)
-    return (frequencies * (ramp + (1 - ramp) / rope.factor)).astype(np.float32)
-
+from gpuscore.backends.jax.rotary import (
+    Rotary,
+    by_head,
+    norm_and_rotate_heads,
+    rms_norm,
+    rotary_tables,
+    sliced,
+)
 
 EVERYTHING = 1 << 30  # the window of a layer without one
 Chosen: TypeAlias = tuple[Tiles, Array]  # of some rows, and their number, int32 []
 
 
 class Layer(NamedTuple):
-    """Weights of one layer, or of all layers with one more dimension in front."""
+    """Weights of one layer, or of all layers of a kind with one more dimension in front."""
 
     input_norm: Array  # [E]
-    qkv: Array | Quantized  # [(H + 2 Hkv) D, E]: q rows, then k, then v
+    # [(H + 2 Hkv) D, E]: q rows, then k, then v; in a linear layer: `weights.DELTA_PARTS`.
+    qkv: Array | Quantized
     qkv_bias: Array | None
     q_norm: Array | None  # [D]
     k_norm: Array | None
@@ -79,15 +57,18 @@ class Layer(NamedTuple):
     gate_up_bias: Array | None
     down: Array | Quantized  # [E, I]
     down_bias: Array | None
+    gate: Array | None = None  # [H D, E], of attention's output
+    delta: RuleWeights | None = None  # of a linear layer, which has no attention
 
 
 class Weights(NamedTuple):
     embed: Array  # [V, E]
-    layers: Layer  # of all layers
+    layers: Layer  # of all layers with attention
     final_norm: Array  # [E]
     lm_head: Array  # [V, E]; the embedding itself where they are tied, or [classes, E]
     # Of hidden states between embedding and final norm, float32 [E, E]: `eight_bits.rotation`.
     rotation: Array | None = None
+    linear: Layer | None = None  # of all linear layers
 
 
 class Batch(Protocol):
@@ -126,6 +107,10 @@ class Batch(Protocol):
     def outputs(self, buffer: Array, start: Array, rows: int) -> Array:
         """Return the outputs [M, H * D] of `rows` rows from `start` on."""
 
+    @property
+    def linear(self) -> Recurrence | None:
+        """Linear attention; None for a model without it."""
+
 
 class State(NamedTuple):
     """The data that layers hand on; each is updated in place."""
@@ -134,6 +119,7 @@ class State(NamedTuple):
     q: Array  # see `Batch.buffers`
     kv: Array
     pool: Pool
+    linear: LinearBuffers | None = None
 
 
 def forward(
@@ -156,8 +142,10 @@ def forward(
         if weights.rotation is not None:
             x = contract(x, weights.rotation, ((1,), (0,)))
     rotary = rotary_tables(positions, cfg)
-    windows = jnp.array([window or EVERYTHING for window in cfg.windows], jnp.int32)
-    last = cfg.num_layers - 1
+    attending = [layer for layer in range(cfg.num_layers) if not cfg.is_linear(layer)]
+    windows = jnp.array([cfg.windows[layer] or EVERYTHING for layer in attending], jnp.int32)
+    ends_linear = cfg.is_linear(cfg.num_layers - 1)
+    last = len(attending) - (not ends_linear)
 
     def one_layer(index: Array, state: State) -> State:
         layer = jax.tree.map(lambda w: part(w, index, 1)[0], weights.layers)
@@ -165,19 +153,63 @@ def forward(
         pool = batch.store(state.pool, index, state.kv)
         window = one_of(windows, index)
         q = batch.attend(batch.every, pool, index, window, state.q, state.kv)
-        x = with_outputs(layer, state.x, q, batch, batch.every, cfg)
-        return State(x, q, state.kv, pool)
+        x = with_outputs(layer, state.x, partial(batch.outputs, q), batch, batch.every, cfg)
+        return state._replace(x=x, q=q, pool=pool)
+
+    def with_linear(index: Array, state: State) -> State:
+        state = linear_layers(weights, index, state, batch, cfg)
+        return lax.fori_loop(index, jnp.minimum(index + 1, last), one_layer, state)
 
     state = State(x, *batch.buffers(weights.embed.dtype), pool)
-    state = lax.fori_loop(0, last, one_layer, state)
+    if batch.linear is None:
+        state = lax.fori_loop(0, last, one_layer, state)
+    else:
+        state = state._replace(
+            linear=batch.linear.buffers(len(x), weights.embed.dtype, batch.lanes)
+        )
+        state = lax.fori_loop(0, last + 1, with_linear, state)
     with jax.named_scope("last_layer"):
+        if ends_linear:
+            return scored_rows(weights, state, batch, cfg), state.pool
         layer, index = jax.tree.map(lambda w: w[last], weights.layers), jnp.int32(last)
         kv = with_keys(layer, state, batch, rotary, cfg)
         pool = batch.store(state.pool, index, kv)
         x, q = scored_queries(layer, state, batch, cfg)
         q = batch.attend(batch.scored, pool, index, windows[last], q, kv)
-        x = with_outputs(layer, x, q, batch, batch.scored, cfg, weights)
+        x = with_outputs(layer, x, partial(batch.outputs, q), batch, batch.scored, cfg, weights)
         return x.astype(weights.embed.dtype), pool
+
+
+def linear_layers(
+    weights: Weights, attention: Array, state: State, batch: Batch, cfg: DecoderConfig
+) -> State:
+    """Compute the linear layers before the layer with attention of this number.
+
+    Their number is a bound of the loop, so layers may alternate in any order.
+    """
+    recur, net = batch.linear, cfg.delta_net
+    if recur is None or net is None:
+        return state
+    firsts = np.cumsum([0, *net.layers])[[*np.flatnonzero(~np.array(net.layers)), cfg.num_layers]]
+    bounds = jnp.array([0, *firsts], jnp.int32)
+
+    def one_layer(index: Array, state: State) -> State:
+        layer = jax.tree.map(lambda w: part(w, index, 1)[0], weights.linear)
+
+        def of_tile(start: Array, size: int, mixed: Array) -> Array:
+            normed = input_norm(layer, part(state.x, start, size), cfg)
+            with jax.named_scope("projections"):
+                return put(mixed, recur.projected(normed, layer.qkv, mixed.shape[1]), start)
+
+        buffers, states = state.linear, state.pool.states
+        assert buffers is not None and states is not None  # noqa: PT018, S101
+        mixed = by_tiles(batch.tiling, batch.every[1], of_tile, buffers.mixed)
+        buffers, states = recur.run(index, layer.delta, buffers._replace(mixed=mixed), states)
+        x = with_outputs(layer, state.x, partial(part, buffers.out), batch, batch.every, cfg)
+        return state._replace(x=x, pool=state.pool._replace(states=states), linear=buffers)
+
+    start, stop = (one_of(bounds, attention + end) for end in (0, 1))
+    return lax.fori_loop(start, stop, one_layer, state)
 
 
 def by_tiles(
@@ -205,7 +237,7 @@ def with_queries_and_keys(
         return q_buffer, batch.put_keys(buffers[1], k, v, start)
 
     q, kv = by_tiles(batch.tiling, batch.every[1], of_tile, (state.q, state.kv))
-    return State(state.x, q, kv, state.pool)
+    return state._replace(q=q, kv=kv)
 
 
 def with_keys(
@@ -237,25 +269,44 @@ def scored_queries(
     return by_tiles(batch.tiling, count, of_tile, (jnp.zeros_like(state.x), state.q))
 
 
+def scored_rows(weights: Weights, state: State, batch: Batch, cfg: DecoderConfig) -> Array:
+    """Return the scored rows of x after the final norm."""
+    tiles, count = batch.scored
+
+    def of_tile(start: Array, size: int, buffer: Array) -> Array:
+        rows = chosen(state.x, part(tiles.rows.place, start, size))
+        return put(buffer, final_norm(weights, rows, cfg), start)
+
+    empty = jnp.zeros(state.x.shape, weights.embed.dtype)
+    return by_tiles(batch.tiling, count, of_tile, empty)
+
+
+def final_norm(weights: Weights, x: Array, cfg: DecoderConfig) -> Array:
+    with jax.named_scope("final_norm"):
+        if weights.rotation is not None:
+            x = contract(x, weights.rotation, ((1,), (1,)))
+        return rms_norm(x, weights.final_norm, cfg)
+
+
 def with_outputs(
     layer: Layer,
     x: Array,
-    out: Array,
+    out: Callable[[Array, int], Array],
     batch: Batch,
     rows: Chosen,
     cfg: DecoderConfig,
     weights: Weights | None = None,
 ) -> Array:
-    """Return x after attention and MLP of its rows; with all weights, also normed."""
+    """Return x after attention and MLP of its rows; with all weights, also normed.
+
+    `out` reads outputs of attention.
+    """
 
     def of_tile(start: Array, size: int, x: Array) -> Array:
-        attended = batch.outputs(out, start, size)
+        attended = out(start, size)
         done = after_attention(layer, part(x, start, size), attended, cfg)
         if weights is not None:
-            with jax.named_scope("final_norm"):
-                if weights.rotation is not None:
-                    done = contract(done, weights.rotation, ((1,), (1,)))
-                done = rms_norm(done, weights.final_norm, cfg.rms_norm_eps)
+            done = final_norm(weights, done, cfg)
         return put(x, done.astype(x.dtype), start)
 
     return by_tiles(batch.tiling, rows[1], of_tile, x)
@@ -263,7 +314,7 @@ def with_outputs(
 
 def input_norm(layer: Layer, x: Array, cfg: DecoderConfig) -> Array:
     with jax.named_scope("norm"):
-        return rms_norm(x, layer.input_norm, cfg.rms_norm_eps)
+        return rms_norm(x, layer.input_norm, cfg)
 
 
 def queries(layer: Layer, normed: Array, rotary: Rotary, cfg: DecoderConfig, lanes: int) -> Array:
@@ -300,53 +351,15 @@ def keys_values(
 
 def after_attention(layer: Layer, x: Array, out: Array, cfg: DecoderConfig) -> Array:
     """Return the residual stream after output projection and MLP; `out` is [M, H * D]."""
+    if layer.gate is not None:
+        with jax.named_scope("gate"):
+            gate = linear(input_norm(layer, x, cfg), layer.gate).astype(jnp.float32)
+            out = (out.astype(jnp.float32) * jax.nn.sigmoid(gate)).astype(out.dtype)
     with jax.named_scope("output"):
         x = x + linear(out, layer.o, layer.o_bias).astype(jnp.float32)
     with jax.named_scope("mlp"):
-        normed = rms_norm(x, layer.mlp_norm, cfg.rms_norm_eps)
+        normed = rms_norm(x, layer.mlp_norm, cfg)
         gate, up = jnp.split(linear(normed, layer.gate_up, layer.gate_up_bias), 2, axis=1)
         wide, up = gate.astype(jnp.float32), up.astype(jnp.float32)
         activated = (jax.nn.silu(wide) * up).astype(normed.dtype)
         return x + linear(activated, layer.down, layer.down_bias).astype(jnp.float32)
-
-
-def rms_norm(x: Array, weight: Array, eps: float) -> Array:
-    """RMS norm over the last dimension in float32, rounded once to the weight's dtype."""
-    return wide_norm(x, weight, eps).astype(weight.dtype)
-
-
-def wide_norm(x: Array, weight: Array, eps: float) -> Array:
-    """Return the norm before it is rounded, float32."""
-    wide = x.astype(jnp.float32)
-    normed = wide * lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + eps)
-    return weight.astype(jnp.float32) * normed
-
-
-def by_head(x: Array, cfg: DecoderConfig) -> Array:
-    return x.reshape(len(x), -1, cfg.head_dim)
-
-
-def norm_and_rotate_heads(
-    x: Array, weight: Array | None, rotary: Rotary, cfg: DecoderConfig, lanes: int
-) -> Array:
-    """Norm and rotate each head of x [M, heads * D] -> [M, heads, D].
-
-    Heads that fill whole tiles are computed one by one, in the columns where they stand. All at
-    once, a TPU would first move them so that heads, too, are rows of tiles, which XLA estimates to
-    take longer than the products.
-    """
-    if lanes == 1 or cfg.head_dim % lanes:
-        return norm_and_rotate(by_head(x, cfg), weight, rotary, cfg)
-    cos, sin = (table[:, 0] for table in rotary)
-    heads = jnp.split(x, x.shape[1] // cfg.head_dim, axis=1)
-    done = [norm_and_rotate(head, weight, (cos, sin), cfg) for head in heads]
-    return by_head(jnp.concatenate(done, axis=1), cfg)
-
-
-def norm_and_rotate(x: Array, weight: Array | None, rotary: Rotary, cfg: DecoderConfig) -> Array:
-    """Norm x [M, heads, D] or [M, D] if there is a QK norm, then rotate pairs (i, i + D / 2)."""
-    cos, sin = rotary
-    wide = x.astype(jnp.float32) if weight is None else wide_norm(x, weight, cfg.rms_norm_eps)
-    left, right = jnp.split(wide, 2, axis=-1)
-    rotated = (left * cos - right * sin, right * cos + left * sin)
-    return jnp.concatenate(rotated, axis=-1).astype(x.dtype)

@@ -3,7 +3,6 @@
 import numpy as np
 
 from gpuscore.backends.jax.layout import (
-    Ints,
     ProgramSizes,
     Rows,
     Tables,
@@ -11,8 +10,10 @@ from gpuscore.backends.jax.layout import (
     TileSizes,
     buffer_length,
     divided,
+    fill,
     page_entries,
 )
+from gpuscore.backends.jax.waves import fill_states
 from gpuscore.types.batch import Int32Array, PackedBatch
 
 
@@ -34,19 +35,21 @@ def padded(batch: PackedBatch, sizes: ProgramSizes, page_size: int, wanted: int)
         request=numbered[batch.request_of[segment_of]],
     )
     runs = _runs(batch.slot_mapping, page_size)
-    _fill(tables.token_ids, batch.token_ids)
-    _fill(tables.positions, batch.positions)
-    _fill(tables.seen_until, _seen_until(batch)[segment_of])
+    fill(tables.token_ids, batch.token_ids)
+    fill(tables.positions, batch.positions)
+    fill(tables.seen_until, _seen_until(batch)[segment_of])
     for table, values in zip(
         (tables.run_rows, tables.run_slots, tables.run_lens), runs, strict=True
     ):
-        _fill(table, values)
+        fill(table, values)
     _fill_prefixes(tables, batch, requests, sizes.tiling, page_size)
     for tiles, chosen in ((tables.every, rows.place), (tables.scored, batch.score_rows)):
         _fill_tiles(tiles, batch, segment_of, rows, chosen, sizes)
+    if sizes.states is not None and tables.states:
+        fill_states(tables.states, batch, sizes.states, sizes.tokens)
     label_rows = np.repeat(np.arange(len(batch.score_rows)), np.diff(batch.cu_labels))
-    _fill(tables.label_rows, label_rows[:room])
-    _fill(tables.label_ids, batch.label_token_ids[:room])
+    fill(tables.label_rows, label_rows[:room])
+    fill(tables.label_ids, batch.label_token_ids[:room])
     counts = (batch.num_tokens, len(batch.score_rows), len(runs[0]), min(len(label_rows), room))
     for number, count in zip(tables.numbers, (*counts, wanted), strict=True):
         number[0] = count
@@ -79,14 +82,14 @@ def _fill_prefixes(
 ) -> None:
     lens = batch.prefix_lens[requests]
     entries = page_entries(lens, tiling, page_size)
-    _fill(tables.prefix_lens, lens)
+    fill(tables.prefix_lens, lens)
     blocks = np.cumsum(entries) // tiling.prefix_pages
     tables.block_starts[1:] = blocks[-1] if len(blocks) else 0
-    _fill(tables.block_starts[1:], blocks)
+    fill(tables.block_starts[1:], blocks)
     of_request = np.repeat(np.arange(len(requests)), entries)
     places = np.arange(len(of_request)) - (np.cumsum(entries) - entries)[of_request]
     last = (-(-lens // page_size) - 1)[of_request]
-    _fill(tables.pages, batch.page_table[requests[of_request], np.minimum(places, last)])
+    fill(tables.pages, batch.page_table[requests[of_request], np.minimum(places, last)])
 
 
 def _fill_tiles(
@@ -103,16 +106,16 @@ def _fill_tiles(
     rows, bounds = Rows(*(values[chosen] for values in every)), tiles.bounds
     for table, values in zip(tiles.rows, rows, strict=True):
         table[:] = values[-1]
-        _fill(table, values)
+        fill(table, values)
     starts, has_prefix = np.arange(0, len(chosen), sizes.tiling.rows), rows.request >= 0
-    _fill(bounds.position, np.minimum.reduceat(rows.position, starts))
-    _fill(bounds.request_stop, np.maximum.reduceat(rows.request, starts) + 1)
+    fill(bounds.position, np.minimum.reduceat(rows.position, starts))
+    fill(bounds.request_stop, np.maximum.reduceat(rows.request, starts) + 1)
     first = np.where(has_prefix, rows.request, np.iinfo(np.int32).max)
     first = np.minimum.reduceat(first, starts)
-    _fill(bounds.request_start, np.minimum(first, bounds.request_stop[: len(starts)]))
+    fill(bounds.request_start, np.minimum(first, bounds.request_stop[: len(starts)]))
     seen = _seen_blocks(batch, segment_of, chosen, sizes)
     tile, block = np.nonzero(seen)
-    _fill(tiles.blocks, block)
+    fill(tiles.blocks, block)
     stops = np.cumsum(np.bincount(tile, minlength=len(bounds.own_stop)))
     bounds.own_stop[:], bounds.own_start[1:] = stops, stops[:-1]
 
@@ -136,7 +139,3 @@ def _seen_blocks(
         stop = batch.cu_seqlens[segment + 1]
     seen: np.ndarray = ends.cumsum(axis=1)[:, :-1] > 0
     return seen
-
-
-def _fill(table: Ints, values: np.ndarray) -> None:
-    table[: len(values)] = values

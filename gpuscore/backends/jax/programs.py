@@ -22,6 +22,7 @@ from gpuscore.backends.jax.layout import (
     buffer_length,
     divided,
 )
+from gpuscore.backends.jax.linear_layer import Recurrence
 from gpuscore.backends.jax.products import part, put
 
 # Labels of one call for those that have no room in a batch's array, per token of the bucket; still
@@ -64,6 +65,7 @@ class PaddedBatch:
     attention: Attention
     attends: Attend
     tables: Tables
+    linear: Recurrence | None = None
 
     @property
     def every(self) -> Chosen:
@@ -124,7 +126,9 @@ def run(
 ) -> tuple[Pool, ScoredRows]:
     """Run one batch, given as `padding.padded` makes it."""
     tables = divided(buffer, sizes)
-    numbers, batch = tables.numbers, PaddedBatch(attention, attends, tables)
+    net, chunks, states = cfg.delta_net, sizes.states, tables.states
+    recur = Recurrence(cfg, net, chunks, states) if net and chunks and states else None
+    numbers, batch = tables.numbers, PaddedBatch(attention, attends, tables, recur)
     hidden, pool = forward(tables.token_ids, tables.positions, weights, cfg, batch, pool)
     rows = sizes.tiling.product_rows[-1]
     tiles = lax.div(numbers.scored[0] + rows - 1, rows)

@@ -25,7 +25,7 @@ from support.kernels import (
     planted,
     randn,
 )
-from support.linear_layers import NET, compare, with_states
+from support.linear_layers import NET, compare, on_torch, with_states
 from support.slow import slow
 from support.token_ids import random_ids
 
@@ -33,7 +33,8 @@ SMALL = DeltaNet(1, 2, 4, 4, 7, (True,))
 
 
 def layer(rng, batch, net=NET, sharp=False):
-    compare(rng, with_states(rng, batch), net, sharp, compiler, torch.device(DEVICE))
+    run = on_torch(compiler, torch.device(DEVICE))
+    compare(rng, with_states(rng, batch), run, net, sharp)
 
 
 @pytest.mark.parametrize(("seed", "net"), [(0, NET), *slow((1, NET), (3, SMALL))])

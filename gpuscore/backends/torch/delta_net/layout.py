@@ -1,9 +1,7 @@
 """Index tensors of one batch for linear layers, made once and shared by all of them.
 
-Segments are divided into chunks of consecutive rows, also after each row whose state is kept.
-Chunks form trees as segments do: each begins with the end state of the chunk before it, or of its
-segment's parent, or with a kept state, or with zeros. Levels of a tree run one after the other;
-within a level, chunks of similar length run together, and siblings read one state.
+Levels of the trees of chunks (`state_chunks`) run one after the other; within a level, chunks of
+similar length run together, and siblings read one state.
 """
 
 from collections import defaultdict
@@ -14,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpuscore.backends.common.state_chunks import StateChunks, state_rows_of
 from gpuscore.backends.torch.kv_pool import index_of
-from gpuscore.types.batch import Int64Array, PackedBatch
+from gpuscore.types.batch import PackedBatch
 
 CHUNK = 64  # rows of a chunk, at most, as in transformers
 SIMILAR = 8  # chunks are padded to a multiple of so many rows
@@ -43,8 +42,7 @@ class ChunkGroup:
 class DeltaLayout:
     """Index tensors of one batch.
 
-    A place below T is a row of the batch; then follow the kept rows before each prefix that has a
-    state, `kernel` - 1 of each; then a row of zeros.
+    Places are those of `state_chunks.StateRows`.
 
     Args:
         levels: groups of chunks.
@@ -67,66 +65,18 @@ def lay_out_states(batch: PackedBatch, kernel: int, device: torch.device) -> Del
     Raises:
         ValueError: the state after a cached prefix is missing.
     """
-    lost = np.flatnonzero((batch.prefix_lens > 0) & (batch.prefix_states < 0))
-    if len(lost):
-        raise ValueError(f"the prefix of {batch.prefix_lens[lost[0]]} tokens has no state after it")
-    has_state = batch.prefix_lens > 0
-    read = batch.prefix_states[has_state].astype(np.int64)
-    place = np.where(has_state, np.cumsum(has_state) - 1, -1)  # of a request's state among `read`
-    chunks = _chunks(batch, place)
-    seen = _seen(batch, place, kernel)
+    rows = state_rows_of(batch, kernel, CHUNK)
     return DeltaLayout(
-        levels=tuple(_levels(chunks, batch.num_tokens, device)),
-        read=index_of(read, device),
+        levels=tuple(_levels(rows.chunks, batch.num_tokens, device)),
+        read=index_of(rows.read, device),
         written=index_of(batch.state_slots, device),
-        places=index_of(seen, device),
-        tails=index_of(seen[batch.state_rows, 1:], device),
+        places=index_of(rows.seen, device),
+        tails=index_of(rows.seen[batch.state_rows, 1:], device),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Chunks:
-    """The chunks of a batch, by their rows.
-
-    Args:
-        starts, lengths: [C] their rows.
-        parents: [C] the chunk that each continues, -1 = none.
-        kept_places: [C] of a first chunk's kept state among those read, -1 = none.
-        slots: of each chunk whose end state is kept.
-    """
-
-    starts: Int64Array
-    lengths: Int64Array
-    parents: list[int]
-    kept_places: list[int]
-    slots: dict[int, list[int]]
-
-
-def _chunks(batch: PackedBatch, place: np.ndarray) -> _Chunks:
-    bounds = batch.cu_seqlens.astype(np.int64)
-    pieces = np.unique(np.concatenate((bounds, batch.state_rows.astype(np.int64) + 1)))
-    sizes = np.diff(pieces)
-    counts = -(-sizes // CHUNK)
-    piece = np.repeat(np.arange(len(sizes)), counts)
-    within = np.arange(len(piece)) - np.repeat(np.cumsum(counts) - counts, counts)
-    starts = pieces[:-1][piece] + CHUNK * within
-    lengths = np.minimum(CHUNK, pieces[1:][piece] - starts)
-    segment = np.searchsorted(bounds, starts, side="right") - 1
-    first = starts == bounds[segment]
-    last = np.searchsorted(starts, bounds[1:]) - 1  # last chunk of each segment
-    above = batch.parent[segment]
-    inherited = np.where(above >= 0, last[above], -1)
-    parents = np.where(first, inherited, np.arange(len(starts)) - 1)
-    kept = np.where(first & (above < 0), place[batch.request_of[segment]], -1)
-    slots: dict[int, list[int]] = defaultdict(list)
-    ending = np.searchsorted(starts, batch.state_rows, side="right") - 1
-    for chunk, slot in zip(ending.tolist(), batch.state_slots.tolist(), strict=True):
-        slots[chunk].append(slot)
-    return _Chunks(starts, lengths, parents.tolist(), kept.tolist(), slots)
-
-
 def _levels(
-    chunks: _Chunks, num_rows: int, device: torch.device
+    chunks: StateChunks, num_rows: int, device: torch.device
 ) -> Iterator[tuple[ChunkGroup, ...]]:
     """Yield the groups of each level, the first level first."""
     depth: list[int] = []
@@ -152,7 +102,9 @@ def _levels(
         yield tuple(groups)
 
 
-def _alike(chunks: _Chunks, level: Sequence[int], sources: dict[int, int]) -> Iterator[list[int]]:
+def _alike(
+    chunks: StateChunks, level: Sequence[int], sources: dict[int, int]
+) -> Iterator[list[int]]:
     """Yield chunks of similar length: siblings, those alone with their state, those without one."""
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
     for chunk in level:
@@ -168,7 +120,7 @@ def _alike(chunks: _Chunks, level: Sequence[int], sources: dict[int, int]) -> It
 
 
 def _group(
-    chunks: _Chunks,
+    chunks: StateChunks,
     members: list[int],
     sources: list[int],
     ends: list[int],
@@ -190,32 +142,3 @@ def _group(
         ends=len(ends),
         kept=(index([end for end, _ in kept]), index([slot for _, slot in kept])),
     )
-
-
-def _seen(batch: PackedBatch, place: np.ndarray, kernel: int) -> Int64Array:
-    """Return the places [T, kernel] that the convolution of each row sees."""
-    before = _before(batch, place, kernel - 1)
-    lengths = np.diff(batch.cu_seqlens)
-    segments, rows = np.repeat(np.arange(len(lengths)), lengths), np.arange(batch.num_tokens)
-    ago = np.arange(kernel - 1, -1, -1)  # of each tap
-    # Over 0: so many rows before the segment's start.
-    outside = ago - (rows - batch.cu_seqlens[segments])[:, None]
-    behind = before[segments[:, None], np.maximum(outside, 1) - 1]
-    return np.where(outside > 0, behind, rows[:, None] - ago)
-
-
-def _before(batch: PackedBatch, place: np.ndarray, count: int) -> Int64Array:
-    """Return the places [S, count] of the rows before each segment, the nearest first."""
-    read = int(place.max(initial=-1)) + 1
-    zeros = batch.num_tokens + read * count
-    ago = np.arange(1, count + 1)
-    states = place[batch.request_of][:, None]
-    before = np.where(states >= 0, batch.num_tokens + (states + 1) * count - ago, zeros)
-    bounds = batch.cu_seqlens.tolist()
-    for segment, parent in enumerate(batch.parent.tolist()):
-        if parent >= 0:  # it comes before its children
-            length = bounds[parent + 1] - bounds[parent]
-            own = np.arange(1, min(length, count) + 1)
-            before[segment, : len(own)] = bounds[parent + 1] - own
-            before[segment, len(own) :] = before[parent, : count - len(own)]
-    return before

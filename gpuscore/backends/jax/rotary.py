@@ -1,0 +1,90 @@
+"""Norms, and the rotary embedding of heads."""
+
+import math
+from typing import TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from gpuscore.backends.common.hf_config import DecoderConfig, Llama3Rope, Rope
+from gpuscore.backends.jax.products import part
+from gpuscore.types.batch import Float32Array
+
+Rotary: TypeAlias = tuple[Array, Array]  # cos and sin, float32 [T, rotated numbers of a head / 2]
+
+
+def sliced(rotary: Rotary, start: Array, size: int) -> Rotary:
+    """Return the tables of `size` rows from `start` on, [size, 1, D / 2]."""
+    cos, sin = (part(table, start, size)[:, None] for table in rotary)
+    return cos, sin
+
+
+def rotary_tables(positions: Array, cfg: DecoderConfig) -> Rotary:
+    frequencies = inverse_frequencies(cfg.rope, cfg.rotary_dim or cfg.head_dim)
+    angles = positions.astype(jnp.float32)[:, None] * frequencies
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def inverse_frequencies(rope: Rope, head_dim: int) -> Float32Array:
+    """Frequencies of the rotary embedding's pairs, float32 [D / 2]."""
+    exponent = np.arange(0, head_dim, 2).astype(np.float32) / np.float32(head_dim)
+    frequencies = (1.0 / (np.float32(rope.theta) ** exponent)).astype(np.float32)
+    if isinstance(rope.scaling, Llama3Rope):
+        return _llama3_scaled(frequencies, rope.scaling)
+    return frequencies / np.float32(rope.scaling or 1)
+
+
+def _llama3_scaled(frequencies: Float32Array, rope: Llama3Rope) -> Float32Array:
+    """Scale as Llama 3.1: divide low frequencies by `factor`, keep high ones, with a ramp."""
+    turns = rope.original_max_position_embeddings / (np.float32(2 * math.pi) / frequencies)
+    ramp = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    ramp = ramp.clip(0, 1)
+    return (frequencies * (ramp + (1 - ramp) / rope.factor)).astype(np.float32)
+
+
+def rms_norm(x: Array, weight: Array, cfg: DecoderConfig) -> Array:
+    """RMS norm over the last dimension in float32, rounded once to the weight's dtype."""
+    return wide_norm(x, weight, cfg).astype(weight.dtype)
+
+
+def wide_norm(x: Array, weight: Array, cfg: DecoderConfig) -> Array:
+    """Return the norm before it is rounded, float32."""
+    wide = x.astype(jnp.float32)
+    normed = wide * lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + cfg.rms_norm_eps)
+    scale = weight.astype(jnp.float32)
+    return (scale + 1 if cfg.one_plus_norms else scale) * normed
+
+
+def by_head(x: Array, cfg: DecoderConfig) -> Array:
+    return x.reshape(len(x), -1, cfg.head_dim)
+
+
+def norm_and_rotate_heads(
+    x: Array, weight: Array | None, rotary: Rotary, cfg: DecoderConfig, lanes: int
+) -> Array:
+    """Norm and rotate each head of x [M, heads * D] -> [M, heads, D].
+
+    Heads that fill whole tiles are computed one by one, in the columns where they stand. All at
+    once, a TPU would first move them so that heads, too, are rows of tiles, which XLA estimates to
+    take longer than the products.
+    """
+    if lanes == 1 or cfg.head_dim % lanes:
+        return norm_and_rotate(by_head(x, cfg), weight, rotary, cfg)
+    cos, sin = (table[:, 0] for table in rotary)
+    heads = jnp.split(x, x.shape[1] // cfg.head_dim, axis=1)
+    done = [norm_and_rotate(head, weight, (cos, sin), cfg) for head in heads]
+    return by_head(jnp.concatenate(done, axis=1), cfg)
+
+
+def norm_and_rotate(x: Array, weight: Array | None, rotary: Rotary, cfg: DecoderConfig) -> Array:
+    """Norm x [M, heads, D] or [M, D] if there is a QK norm, then rotate pairs (i, i + d / 2).
+
+    d is the number of a head's first numbers that are rotated.
+    """
+    cos, sin = rotary
+    wide = x.astype(jnp.float32) if weight is None else wide_norm(x, weight, cfg)
+    half = cos.shape[-1]
+    left, right, *rest = jnp.split(wide, (half, 2 * half)[: 1 + (2 * half < cfg.head_dim)], axis=-1)
+    rotated = (left * cos - right * sin, right * cos + left * sin, *rest)
+    return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
