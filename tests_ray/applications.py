@@ -20,7 +20,7 @@ from gpuscore.ray import app
 
 ARGUMENTS = {
     **{"model": "demo", "device": "cpu", "threads": 1, "max_batch_tokens": 512},
-    **{"resources": f"{DEVICE}=1", "log_requests": False, "min_replicas": 2},
+    **{"num_cpus": 0, "resources": f"{DEVICE}=1", "log_requests": False, "min_replicas": 2},
 }
 PATIENCE = 120.0  # seconds; for states that are waited for, never for how fast they come
 

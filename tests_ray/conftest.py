@@ -38,12 +38,12 @@ from ray.cluster_utils import Cluster  # noqa: E402
 
 DEVICE = "device"  # a resource of each node, one of it: what a GPU is elsewhere
 NODE: dict[str, object] = {
-    "num_cpus": 1,  # an engine's
+    "num_cpus": 0,  # so that the HTTP layer stays on the first node
     "resources": {DEVICE: 1},
     "object_store_memory": 100 * 2**20,
     "include_dashboard": False,
 }
-HEAD = {**NODE, "num_cpus": 3}  # an engine's, and those of the HTTP layer
+HEAD = {**NODE, "num_cpus": 4}  # two of the HTTP layer's, two of actors
 
 
 def patiently(start: Callable[[], Any]) -> Any:

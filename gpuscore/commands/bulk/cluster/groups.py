@@ -24,9 +24,15 @@ from gpuscore.commands.bulk.inputs import (
     table_schema,
 )
 from gpuscore.commands.bulk.options import JSON_LINES, BatchOptions
-from gpuscore.commands.bulk.parquet import TableBlock
+from gpuscore.commands.bulk.parquet import (
+    SchemaFinder,
+    TableBlock,
+    schema_bytes,
+    schema_of_bytes,
+    try_table,
+)
 from gpuscore.commands.bulk.rows import Problem
-from gpuscore.commands.bulk.steps import output_checks, refuse_bad, texts_of
+from gpuscore.commands.bulk.steps import Check, objects_of, output_checks, refuse_bad, texts_of
 from gpuscore.errors import ConfigError
 
 GROUP, NUMBER = "gpuscore.group", "gpuscore.number"  # of each row
@@ -39,7 +45,7 @@ SHOWN = 256  # bytes of a text without a query that decide its group
 
 class Plan(msgspec.Struct, frozen=True, dict=True):
     """The input, the settings by name and the number of groups, which all runs of a job have in
-    common. The schema is of the input's columns; empty for JSON lines."""
+    common. The schema is of the input's columns; empty if JSON lines become JSON lines."""
 
     settings: dict[str, Any]
     files: list[InputFile]
@@ -57,9 +63,17 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
 
 
 def columns_of(inputs: InputFiles, options: BatchOptions) -> bytes:
-    """Check a file's columns, if they can be known beforehand; return their schema."""
+    """Check a file's columns; return their schema, or for JSON lines that become Parquet the schema
+    of all rows. JSON lines that stay as they are have none."""
     check_inputs(inputs, options)
-    return b"" if inputs.format == JSON_LINES else bytes(table_schema(inputs, None).serialize())
+    if inputs.format != JSON_LINES:
+        return schema_bytes(table_schema(inputs, None))
+    if options.output_format == JSON_LINES:
+        return b""
+    finder = SchemaFinder(options.columns)
+    for block in read_blocks(inputs, options, every_column=True):
+        finder.add(*objects_of(block, texts_of(block, options)))
+    return schema_bytes(finder.schema)
 
 
 class Divider:
@@ -95,7 +109,7 @@ def read_rows(
         inputs = InputFiles(found.format, (path,))
         if found.format != JSON_LINES and columns_of(inputs, options) != plan.schema:
             raise ConfigError(f"--input {found.path} has other columns than {plan.files[0].path}")
-        check, _ = output_checks(inputs, options)
+        check = _check(inputs, options, plan)
         for block in read_blocks(inputs, options, every_column=True):
             rows = texts_of(block, options)
             check(block, rows)
@@ -106,6 +120,15 @@ def read_rows(
             table = _columns(block, keep).append_column(NUMBER, pa.array(keep + number))
             yield table.append_column(GROUP, pa.array(groups[keep]))
             number += block.count
+
+
+def _check(inputs: InputFiles, options: BatchOptions, plan: Plan) -> Check:
+    """Return the check of each block for the output's format."""
+    if inputs.format == JSON_LINES != options.output_format:
+        schema = schema_of_bytes(plan.schema)
+        return lambda block, texts: try_table(*objects_of(block, texts), schema)
+    check, _ = output_checks(inputs, options)
+    return check
 
 
 def _columns(block: Any, keep: Any) -> pa.Table:

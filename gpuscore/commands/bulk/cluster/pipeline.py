@@ -26,10 +26,22 @@ from ray.exceptions import RayError, RayTaskError
 from gpuscore import __version__
 from gpuscore.commands.bulk.cluster.groups import GROUP, LEAST_BYTES, Plan, columns_of, read_rows
 from gpuscore.commands.bulk.cluster.scorer import NOTES, ClusterJob, GroupScorer, total
-from gpuscore.commands.bulk.cluster.storage import Output, find_files, located, on_disk
+from gpuscore.commands.bulk.cluster.storage import (
+    InputFile,
+    Output,
+    find_files,
+    located,
+    on_disk,
+)
 from gpuscore.commands.bulk.inputs import InputFiles
 from gpuscore.commands.bulk.job import Progress, refuse_other_settings
 from gpuscore.commands.bulk.options import JSON_LINES
+from gpuscore.commands.bulk.parquet import (
+    check_writable,
+    schema_bytes,
+    schema_of_bytes,
+    unified,
+)
 from gpuscore.commands.bulk.work import WrittenState
 from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError
 from gpuscore.models.hub import DEMO, model_digests
@@ -111,8 +123,6 @@ def _planned(given: ClusterJob, output: Output, engines: int) -> Plan:
     settings = {**given.job.settings, "the model's files": given.digests}
     if options.requests and files[0].format != JSON_LINES:
         raise ConfigError(f"--input {given.input}: requests are JSON lines")
-    if files[0].format == JSON_LINES != options.output_format:
-        raise ConfigError("--ray writes the rows of JSON lines as JSON lines, not as Parquet")
     if output.has(PLAN):
         remedy = f"remove {output.place}.work and {output.place} to begin anew"
         try:
@@ -127,8 +137,18 @@ def _planned(given: ClusterJob, output: Output, engines: int) -> Plan:
         raise ConfigError(f"{output.place}{name} exists already; remove it or choose another")
     (system, _), size = located(given.input), sum(file.size for file in files)
     groups = max(1, min(max(size // GROUP_BYTES, FEWEST * engines), size // LEAST_BYTES))
-    with on_disk(system, files[0]) as path:
-        schema = columns_of(InputFiles(files[0].format, (path,)), options)
+
+    def columns(file: InputFile) -> bytes:
+        with on_disk(system, file) as path:
+            return columns_of(InputFiles(file.format, (path,)), options)
+
+    if files[0].format == JSON_LINES != options.output_format:
+        found = ray.get([ray.remote(columns).remote(file) for file in files])
+        whole = unified(list(map(schema_of_bytes, found)), f"--input {given.input}")
+        check_writable(whole, options.scores_column)
+        schema = schema_bytes(whole)
+    else:
+        schema = columns(files[0])
     plan = Plan(settings, files, groups, schema)
     output.write(PLAN, msgspec.json.encode(plan))
     return plan
