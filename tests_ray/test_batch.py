@@ -27,7 +27,7 @@ from batch_runs import (
     words,
     write_rows,
 )
-from conftest import FOLDER
+from nodes import FOLDER
 
 NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
 HOME = {"HOME": f"{FOLDER}/home"}  # of the nodes and of drivers that need one
