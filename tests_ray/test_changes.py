@@ -1,12 +1,15 @@
 """Promise: while engines, nodes and settings change under load, no request is lost: each gets its
 answer, or within its time an error that says so."""
 
+import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from ray import serve
 from ray.cluster_utils import Cluster
 
+import gpuscore
 from applications import (
     Load,
     Server,
@@ -82,6 +85,20 @@ def test_no_request_is_lost_when_a_setting_is_changed(two_engines: Server) -> No
     assert set(running.statuses) == {200}, running.bodies
     assert running.wrong == 0
     assert two_engines.score("a", ["b"] * 8).status_code == 400  # the new limit
+
+
+def test_no_request_is_lost_when_the_model_is_changed(server: Server, tmp_path: Path) -> None:
+    """Requests wait for the first engine of the new model."""
+    other = tmp_path / "other"
+    shutil.copytree(Path(gpuscore.__file__).parent / "demo", other)
+    server.deploy()
+    with load(server) as running:
+        answers(running)
+        server.deploy(model=str(other))
+        answers(running)
+    assert set(running.statuses) == {200}, running.bodies
+    assert running.wrong == 0
+    assert server.score("a", ["b"]).json()["model"] == "other"
 
 
 def test_few_requests_are_lost_with_an_http_process(server: Server) -> None:

@@ -28,7 +28,7 @@ from gpuscore.processes.replicas.replicas import MAX_LOSSES
 from gpuscore.processes.replicas.router import BUSY_SHARE, home_digest
 from gpuscore.processes.worker.frames import ProtocolError, encode
 from gpuscore.processes.worker.messages import Failure, to_error, to_result
-from gpuscore.ray.messages import Ask, Facts, HostReply, ask, decode, fingerprint
+from gpuscore.ray.messages import Ask, Facts, HostReply, OtherModel, ask, decode, fingerprint
 from gpuscore.ray.router import MOST_PARTS
 from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import ScoreRequest, ScoreResult
@@ -42,6 +42,7 @@ POLLS = 64  # questions without an answer, at most
 QUIET = 10  # polls that no replica answers, after which there is none
 FORGET = 15.0  # seconds after which a replica that was not heard of is gone
 RETRY = 5  # seconds after which a replica may be there again
+_CHANGED = Unavailable("the engines change to another model", retry_after=1)
 Handle: TypeAlias = "DeploymentHandle[Any]"
 
 
@@ -158,11 +159,12 @@ class ClusterEngine:
         self, handle: Handle, request: ScoreRequest, first: int
     ) -> ScoreResult | GpuscoreError:
         """Return an outcome, from the replica with this number in the router's order or the next
-        ones."""
-        outcome: ScoreResult | GpuscoreError = _no_engine()
-        for attempt in range(first, first + MAX_LOSSES):
+        ones. Replicas with another model do not count as lost."""
+        losses = 0
+        for attempt in range(first, first + MOST_PARTS):
             outcome = await self._tried(handle, request, attempt)
-            if not isinstance(outcome, Unavailable):
+            losses += outcome is not _CHANGED
+            if not isinstance(outcome, Unavailable) or losses == MAX_LOSSES:
                 break
         return outcome
 
@@ -175,6 +177,8 @@ class ClusterEngine:
         try:
             reply = decode(await response, HostReply)
             self.heard(reply.state)
+            if isinstance(reply.outcome, OtherModel):
+                return _CHANGED
             if not isinstance(reply.outcome, Failure):
                 return to_result(reply.outcome, request)
             error = to_error(reply.outcome)

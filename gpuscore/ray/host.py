@@ -7,19 +7,17 @@ from ray import serve
 from ray.runtime_context import get_runtime_context
 
 from gpuscore.config import EngineConfig, ModelConfig
-from gpuscore.errors import GpuscoreError, Unavailable
+from gpuscore.errors import GpuscoreError
 from gpuscore.models.hub import model_directory
 from gpuscore.processes.replicas.replicas import Replicas
 from gpuscore.processes.replicas.start import start_replicas
 from gpuscore.processes.worker.frames import ProtocolError, encode
 from gpuscore.processes.worker.messages import Failure, Result, failure_message, result_message
-from gpuscore.ray.messages import Ask, Facts, HostReply, asked, decode, fingerprint
+from gpuscore.ray.messages import Ask, Facts, HostReply, OtherModel, asked, decode, fingerprint
 from gpuscore.ray.policy import WAIT
 from gpuscore.system.log import chosen_format
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.stats import ReplicaState
-
-CHANGED = 1  # seconds after which a request that met engines of another model may come again
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +64,16 @@ class EngineHost:
 
     async def score(self, frame: bytes, attempt: int = 0) -> bytes:
         """Return the `HostReply` to an `Ask`. Cancelling the call drops work not launched yet."""
+        outcome: Result | Failure | OtherModel = OtherModel()
         try:
-            outcome: Result | Failure = result_message(0, await self._scored(decode(frame, Ask)))
+            message = decode(frame, Ask)
+            if message.model == self._model:
+                outcome = result_message(0, await self._scored(message))
         except (GpuscoreError, ProtocolError) as error:
             outcome = failure_message(0, error)
         return encode(HostReply(outcome, self._state()))
 
     async def _scored(self, message: Ask) -> ScoreResult:
-        if message.model != self._model:
-            raise Unavailable("the engines change to another model", retry_after=CHANGED)
         request = asked(message, self._limits)
         refusal = self._refusal(request, message.seconds)
         if refusal is not None:

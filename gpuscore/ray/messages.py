@@ -37,10 +37,14 @@ class Ask(Message, frozen=True):
     model: str
 
 
+class OtherModel(Message, frozen=True):
+    """The outcome at a replica whose engine has another model than the request was made for."""
+
+
 class HostReply(Message, frozen=True):
     """A replica's answer to an `Ask`, and its state, under its name in Ray's own logs."""
 
-    outcome: Result | Failure
+    outcome: Result | Failure | OtherModel
     state: ReplicaState
 
 
