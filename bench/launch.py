@@ -18,7 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-TICK = os.sysconf("SC_CLK_TCK")
+sys.path.insert(0, str(Path(__file__).parent))
+from spent import family
 
 
 @dataclass(frozen=True)
@@ -27,17 +28,19 @@ class Target:
     pid: int
 
     def cpu_seconds(self) -> float:
-        """CPU seconds of the server and its running descendants."""
-        return sum(map(_cpu_seconds, _family(self.pid)))
+        """Return the CPU-seconds of the server and its descendants."""
+        return sum(map(sum, family(self.pid).values()))
 
     def cpu_by_kind(self) -> dict[str, float]:
-        """CPU seconds of the engine's process, and of all other processes, which serve HTTP."""
-        engine = sum(_cpu_seconds(p) for p in _family(self.pid) if _is_engine(p))
-        return {"engine": engine, "http": self.cpu_seconds() - engine}
+        """Return the same for the engine's process, and for all others, which serve HTTP."""
+        used = {"engine": 0.0, "http": 0.0}
+        for pid, times in family(self.pid).items():
+            used["engine" if _is_engine(pid) else "http"] += sum(times)
+        return used
 
     def memory_mib(self) -> float:
-        pages = sum(int(Path(f"/proc/{p}/statm").read_text().split()[1]) for p in _family(self.pid))
-        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+        pages = (Path(f"/proc/{pid}/statm").read_text().split()[1] for pid in family(self.pid))
+        return sum(map(int, pages)) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 @contextmanager
@@ -88,22 +91,8 @@ def _address(process: "subprocess.Popen[str]") -> tuple[str, int]:
     raise RuntimeError(f"the server ended with {process.wait()} before it was ready")
 
 
-def _family(pid: int) -> list[int]:
-    """Process ids of a process and its descendants."""
-    family = [pid]
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            family += _family(int(child))
-    return family
-
-
 def _is_engine(pid: int) -> bool:
     return b"gpuscore.processes.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / TICK
 
 
 def main(configs: dict[str, dict[str, Any]]) -> int:

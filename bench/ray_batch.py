@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from batch import make_rows
 from report import keep, machine, table
-from spent import descendants
+from spent import family
 
 NODE = {"num_cpus": 1, "object_store_memory": 200 * 2**20, "include_dashboard": False}
 FLAGS = ["--query-column", "query", "--labels", "yes,no", "--threads", "1"]
@@ -122,7 +122,9 @@ def run(source: Path, name: str, more: list[str]) -> Job:
 
 def cpu_seconds() -> dict[int, float]:
     """Return the CPU-seconds of each descendant of this process, alone."""
-    return {pid: user + system for pid, (user, system, *_) in descendants()}
+    times = {pid: user + system for pid, (user, system, *_) in family().items()}
+    del times[os.getpid()]
+    return times
 
 
 if __name__ == "__main__":

@@ -28,29 +28,25 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-MARK = "GS_BENCH"  # an environment variable by which a server's processes are found
+sys.path.insert(0, str(Path(__file__).parent))
+from spent import family
+
 ENGINE = {"device": "cpu", "threads": "1", "max_batch_tokens": "512", "log_requests": "false"}
 ITEMS = [f" Item {number} is a city, or it is not." for number in range(10)]
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
 class Target:
-    """A server, and the mark of its processes."""
+    """A server: the processes below `root`, except those that are not its own."""
 
     name: str
     url: str
+    root: int
+    others: frozenset[int] = frozenset()
 
     def cpu_seconds(self) -> float:
-        total = 0
-        for process in Path("/proc").glob("[0-9]*"):
-            try:
-                marked = f"{MARK}={self.name}".encode() in (process / "environ").read_bytes()
-                fields = (process / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            total += sum(map(int, fields[11:15])) if marked else 0
-        return total / TICKS
+        used = family(self.root).items()
+        return sum(sum(times) for pid, times in used if pid not in self.others)
 
 
 def main() -> None:
@@ -106,12 +102,11 @@ def scores(target: Target, query: str) -> list[list[float]]:
 def plain() -> Iterator[Target]:
     flags = ["--device", "cpu", "--threads", "1", "--max-batch-tokens", "512", "--no-log-requests"]
     command = [sys.executable, "-P", "-m", "gpuscore", "serve", "demo", "--port", "0", *flags]
-    environment = os.environ | {MARK: "serve"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         ready = next(line for line in process.stdout if "ready on" in line)
-        yield Target("serve", ready.split("ready on ")[1].split(" ")[0])
+        yield Target("serve", ready.split("ready on ")[1].split(" ")[0], process.pid)
     finally:
         process.kill()
         process.communicate()
@@ -119,11 +114,12 @@ def plain() -> Iterator[Target]:
 
 @contextmanager
 def ray_serve() -> Iterator[Target]:
-    folder = tempfile.mkdtemp(prefix="gs-")
+    """Start Ray below this process, which sends the requests, as the other server is."""
+    folder, others = tempfile.mkdtemp(prefix="gs-"), frozenset(family())
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    os.environ.update({MARK: "ray", "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder})
+    os.environ.update({"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder})
     import ray
     from ray import serve
 
@@ -133,7 +129,7 @@ def ray_serve() -> Iterator[Target]:
         ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
         serve.start(proxy_location="HeadOnly", http_options={"port": port})
         serve.run(app({"model": "demo", **ENGINE}))
-        yield Target("ray", f"http://127.0.0.1:{port}")
+        yield Target("ray", f"http://127.0.0.1:{port}", os.getpid(), others)
     finally:
         serve.shutdown()
         ray.shutdown()

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,21 +39,19 @@ def cpu_seconds() -> float:
 
     vLLM computes in a process that goes on, so the times of children that have ended do not do.
     """
-    return sum(os.times()[:4]) + sum(sum(seconds) for _, seconds in descendants())
+    others = {pid: sum(times) for pid, times in family().items() if pid != os.getpid()}
+    return sum(os.times()[:4]) + sum(others.values())
 
 
-def descendants() -> Iterator[tuple[int, list[float]]]:
-    """Yield each descendant of this process, and its `_TIMES` in seconds."""
+def family(root: int | None = None) -> dict[int, list[float]]:
+    """Return the `_TIMES` in seconds of a process, this one by default, and all its descendants."""
     rows: dict[int, list[str]] = {}
     for file in Path("/proc").glob("[0-9]*/stat"):
         try:
             rows[int(file.parent.name)] = file.read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended meanwhile
-    second, waiting = os.sysconf("SC_CLK_TCK"), [os.getpid()]
-    while waiting:
-        parent = waiting.pop()
-        children = [pid for pid, row in rows.items() if int(row[_PARENT]) == parent]
-        for pid in children:
-            yield pid, [int(ticks) / second for ticks in rows[pid][_TIMES]]
-        waiting += children
+    second, below = os.sysconf("SC_CLK_TCK"), [os.getpid() if root is None else root]
+    for parent in below:  # grows
+        below += [pid for pid, row in rows.items() if int(row[_PARENT]) == parent]
+    return {pid: [int(ticks) / second for ticks in rows[pid][_TIMES]] for pid in below}

@@ -15,19 +15,15 @@ from typing import Any
 import httpx
 from ray import serve
 
-from conftest import DEVICE, FOLDER
 from gpuscore.ray import app
+from nodes import DEVICE, FOLDER
 
 ARGUMENTS = {
     **{"model": "demo", "device": "cpu", "threads": 1, "max_batch_tokens": 512},
-    **{"resources": f"{DEVICE}=1", "log_requests": False, "min_replicas": 2},
+    **{"num_cpus": 0, "resources": f"{DEVICE}=1", "log_requests": False, "min_replicas": 2},
+    **{"max_items": 9000, "max_body_bytes": 3_000_000},
 }
 PATIENCE = 120.0  # seconds; for states that are waited for, never for how fast they come
-
-
-def deploy(**arguments: Any) -> None:
-    """Run the application, and wait until it is ready."""
-    serve.run(app({**ARGUMENTS, **arguments}))
 
 
 def wait_until(what: Callable[[], bool], why: str) -> None:
@@ -39,9 +35,19 @@ def wait_until(what: Callable[[], bool], why: str) -> None:
 
 @dataclass
 class Server:
-    """An application at an address."""
+    """An application at an address, and the arguments with which it was started."""
 
     url: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def deploy(self, **changed: Any) -> None:
+        """Run the application with ARGUMENTS, changed so, and wait until it is ready. Ray would
+        also replace all processes of one that runs with the same arguments."""
+        arguments = {**ARGUMENTS, **changed}
+        if arguments != self.arguments:
+            serve.run(app(arguments))
+            self.arguments = arguments
+        self.wait_for_engines(arguments["min_replicas"])
 
     def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
         return httpx.post(self.url + path, json=body, timeout=PATIENCE, **more)

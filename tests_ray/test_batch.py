@@ -27,12 +27,13 @@ from batch_runs import (
     words,
     write_rows,
 )
-from conftest import FOLDER
+from nodes import FOLDER
 
 NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
 HOME = {"HOME": f"{FOLDER}/home"}  # of the nodes and of drivers that need one
 ROWS = make_rows(3000, queries=700)
 ROWS[3]["item"] = None
+INDEX = pa.field("row_index", pa.int64())
 
 
 @pytest.fixture(scope="module")
@@ -148,29 +149,42 @@ def times(path: Path) -> int:
 
 
 def test_every_format(two: Cluster, tmp_path: Path) -> None:
-    """Several files, named by a pattern; without `--deterministic`."""
-    table = pa.Table.from_pylist(ROWS[4:600])
-    folder, scores = tmp_path / "in", []
-    folder.mkdir()
-    for number in range(2):
-        part = table.slice(number * 300, 300)
-        parquet.write_table(part, folder / f"{number}.parquet")
-        csv.write_csv(part, folder / f"{number}.csv")
-    for suffix, wanted in (("parquet", "jsonl"), ("csv", "parquet")):
+    """Several files, named by a pattern; without `--deterministic`. The second file of JSON lines
+    has a field more than the first one, and numbers of another type."""
+    table, scores = pa.Table.from_pylist(ROWS[4:600]), []
+    for suffix in ("parquet", "csv", "jsonl"):
+        (tmp_path / suffix).mkdir()
+        for number in range(2):
+            path, part = tmp_path / suffix / f"{number}.{suffix}", table.slice(number * 300, 300)
+            if suffix == "parquet":
+                parquet.write_table(part, path)
+            elif suffix == "csv":
+                csv.write_csv(part, path)
+            else:
+                more = {"rank": 0.5, "late": True} if number else {"rank": 1}
+                write_rows(path, [row | more for row in part.to_pylist()])
+    for suffix, wanted in (("parquet", "jsonl"), ("csv", "parquet"), ("jsonl", "parquet")):
         output = tmp_path / f"from-{suffix}.{wanted}"
-        given = words(folder / f"*.{suffix}", output, "--ray", two.address)
+        given = words(tmp_path / suffix / f"*.{suffix}", output, "--ray", two.address)
         code, told = run(given)
         assert code == 0, told
         found = rows_of(output)
         assert [int(row["id"]) for row in found] == table.column("id").to_pylist()
         assert [row["item"] for row in found] == table.column("item").to_pylist()
         scores.append([row["scores"] for row in found])
-    whole = tmp_path / "whole.jsonl"
-    code, told = run(words(write_rows(tmp_path / "in.jsonl", table.to_pylist()), whole))
+    whole = tmp_path / "whole.parquet"
+    code, told = run(words(tmp_path / "jsonl", whole))
     assert code == 0, told
-    for one in scores:
-        for here, there in zip(one, read_rows(whole), strict=True):
-            assert here == pytest.approx(there["scores"], abs=3e-6)
+    plain = parquet.read_table(whole)
+    assert {parquet.read_schema(part) for part in parts(output)} == {
+        plain.schema.insert(plain.schema.get_field_index("scores"), INDEX)
+    }
+    assert [{**row, "scores": None} for row in found] == [
+        {**row, "scores": None} for row in plain.to_pylist()
+    ]
+    for each in scores:
+        for here, there in zip(each, plain.column("scores").to_pylist(), strict=True):
+            assert here == pytest.approx(there, abs=3e-6)
 
 
 def test_requests(two: Cluster, tmp_path: Path) -> None:

@@ -1,34 +1,30 @@
 """Promise: while engines, nodes and settings change under load, no request is lost: each gets its
 answer, or within its time an error that says so."""
 
+import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from ray import serve
 from ray.cluster_utils import Cluster
 
+import gpuscore
 from applications import (
     Load,
     Server,
-    deploy,
     kill_a_replica,
     kill_an_engine,
     kill_an_http_process,
     load,
     wait_until,
 )
-from conftest import NODE, patiently
-
-
-@pytest.fixture(scope="module")
-def server(ray_serve: str) -> Server:
-    return Server(ray_serve)
+from nodes import NODE, patiently
 
 
 @pytest.fixture
 def two_engines(server: Server) -> Server:
-    deploy()
-    server.wait_for_engines(2)
+    server.deploy()
     return server
 
 
@@ -62,69 +58,6 @@ def test_the_process_of_an_engine_that_dies_is_replaced(two_engines: Server) -> 
     assert sum(two_engines.metric("gpuscore_rerun_total").values()) > 0
 
 
-def test_no_request_is_lost_when_a_setting_is_changed(two_engines: Server) -> None:
-    before = set(two_engines.metric("gpuscore_replica_up"))
-    with load(two_engines) as running:
-        answers(running)
-        deploy(max_batch_tokens=256, max_items=7)
-        wait_until(
-            lambda: not before & set(two_engines.metric("gpuscore_replica_up")), "new engines"
-        )
-        answers(running)
-    assert set(running.statuses) == {200}, running.bodies
-    assert running.wrong == 0
-    assert two_engines.score("a", ["b"] * 8).status_code == 400  # the new limit
-
-
-def test_few_requests_are_lost_with_an_http_process(server: Server) -> None:
-    """HAProxy sends most again; at most those in flight, one for each thread, get Ray's 500."""
-    deploy(min_replicas=1, http_replicas=2)
-    server.wait_for_engines(1)
-    with load(server) as running:
-        answers(running)
-        kill_an_http_process()
-        answers(running, 100)
-    assert set(running.statuses) <= {200, 500}, running.bodies
-    assert running.statuses[500] <= 4, running.bodies
-    assert running.wrong == 0
-
-
-def test_engines_come_and_go_with_the_expected_wait(server: Server) -> None:
-    deploy(
-        min_replicas=1,
-        max_replicas=2,
-        target_wait=0.05,
-        upscale_delay=0,
-        downscale_delay=1,
-        look_back=1,
-    )
-    wait_until(lambda: running_engines() == 1, "one engine")
-    server.wait_for_engines(1)
-    with load(server, threads=8, items=400) as running:
-        wait_until(lambda: running_engines() == 2, "a second engine")
-        answers(running)
-    assert set(running.statuses) == {200}, running.bodies
-    wait_until(lambda: running_engines() == 1, "one engine less")
-    assert server.score("a", ["b"]).status_code == 200
-
-
-@pytest.mark.parametrize("kill", [kill_an_engine, kill_a_replica])
-def test_requests_are_refused_while_there_is_no_engine(
-    server: Server, kill: Callable[[], None]
-) -> None:
-    limit = 60
-    deploy(min_replicas=1)
-    server.wait_for_engines(1)
-    with load(server, timeout=limit) as running:
-        answers(running)
-        kill()
-        answers(running, 40)
-    assert set(running.statuses) <= {200, 503}
-    assert all('"code":"unavailable"' in body for body in running.bodies), running.bodies
-    assert running.slowest < limit
-    assert running.wrong == 0
-
-
 def test_every_request_ends_when_a_node_is_killed(
     two_engines: Server, cluster: Cluster, second_node: object
 ) -> None:
@@ -138,6 +71,80 @@ def test_every_request_ends_when_a_node_is_killed(
     assert running.wrong == 0
     assert running.slowest < limit
     assert two_engines.score("a", ["b"]).status_code == 200
+
+
+def test_no_request_is_lost_when_a_setting_is_changed(two_engines: Server) -> None:
+    before = set(two_engines.metric("gpuscore_replica_up"))
+    with load(two_engines) as running:
+        answers(running)
+        two_engines.deploy(max_batch_tokens=256, max_items=7)
+        wait_until(
+            lambda: not before & set(two_engines.metric("gpuscore_replica_up")), "new engines"
+        )
+        answers(running)
+    assert set(running.statuses) == {200}, running.bodies
+    assert running.wrong == 0
+    assert two_engines.score("a", ["b"] * 8).status_code == 400  # the new limit
+
+
+def test_no_request_is_lost_when_the_model_is_changed(server: Server, tmp_path: Path) -> None:
+    """Requests wait for the first engine of the new model."""
+    other = tmp_path / "other"
+    shutil.copytree(Path(gpuscore.__file__).parent / "demo", other)
+    server.deploy()
+    with load(server) as running:
+        answers(running)
+        server.deploy(model=str(other))
+        answers(running)
+    assert set(running.statuses) == {200}, running.bodies
+    assert running.wrong == 0
+    assert server.score("a", ["b"]).json()["model"] == "other"
+
+
+def test_few_requests_are_lost_with_an_http_process(server: Server) -> None:
+    """HAProxy sends most again; at most those in flight, one for each thread, get Ray's 500."""
+    server.deploy(min_replicas=1, http_replicas=2)
+    with load(server) as running:
+        answers(running)
+        kill_an_http_process()
+        answers(running, 100)
+    assert set(running.statuses) <= {200, 500}, running.bodies
+    assert running.statuses[500] <= 4, running.bodies
+    assert running.wrong == 0
+
+
+def test_engines_come_and_go_with_the_expected_wait(server: Server) -> None:
+    server.deploy(
+        min_replicas=1,
+        max_replicas=2,
+        target_wait=0.05,
+        upscale_delay=0,
+        downscale_delay=1,
+        look_back=1,
+    )
+    wait_until(lambda: running_engines() == 1, "one engine")
+    with load(server, threads=8, items=400) as running:
+        wait_until(lambda: running_engines() == 2, "a second engine")
+        answers(running)
+    assert set(running.statuses) == {200}, running.bodies
+    wait_until(lambda: running_engines() == 1, "one engine less")
+    assert server.score("a", ["b"]).status_code == 200
+
+
+@pytest.mark.parametrize("kill", [kill_an_engine, kill_a_replica])
+def test_requests_are_refused_while_there_is_no_engine(
+    server: Server, kill: Callable[[], None]
+) -> None:
+    limit = 60
+    server.deploy(min_replicas=1)
+    with load(server, timeout=limit) as running:
+        answers(running)
+        kill()
+        answers(running, 40)
+    assert set(running.statuses) <= {200, 503}
+    assert all('"code":"unavailable"' in body for body in running.bodies), running.bodies
+    assert running.slowest < limit
+    assert running.wrong == 0
 
 
 def running_engines() -> int:

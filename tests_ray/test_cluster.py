@@ -4,7 +4,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from applications import wait_until
-from conftest import DEVICE
+from nodes import DEVICE
 
 
 def devices() -> dict[str, float]:

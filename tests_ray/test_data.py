@@ -13,14 +13,14 @@ from gpuscore.ray import ScoreBatches
 ROWS = make_rows(200, queries=40)
 
 
-def scored(**settings: Any) -> list[dict[str, Any]]:
-    """Return the rows after a step of two engines, in the order of their numbers."""
+def scored(engines: int, **settings: Any) -> list[dict[str, Any]]:
+    """Return the rows after a step of so many engines, in the order of their numbers."""
     found = ray.data.from_items(ROWS).map_batches(
         ScoreBatches,
         fn_constructor_kwargs={"threads": 1, "max_batch_tokens": 512, **settings},
         batch_size=64,
         num_cpus=1,
-        concurrency=2,
+        concurrency=engines,
     )
     return sorted(found.take_all(), key=lambda row: int(row["id"]))
 
@@ -29,7 +29,7 @@ def test_scores_of_labels(cluster: Cluster) -> None:
     with Scorer("demo", threads=1, max_batch_tokens=512) as scorer:
         prompts = [row["query"] + row["item"] for row in ROWS]
         wanted = scorer.score("", prompts, labels=["yes", "no"]).scores
-    found = scored(labels=["yes", "no"], output_column="both")
+    found = scored(2, labels=["yes", "no"], output_column="both")
     assert [row["id"] for row in found] == [row["id"] for row in ROWS]
     for row, scores in zip(found, wanted, strict=True):
         assert list(row["both"]) == pytest.approx(scores, abs=1e-5)
@@ -38,4 +38,4 @@ def test_scores_of_labels(cluster: Cluster) -> None:
 def test_relevance(cluster: Cluster) -> None:
     with Scorer("demo", threads=1, max_batch_tokens=512) as scorer:
         wanted = scorer.score_pairs([(row["query"], row["item"]) for row in ROWS]).scores
-    assert [row["scores"] for row in scored()] == pytest.approx(list(wanted), abs=1e-5)
+    assert [row["scores"] for row in scored(1)] == pytest.approx(list(wanted), abs=1e-5)

@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from gpuscore.commands.bulk.cluster.groups import LEAST_BYTES, Divider, Plan
-from gpuscore.commands.bulk.cluster.storage import InputFile, on_disk
+from batch_runs import write_rows
+from gpuscore.commands.bulk.cluster.groups import LEAST_BYTES, Divider, Plan, columns_of, read_rows
+from gpuscore.commands.bulk.cluster.storage import InputFile, find_files, on_disk
+from gpuscore.commands.bulk.inputs import InputFiles
+from gpuscore.commands.bulk.options import JSON_LINES, BatchOptions
+from gpuscore.commands.bulk.parquet import schema_bytes, schema_of_bytes, unified
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.processes.replicas.placement import place_on_nodes
@@ -96,3 +100,29 @@ def test_a_file_of_another_store_is_copied_to_the_disk(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text("{} \n")
     with pytest.raises(ConfigError, match="has changed"), on_disk(store, file):
         pass
+
+
+@pytest.mark.parametrize(
+    ("numbers", "problem"),
+    [((1, "one"), "int64 vs string"), ((2**60 + 1, 0.5), "Integer value"), ((1, 0.5), "")],
+)
+def test_json_lines_become_parquet_only_if_every_value_fits(
+    tmp_path: Path, numbers: tuple[object, ...], problem: str
+) -> None:
+    """Each number is in a file of its own, whose type is found alone."""
+    options = BatchOptions(tmp_path, tmp_path / "out.parquet")
+    rows = [[{"item": "a", "number": number}] for number in numbers]
+    paths = [write_rows(tmp_path / f"{i}.jsonl", some) for i, some in enumerate(rows)]
+    found = [columns_of(InputFiles(JSON_LINES, (path,)), options) for path in paths]
+
+    def read() -> list[object]:
+        whole = schema_bytes(unified([*map(schema_of_bytes, found)], "in"))
+        plan = Plan({}, find_files(str(tmp_path)), 1, whole)
+        files = range(len(plan.files))
+        return [table for i in files for table in read_rows(str(tmp_path), i, plan, options, [0])]
+
+    if problem:
+        with pytest.raises(ConfigError, match=problem):
+            read()
+    else:
+        assert len(read()) == len(numbers)

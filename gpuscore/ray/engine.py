@@ -10,7 +10,7 @@ import logging
 import os
 from concurrent.futures import Future
 from contextvars import Context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
 from typing import Any, TypeAlias
@@ -28,7 +28,7 @@ from gpuscore.processes.replicas.replicas import MAX_LOSSES
 from gpuscore.processes.replicas.router import BUSY_SHARE, home_digest
 from gpuscore.processes.worker.frames import ProtocolError, encode
 from gpuscore.processes.worker.messages import Failure, to_error, to_result
-from gpuscore.ray.messages import Ask, HostReply, HostState, ask, decode, fingerprint
+from gpuscore.ray.messages import Ask, Facts, HostReply, OtherModel, ask, decode, fingerprint
 from gpuscore.ray.router import MOST_PARTS
 from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import ScoreRequest, ScoreResult
@@ -42,14 +42,15 @@ POLLS = 64  # questions without an answer, at most
 QUIET = 10  # polls that no replica answers, after which there is none
 FORGET = 15.0  # seconds after which a replica that was not heard of is gone
 RETRY = 5  # seconds after which a replica may be there again
+_CHANGED = Unavailable("the engines change to another model", retry_after=1)
 Handle: TypeAlias = "DeploymentHandle[Any]"
 
 
 @dataclass(slots=True)
 class Known:
-    """A replica that was heard of."""
+    """A replica that was heard of, and how many requests it lost that ran again elsewhere."""
 
-    state: HostState
+    state: ReplicaState
     heard: float
     rerun: int = 0
 
@@ -78,7 +79,7 @@ class ClusterEngine:
     @property
     def alive(self) -> bool:
         """True while a replica answers, and its engine runs."""
-        return self._quiet < QUIET and any(one.state.alive for one in self._present())
+        return self._quiet < QUIET and bool(self._running_states())
 
     @property
     def backlog(self) -> Backlog:
@@ -86,16 +87,7 @@ class ClusterEngine:
 
     def states(self) -> list[ReplicaState]:
         """Return the replicas by their last reports."""
-        return [
-            ReplicaState(
-                one.state.name,
-                one.state.node,
-                one.state.alive,
-                one.state.stats,
-                one.rerun,
-            )
-            for one in self._present()
-        ]
+        return [replace(one.state, rerun=one.rerun) for one in self._known.values()]
 
     def score_all(
         self, requests: list[ScoreRequest]
@@ -120,14 +112,11 @@ class ClusterEngine:
             outcomes.append(future)
         return outcomes
 
-    def heard(self, state: HostState) -> None:
+    def heard(self, state: ReplicaState) -> None:
         """Note a replica's account of itself."""
         self._quiet = 0
-        known = self._known.get(state.name)
-        if known is None:
-            self._known[state.name] = Known(state, monotonic())
-        else:
-            known.state, known.heard = state, monotonic()
+        known = self._known.setdefault(state.replica, Known(state, 0.0))
+        known.state, known.heard = state, monotonic()
 
     def close(self) -> None:
         """Fail unanswered requests and stop watching; the replicas are Ray's."""
@@ -159,7 +148,7 @@ class ClusterEngine:
     def _shares(self, request: ScoreRequest) -> list[int]:
         """Return equal numbers of items' tokens for the replicas that shall share a request, each
         at least as long as `Router` makes parts."""
-        states = [one.state for one in self._present() if one.state.alive]
+        states = self._running_states()
         work, query = request.num_tokens - len(request.query_ids), len(request.query_ids)
         idle = all(state.stats.tokens_left < self.limits.max_tokens for state in states)
         least = max(self.limits.max_tokens, query if idle else BUSY_SHARE * query)
@@ -170,11 +159,12 @@ class ClusterEngine:
         self, handle: Handle, request: ScoreRequest, first: int
     ) -> ScoreResult | GpuscoreError:
         """Return an outcome, from the replica with this number in the router's order or the next
-        ones."""
-        outcome: ScoreResult | GpuscoreError = _no_engine()
-        for attempt in range(first, first + MAX_LOSSES):
+        ones. Replicas with another model do not count as lost."""
+        losses = 0
+        for attempt in range(first, first + MOST_PARTS):
             outcome = await self._tried(handle, request, attempt)
-            if not isinstance(outcome, Unavailable):
+            losses += outcome is not _CHANGED
+            if not isinstance(outcome, Unavailable) or losses == MAX_LOSSES:
                 break
         return outcome
 
@@ -187,11 +177,13 @@ class ClusterEngine:
         try:
             reply = decode(await response, HostReply)
             self.heard(reply.state)
+            if isinstance(reply.outcome, OtherModel):
+                return _CHANGED
             if not isinstance(reply.outcome, Failure):
                 return to_result(reply.outcome, request)
             error = to_error(reply.outcome)
             if isinstance(error, Unavailable):
-                self._known[reply.state.name].rerun += 1
+                self._known[reply.state.replica].rerun += 1
             return error
         except asyncio.CancelledError:
             response.cancel()
@@ -234,19 +226,20 @@ class ClusterEngine:
 
     async def _poll(self) -> None:
         """Ask one of the replicas, in turn."""
-        response = self._handle.state.remote()
+        response = self._handle.facts.remote()
         try:
-            self.heard(decode(await asyncio.wait_for(response, QUIET * POLL), HostState))
+            answer = await asyncio.wait_for(response, QUIET * POLL)
+            self.heard(decode(answer, Facts).state)
         except TimeoutError:
             response.cancel()
         except (RayError, RayServeException, ProtocolError) as error:
             logger.debug("a replica did not tell its state: %s", type(error).__name__)
 
-    def _present(self) -> list[Known]:
-        return list(self._known.values())
+    def _running_states(self) -> list[ReplicaState]:
+        return [one.state for one in self._known.values() if one.state.alive]
 
     def _rate(self) -> float:
-        return sum(one.state.stats.capacity for one in self._present() if one.state.alive)
+        return sum(state.stats.capacity for state in self._running_states())
 
     def _fail_all(self) -> None:
         for future in list(self._running.values()):

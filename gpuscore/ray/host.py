@@ -1,24 +1,23 @@
 """The engine deployment: each replica has one device, and on it the engine of `gpuscore serve`."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ray import serve
 from ray.runtime_context import get_runtime_context
 
 from gpuscore.config import EngineConfig, ModelConfig
-from gpuscore.errors import GpuscoreError, Unavailable
+from gpuscore.errors import GpuscoreError
 from gpuscore.models.hub import model_directory
 from gpuscore.processes.replicas.replicas import Replicas
 from gpuscore.processes.replicas.start import start_replicas
 from gpuscore.processes.worker.frames import ProtocolError, encode
 from gpuscore.processes.worker.messages import Failure, Result, failure_message, result_message
-from gpuscore.ray.messages import Ask, Facts, HostReply, HostState, asked, decode, fingerprint
+from gpuscore.ray.messages import Ask, Facts, HostReply, OtherModel, asked, decode, fingerprint
 from gpuscore.ray.policy import WAIT
 from gpuscore.system.log import chosen_format
 from gpuscore.types.request import ScoreRequest, ScoreResult
-
-CHANGED = 1  # seconds after which a request that met engines of another model may come again
+from gpuscore.types.stats import ReplicaState
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +58,22 @@ class EngineHost:
         return start_replicas(directory, model, settings.engine, log_format=style)
 
     async def facts(self, attempt: int = 0) -> bytes:
-        """Return the `Facts` of the model."""
+        """Return the `Facts` of the model, with the state of the engine."""
         about = self._replicas.wait_planned()
         return encode(Facts(self._limits, about, self._settings.version, self._state()))
 
-    async def state(self, attempt: int = 0) -> bytes:
-        """Return the `HostState` of the engine."""
-        return encode(self._state())
-
     async def score(self, frame: bytes, attempt: int = 0) -> bytes:
         """Return the `HostReply` to an `Ask`. Cancelling the call drops work not launched yet."""
+        outcome: Result | Failure | OtherModel = OtherModel()
         try:
-            outcome: Result | Failure = result_message(0, await self._scored(decode(frame, Ask)))
+            message = decode(frame, Ask)
+            if message.model == self._model:
+                outcome = result_message(0, await self._scored(message))
         except (GpuscoreError, ProtocolError) as error:
             outcome = failure_message(0, error)
         return encode(HostReply(outcome, self._state()))
 
     async def _scored(self, message: Ask) -> ScoreResult:
-        if message.model != self._model:
-            raise Unavailable("the engines change to another model", retry_after=CHANGED)
         request = asked(message, self._limits)
         refusal = self._refusal(request, message.seconds)
         if refusal is not None:
@@ -92,15 +88,15 @@ class EngineHost:
         longest = min(self._settings.max_queue_seconds, seconds)
         return self._replicas.backlog.wait_refusal(request.num_tokens, longest)
 
-    def _state(self) -> HostState:
-        (one,) = self._replicas.states()
-        return HostState(self._name, self._node, one.alive, one.stats)
+    def _state(self) -> ReplicaState:
+        (own,) = self._replicas.states()
+        return replace(own, replica=self._name, device=self._node)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Return the seconds of queued work, for `ExpectedWait`."""
-        (one,) = self._replicas.states()
-        rate = one.stats.capacity or one.stats.tokens_per_second
-        return {WAIT: one.stats.tokens_left / rate if rate > 0 else 0.0}
+        stats = self._state().stats
+        rate = stats.capacity or stats.tokens_per_second
+        return {WAIT: stats.tokens_left / rate if rate > 0 else 0.0}
 
     def check_health(self) -> None:
         """Raise EngineFailed once the engine's process cannot be kept running."""

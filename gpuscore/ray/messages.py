@@ -23,7 +23,7 @@ from gpuscore.processes.worker.messages import (
 )
 from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import ScoreRequest
-from gpuscore.types.stats import EngineStats
+from gpuscore.types.stats import ReplicaState
 
 MessageT = TypeVar("MessageT", bound=Message)
 _decoder = cache(msgspec.msgpack.Decoder)
@@ -37,20 +37,15 @@ class Ask(Message, frozen=True):
     model: str
 
 
-class HostState(Message, frozen=True):
-    """A replica's account of its engine; `name` is the replica's, the same as in Ray's own logs."""
-
-    name: str
-    node: str
-    alive: bool
-    stats: EngineStats
+class OtherModel(Message, frozen=True):
+    """The outcome at a replica whose engine has another model than the request was made for."""
 
 
 class HostReply(Message, frozen=True):
-    """A replica's answer to an `Ask`."""
+    """A replica's answer to an `Ask`, and its state, under its name in Ray's own logs."""
 
-    outcome: Result | Failure
-    state: HostState
+    outcome: Result | Failure | OtherModel
+    state: ReplicaState
 
 
 class Facts(Message, frozen=True):
@@ -59,7 +54,7 @@ class Facts(Message, frozen=True):
     limits: BackendLimits
     about: str
     version: str
-    state: HostState
+    state: ReplicaState
 
 
 def fingerprint(limits: BackendLimits) -> str:

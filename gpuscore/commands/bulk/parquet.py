@@ -129,13 +129,19 @@ class SchemaFinder:
         names = list(dict.fromkeys(name for row in rows for name in row))
         with _converting(place):
             arrays = [pa.array([row.get(name) for row in rows]) for name in names]
-            found = pa.schema([(n, array.type) for n, array in zip(names, arrays, strict=True)])
-            together = pa.unify_schemas([self._schema, found], promote_options="permissive")
+        found = pa.schema([(n, array.type) for n, array in zip(names, arrays, strict=True)])
+        together = unified([self._schema, found], place)
         for one in (self._schema, found):
             for field in one:
                 final = together.field(field.name).type
                 self.promoted |= field.type != final and not pa.types.is_null(field.type)
         self._schema = together
+
+
+def unified(schemas: Sequence[Any], place: str) -> Any:
+    """Return one schema for the rows of several; raise ConfigError, with `place`, if none does."""
+    with _converting(place):
+        return pa.unify_schemas(schemas, promote_options="permissive")
 
 
 def check_writable(schema: Any, name: str) -> None:

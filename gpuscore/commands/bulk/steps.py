@@ -125,10 +125,10 @@ def objects_of(block: Any, texts: Texts) -> tuple[list[Any], str]:
 
 
 def output_checks(
-    inputs: InputFiles, options: BatchOptions
+    inputs: InputFiles, options: BatchOptions, schema: bytes = b""
 ) -> tuple[Check, Callable[[], bytes | None]]:
     """Return the check of each block for the output's format, and the check after the last block,
-    which returns the schema if it depends on all blocks."""
+    which returns the schema if it depends on all blocks; unless it is given."""
     kinds = inputs.format, options.output_format
     if kinds == (PARQUET, JSON_LINES):
         from gpuscore.commands.bulk.parquet import check_utf8
@@ -136,16 +136,23 @@ def output_checks(
         return lambda block, texts: check_utf8(block), lambda: None
     if kinds != (JSON_LINES, PARQUET):
         return lambda block, texts: None, lambda: None
-    from gpuscore.commands.bulk.parquet import SchemaFinder, check_writable, schema_bytes, try_table
+    from gpuscore.commands.bulk import parquet
 
-    finder = SchemaFinder(options.columns)
+    if schema:
+        known = parquet.schema_of_bytes(schema)
+
+        def fits(block: Any, texts: Texts) -> None:
+            parquet.try_table(*objects_of(block, texts), known)
+
+        return fits, lambda: None
+    finder = parquet.SchemaFinder(options.columns)
 
     def finish() -> bytes:
-        schema = finder.schema
+        found = finder.schema
         for block in read_blocks(inputs, options, every_column=True) if finder.promoted else ():
-            try_table(*objects_of(block, texts_of(block, options)), schema)
-        check_writable(schema, options.scores_column)
-        return schema_bytes(schema)
+            parquet.try_table(*objects_of(block, texts_of(block, options)), found)
+        parquet.check_writable(found, options.scores_column)
+        return parquet.schema_bytes(found)
 
     return lambda block, texts: finder.add(*objects_of(block, texts)), finish
 

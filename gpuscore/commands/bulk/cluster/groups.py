@@ -5,16 +5,15 @@ the rows of text files as they are."""
 
 import hashlib
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-from pyarrow import compute, fs
+from pyarrow import compute
 
-from gpuscore.commands.bulk.cluster.storage import InputFile, on_disk
+from gpuscore.commands.bulk.cluster.storage import InputFile, located, on_disk
 from gpuscore.commands.bulk.inputs import (
     Decoded,
     InputFiles,
@@ -24,9 +23,9 @@ from gpuscore.commands.bulk.inputs import (
     table_schema,
 )
 from gpuscore.commands.bulk.options import JSON_LINES, BatchOptions
-from gpuscore.commands.bulk.parquet import TableBlock
+from gpuscore.commands.bulk.parquet import SchemaFinder, TableBlock, schema_bytes
 from gpuscore.commands.bulk.rows import Problem
-from gpuscore.commands.bulk.steps import output_checks, refuse_bad, texts_of
+from gpuscore.commands.bulk.steps import objects_of, output_checks, refuse_bad, texts_of
 from gpuscore.errors import ConfigError
 
 GROUP, NUMBER = "gpuscore.group", "gpuscore.number"  # of each row
@@ -37,29 +36,33 @@ BUCKETS = 2**20  # of queries, whose bytes are counted
 SHOWN = 256  # bytes of a text without a query that decide its group
 
 
-class Plan(msgspec.Struct, frozen=True, dict=True):
+class Plan(msgspec.Struct, frozen=True):
     """The input, the settings by name and the number of groups, which all runs of a job have in
-    common. The schema is of the input's columns; empty for JSON lines."""
+    common. The schema is of the input's columns; empty if JSON lines become JSON lines."""
 
     settings: dict[str, Any]
     files: list[InputFile]
     groups: int
     schema: bytes
 
-    @cached_property
+    @property
     def names(self) -> list[str]:
-        """The names of the groups' files, which follow from the groups' rows."""
-        whole = hashlib.sha256(msgspec.json.encode(self)).digest()
-        keys = (whole + group.to_bytes(4) for group in range(self.groups))
-        return [
-            f"part-{i:06d}-{hashlib.sha256(key).hexdigest()[:16]}" for i, key in enumerate(keys)
-        ]
+        """The names of the groups' files."""
+        return [f"part-{group:06d}" for group in range(self.groups)]
 
 
 def columns_of(inputs: InputFiles, options: BatchOptions) -> bytes:
-    """Check a file's columns, if they can be known beforehand; return their schema."""
+    """Check a file's columns; return their schema, or for JSON lines that become Parquet the schema
+    of all rows. JSON lines that stay as they are have none."""
     check_inputs(inputs, options)
-    return b"" if inputs.format == JSON_LINES else bytes(table_schema(inputs, None).serialize())
+    if inputs.format != JSON_LINES:
+        return schema_bytes(table_schema(inputs, None))
+    if options.output_format == JSON_LINES:
+        return b""
+    finder = SchemaFinder(options.columns)
+    for block in read_blocks(inputs, options, every_column=True):
+        finder.add(*objects_of(block, texts_of(block, options)))
+    return schema_bytes(finder.schema)
 
 
 class Divider:
@@ -83,7 +86,7 @@ class Divider:
 
 
 def read_rows(
-    system: fs.FileSystem, file: int, plan: Plan, options: BatchOptions, left: list[int]
+    place: str, file: int, plan: Plan, options: BatchOptions, left: list[int]
 ) -> Iterator[pa.Table]:
     """Yield the rows of a file of the plan that are in the groups that are left.
 
@@ -91,11 +94,11 @@ def read_rows(
     not fit the output's format, and InvalidRequest for a bad row of a strict job.
     """
     found, number, divider = plan.files[file], file * FILE_ROWS, Divider(plan)
-    with on_disk(system, found) as path:
+    with on_disk(located(place)[0], found) as path:
         inputs = InputFiles(found.format, (path,))
         if found.format != JSON_LINES and columns_of(inputs, options) != plan.schema:
             raise ConfigError(f"--input {found.path} has other columns than {plan.files[0].path}")
-        check, _ = output_checks(inputs, options)
+        check, _ = output_checks(inputs, options, plan.schema)
         for block in read_blocks(inputs, options, every_column=True):
             rows = texts_of(block, options)
             check(block, rows)
@@ -116,12 +119,12 @@ def _columns(block: Any, keep: Any) -> pa.Table:
 
 
 def _encoded(row: bytes | Decoded, place: int) -> bytes:
-    return msgspec.msgpack.encode((isinstance(row, Problem), row, place))
+    return msgspec.msgpack.encode((row.reason if isinstance(row, Problem) else row, place))
 
 
 def _decoded(line: bytes) -> tuple[bytes | Decoded, int]:
-    is_problem, row, place = msgspec.msgpack.decode(line)
-    return msgspec.convert(row, Problem) if is_problem else row, place
+    row, place = msgspec.msgpack.decode(line)
+    return Problem(row) if isinstance(row, str) else row, place
 
 
 class GroupRows:

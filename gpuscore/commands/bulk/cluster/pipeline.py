@@ -26,10 +26,11 @@ from ray.exceptions import RayError, RayTaskError
 from gpuscore import __version__
 from gpuscore.commands.bulk.cluster.groups import GROUP, LEAST_BYTES, Plan, columns_of, read_rows
 from gpuscore.commands.bulk.cluster.scorer import NOTES, ClusterJob, GroupScorer, total
-from gpuscore.commands.bulk.cluster.storage import Output, find_files, located, on_disk
+from gpuscore.commands.bulk.cluster.storage import InputFile, Output, find_files, located, on_disk
 from gpuscore.commands.bulk.inputs import InputFiles
 from gpuscore.commands.bulk.job import Progress, refuse_other_settings
 from gpuscore.commands.bulk.options import JSON_LINES
+from gpuscore.commands.bulk.parquet import check_writable, schema_bytes, schema_of_bytes, unified
 from gpuscore.commands.bulk.work import WrittenState
 from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError
 from gpuscore.models.hub import DEMO, model_digests
@@ -38,6 +39,8 @@ from gpuscore.processes.replicas.placement import place_on_nodes
 PLAN = ".work/plan.json"
 GROUP_BYTES = 32 * 2**20  # of the input, for a group
 FEWEST = 8  # groups for each engine, so that all end together
+# The environment in which Ray's shuffle maps run: the reading tasks share their processes.
+SHUFFLE_MAPS = {"env_vars": {"RAY_DATA_SHUFFLE_MAP_WORKER": "1"}}
 _ADDRESS = re.compile(r"(\[[^\]]+\]|[^:/\s]+):(\d{1,5})")
 
 
@@ -69,7 +72,7 @@ def run_on_cluster(given: ClusterJob, progress: Progress) -> WrittenState:
             for rows in _scored(given, plan, left, asks, count) if left else ():
                 progress.rows += rows
                 advance(rows)
-        scored, failed, bad = ray.get(ray.remote(total).remote(output))
+        scored, failed, bad = total(output)
         output.write("/_SUCCESS", b"")
         output.remove(".work")
         ray.kill(held)
@@ -81,14 +84,14 @@ def _scored(
 ) -> Iterator[int]:
     """Score groups and write them; yield the rows of each one. There are two executions: first all
     CPUs read, then the engines take them."""
-    (system, _), options = located(given.input), given.job.options
 
     def read(batch: dict[str, Any]) -> Iterator[pa.Table]:
-        yield from read_rows(system, int(batch["item"][0]), plan, options, left)
+        yield from read_rows(given.input, int(batch["item"][0]), plan, given.job.options, left)
 
     tasks = len(plan.files)
     files = ray.data.from_items(list(range(tasks)), override_num_blocks=tasks)
-    rows = files.map_batches(read, batch_size=1).repartition(len(left), keys=[GROUP]).materialize()
+    read_all = files.map_batches(read, batch_size=1, runtime_env=SHUFFLE_MAPS)
+    rows = read_all.repartition(len(left), keys=[GROUP]).materialize()
     wanted, first = rows.count(), min(max(1, count), len(left), given.actors or len(left))
     scored = rows.map_batches(
         GroupScorer,
@@ -111,8 +114,6 @@ def _planned(given: ClusterJob, output: Output, engines: int) -> Plan:
     settings = {**given.job.settings, "the model's files": given.digests}
     if options.requests and files[0].format != JSON_LINES:
         raise ConfigError(f"--input {given.input}: requests are JSON lines")
-    if files[0].format == JSON_LINES != options.output_format:
-        raise ConfigError("--ray writes the rows of JSON lines as JSON lines, not as Parquet")
     if output.has(PLAN):
         remedy = f"remove {output.place}.work and {output.place} to begin anew"
         try:
@@ -125,13 +126,27 @@ def _planned(given: ClusterJob, output: Output, engines: int) -> Plan:
         return plan
     for name in filter(output.has, ("", ".work", ".bad.jsonl")):
         raise ConfigError(f"{output.place}{name} exists already; remove it or choose another")
-    (system, _), size = located(given.input), sum(file.size for file in files)
+    size = sum(file.size for file in files)
     groups = max(1, min(max(size // GROUP_BYTES, FEWEST * engines), size // LEAST_BYTES))
-    with on_disk(system, files[0]) as path:
-        schema = columns_of(InputFiles(files[0].format, (path,)), options)
-    plan = Plan(settings, files, groups, schema)
+    plan = Plan(settings, files, groups, _schema(given, files))
     output.write(PLAN, msgspec.json.encode(plan))
     return plan
+
+
+def _schema(given: ClusterJob, files: list[InputFile]) -> bytes:
+    """Return the schema of the input's columns, as `Plan` has it."""
+    options = given.job.options
+
+    def columns(file: InputFile) -> bytes:
+        with on_disk(located(given.input)[0], file) as path:
+            return columns_of(InputFiles(file.format, (path,)), options)
+
+    if files[0].format != JSON_LINES or options.output_format == JSON_LINES:
+        return columns(files[0])
+    found = ray.get([ray.remote(columns).remote(file) for file in files])
+    whole = unified(list(map(schema_of_bytes, found)), f"--input {given.input}")
+    check_writable(whole, options.scores_column)
+    return schema_bytes(whole)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from gpuscore import __version__
 from gpuscore.commands.bulk.cluster.groups import GroupRows, Plan, groups_of
 from gpuscore.commands.bulk.cluster.storage import Output
 from gpuscore.commands.bulk.feeding import CountedRows, Feeder
-from gpuscore.commands.bulk.job import BatchJob, refuse_settled, requests_of
+from gpuscore.commands.bulk.job import BatchJob, requests_of
 from gpuscore.commands.bulk.options import JSON_LINES
 from gpuscore.commands.bulk.parquet import SCORES_TYPE, schema_of_bytes
 from gpuscore.commands.bulk.rows import AnswerLine, BadTextRow, Problem, RowScoring
@@ -112,10 +112,10 @@ class GroupScorer:
             case BadTextRow(number, reason):
                 self._reasons[number] = reason
             case AnswerLine(number, line, failed):
-                if self._options.strict:
-                    refuse_settled(counted.settled)
                 self._answers[number] = line
                 self._failed += failed
+                if failed and self._options.strict:
+                    self._reasons[number] = line.decode()
 
     def _write(self, name: str, rows: GroupRows) -> int:
         """Write the group's rows, then its note; return how many rows have an outcome."""
