@@ -1,10 +1,10 @@
 """Launches of Triton kernels that cost the host little.
 
-For every launch Triton makes a key of its arguments' types, alignments and values, some tens of
-microseconds of Python, to find the compiled code. Here the compile-time arguments are chosen once,
-and the code is found by a key of what else can differ. It is finer: where it is equal, and numbers
-have the same types, Triton's is equal, too. A launch that differs from the latest one in addresses
-only needs no key, and known code is launched by Triton's function in C.
+At every launch Triton finds the compiled code by a key of all arguments' types, alignments and
+values, which takes some tens of microseconds of Python. Here the compile-time arguments are chosen
+once, and a smaller key has only what else can differ. Two launches with the same key, and numbers
+of the same types, would have the same key in Triton, too. A launch that differs from the latest one
+in addresses only needs no key. Code that was found is launched by Triton's function in C.
 """
 
 import copy

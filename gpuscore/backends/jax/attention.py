@@ -56,7 +56,7 @@ class Attention:
 
 
 class Attend(Protocol):
-    """Attention of chosen rows of a batch; the form of q and outputs is its own."""
+    """Attention of chosen rows of a batch. `form` and `plain` translate queries and outputs."""
 
     def form(self, heads: Heads, q: Array) -> Array:
         """Return queries [M, H, D] in the form of this attention, [M, columns]."""

@@ -102,7 +102,7 @@ class Batch(Protocol):
     def attend(
         self, chosen: Chosen, pool: Pool, layer: Array, window: Array, q: Array, kv: Array
     ) -> Array:
-        """Return the buffer of queries of the chosen rows with their outputs instead."""
+        """Return buffer `q`, in which outputs have taken the place of the chosen rows' queries."""
 
     def outputs(self, buffer: Array, start: Array, rows: int) -> Array:
         """Return the outputs [M, H * D] of `rows` rows from `start` on."""

@@ -63,8 +63,11 @@ def mark_flaws(k: Tensor, v: Tensor) -> None:
 
 
 def mark_keys(k: Tensor, v: Tensor) -> None:
-    """Make heads of k and v that are not finite NaN and 0, as `qk_norm_rope_store` does,
-    for attention that replaces the score of a hidden key."""
+    """Write NaN to keys, and 0 to values, of heads where either is not finite.
+
+    `qk_norm_rope_store` does the same. Attention that replaces the scores of hidden keys then
+    passes NaN on to rows that see the key, and to no others.
+    """
     flawed = ~(k.isfinite() & v.isfinite()).all(-1, keepdim=True)
     k.masked_fill_(flawed, torch.nan)
     v.masked_fill_(flawed, 0)

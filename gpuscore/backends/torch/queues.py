@@ -46,7 +46,7 @@ class Queue(Protocol):
 
 
 class HostQueue:
-    """A CPU."""
+    """Buffers and copies on a CPU, where nothing has to wait."""
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")

@@ -21,7 +21,7 @@ def convolve(
     *,
     impl: Implementation,
 ) -> Tensor:
-    """Convolve columns causally along each row's own prompt, then SiLU; norm queries and keys.
+    """Convolve each column along the prompt of each row, apply SiLU, and norm queries and keys.
 
     Args:
         mixed: [T, C] queries, keys and values, of any dtype.

@@ -191,9 +191,10 @@ class RowFunctions:
         return out
 
     def products(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Return x [N, E], float32, times weight [V, E], bfloat16, transposed: float32 [N, V].
+        """Multiply float32 x [N, E] with the transpose of a bfloat16 weight [V, E], float32 [N, V].
 
-        Sums are float32. For few rows: all of them are read again for every three of the weight's.
+        It is fast for few rows only, because all of x is read again for every three rows of the
+        weight. Sums are float32.
         """
         (rows, width), columns = x.shape, len(weight)
         _check(x, (rows, width), torch.float32)

@@ -105,7 +105,8 @@ def layout_of(batch: PackedBatch, page_size: int) -> Layout:
 
 
 def table_windows(config: DecoderConfig) -> list[int | None]:
-    """Distinct windows of all layers but the last; each has one table, the last layer its own."""
+    """Return the different windows of all layers but the last. Layers with the same window share a
+    table; the last layer has its own."""
     return list(dict.fromkeys(config.windows[:-1]))
 
 

@@ -1,4 +1,4 @@
-"""Linear layers of one batch: their weights, and what `attend` is to a layer with attention."""
+"""Linear layers over one batch: their weights, and the function that computes their outputs."""
 
 from dataclasses import dataclass
 
