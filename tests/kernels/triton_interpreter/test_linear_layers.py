@@ -216,6 +216,7 @@ DEFECTS = [
     + (with_a_state_each,),
     ("delta_net", "inverse(system, index, SIZE // ROWS) * by[None, :]")
     + ("inverse(system, index, SIZE // ROWS)", with_a_state_each),
+    ("delta_net", '"tf32x3"', '"tf32"', with_a_state_each),
     # padding that is read
     ("delta_net", "return row, row < last", "return row, index < length", with_a_state_each),
     # another head
