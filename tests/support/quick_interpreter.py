@@ -26,23 +26,38 @@ def shorten(patch: pytest.MonkeyPatch) -> None:
 
 
 def steady_products(patch: pytest.MonkeyPatch) -> None:
-    """Sum products of float32 in float64 and round them once.
+    """Sum products of float32 in float64 and round them once; factors are in TF32 where the kernel
+    says so, or in two parts in TF32.
 
     The interpreter leaves them to NumPy, whose library sums a row in an order that depends on its
     place in the matrix, on some processors. Tensor cores do not.
     """
+    from triton._C.libtriton.ir import INPUT_PRECISION
     from triton.runtime import interpreter
 
     builder, wide = interpreter.InterpreterBuilder, np.float64
     product = builder.create_dot
 
-    def create_dot(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
+    def create_dot(self: Any, a: Any, b: Any, d: Any, precision: Any, *options: Any) -> Any:
         if not a.data.dtype == b.data.dtype == np.float32:
-            return product(self, a, b, d, *options)
-        exact = np.matmul(a.data, b.data, dtype=wide)
+            return product(self, a, b, d, precision, *options)
+        if precision == INPUT_PRECISION.IEEE:
+            exact = np.matmul(a.data, b.data, dtype=wide)
+        else:
+            left, right = in_tf32(a.data), in_tf32(b.data)
+            exact = np.matmul(left, right, dtype=wide)
+            if precision == INPUT_PRECISION.TF32x3:
+                exact += np.matmul(left, in_tf32(b.data - right), dtype=wide)
+                exact += np.matmul(in_tf32(a.data - left), right, dtype=wide)
         return interpreter.TensorHandle(exact.astype(np.float32) + d.data, d.dtype.scalar)
 
     patch.setattr(builder, "create_dot", create_dot)
+
+
+def in_tf32(x: np.ndarray) -> np.ndarray:
+    """Cut the numbers' last 13 of 23 bits off."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32) & np.uint32(0xFFFFE000)
+    return bits.view(np.float32)
 
 
 def _patching_once(interpreter: Any) -> Callable[[Any], Any]:

@@ -25,7 +25,7 @@ class State:
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of `delta_net.rule.DeltaWeights`, and the norms' epsilon."""
+    """The weights of `delta_net.layer.DeltaWeights`, and the norms' epsilon."""
 
     conv: Float64
     decay: Float64

@@ -113,6 +113,24 @@ def test_many_values_are_divided_among_programs():
     chunks((9, 4), [1, 2], 2, heads=(1, 2), sizes=(40, 48))
 
 
+def test_other_chunks_change_no_bit():
+    """Siblings begin with one state; another of them, or another state, is not seen."""
+    tensors = [randn(41, 20), randn(41, 2).sigmoid(), -randn(41, 2, seed=1).abs()]
+    rows = torch.arange(40, device=DEVICE).view(2, 20)
+    before, results = randn(2, 2, 4, 2), []
+    for _ in range(2):
+        out, one = torch.zeros(41, 2, 2, device=DEVICE), torch.tensor([1], device=DEVICE)
+        states = delta_chunks(*tensors, rows, one, 2, before, out, impl="triton")
+        results.append((out, states))
+        for x in tensors:
+            x[20:40] *= 0.5
+        before[0] = 7
+    (out, states), (other, others) = results
+    assert torch.equal(out[:20], other[:20])
+    assert torch.equal(states[0], others[0])
+    assert not torch.equal(out[20:40], other[20:40])
+
+
 def convolution(dtype=torch.float32):
     keys, size, columns, rows = 24, 12, 2 * 24 + 39, 11
     mixed = between_nans(randn(rows, columns, dtype=dtype))
@@ -199,6 +217,7 @@ DEFECTS = [
     + (with_a_state_each,),
     ("delta_net", "inverse(system, index, SIZE // ROWS) * by[None, :]")
     + ("inverse(system, index, SIZE // ROWS)", with_a_state_each),
+    ("delta_net", '"tf32x3"', '"tf32"', with_a_state_each),
     # padding that is read
     ("delta_net", "return row, row < last", "return row, index < length", with_a_state_each),
     # another head
