@@ -298,6 +298,8 @@ def test_settings_that_are_refused(tiny_model, options, message):
     ("fields", "message"),
     [
         ({"layer_types": ["linear_attention"] * 4}, "supported: 5 entries"),
+        ({"layer_types": ["linear_attention"] * 5}, "at least one full_attention"),
+        ({"layer_types": None, "full_attention_interval": 6}, "at least one full_attention"),
         ({"layer_types": ["sliding_attention"] * 5}, "each full_attention or linear_attention"),
         ({"linear_num_value_heads": 3}, "must be a multiple of linear_num_key_heads 2"),
         ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim 1 at least 2"),
@@ -350,6 +352,8 @@ def test_info_plans_states_here_and_on_a_card(tiny_model, capsys):
     size = 64 * 3 * (6 * 12 * 20 * 4 + 3 * 168 * 4)
     assert f"{size / 2**20:.1f} MiB (64 slots)" in here
     assert re.search(r"layers of linear attention +3", here)
+    assert main(["info", str(directory), "--device", "cpu", "--backend", "jax"]) == 0
+    assert f"{size / 2**20:.1f} MiB (64 slots)" in capsys.readouterr().out
     assert main(["info", str(directory), "--device-memory", "8GiB"]) == 0
     on_a_card = capsys.readouterr().out
     assert "(64 slots)" in on_a_card
