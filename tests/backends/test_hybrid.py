@@ -197,7 +197,8 @@ def test_a_linear_layer_is_the_last(tiny_model, rng, backend):
             check(model, result, [query + item for item in items])
 
 
-def test_over_http(tiny_model, rng):
+@both_backends
+def test_over_http(tiny_model, rng, backend):
     """Ids and texts, cold and cached."""
     directory, model = tiny_model("qwen3_5")
     tokenizer = make_tokenizer(bos=False)
@@ -206,7 +207,11 @@ def test_over_http(tiny_model, rng):
     asked = [(query, items, [query + item for item in items])] * 2
     asked.append((text, texts, [tokenizer.encode(text + item).ids for item in texts]))
     more = {"label_token_ids": LABELS, "return_label_logprobs": True}
-    with serving(directory, "--threads", "1") as server, connected(server) as client:
+    options = ("--threads", "1") if backend == "torch" else ("--max-batch-tokens", "64")
+    with (
+        serving(directory, "--backend", backend, *options) as server,
+        connected(server) as client,
+    ):
         for one, some, prompts in asked:
             reply = score(client, query=one, items=some, **more)
             assert reply.status_code == 200, reply.text
