@@ -197,7 +197,8 @@ def test_a_linear_layer_is_the_last(tiny_model, rng, backend):
             check(model, result, [query + item for item in items])
 
 
-def test_over_http(tiny_model, rng):
+@both_backends
+def test_over_http(tiny_model, rng, backend):
     """Ids and texts, cold and cached."""
     directory, model = tiny_model("qwen3_5")
     tokenizer = make_tokenizer(bos=False)
@@ -206,7 +207,11 @@ def test_over_http(tiny_model, rng):
     asked = [(query, items, [query + item for item in items])] * 2
     asked.append((text, texts, [tokenizer.encode(text + item).ids for item in texts]))
     more = {"label_token_ids": LABELS, "return_label_logprobs": True}
-    with serving(directory, "--threads", "1") as server, connected(server) as client:
+    options = ("--threads", "1") if backend == "torch" else ("--max-batch-tokens", "64")
+    with (
+        serving(directory, "--backend", backend, *options) as server,
+        connected(server) as client,
+    ):
         for one, some, prompts in asked:
             reply = score(client, query=one, items=some, **more)
             assert reply.status_code == 200, reply.text
@@ -297,6 +302,8 @@ def test_settings_that_are_refused(tiny_model, options, message):
     ("fields", "message"),
     [
         ({"layer_types": ["linear_attention"] * 4}, "supported: 5 entries"),
+        ({"layer_types": ["linear_attention"] * 5}, "at least one full_attention"),
+        ({"layer_types": None, "full_attention_interval": 6}, "at least one full_attention"),
         ({"layer_types": ["sliding_attention"] * 5}, "each full_attention or linear_attention"),
         ({"linear_num_value_heads": 3}, "must be a multiple of linear_num_key_heads 2"),
         ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim 1 at least 2"),
@@ -349,6 +356,8 @@ def test_info_plans_states_here_and_on_a_card(tiny_model, capsys):
     size = 64 * 3 * (6 * 12 * 20 * 4 + 3 * 168 * 4)
     assert f"{size / 2**20:.1f} MiB (64 slots)" in here
     assert re.search(r"layers of linear attention +3", here)
+    assert main(["info", str(directory), "--device", "cpu", "--backend", "jax"]) == 0
+    assert f"{size / 2**20:.1f} MiB (64 slots)" in capsys.readouterr().out
     assert main(["info", str(directory), "--device-memory", "8GiB"]) == 0
     on_a_card = capsys.readouterr().out
     assert "(64 slots)" in on_a_card

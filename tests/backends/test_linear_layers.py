@@ -30,11 +30,20 @@ def states_of(batch):
     return zip(batch.state_rows.tolist(), batch.state_slots.tolist(), strict=True)
 
 
-@pytest.fixture(scope="module", params=["torch", "c", pytest.param("jax", marks=needs_jax)])
+RUNS = {
+    "torch": lambda: on_torch(eagerly),
+    "c": lambda: on_torch(in_c(torch.float32)),
+    "jax-16": lambda: on_jax(16),
+    "jax-64": lambda: on_jax(64),
+}
+
+
+@pytest.fixture(
+    scope="module",
+    params=["torch", "c", *(pytest.param(name, marks=needs_jax) for name in ("jax-16", "jax-64"))],
+)
 def run_layer(request):
-    if request.param == "jax":
-        return on_jax
-    return on_torch(eagerly if request.param == "torch" else in_c(torch.float32))
+    return RUNS[request.param]()
 
 
 @pytest.mark.parametrize("seed", range(12))

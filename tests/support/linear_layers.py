@@ -143,21 +143,28 @@ def on_torch(compiler: Compiler, device: torch.device = CPU) -> RunLayer:
     return run
 
 
-def on_jax(
-    batch: PackedBatch, net: DeltaNet, weights: LayerWeights, rows: Float32Array, slots: Slots
-) -> tuple[Float32Array, Slots]:
-    """Compute the layer as JAX's backend does; rows of padding and ends that are held hold NaN."""
-    from gpuscore.backends.jax.layout import StateSizes, StateTables, state_lengths
-    from gpuscore.backends.jax.waves import fill_states
+def on_jax(rows_of_chunk: int) -> RunLayer:
+    """Return the layer as JAX's backend computes it, in chunks of at most so many rows.
 
-    sizes = StateSizes(net.kernel, rows=16, chunks=3, ends=13, slots=SLOTS)
-    tables = StateTables(*(np.zeros(n, np.int32) for n in state_lengths(sizes, TOKENS)))
-    fill_states(tables, batch, sizes, TOKENS)
-    padded = np.full((TOKENS, rows.shape[1]), np.nan, np.float32)
-    padded[: len(rows)] = rows
-    out, *after = _program(net, sizes)(tables, weights, padded, *slots)
-    matrices, tails = map(np.asarray, after)
-    return np.asarray(out)[: len(rows)], (matrices, tails)
+    Rows of padding, and places of ends that are held, begin with NaN.
+    """
+
+    def run(
+        batch: PackedBatch, net: DeltaNet, weights: LayerWeights, rows: Float32Array, slots: Slots
+    ) -> tuple[Float32Array, Slots]:
+        from gpuscore.backends.jax.layout import StateSizes, StateTables, state_lengths
+        from gpuscore.backends.jax.waves import fill_states
+
+        sizes = StateSizes(net.kernel, rows_of_chunk, chunks=3, ends=13, slots=SLOTS)
+        tables = StateTables(*(np.zeros(n, np.int32) for n in state_lengths(sizes, TOKENS)))
+        fill_states(tables, batch, sizes, TOKENS)
+        padded = np.full((TOKENS, rows.shape[1]), np.nan, np.float32)
+        padded[: len(rows)] = rows
+        out, *after = _program(net, sizes)(tables, weights, padded, *slots)
+        matrices, tails = map(np.asarray, after)
+        return np.asarray(out)[: len(rows)], (matrices, tails)
+
+    return run
 
 
 @cache
@@ -177,10 +184,11 @@ def _run(
 
     config: Any = OneLayer(net)
     layer = Recurrence(config, net, sizes, tables)
-    mixed, out, held = layer.buffers(TOKENS, jnp.float32)
-    mixed = mixed.at[:TOKENS].set(rows)
-    buffers = type(layer.buffers(TOKENS, jnp.float32))(
-        mixed, out.at[:].set(jnp.nan), held.at[1:].set(jnp.nan)
+    buffers = layer.buffers(TOKENS, jnp.float32)
+    buffers = buffers._replace(
+        mixed=buffers.mixed.at[:TOKENS].set(rows),
+        out=buffers.out.at[:].set(jnp.nan),
+        held=buffers.held.at[1:].set(jnp.nan),
     )
     states = States(matrices[None], tails.reshape(1, SLOTS, -1))
     buffers, states = layer.run(jnp.int32(0), RuleWeights(*weights), buffers, states)

@@ -78,7 +78,8 @@ def split(batch: PackedBatch, entries: Int32Array, room: int) -> Iterator[Packed
 
     Each holds whole trees, in their order.
 
-    Rows of one tree see no rows of another tree, so every row still sees the same rows.
+    Rows of one tree see no rows of another tree, so every row still sees the same rows. No tree
+    begins with a state whose slot another tree of the batch writes.
 
     Args:
         batch: to divide.

@@ -106,10 +106,12 @@ def weight_shapes_of(architecture: Architecture, dtype: str, precision: Precisio
 
     attending, linear = kinds_of(config)
     of_linear = layers(linear, LINEAR_PARTS) if linear else None
-    if (net := config.delta_net) is not None and of_linear is not None:
-        beside = [(net.kernel, net.convolved), *[(net.num_value_heads,)] * 2, (net.value_dim,)]
-        wide = (shaped((len(linear), *shape), jnp.float32) for shape in beside)
-        of_linear = of_linear._replace(delta=RuleWeights(*wide))
+    if of_linear is not None:
+        beside = {
+            field: shaped((len(linear), *made_of(np.zeros(shapes[part])).shape), jnp.float32)
+            for field, (part, made_of) in BESIDE.items()
+        }
+        of_linear = of_linear._replace(delta=RuleWeights(**beside))
     embed, norm, head = (shaped(shapes[part]) for part in ("embed", "final_norm", "lm_head"))
     square = (config.hidden_size, config.hidden_size)
     turned = shaped(square, jnp.float32) if is_rotated(architecture, precision) else None

@@ -120,11 +120,11 @@ def _linear_layers(raw: RawConfig) -> tuple[bool, ...]:
     num_layers, kinds = raw.integer("num_hidden_layers"), raw.get("layer_types")
     if kinds is None:
         interval = raw.integer("full_attention_interval")
-        return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
+        kinds = [FULL if (layer + 1) % interval == 0 else LINEAR for layer in range(num_layers)]
     known = isinstance(kinds, list) and all(kind in (FULL, LINEAR) for kind in kinds)
-    if not known or len(kinds) != num_layers:
+    if not known or len(kinds) != num_layers or FULL not in kinds:
         raise ConfigError(
             f"config.json: layer_types is {shown(kinds)}; supported: {num_layers} entries "
-            f"(num_hidden_layers), each {FULL} or {LINEAR}"
+            f"(num_hidden_layers), each {FULL} or {LINEAR}, and at least one {FULL}"
         )
     return tuple(kind == LINEAR for kind in kinds)
