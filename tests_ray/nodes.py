@@ -37,7 +37,9 @@ NODE: dict[str, object] = {
     "object_store_memory": 100 * 2**20,
     "include_dashboard": False,
 }
-HEAD = {**NODE, "num_cpus": 4}  # two of the HTTP layer's, two of actors
+SPARE = "spare"  # of the first node, for more engines than there are nodes
+# Two CPUs are the HTTP layer's, two are for actors.
+HEAD = {**NODE, "num_cpus": 4, "resources": {DEVICE: 1, SPARE: 3}}
 
 
 def patiently(start: Callable[[], Any]) -> Any:

@@ -19,7 +19,7 @@ from applications import (
     load,
     wait_until,
 )
-from nodes import NODE, patiently
+from nodes import NODE, SPARE, patiently
 
 
 @pytest.fixture
@@ -73,32 +73,22 @@ def test_every_request_ends_when_a_node_is_killed(
     assert two_engines.score("a", ["b"]).status_code == 200
 
 
-def test_no_request_is_lost_when_a_setting_is_changed(two_engines: Server) -> None:
-    before = set(two_engines.metric("gpuscore_replica_up"))
-    with load(two_engines) as running:
-        answers(running)
-        two_engines.deploy(max_batch_tokens=256, max_items=7)
-        wait_until(
-            lambda: not before & set(two_engines.metric("gpuscore_replica_up")), "new engines"
-        )
-        answers(running)
-    assert set(running.statuses) == {200}, running.bodies
-    assert running.wrong == 0
-    assert two_engines.score("a", ["b"] * 8).status_code == 400  # the new limit
-
-
-def test_no_request_is_lost_when_the_model_is_changed(server: Server, tmp_path: Path) -> None:
-    """Requests wait for the first engine of the new model."""
+def test_no_request_is_lost_when_settings_and_the_model_change(
+    server: Server, tmp_path: Path
+) -> None:
+    """For some time engines and HTTP processes of both models are there."""
     other = tmp_path / "other"
     shutil.copytree(Path(gpuscore.__file__).parent / "demo", other)
-    server.deploy()
+    places = {"min_replicas": 3, "http_replicas": 2, "resources": f"{SPARE}=1"}
+    server.deploy(**places)
     with load(server) as running:
         answers(running)
-        server.deploy(model=str(other))
+        server.deploy(**places, model=str(other), max_batch_tokens=256, max_items=7)
         answers(running)
     assert set(running.statuses) == {200}, running.bodies
     assert running.wrong == 0
     assert server.score("a", ["b"]).json()["model"] == "other"
+    assert server.score("a", ["b"] * 8).status_code == 400  # the new limit
 
 
 def test_few_requests_are_lost_with_an_http_process(server: Server) -> None:
