@@ -88,7 +88,7 @@ def test_a_device_that_cannot_be_used():
     findings = list(doctor.examine(ModelConfig(device="cuda"), ServerConfig(port=0)))
     (device,) = (finding for finding in findings if finding.name == "device")
     assert device.level == "problem"
-    assert "sees no CUDA device" in device.found
+    assert "sees no CUDA device" in device.state
     assert device.remedy
 
 
@@ -100,7 +100,7 @@ def test_too_little_memory_and_no_compiler(monkeypatch):
         for finding in doctor.examine(ModelConfig(device="cpu"), ServerConfig(port=0))
     }
     assert findings["memory"].level == "warning"
-    assert "1,024.0 MiB" in findings["memory"].found
+    assert "1,024.0 MiB" in findings["memory"].state
     assert findings["C compiler"].level == "warning"
     assert "install gcc" in findings["C compiler"].remedy
 
@@ -117,7 +117,7 @@ def test_folders(tmp_path, monkeypatch):
     assert closed.level == "warning"
     assert "set HF_HOME" in closed.remedy
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 2**30}))
-    assert "1.0 GiB free" in doctor._folder("models", tmp_path, "HF_HOME", 2**31).found
+    assert "1.0 GiB free" in doctor._folder("models", tmp_path, "HF_HOME", 2**31).state
 
 
 def test_packages_of_other_versions_than_gpuscore_asks_for():
@@ -137,7 +137,7 @@ def test_drivers(tmp_path, monkeypatch, version, level):
     monkeypatch.setattr(doctor.torch.version, "cuda", "13.0")
     (finding,) = doctor._driver(doctor.Checked(ModelConfig(), ServerConfig(), "cuda"))
     assert finding.level == level
-    assert finding.found.startswith(f"{version}; CUDA 13.0 needs 580")
+    assert finding.state.startswith(f"{version}; CUDA 13.0 needs 580")
 
 
 @pytest.mark.parametrize("name", ["gcc", None])

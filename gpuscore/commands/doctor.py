@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,13 +46,13 @@ class Finding:
     Args:
         name: of the check.
         level: a problem keeps a server from starting; a warning makes it slower or limits it.
-        found: the state of the machine.
+        state: of the machine.
         remedy: what to do; empty if nothing is needed.
     """
 
     name: str
     level: Level
-    found: str
+    state: str
     remedy: str = ""
 
 
@@ -69,7 +69,15 @@ def doctor(settings: Settings, as_json: bool) -> int:
     """Print all findings; return 1 if there is a problem."""
     findings = list(examine(settings.make(ModelConfig), settings.make(ServerConfig)))
     if as_json:
-        checks = [asdict(finding) for finding in findings]
+        checks = [
+            {
+                "name": finding.name,
+                "level": finding.level,
+                "found": finding.state,
+                "remedy": finding.remedy,
+            }
+            for finding in findings
+        ]
         print(json.dumps({"gpuscore": __version__, "checks": checks}))
     else:
         _print(findings)
@@ -91,7 +99,7 @@ def examine(model: ModelConfig, server: ServerConfig) -> Iterator[Finding]:
 def _print(findings: list[Finding]) -> None:
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
-        print(f"{finding.level:<7}  {finding.name:<{width}}  {finding.found}")
+        print(f"{finding.level:<7}  {finding.name:<{width}}  {finding.state}")
         if finding.remedy:
             print(f"{'':<7}  {'':<{width}}  -> {finding.remedy}")
     counts = {

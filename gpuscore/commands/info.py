@@ -176,7 +176,7 @@ def _state_rows(pages: PagePlan) -> dict[str, str]:
 def _memory_rows(plan: MemoryPlan) -> dict[str, str]:
     count, pages = plan.num_pages, plan.pages
     return {
-        "device, dtype": f"a CUDA device with {mebibytes(plan.given)}, {plan.dtype}",
+        "device, dtype": f"a CUDA device with {mebibytes(plan.free_bytes)}, {plan.dtype}",
         "linear layers": described(plan.precision, plan.architecture.storage),
         "longest prompt": f"{pages.max_model_len:,} tokens",
         "one forward pass": f"{plan.max_tokens:,} tokens",

@@ -204,14 +204,14 @@ def in_c(
         return launcher, first, False
     noted: list[tuple[object, ...]] = []
     twin = copy.copy(launcher)
-    twin.launch = lambda *given: noted.append(given)
+    twin.launch = lambda *arguments: noted.append(arguments)
     where, argument = (1, 1, 1, 0), object()
     twin(*where, *first, argument)
-    (given,) = noted
-    nested = given[-1] == (argument,)
-    if given[:4] != where or not (nested or given[-1] is argument):
-        raise RuntimeError(f"Triton's launcher calls its function in C with {given}")
-    return launcher.launch, given[4:-1], nested
+    (arguments,) = noted
+    nested = arguments[-1] == (argument,)
+    if arguments[:4] != where or not (nested or arguments[-1] is argument):
+        raise RuntimeError(f"Triton's launcher calls its function in C with {arguments}")
+    return launcher.launch, arguments[4:-1], nested
 
 
 # The functions that these return run at every launch, so each is made for its number of parts.
@@ -233,7 +233,7 @@ def _all_fit(free: int) -> Callable[[tuple[Number, ...]], object]:
         return _nothing
     if free == 1:
         return lambda numbers: -WORD <= numbers[0] < WORD
-    return lambda numbers: tuple([-WORD <= one < WORD for one in numbers[:free]])
+    return lambda numbers: tuple([-WORD <= number < WORD for number in numbers[:free]])
 
 
 def _nothing(_: Sequence[object]) -> None:

@@ -157,7 +157,7 @@ def test_extend_does_not_wait(small, rng):
     run(small, batch)
     pending = [small.extend(batch) for _ in range(20)]
     assert not pending[-1].parts[0].rows.lse.is_ready()
-    scores = [small.collect(one).label_logits for one in pending]
+    scores = [small.collect(handle).label_logits for handle in pending]
     assert all(np.array_equal(scores[0], other) for other in scores)
 
 

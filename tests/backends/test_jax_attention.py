@@ -79,7 +79,7 @@ def attention():
             of = np.repeat(batch.request_of, np.diff(batch.cu_seqlens))
             expected[visible_rows(batch)[:, row] | (of == request)] = np.nan
         joined = heads_of(shape).joined(*held.reshape(2, -1, kv_heads, dim).astype(np.float32))
-        found, scored = run(
+        every, scored = run(
             padded(batch, SIZES, PAGE, wanted=0),
             Pool(joined.reshape(LAYERS, -1, PAGE, joined.shape[1])),
             np.int32(window or EVERYTHING),
@@ -88,7 +88,7 @@ def attention():
             name=name,
             shape=shape,
         )
-        return (found[rows], expected), (scored[:count], expected[batch.score_rows])
+        return (every[rows], expected), (scored[:count], expected[batch.score_rows])
 
     return make
 
@@ -104,17 +104,17 @@ def attention():
 def test_against_the_oracle(attention, name, window, shape):
     """Several requests share a tile, with and without prefix; segments are long and form trees."""
     for seed in range(4):
-        for found, expected in attention(seed, window, name, shape):
-            np.testing.assert_allclose(found, expected, atol=2e-5, rtol=0)
+        for got, expected in attention(seed, window, name, shape):
+            np.testing.assert_allclose(got, expected, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["xla", "pallas"])
 def test_a_flawed_key_reaches_the_rows_that_see_it_and_no_other(attention, name):
     for seed in range(3):
-        for found, expected in attention(seed, None, name, PADDED, flawed=True):
+        for got, expected in attention(seed, None, name, PADDED, flawed=True):
             assert np.isnan(expected).any()
             assert np.isfinite(expected).any()
-            np.testing.assert_allclose(found, expected, atol=2e-5, rtol=0)
+            np.testing.assert_allclose(got, expected, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

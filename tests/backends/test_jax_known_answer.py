@@ -56,11 +56,9 @@ class Wrong:
         self.form, self.plain = self.right.form, self.right.plain
 
     def __call__(self, attention, tables, tiles, count, pool, layer, window, q, kv):
-        given = {"tables": tables, "window": window, "layer": layer}
-        given |= self.change(**given)
-        return self.right(
-            attention, given["tables"], tiles, count, pool, given["layer"], given["window"], q, kv
-        )
+        arguments = {"tables": tables, "window": window, "layer": layer}
+        tables, window, layer = (arguments | self.change(**arguments)).values()
+        return self.right(attention, tables, tiles, count, pool, layer, window, q, kv)
 
 
 @pytest.mark.parametrize(

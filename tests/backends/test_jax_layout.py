@@ -92,16 +92,16 @@ def test_trips_of_a_workload():
     """2,000 + 500 x 20 in tiles as the TPU's kernel has them, counted by hand."""
     sizes = ProgramSizes(16384, 65536, TileSizes(256, 256, 4, (2048, 512)))
     batch = in_one_batch([1] * 2000, [[1] * 20] * 500, [3])
-    found = trips(divided(padded(batch, sizes, 64, wanted=0), sizes), sizes)
-    assert (found.products, found.scored_products) == ((6, 0), (0, 1))
-    assert (found.runs, int(found.prefix_blocks.sum())) == (0, 0)
-    assert found.own_blocks[:8].tolist() == [1, 2, 3, 4, 5, 6, 7, 8], "the query, causally"
+    counts = trips(divided(padded(batch, sizes, 64, wanted=0), sizes), sizes)
+    assert (counts.products, counts.scored_products) == ((6, 0), (0, 1))
+    assert (counts.runs, int(counts.prefix_blocks.sum())) == (0, 0)
+    assert counts.own_blocks[:8].tolist() == [1, 2, 3, 4, 5, 6, 7, 8], "the query, causally"
     # Items see the eight blocks of the query, their own, and the one before if they began there.
     starts = np.arange(8, 47) * 256
     before = np.where((starts - 2000) % 20 != 0, 1, 0)
     before[0] = 0  # the query's last block
-    assert found.own_blocks[8:].tolist() == (8 + 1 + before).tolist()
-    assert len(found.scored_own_blocks) == 2
+    assert counts.own_blocks[8:].tolist() == (8 + 1 + before).tolist()
+    assert len(counts.scored_own_blocks) == 2
 
 
 @pytest.mark.parametrize("seed", SEEDS)

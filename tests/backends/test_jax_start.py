@@ -199,15 +199,15 @@ def test_memory_of_a_program_does_not_grow_with_vocabulary_or_pool(monkeypatch, 
 
     from gpuscore.backends.jax.programs import options_of
 
-    found, options = [], options_of(jax.devices("cpu")[0])
+    temporary_bytes, options = [], options_of(jax.devices("cpu")[0])
     for sizes in ((WIDE, 16), (vocab, pages)):
         programs, _ = traced(sizes[0], monkeypatch, sizes[1])
         taken = [
             program.lower().compile(options).memory_analysis().temp_size_in_bytes
             for program in (programs.extend, programs.labels)
         ]
-        found.append(taken)
-    assert found[0] == found[1]
+        temporary_bytes.append(taken)
+    assert temporary_bytes[0] == temporary_bytes[1]
 
 
 def traced(vocab, monkeypatch, pages=16):
@@ -236,7 +236,7 @@ def traced(vocab, monkeypatch, pages=16):
 
 
 @pytest.mark.parametrize(
-    ("given", "used", "fraction"),
+    ("environment", "used", "fraction"),
     [
         ({}, False, None),
         ({}, True, "0.450"),
@@ -244,7 +244,7 @@ def traced(vocab, monkeypatch, pages=16):
         ({"XLA_CLIENT_MEM_FRACTION": ".3"}, True, ".3"),
     ],
 )
-def test_torch_keeps_its_memory(monkeypatch, given, used, fraction):
+def test_torch_keeps_its_memory(monkeypatch, environment, used, fraction):
     import torch
 
     from gpuscore.backends.jax import platform
@@ -252,7 +252,7 @@ def test_torch_keeps_its_memory(monkeypatch, given, used, fraction):
     for name in (platform.FRACTION, platform.OLD_FRACTION):
         monkeypatch.setenv(name, "")  # so that monkeypatch puts it back
         monkeypatch.delenv(name)
-    for name, value in given.items():
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: used)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (40 * 2**30, 80 * 2**30))

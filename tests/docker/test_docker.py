@@ -109,7 +109,7 @@ def test_what_the_cuda_image_leaves_out_is_not_locked():
 
 
 @pytest.mark.parametrize(
-    ("found", "accepted"),
+    ("complaints", "accepted"),
     [
         ("No broken requirements found.\n", True),
         ("flashinfer-python 0.7.2 requires cuda-tile, which is not installed.\n", True),
@@ -119,13 +119,13 @@ def test_what_the_cuda_image_leaves_out_is_not_locked():
         ("", False),
     ],
 )
-def test_the_build_accepts_only_what_is_left_out_on_purpose(tmp_path, found, accepted):
+def test_the_build_accepts_only_what_is_left_out_on_purpose(tmp_path, complaints, accepted):
     """Runs the commands of the Dockerfile that judge what `pip check` has found."""
     (build,) = (line for line in instructions("Dockerfile") if "/locks/found" in line)
     commands = build[
         build.index("test -s /locks/found") : build.index("&& /build/bin/cyclonedx-py")
     ]
-    (tmp_path / "found").write_text(found)
+    (tmp_path / "found").write_text(complaints)
     (tmp_path / "cuda-without.txt").write_text((LOCKS / "cuda-without.txt").read_text())
     done = subprocess.run(
         ["sh", "-c", commands.replace("/locks/", f"{tmp_path}/")], capture_output=True

@@ -108,8 +108,8 @@ def test_there_are_baselines_for_the_versions_that_may_be_installed_and_no_other
     assert image == f"triton=={IMAGE_TRITON}"
     versions = {IMAGE_TRITON, tests.removeprefix("triton==").split(";")[0]}
     folders = {path.parent.name for path in PACKAGE.glob("*/triton.py")}
-    found = {path.name for path in BASELINES.iterdir()}
-    assert found == {f"{kernel}.{version}.json" for kernel in folders for version in versions}
+    names = {path.name for path in BASELINES.iterdir()}
+    assert names == {f"{kernel}.{version}.json" for kernel in folders for version in versions}
 
 
 def test_the_page_has_the_numbers_of_the_baselines():
@@ -126,8 +126,8 @@ def test_the_page_has_the_numbers_of_the_baselines():
             "bf16 dim=128 group=2 64x64 stages=3 carry pdl sm_90"
         ]
         assert (known["registers"], known["shared"]) == (int(registers), int(shared))
-        found = known["loops"][headers[loop]]
-        wanted = [found[name] for name in ("in_flight", "issue", "products", "mufu")]
+        loop_facts = known["loops"][headers[loop]]
+        wanted = [loop_facts[name] for name in ("in_flight", "issue", "products", "mufu")]
         assert wanted == [int(number) for number in numbers]
 
 

@@ -264,10 +264,10 @@ def test_what_fits_is_accepted():
     ],
 )
 def test_what_has_become_worse_is_refused(facts, messages):
-    found = complaints(VARIANT, facts, KNOWN)
-    assert len(found) == len(messages), found
+    refusals = complaints(VARIANT, facts, KNOWN)
+    assert len(refusals) == len(messages), refusals
     for message in messages:
-        assert any(re.search(message, bad) for bad in found), found
+        assert any(re.search(message, bad) for bad in refusals), refusals
 
 
 @pytest.mark.parametrize(

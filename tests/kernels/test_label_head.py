@@ -57,12 +57,12 @@ def test_statistics(rows, vocab, max_tile, dtype, num_top):
     assert lse.dtype == torch.float32, "logits stay float32 whatever the weights are"
     np.testing.assert_allclose(lse.numpy(), expected, atol=1e-5, rtol=2e-6)
     order = np.argsort(-logits, axis=1, kind="stable")[:, :num_top]
-    found = min(num_top, vocab)
-    np.testing.assert_array_equal(top.numpy()[:, :found], order)
+    count = min(num_top, vocab)
+    np.testing.assert_array_equal(top.numpy()[:, :count], order)
     assert top_logits.dtype == torch.float32
     best = np.take_along_axis(logits, order, axis=1)
-    np.testing.assert_allclose(top_logits.numpy()[:, :found], best, atol=1e-5, rtol=2e-6)
-    assert (top_logits[:, found:] == -torch.inf).all(), "there are no more tokens"
+    np.testing.assert_allclose(top_logits.numpy()[:, :count], best, atol=1e-5, rtol=2e-6)
+    assert (top_logits[:, count:] == -torch.inf).all(), "there are no more tokens"
     again, *none = vocab_statistics(hidden, weight, num_top=0, max_tile=max_tile, impl="reference")
     assert torch.equal(lse, again)
     assert none == [None, None]
@@ -97,10 +97,10 @@ def test_ties_of_more_tokens_than_are_wanted(max_tile):
     rng = torch.Generator().manual_seed(0)
     weight = torch.randint(0, 5, (300, 1), generator=rng).float()
     hidden = torch.tensor([[1.0], [0.0], [-1.0]])
-    found = vocab_statistics(hidden, weight, num_top=label_head.MAX_TOP, max_tile=max_tile)
+    statistics = vocab_statistics(hidden, weight, num_top=label_head.MAX_TOP, max_tile=max_tile)
     expected = (hidden @ weight.T).sort(dim=1, descending=True, stable=True)
-    assert torch.equal(found.top_ids, expected.indices[:, : label_head.MAX_TOP])
-    assert torch.equal(found.top_logits, expected.values[:, : label_head.MAX_TOP])
+    assert torch.equal(statistics.top_ids, expected.indices[:, : label_head.MAX_TOP])
+    assert torch.equal(statistics.top_logits, expected.values[:, : label_head.MAX_TOP])
 
 
 @pytest.mark.usefixtures("conversion", "new_memory_is_nan")
@@ -120,8 +120,8 @@ def test_strides(dtype):
     hidden, weight, _ = make(3, 63, 17, dtype)
     expected = vocab_statistics(hidden, weight, num_top=1)
     for rows in (between_nans(hidden), hidden.T.contiguous().T):
-        found = vocab_statistics(rows, between_nans(weight), num_top=1)
-        for a, b in zip(found, expected, strict=True):
+        got = vocab_statistics(rows, between_nans(weight), num_top=1)
+        for a, b in zip(got, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
 
 

@@ -46,8 +46,8 @@ def inputs(shape, dtype, seed=0):
     return [torch.randn(size, generator=generator).to(dtype) for size in sizes]
 
 
-def check(got, want, dtype):
-    for value, reference in zip(got, want, strict=True):
+def check(got, references, dtype):
+    for value, reference in zip(got, references, strict=True):
         np.testing.assert_allclose(
             value.double().numpy(), reference, atol=DTYPES[dtype], rtol=DTYPES[dtype]
         )
@@ -104,13 +104,13 @@ def test_first_keys_and_soft_cap(rows, keys, causal, softcap, dtype):
     key = np.arange(keys)
     visible = key >= first.numpy()[:, None]
     visible &= key <= np.arange(rows)[:, None] if causal else np.True_
-    want = expected(q, k, v, 0.3, visible, softcap)
+    references = expected(q, k, v, 0.3, visible, softcap)
     blind = torch.from_numpy(~visible.any(axis=1))
     for impl in IMPLEMENTATIONS:
         got = partial_attention(
             q, k, v, scale=0.3, causal=causal, first_key=first, softcap=softcap, impl=impl
         )
-        check(got, want, dtype)
+        check(got, references, dtype)
         assert got[1][:, :, blind].eq(-torch.inf).all()
 
 
@@ -163,8 +163,8 @@ def test_large_scores_do_not_overflow():
     q, k, v = inputs((1, 1, 1, 3, 5, 8), torch.float32)
     out, lse = partial_attention(q * 1e4, k, v, scale=1.0, impl="cpu")
     assert out.isfinite().all()
-    want = expected(q * 1e4, k, v, 1.0, np.True_)
-    np.testing.assert_allclose(lse.numpy(), want[1], rtol=1e-6)
+    references = expected(q * 1e4, k, v, 1.0, np.True_)
+    np.testing.assert_allclose(lse.numpy(), references[1], rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,8 @@ HEAD = "slices width=1024 torch.bfloat16 cap=False top=False"
 
 def variant_of(kernel: str, name: str) -> Variant:
     module = importlib.import_module(f"gpuscore_kernels.{kernel}.triton")  # takes seconds
-    (found,) = [variant for variant in module.variants() if variant.name == name]
-    return found
+    (variant,) = [variant for variant in module.variants() if variant.name == name]
+    return variant
 
 
 def refused(variant: Variant, arch: int) -> list[str]:
@@ -86,9 +86,9 @@ def unaligned(pointer: str) -> Callable[[Variant], Variant]:
 def test_a_worse_launch_is_refused(kernel, name, arch, change, messages):
     variant = variant_of(kernel, name)
     assert refused(variant, arch) == []
-    found = refused(change(variant), arch)
+    refusals = refused(change(variant), arch)
     for message in messages:
-        assert any(message in complaint for complaint in found), found
+        assert any(message in complaint for complaint in refusals), refusals
 
 
 @pytest.mark.parametrize(
@@ -103,9 +103,9 @@ def test_a_slot_that_is_loaded_where_it_is_used_is_refused(stages, message, tmp_
     change = ("slot = next_slot.to(tl.int64)", "slot = tl.load(pool_tiles + index).to(tl.int64)")
     kernel = importlib.import_module("gpuscore_kernels.extend_attention.triton")
     with planted(monkeypatch, kernel, *change, tmp_path):
-        found = refused(replace(variant_of(ATTENTION, CARRIED), num_stages=stages), 90)
-    assert any(message in complaint for complaint in found), found
-    assert stages == 2 or not any(PACKED in complaint for complaint in found)
+        refusals = refused(replace(variant_of(ATTENTION, CARRIED), num_stages=stages), 90)
+    assert any(message in complaint for complaint in refusals), refusals
+    assert stages == 2 or not any(PACKED in complaint for complaint in refusals)
 
 
 WAIT = "    wait_for_kernel_before(PDL)\n"
@@ -134,12 +134,12 @@ def test_a_late_wait_is_refused(change, message, tmp_path, monkeypatch):
     body = source[start:end]
     changed = body.removeprefix(WAIT).replace(*change)
     with planted(monkeypatch, kernel, body, changed, tmp_path):
-        found = refused(variant_of("gated", name), 90)
-    assert any(complaint.startswith(message) for complaint in found), found
+        refusals = refused(variant_of("gated", name), 90)
+    assert any(complaint.startswith(message) for complaint in refusals), refusals
 
 
 def test_more_keys_than_registers_are_refused():
     variant = variant_of(ATTENTION, CARRIED)
     wide = replace(variant, constexprs=dict(variant.constexprs) | {"BN": 128}, num_stages=2)
-    found = refused(wide, 90)
-    assert any("bytes of stack, allowed: 0" in complaint for complaint in found), found
+    refusals = refused(wide, 90)
+    assert any("bytes of stack, allowed: 0" in complaint for complaint in refusals), refusals

@@ -28,8 +28,8 @@ def test_a_row_has_its_own_scale_and_is_near_what_it_was(dtype: torch.dtype) -> 
     x = rows(7, 111)
     q, scale = quantize_rows(x, dtype, impl="reference")
     alone = [quantize_rows(row[None], dtype, impl="reference") for row in x]
-    assert torch.equal(q.float(), torch.cat([one.float() for one, _ in alone]))
-    assert torch.equal(scale, torch.cat([one for _, one in alone]))
+    assert torch.equal(q.float(), torch.cat([row_q.float() for row_q, _ in alone]))
+    assert torch.equal(scale, torch.cat([row_scale for _, row_scale in alone]))
     error = (q.float() * scale[:, None] - x.float()).abs()
     step = scale[:, None] * (0.51 if dtype == torch.int8 else 2.0**-10 + q.float().abs() / 16)
     assert bool((error <= step).all())
@@ -78,7 +78,7 @@ def test_blocks_of_a_float8_weight_have_scales_of_their_own() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     q, scale_x = torch.zeros(3, 8, dtype=torch.int8), torch.ones(3)
     w, scale_w = torch.zeros(5, 8, dtype=torch.int8), torch.ones(5)
-    for given, message in (
+    for operands, message in (
         ((q, scale_x, w.float(), scale_w), "do not fit"),
         ((q, scale_x, w[:, :7], scale_w), "do not fit"),
         ((q, scale_x[:2], w, scale_w), r"scales do not fit q \(3, 8\)"),
@@ -88,6 +88,6 @@ def test_what_does_not_fit_is_refused() -> None:
         ((q, scale_x, w, scale_w, torch.ones(4)), r"bias must be \(5,\) torch.float32"),
     ):
         with pytest.raises(ValueError, match=message):
-            quantized_product(*given, dtype=torch.float32, impl="reference")
+            quantized_product(*operands, dtype=torch.float32, impl="reference")
     with pytest.raises(ValueError, match="torch.uint8"):
         quantize_rows(scale_w[None], torch.uint8, impl="reference")

@@ -20,7 +20,7 @@ NAN = "propagate_nan=tl.PropagateNan.ALL"
 
 def ptx(name):
     module = importlib.import_module("gpuscore_kernels.quantized.triton")
-    (variant,) = [one for one in module.variants() if one.name == name]
+    (variant,) = [variant for variant in module.variants() if variant.name == name]
     return compiled_variant(variant, 90).asm["ptx"]
 
 

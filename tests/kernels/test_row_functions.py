@@ -35,10 +35,10 @@ def rows_of(rows, columns, dtype):
     return memory[:, 3 : 3 + columns]
 
 
-def check(got, want, dtype):
-    for one, other in zip(got, want, strict=True):
-        assert one.dtype == other.dtype
-        torch.testing.assert_close(one, other, atol=TOLERANCE[dtype], rtol=0)
+def check(got, expected, dtype):
+    for value, reference in zip(got, expected, strict=True):
+        assert value.dtype == reference.dtype
+        torch.testing.assert_close(value, reference, atol=TOLERANCE[dtype], rtol=0)
 
 
 @DTYPES
@@ -48,11 +48,11 @@ def test_norms(functions, dtype, rows, columns, one_plus):
     x, delta = (rows_of(rows, columns, kind) for kind in (torch.float32, dtype))
     weight = torch.randn(columns).to(dtype)
     how = weight, 1e-6, one_plus
-    for one in (x, rows_of(rows, columns, dtype)):
-        check([functions[dtype].rms_norm(one, *how)], [rms_norm(one, *how)], dtype)
-        expected = add_and_norm(one, delta, *how)
-        for given in (one, one.contiguous().clone()):
-            total, normed = functions[dtype].add_and_norm(given, delta, *how)
+    for residual in (x, rows_of(rows, columns, dtype)):
+        check([functions[dtype].rms_norm(residual, *how)], [rms_norm(residual, *how)], dtype)
+        expected = add_and_norm(residual, delta, *how)
+        for stored in (residual, residual.contiguous().clone()):
+            total, normed = functions[dtype].add_and_norm(stored, delta, *how)
             assert torch.equal(total, expected[0])
             check([normed], [expected[1]], dtype)
 
@@ -129,7 +129,7 @@ def test_nan_stays(functions, dtype):
     c, weight = functions[dtype], torch.ones(70, dtype=dtype)
     tables = torch.ones(3, 5), torch.ones(3, 5)
     lse = torch.zeros(3, 7)
-    found = [
+    results = [
         c.rms_norm(x, weight, 1e-6, False),
         c.norm_and_rotate(x, *tables, None, None, 0.0, False, 5, 1)[2].flatten(1),
         c.gated(x.flip(1).contiguous(), "silu"),
@@ -137,8 +137,8 @@ def test_nan_stays(functions, dtype):
         c.quantize_rows(x, EPS)[1],
         c.scale_rows(x.float(), torch.ones(3), None),
     ]
-    for one in found:
-        assert one.reshape(3, -1).isnan().any(1).tolist() == [False, True, False]
+    for result in results:
+        assert result.reshape(3, -1).isnan().any(1).tolist() == [False, True, False]
 
 
 @DTYPES

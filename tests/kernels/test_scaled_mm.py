@@ -25,9 +25,9 @@ def test_it_computes_what_the_reference_does(
 ) -> None:
     (q, scale_x), (w, scale_w) = rows(count, width, 1), rows(outputs, width, 2)
     bias = None if dtype == torch.float32 else torch.linspace(-9, 9, outputs).to(dtype)
-    given = q, scale_x, w, scale_w, bias
+    operands = q, scale_x, w, scale_w, bias
     got = fp8.Fp8Product(w, scale_w, bias)(q, scale_x, dtype)
-    expected = quantized_product(*given, dtype=dtype, impl="reference")
+    expected = quantized_product(*operands, dtype=dtype, impl="reference")
     assert got.dtype == dtype
     eps = max(torch.finfo(dtype).eps, 2e-6)
     torch.testing.assert_close(got, expected, rtol=eps, atol=1e-4)
@@ -67,12 +67,12 @@ def test_cards_and_sizes_that_it_is_not_for_are_refused(
 ) -> None:
     """All other calls have the shapes and strides that torch demands of CUDA tensors."""
     (outputs, width), count = shape, 5
-    found = fp8.refusal(capability, outputs, width, dtype, blocks=blocks)
+    refusal = fp8.refusal(capability, outputs, width, dtype, blocks=blocks)
     if reason is not None:
-        assert found is not None
-        assert re.search(reason, found)
+        assert refusal is not None
+        assert re.search(reason, refusal)
         return
-    assert found is None
+    assert refusal is None
     with FakeTensorMode():
         q, w = (torch.empty(n, width, dtype=F8, device="cuda") for n in (count, outputs))
         scale_x, bias = torch.empty(count, device="cuda"), torch.empty(outputs, device="cuda")

@@ -53,7 +53,7 @@ def wanted(batch, rows, window):
     on."""
     seen = visible_rows(batch)
     segment_of = np.repeat(np.arange(len(batch.parent)), np.diff(batch.cu_seqlens))
-    found = {}
+    keys_of = {}
     for index, row in enumerate(rows):
         segment = segment_of[row]
         request = batch.request_of[segment]
@@ -64,13 +64,13 @@ def wanted(batch, rows, window):
         packed = np.flatnonzero(seen[row])
         own = sorted((batch.positions[j], SLOTS + j) for j in packed)
         edge = batch.positions[row] - (window or 10**9)
-        found[index] = [key for position, key in slots + own if position > edge]
-    return found
+        keys_of[index] = [key for position, key in slots + own if position > edge]
+    return keys_of
 
 
 def looked_at(table):
     """Return each row's keys: steady ones in the order in which the kernel reads them."""
-    size, found = table.shape.keys, {}
+    size, keys_of = table.shape.keys, {}
     for tile in table.tiles:
         row_start, count, before, after, end, pool, pool_end, packed, parent = tile[:9]
         rows = table.rows[:, row_start : row_start + count]
@@ -82,9 +82,9 @@ def looked_at(table):
             seen = masked_keys(table, slice(before, after), row)
             seen += [int(key) for keys in full for key in keys]
             seen += masked_keys(table, slice(after, end), row)
-            assert row[QUERY_ROW] not in found
-            found[int(row[QUERY_ROW])] = seen
-    return found
+            assert row[QUERY_ROW] not in keys_of
+            keys_of[int(row[QUERY_ROW])] = seen
+    return keys_of
 
 
 def masked_keys(table, entries, row):
@@ -107,12 +107,10 @@ def sees(row, key, whose, window):
 
 def holds(table, batch, rows, window):
     """Return whether each row has its keys once, no other; steady ones by position."""
-    found, expected = looked_at(table), wanted(batch, rows, window)
+    got, expected = looked_at(table), wanted(batch, rows, window)
     if not table.shape.is_steady:
-        found, expected = (
-            {row: sorted(x) for row, x in keys.items()} for keys in (found, expected)
-        )
-    return bool(found == expected)
+        got, expected = ({row: sorted(x) for row, x in keys.items()} for keys in (got, expected))
+    return bool(got == expected)
 
 
 def check(batch, shape, rows=None, window=None):
@@ -162,16 +160,15 @@ def assert_equal(table, other):
 @pytest.mark.parametrize("seed", [1, *slow(*range(2, 12))])
 def test_both_builders_make_the_same_tables(seed, shape):
     rng = np.random.default_rng(seed)
-    batch = random_batch(rng, SLOTS, PAGE)
-    small = [*(query_and_items(*sizes) for sizes in EDGES), chain([16, 16, 5, 40])]
-    small += [beside([35, 0, 1, 2]), beside([0, 3, 0])]
-    for one in (batch, *small):
-        builder = TableBuilder(layout_of(one, PAGE), shape)
+    batches = [random_batch(rng, SLOTS, PAGE), *(query_and_items(*sizes) for sizes in EDGES)]
+    batches += [chain([16, 16, 5, 40]), beside([35, 0, 1, 2]), beside([0, 3, 0])]
+    for batch in batches:
+        builder = TableBuilder(layout_of(batch, PAGE), shape)
         backwards = builder.layout._replace(request_of=builder.layout.request_of[::-1].copy())
         for layout in (builder.layout, backwards):  # requests may stand in any order
             builder = TableBuilder(layout, shape)
-            every_third = rng.permutation(one.num_tokens).astype(np.int32)[::3]
-            choices = [None, rng.permutation(one.score_rows), every_third, np.empty(0, np.int32)]
+            every_third = rng.permutation(batch.num_tokens).astype(np.int32)[::3]
+            choices = [None, rng.permutation(batch.score_rows), every_third, np.empty(0, np.int32)]
             expected = builder.tables_at_once(choices, None)
             pool_tiles = builder.pool_tiles if builder.has_prefix else None
             by_tile = SmallBatch(layout, shape, pool_tiles)

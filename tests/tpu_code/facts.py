@@ -122,12 +122,12 @@ def fingerprint(case: Case, lowered: Any) -> str:
     return hashlib.sha256(repr(parts).encode() + b"".join(reader)).hexdigest()
 
 
-def compiled_facts(case: Case, one: Any, lowered: Any) -> Facts:
+def compiled_facts(case: Case, traced_program: Any, lowered: Any) -> Facts:
     compiled = lowered.compile(compiler_options(case))
     memory, program = compiled.memory_analysis(), Program(compiled.as_text())
     arguments = tuple(_arguments(program))
     pool = [argument for argument in arguments if argument.part == "pool"]
-    layers = one.args_info[0][1][0].shape[0] if case.part == EXTEND else 1
+    layers = traced_program.args_info[0][1][0].shape[0] if case.part == EXTEND else 1
     pages = min((a.bytes for a in pool if a.name == PAGES), default=0)
     states = {argument.bytes for argument in pool if argument.name != PAGES}
     loop = _layer_loop(program, pool)
@@ -142,7 +142,7 @@ def compiled_facts(case: Case, one: Any, lowered: Any) -> Facts:
         layer=_counts(program, body),
         outside=_counts(program, every, without=body),
         copies=tuple(_copies(program, every, pages // layers, states)),
-        kernels=tuple(_kernels(every, declared(one.jaxpr))),
+        kernels=tuple(_kernels(every, declared(traced_program.jaxpr))),
         cycles=sum(instruction.cycles for instruction in every),
     )
 
@@ -172,7 +172,7 @@ def _counts(
 ) -> dict[str, int]:
     less = {id(instruction) for instruction in without or ()}
     chosen = [instruction for instruction in every if id(instruction) not in less]
-    by_opcode = Counter(one.opcode for one in chosen)
+    by_opcode = Counter(instruction.opcode for instruction in chosen)
     kernels = sum(instruction.attribute("custom_call_target") == KERNEL for instruction in chosen)
     named = {*COUNTED, *MOVING, *FREE}
     rest = sum(count for opcode, count in by_opcode.items() if opcode not in named) - kernels

@@ -39,7 +39,9 @@ def _calls(jaxpr: Any) -> Iterator[Any]:
 
 def _declared(eqn: Any) -> KernelMemory:
     mapping, kernel = eqn.params["grid_mapping"], eqn.params["jaxpr"]
-    scalar = sum(_scalar_bytes(one.aval) for one in kernel.invars[: mapping.num_index_operands])
+    scalar = sum(
+        _scalar_bytes(variable.aval) for variable in kernel.invars[: mapping.num_index_operands]
+    )
     vector = 0
     for block in mapping.block_mappings:
         space = _space(block.transformed_block_aval)

@@ -93,12 +93,13 @@ def test_arguments_are_read_with_their_padding(program):
 def test_memory_and_cycles_of_an_instruction(program):
     y = program.of(program.entry).instructions["y"]
     assert (y.cycles, y.vector_memory) == (900, 4096)
-    assert sum(one.cycles for one in program.within(program.entry)) == 900 + 2 * 70
+    assert sum(instruction.cycles for instruction in program.within(program.entry)) == 900 + 2 * 70
 
 
 def test_instructions_of_loops_are_found_and_those_of_fusions_apart(program):
-    names = [one.name for one in program.within(program.entry)]
+    names = [instruction.name for instruction in program.within(program.entry)]
     assert names.count("new") == 2
     assert "update" not in names
     fusion = program.of("body").instructions["new"]
-    assert [one.opcode for one in program.inside(fusion)][-1] == "dynamic-update-slice"
+    *_, last = program.inside(fusion)
+    assert last.opcode == "dynamic-update-slice"

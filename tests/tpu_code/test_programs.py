@@ -45,15 +45,15 @@ def test_shipped_programs_compile():
 def test_planted_defects_are_found():
     done = run("tpu_code.plants")
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found.pop("none") == []
+    refusals = json.loads(done.stdout.splitlines()[-1])
+    assert refusals.pop("none") == []
     for defect, said in {
         "scatter": "pages are written row by row",
         "copy": "a copy of the pages: copy makes bf16",
         "not donated": "pool.pages is not updated in place",
     }.items():
-        assert any(said in one for one in found.pop(defect)), (defect, done.stdout)
-    assert not found
+        assert any(said in complaint for complaint in refusals.pop(defect)), (defect, done.stdout)
+    assert not refusals
 
 
 def test_the_baseline_has_what_make_test_all_compiles():

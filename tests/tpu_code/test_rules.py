@@ -38,7 +38,10 @@ def wrong(facts, planned=PLANNED, chip=V6E, known=None):
 
 
 def argument(name, **changes):
-    return tuple(replace(one, **changes) if one.name == name else one for one in FACTS.arguments)
+    return tuple(
+        replace(argument, **changes) if argument.name == name else argument
+        for argument in FACTS.arguments
+    )
 
 
 def kernel(**changes):
@@ -74,16 +77,16 @@ def test_a_program_like_its_baseline_passes_and_survives_json():
     ],
 )
 def test_what_is_worse_is_refused(changes, said):
-    found = wrong(replace(FACTS, **changes))
-    assert any(said in one for one in found), found
+    refusals = wrong(replace(FACTS, **changes))
+    assert any(said in complaint for complaint in refusals), refusals
 
 
 def test_a_program_that_does_not_fit_the_chip_is_refused():
     planned = replace(PLANNED, pages=15 * GIB)
-    assert not any("v6e has" in one for one in wrong(FACTS, planned))
-    assert any("v5e has" in one for one in wrong(FACTS, planned, V5E))
+    assert not any("v6e has" in complaint for complaint in wrong(FACTS, planned))
+    assert any("v5e has" in complaint for complaint in wrong(FACTS, planned, V5E))
 
 
 def test_a_program_without_a_baseline_is_refused():
-    found = complaints(FACTS, PLANNED, V6E, None, extends=True)
-    assert found == ["no baseline; write it with --update"]
+    refusals = complaints(FACTS, PLANNED, V6E, None, extends=True)
+    assert refusals == ["no baseline; write it with --update"]

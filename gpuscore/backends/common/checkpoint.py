@@ -159,7 +159,7 @@ class CheckpointFiles:
         if shape not in shapes or dtype not in _FORMATS:
             raise ConfigError(
                 f"tensor {name} is {dtype} {list(shape)}; supported: bfloat16, float16 or float32 "
-                f"of shape {' or '.join(str(list(one)) for one in shapes)}"
+                f"of shape {' or '.join(str(list(allowed)) for allowed in shapes)}"
             )
 
     def refuse_left_over(self, tied: str | None) -> None:
@@ -203,7 +203,7 @@ class CheckpointFiles:
         return self.storage is not None and name.endswith(f"weight{self.storage.scale}")
 
     def _same(self, name: str, other: str) -> bool:
-        first, second = (self._file_of[one].get_slice(one).get_shape() for one in (name, other))
+        first, second = (self._file_of[key].get_slice(key).get_shape() for key in (name, other))
         if first != second:
             return False
         return bool((self._read("embed", name) == self._read("embed", other)).all())
@@ -248,13 +248,13 @@ def _float8_bits(path: Path, name: str) -> Any:
 
 
 def _by_name(files: list[Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    file_of: dict[str, Any] = {}
     for file in files:
         for name in file.keys():  # noqa: SIM118
-            if name in found:
+            if name in file_of:
                 raise ConfigError(f"two files of the checkpoint hold a tensor {shown(name)}")
-            found[name] = file
-    return found
+            file_of[name] = file
+    return file_of
 
 
 def _open_file(path: Path, framework: str, stack: ExitStack) -> Any:

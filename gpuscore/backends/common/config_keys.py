@@ -192,8 +192,8 @@ def refuse_unsupported(architecture: str, fields: Mapping[str, Any]) -> None:
             case "neutral" if name in NEUTRAL:
                 harmless, supported = NEUTRAL[name]
                 if value not in harmless:
-                    found = "a value" if isinstance(value, dict) else shown(value)
-                    raise ConfigError(f"config.json: {name} is {found}; supported: {supported}")
+                    text = "a value" if isinstance(value, dict) else shown(value)
+                    raise ConfigError(f"config.json: {name} is {text}; supported: {supported}")
             case "unknown" if value is not None:
                 raise ConfigError(
                     f"config.json: {shown(name)} is {shown(value)}, a key that {architecture} is "
@@ -202,11 +202,11 @@ def refuse_unsupported(architecture: str, fields: Mapping[str, Any]) -> None:
                 )
 
 
-def _check_model_type(architecture: str, found: object) -> None:
+def _check_model_type(architecture: str, model_type: object) -> None:
     """Refuse a `model_type` of another architecture: transformers chooses the model by it."""
     wanted = keys_of(architecture).model_type
-    if found not in (None, wanted):
+    if model_type not in (None, wanted):
         raise ConfigError(
-            f"config.json: model_type is {shown(found)} and architectures {architecture}, which "
-            f"are different models; supported: {wanted}"
+            f"config.json: model_type is {shown(model_type)} and architectures {architecture}, "
+            f"which are different models; supported: {wanted}"
         )

@@ -42,7 +42,7 @@ class MemoryPlan:
         precision: of linear layers; assumes a device that computes in eight bits.
         max_tokens: of one batch.
         pages: the rule for KV pages.
-        given: the device's free memory.
+        free_bytes: the device's free memory.
         context: of CUDA itself.
         weight_bytes: of the weights.
         batch_bytes: estimate for the largest batch.
@@ -53,7 +53,7 @@ class MemoryPlan:
     precision: Precision
     max_tokens: int
     pages: PagePlan
-    given: int
+    free_bytes: int
     context: int
     weight_bytes: int
     batch_bytes: int
@@ -61,7 +61,7 @@ class MemoryPlan:
     @property
     def left(self) -> int:
         """Bytes beside the weights."""
-        return max(0, self.given - self.context - self.weight_bytes)
+        return max(0, self.free_bytes - self.context - self.weight_bytes)
 
     @property
     def num_pages(self) -> int:
@@ -74,7 +74,7 @@ class MemoryPlan:
     def check(self) -> None:
         """Raise ConfigError, with a setting that would fit, if the model does not fit."""
         try:
-            check_weights(self.pages, self.given - self.context, self.weight_bytes)
+            check_weights(self.pages, self.free_bytes - self.context, self.weight_bytes)
             self.pages.count(self.left, self.batch_bytes)
         except ConfigError as error:
             fits = (self.num_pages - 1) * self.pages.size
@@ -125,7 +125,7 @@ def plan_memory(directory: Path, config: ModelConfig, memory: int) -> MemoryPlan
         precision=precision,
         max_tokens=max_tokens,
         pages=plan_pages(model, config, max_len, dtype, "cuda", 0, weight_bytes),
-        given=memory,
+        free_bytes=memory,
         context=CONTEXT,
         weight_bytes=weight_bytes,
         batch_bytes=estimate_batch(model, max_tokens, ITEM_SIZE[dtype]),

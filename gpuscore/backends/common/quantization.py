@@ -68,18 +68,18 @@ def read_storage(fields: Mapping[str, Any]) -> Storage | None:
     Raises:
         ConfigError: the format is not supported, or would tie scores to other requests.
     """
-    found = {
+    sections = {
         name: fields[name]
         for name in ("quantization_config", "compression_config")
         if fields.get(name) is not None
     }
-    if len(found) > 1:
+    if len(sections) > 1:
         raise ConfigError(
             "config.json: quantization_config and compression_config are both set; supported: one"
         )
-    if not found:
+    if not sections:
         return None
-    ((name, section),) = found.items()
+    ((name, section),) = sections.items()
     if not isinstance(section, dict):
         raise ConfigError(f"config.json: {name} must be an object, found {shown(section)}")
     if (method := section.get("quant_method")) == "compressed-tensors":
@@ -290,7 +290,9 @@ def _only(
     for key, value in section.items():
         name = f"{where}.{key}" if where else key
         if key in supported:
-            if not any(value == one and type(value) is type(one) for one in supported[key]):
+            if not any(
+                value == accepted and type(value) is type(accepted) for accepted in supported[key]
+            ):
                 values = ", ".join(map(str, supported[key]))
                 _refuse(name, value, values)
         elif key not in ignored and value is not None:

@@ -122,7 +122,7 @@ class XlaAttend:
     ) -> Array:
         size = attention.tiling.rows
 
-        def one(index: Array, q: Array) -> Array:
+        def attend_tile(index: Array, q: Array) -> Array:
             first = index * size
             rows = Rows(*(part(values, first, size) for values in tiles.rows))
             bounds = Bounds(*(one_of(bound, index) for bound in tiles.bounds))
@@ -137,7 +137,7 @@ class XlaAttend:
             out = finished(state, attention.heads.group).astype(q.dtype)
             return put(q, out.reshape(size, -1), first)
 
-        return lax.fori_loop(0, lax.div(count + size - 1, size), one, q)
+        return lax.fori_loop(0, lax.div(count + size - 1, size), attend_tile, q)
 
 
 def store(attention: Attention, tables: Tables, pool: Pool, layer: Array, kv: Array) -> Pool:
@@ -146,7 +146,7 @@ def store(attention: Attention, tables: Tables, pool: Pool, layer: Array, kv: Ar
     assert size <= attention.front  # noqa: S101  (else a page could reach before the first row)
     in_page = jnp.arange(size)[:, None]
 
-    def one(run: Array, pages: Array) -> Array:
+    def store_run(run: Array, pages: Array) -> Array:
         row, slot, length = (
             one_of(x, run) for x in (tables.run_rows, tables.run_slots, tables.run_lens)
         )
@@ -160,7 +160,7 @@ def store(attention: Attention, tables: Tables, pool: Pool, layer: Array, kv: Ar
         return lax.dynamic_update_slice(pages, both, place, allow_negative_indices=False)
 
     with jax.named_scope("store"):
-        return pool._replace(pages=lax.fori_loop(0, tables.numbers.runs[0], one, pages))
+        return pool._replace(pages=lax.fori_loop(0, tables.numbers.runs[0], store_run, pages))
 
 
 def as_type(x: Array, dtype: jnp.dtype) -> Array:

@@ -55,12 +55,12 @@ def check_known_answer(
         pages = heads.joined(*cached).reshape(LAYERS, -1, page_size, 2 * heads.width)
         held = [_exact(side)[LAYER * slots :] for side in cached]
         buffer = padded(batch, sizes, page_size, wanted=0)
-        found = run(buffer, Pool(pages), np.int32(window or EVERYTHING), q, k, v)
-        every, scored, kept = (_exact(x) for x in found)
+        results = run(buffer, Pool(pages), np.int32(window or EVERYTHING), q, k, v)
+        every, scored, kept = (_exact(x) for x in results)
         own = [_exact(x)[:rows] for x in (q, k, v)]
-        want = by_the_rule(batch, page_size, window, model.attention_scale, None, held, own)
-        _compare(name, dtype, every[:rows], want)
-        _compare(name, dtype, scored[: len(batch.score_rows)], want[batch.score_rows])
+        expected = by_the_rule(batch, page_size, window, model.attention_scale, None, held, own)
+        _compare(name, dtype, every[:rows], expected)
+        _compare(name, dtype, scored[: len(batch.score_rows)], expected[batch.score_rows])
         written = batch.slot_mapping >= 0
         for side, new in zip(held, own[1:], strict=True):
             side[batch.slot_mapping[written]] = new[written]
@@ -102,6 +102,8 @@ def _exact(x: Array) -> NDArray[np.float64]:
     return np.asarray(x.astype(jnp.float32)).astype(np.float64)
 
 
-def _compare(name: str, dtype: str, got: NDArray[np.float64], want: NDArray[np.float64]) -> None:
-    error = float(np.linalg.norm(got - want) / np.linalg.norm(want))
+def _compare(
+    name: str, dtype: str, got: NDArray[np.float64], expected: NDArray[np.float64]
+) -> None:
+    error = float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
     check_error(f"--attention {name}", "", error, TOLERANCE[dtype])

@@ -32,7 +32,7 @@ def vocab_statistics(
     vocab = len(lm_head)
     step = min(VOCAB_TILE, vocab)
 
-    def one(tile: Array, done: tuple[Array, ...]) -> tuple[Array, ...]:
+    def compute_tile(tile: Array, done: tuple[Array, ...]) -> tuple[Array, ...]:
         these = part(hidden, tile * rows, rows)
 
         def add(index: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -66,13 +66,13 @@ def vocab_statistics(
         empty = jnp.zeros((rows, MAX_TOP), jnp.int32), jnp.full((rows, MAX_TOP), -jnp.inf)
         none = (jnp.full(rows, -jnp.inf), jnp.zeros(rows), *empty)
         most, total, *tops = lax.fori_loop(0, -(-vocab // step), add, none)
-        found = (most + jnp.log(total), *tops)
-        return jax.tree.map(lambda every, new: put(every, new, tile * rows), done, found)
+        results = (most + jnp.log(total), *tops)
+        return jax.tree.map(lambda every, new: put(every, new, tile * rows), done, results)
 
     shape = (len(hidden), MAX_TOP)
     none = jnp.full(len(hidden), jnp.nan), jnp.zeros(shape, jnp.int32), jnp.full(shape, jnp.nan)
     with jax.named_scope("vocab_statistics"):
-        return lax.fori_loop(0, jnp.where(wanted == NOTHING, 0, tiles), one, none)
+        return lax.fori_loop(0, jnp.where(wanted == NOTHING, 0, tiles), compute_tile, none)
 
 
 def label_logits(hidden: Array, lm_head: Array, rows: Array, ids: Array, count: Array) -> Array:
@@ -85,7 +85,7 @@ def label_logits(hidden: Array, lm_head: Array, rows: Array, ids: Array, count: 
         count: int32 [].
     """
 
-    def one(tile: Array, done: Array) -> Array:
+    def compute_tile(tile: Array, done: Array) -> Array:
         first = tile * LABEL_TILE
         left, right = (
             chosen(x, part(places, first, LABEL_TILE)).astype(jnp.float32)
@@ -95,4 +95,4 @@ def label_logits(hidden: Array, lm_head: Array, rows: Array, ids: Array, count: 
 
     with jax.named_scope("label_logits"):
         tiles = lax.div(count + LABEL_TILE - 1, LABEL_TILE)
-        return lax.fori_loop(0, tiles, one, jnp.zeros(len(ids), jnp.float32))
+        return lax.fori_loop(0, tiles, compute_tile, jnp.zeros(len(ids), jnp.float32))

@@ -168,7 +168,9 @@ def compile_programs(
     """Compile the programs of one size; only the shapes of weights and pool are used."""
     traced = trace_programs(sizes, cfg, weights, pool, attends, heads, device)
     options = options_of(device)
-    extend, labels = (one.lower().compile(options) for one in (traced.extend, traced.labels))
+    extend, labels = (
+        program.lower().compile(options) for program in (traced.extend, traced.labels)
+    )
     return Programs(sizes, extend, labels, traced.max_labels, _bytes(extend) + _bytes(labels))
 
 
@@ -212,7 +214,7 @@ def trace_programs(
 
 def _bytes(compiled: Any) -> int:
     """Bytes of temporary memory and results; 0 if XLA does not tell."""
-    found = compiled.memory_analysis()
-    if found is None:
+    memory = compiled.memory_analysis()
+    if memory is None:
         return 0
-    return int(found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes)
+    return int(memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes)

@@ -97,7 +97,7 @@ class TileProgram:
         """Add all blocks; `columns` is [rows, FIELDS]."""
         refs, tile = self.refs, self.tile
 
-        def one(state: tuple[Place, Array]) -> tuple[Place, Array]:
+        def add_block(state: tuple[Place, Array]) -> tuple[Place, Array]:
             place, half = state
             following = self._after(place)
 
@@ -123,7 +123,7 @@ class TileProgram:
         request = refs.request_start[tile]
         begin = request, self._first_block(request), refs.own_start[tile]
         self._begin_copy(begin, jnp.int32(0))
-        lax.while_loop(lambda state: self._is_there(state[0]), one, (begin, jnp.int32(0)))
+        lax.while_loop(lambda state: self._is_there(state[0]), add_block, (begin, jnp.int32(0)))
 
     def _in_prefix(self, place: Place) -> Array:
         last: Array = self.refs.request_stop[self.tile]

@@ -271,13 +271,13 @@ class TorchBackend:
                 copied=plan.dtype != torch.float32,
             )
         try:
-            found = measure(memory, *(partial(run, part) for part in parts), spare=pages.spare)
+            measured = measure(memory, *(partial(run, part) for part in parts), spare=pages.spare)
         except OutOfMemory as error:
             raise ConfigError(
                 f"a batch of --max-batch-tokens {plan.max_tokens} does not fit into the memory "
                 f"beside {mebibytes(plan.weight_bytes)} of weights; lower --max-batch-tokens"
             ) from error
-        num_pages = pages.count(found.free, found.batch + self._graph_bytes(layers))
+        num_pages = pages.count(measured.free, measured.batch + self._graph_bytes(layers))
         if self._group is not None:
             num_pages = self._group.least(num_pages)
         if pages.num_states:
@@ -286,8 +286,8 @@ class TorchBackend:
         logger.info(
             "memory: weights %s, largest batch %s (%s), KV cache %s: %d pages, %d tokens",
             mebibytes(plan.weight_bytes),
-            mebibytes(found.batch),
-            "estimated" if found.estimated else "measured",
+            mebibytes(measured.batch),
+            "estimated" if measured.estimated else "measured",
             mebibytes(num_pages * pages.page_bytes),
             num_pages,
             num_pages * pages.size,

@@ -81,14 +81,14 @@ class RankGroup:
 
     def gather(self, x: Tensor) -> list[Tensor]:
         """Return x of all ranks, in their order; it has the same shape on each."""
-        found = [torch.empty_like(x) for _ in range(self.shard.ranks)]
+        gathered = [torch.empty_like(x) for _ in range(self.shard.ranks)]
         if x.numel():
-            self._wait(lambda group: group.allgather([found], [x]))
-        return found
+            self._wait(lambda group: group.allgather([gathered], [x]))
+        return gathered
 
     def least(self, number: int) -> int:
         """Return the smallest of all ranks' numbers."""
-        return min(int(one) for one in self.gather(torch.tensor([number], device=self._device)))
+        return min(int(value) for value in self.gather(torch.tensor([number], device=self._device)))
 
     def abort(self) -> None:
         """End a wait for other ranks, which then raises an error; any thread may call this."""

@@ -63,14 +63,14 @@ def check_known_answer(
                 [_exact(side).swapaxes(0, 1) for side in pool.layers[layer]],
                 [_exact(x) for x in (q, k, v)],
             )
-            want = torch.from_numpy(exact.astype(np.float32)).to(device)
+            expected = torch.from_numpy(exact.astype(np.float32)).to(device)
             last = layer == config.num_layers - 1
             rows = batch.score_rows if last else np.arange(batch.num_tokens)
             # Chosen by a kernel, since one that begins early may not stand behind a copy.
             chosen = torch.from_numpy(rows.astype(np.int64)).to(device)
-            q, want = q[chosen], want[chosen]
+            q, expected = q[chosen], expected[chosen]
             got = tested.run(layer, q, k, v)
-            compare(f"--attention {name}", "", got, want, TOLERANCE[dtype])
+            compare(f"--attention {name}", "", got, expected, TOLERANCE[dtype])
 
 
 def _exact(x: Tensor) -> NDArray[np.float64]:
@@ -112,10 +112,10 @@ def check_replay(tokens: int, replayed: Tensor, launched: Tensor) -> None:
         )
 
 
-def compare(choice: str, where: str, got: Tensor, want: Tensor, tolerance: float) -> None:
-    check_error(choice, where, _distance(got, want), tolerance)
+def compare(choice: str, where: str, got: Tensor, expected: Tensor, tolerance: float) -> None:
+    check_error(choice, where, _distance(got, expected), tolerance)
 
 
-def _distance(got: Tensor, want: Tensor) -> float:
+def _distance(got: Tensor, expected: Tensor) -> float:
     """Norm of the error over the norm of the answer."""
-    return float((got.float() - want.float()).norm() / want.float().norm().clamp_min(1e-30))
+    return float((got.float() - expected.float()).norm() / expected.float().norm().clamp_min(1e-30))

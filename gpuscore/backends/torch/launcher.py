@@ -206,9 +206,9 @@ def row_scores(
         return RowScores(logits, None, None, None)
     lse = statistics[0].astype(np.float32, copy=False)
     if len(lse) < len(batch.score_rows):
-        found = lse
+        wanted_lse = lse
         lse = np.full(len(batch.score_rows), np.nan, dtype=np.float32)
-        lse[wanted_rows(batch)] = found
+        lse[wanted_rows(batch)] = wanted_lse
     if len(statistics) == 1:
         return RowScores(logits, lse, None, None)
     # num_top makes every scored row a wanted one.
@@ -252,12 +252,12 @@ class ShardedVocabulary:
     def statistics(
         self, hidden: Tensor, weight: Tensor, rows: Tensor, num_top: int
     ) -> VocabStatistics:
-        found = self._head.statistics(hidden, weight, rows, num_top)
-        lse = torch.stack(self._group.gather(found.lse)).logsumexp(dim=0)
-        if found.top_ids is None or found.top_logits is None:
+        own = self._head.statistics(hidden, weight, rows, num_top)
+        lse = torch.stack(self._group.gather(own.lse)).logsumexp(dim=0)
+        if own.top_ids is None or own.top_logits is None:
             return VocabStatistics(lse, None, None)
-        ids = torch.cat(self._group.gather(found.top_ids + self._first), dim=1)
-        logits = torch.cat(self._group.gather(found.top_logits), dim=1)
+        ids = torch.cat(self._group.gather(own.top_ids + self._first), dim=1)
+        logits = torch.cat(self._group.gather(own.top_logits), dim=1)
         # Stable: of equal logits the lower rank's, which has the lower ids, come first.
         best, order = logits.sort(dim=1, descending=True, stable=True)
         return VocabStatistics(lse, ids.gather(1, order[:, :num_top]), best[:, :num_top])

@@ -176,8 +176,8 @@ class Products:
     def _quantized(self, linear: QuantizedLinear, x: QuantizedRows) -> Tensor:
         if linear.product is not None and self._impl == "triton":
             return linear.product(x.q, x.scale, x.dtype)
-        given = x.q, x.scale, linear.weight, linear.scale, linear.bias
-        return quantized_product(*given, dtype=x.dtype, pdl=self._pdl, impl=self._impl)
+        operands = x.q, x.scale, linear.weight, linear.scale, linear.bias
+        return quantized_product(*operands, dtype=x.dtype, pdl=self._pdl, impl=self._impl)
 
     def unsigned(self, x: Tensor) -> QuantizedRows:
         """Return rows as packed weights take them."""
@@ -227,12 +227,14 @@ def stack(linears: Sequence[Linear]) -> Linear:
     """Return one layer for several that read the same rows; in parts if their formats differ."""
     if len(linears) == 1:
         return linears[0]
-    dense = [one for one in linears if isinstance(one, DenseLinear)]
+    dense = [linear for linear in linears if isinstance(linear, DenseLinear)]
     if len(dense) == len(linears):
-        return DenseLinear(torch.cat([one.weight for one in dense]), _biases(dense))
-    quantized = [one for one in linears if isinstance(one, QuantizedLinear)]
+        return DenseLinear(torch.cat([linear.weight for linear in dense]), _biases(dense))
+    quantized = [linear for linear in linears if isinstance(linear, QuantizedLinear)]
     if len(quantized) == len(linears):
-        weight, scale = ([getattr(one, name) for one in quantized] for name in ("weight", "scale"))
+        weight, scale = (
+            [getattr(linear, name) for linear in quantized] for name in ("weight", "scale")
+        )
         return QuantizedLinear(torch.cat(weight), torch.cat(scale), _biases(quantized))
     return LinearParts(tuple(linears))
 
@@ -256,7 +258,7 @@ def exact_on_this_cpu() -> bool:
 
 
 def _biases(linears: Sequence[DenseLinear] | Sequence[QuantizedLinear]) -> Tensor | None:
-    biases = [one.bias for one in linears if one.bias is not None]
+    biases = [linear.bias for linear in linears if linear.bias is not None]
     return torch.cat(biases) if biases else None
 
 

@@ -81,7 +81,7 @@ def _in_eight_bits(
     """
     rows = products.unsigned(x)  # once, and not for each of a row's experts
 
-    def one(expert: int, numbers: Tensor) -> Tensor:
+    def compute(expert: int, numbers: Tensor) -> Tensor:
         gate_up, down = weights.gate_up[expert], weights.down[expert]
         if isinstance(gate_up, PackedLinear) and isinstance(down, PackedLinear):
             both = products(gate_up, rows.chosen(numbers))
@@ -92,4 +92,4 @@ def _in_eight_bits(
 
         return by_tiles(mlp, x.index_select(0, numbers))
 
-    return mixed(one, routing, x)
+    return mixed(compute, routing, x)

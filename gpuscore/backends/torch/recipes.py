@@ -101,9 +101,10 @@ class _Pass:
         matrix = self.checkpoints[1].rotation()  # the same for all forms that are rotated
         self.decoders = [
             Decoder(
-                self.config, DecoderWeights(embed, (), norm, head, matrix if one.rotated else None)
+                self.config,
+                DecoderWeights(embed, (), norm, head, matrix if checkpoint.rotated else None),
             )
-            for one in self.checkpoints
+            for checkpoint in self.checkpoints
         ]
 
     def run(self, digest: str, most_error: float) -> Recipe:
@@ -127,7 +128,7 @@ class _Pass:
         return _Part(
             batch,
             scaled,
-            [(one.embed(tokens), None) for one in self.decoders[: None if scaled else 1]],
+            [(decoder.embed(tokens), None) for decoder in self.decoders[: None if scaled else 1]],
             self.decoders[0].rotary(self._device(batch.positions)),
             self.attention.prepare(batch).run,
             KeptRows.of(batch.slot_mapping, self.pool),
@@ -146,9 +147,9 @@ class _Pass:
 
     def _choose(self, parts: Sequence[_Part], most_error: float) -> int:
         """Return the number of the cheapest form that is good enough."""
-        want = self._answers(parts, True, 0)
+        expected = self._answers(parts, True, 0)
         every = range(len(self.forms))
-        agreements = [compared(want, self._answers(parts, True, form + 1)) for form in every]
+        agreements = [compared(expected, self._answers(parts, True, form + 1)) for form in every]
         for kept, agreement in zip(self.forms, agreements, strict=True):
             logger.info("eight bits, %s in 16 bits: %s", ", ".join(kept) or "no product", agreement)
         sure = (form for form in every if agreements[form].at_most(most_error))
@@ -158,7 +159,7 @@ class _Pass:
         """Return the `values` of the prompts of one kind, [prompts, labels]."""
         decoder = self.decoders[stream]
         head, weight = WholeHead("reference", self.config.final_softcap), decoder.weights
-        found = []
+        answers = []
         for part in parts:
             if part.scaled is not scaled:
                 continue
@@ -172,14 +173,14 @@ class _Pass:
             lse = head.statistics(hidden, weight.lm_head, every, 0).lse
             of_labels = logits.view(-1, count).double().cpu().numpy()
             of_all = lse.double().cpu().numpy()
-            found.append(values(of_labels, of_all, _count(self.config)))
-        return np.concatenate(found)
+            answers.append(values(of_labels, of_all, _count(self.config)))
+        return np.concatenate(answers)
 
     def _batches(self, prompts: Prompts) -> Iterator[PackedBatch]:
         labels = np.array(self.questions.labels, dtype=np.int32)
         batch: list[Segment] = []
         for prompt in prompts:
-            if sum(len(one.token_ids) for one in batch) + len(prompt) > BATCH:
+            if sum(len(segment.token_ids) for segment in batch) + len(prompt) > BATCH:
                 yield pack(batch, [Prefix(0, NO_TOKENS)] * len(batch))
                 batch = []
             tokens = np.array(prompt, dtype=np.int32)

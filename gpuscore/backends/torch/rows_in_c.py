@@ -51,13 +51,13 @@ def in_c(dtype: torch.dtype) -> Compiler:
     forms = _forms(RowFunctions(library, dtype)) | _of_linear_layers(DeltaFunctions(library, dtype))
     with torch.inference_mode():
         for function, arguments in (*_known(dtype), *_known_of_linear_layers(dtype)):
-            wants = _as_tuple(function(*map(_copied, arguments)))
+            expected = _as_tuple(function(*map(_copied, arguments)))
             with _filled_memory():
-                gots = _as_tuple(forms[function](*map(_copied, arguments)))
-            for want, got in zip(wants, gots, strict=True):
+                got = _as_tuple(forms[function](*map(_copied, arguments)))
+            for reference, result in zip(expected, got, strict=True):
                 where = f" in {function.__name__}"
-                tolerance = TOLERANCE.get(want.dtype, TOLERANCE[torch.float32])
-                compare("--compile", where, got.float(), want.float(), tolerance)
+                tolerance = TOLERANCE.get(reference.dtype, TOLERANCE[torch.float32])
+                compare("--compile", where, result.float(), reference.float(), tolerance)
     return lambda function: forms[function]
 
 

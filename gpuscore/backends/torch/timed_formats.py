@@ -38,8 +38,8 @@ def time_products(
     torch.set_num_threads(threads or kept)
     outputs = max(1, min(outputs, WEIGHTS // width))
     operands = [
-        (torch.ones(ROWS, width, dtype=one), torch.ones(outputs, width, dtype=one))
-        for one in (dtype, torch.float32)
+        (torch.ones(ROWS, width, dtype=kind), torch.ones(outputs, width, dtype=kind))
+        for kind in (dtype, torch.float32)
     ]
     times: tuple[list[float], list[float]] = ([], [])
     try:

@@ -112,7 +112,7 @@ def _meaning(error: Exception, device: torch.device) -> Exception | None:
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return OutOfMemory(text)
-    if isinstance(error, RuntimeError) and any(one in text for one in _OUT_OF_MEMORY):
+    if isinstance(error, RuntimeError) and any(phrase in text for phrase in _OUT_OF_MEMORY):
         return OutOfMemory(text)
     if isinstance(error, torch.AcceleratorError) or _is_fatal(text):
         return DeviceLost(text)
@@ -121,7 +121,7 @@ def _meaning(error: Exception, device: torch.device) -> Exception | None:
 
 
 def _is_fatal(text: str) -> bool:
-    return any(one in text for one in _FROM_CUDA) and any(one in text for one in _FATAL)
+    return any(phrase in text for phrase in _FROM_CUDA) and any(phrase in text for phrase in _FATAL)
 
 
 def _lost(device: torch.device) -> str | None:
@@ -145,5 +145,5 @@ def _delete_variables(error: BaseException) -> None:
     `Scorer` for as long as it likes. Its traceback refers to the frames of the failed batch, and
     these to its tensors. Lines and names, which the log shows, stay.
     """
-    for one in causes(error):
-        traceback.clear_frames(one.__traceback__)
+    for cause in causes(error):
+        traceback.clear_frames(cause.__traceback__)

@@ -75,14 +75,14 @@ def _check(x: Tensor, routing: Routing, gate_up: Tensor, down: Tensor) -> None:
 def _by_definition(
     x: Tensor, routing: Routing, gate_up: Tensor, down: Tensor, activation: str
 ) -> Tensor:
-    def one(expert: int, rows: Tensor) -> Tensor:
+    def compute(expert: int, rows: Tensor) -> Tensor:
         mlp = partial(_mlp, gate_up=gate_up[expert], down=down[expert], activation=activation)
         return by_tiles(mlp, x.index_select(0, rows))
 
-    return mixed(one, routing, x)
+    return mixed(compute, routing, x)
 
 
-def mixed(one: OneExpert, routing: Routing, x: Tensor) -> Tensor:
+def mixed(compute: OneExpert, routing: Routing, x: Tensor) -> Tensor:
     """Return each row's weighted sum of its experts' results, in the shape and dtype of x [T, E].
 
     The sum is float32 and rounded once.
@@ -91,7 +91,7 @@ def mixed(one: OneExpert, routing: Routing, x: Tensor) -> Tensor:
     out = x.new_zeros(len(routing.rows), x.shape[1])
     for expert, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
         if start < end:
-            out[start:end] = one(expert, routing.rows[start:end])
+            out[start:end] = compute(expert, routing.rows[start:end])
     # The place of padding may be any, for its weight is 0.
     results = out[routing.places.clamp_min(0).long()].to(routing.weights.dtype)
     return (results * routing.weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)

@@ -135,26 +135,26 @@ class FullRuns:
             ranges = np.concatenate(self.ranges)
             ranges = ranges[ranges[:, TILE].argsort(kind="stable")]
         counts = (ranges[:, NUM_KEYS] + (own - 1)) // own
-        found = ranges.repeat(counts, axis=0)
-        key = (np.arange(len(found)) - (counts.cumsum() - counts).repeat(counts)) * own
-        found[:, KEY_START] += key
-        found[:, KEY] += key
-        found[:, NUM_KEYS] -= key
-        np.minimum(found[:, NUM_KEYS], own, out=found[:, NUM_KEYS])
-        self._point(tiles, found)
+        masked = ranges.repeat(counts, axis=0)
+        key = (np.arange(len(masked)) - (counts.cumsum() - counts).repeat(counts)) * own
+        masked[:, KEY_START] += key
+        masked[:, KEY] += key
+        masked[:, NUM_KEYS] -= key
+        np.minimum(masked[:, NUM_KEYS], own, out=masked[:, NUM_KEYS])
+        self._point(tiles, masked)
         if slots is not None:
-            pool = (found[:, IS_PACKED] == 0).nonzero()[0]
-            found[pool, KEY_START] = slots(found[pool, TILE], found[pool, KEY_START])
-        return found[:, :MASKED_FIELDS].astype(np.int32)
+            pool = (masked[:, IS_PACKED] == 0).nonzero()[0]
+            masked[pool, KEY_START] = slots(masked[pool, TILE], masked[pool, KEY_START])
+        return masked[:, :MASKED_FIELDS].astype(np.int32)
 
-    def _point(self, tiles: Ints, found: Wide) -> None:
+    def _point(self, tiles: Ints, masked: Wide) -> None:
         """Set the columns of `tiles` that point at masked tiles."""
-        tile = found[:, TILE]
+        tile = masked[:, TILE]
         bounds = tile.searchsorted(np.arange(self.count + 1))
         tiles[:, MASKED_START] = tiles[:, MASKED_AFTER] = bounds[:-1]
         tiles[:, MASKED_END] = bounds[1:]
         if self.edges is not None:
-            before = tile[(found[:, BEFORE] != 0) & self.started[tile]]
+            before = tile[(masked[:, BEFORE] != 0) & self.started[tile]]
             tiles[:, MASKED_AFTER] += np.bincount(before, minlength=self.count)
 
 
@@ -171,6 +171,6 @@ def _joined(ranges: Wide) -> Wide:
     fresh[1:] = (ranges[1:, KEY_START] != end[:-1]) | (ranges[1:, TILE] != ranges[:-1, TILE])
     fresh[1:] |= ranges[1:, BEFORE] != ranges[:-1, BEFORE]
     first = fresh.nonzero()[0]
-    found = ranges[first]
-    found[:, NUM_KEYS] = np.add.reduceat(ranges[:, NUM_KEYS], first)
-    return found
+    joined = ranges[first]
+    joined[:, NUM_KEYS] = np.add.reduceat(ranges[:, NUM_KEYS], first)
+    return joined

@@ -93,5 +93,5 @@ def ancestors_from_root(parent: Ints) -> list[Wide]:
     chain = np.stack(upwards)
     depth = np.count_nonzero(chain >= 0, axis=0)
     level = np.arange(len(chain))[:, None]
-    found = np.take_along_axis(chain, np.maximum(depth - 1 - level, 0), axis=0)
-    return [*np.where(level < depth, found, -1)]
+    from_root = np.take_along_axis(chain, np.maximum(depth - 1 - level, 0), axis=0)
+    return [*np.where(level < depth, from_root, -1)]

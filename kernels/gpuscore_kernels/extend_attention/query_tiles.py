@@ -42,16 +42,16 @@ class QueryRows(NamedTuple):
 
     def table(self) -> Ints:
         """Return the rows as the kernel reads them, [ROW_FIELDS, M]."""
-        found, start = np.empty((ROW_FIELDS, len(self.order)), np.int32), self.runs.start
-        found[QUERY_ROW], found[BATCH_ROW] = self.order, self.runs.packed
-        found[FIRST_ROW] = self.first.repeat(start[1:] - start[:-1])
-        found[POSITION] = self.position
-        return found
+        table, start = np.empty((ROW_FIELDS, len(self.order)), np.int32), self.runs.start
+        table[QUERY_ROW], table[BATCH_ROW] = self.order, self.runs.packed
+        table[FIRST_ROW] = self.first.repeat(start[1:] - start[:-1])
+        table[POSITION] = self.position
+        return table
 
 
 def joined(tables: Sequence[QueryRows]) -> Runs:
     """Return the runs of several tables, one table after the other, which share no tile."""
-    parts = [one.runs for one in tables]
+    parts = [table.runs for table in tables]
     if len(parts) == 1:
         return parts[0]
     before = [0, *accumulate(len(part.packed) for part in parts)]

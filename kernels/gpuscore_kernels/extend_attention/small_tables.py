@@ -91,10 +91,10 @@ class SmallBatch:
 
     def _ancestors(self, segment: int) -> list[int]:
         """Return the ancestors whose keys a segment's rows see, from the root down."""
-        found: list[int] = []
+        ancestors: list[int] = []
         while (segment := self.parent[segment]) >= 0:
-            found.insert(0, segment)
-        return found
+            ancestors.insert(0, segment)
+        return ancestors
 
     def table(self, rows: Ints | None) -> TileTable:
         """Build the table of these rows of the batch; None = all."""
@@ -145,13 +145,13 @@ class SmallBatch:
     def _rows(self, order: Sequence[int] | None, runs: list[Run], count: int) -> Ints:
         """Return the query rows as the kernel reads them, [ROW_FIELDS, count]."""
         if order is None:
-            found = np.empty((ROW_FIELDS, count), np.int32)
-            found[QUERY_ROW] = found[BATCH_ROW] = np.arange(count)
-            found[POSITION] = self.layout.positions
+            table = np.empty((ROW_FIELDS, count), np.int32)
+            table[QUERY_ROW] = table[BATCH_ROW] = np.arange(count)
+            table[POSITION] = self.layout.positions
             for segment, _ in runs:
                 start, stop = self.starts[segment : segment + 2]
-                found[FIRST_ROW, start:stop] = start
-            return found
+                table[FIRST_ROW, start:stop] = start
+            return table
         fields: list[list[int]] = [[] for _ in range(ROW_FIELDS)]
         fields[QUERY_ROW] += order
         for segment, places in runs:
@@ -201,9 +201,9 @@ class SmallBatch:
             rows = [[own_base + full * keys, own_base + last + 1]]
         else:  # only the single piece of a tile has full tiles
             count, rows = sum([piece[3] for piece in pieces]), self._own_rows(pieces)
-        for key, stop in rows:
-            for one in range(key, stop, own):
-                masked += (one, min(own, stop - one), one, OWN, 1)
+        for begin, stop in rows:
+            for key in range(begin, stop, own):
+                masked += (key, min(own, stop - key), key, OWN, 1)
         end, packed = len(masked) // MASKED_FIELDS, root + full
         fields = [row, count, start, start, end, pool, pool_end, packed, root, base]
         fields.append(own_base - root * keys)
@@ -243,24 +243,24 @@ class SmallBatch:
 
     def _own_rows(self, pieces: list[Piece]) -> list[list[int]]:
         """Return ranges of rows that the pieces see of their segments."""
-        found: list[list[int]] = []
+        ranges: list[list[int]] = []
         for segment, _, last, _ in pieces:
             start = self.starts[segment]
-            if found and found[-1][1] == start and not self.shape.is_steady:
-                found[-1][1] = start + last + 1
+            if ranges and ranges[-1][1] == start and not self.shape.is_steady:
+                ranges[-1][1] = start + last + 1
             else:
-                found.append([start, start + last + 1])
-        return found
+                ranges.append([start, start + last + 1])
+        return ranges
 
     def _below_root(self, level: int, pieces: list[Piece], masked: list[int]) -> bool:
         """Add the pieces' ancestors of one level; return whether there are any."""
-        found = False
+        has_keys = False
         for segment, *_ in pieces:
             above = self.ancestors[segment]
             if len(above) > level and (length := self._length(above[level])):
                 self._mask(masked, above[level], 0, length, self.starts[segment])
-                found = True
-        return self._closes(found)
+                has_keys = True
+        return self._closes(has_keys)
 
     def _length(self, segment: int) -> int:
         return self.starts[segment + 1] - self.starts[segment]

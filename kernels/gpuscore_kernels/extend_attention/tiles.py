@@ -92,32 +92,34 @@ class TableBuilder:
         """Build a table for each of these choices of rows, as `build_tiles` does."""
         if window is None and is_small(self.layout, self.shape, rows):
             if len(self.layout.parent) == 1 and not self.has_prefix:
-                chosen = [None if one is None else tuple(one.tolist()) for one in rows]
+                chosen = [None if choice is None else tuple(choice.tolist()) for choice in rows]
                 count = len(self.layout.positions)
-                return [of_one_segment(count, self.shape, one) for one in chosen]
+                return [of_one_segment(count, self.shape, choice) for choice in chosen]
             pool = self.pool_tiles if self.has_prefix else None
             small = SmallBatch(self.layout, self.shape, pool)
-            return [small.table(one) for one in rows]
+            return [small.table(choice) for choice in rows]
         return self.tables_at_once(rows, window)
 
     def tables_at_once(self, rows: Sequence[Ints | None], window: int | None) -> list[TileTable]:
         """Build the tables for batches of any size, all tiles of all tables together."""
-        chosen = [self.segments.rows(one) for one in rows]
+        chosen = [self.segments.rows(choice) for choice in rows]
         together = joined(chosen)
         tiles = np.zeros((0, TILE_FIELDS), np.int32)
         masked = np.zeros((0, MASKED_FIELDS), np.int32)
         if len(together.packed):
             tiles, masked = _Tiling(self, together, window).fill()
-        less_work, found, row = self._negative_work(tiles), [], 0
-        for one in chosen:
-            start, stop = tiles[:, ROW_START].searchsorted((row, row + len(one.order))).tolist()
+        less_work, tables, row = self._negative_work(tiles), [], 0
+        for query_rows in chosen:
+            start, stop = (
+                tiles[:, ROW_START].searchsorted((row, row + len(query_rows.order))).tolist()
+            )
             order = less_work[start:stop].argsort(kind="stable")
             own, entries = _from_first(tiles[start:stop], masked)
             pool_tiles = self.pool_tiles[0] if len(own) else self.pool_tiles[0][:0]
-            table = one.table(), own.take(order, axis=0), pool_tiles, entries
-            found.append(TileTable(self.shape, window, *table))
-            row += len(one.order)
-        return found
+            table = query_rows.table(), own.take(order, axis=0), pool_tiles, entries
+            tables.append(TileTable(self.shape, window, *table))
+            row += len(query_rows.order)
+        return tables
 
     # Sources that a batch does not have are skipped.
     @cached_property

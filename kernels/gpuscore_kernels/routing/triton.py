@@ -163,9 +163,9 @@ def route(logits: Tensor, top_k: int, norm_top_k: bool, filled: Tensor | None) -
     if count == 0:
         return Routing(weights, places, rows, starts.zero_())
     counts = torch.empty((blocks, sizes["BLOCK"]), dtype=torch.int32, device=device)
-    given = starts if filled is None else filled
+    filled_or_any = starts if filled is None else filled
     launch = _launch_route(arch, experts, top_k, norm_top_k, filled is not None)
-    launch((blocks, 1), (logits, given, weights, chosen, counts), (count,))
+    launch((blocks, 1), (logits, filled_or_any, weights, chosen, counts), (count,))
     launch = _launch_place(arch, experts, top_k)
     launch((blocks, 1), (chosen, counts, places, rows, starts), (count, blocks))
     return Routing(weights, places, rows, starts)

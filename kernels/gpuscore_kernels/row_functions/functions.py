@@ -143,10 +143,10 @@ class RowFunctions:
         The result equals `partial_attention.merge_partials`.
         """
         rows, heads, size = out.shape
-        for one in (out, o):
-            self._check(one, (rows, heads, size))
-        for one in (lse, o_lse):
-            _check(one, (rows, heads), torch.float32)
+        for tensor in (out, o):
+            self._check(tensor, (rows, heads, size))
+        for tensor in (lse, o_lse):
+            _check(tensor, (rows, heads), torch.float32)
         self._library.merge_partials(
             *(x.data_ptr() for x in (out, lse, o, o_lse)),
             *(rows, heads, size),

@@ -140,10 +140,10 @@ def merge(
     sums: Tensor,
     best_ids: Tensor,
     best_logits: Tensor,
-    found: tuple[Tensor, Tensor, Tensor],
+    merged: tuple[Tensor, Tensor, Tensor],
     top: int,
 ) -> None:
-    """Write log-sum-exp, best ids and their logits of all rows to `found`.
+    """Write log-sum-exp, best ids and their logits of all rows to `merged`.
 
     Args:
         peaks, sums: float [rows, slices].
@@ -152,9 +152,9 @@ def merge(
     """
     grid, slices = (peaks.shape[0], 1), peaks.shape[1]
     if top <= 1:
-        _launch_merge(slices, top == 1)(grid, (peaks, sums, best_ids, *found), ())
+        _launch_merge(slices, top == 1)(grid, (peaks, sums, best_ids, *merged), ())
     else:
-        _launch_best(slices, top)(grid, (peaks, sums, best_ids, best_logits, *found), ())
+        _launch_best(slices, top)(grid, (peaks, sums, best_ids, best_logits, *merged), ())
 
 
 def variants() -> Iterator[Variant]:

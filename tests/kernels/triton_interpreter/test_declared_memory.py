@@ -47,7 +47,7 @@ def check_launch(declared: Declared, arguments: Mapping[str, Any], launch: Any) 
     whole = {t.untyped_storage().data_ptr(): storage_of(t) for t in tensors.values()}
     first = {at: memory.clone() for at, memory in whole.items()}
     launch()
-    one = {at: memory.clone() for at, memory in whole.items()}
+    after = {at: memory.clone() for at, memory in whole.items()}
     may_write = extents(tensors, declared.touched("writes", arguments))
     may_read = extents(tensors, declared.touched("reads", arguments))
     for at, memory in whole.items():
@@ -57,11 +57,11 @@ def check_launch(declared: Declared, arguments: Mapping[str, Any], launch: Any) 
     second = {at: memory.clone() for at, memory in whole.items()}
     launch()
     for at, memory in whole.items():
-        changed = one[at] != first[at]
+        changed = after[at] != first[at]
         if bool((changed & ~may_write[at]).any()):
             raise Undeclared("a write")
-        left = (one[at] == first[at]) & (memory == second[at])
-        if bool((~left & (one[at] != memory)).any()):
+        left = (after[at] == first[at]) & (memory == second[at])
+        if bool((~left & (after[at] != memory)).any()):
             raise Undeclared("a result that depends on other memory")
 
 

@@ -90,8 +90,8 @@ def used(monkeypatch):
     return names
 
 
-def assert_same(got, want):
-    for a, b in zip(got, want, strict=True):
+def assert_same(got, expected):
+    for a, b in zip(got, expected, strict=True):
         np.testing.assert_allclose(a.label_logits, b.label_logits, atol=2e-4)
         assert (a.lse is None) == (b.lse is None)
         if b.lse is not None:
@@ -166,7 +166,7 @@ def test_so_do_products_of_int8(make, used, unpacked, monkeypatch, family):
     assert used >= rows | {"int8_product_kernel"}
     assert "gated_kernel" not in used
     # A sum that differs in its last bit may round to another int8.
-    error, effect = (largest_difference(one, expected) for one in (got, plain))
+    error, effect = (largest_difference(results, expected) for results in (got, plain))
     assert effect > 0
     assert error <= 0.1 * effect
 

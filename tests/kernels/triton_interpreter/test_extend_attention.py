@@ -63,19 +63,19 @@ def errors(
 ):
     """Return the relative error of the output and the absolute error of the log-sum-exp."""
     batch = tree() if sizes == TREE else requests(*sizes, page_size=PAGE, num_pages=PAGES)
-    given = inputs(batch, PAGE, PAGES, heads, dim, dtype, DEVICE)
+    operands = inputs(batch, PAGE, PAGES, heads, dim, dtype, DEVICE)
     tiles = table_of(batch, config, heads, window=window, rows=rows)
-    q = given.q if rows is None else given.q[torch.from_numpy(rows).long()]
+    q = operands.q if rows is None else operands.q[torch.from_numpy(rows).long()]
     options = {"scale": 0.3, "softcap": softcap, "need_lse": True, "config": config}
-    out, lse = extend_attention(q, *given.all()[1:], tiles, **options, impl="triton")
-    exact = [x.double() for x in (q, *given.all()[1:])]
-    expected, want_lse = extend_attention(*exact, tiles, **options, impl="reference")
-    return relative_error(out, expected), float((lse - want_lse).abs().max())
+    out, lse = extend_attention(q, *operands.all()[1:], tiles, **options, impl="triton")
+    exact = [x.double() for x in (q, *operands.all()[1:])]
+    expected, expected_lse = extend_attention(*exact, tiles, **options, impl="reference")
+    return relative_error(out, expected), float((lse - expected_lse).abs().max())
 
 
-def close(found, dtype=torch.float32):
-    assert found[0] <= TOLERANCE[dtype]
-    assert found[1] <= LSE_TOLERANCE
+def close(errors, dtype=torch.float32):
+    assert errors[0] <= TOLERANCE[dtype]
+    assert errors[1] <= LSE_TOLERANCE
 
 
 def tree():
@@ -141,11 +141,11 @@ def test_scored_rows_only():
 
 def test_no_rows():
     batch = requests(*MIXED, page_size=PAGE, num_pages=PAGES)
-    given = inputs(batch, PAGE, PAGES, HEADS, 16, torch.float32, DEVICE)
+    operands = inputs(batch, PAGE, PAGES, HEADS, 16, torch.float32, DEVICE)
     tiles = table_of(batch, CONFIG, HEADS, rows=np.empty(0, np.int32))
     for impl in ("triton", "reference"):
         options = {"scale": 1.0, "config": CONFIG, "impl": impl}
-        out, lse = extend_attention(given.q[:0], *given.all()[1:], tiles, **options)
+        out, lse = extend_attention(operands.q[:0], *operands.all()[1:], tiles, **options)
         assert out.shape == (0, 2, 16)
         assert lse is None
 
@@ -154,22 +154,22 @@ def test_no_rows():
 def test_the_rule_written_out(window):
     """The dense mask in NumPy gives the same, without a tile table."""
     batch = requests(*MIXED, page_size=PAGE, num_pages=PAGES)
-    given = inputs(batch, PAGE, PAGES, HEADS, 16, torch.float32, DEVICE)
+    operands = inputs(batch, PAGE, PAGES, HEADS, 16, torch.float32, DEVICE)
     tiles = table_of(batch, CONFIG, HEADS, window=window)
-    q, k, v, *pools = (x.double().cpu().numpy() for x in given.all())
+    q, k, v, *pools = (x.double().cpu().numpy() for x in operands.all())
     expected = oracle.attention(batch, PAGE, q, k, v, *(x.swapaxes(0, 1) for x in pools), window)
     for impl in ("triton", "reference"):
-        out, _ = extend_attention(*given.all(), tiles, scale=0.25, config=CONFIG, impl=impl)
+        out, _ = extend_attention(*operands.all(), tiles, scale=0.25, config=CONFIG, impl=impl)
         np.testing.assert_allclose(out.cpu().numpy(), expected, atol=2e-6)
 
 
 def test_large_scores_do_not_overflow():
     batch = requests(*SMALL, page_size=PAGE, num_pages=PAGES)
-    given = inputs(batch, PAGE, PAGES, HEADS, 16, torch.float32, DEVICE)
+    operands = inputs(batch, PAGE, PAGES, HEADS, 16, torch.float32, DEVICE)
     tiles = table_of(batch, CONFIG, HEADS)
     options = {"need_lse": True, "scale": 1e4, "config": CONFIG}
-    out, lse = extend_attention(*given.all(), tiles, **options, impl="triton")
-    exact = [x.double() for x in given.all()]
+    out, lse = extend_attention(*operands.all(), tiles, **options, impl="triton")
+    exact = [x.double() for x in operands.all()]
     _, expected = extend_attention(*exact, tiles, **options, impl="reference")
     assert out.isfinite().all()
     assert float(((lse - expected) / expected).abs().max()) < 1e-5
@@ -199,17 +199,17 @@ def item_bits(config, window, request, item):
     generator = torch.Generator().manual_seed(3)
     prefix = torch.randn(2, cached + query, 1, 16, generator=generator)
     own = torch.randn(3, 21, 2, 16, generator=generator)
-    given = inputs(batch, PAGE, PAGES, HEADS, 16, torch.float32)
+    operands = inputs(batch, PAGE, PAGES, HEADS, 16, torch.float32)
     slots = [batch.page_table[0, i // PAGE] * PAGE + i % PAGE for i in range(cached)]
-    for side, pool in enumerate((given.pool_k, given.pool_v)):
+    for side, pool in enumerate((operands.pool_k, operands.pool_v)):
         pool[:, slots] = prefix[side, :cached].transpose(0, 1)
     start = query + sum(items[:item])
-    for side, rows in enumerate((given.k, given.v)):
+    for side, rows in enumerate((operands.k, operands.v)):
         rows[:query] = prefix[side, cached:]
         rows[start : start + 21] = own[side, :, :1]
-    given.q[start : start + 21] = own[2]
+    operands.q[start : start + 21] = own[2]
     tiles = table_of(batch, config, HEADS, window=window)
-    moved = [x.to(DEVICE) for x in given.all()]
+    moved = [x.to(DEVICE) for x in operands.all()]
     out, _ = extend_attention(*moved, tiles, scale=0.3, config=config, impl="triton")
     return out[start : start + 21].cpu().numpy()
 

@@ -128,13 +128,13 @@ def batches(page_size):
     yield replace(pack(many, [Prefix(16, pages)]), need_lse=np.arange(5) % 2 == 0)
 
 
-def assert_same(got, want):
-    np.testing.assert_allclose(got.label_logits, want.label_logits, atol=2e-4)
-    assert (got.lse is None) == (want.lse is None)
-    if want.lse is not None:
-        np.testing.assert_allclose(got.lse, want.lse, atol=2e-4)
-    if want.top_ids is not None:
-        np.testing.assert_array_equal(got.top_ids, want.top_ids)
+def assert_same(got, expected):
+    np.testing.assert_allclose(got.label_logits, expected.label_logits, atol=2e-4)
+    assert (got.lse is None) == (expected.lse is None)
+    if expected.lse is not None:
+        np.testing.assert_allclose(got.lse, expected.lse, atol=2e-4)
+    if expected.top_ids is not None:
+        np.testing.assert_array_equal(got.top_ids, expected.top_ids)
 
 
 @pytest.fixture
@@ -143,10 +143,10 @@ def routed(monkeypatch):
     numbers, route = [], mixture.route
 
     def noting(*arguments, impl, **options):
-        found = route(*arguments, impl=impl, **options)
+        routing = route(*arguments, impl=impl, **options)
         if impl == "triton":
-            numbers.append(int(found.starts[-1]))
-        return found
+            numbers.append(int(routing.starts[-1]))
+        return routing
 
     monkeypatch.setattr(mixture, "route", noting)
     return numbers

@@ -82,8 +82,8 @@ def test_a_tie_goes_to_the_lowest_id():
         weight[tied] = 1.0
         hidden = torch.ones(2, 2, device=DEVICE)
         for num_top, expected in ((1, tied[:1]), (4, [*tied, 0, 1])):
-            found = vocab_statistics(hidden, weight, num_top=num_top, impl="triton")[1]
-            assert found.tolist() == [expected, expected]
+            top_ids = vocab_statistics(hidden, weight, num_top=num_top, impl="triton")[1]
+            assert top_ids.tolist() == [expected, expected]
 
 
 def test_ties_of_more_tokens_than_are_wanted():
@@ -91,15 +91,15 @@ def test_ties_of_more_tokens_than_are_wanted():
     weight = torch.zeros(300, 2, device=DEVICE)
     weight[171] = 1.0
     hidden = torch.ones(1, 2, device=DEVICE)
-    found = vocab_statistics(hidden, weight, num_top=MAX_TOP, impl="triton")
-    assert found.top_ids[0].tolist() == [171, *range(MAX_TOP - 1)]
+    statistics = vocab_statistics(hidden, weight, num_top=MAX_TOP, impl="triton")
+    assert statistics.top_ids[0].tolist() == [171, *range(MAX_TOP - 1)]
     rng = torch.Generator().manual_seed(0)
     weight[:, 0] = torch.randint(0, 9, (300,), generator=rng).to(weight)
     weight[:, 1] = 0
-    found = vocab_statistics(hidden, weight, num_top=MAX_TOP, impl="triton")
+    statistics = vocab_statistics(hidden, weight, num_top=MAX_TOP, impl="triton")
     expected = weight[:, 0].sort(descending=True, stable=True)
-    assert found.top_ids[0].tolist() == expected.indices[:MAX_TOP].tolist()
-    assert found.top_logits[0].tolist() == expected.values[:MAX_TOP].tolist()
+    assert statistics.top_ids[0].tolist() == expected.indices[:MAX_TOP].tolist()
+    assert statistics.top_logits[0].tolist() == expected.values[:MAX_TOP].tolist()
 
 
 def test_rows_are_computed_in_parts_if_many_tokens_are_wanted(monkeypatch):

@@ -25,14 +25,14 @@ def test_the_same_sums_as_torch(tiny_model, quick_start, family):
     items = tuple(ints(random_ids(rng, n)) for n in (1, 5, 18, 30))
     query = ints(random_ids(rng, 21))
     request = ScoreRequest(query, items, (TRIE.first_ids,) * 4, True, trie=TRIE)
-    found = []
+    logits = []
     for attention in ("torch", "triton"):
         options = {"dtype": "float32", "max_batch_tokens": 48, "max_model_len": 64}
         config = ModelConfig(str(directory), attention=attention, **options)
         engine = Engine(create_backend(plan_backend(directory, config)), EngineConfig())
         results = [engine.score(request).result(60) for _ in range(2)]  # cold, then cached
         assert results[0].computed_tokens > results[1].computed_tokens
-        found.append([result.label_logits for result in results])
+        logits.append([result.label_logits for result in results])
         engine.close()
-    assert np.std(found[0]) > 1
-    np.testing.assert_allclose(found[1], found[0], atol=5e-5, rtol=0)
+    assert np.std(logits[0]) > 1
+    np.testing.assert_allclose(logits[1], logits[0], atol=5e-5, rtol=0)

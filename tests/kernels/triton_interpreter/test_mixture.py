@@ -154,7 +154,7 @@ def assert_computed(logits, top_k, width, inner, dtype=torch.float32, activation
     x = between_nans(randn(len(logits), width, dtype=dtype))
     own = weights(logits.shape[1], width, inner, dtype)
     got = computed(x, logits, top_k, *own, activation=activation)
-    wide = (x.double(), logits.double(), top_k, *(one.double() for one in own))
+    wide = (x.double(), logits.double(), top_k, *(weight.double() for weight in own))
     expected = computed(*wide, activation=activation, impl="reference")
     assert got.dtype == dtype
     assert_near(

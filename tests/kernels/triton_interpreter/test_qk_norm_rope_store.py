@@ -165,8 +165,8 @@ def test_norm_and_rotation_round_once():
         expected = qk_norm_rope_store(
             *wide, q_norm=q_norm, k_norm=k_norm, **sizes, impl="reference"
         )
-        for one, exact in zip(got, expected, strict=True):
-            assert (one == exact.half()).float().mean() > 0.99
+        for value, exact in zip(got, expected, strict=True):
+            assert (value == exact.half()).float().mean() > 0.99
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_rows_in_int8(rows, width, dtype):
     x = between_nans(randn(rows, width, dtype=dtype) * 10.0 ** randn(rows, 1, seed=1))
     x[2:3] = 0
     got, expected = (quantize_rows(x, torch.int8, impl=impl) for impl in ("triton", "reference"))
-    assert [one.dtype for one in got] == [torch.int8, torch.float32]
+    assert [result.dtype for result in got] == [torch.int8, torch.float32]
     assert torch.equal(got[0], expected[0])
     assert torch.equal(got[1], expected[1])
 
@@ -78,9 +78,9 @@ def test_rows_that_are_not_finite_have_such_scales(dtype):
 def test_the_product(rows, width, outputs, bias, dtype):
     q, w = eight_bits(rows, width), eight_bits(outputs, width, seed=1)
     added = randn(outputs, dtype=dtype) if bias else None
-    given = q, scales(rows, 2), w, scales(outputs, 3), added
+    operands = q, scales(rows, 2), w, scales(outputs, 3), added
     got, expected = (
-        quantized_product(*given, dtype=dtype, impl=impl) for impl in ("triton", "reference")
+        quantized_product(*operands, dtype=dtype, impl=impl) for impl in ("triton", "reference")
     )
     assert got.dtype == dtype
     if bias and not INTERPRETED:
@@ -91,8 +91,8 @@ def test_the_product(rows, width, outputs, bias, dtype):
 
 def test_sums_of_the_largest_numbers_are_exact():
     q = torch.full((1, 4099), -128, dtype=torch.int8, device=DEVICE)
-    one = torch.ones(1, device=DEVICE)
-    got = quantized_product(q, one, q, one, dtype=torch.float32, impl="triton")
+    scale = torch.ones(1, device=DEVICE)
+    got = quantized_product(q, scale, q, scale, dtype=torch.float32, impl="triton")
     assert got.item() == 4099 * 2**14
 
 
@@ -108,13 +108,13 @@ def test_rows_do_not_depend_on_their_number():
 
 
 def test_what_the_kernels_cannot_compute_is_refused():
-    one = torch.ones(1, device=DEVICE)
+    scale = torch.ones(1, device=DEVICE)
     wide = torch.zeros(1, 32769, device=DEVICE)
     with pytest.raises(ValueError, match="32769 elements; supported: 32768"):
         quantize_rows(wide, torch.int8, impl="triton")
     q = wide.to(torch.float8_e4m3fn)
     with pytest.raises(ValueError, match="is for int8, not for torch.float8_e4m3fn"):
-        quantized_product(q, one, q, one, dtype=torch.float32, impl="triton")
+        quantized_product(q, scale, q, scale, dtype=torch.float32, impl="triton")
 
 
 def odd_rows():

@@ -14,8 +14,8 @@ from support.kernels import DTYPES, between_nans, planted, randn
 from support.slow import slow
 
 
-def equal(got, want):
-    return all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(got, want, strict=True))
+def equal(got, expected):
+    return all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(got, expected, strict=True))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -87,7 +87,7 @@ def _rotary_dim(raw: RawConfig, head_dim: int) -> int:
     rope = raw.get("rope_parameters") or raw.get("rope_scaling")
     inner = rope.get("partial_rotary_factor") if isinstance(rope, dict) else None
     whole = raw.get("partial_rotary_factor")
-    factor = next((one for one in (inner, whole) if one is not None), ROTATED)
+    factor = next((value for value in (inner, whole) if value is not None), ROTATED)
     share = RawConfig({"partial_rotary_factor": factor}).number("partial_rotary_factor")
     size = int(head_dim * share)
     if share > 1 or size < 2 or size % 2:

@@ -82,18 +82,18 @@ def values(label_logits: Float64Array, lse: Float64Array, classes: int | None) -
     return label_logits if classes == 1 else label_logits - lse[:, None]
 
 
-def compared(want: Float64Array, got: Float64Array) -> Agreement:
+def compared(expected: Float64Array, got: Float64Array) -> Agreement:
     """Compare answers [texts, labels] in eight bits with answers in float32."""
-    off = np.abs(got - want).mean(axis=1)
-    margins = [one[:, 0] - one[:, 1:].sum(axis=1) for one in (want, got)]
-    flips = int((want.argmax(axis=1) != got.argmax(axis=1)).sum())
+    off = np.abs(got - expected).mean(axis=1)
+    margins = [answers[:, 0] - answers[:, 1:].sum(axis=1) for answers in (expected, got)]
+    flips = int((expected.argmax(axis=1) != got.argmax(axis=1)).sum())
     spread = Z * float(off.std(ddof=1)) / len(off) ** 0.5
     return Agreement(float(off.mean()), spread, tau_b(*margins), flips, len(off))
 
 
 def tau_b(a: Float64Array, b: Float64Array) -> float:
     """Return Kendall's tau-b of two lists [n]; 1 if both are constant, 0 if one is."""
-    first, second = (np.sign(np.subtract.outer(one, one)) for one in (a, b))
+    first, second = (np.sign(np.subtract.outer(numbers, numbers)) for numbers in (a, b))
     of_first, of_second = np.abs(first).sum(), np.abs(second).sum()
     if not of_first or not of_second:
         return float(of_first == of_second)
@@ -112,21 +112,21 @@ def judge(backend: Backend, recipe: Recipe, most_error: float, allow: bool) -> A
     Raises:
         ConfigError: the answers differ by more than is allowed.
     """
-    found = compared(np.array(recipe.answers), answers_of(backend, recipe))
-    problem = found.problem(most_error)
+    agreement = compared(np.array(recipe.answers), answers_of(backend, recipe))
+    problem = agreement.problem(most_error)
     if problem is None:
-        logger.info("eight bits: %s; %s", found, recipe.about)
+        logger.info("eight bits: %s; %s", agreement, recipe.about)
     elif allow:
-        logger.warning("eight bits: %s, but %s (--allow-degenerate)", found, problem)
+        logger.warning("eight bits: %s, but %s (--allow-degenerate)", agreement, problem)
     else:
         raise ConfigError(
-            f"the model in eight bits does not answer as in float32: {found}, but {problem}; "
+            f"the model in eight bits does not answer as in float32: {agreement}, but {problem}; "
             f"{recipe.about}; serve it without --quantization (a quantised checkpoint: with "
             "--quantization w8a16), with texts like yours "
             "(--quantization-texts FILE), with another --quantization-error, or in spite of that "
             "with --allow-degenerate"
         )
-    return found
+    return agreement
 
 
 def answers_of(backend: Backend, recipe: Recipe) -> Float64Array:
@@ -141,7 +141,7 @@ def answers_of(backend: Backend, recipe: Recipe) -> Float64Array:
         batch.clear()
 
     for prompt in recipe.prompts:
-        if sum(len(one.token_ids) for one in batch) + len(prompt) > limits.max_tokens:
+        if sum(len(segment.token_ids) for segment in batch) + len(prompt) > limits.max_tokens:
             run()
         tokens = np.array(prompt, dtype=np.int32)
         batch.append(Segment(tokens, 0, len(batch), label_ids=labels, need_lse=True))

@@ -65,11 +65,11 @@ class Recipe:
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Read what `as_json` wrote; ValueError, KeyError or TypeError for other text."""
-        found = json.loads(text)
+        fields = json.loads(text)
         nested: dict[str, Any] = {
-            name: _tuples(found[name]) for name in ("kept", "prompts", "labels", "answers")
+            name: _tuples(fields[name]) for name in ("kept", "prompts", "labels", "answers")
         }
-        return cls(digest=found["digest"], **nested)
+        return cls(digest=fields["digest"], **nested)
 
     def as_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -101,13 +101,13 @@ class KeptRecipes:
         """Return the recipe; None if there is none, or its file is damaged."""
         path = self._path(digest)
         try:
-            found = Recipe.from_json(path.read_text(encoding="utf-8"))
+            recipe = Recipe.from_json(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
             logger.warning("%s cannot be read, it is made again: %s", path, error)
             return None
-        return found if found.digest == digest else None
+        return recipe if recipe.digest == digest else None
 
     def write(self, recipe: Recipe) -> Recipe:
         """Keep a recipe; return the kept recipe, which may be another process's that was first.

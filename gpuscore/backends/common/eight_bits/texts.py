@@ -117,13 +117,15 @@ def ask_at_random(vocabulary: int, longest: int, classes: int | None) -> Questio
 
 def _questions(prompts: list[tuple[int, ...]], labels: tuple[int, ...]) -> Questions:
     scaled = dict.fromkeys(prompts[::3])
-    held_out = (one for index, one in enumerate(prompts) if index % 3 and one not in scaled)
+    held_out = (
+        prompt for index, prompt in enumerate(prompts) if index % 3 and prompt not in scaled
+    )
     return Questions(tuple(scaled), tuple(dict.fromkeys(held_out)), labels)
 
 
 def _labels(tokenizer: Tokenizer) -> tuple[int, ...] | None:
     for pair in LABELS:
         ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in pair]
-        if all(len(one) == 1 for one in ids) and ids[0] != ids[1]:
-            return tuple(one[0] for one in ids)
+        if all(len(tokens) == 1 for tokens in ids) and ids[0] != ids[1]:
+            return tuple(tokens[0] for tokens in ids)
     return None

@@ -310,8 +310,8 @@ class _Builder:
 
 def _groups(*keys: np.ndarray) -> Iterator[tuple[np.ndarray, list[int]]]:
     """Yield the places at which all keys are equal, and these keys."""
-    found, group_of = np.unique(np.stack(keys), axis=1, return_inverse=True)
-    for group, key in enumerate(found.T.tolist()):
+    distinct, group_of = np.unique(np.stack(keys), axis=1, return_inverse=True)
+    for group, key in enumerate(distinct.T.tolist()):
         yield np.flatnonzero(group_of.reshape(-1) == group), key
 
 

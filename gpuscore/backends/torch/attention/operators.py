@@ -107,8 +107,8 @@ class TorchPass:
                 for x, rows in ((q, group.queries), (k, group.gather), (v, group.gather))
             )
             results = self._partial(q_g, k_g, v_g, causal=True, first_key=group.first_key)
-            for side, found in zip((out, lse), results, strict=True):
-                flat = found.transpose(1, 2).flatten(0, 1)
+            for side, result in zip((out, lse), results, strict=True):
+                flat = result.transpose(1, 2).flatten(0, 1)
                 side[group.rows] = flat if group.keep is None else flat[group.keep]
 
     def _add_scored(
@@ -160,8 +160,8 @@ def shared_keys(
     for side, own in enumerate((k, v)):
         parts = [] if cached is None else [cached[side]]
         parts += [own[rows].transpose(0, 1) for rows in part.before]
-        one = parts[0] if cached is not None and len(parts) == 1 else torch.cat(parts, dim=1)
-        sides.append(one.unsqueeze(0))
+        gathered = parts[0] if cached is not None and len(parts) == 1 else torch.cat(parts, dim=1)
+        sides.append(gathered.unsqueeze(0))
     return sides[0], sides[1]
 
 

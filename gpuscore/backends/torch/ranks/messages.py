@@ -70,4 +70,4 @@ def batch_of(words: bytes) -> PackedBatch:
     )
 
 
-_ARRAYS = tuple(one.name for one in fields(PackedBatch) if one.name != "num_top")
+_ARRAYS = tuple(field.name for field in fields(PackedBatch) if field.name != "num_top")
