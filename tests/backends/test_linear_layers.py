@@ -17,8 +17,8 @@ from gpuscore.engine import jobs
 from gpuscore.engine.states import StateSlots
 from gpuscore.types.batch import Prefix, Segment, pack, page_slots
 from support.batches import NO_PAGES, Pages, int32, item_segments, random_batch
-from support.linear_layers import NET, compare, with_states
 from support.models import random_ids, reference_logprobs
+from support.one_layer import NET, compare, with_states
 
 LABELS = [3, 17, 399]
 VISIBLE = 1e-2

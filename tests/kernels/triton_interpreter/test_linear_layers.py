@@ -25,7 +25,7 @@ from support.kernels import (
     planted,
     randn,
 )
-from support.linear_layers import NET, compare, with_states
+from support.one_layer import NET, compare, with_states
 from support.slow import slow
 from support.token_ids import random_ids
 
