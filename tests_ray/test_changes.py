@@ -76,7 +76,7 @@ def test_every_request_ends_when_a_node_is_killed(
 def test_no_request_is_lost_when_settings_and_the_model_change(
     server: Server, tmp_path: Path
 ) -> None:
-    """For some time engines and HTTP processes of both models are there."""
+    """Engines and HTTP processes of both models are there for some time."""
     other = tmp_path / "other"
     shutil.copytree(Path(gpuscore.__file__).parent / "demo", other)
     places = {"min_replicas": 3, "http_replicas": 2, "resources": f"{SPARE}=1"}
