@@ -53,8 +53,8 @@ def check_kernels(model: DecoderConfig, weights: DecoderWeights, pdl: bool = Fal
             _eight_bit_calls(model, weights, pdl),
         ):
             # The reference comes first, so that no copy stands before the kernel (see `pdl`).
-            for want, got in zip(run("reference"), run("triton"), strict=True):
-                compare("--kernels triton", f" in {name}", got, want, TOLERANCE[want.dtype])
+            for expected, got in zip(run("reference"), run("triton"), strict=True):
+                compare("--kernels triton", f" in {name}", got, expected, TOLERANCE[expected.dtype])
 
 
 def _kernel_calls(
@@ -97,8 +97,8 @@ def _kernel_calls(
     many, cap = min(MAX_TOP, len(head)), model.final_softcap
 
     def statistics(num_top: int, impl: Implementation) -> tuple[Tensor, ...]:
-        found = vocab_statistics(x, head, chosen, num_top=num_top, softcap=cap, impl=impl)
-        lse, top, top_logits = found
+        computed = vocab_statistics(x, head, chosen, num_top=num_top, softcap=cap, impl=impl)
+        lse, top, top_logits = computed
         assert top is not None and top_logits is not None  # noqa: S101, PT018  (it was asked for)
         # Ids may differ where two tokens are as likely; their logits may not.
         rows = chosen.repeat_interleave(num_top)
@@ -140,12 +140,12 @@ def _mixture_calls(model: DecoderConfig, weights: DecoderWeights) -> Iterator[tu
         )
 
     def routes(impl: Implementation) -> tuple[Tensor, ...]:
-        found = routing(impl)
-        return found.weights, found.places.float(), found.starts.float()
+        routed = routing(impl)
+        return routed.weights, routed.places.float(), routed.starts.float()
 
     def results(impl: Implementation) -> tuple[Tensor, ...]:
-        given = routing(impl)
-        return (expert_mlp(x, given, mlp.gate_up, mlp.down, model.activation, impl=impl),)
+        routed = routing(impl)
+        return (expert_mlp(x, routed, mlp.gate_up, mlp.down, model.activation, impl=impl),)
 
     yield "route", routes
     yield "expert_mlp", results

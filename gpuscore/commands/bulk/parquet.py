@@ -129,10 +129,10 @@ class SchemaFinder:
         names = list(dict.fromkeys(name for row in rows for name in row))
         with _converting(place):
             arrays = [pa.array([row.get(name) for row in rows]) for name in names]
-        found = pa.schema([(n, array.type) for n, array in zip(names, arrays, strict=True)])
-        together = unified([self._schema, found], place)
-        for one in (self._schema, found):
-            for field in one:
+        schema = pa.schema([(n, array.type) for n, array in zip(names, arrays, strict=True)])
+        together = unified([self._schema, schema], place)
+        for part in (self._schema, schema):
+            for field in part:
                 final = together.field(field.name).type
                 self.promoted |= field.type != final and not pa.types.is_null(field.type)
         self._schema = together

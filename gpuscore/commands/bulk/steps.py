@@ -148,11 +148,11 @@ def output_checks(
     finder = parquet.SchemaFinder(options.columns)
 
     def finish() -> bytes:
-        found = finder.schema
+        schema = finder.schema
         for block in read_blocks(inputs, options, every_column=True) if finder.promoted else ():
-            parquet.try_table(*objects_of(block, texts_of(block, options)), found)
-        parquet.check_writable(found, options.scores_column)
-        return parquet.schema_bytes(found)
+            parquet.try_table(*objects_of(block, texts_of(block, options)), schema)
+        parquet.check_writable(schema, options.scores_column)
+        return parquet.schema_bytes(schema)
 
     return lambda block, texts: finder.add(*objects_of(block, texts)), finish
 

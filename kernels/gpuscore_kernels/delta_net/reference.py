@@ -58,8 +58,8 @@ def delta_chunks(
         new = v - of_keys
     system = (k @ k.transpose(-1, -2)).unsqueeze(2) * between * by_row
     written = torch.linalg.solve_triangular(system, new * by_row, upper=False, unitriangular=True)
-    found = ((q @ k.transpose(-1, -2)).unsqueeze(2) * between) @ written
-    out.view(grouped)[rows] = (found if read is None else found + read).permute(0, 3, 1, 2, 4)
+    result = ((q @ k.transpose(-1, -2)).unsqueeze(2) * between) @ written
+    out.view(grouped)[rows] = (result if read is None else result + read).permute(0, 3, 1, 2, 4)
     if state is not None and len(state) > 1:
         state = state[:ends]
     return _ends(k[:ends], log[:ends], written[:ends], state)
@@ -74,8 +74,8 @@ def _decays(log: Tensor) -> Tensor:
 
 def _read(x: Tensor, state: Tensor, repeat: int) -> Tensor:
     """Return what x [n, Hk, L, Dk] reads from a state of each chunk, or one, [n, Hk, R, L, Dv]."""
-    found = x @ state
-    return found.view(*x.shape[:3], repeat, -1).transpose(2, 3)
+    product = x @ state
+    return product.view(*x.shape[:3], repeat, -1).transpose(2, 3)
 
 
 def _ends(k: Tensor, log: Tensor, written: Tensor, state: Tensor | None) -> Tensor:

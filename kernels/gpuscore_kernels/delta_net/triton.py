@@ -47,15 +47,15 @@ def inverse(system, index, BLOCKS: tl.constexpr):
         column = tl.sum(tl.where(inner[None, None, :] == done, own, 0.0), axis=2)
         row = tl.sum(tl.where(inner[None, :, None] == done, of_own, 0.0), axis=1)
         of_own -= column[:, :, None] * row[:, None, :]
-    found = (index[:, None] == index[None, :]).to(tl.float32)
+    solved = (index[:, None] == index[None, :]).to(tl.float32)
     for done in tl.static_range(BLOCKS):
         chosen = block[:, None, None] == done
-        rows = tl.sum(tl.where(chosen, tl.reshape(found, [BLOCKS, ROWS, SIZE]), 0.0), axis=0)
+        rows = tl.sum(tl.where(chosen, tl.reshape(solved, [BLOCKS, ROWS, SIZE]), 0.0), axis=0)
         rows = product(tl.sum(tl.where(chosen, of_own, 0.0), axis=0), rows)
-        # What is taken from the block's own rows leaves there what was found.
+        # What is taken from the block's own rows leaves their solution there.
         column = tl.sum(tl.where(block[None, :, None] == done, columns, 0.0), axis=1)
-        found -= product(column, rows)
-    return found
+        solved -= product(column, rows)
+    return solved
 
 
 @triton.jit

@@ -90,15 +90,15 @@ class LinearPass:
         before = matrices.index_select(0, self.layout.read)
         out = convolved.new_empty(len(convolved), self.net.num_value_heads, self.net.value_dim)
         for level in self.layout.levels:
-            found = []
+            of_groups = []
             for group in level:
                 which = group.rows, group.sources, group.ends
                 ends = self.model.chunks(convolved, strength, decay, *which, before, out)
                 places, slots = group.kept
                 if len(slots):
                     matrices.index_copy_(0, slots, ends[places])
-                found.append(ends)
-            before = found[0] if len(found) == 1 else torch.cat(found)
+                of_groups.append(ends)
+            before = of_groups[0] if len(of_groups) == 1 else torch.cat(of_groups)
         return out[:-1]
 
 
