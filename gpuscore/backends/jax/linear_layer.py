@@ -1,7 +1,7 @@
 """Linear layers: a causal convolution, the gated delta rule in chunks, a gated norm.
 
-The rule is that of `gpuscore_kernels.delta_net`. A program goes through waves of chunks (`waves`), each
-of a fixed size: rows after a chunk's last one are zeros that change no state. All is float32
+The rule is that of `gpuscore_kernels.delta_net`. A program goes through waves of chunks (`waves`),
+each of a fixed size: rows after a chunk's last one are zeros that change no state. All is float32
 inside.
 
 Shapes: n chunks of L rows, Hk key heads, R value heads of each, Dk and Dv their sizes, C convolved
