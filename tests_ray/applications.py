@@ -58,8 +58,8 @@ class Server:
     def metric(self, name: str) -> dict[str, float]:
         """Return a metric of each engine, by replica."""
         text = httpx.get(f"{self.url}/metrics", timeout=PATIENCE).text
-        found = re.findall(rf'^{name}{{[^}}]*replica="(\w+)"[^}}]*}} (\S+)$', text, re.MULTILINE)
-        return {replica: float(value) for replica, value in found}
+        values = re.findall(rf'^{name}{{[^}}]*replica="(\w+)"[^}}]*}} (\S+)$', text, re.MULTILINE)
+        return {replica: float(value) for replica, value in values}
 
     def wait_for_engines(self, number: int) -> None:
         wait_until(lambda: sum(self.metric("gpuscore_replica_up").values()) == number, "engines up")

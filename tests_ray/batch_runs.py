@@ -47,9 +47,9 @@ def words(source: Path, output: Path, *more: str, model: str = "demo") -> list[s
 
 
 @contextmanager
-def running(given: list[str], env: Mapping[str, str] | None = None) -> Iterator[Run]:
+def running(arguments: list[str], env: Mapping[str, str] | None = None) -> Iterator[Run]:
     """Start a run; kill it at the end."""
-    command = [sys.executable, "-P", "-m", "gpuscore", *given]
+    command = [sys.executable, "-P", "-m", "gpuscore", *arguments]
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -57,7 +57,7 @@ def running(given: list[str], env: Mapping[str, str] | None = None) -> Iterator[
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **(env or {})},
-        cwd=Path(given[given.index("--output") + 1]).parent,
+        cwd=Path(arguments[arguments.index("--output") + 1]).parent,
     )
     try:
         yield process
@@ -66,9 +66,9 @@ def running(given: list[str], env: Mapping[str, str] | None = None) -> Iterator[
         process.communicate()
 
 
-def run(given: list[str], env: Mapping[str, str] | None = None) -> tuple[int, str]:
+def run(arguments: list[str], env: Mapping[str, str] | None = None) -> tuple[int, str]:
     """Run to the end; return the exit code and what was printed on standard error."""
-    with running(given, env) as process:
+    with running(arguments, env) as process:
         _, told = process.communicate(timeout=SECONDS)
         return process.returncode, told
 
@@ -76,11 +76,11 @@ def run(given: list[str], env: Mapping[str, str] | None = None) -> tuple[int, st
 def until(what: Callable[[], Any], process: Run | None = None) -> Any:
     """Wait until something is true and return it; fail if the process ends before."""
     end = time.monotonic() + SECONDS
-    while not (found := what()):
+    while not (result := what()):
         assert process is None or process.poll() is None, process.communicate()
         assert time.monotonic() < end
         time.sleep(0.005)
-    return found
+    return result
 
 
 def done(output: Path) -> set[str]:
@@ -91,11 +91,11 @@ def done(output: Path) -> set[str]:
 
 def descendants(pid: int) -> list[int]:
     """Return the processes below one, children before grandchildren."""
-    found = []
+    children = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(FileNotFoundError, ProcessLookupError):
-            found += map(int, path.read_text().split())
-    return found + [one for child in found for one in descendants(child)]
+            children += map(int, path.read_text().split())
+    return children + [grandchild for child in children for grandchild in descendants(child)]
 
 
 def title(pid: int) -> str:
@@ -108,7 +108,7 @@ def title(pid: int) -> str:
 
 def processes_of(nodes: list[Any]) -> dict[str, list[int]]:
     """Return the actors' and the engines' processes on these nodes."""
-    below = [one for node in nodes for pid in _raylets(node) for one in descendants(pid)]
+    below = [process for node in nodes for pid in _raylets(node) for process in descendants(pid)]
     return {
         "actors": [pid for pid in below if "GroupScorer" in title(pid)],
         "engines": [pid for pid in below if " gpuscore.processes.worker " in title(pid)],
@@ -116,4 +116,4 @@ def processes_of(nodes: list[Any]) -> dict[str, list[int]]:
 
 
 def _raylets(node: Any) -> list[int]:
-    return [one.process.pid for one in node.all_processes.get("raylet", [])]
+    return [raylet.process.pid for raylet in node.all_processes.get("raylet", [])]

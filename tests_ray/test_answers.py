@@ -75,18 +75,18 @@ CASES: list[tuple[str, Any]] = [
 VOLATILE = {"id", "created", "usage"}  # usage: what is cached depends on earlier requests
 
 
-def same(one: Any, other: Any) -> bool:
+def same(answer: Any, other: Any) -> bool:
     """Compare two JSON values, numbers to 1e-6."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        kept = [{k: v for k, v in x.items() if k not in VOLATILE} for x in (one, other)]
+    if isinstance(answer, dict) and isinstance(other, dict):
+        kept = [{k: v for k, v in x.items() if k not in VOLATILE} for x in (answer, other)]
         return kept[0].keys() == kept[1].keys() and all(
             same(v, kept[1][k]) for k, v in kept[0].items()
         )
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return one == pytest.approx(other, abs=1e-6)
-    return bool(one == other)
+    if isinstance(answer, list) and isinstance(other, list):
+        return len(answer) == len(other) and all(map(same, answer, other))
+    if isinstance(answer, float) and isinstance(other, float):
+        return answer == pytest.approx(other, abs=1e-6)
+    return bool(answer == other)
 
 
 @pytest.mark.parametrize(("path", "body"), CASES, ids=lambda case: str(case)[:40])
@@ -117,7 +117,7 @@ def test_scores_are_those_of_scorer(server: Server) -> None:
 
 def test_pages_and_probes_are_there(server: Server, plain: Server) -> None:
     for path in ("/health", "/ready", "/livez", "/v1/models", "/info", "/openapi.json"):
-        got, wanted = (httpx.get(one.url + path, timeout=60) for one in (server, plain))
+        got, wanted = (httpx.get(address.url + path, timeout=60) for address in (server, plain))
         assert (got.status_code, got.json()) == (wanted.status_code, wanted.json()), path
 
 
@@ -148,7 +148,7 @@ def test_a_long_list_is_divided_among_the_engines(server: Server, plain: Server)
     items = [f"{number} " + "a cat " * 20 for number in range(150)]
     for query in (LONG, "a"):
         before = server.metric("gpuscore_computed_tokens_total")
-        got, wanted = (one.score(query, items).json() for one in (server, plain))
+        got, wanted = (scoring.score(query, items).json() for scoring in (server, plain))
         np.testing.assert_allclose(got["scores"], wanted["scores"], atol=3e-6)
         wait_until(lambda: all(more > 512 for more in grown(server, before)), "parts")  # noqa: B023
 

@@ -76,13 +76,13 @@ def parts(output: Path) -> list[Path]:
 def rows_of(output: Path) -> list[dict[str, Any]]:
     """Return an output's rows by their index, which must all differ; without it."""
     if output.suffix == ".parquet":
-        found = pa.concat_tables(map(parquet.read_table, parts(output))).to_pylist()
+        rows = pa.concat_tables(map(parquet.read_table, parts(output))).to_pylist()
     else:
-        found = [json.loads(line) for part in parts(output) for line in part.open()]
-    found.sort(key=lambda row: int(row["row_index"]))
-    indices = [row.pop("row_index") for row in found]
+        rows = [json.loads(line) for part in parts(output) for line in part.open()]
+    rows.sort(key=lambda row: int(row["row_index"]))
+    indices = [row.pop("row_index") for row in rows]
     assert len(set(indices)) == len(indices)
-    return found
+    return rows
 
 
 def check_same(output: Path, whole: Path) -> None:
@@ -104,8 +104,8 @@ def test_losses_lose_no_row(two: Cluster, source: Path, whole: Path, tmp_path: P
     """An engine, an actor and a node are killed while both nodes' engines are at work; at the end
     no process is left."""
     output = tmp_path / "out.jsonl"
-    given = on_ray(two, source, output)
-    with running(given) as process:
+    command = on_ray(two, source, output)
+    with running(command) as process:
         until(lambda: len(processes_of(list(two.worker_nodes))["engines"]) == 2, process)
         for number, victim in enumerate(("engines", "actors")):
             until(lambda: len(done(output)) > number, process)  # noqa: B023
@@ -116,7 +116,7 @@ def test_losses_lose_no_row(two: Cluster, source: Path, whole: Path, tmp_path: P
         _, told = process.communicate(timeout=240)
     if process.returncode == 70:  # Ray could not replace what it lost
         assert told.endswith("; the same command goes on\n"), told
-        code, told = run(given)
+        code, told = run(command)
         assert code == 0, told
     else:
         assert process.returncode == 0, told
@@ -129,9 +129,9 @@ def test_a_stopped_driver_is_continued_with_the_groups_that_are_left(
 ) -> None:
     """Killed, interrupted, then left alone; the actor, at most one, ends each time."""
     output = tmp_path / "out.jsonl"
-    given, before = on_ray(two, source, output, "--ray-actors", "1"), dict[Path, int]()
+    command, before = on_ray(two, source, output, "--ray-actors", "1"), dict[Path, int]()
     for signum in (signal.SIGKILL, signal.SIGINT):
-        with running(given) as process:
+        with running(command) as process:
             until(lambda: len(done(output)) > len(before), process)  # noqa: B023
             assert len(processes_of(two.list_all_nodes())["actors"]) == 1
             process.send_signal(signum)
@@ -139,7 +139,7 @@ def test_a_stopped_driver_is_continued_with_the_groups_that_are_left(
         until(lambda: nothing_runs(two))
         assert not (output / "_SUCCESS").exists()
         before |= {part: times(part) for part in parts(output) if part.stem in done(output)}
-    code, told = run(given)
+    code, told = run(command)
     assert code == 0, told
     check_same(output, whole)
     assert before == {part: times(part) for part in before}
@@ -166,13 +166,13 @@ def test_every_format(two: Cluster, tmp_path: Path) -> None:
                 write_rows(path, [row | more for row in part.to_pylist()])
     for suffix, wanted in (("parquet", "jsonl"), ("csv", "parquet"), ("jsonl", "parquet")):
         output = tmp_path / f"from-{suffix}.{wanted}"
-        given = words(tmp_path / suffix / f"*.{suffix}", output, "--ray", two.address)
-        code, told = run(given)
+        command = words(tmp_path / suffix / f"*.{suffix}", output, "--ray", two.address)
+        code, told = run(command)
         assert code == 0, told
-        found = rows_of(output)
-        assert [int(row["id"]) for row in found] == table.column("id").to_pylist()
-        assert [row["item"] for row in found] == table.column("item").to_pylist()
-        scores.append([row["scores"] for row in found])
+        rows = rows_of(output)
+        assert [int(row["id"]) for row in rows] == table.column("id").to_pylist()
+        assert [row["item"] for row in rows] == table.column("item").to_pylist()
+        scores.append([row["scores"] for row in rows])
     whole = tmp_path / "whole.parquet"
     code, told = run(words(tmp_path / "jsonl", whole))
     assert code == 0, told
@@ -180,7 +180,7 @@ def test_every_format(two: Cluster, tmp_path: Path) -> None:
     assert {parquet.read_schema(part) for part in parts(output)} == {
         plain.schema.insert(plain.schema.get_field_index("scores"), INDEX)
     }
-    assert [{**row, "scores": None} for row in found] == [
+    assert [{**row, "scores": None} for row in rows] == [
         {**row, "scores": None} for row in plain.to_pylist()
     ]
     for each in scores:
@@ -195,41 +195,41 @@ def test_requests(two: Cluster, tmp_path: Path) -> None:
         {"custom_id": str(number), "method": "POST", "url": url, "body": body}
         for number, url in enumerate(["/v1/rerank", "/v1/no-such-path", "/v1/rerank"])
     ]
-    given = words(write_rows(tmp_path / "in.jsonl", lines), tmp_path / "whole.jsonl")
+    command = words(write_rows(tmp_path / "in.jsonl", lines), tmp_path / "whole.jsonl")
     for flag in ("--query-column", "--labels"):
-        del given[given.index(flag) : given.index(flag) + 2]
-    given += ["--requests", "--max-bad", "0.5"]
-    assert run(given)[0] == 0
-    given[given.index("--output") + 1] = str(tmp_path / "out.jsonl")
-    code, told = run([*given, "--ray", two.address])
+        del command[command.index(flag) : command.index(flag) + 2]
+    command += ["--requests", "--max-bad", "0.5"]
+    assert run(command)[0] == 0
+    command[command.index("--output") + 1] = str(tmp_path / "out.jsonl")
+    code, told = run([*command, "--ray", two.address])
     assert code == 0, told
-    found, wanted = rows_of(tmp_path / "out.jsonl"), read_rows(tmp_path / "whole.jsonl")
+    rows, wanted = rows_of(tmp_path / "out.jsonl"), read_rows(tmp_path / "whole.jsonl")
     statuses = [row["response"]["status_code"] for row in wanted]
     assert statuses == [200, 404, 200]
-    assert [row["response"]["status_code"] for row in found] == statuses
-    assert [row["id"] for row in found] == [row["id"] for row in wanted]
+    assert [row["response"]["status_code"] for row in rows] == statuses
+    assert [row["id"] for row in rows] == [row["id"] for row in wanted]
     results = [row["response"]["body"].get("results") for row in wanted]
-    assert [row["response"]["body"].get("results") for row in found] == results
+    assert [row["response"]["body"].get("results") for row in rows] == results
 
 
 def test_what_is_there_is_not_overwritten_and_changes_are_refused(
     two: Cluster, tmp_path: Path
 ) -> None:
     source, output = write_rows(tmp_path / "in.jsonl", ROWS[4:40]), tmp_path / "out.jsonl"
-    given = on_ray(two, source, output)
-    with running([*given, "--threads", "2"]) as process:  # no node has two: it waits
+    command = on_ray(two, source, output)
+    with running([*command, "--threads", "2"]) as process:  # no node has two: it waits
         work = output.with_name("out.jsonl.work")
         until(lambda: (work / "plan.json").exists(), process)
-        code, told = run([*given, "--threads", "2"])
+        code, told = run([*command, "--threads", "2"])
         assert (code, "another run is writing it" in told) == (78, True), told
-    code, told = run([*given, "--apply-softmax", "--threads", "2"])
+    code, told = run([*command, "--apply-softmax", "--threads", "2"])
     assert (code, "--apply-softmax was False when this job began" in told) == (78, True), told
     write_rows(source, ROWS[4:30])
-    code, told = run([*given, "--threads", "2"])
+    code, told = run([*command, "--threads", "2"])
     assert (code, "changed" in told) == (78, True), told
     shutil.rmtree(work)
-    assert run(given)[0] == 0
-    code, told = run(given)
+    assert run(command)[0] == 0
+    code, told = run(command)
     assert (code, f"{output} exists already" in told) == (78, True), told
 
 
@@ -269,8 +269,8 @@ def test_a_node_without_the_same_model_ends_the_job(
     content = bytearray((there / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (there / "model.safetensors").write_bytes(content)
-    given = on_ray(two, source, tmp_path / "out.jsonl")
-    given[1] = "~/model"
-    code, told = run(given, {"HOME": str(home)})
+    command = on_ray(two, source, tmp_path / "out.jsonl")
+    command[1] = "~/model"
+    code, told = run(command, {"HOME": str(home)})
     assert code == 78, told
     assert "model.safetensors of ~/model is another one than on the driver's machine" in told

@@ -69,21 +69,21 @@ def test_a_query_is_one_groups_unless_it_has_too_many_rows():  # type: ignore[no
     """Small queries lie between the rows of a large one."""
     item = "x" * 1000
     texts = [("large" if n % 2 else f"small {n % 100}", item) for n in range(2000)]
-    found = groups(texts)
-    places = [(query, group) for (query, _), group in zip(texts, found, strict=True)]
+    of_rows = groups(texts)
+    places = [(query, group) for (query, _), group in zip(texts, of_rows, strict=True)]
     several = Counter(query for query, _ in set(places))
     assert several.pop("large") == 8  # a mebibyte over groups of 128 KiB
     assert set(several.values()) == {1}
-    assert len(set(found)) == 8
-    assert found == groups(texts)
+    assert len(set(of_rows)) == 8
+    assert of_rows == groups(texts)
 
 
 def test_texts_without_queries_are_divided_by_their_beginnings():  # type: ignore[no-untyped-def]
     start = "a long instruction " * 20
     texts = [(f"{start if n % 2 else n}{n}",) for n in range(400)]
-    found = groups(texts)
-    assert len({group for (text,), group in zip(texts, found, strict=True) if start in text}) <= 3
-    assert len(set(found)) == 8
+    of_rows = groups(texts)
+    assert len({group for (text,), group in zip(texts, of_rows, strict=True) if start in text}) <= 3
+    assert len(set(of_rows)) == 8
     assert len(start) * 50 < LEAST_BYTES
 
 
@@ -113,10 +113,10 @@ def test_json_lines_become_parquet_only_if_every_value_fits(
     options = BatchOptions(tmp_path, tmp_path / "out.parquet")
     rows = [[{"item": "a", "number": number}] for number in numbers]
     paths = [write_rows(tmp_path / f"{i}.jsonl", some) for i, some in enumerate(rows)]
-    found = [columns_of(InputFiles(JSON_LINES, (path,)), options) for path in paths]
+    columns = [columns_of(InputFiles(JSON_LINES, (path,)), options) for path in paths]
 
     def read() -> list[object]:
-        whole = schema_bytes(unified([*map(schema_of_bytes, found)], "in"))
+        whole = schema_bytes(unified([*map(schema_of_bytes, columns)], "in"))
         plan = Plan({}, find_files(str(tmp_path)), 1, whole)
         files = range(len(plan.files))
         return [table for i in files for table in read_rows(str(tmp_path), i, plan, options, [0])]

@@ -68,7 +68,7 @@ class ScoreBatches:
         asked = ((pairs[rows[0]][0], [pairs[row][1] for row in rows]) for rows in groups)
         scores = np.empty((len(pairs), len(labels)))
         softmax = self._apply_softmax
-        found = self._scorer.score_many(asked, labels=labels, apply_softmax=softmax)
-        for rows, result in zip(groups, found, strict=True):
+        results = self._scorer.score_many(asked, labels=labels, apply_softmax=softmax)
+        for rows, result in zip(groups, results, strict=True):
             scores[rows] = result.scores
         return scores

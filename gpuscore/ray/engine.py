@@ -87,7 +87,7 @@ class ClusterEngine:
 
     def states(self) -> list[ReplicaState]:
         """Return the replicas by their last reports."""
-        return [replace(one.state, rerun=one.rerun) for one in self._known.values()]
+        return [replace(replica.state, rerun=replica.rerun) for replica in self._known.values()]
 
     def score_all(
         self, requests: list[ScoreRequest]
@@ -138,11 +138,11 @@ class ClusterEngine:
             first += len(some.item_ids)
         calls = (self._rerun(handle, part.request, part.replica) for part in parts)
         outcomes = await asyncio.gather(*calls)
-        for part, one in zip(parts, outcomes, strict=True):
-            if isinstance(one, GpuscoreError):
-                resolve(future, renumbered(one, part.places))
+        for part, outcome in zip(parts, outcomes, strict=True):
+            if isinstance(outcome, GpuscoreError):
+                resolve(future, renumbered(outcome, part.places))
                 return
-        results = [one for one in outcomes if isinstance(one, ScoreResult)]
+        results = [outcome for outcome in outcomes if isinstance(outcome, ScoreResult)]
         resolve(future, flight.whole(results))
 
     def _shares(self, request: ScoreRequest) -> list[int]:
@@ -221,7 +221,9 @@ class ClusterEngine:
             if self._quiet >= QUIET:
                 self._fail_all()
             self._known = {
-                name: one for name, one in self._known.items() if monotonic() - one.heard < FORGET
+                name: replica
+                for name, replica in self._known.items()
+                if monotonic() - replica.heard < FORGET
             }
 
     async def _poll(self) -> None:
@@ -236,7 +238,7 @@ class ClusterEngine:
             logger.debug("a replica did not tell its state: %s", type(error).__name__)
 
     def _running_states(self) -> list[ReplicaState]:
-        return [one.state for one in self._known.values() if one.state.alive]
+        return [replica.state for replica in self._known.values() if replica.state.alive]
 
     def _rate(self) -> float:
         return sum(state.stats.capacity for state in self._running_states())

@@ -81,14 +81,14 @@ class RayConfig:
     @property
     def custom(self) -> dict[str, float]:
         """The further resources; raises ConfigError if they cannot be read."""
-        found: dict[str, float] = {}
+        amounts: dict[str, float] = {}
         for pair in self.resources.split(",") if self.resources else ():
             name, _, amount = pair.partition("=")
             try:
-                found[name.strip()] = float(amount)
+                amounts[name.strip()] = float(amount)
             except ValueError as error:
                 raise ConfigError(f"resources {pair}: must be NAME=AMOUNT") from error
-        return found
+        return amounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,5 +134,5 @@ def _read(item: Option, value: Any) -> Any:
 
 
 def _closest(name: str, known: list[str]) -> str:
-    found = difflib.get_close_matches(name, known, n=1)
-    return f"; the closest is {found[0]}" if found else ""
+    closest = difflib.get_close_matches(name, known, n=1)
+    return f"; the closest is {closest[0]}" if closest else ""

@@ -93,11 +93,13 @@ def read_rows(
     Raises ConfigError for a file that has changed, has other columns than the first one, or does
     not fit the output's format, and InvalidRequest for a bad row of a strict job.
     """
-    found, number, divider = plan.files[file], file * FILE_ROWS, Divider(plan)
-    with on_disk(located(place)[0], found) as path:
-        inputs = InputFiles(found.format, (path,))
-        if found.format != JSON_LINES and columns_of(inputs, options) != plan.schema:
-            raise ConfigError(f"--input {found.path} has other columns than {plan.files[0].path}")
+    file_info, number, divider = plan.files[file], file * FILE_ROWS, Divider(plan)
+    with on_disk(located(place)[0], file_info) as path:
+        inputs = InputFiles(file_info.format, (path,))
+        if file_info.format != JSON_LINES and columns_of(inputs, options) != plan.schema:
+            raise ConfigError(
+                f"--input {file_info.path} has other columns than {plan.files[0].path}"
+            )
         check, _ = output_checks(inputs, options, plan.schema)
         for block in read_blocks(inputs, options, every_column=True):
             rows = texts_of(block, options)

@@ -44,32 +44,32 @@ SHUFFLE_MAPS = {"env_vars": {"RAY_DATA_SHUFFLE_MAP_WORKER": "1"}}
 _ADDRESS = re.compile(r"(\[[^\]]+\]|[^:/\s]+):(\d{1,5})")
 
 
-def run_on_cluster(given: ClusterJob, progress: Progress) -> WrittenState:
+def run_on_cluster(work: ClusterJob, progress: Progress) -> WrittenState:
     """Run a job to its end, or go on with it.
 
     Raises:
         ConfigError, InvalidRequest: as `run_job`, and of the cluster and its nodes.
         EngineFailed: an engine, or what Ray cannot replace, was lost. The groups done are kept.
     """
-    place = given.output if "://" in given.output else str(Path(given.output).absolute())
-    model = given.model.unmeasured()
+    place = work.output if "://" in work.output else str(Path(work.output).absolute())
+    model = work.model.unmeasured()
     if model.model != DEMO and Path(model.model).is_dir():  # nodes have other working directories
         model = replace(model, model=str(Path(model.model).absolute()))
     own = model_digests(model.model, model.revision) | {"gpuscore": __version__}
-    given = replace(given, model=model, output=place, digests=own)
-    output, options = Output(place), given.job.options
-    with _connected(given.address), _causes():
+    work = replace(work, model=model, output=place, digests=own)
+    output, options = Output(place), work.job.options
+    with _connected(work.address), _causes():
         held = _claim(place)
         asks, model, count = place_on_nodes(ray.nodes(), model)
-        plan = _planned(given, output, max(1, count))
+        plan = _planned(work, output, max(1, count))
         done, parts, suffix = output.names(NOTES), output.names(""), options.output.suffix
         left = [i for i, n in enumerate(plan.names) if n not in done or n + suffix not in parts]
         room = f"room for {count} engines" if count else f"no room for an engine ({asks}): waiting"
-        told = f"{len(left)} of {plan.groups} groups are left; Ray at {given.address} has {room}"
+        told = f"{len(left)} of {plan.groups} groups are left; Ray at {work.address} has {room}"
         print(f"gpuscore: {told}", file=sys.stderr)
-        given = replace(given, model=model, cpus=int(asks["num_cpus"]))
+        work = replace(work, model=model, cpus=int(asks["num_cpus"]))
         with progress.counting("scoring") as advance:
-            for rows in _scored(given, plan, left, asks, count) if left else ():
+            for rows in _scored(work, plan, left, asks, count) if left else ():
                 progress.rows += rows
                 advance(rows)
         scored, failed, bad = total(output)
@@ -80,40 +80,40 @@ def run_on_cluster(given: ClusterJob, progress: Progress) -> WrittenState:
 
 
 def _scored(
-    given: ClusterJob, plan: Plan, left: list[int], asks: dict[str, float], count: int
+    work: ClusterJob, plan: Plan, left: list[int], asks: dict[str, float], count: int
 ) -> Iterator[int]:
     """Score groups and write them; yield the rows of each one. There are two executions: first all
     CPUs read, then the engines take them."""
 
     def read(batch: dict[str, Any]) -> Iterator[pa.Table]:
-        yield from read_rows(given.input, int(batch["item"][0]), plan, given.job.options, left)
+        yield from read_rows(work.input, int(batch["item"][0]), plan, work.job.options, left)
 
     tasks = len(plan.files)
     files = ray.data.from_items(list(range(tasks)), override_num_blocks=tasks)
     read_all = files.map_batches(read, batch_size=1, runtime_env=SHUFFLE_MAPS)
     rows = read_all.repartition(len(left), keys=[GROUP]).materialize()
-    wanted, first = rows.count(), min(max(1, count), len(left), given.actors or len(left))
+    wanted, first = rows.count(), min(max(1, count), len(left), work.actors or len(left))
     scored = rows.map_batches(
         GroupScorer,
-        fn_constructor_args=[given, plan],
+        fn_constructor_args=[work, plan],
         batch_size=None,
         batch_format="pyarrow",
-        compute=ray.data.ActorPoolStrategy(min_size=1, initial_size=first, max_size=given.actors),
+        compute=ray.data.ActorPoolStrategy(min_size=1, initial_size=first, max_size=work.actors),
         **asks,
     )
     for row in scored.iter_rows():
         wanted -= row["rows"]
         yield int(row["rows"])
     if wanted:
-        raise EngineFailed(f"{wanted} rows of {given.input} got no score")
+        raise EngineFailed(f"{wanted} rows of {work.input} got no score")
 
 
-def _planned(given: ClusterJob, output: Output, engines: int) -> Plan:
+def _planned(work: ClusterJob, output: Output, engines: int) -> Plan:
     """Return the plan of the run that this one continues, or a new one."""
-    options, files = given.job.options, find_files(given.input)
-    settings = {**given.job.settings, "the model's files": given.digests}
+    options, files = work.job.options, find_files(work.input)
+    settings = {**work.job.settings, "the model's files": work.digests}
     if options.requests and files[0].format != JSON_LINES:
-        raise ConfigError(f"--input {given.input}: requests are JSON lines")
+        raise ConfigError(f"--input {work.input}: requests are JSON lines")
     if output.has(PLAN):
         remedy = f"remove {output.place}.work and {output.place} to begin anew"
         try:
@@ -122,29 +122,29 @@ def _planned(given: ClusterJob, output: Output, engines: int) -> Plan:
             raise ConfigError(f"{output.place}{PLAN} is damaged: {error}; {remedy}") from error
         refuse_other_settings(plan.settings, settings, remedy)
         if plan.files != files:
-            raise ConfigError(f"the files of --input {given.input} changed; {remedy}")
+            raise ConfigError(f"the files of --input {work.input} changed; {remedy}")
         return plan
     for name in filter(output.has, ("", ".work", ".bad.jsonl")):
         raise ConfigError(f"{output.place}{name} exists already; remove it or choose another")
     size = sum(file.size for file in files)
     groups = max(1, min(max(size // GROUP_BYTES, FEWEST * engines), size // LEAST_BYTES))
-    plan = Plan(settings, files, groups, _schema(given, files))
+    plan = Plan(settings, files, groups, _schema(work, files))
     output.write(PLAN, msgspec.json.encode(plan))
     return plan
 
 
-def _schema(given: ClusterJob, files: list[InputFile]) -> bytes:
+def _schema(work: ClusterJob, files: list[InputFile]) -> bytes:
     """Return the schema of the input's columns, as `Plan` has it."""
-    options = given.job.options
+    options = work.job.options
 
     def columns(file: InputFile) -> bytes:
-        with on_disk(located(given.input)[0], file) as path:
+        with on_disk(located(work.input)[0], file) as path:
             return columns_of(InputFiles(file.format, (path,)), options)
 
     if files[0].format != JSON_LINES or options.output_format == JSON_LINES:
         return columns(files[0])
-    found = ray.get([ray.remote(columns).remote(file) for file in files])
-    whole = unified(list(map(schema_of_bytes, found)), f"--input {given.input}")
+    schemas = ray.get([ray.remote(columns).remote(file) for file in files])
+    whole = unified(list(map(schema_of_bytes, schemas)), f"--input {work.input}")
     check_writable(whole, options.scores_column)
     return schema_bytes(whole)
 
@@ -153,10 +153,10 @@ def _schema(given: ClusterJob, files: list[InputFile]) -> bytes:
 def _connected(address: str) -> Iterator[None]:
     """Connect this process to a cluster; raise ConfigError if none answers at the address."""
     if address != "auto":  # Ray itself tries for minutes, and then ends the process
-        if not (found := _ADDRESS.fullmatch(address)):
+        if not (matched := _ADDRESS.fullmatch(address)):
             raise ConfigError(f"--ray {address}: the address is not auto or HOST:PORT")
         try:
-            socket.create_connection((found[1].strip("[]"), int(found[2])), timeout=5.0).close()
+            socket.create_connection((matched[1].strip("[]"), int(matched[2])), timeout=5.0).close()
         except (OSError, OverflowError) as error:
             raise ConfigError(f"--ray {address}: nothing answers there: {error}") from None
     before = signal.getsignal(signal.SIGTERM)

@@ -58,9 +58,9 @@ class GroupScorer:
     """A callable class for `map_batches`. Errors of its start are raised by its first call: Ray
     would make an actor that cannot start again and again."""
 
-    def __init__(self, given: ClusterJob, plan: Plan) -> None:
-        self._given, self._plan, self._options = given, plan, given.job.options
-        self._output = Output(given.output)
+    def __init__(self, work: ClusterJob, plan: Plan) -> None:
+        self._work, self._plan, self._options = work, plan, work.job.options
+        self._output = Output(work.output)
         self._failure: Exception | None = None
         try:
             self._start()
@@ -68,20 +68,20 @@ class GroupScorer:
             self._failure = type(error)(f"node {ray.util.get_node_ip_address()}: {error}")
 
     def _start(self) -> None:
-        given, model = self._given, self._given.model
+        work, model = self._work, self._work.model
         here = model_digests(model.model, model.revision) | {"gpuscore": __version__}
-        if differ := sorted(dict(given.digests.items() ^ here.items())):
+        if differ := sorted(dict(work.digests.items() ^ here.items())):
             raise ConfigError(
                 f"{differ[0]} of {model.model} is another one than on the driver's machine, or is "
                 "missing; install the same gpuscore and the same model on every node"
             )
-        if model.device == "cpu" and model.threads is None and given.cpus < (os.cpu_count() or 1):
-            model = replace(model, threads=given.cpus)
+        if model.device == "cpu" and model.threads is None and work.cpus < (os.cpu_count() or 1):
+            model = replace(model, threads=work.cpus)
         directory = model_directory(model.model, model.revision)
-        files = read_files(directory, given.family, given.job.names[::-1], given.asked)
-        replicas = start_replicas(directory, model, given.engine, log_format="text")
-        self._model = load_model(files, given.limits, replicas)
-        task = make_task(self._options, self._model, given.job.names)
+        files = read_files(directory, work.family, work.job.names[::-1], work.asked)
+        replicas = start_replicas(directory, model, work.engine, log_format="text")
+        self._model = load_model(files, work.limits, replicas)
+        task = make_task(self._options, self._model, work.job.names)
         self._feeder = Feeder(self._model, task, self._take)
 
     def __call__(self, table: pa.Table) -> Iterator[dict[str, Any]]:
@@ -97,12 +97,12 @@ class GroupScorer:
         self._answers: dict[int, bytes] = {}
         self._reasons: dict[int, str] = {}
         self._failed, texts = 0, []
-        for number, found in zip(rows.numbers, texts_of(rows.block, self._options), strict=True):
-            if isinstance(found, Problem):
-                self._reasons[number] = found.reason
+        for number, text in zip(rows.numbers, texts_of(rows.block, self._options), strict=True):
+            if isinstance(text, Problem):
+                self._reasons[number] = text.reason
             else:
-                texts.append(text_row(found, number))
-        requests = requests_of(sorted(texts), self._model, self._given.job.prefix_cache)
+                texts.append(text_row(text, number))
+        requests = requests_of(sorted(texts), self._model, self._work.job.prefix_cache)
         self._feeder.run(requests)
 
     def _take(self, counted: CountedRows) -> None:
@@ -158,7 +158,7 @@ def total(output: Output) -> tuple[int, int, int]:
     """Write the bad rows of all groups; return how many rows are scored, failed and bad."""
     names = output.names(NOTES)
     notes = [msgspec.json.decode(output.read(f"{NOTES}/{name}"), type=Note) for name in names]
-    bad = sorted((number, bytes(line)) for *_, found in notes for number, line in found)
+    bad = sorted((number, bytes(line)) for *_, lines in notes for number, line in lines)
     if bad:
         output.write(".bad.jsonl", b"".join(line + b"\n" for _, line in bad))
     return sum(scored for scored, *_ in notes), sum(failed for _, failed, _ in notes), len(bad)

@@ -46,12 +46,12 @@ def find_files(place: str) -> list[InputFile]:
     if system.get_file_info(path).type == fs.FileType.Directory:
         folder, name = path, "*"
     listed = system.get_file_info(fs.FileSelector(folder, allow_not_found=True))
-    found = [info for info in listed if info.is_file and info.base_name[0] not in "._"]
-    found = [info for info in found if fnmatch(info.base_name, name) or info.base_name == name]
-    formats = {SUFFIXES.get(PurePosixPath(info.path).suffix) for info in found}
+    inputs = [info for info in listed if info.is_file and info.base_name[0] not in "._"]
+    inputs = [info for info in inputs if fnmatch(info.base_name, name) or info.base_name == name]
+    formats = {SUFFIXES.get(PurePosixPath(info.path).suffix) for info in inputs}
     if len(formats) != 1 or None in formats:
-        raise ConfigError(f"--input {place}: {len(found)} files; supported: {', '.join(SUFFIXES)}")
-    return sorted(InputFile(info.path, info.size, info.mtime_ns) for info in found)
+        raise ConfigError(f"--input {place}: {len(inputs)} files; supported: {', '.join(SUFFIXES)}")
+    return sorted(InputFile(info.path, info.size, info.mtime_ns) for info in inputs)
 
 
 @contextmanager
