@@ -190,6 +190,6 @@ def _run(
         out=buffers.out.at[:].set(jnp.nan),
         held=buffers.held.at[1:].set(jnp.nan),
     )
-    states = States(matrices[None], tails.reshape(1, SLOTS, -1))
+    states = States(matrices, tails.reshape(SLOTS, -1))
     buffers, states = layer.run(jnp.int32(0), RuleWeights(*weights), buffers, states)
-    return buffers.out[:TOKENS], states.matrices[0], states.tails.reshape(tails.shape)
+    return buffers.out[:TOKENS], states.matrices, states.tails.reshape(tails.shape)

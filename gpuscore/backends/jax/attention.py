@@ -22,10 +22,10 @@ LOWEST = -1e30  # finite, so that a row without visible keys gets no NaN from in
 
 
 class States(NamedTuple):
-    """States that later batches need, by slot."""
+    """States that later batches need: all slots of the first linear layer, then of the next."""
 
-    matrices: Array  # float32 [linear layers, slots, Hk, Dk, R Dv]
-    tails: Array  # [linear layers, slots, (kernel - 1) C] last inputs of the convolution
+    matrices: Array  # float32 [layers x slots, Hk, Dk, R Dv]
+    tails: Array  # [layers x slots, (kernel - 1) C] last inputs of the convolution
 
 
 class Pool(NamedTuple):

@@ -270,20 +270,20 @@ class JaxBackend:
 
 def pool_shapes(plan: JaxPlan, count: int) -> Any:
     """Return a pool of so many pages, as shapes."""
-    config, slots = plan.architecture.config, plan.pages.num_states
+    config = plan.architecture.config
     dtype = jnp.dtype(plan.dtype_name)
     if plan.device.platform == "cpu" and dtype == jnp.bfloat16:
         dtype = jnp.dtype(jnp.uint16)  # see `Pool`
 
-    def shaped(layers: int, *shape: int, dtype: Any = dtype) -> Any:
-        return jax.ShapeDtypeStruct((layers, *shape), dtype)
+    def shaped(*shape: int, dtype: Any = dtype) -> Any:
+        return jax.ShapeDtypeStruct(shape, dtype)
 
-    pages = config.num_attention_layers, count, plan.pages.size, 2 * plan.heads.width
+    pages = shaped(config.num_attention_layers, count, plan.pages.size, 2 * plan.heads.width)
     if (net := config.delta_net) is None:
-        return Pool(shaped(*pages))
-    layers, tail = sum(net.layers), (net.kernel - 1) * net.convolved
-    matrices = shaped(layers, slots, *matrix_shape(net), dtype=jnp.float32)
-    return Pool(shaped(*pages), States(matrices, shaped(layers, slots, tail)))
+        return Pool(pages)
+    states = sum(net.layers) * plan.pages.num_states
+    matrices = shaped(states, *matrix_shape(net), dtype=jnp.float32)
+    return Pool(pages, States(matrices, shaped(states, (net.kernel - 1) * net.convolved)))
 
 
 def attends_of(name: str) -> Attend:

@@ -129,9 +129,9 @@ class Recurrence:
 
         def one(index: Array, both: tuple[Array, Array]) -> tuple[Array, Array]:
             mixed, held = both
-            slot = one_of(self.tables.read_slots, index)
-            tail = as_type(_at(states.tails, layer, slot), mixed.dtype).reshape(rows, -1)
-            matrix = _at(states.matrices, layer, slot)[None]
+            place = layer * self.sizes.slots + one_of(self.tables.read_slots, index)
+            matrix, tail = (part(side, place, 1) for side in states)
+            tail = as_type(tail, mixed.dtype).reshape(rows, -1)
             mixed = put(mixed, tail, first + index * rows)
             return mixed, put(held, matrix, 1 + self.sizes.ends + index)
 
@@ -163,13 +163,11 @@ class Recurrence:
 
         def keep(entry: Array, states: States) -> States:
             chunk = one_of(self.tables.kept_chunks, entry) - wave.first
-            place = layer, one_of(self.tables.kept_slots, entry)
-            matrix = _one(held, one_of(wave.targets, chunk))
+            place = layer * self.sizes.slots + one_of(self.tables.kept_slots, entry)
+            matrix = part(held, one_of(wave.targets, chunk), 1)
             tail = part(_one(wave.inputs, chunk), one_of(wave.lens, chunk), self.net.kernel - 1)
-            return States(
-                _put_at(states.matrices, matrix, *place),
-                _put_at(states.tails, as_type(tail.reshape(-1), states.tails.dtype), *place),
-            )
+            tail = as_type(tail.reshape(1, -1), states.tails.dtype)
+            return States(put(states.matrices, matrix, place), put(states.tails, tail, place))
 
         out = lax.fori_loop(0, wave.num_chunks, put_rows, out)
         held = lax.fori_loop(0, one_of(self.tables.ends, index), put_end, held)
@@ -291,17 +289,3 @@ def _product(left: Array, right: Array) -> Array:
 
 def _one(x: Array, place: Array) -> Array:
     return part(x, place, 1)[0]
-
-
-def _at(x: Array, layer: Array, slot: Array) -> Array:
-    """Return the entry of a slot in x [layers, slots, ...]."""
-    zeros = (jnp.int32(0),) * (x.ndim - 2)
-    sizes = (1, 1, *x.shape[2:])
-    found = lax.dynamic_slice(x, (layer, slot, *zeros), sizes, allow_negative_indices=False)
-    return found.reshape(x.shape[2:])
-
-
-def _put_at(x: Array, value: Array, layer: Array, slot: Array) -> Array:
-    zeros = (jnp.int32(0),) * (x.ndim - 2)
-    place = (layer, slot, *zeros)
-    return lax.dynamic_update_slice(x, value[None, None], place, allow_negative_indices=False)
