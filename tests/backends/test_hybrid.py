@@ -52,9 +52,9 @@ both_backends = pytest.mark.parametrize("backend", ["torch", ON_JAX])
 
 def on_both(*cases, jax):
     """Return (backend, case): all cases on torch, some of them on JAX, which compiles each."""
-    slow_on_jax = [pytest.param("jax", one, marks=ON_JAX.marks) for one in jax[1:]]
+    slow_on_jax = [pytest.param("jax", case, marks=ON_JAX.marks) for case in jax[1:]]
     quick = pytest.param("jax", jax[0], marks=needs_jax)
-    return [*(("torch", one) for one in cases), quick, *slow_on_jax]
+    return [*(("torch", case) for case in cases), quick, *slow_on_jax]
 
 
 @pytest.fixture
@@ -63,9 +63,9 @@ def rng():
 
 
 def check(model, result, prompts):
-    want = reference_logprobs(model, prompts)
-    assert want.std() > 1, "near-uniform outputs would prove nothing"
-    np.testing.assert_allclose(result.logprobs, want[:, LABELS], atol=TOLERANCE, rtol=0)
+    expected = reference_logprobs(model, prompts)
+    assert expected.std() > 1, "near-uniform outputs would prove nothing"
+    np.testing.assert_allclose(result.logprobs, expected[:, LABELS], atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_a_hit_at_every_boundary(tiny_model, rng, backend, length):
         for prompt in (query, longer, query[:-1], query):
             hit = scorer.score(prompt, items, **OPTIONS)
             check(model, hit, [prompt + item for item in items])
-            found = hit.cached_tokens - len(prompt)
-            assert found == (whole if len(prompt) >= length or length % 16 else 0)
+            cached = hit.cached_tokens - len(prompt)
+            assert cached == (whole if len(prompt) >= length or length % 16 else 0)
             long = scorer.score(prompt, [*items, long_item], **OPTIONS)
             check(model, long, [prompt + item for item in [*items, long_item]])
 
@@ -163,16 +163,16 @@ def test_every_position(tiny_model, backend, max_batch_tokens):
     config = ModelConfig(str(directory), backend=backend, max_batch_tokens=max_batch_tokens)
     engine = Engine(create_backend(plan_backend(directory, config)), EngineConfig())
     request = request_of(prompts)
-    found = position_logprobs(engine.score(request).result(60), request.label_ids)
+    positions = position_logprobs(engine.score(request).result(60), request.label_ids)
     engine.close()
     ends = [*accumulate(lengths)]
     for prompt, start, stop in zip(prompts, [0, *ends], ends, strict=False):
         with torch.no_grad():
             logits = model(torch.tensor([prompt])).logits[0]
-        want = torch.log_softmax(logits.double(), -1).numpy()
-        following = want[np.arange(len(prompt)), np.roll(prompt, -1)]
-        np.testing.assert_allclose(found.label[start:stop], following, atol=TOLERANCE, rtol=0)
-        np.testing.assert_array_equal(found.best_ids[start:stop], want.argmax(axis=1))
+        expected = torch.log_softmax(logits.double(), -1).numpy()
+        following = expected[np.arange(len(prompt)), np.roll(prompt, -1)]
+        np.testing.assert_allclose(positions.label[start:stop], following, atol=TOLERANCE, rtol=0)
+        np.testing.assert_array_equal(positions.best_ids[start:stop], expected.argmax(axis=1))
 
 
 @both_backends
@@ -182,8 +182,8 @@ def test_labels_of_several_tokens(tiny_model, rng, backend):
     labels = [[12, 7, 5], [12, 8], [9]]
     with Scorer(str(directory), backend=backend, max_batch_tokens=32) as scorer:
         result = scorer.score(query, items, label_sequences=labels, logprobs=True)
-    want = continuations(model, [query + item for item in items], labels)
-    np.testing.assert_allclose(result.logprobs, want, atol=TOLERANCE, rtol=4e-6)
+    expected = continuations(model, [query + item for item in items], labels)
+    np.testing.assert_allclose(result.logprobs, expected, atol=TOLERANCE, rtol=4e-6)
 
 
 @both_backends
@@ -212,18 +212,18 @@ def test_over_http(tiny_model, rng, backend):
         serving(directory, "--backend", backend, *options) as server,
         connected(server) as client,
     ):
-        for one, some, prompts in asked:
-            reply = score(client, query=one, items=some, **more)
+        for before, some, prompts in asked:
+            reply = score(client, query=before, items=some, **more)
             assert reply.status_code == 200, reply.text
-            want = reference_logprobs(model, prompts)[:, LABELS]
+            expected = reference_logprobs(model, prompts)[:, LABELS]
             got = reply.json()["label_logprobs"]
-            np.testing.assert_allclose(got, want, atol=TOLERANCE, rtol=0)
+            np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=0)
         cached = [
             score(client, query=query, items=items[:1], **more, cache_salt=salt).json()["usage"]
             for salt in ("a", "b", "a")
         ]
-        found = [usage["prompt_tokens_details"]["cached_tokens"] for usage in cached]
-        assert found == [0, 0, 32], "states are found by the caller's own digests"
+        counts = [usage["prompt_tokens_details"]["cached_tokens"] for usage in cached]
+        assert counts == [0, 0, 32], "states are found by the caller's own digests"
         assert client.get("/info").json()["gpuscore"]["states"] == 64
         kept = re.compile(r'gpuscore_state_slots\{.*state="cached"\} 3.0')
         wait_until(lambda: kept.search(client.get("/metrics").text) is not None)
@@ -272,8 +272,8 @@ def test_a_classifier_of_text_and_pictures(of_pictures, rng, backend):
     query, items = random_ids(rng, 40), [random_ids(rng, n) for n in (3, 1, 20)]
     with Scorer(str(directory), backend=backend, max_batch_tokens=64) as scorer:
         result = scorer.score(query, items, label_token_ids=[2, 0, 1], logits=True)
-    want = reference_logits(model, [query + item for item in items])
-    np.testing.assert_allclose(result.logits, want[:, [2, 0, 1]], atol=TOLERANCE, rtol=0)
+    expected = reference_logits(model, [query + item for item in items])
+    np.testing.assert_allclose(result.logits, expected[:, [2, 0, 1]], atol=TOLERANCE, rtol=0)
 
 
 # ---- refusals ----

@@ -72,7 +72,9 @@ def a_slot_is_read_after_it_was_written(monkeypatch):
     """Chunks that begin with a kept state begin with zeros, as if it had not been read before."""
     from gpuscore.backends.jax.linear_layer import Recurrence
 
-    changed(monkeypatch, Recurrence, "_read", lambda read: lambda one, layer, buffers, _: buffers)
+    changed(
+        monkeypatch, Recurrence, "_read", lambda read: lambda recurrence, layer, buffers, _: buffers
+    )
 
 
 def the_convolution_has_the_wrong_requests_tail(monkeypatch):

@@ -78,7 +78,7 @@ def test_a_row_that_is_not_finite_reaches_its_descendants_alone(seed, run_layer)
     rng = np.random.default_rng(seed)
     batch = with_states(rng, random_batch(rng, 4096, 16))
     weights, rows, slots = drawn(rng, batch)
-    want, kept = run_layer(batch, NET, weights, rows, slots)
+    expected, kept = run_layer(batch, NET, weights, rows, slots)
     segment = int(rng.integers(len(batch.parent)))
     start, stop = batch.cu_seqlens[segment : segment + 2].tolist()
     poisoned = rows.copy()
@@ -88,7 +88,7 @@ def test_a_row_that_is_not_finite_reaches_its_descendants_alone(seed, run_layer)
     assert np.isnan(got[sees]).all()
     outside = ~sees & ((np.arange(len(rows)) < start) | (np.arange(len(rows)) >= stop))
     assert outside.any()
-    np.testing.assert_array_equal(got[outside], want[outside])
+    np.testing.assert_array_equal(got[outside], expected[outside])
     clean = [slot for row, slot in states_of(batch) if outside[row]]
     for side, expected in zip(after, kept, strict=True):
         np.testing.assert_array_equal(side[clean], expected[clean])
@@ -151,9 +151,9 @@ def worst_error(tiny_model, **options):
     errors = []
     with Scorer(str(directory), max_batch_tokens=64, **options) as scorer:
         for prompt in (query, query, longer):
-            want = reference_logprobs(model, [prompt + item for item in items])[:, LABELS]
+            expected = reference_logprobs(model, [prompt + item for item in items])[:, LABELS]
             result = scorer.score(prompt, items, label_token_ids=LABELS, logprobs=True)
-            errors.append(np.abs(result.logprobs - want).max())
+            errors.append(np.abs(result.logprobs - expected).max())
     return max(errors)
 
 
@@ -194,7 +194,7 @@ def items_begin_without_a_state(monkeypatch):
 
 def the_decay_is_dropped(monkeypatch):
     def dropped(run):
-        return lambda one, index, w, x: run(one, index, replace(w, decay=w.decay * 0), x)
+        return lambda linear, index, w, x: run(linear, index, replace(w, decay=w.decay * 0), x)
 
     changed(monkeypatch, LinearPass, "run", dropped)
 
@@ -205,8 +205,8 @@ def the_strength_is_dropped(monkeypatch):
         LinearPass,
         "_in_levels",
         lambda run: (
-            lambda one, index, rows, strength, decay: run(
-                one, index, rows, strength * 0 + 0.5, decay
+            lambda linear, index, rows, strength, decay: run(
+                linear, index, rows, strength * 0 + 0.5, decay
             )
         ),
     )
@@ -225,9 +225,9 @@ def the_convolution_has_the_wrong_requests_tail(monkeypatch):
 def the_convolution_does_not_see_the_parent(monkeypatch):
     def blind(before):
         def places(batch, place, count):
-            found = before(batch, place, count)
-            found[:] = batch.num_tokens + (int(place.max(initial=-1)) + 1) * count
-            return found
+            places = before(batch, place, count)
+            places[:] = batch.num_tokens + (int(place.max(initial=-1)) + 1) * count
+            return places
 
         return places
 
@@ -262,11 +262,11 @@ def pages_without_a_state_are_used(monkeypatch):
     """A query's cached pages are used up to the last one, with an earlier state."""
 
     def all_of_them(find):
-        def found(slots, keys, pages):
+        def find_all(slots, keys, pages):
             count, slot = find(slots, keys, pages)
             return (pages if slot >= 0 else count), slot
 
-        return found
+        return find_all
 
     changed(monkeypatch, StateSlots, "find_last", all_of_them)
 

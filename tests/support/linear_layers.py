@@ -104,12 +104,12 @@ def compare(
         for slot in range(SLOTS)
     }
     exact = Weights(*(x.astype(float) for x in weights), EPS)
-    want, kept = recurrence(batch, net, exact, rows.astype(float), slots)
+    expected, kept = recurrence(batch, net, exact, rows.astype(float), slots)
     got, (matrices, tails) = run(batch, net, weights, rows, (matrices, tails))
-    np.testing.assert_allclose(got, want, atol=2e-4, rtol=2e-4)
+    np.testing.assert_allclose(got, expected, atol=2e-4, rtol=2e-4)
     for slot, state in kept.items():
-        found = grouped(matrices[slot], net)
-        np.testing.assert_allclose(found, state.matrix, atol=1e-4, rtol=1e-3)
+        computed = grouped(matrices[slot], net)
+        np.testing.assert_allclose(computed, state.matrix, atol=1e-4, rtol=1e-3)
         np.testing.assert_array_equal(tails[slot], state.tail.astype(np.float32))
     untouched = set(range(SLOTS)) - set(kept) - set(batch.prefix_states.tolist())
     assert np.isnan(matrices[sorted(untouched)]).all()

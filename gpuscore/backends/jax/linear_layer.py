@@ -127,7 +127,7 @@ class Recurrence:
         """Copy the states after prefixes, because a chunk may overwrite the slot that it read."""
         rows, first = self.net.kernel - 1, len(buffers.out)
 
-        def one(index: Array, both: tuple[Array, Array]) -> tuple[Array, Array]:
+        def copy_state(index: Array, both: tuple[Array, Array]) -> tuple[Array, Array]:
             mixed, held = both
             place = layer * self.sizes.slots + one_of(self.tables.read_slots, index)
             matrix, tail = (part(side, place, 1) for side in states)
@@ -136,7 +136,7 @@ class Recurrence:
             return mixed, put(held, matrix, 1 + self.sizes.ends + index)
 
         both = buffers.mixed, buffers.held
-        mixed, held = lax.fori_loop(0, self.tables.reads[0], one, both)
+        mixed, held = lax.fori_loop(0, self.tables.reads[0], copy_state, both)
         return LinearBuffers(mixed, buffers.out, held)
 
     def _wave(
@@ -158,8 +158,8 @@ class Recurrence:
             return put(out, jnp.where(inside[:, None], new, old), start)
 
         def put_end(chunk: Array, held: Array) -> Array:
-            one, state = jax.tree.map(lambda x: _one(x, chunk), (done, wave.state))
-            return put(held, end_state(one, state)[None], one_of(wave.targets, chunk))
+            chunk_done, state = jax.tree.map(lambda x: _one(x, chunk), (done, wave.state))
+            return put(held, end_state(chunk_done, state)[None], one_of(wave.targets, chunk))
 
         def keep(entry: Array, states: States) -> States:
             chunk = one_of(self.tables.kept_chunks, entry) - wave.first
@@ -245,13 +245,13 @@ def _grouped(net: DeltaNet, x: Array) -> Array:
     return heads.transpose(0, 2, 3, 1, 4)
 
 
-def end_state(one: Computed, state: Array) -> Array:
+def end_state(chunk: Computed, state: Array) -> Array:
     """Return the state [Hk, Dk, R Dv] after one chunk, which began with `state`."""
-    total = one.log[..., -1:]
-    new = one.written * jnp.exp(total - one.log)[..., None]  # [Hk, R, L, Dv]
-    new = new.swapaxes(1, 2).reshape(*one.k.shape[:2], -1)
-    kept = jnp.exp(total).repeat(one.written.shape[-1], axis=-1).reshape(len(state), 1, -1)
-    return state * kept + contract(one.k, new, ((1,), (1,)), ((0,), (0,)))
+    total = chunk.log[..., -1:]
+    new = chunk.written * jnp.exp(total - chunk.log)[..., None]  # [Hk, R, L, Dv]
+    new = new.swapaxes(1, 2).reshape(*chunk.k.shape[:2], -1)
+    kept = jnp.exp(total).repeat(chunk.written.shape[-1], axis=-1).reshape(len(state), 1, -1)
+    return state * kept + contract(chunk.k, new, ((1,), (1,)), ((0,), (0,)))
 
 
 def inverse(system: Array) -> Array:
@@ -263,12 +263,14 @@ def inverse(system: Array) -> Array:
     """
     size = system.shape[-1]
     row, column = jnp.arange(size)[:, None], jnp.arange(size)
-    found = jnp.broadcast_to(jnp.eye(size), system.shape)
+    inverted = jnp.broadcast_to(jnp.eye(size), system.shape)
     for block in (1 << level for level in range(size.bit_length() - 1)):
         pair = row // (2 * block) == column // (2 * block)
         corner = jnp.where(pair & (row // block > column // block), system, 0)
-        found = found - (corner if block == 1 else _product(_product(found, corner), found))
-    return found
+        inverted = inverted - (
+            corner if block == 1 else _product(_product(inverted, corner), inverted)
+        )
+    return inverted
 
 
 def matrix_shape(net: DeltaNet) -> tuple[int, int, int]:

@@ -123,8 +123,10 @@ class JaxPlan:
             prefix_pages=prefix // self.pages.size,
             product_rows=of_products or (tokens,),
         )
-        one = int(page_entries(np.array([self.max_model_len]), tiling, self.pages.size)[0])
-        return ProgramSizes(tokens, max(one, min(tokens * one, PAGES)), tiling, self._states())
+        entries = int(page_entries(np.array([self.max_model_len]), tiling, self.pages.size)[0])
+        return ProgramSizes(
+            tokens, max(entries, min(tokens * entries, PAGES)), tiling, self._states()
+        )
 
     def _states(self) -> StateSizes | None:
         """Return the sizes of loops of linear layers; None for a model without them."""

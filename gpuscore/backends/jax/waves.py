@@ -29,8 +29,8 @@ def fill_states(tables: StateTables, batch: PackedBatch, sizes: StateSizes, toke
     Raises:
         ValueError: the state after a cached prefix is missing.
     """
-    found = state_rows_of(batch, sizes.kernel, sizes.rows)
-    chunks, waves = found.chunks, list(in_waves(found.chunks, sizes.chunks, sizes.ends))
+    state_rows = state_rows_of(batch, sizes.kernel, sizes.rows)
+    chunks, waves = state_rows.chunks, list(in_waves(state_rows.chunks, sizes.chunks, sizes.ends))
     order = [chunk for wave in waves for chunk, _ in wave]
     held = {chunk: 1 + place for wave in waves for chunk, place in wave}
     number = {chunk: place for place, chunk in enumerate(order)}
@@ -43,12 +43,12 @@ def fill_states(tables: StateTables, batch: PackedBatch, sizes: StateSizes, toke
         held[parent] if parent >= 0 else rest + read if read >= 0 else 0
         for parent, read in ((chunks.parents[chunk], chunks.kept_places[chunk]) for chunk in order)
     ]
-    before = found.seen[chunks.starts[order], :-1]
+    before = state_rows.seen[chunks.starts[order], :-1]
     others = before >= batch.num_tokens  # they follow the rows of padding
     before = before + np.where(others, tokens + sizes.rows - batch.num_tokens, 0)
-    tables.waves[0], tables.reads[0] = len(waves), len(found.read)
+    tables.waves[0], tables.reads[0] = len(waves), len(state_rows.read)
     for table, values in (
-        (tables.read_slots, found.read),
+        (tables.read_slots, state_rows.read),
         (tables.first, _bounds(map(len, waves))),
         (tables.ends, [sum(place >= 0 for _, place in wave) for wave in waves]),
         (tables.kept, _bounds(map(len, kept))),

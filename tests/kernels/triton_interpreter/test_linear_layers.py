@@ -82,9 +82,9 @@ def chunks(lengths, sources, ends, heads=(2, 3), sizes=(12, 20)):
         run = plain.delta_chunks if kind == "reference" else partial(delta_chunks, impl="triton")
         states = run(*tensors, rows.to(DEVICE), chosen, ends, before.to(dtype), out)
         exact.append((out, states))
-    (want, want_states), (got, got_states) = exact
-    assert_near(got[used.to(DEVICE)], want[used.to(DEVICE)], torch.float32)
-    assert_near(got_states, want_states, torch.float32)
+    (expected, expected_states), (got, got_states) = exact
+    assert_near(got[used.to(DEVICE)], expected[used.to(DEVICE)], torch.float32)
+    assert_near(got_states, expected_states, torch.float32)
     assert got[others.to(DEVICE)].isnan().all()
 
 
@@ -119,8 +119,8 @@ def test_other_chunks_change_no_bit():
     rows = torch.arange(40, device=DEVICE).view(2, 20)
     before, results = randn(2, 2, 4, 2), []
     for _ in range(2):
-        out, one = torch.zeros(41, 2, 2, device=DEVICE), torch.tensor([1], device=DEVICE)
-        states = delta_chunks(*tensors, rows, one, 2, before, out, impl="triton")
+        out, source = torch.zeros(41, 2, 2, device=DEVICE), torch.tensor([1], device=DEVICE)
+        states = delta_chunks(*tensors, rows, source, 2, before, out, impl="triton")
         results.append((out, states))
         for x in tensors:
             x[20:40] *= 0.5
@@ -138,8 +138,8 @@ def convolution(dtype=torch.float32):
     extra[-1] = 0
     places = torch.arange(rows * 4, device=DEVICE).view(rows, 4) * 7 % (rows + 4)
     got = convolve(mixed, extra, places, weight, keys, size, impl="triton")
-    want = plain.convolve(mixed.double(), extra.double(), places, weight.double(), keys, size)
-    assert_near(got, want, torch.float32)
+    expected = plain.convolve(mixed.double(), extra.double(), places, weight.double(), keys, size)
+    assert_near(got, expected, torch.float32)
     assert not got[-1].any()
 
 
@@ -187,9 +187,9 @@ def test_a_model_scores_as_with_torch(tiny_model, quick_start):
         with Scorer(config) as scorer:
             ask = {"label_token_ids": [3, 17, 399], "logprobs": True}
             results.append([scorer.score(query, items, **ask) for _ in range(2)])
-    want, got = results
+    expected, got = results
     assert got[1].cached_tokens == got[0].cached_tokens + 32
-    for a, b in zip(got, want, strict=True):
+    for a, b in zip(got, expected, strict=True):
         assert b.logprobs.std() > 0.5, "near-uniform outputs would prove nothing"
         np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-4, rtol=0)
 
@@ -210,8 +210,8 @@ DEFECTS = [
     # no triangular system, or blocks that do not see each other
     ("delta_net", "inverse(system, index, SIZE // ROWS)")
     + ("(index[:, None] == index[None, :]).to(tl.float32)", with_a_state_each),
-    ("delta_net", "found -= product(column, rows)")
-    + ("found += product(tl.where((index // ROWS == done)[:, None], column, 0.0), rows)",)
+    ("delta_net", "solved -= product(column, rows)")
+    + ("solved += product(tl.where((index // ROWS == done)[:, None], column, 0.0), rows)",)
     + (long_chunks,),
     ("delta_net", "index[:, None] > index[None, :]", "index[:, None] >= index[None, :]")
     + (with_a_state_each,),
