@@ -102,7 +102,7 @@ class Quantized:
     """A real backend that says that its weights were quantised."""
 
     def __init__(self, backend):
-        self.limits = replace(backend.limits, quantized=True)
+        self.limits, self.layers_done = replace(backend.limits, quantized=True), 0
         self.warmup, self.close, self.collect = backend.warmup, backend.close, backend.collect
         self._extend = backend.extend
 
