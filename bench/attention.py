@@ -93,7 +93,7 @@ class Layer:
     batch: PackedBatch
     pool: KVPool
     rows: tuple[Tensor, Tensor, Tensor]  # q, k and v
-    want: Tensor
+    expected: Tensor
 
     @classmethod
     def random(cls, model: DecoderConfig, batch: PackedBatch, device: torch.device) -> "Layer":
@@ -130,7 +130,7 @@ def measure(
     """Yield a row for each implementation that is right on this device."""
     print(f"{name}{', prefix cached' if cached else ''}: {layer.batch.num_tokens} rows")
     for way, run in ways:
-        error = float((run().float() - layer.want).norm() / layer.want.norm())
+        error = float((run().float() - layer.expected).norm() / layer.expected.norm())
         if not error <= TOLERANCE:
             print(f"  {way:26} relative error {error:.1e}: not timed")
             continue
