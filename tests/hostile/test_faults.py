@@ -7,6 +7,7 @@ Seeded: SEED=... in the environment gives another schedule; failures name it.
 
 import asyncio
 import json
+import math
 import os
 import random
 import signal
@@ -47,11 +48,6 @@ def check(outcome, broken=0):
     assert outcome.broken <= broken, f"SEED={SEED}: {outcome}"
 
 
-async def load(server, requests, answers):
-    async with Crowd(server.address, requests) as crowd:
-        await crowd.until(answers)
-
-
 def at_rest(server):
     """Return the vitals of the server's own process; the tape in its child keeps every batch.
 
@@ -81,23 +77,24 @@ def test_a_thousand_requests_while_the_engine_is_harmed():
     with tape_server(PATIENCE, server=SERVER, fork=False) as (server, client):
         requests, rng = known(client), random.Random(SEED)
         said = canary(client)
-        asyncio.run(load(server, requests, 3000))  # memory of a first crowd stays allocated
-        before = at_rest(server)
 
-        async def attack():
-            end, closes = time.monotonic() + SECONDS, time.monotonic() + SECONDS / 2
+        async def attack(seconds, closes=math.inf):
+            start = time.monotonic()
             async with Crowd(server.address, requests) as crowd:
                 await crowd.until(2000)
-                while time.monotonic() < end:
+                while time.monotonic() < start + seconds:
                     await harm(server, rng)
                     await asyncio.sleep(rng.uniform(0, 2))
-                    if time.monotonic() > closes:
+                    if time.monotonic() > start + closes:
                         server.process.stderr.close()
-                        closes = end
+                        closes = math.inf
                 await crowd.until(2000)
             return crowd.outcome
 
-        outcome = asyncio.run(attack())
+        # Memory of a first crowd and of its failed requests stays allocated.
+        check(asyncio.run(attack(SECONDS / 2)))
+        before = at_rest(server)
+        outcome = asyncio.run(attack(SECONDS, SECONDS / 2))
         check(outcome)
         assert outcome.statuses[503], f"SEED={SEED}: no fault was felt, {outcome}"
         wait_until(lambda: client.get("/ready").status_code == 200)
