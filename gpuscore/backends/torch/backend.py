@@ -168,7 +168,7 @@ class TorchBackend:
 
     @property
     def layers_done(self) -> int:
-        return self.launcher.layers_done
+        return self.launcher.decoder.layers_done
 
     def warmup(self) -> None:
         """Capture graphs, then run small batches of every layout so that lazy set-up is done."""

@@ -101,10 +101,6 @@ class GraphLauncher:
         self._free: list[Buffers] = []
         self._planned: PlannedBatch | None = None  # the batch that `is_quick` was asked about
 
-    @property
-    def layers_done(self) -> int:
-        return self.decoder.layers_done
-
     @torch.inference_mode()
     def reserve(self, batches: Iterable[PackedBatch]) -> None:
         """Allocate the buffers of all batches in flight, each as large as the largest of these.

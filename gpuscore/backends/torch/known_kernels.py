@@ -157,10 +157,8 @@ def _linear_calls(model: DecoderConfig, weights: DecoderWeights) -> Iterator[tup
     There are two chunks, a whole one and one with padding, that begin with nothing, with one state,
     or with a state each.
     """
-    delta, net = (
-        next((x.delta for x in weights.layers if x.delta is not None), None),
-        model.delta_net,
-    )
+    delta = next((x.delta for x in weights.layers if x.delta is not None), None)
+    net = model.delta_net
     if delta is None or net is None:
         return
     generator, device = torch.Generator().manual_seed(3), delta.conv.device
@@ -178,6 +176,7 @@ def _linear_calls(model: DecoderConfig, weights: DecoderWeights) -> Iterator[tup
     strength, decay = (functional.pad(random(count, heads), (0, 0, 0, 1)) for _ in range(2))
     of_state = net.num_key_heads, net.key_dim, heads // net.num_key_heads * net.value_dim
     states = random(2, *of_state)
+    by_head = strength.sigmoid() * (strength != 0), -decay.abs()  # the last row stays zeros
     rows = torch.arange(2 * LONGEST, device=device).clamp(max=count).view(2, LONGEST)
     convolved = convolve(mixed, extra, places, delta.conv, *sizes, impl="reference")
 
@@ -186,7 +185,6 @@ def _linear_calls(model: DecoderConfig, weights: DecoderWeights) -> Iterator[tup
         for sources in (None, [1], [1, 0]):
             out = torch.zeros(count + 1, heads, net.value_dim, device=device)
             from_states = None if sources is None else torch.tensor(sources, device=device)
-            by_head = (strength.sigmoid() * (strength != 0)), -decay.abs()
             tensors = convolved, *by_head, rows, from_states
             answers += [delta_chunks(*tensors, 2, states, out, impl=impl), out[:-1]]
         return tuple(answers)

@@ -78,9 +78,7 @@ Finish: TypeAlias = Callable[[], RowScores]  # waits for the device
 class Launcher(Protocol):
     """Forward passes of one model over one KV pool."""
 
-    @property
-    def layers_done(self) -> int:
-        """Layers computed or launched so far."""
+    decoder: Decoder
 
     def launch(self, batch: PackedBatch) -> Finish: ...
 
@@ -124,10 +122,6 @@ class PlainLauncher:
         self.linear = linear
         self._by_rows = by_rows
         self._head = head
-
-    @property
-    def layers_done(self) -> int:
-        return self.decoder.layers_done
 
     def is_quick(self, batch: PackedBatch) -> bool:
         return False

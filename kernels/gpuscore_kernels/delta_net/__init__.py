@@ -79,10 +79,11 @@ def delta_chunks(
 
 
 def check(
-    x: Tensor, shape: tuple[int, ...], dtype: torch.dtype, *, in_order: bool | None = None
+    x: Tensor, shape: tuple[int, ...], dtype: torch.dtype, *, contiguous: bool = True
 ) -> None:
-    """Raise ValueError unless a tensor has this shape and dtype, and is contiguous or in order."""
-    ordered = x.is_contiguous() if in_order is None else in_order
+    """Raise ValueError unless a tensor has this shape and dtype, and all of it, or each row, is
+    contiguous."""
+    ordered = x.is_contiguous() if contiguous else x.stride(-1) == 1
     if x.shape != shape or x.dtype != dtype or not ordered:
         raise ValueError(
             f"a tensor must be {dtype} {shape}, in order; got {x.dtype} {tuple(x.shape)} with "

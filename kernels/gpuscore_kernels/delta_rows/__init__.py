@@ -38,7 +38,7 @@ def convolve(
         ValueError: tensors do not fit.
     """
     (rows, columns), kernel = mixed.shape, len(weight)
-    check(mixed, (rows, columns), mixed.dtype, in_order=mixed.stride(1) == 1)
+    check(mixed, (rows, columns), mixed.dtype, contiguous=False)
     check(extra, (len(extra), columns), mixed.dtype)
     check(places, (rows, kernel), torch.int64)
     check(weight, (kernel, columns), torch.float32)
@@ -62,7 +62,7 @@ def gated_norm(
     """
     rows, heads, size = x.shape
     check(x, (rows, heads, size), torch.float32)
-    check(gate, (rows, heads * size), gate.dtype, in_order=gate.stride(1) == 1)
+    check(gate, (rows, heads * size), gate.dtype, contiguous=False)
     check(weight, (size,), torch.float32)
     if impl == "reference":
         return reference.gated_norm(x, gate, weight, eps)
