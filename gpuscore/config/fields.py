@@ -71,11 +71,11 @@ class ModelConfig:
     )
     attention: str = option(
         "auto",
-        "attention kernels; triton: one launch for pages and packed rows; flashinfer, "
-        "flashinfer-cascade: from an optional package; torch: plain operators; with --backend "
-        "jax, xla: plain operators, pallas: a kernel for TPUs, not run on hardware yet; auto: "
-        "torch on CPU, triton on CUDA, and with --backend jax pallas on TPU, otherwise xla",
-        choices=("auto", "triton", "flashinfer", "flashinfer-cascade", "torch", "xla", "pallas"),
+        "attention kernels; triton: one launch for pages and packed rows; flashinfer: "
+        "from an optional package; torch: plain operators; with --backend jax, xla: plain "
+        "operators, pallas: a kernel for TPUs, not run on hardware yet; auto: torch on CPU, "
+        "triton on CUDA, and with --backend jax pallas on TPU, otherwise xla",
+        choices=("auto", "triton", "flashinfer", "torch", "xla", "pallas"),
         metavar="NAME",
     )
     compile: str = option(
