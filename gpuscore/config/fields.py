@@ -244,12 +244,12 @@ class ServerConfig:
         unset="any; without keys on a loopback address, loopback names only",
         metavar="NAME",
     )
-    routes: str | None = option(
+    path_aliases: str | None = option(
         None,
-        "managed platforms to serve as a container of, with their routes, addresses and places of "
-        "models, separated by commas: sagemaker, vertex, kserve, huggingface",
-        unset="none; vertex where AIP_HTTP_PORT is set",
-        metavar="NAME",
+        "further path of a route, such as /ping=/ready or /invocations=/v1/rerank; may be repeated",
+        unset="none",
+        metavar="PATH=ROUTE",
+        repeated="--path-alias",
     )
     ui: bool = option(True, "serve pages for people: a playground at / and /status")
     max_body_bytes: int = size_in_bytes(
