@@ -46,6 +46,7 @@ from gpuscore.measure.bench.arguments import add_bench
 from gpuscore.measure.calibrate.arguments import add_calibrate
 from gpuscore.measure.evaluation.arguments import add_eval
 from gpuscore.measure.parity.arguments import add_parity
+from gpuscore.models.files import printable
 from gpuscore.system.extras import remedy
 from gpuscore.system.machine import commit
 
@@ -91,7 +92,7 @@ def _complain(message: str) -> None:
     """Write a line to standard error; give up if it is not taken within MAX_WAIT seconds."""
     with suppress(OSError):
         if select.select([], [STANDARD_ERROR], [], MAX_WAIT)[1]:
-            print(f"gpuscore: {message}", file=sys.stderr, flush=True)
+            print(f"gpuscore: {printable(message)}", file=sys.stderr, flush=True)
 
 
 class _Version(argparse.Action):
