@@ -1,4 +1,4 @@
-"""The `gpuscore` command: serve, score, batch, calibrate, convert, eval, info, doctor,
+"""The `gpuscore` command: serve, score, batch, calibrate, eval, info, doctor,
 parity, bench."""
 
 import argparse
@@ -15,7 +15,6 @@ from typing import Any
 
 from gpuscore import __version__
 from gpuscore.commands.bulk.options import add_batch
-from gpuscore.commands.convert.arguments import add_convert
 from gpuscore.config import (
     CONFIGS,
     EngineConfig,
@@ -121,7 +120,6 @@ def make_parser() -> CommandParser:
     score.add_help_all()
     add_batch(commands, _batch)
     add_calibrate(commands)
-    add_convert(commands)
     add_eval(commands)
     info = _add_command(
         commands, "info", "show a model's architecture, limits and memory, and all settings", _info
