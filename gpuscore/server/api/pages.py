@@ -60,6 +60,7 @@ def server_info(name: str, model: LoadedModel, aliases: Mapping[str, str]) -> di
         "gpuscore": {
             "family": _family(model),
             "classes": limits.classes,
+            "classes_activation": None if (head := model.prompts.head) is None else head.activation,
             "eight_bits": limits.eight_bits or None,
             "dtype_reason": limits.dtype_reason or None,
             "states": limits.num_states or None,
