@@ -45,8 +45,8 @@ SMALL_BATCHES = ("--cuda-graph-tokens=64", "--max-batch-tokens=512", "--kv-cache
 # compiles all kernels and captures all graphs.
 SECTIONS = (
     *("ceilings", "reference", "gpuscore", "transformers", "profile", "graphs off"),
-    *("--kernels torch", "no dependent launches", "--attention triton", "--attention torch"),
-    *("--attention flashinfer", "--attention flashinfer-cascade", "--quantization fp8"),
+    *("--kernels torch", "--attention triton", "--attention torch"),
+    *("--attention flashinfer", "--quantization fp8"),
     *("--quantization int8", "--deterministic"),
 )
 LIMITS = {"reference": (150.0, 30.0), "gpuscore": (330.0, 60.0)}

@@ -1,7 +1,7 @@
 """The settings of gpuscore that are compared, and how they are loaded."""
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,13 @@ KV_TOKENS = 32_768  # of all KV pages: enough for these workloads, and leaves me
 
 @dataclass(frozen=True)
 class Variant:
-    """A name, fields of ModelConfig, and fields of TorchPlan that no flag sets.
+    """A name, and fields of ModelConfig.
 
     `slack` multiplies the errors that are allowed.
     """
 
     name: str
     config: dict[str, Any] = field(default_factory=dict)
-    plan: dict[str, Any] = field(default_factory=dict)
     slack: float = 1.0
 
 
@@ -33,11 +32,9 @@ DEFAULT = Variant("gpuscore")
 VARIANTS = (
     Variant("graphs off", {"cuda_graph_tokens": 0}),
     Variant("--kernels torch", {"kernels": "torch"}),
-    Variant("no dependent launches", plan={"pdl": False}),
     Variant("--attention triton", {"attention": "triton"}),
     Variant("--attention torch", {"attention": "torch"}),
     Variant("--attention flashinfer", {"attention": "flashinfer"}),
-    Variant("--attention flashinfer-cascade", {"attention": "flashinfer-cascade"}),
     Variant("--quantization fp8", {"quantization": "fp8"}, slack=EIGHT_BITS),
     Variant("--quantization int8", {"quantization": "int8"}, slack=EIGHT_BITS),
     Variant("--deterministic", {"deterministic": True}),
@@ -63,14 +60,13 @@ def model_options(directory: Path, device: str, quick: bool) -> dict[str, Any]:
 def plan_of(directory: Path, variant: Variant, device: str, quick: bool) -> TorchPlan:
     """Return the variant's plan; raises ConfigError if it cannot run on this machine."""
     options = model_options(directory, device, quick) | variant.config
-    return replace(plan_backend(directory, ModelConfig(str(directory), **options)), **variant.plan)
+    return plan_backend(directory, ModelConfig(str(directory), **options))
 
 
 def facts(plan: TorchPlan) -> dict[str, Any]:
     """Return the settings that a variant's plan has chosen."""
     return {
         "attention": plan.attention,
-        "dependent launches": plan.pdl,
         "kernels": "triton" if plan.kernels else "torch",
         "graph tokens": plan.graph_tokens,
         "batch tokens": plan.max_tokens,

@@ -11,7 +11,6 @@ import msgspec
 from gpuscore.dialects.classify import CLASSIFY
 from gpuscore.dialects.completions import COMPLETIONS
 from gpuscore.dialects.dialect import Dialect
-from gpuscore.dialects.nim import NIM
 from gpuscore.dialects.paths import GENERATING_PATHS
 from gpuscore.dialects.rerank import RERANK
 from gpuscore.dialects.score import SCORE
@@ -58,7 +57,6 @@ GENERATING = Dialect(
 DIALECTS: tuple[Dialect[Any], ...] = (
     SCORE,
     RERANK,
-    NIM,
     CLASSIFY,
     COMPLETIONS,
     TOKENIZE_TEXT,
