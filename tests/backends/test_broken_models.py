@@ -8,6 +8,7 @@ import pytest
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import ModelConfig, RequestLimits
 from gpuscore.errors import ConfigError
+from gpuscore.prompts.chat import ChatTemplate
 from gpuscore.prompts.discovery import find_family, read_classifier_head
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.text.joining import PromptBuilder
@@ -29,7 +30,7 @@ def load(directory, wanted="auto"):
     """Read everything that `gpuscore serve` reads, in its order; return the family's prompts."""
     encoder = TextEncoder.read(directory)
     specials = [] if encoder is None else encoder.markers
-    head = read_classifier_head(directory)
+    head, _ = read_classifier_head(directory), ChatTemplate.read(directory)
     if encoder is not None:
         read_tokenizer_info(directory, encoder, None)
     family = find_family(wanted, directory, [], specials, head)
