@@ -11,7 +11,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "jax", "triton", "transformers", "fastapi", "starlette", "uvicorn", "tokenizers"}
 HEAVY |= {"prometheus_client", "opentelemetry", "httpx", "pyarrow", "scipy", "ir_measures", "ray"}
-HEAVY |= {"gguf", "accelerate"}
 
 EXACT = {"gpuscore", "gpuscore.config"}  # granted alone, without the modules below
 
@@ -25,7 +24,7 @@ config: config.
 config.served: config. models.hub
 prompts: config models text
 text: config models tokenizers
-dialects: config config.platforms config.served engine.admission prompts text
+dialects: config config.served engine.admission prompts text
 engine: config backends.base
 client: config httpx dialects.answers dialects.wire
 offline: backends config config.options engine models.hub prompts text
@@ -80,14 +79,6 @@ commands.bulk.command: gpuscore commands.bulk config. dialects models.hub proces
   system.extras
 commands.bulk.cluster: gpuscore commands.bulk config models.hub processes prompts pyarrow ray
 commands.bulk.parquet: commands.bulk pyarrow
-commands.convert: backends.common commands.convert models prompts.model measure.progress
-  tokenizers torch transformers
-commands.convert.arguments: accelerate commands.convert config.examples config.flags config.sources
-  system.extras
-commands.convert.gguf_file: models.files gguf
-commands.convert.gguf_config: commands.convert
-commands.convert.gguf_source: backends.common commands.convert models gguf tokenizers torch
-  transformers
 __main__: commands.cli
 """
 

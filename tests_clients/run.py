@@ -26,7 +26,6 @@ KEY = "the-key-of-the-clients"  # without spaces, which typesafe-sdk refuses
 # a refusal.
 LIMITS = ["--threads=1", "--max-inflight-per-key=2", "--max-queue-seconds=3600"]
 LIMITS += ["--request-timeout=3600", "--model-alias=jev-latest"]
-LIMITS += ["--routes=kserve", "--host=127.0.0.1"]
 TESTS = {
     "cohere": ("test_cohere.py", "test_haystack.py", "test_infinity.py"),
     "openai": ("test_openai.py", "test_openai_decisions.py"),
@@ -34,9 +33,7 @@ TESTS = {
     "langchain": ("test_langchain.py",),
     "llama_index": ("test_llama_index.py",),
     "lm_eval": ("test_lm_eval.py",),
-    "nvidia": ("test_nvidia.py",),
     "systemone": ("test_typesafe.py", "test_systemone_client.py"),
-    "triton": ("test_tritonclient.py",),
     "vllm_router": ("test_vllm_router.py",),
 }
 TWO_SERVERS = "vllm_router"  # a router needs another server beside the first

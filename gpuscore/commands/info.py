@@ -15,6 +15,7 @@ from gpuscore.config.options import plain
 from gpuscore.config.served import ServedConfig, check_one_source, served_models
 from gpuscore.config.sources import DEFAULT, Settings
 from gpuscore.errors import ConfigError
+from gpuscore.models.files import printable
 from gpuscore.models.hub import model_directory, model_name
 from gpuscore.processes.replicas.placement import (
     Needs,
@@ -219,7 +220,9 @@ def _places(places: Sequence[Placement]) -> str:
 def _head(classes: Sequence[str] | None) -> str:
     if classes is None:
         return "the vocabulary: labels are tokens"
-    shown = ", ".join(classes[:SHOWN_CLASSES]) + (", ..." if len(classes) > SHOWN_CLASSES else "")
+    shown = ", ".join(map(printable, classes[:SHOWN_CLASSES])) + (
+        ", ..." if len(classes) > SHOWN_CLASSES else ""
+    )
     return f"classification, {len(classes)} class{'es' if len(classes) > 1 else ''}: {shown}"
 
 

@@ -71,11 +71,11 @@ class ModelConfig:
     )
     attention: str = option(
         "auto",
-        "attention kernels; triton: one launch for pages and packed rows; flashinfer, "
-        "flashinfer-cascade: from an optional package; torch: plain operators; with --backend "
-        "jax, xla: plain operators, pallas: a kernel for TPUs, not run on hardware yet; auto: "
-        "torch on CPU, triton on CUDA, and with --backend jax pallas on TPU, otherwise xla",
-        choices=("auto", "triton", "flashinfer", "flashinfer-cascade", "torch", "xla", "pallas"),
+        "attention kernels; triton: one launch for pages and packed rows; flashinfer: "
+        "from an optional package; torch: plain operators; with --backend jax, xla: plain "
+        "operators, pallas: a kernel for TPUs, not run on hardware yet; auto: torch on CPU, "
+        "triton on CUDA, and with --backend jax pallas on TPU, otherwise xla",
+        choices=("auto", "triton", "flashinfer", "torch", "xla", "pallas"),
         metavar="NAME",
     )
     compile: str = option(
@@ -244,12 +244,12 @@ class ServerConfig:
         unset="any; without keys on a loopback address, loopback names only",
         metavar="NAME",
     )
-    routes: str | None = option(
+    path_aliases: str | None = option(
         None,
-        "managed platforms to serve as a container of, with their routes, addresses and places of "
-        "models, separated by commas: sagemaker, vertex, kserve, huggingface",
-        unset="none; vertex where AIP_HTTP_PORT is set",
-        metavar="NAME",
+        "further path of a route, such as /ping=/ready or /invocations=/v1/rerank; may be repeated",
+        unset="none",
+        metavar="PATH=ROUTE",
+        repeated="--path-alias",
     )
     ui: bool = option(True, "serve pages for people: a playground at / and /status")
     max_body_bytes: int = size_in_bytes(

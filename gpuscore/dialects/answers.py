@@ -104,18 +104,6 @@ class RerankAnswer(AnswerHead):
     errors: FailedItems = None
 
 
-class NimRanking(msgspec.Struct):
-    index: Index
-    logit: Annotated[float, about("The raw score: the logarithm of yes against no.")]
-
-
-class NimAnswer(msgspec.Struct):
-    """Answer of POST /v1/ranking."""
-
-    rankings: Annotated[list[NimRanking], about("Best first.")]
-    usage: ShortUsage
-
-
 class RankedText(msgspec.Struct, omit_defaults=True):
     """A document in TEI's answer to `texts`, which lists the best first."""
 

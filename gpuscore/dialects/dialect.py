@@ -23,7 +23,7 @@ from gpuscore.dialects.wire import (
 )
 from gpuscore.errors import GpuscoreError
 from gpuscore.text.boundaries import Turns
-from gpuscore.types.record import Headers, RequestRecord
+from gpuscore.types.record import RequestRecord
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.results import ItemError
 
@@ -194,11 +194,6 @@ class Dialect(Generic[BodyT]):
         is_small: returns True if `prepare` takes no longer than handing the body to a thread.
         errors: types of the error bodies, for /docs.
         encode_error: returns an error as JSON, for the record's `variant`.
-        choose: returns the dialect for a request's header fields, where these decide; may raise
-            InvalidRequest.
-        untyped: bodies may have no content type, or be binary.
-        media_type: the content type of bodies and answers.
-        large: a body with at least so many bytes is decoded in a thread.
     """
 
     paths: tuple[str, ...]
@@ -215,10 +210,6 @@ class Dialect(Generic[BodyT]):
     is_small: Callable[[BodyT], bool] = never
     errors: tuple[type[msgspec.Struct], ...] = (ErrorAnswer,)
     encode_error: Callable[[GpuscoreError, str], bytes] = encode_error
-    choose: "Callable[[Headers], Dialect[Any]] | None" = None
-    untyped: bool = False
-    media_type: str = "application/json"
-    large: int = LARGE
 
 
 def choose(models: ModelTable, dialect: Dialect[BodyT], body: BodyT) -> ServedModel:

@@ -185,7 +185,7 @@ def encode_score(scored: Scored[Any]) -> Iterator[bytes]:
         assert request is not None  # noqa: S101  (it has a result)
         return label_mass(part, request, items)
 
-    tables = [scores_json(scored)]
+    tables = [_scores_json(scored)]
     if body.return_label_logprobs:
         tables.append(_table(scored, lambda part, _: label_logprobs(part)))
     if body.return_label_mass:
@@ -203,7 +203,7 @@ def encode_score(scored: Scored[Any]) -> Iterator[bytes]:
     return in_pieces(answer, *tables)
 
 
-def scores_json(scored: Scored[Any]) -> Iterator[bytes]:
+def _scores_json(scored: Scored[Any]) -> Iterator[bytes]:
     """Return the scores of a body that is not of pairs, as a JSON list of rows, in pieces."""
     body: ScoreBody = scored.body.fields
     request, temperature = scored.prepared.request, _temperature(body)

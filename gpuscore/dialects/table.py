@@ -12,7 +12,6 @@ from gpuscore.dialects.classify import CLASSIFY
 from gpuscore.dialects.completions import COMPLETIONS
 from gpuscore.dialects.decisions import DECISIONS
 from gpuscore.dialects.dialect import Dialect
-from gpuscore.dialects.nim import NIM
 from gpuscore.dialects.paths import GENERATING_PATHS
 from gpuscore.dialects.rerank import RERANK
 from gpuscore.dialects.score import SCORE
@@ -60,7 +59,6 @@ GENERATING = Dialect(
 DIALECTS: tuple[Dialect[Any], ...] = (
     SCORE,
     RERANK,
-    NIM,
     CLASSIFY,
     DECISIONS,
     SYSTEM_ONE,

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
 from gpuscore.config.options import changed
 from gpuscore.config.served import ServedConfig, served_models
-from gpuscore.dialects.platforms import platform_routes
 from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.errors import ConfigError
 from gpuscore.models.hub import model_directory
@@ -27,6 +26,7 @@ from gpuscore.processes.replicas.start import AllReplicas, start_models
 from gpuscore.processes.worker.process import EngineListener
 from gpuscore.prompts.decisions import DecisionSettings, read_asking
 from gpuscore.prompts.model import ModelFiles
+from gpuscore.server.http.aliases import read_aliases
 from gpuscore.server.http.auth import ApiKeys, KeyReader, read_api_keys
 from gpuscore.server.http.descriptors import raise_limit, warn_of_limit
 from gpuscore.server.http.headers import read_hosts, read_origins
@@ -47,14 +47,14 @@ def serve_model(
     """Serve until a signal; return the exit code.
 
     Raises:
-        ConfigError: a model cannot be served, or a setting is invalid. Keys, origins, platforms
-            and traces are checked before anything is loaded.
+        ConfigError: a model cannot be served, or a setting is invalid. Keys, origins, aliases of
+            paths and traces are checked before anything is loaded.
         EngineFailed: an engine was lost at start, or all of them too often since.
     """
     keys = read_api_keys(server)
     read_origins(server)
     read_hosts(server, server.host, len(keys))
-    platform_routes(server.routes, (), os.environ)
+    read_aliases(server)
     check_traces(server, os.environ)
     raise_limit(server.max_connections)  # the processes started below inherit it
     chosen = served_models(model, server)

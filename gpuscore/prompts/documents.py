@@ -51,10 +51,10 @@ class FamilyPrompts:
         self._foreign = self._own.for_callers(np.concatenate([NO_TOKENS, *frame]).tolist())
         self._check_frame(part for part in parts if fields_of(part))
         self.label_ids = self._label_ids()
-        self._template = DocumentTemplate(family.parts)
+        self._template = DocumentTemplate(family.parts, family.strip)
         self._answering = self._template
         if family.answering_parts:
-            self._answering = DocumentTemplate(family.answering_parts)
+            self._answering = DocumentTemplate(family.answering_parts, family.answering_strip)
 
     def build(
         self,
@@ -196,17 +196,21 @@ class FamilyPrompts:
         template = self._template if inputs.query is None else self._answering
         own = self.family.instruction
         values = {
-            QUERY: self.family.text(query),
-            INSTRUCTION: own if inputs.instruction is None else inputs.instruction,
+            QUERY: template.text(QUERY, query),
+            INSTRUCTION: template.text(
+                INSTRUCTION, own if inputs.instruction is None else inputs.instruction
+            ),
         }
         with refused_controls(inputs.query_name):
             shared = self._ids(template.before, values, turns)
             closing = self._ids(template.after, values, turns, begun=True)
+        while len(closing) and closing[-1] == self.family.padding:
+            closing = closing[:-1]
         encoder = self._foreign.continuing if template.before else self._foreign
         head, _, tail = template.last.partition("{" + DOCUMENT + "}")
         head, tail = filled(head, **values), filled(tail, **values)
         around = len(shared) + len(closing)
-        whole = [self.family.text(inputs.documents[index]) for index in indices]
+        whole = [template.text(DOCUMENT, inputs.documents[index]) for index in indices]
         documents = self._cut(inputs, whole, around, encoder, (head, tail), turns)
         pairs = zip(indices, whole, documents, strict=True)
         truncated = [index for index, long, short in pairs if long != short]

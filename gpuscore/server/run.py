@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -15,11 +14,11 @@ import uvicorn
 
 from gpuscore.config import ServerConfig
 from gpuscore.dialects.dialect import LARGE
-from gpuscore.dialects.platforms import platform_routes
 from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.engine.admission import Counts
 from gpuscore.server.api.app import create_app
 from gpuscore.server.http.address import address_of, bind, bind_metrics
+from gpuscore.server.http.aliases import read_aliases
 from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.http.descriptors import warn_of_limit
 from gpuscore.server.http.gate import Gate
@@ -157,9 +156,7 @@ def serve(
     rounds = Rounds()
     pieces = partial(rounds.pieces, ANSWERS)
     served = [model for model, _ in models]
-    names = [name for model in served for name in model.names]
-    routes = platform_routes(config.routes, names, os.environ)
-    service = ScoringService(served, config.max_queue_seconds, pieces, share.fronts, routes)
+    service = ScoringService(served, config.max_queue_seconds, pieces, share.fronts)
     gate = Gate(service, config, keys, rounds, share.counts)
     style = chosen_format(config.log_format)
     with LogWriter() as log, logging_to(log, style):
@@ -177,6 +174,7 @@ def serve(
             gate=gate,
             turns=Postponed(rounds),
             origins=read_origins(config),
+            aliases=read_aliases(config),
         )
         uvicorn_config = _uvicorn_config(app, config, protocol)
         stops = stop_signals(config) if share.listener is None else []

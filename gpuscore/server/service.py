@@ -16,7 +16,6 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from gpuscore.dialects.dialect import LARGE, cache_salt
-from gpuscore.dialects.platforms import OWN_ROUTES, Routes
 from gpuscore.dialects.served import (
     LOADING_RETRY_AFTER,
     LOST,
@@ -146,7 +145,6 @@ class ScoringService:
         answers_per_round: returns the number of the engine's answers that the current round of the
             event loop may deliver.
         fronts: processes that serve these models together.
-        routes: our own, and those that `--routes` adds.
     """
 
     def __init__(
@@ -155,9 +153,8 @@ class ScoringService:
         max_queue_seconds: float = math.inf,
         answers_per_round: Callable[[], int] = lambda: ANSWERS,
         fronts: int = 1,
-        routes: Routes = OWN_ROUTES,
     ) -> None:
-        self.models, self.routes = ModelTable(models), routes
+        self.models = ModelTable(models)
         self.draining = False
         self.abandoned = False
         self.failed = False

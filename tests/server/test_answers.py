@@ -16,7 +16,6 @@ from gpuscore.dialects.answers import (
     CompletionAnswer,
     DecisionsAnswer,
     DetokenizeAnswer,
-    NimAnswer,
     PairsAnswer,
     RankedText,
     RerankAnswer,
@@ -115,10 +114,6 @@ BODIES = {  # name -> the type of the answer, and a request
                 "on_error": "null",
             },
         ),
-    ),
-    "passages": (
-        NimAnswer,
-        ("/v1/ranking", {"query": {"text": "q"}, "passages": [{"text": t} for t in texts(90)]}),
     ),
     "texts": (
         list[RankedText],

@@ -22,7 +22,6 @@ from gpuscore.backends.jax.layout import (
     buffer_length,
     divided,
 )
-from gpuscore.backends.jax.linear_layer import Recurrence
 from gpuscore.backends.jax.products import part, put
 
 # Labels of one call for those that have no room in a batch's array, per token of the bucket; still
@@ -62,7 +61,6 @@ class PaddedBatch:
     attention: Attention
     attends: Attend
     tables: Tables
-    linear: Recurrence | None = None
 
     @property
     def every(self) -> Chosen:
@@ -123,9 +121,7 @@ def run(
 ) -> tuple[Pool, ScoredRows]:
     """Run one batch, given as `padding.padded` makes it."""
     tables = divided(buffer, sizes)
-    net, chunks, states = cfg.delta_net, sizes.states, tables.states
-    recur = Recurrence(cfg, net, chunks, states) if net and chunks and states else None
-    numbers, batch = tables.numbers, PaddedBatch(attention, attends, tables, recur)
+    numbers, batch = tables.numbers, PaddedBatch(attention, attends, tables)
     hidden, pool = forward(tables.token_ids, tables.positions, weights, cfg, batch, pool)
     rows = sizes.tiling.product_rows[-1]
     tiles = lax.div(numbers.scored[0] + rows - 1, rows)

@@ -8,7 +8,7 @@ import asyncio
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 from backports.zstd import DecompressionParameter, ZstdDecompressor, ZstdError
@@ -45,6 +45,7 @@ from gpuscore.types.record import RESPOND, TOKENIZE, record_of
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.results import renumbered, scored_places
 
+JSON = "application/json"
 IDENTITY = "identity"
 PIECE = 2**18  # most bytes that are unpacked before the event loop is free for others
 GZIP = zlib.MAX_WBITS | 16  # zlib's flag for gzip's header and trailer
@@ -150,20 +151,17 @@ def _after_the_end(encoding: str) -> InvalidRequest:
     return InvalidRequest(f"the body goes on after the end of its {encoding} data")
 
 
-def check_content_type(request: Request, dialect: Dialect[Any]) -> None:
-    """Raise UnsupportedMediaType unless the head announces the dialect's type in UTF-8, in a known
-    encoding."""
+def check_content_type(request: Request) -> None:
+    """Raise UnsupportedMediaType unless the head announces JSON in UTF-8, in a known encoding."""
     kind, *parameters = request.headers.get("content-type", "").lower().split(";")
     if kind.strip().startswith("multipart/"):
         raise UnsupportedMediaType(
             "multipart bodies carry assets, and this server reads no images: the content type must "
-            f"be {dialect.media_type}"
+            f"be {JSON}"
         )
     charset = [p.strip() for p in parameters if p.strip()]
-    if dialect.untyped and not parameters and kind.strip() in ("", "application/octet-stream"):
-        kind = dialect.media_type
-    if kind.strip() != dialect.media_type or charset not in ([], ["charset=utf-8"]):
-        raise UnsupportedMediaType(f"the content type must be {dialect.media_type}")
+    if kind.strip() != JSON or charset not in ([], ["charset=utf-8"]):
+        raise UnsupportedMediaType(f"the content type must be {JSON}")
     check_encoding(request.headers.getlist("content-encoding"))
 
 
@@ -211,7 +209,7 @@ def count(scope: Scope, size: int) -> None:
 
 
 def json_response(content: object) -> Response:
-    return Response(msgspec.json.encode(content), media_type="application/json")
+    return Response(msgspec.json.encode(content), media_type=JSON)
 
 
 class _ErrorResponse(Response):
@@ -240,11 +238,10 @@ class LongResponse(Response):
         self,
         service: ScoringService,
         call: RequestContext,
-        media_type: str,
         first: bytes,
         rest: Iterator[bytes],
     ) -> None:
-        super().__init__(media_type=media_type)
+        super().__init__(media_type=JSON)
         del self.headers["content-length"]
         self._service, self._call, self._first, self._rest = service, call, first, rest
 
@@ -310,7 +307,7 @@ async def answer(
             raise renumbered(error, scored_places(prepared.errors, body.num_items)) from error
     scored = Scored(body, prepared, result, name, record.request_id, call.path, parts)
     pieces = _encoded(partial(dialect.encode, scored))
-    begun = partial(_begun, service, call, dialect.media_type, pieces, size)
+    begun = partial(_begun, service, call, pieces, size)
     if prepared.prompt_tokens is None:
         return await begun()
     with record.stage(RESPOND):
@@ -338,21 +335,20 @@ def _encoded(encode: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
 async def _begun(
     service: ScoringService,
     call: RequestContext,
-    media_type: str,
     pieces: Iterator[bytes],
     size: int,
 ) -> Response:
     """Return the answer, whole up to LARGE_ANSWER; its size is at most `size`."""
     if size <= SMALL_ANSWER:
-        return Response(b"".join(pieces), media_type=media_type)
+        return Response(b"".join(pieces), media_type=JSON)
     made, length = list[bytes](), 0
     while length <= LARGE_ANSWER:
         part = await service.in_thread(call, partial(next_part, pieces))
         if part is None:
-            return Response(b"".join(made), media_type=media_type)
+            return Response(b"".join(made), media_type=JSON)
         made.append(part)
         length += len(part)
-    return LongResponse(service, call, media_type, b"".join(made), pieces)
+    return LongResponse(service, call, b"".join(made), pieces)
 
 
 async def _results(

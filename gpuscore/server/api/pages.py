@@ -4,8 +4,8 @@ load, all from `server/static`: the playground, the status page, and Swagger UI 
 A page holds no data of the server: its scripts ask the routes, with the reader's key.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from functools import cache, partial
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from gpuscore.server.service import ScoringService
 from gpuscore.system.machine import commit, local_machine, versions
 
 
-def server_info(name: str, model: LoadedModel) -> dict[str, Any]:
+def server_info(name: str, model: LoadedModel, aliases: Mapping[str, str]) -> dict[str, Any]:
     """Return the fields of text-embeddings-inference, and our own fields under `gpuscore`."""
     limits = model.engine.limits
     asked = None if isinstance(model.prompts.decisions, str) else model.prompts.decisions
@@ -60,11 +60,13 @@ def server_info(name: str, model: LoadedModel) -> dict[str, Any]:
         "gpuscore": {
             "family": _family(model),
             "classes": limits.classes,
+            "classes_activation": None if (head := model.prompts.head) is None else head.activation,
             "eight_bits": limits.eight_bits or None,
             "dtype_reason": limits.dtype_reason or None,
             "states": limits.num_states or None,
             "max_request_tokens": requests.max_request_tokens,
             "valid_token_ids": limits.vocab_rows,
+            "path_aliases": dict(aliases),
             "decisions": not isinstance(model.prompts.decisions, str),
             "decision_order": None if asked is None else asked.settings.order,
             "calibration": None if asked is None else asked.settings.in_force.as_json(),
@@ -156,36 +158,14 @@ def add_probes(app: FastAPI, service: ScoringService) -> None:
         openapi_extra=WHICH_MODEL,
     )
     async def ready(request: Request) -> Response:
-        return _readiness(service, _named(request, service.models))
-
-    for path in service.routes.live:
-        app.add_api_route(path, livez, methods=["GET"], include_in_schema=False)
-    for path, name in service.routes.ready.items():
-        asked = None if name is None else service.models.choose(name)
-        endpoint = _fixed(partial(_readiness, service, asked))
-        app.add_api_route(path, endpoint, methods=["GET"], include_in_schema=False)
-    for path, content in service.routes.documents.items():
-        endpoint = _fixed(partial(json_response, content))
-        app.add_api_route(path, endpoint, methods=["GET"], include_in_schema=False)
+        named = _named(request, service.models)
+        ready = service.ready if named is None else named.alive and not service.draining
+        if not ready:
+            raise _unavailable("not ready to score", service.models, LOST, LOADING)
+        return json_response({"status": "ready"} | _states(service.models))
 
 
-def _fixed(respond: Callable[[], Response]) -> Callable[[Request], Awaitable[Response]]:
-    """Return an endpoint whose answer does not depend on the request."""
-
-    async def endpoint(request: Request) -> Response:
-        return respond()
-
-    return endpoint
-
-
-def _readiness(service: ScoringService, named: ServedModel | None) -> Response:
-    ready = service.ready if named is None else named.alive and not service.draining
-    if not ready:
-        raise _unavailable("not ready to score", service.models, LOST, LOADING)
-    return json_response({"status": "ready"} | _states(service.models))
-
-
-def add_pages(app: FastAPI, service: ScoringService) -> None:
+def add_pages(app: FastAPI, service: ScoringService, aliases: Mapping[str, str]) -> None:
     @app.get(
         MODELS_PATH,
         summary="Served models",
@@ -205,7 +185,7 @@ def add_pages(app: FastAPI, service: ScoringService) -> None:
     )
     def info(request: Request) -> Response:  # in a thread: it may ask git
         served = service.models.choose(request.query_params.get(MODEL))
-        return json_response(server_info(served.name, served.ready()))
+        return json_response(server_info(served.name, served.ready(), aliases))
 
     @app.get(
         TOKENIZER_INFO_PATH,

@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 from gpuscore.config import ServerConfig
+from gpuscore.dialects.table import DIALECT_OF
 from gpuscore.engine.admission import Backlog, Counts
 from gpuscore.errors import Overloaded
 from gpuscore.server.http.auth import ApiKeys
@@ -49,7 +50,7 @@ class Gate:
     ) -> None:
         self._counts = Counts.alone(PLACES) if counts is None else counts
         self.tenant = keys.tenant
-        self.scoring = service.routes.dialects.keys()  # paths of the requests that are counted
+        self.scoring = DIALECT_OF.keys()  # paths of the requests that are counted
         self._tenants: Counter[str] = Counter()  # requests in flight of each tenant
         self._entered: set[Exchange] = set()  # requests in flight
         self._sizes: Counter[Exchange] = Counter()  # bytes of bodies

@@ -2,7 +2,7 @@
 application. uvicorn owns the listener and the connections."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from gpuscore.errors import GpuscoreError, Overloaded, RequestTimeout
 from gpuscore.server.http.exchange import CLOSE, MORE, Exchange, Fields, head_of, scope_of
 from gpuscore.server.http.gate import Gate
 from gpuscore.server.http.headers import Origins, head_refusal
-from gpuscore.server.http.parser import RequestHead, RequestParser
+from gpuscore.server.http.parser import NO_ALIASES, RequestHead, RequestParser
 from gpuscore.server.http.timing import Deadline, Departure, Outlet, Postponed
 from gpuscore.server.observe.operations import Operations, server_timing
 from gpuscore.types.record import UNMATCHED, Headers, RequestRecord, new_record, record_of
@@ -55,6 +55,7 @@ class ScoreProtocol(asyncio.BufferedProtocol):
         gate: Gate,
         turns: Postponed,
         origins: Origins,
+        aliases: Mapping[str, str] = NO_ALIASES,
     ) -> None:
         if not config.loaded:
             config.load()
@@ -65,7 +66,7 @@ class ScoreProtocol(asyncio.BufferedProtocol):
         self._loop = _loop or asyncio.get_running_loop()
         self._open = False  # accepted, and not lost
         self._addresses: tuple[Any, Any] = (None, None)
-        self._parser = RequestParser(self, server_config.max_header_bytes)
+        self._parser = RequestParser(self, server_config.max_header_bytes, aliases)
         self._exchange: Exchange | None = None  # being read or answered
         self._closing = False  # the last answer was written, but the client still sends
         self._used = False  # there was at least one request

@@ -1,7 +1,7 @@
 """Prometheus metrics. Labels are routes, methods, status and error codes: never an id, a path, a
 key or any other text of a caller."""
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -46,7 +46,6 @@ class Metrics:
         others: as in `SummedCollector`, if the server has other processes.
         models: the served names.
         vllm_names: some metrics also have vLLM's names.
-        scoring: the paths of score requests.
     """
 
     def __init__(
@@ -55,9 +54,7 @@ class Metrics:
         others: Callable[[Snapshot], Samples] | None = None,
         models: Sequence[str] = (),
         vllm_names: bool = False,
-        scoring: Container[str] = DIALECT_OF,
     ) -> None:
-        self._scoring = scoring
         self._own = CollectorRegistry(auto_describe=False)  # of this process
         self._own.register(_Scraped(lambda: _of_process(state())))
         self.registry = CollectorRegistry(auto_describe=False)
@@ -120,9 +117,9 @@ class Metrics:
         self._duration.labels(record.route, record.model).observe(record.seconds)
         if record.code == LEFT_CODE:
             self._cancelled.labels(record.progress).inc()
-        elif record.code and record.route in self._scoring and not record.accepted:
+        elif record.code and record.route in DIALECT_OF and not record.accepted:
             self._rejected.labels(record.code).inc()
-        if record.route in self._scoring:
+        if record.route in DIALECT_OF:
             self._body.observe(record.bytes_in)
             self._answer.observe(record.bytes_out)
         for name, (_, seconds) in record.stages.items():

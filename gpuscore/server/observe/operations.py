@@ -115,9 +115,7 @@ class Operations:
         self.log_requests, self.log_format = log_requests, log_format
         self.running = 0
         self._connections_refused = 0
-        self.metrics = Metrics(
-            self._state, others, service.models.names, vllm_names, service.routes.dialects
-        )
+        self.metrics = Metrics(self._state, others, service.models.names, vllm_names)
 
     def refuse_connection(self) -> None:
         """Count a connection over the limit."""
