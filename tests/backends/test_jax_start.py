@@ -195,8 +195,6 @@ def test_no_program_holds_a_second_pool(platform, monkeypatch):
 @pytest.mark.parametrize(("vocab", "pages"), [(4 * WIDE, 16), (WIDE, PAGES)])
 def test_memory_of_a_program_does_not_grow_with_vocabulary_or_pool(monkeypatch, vocab, pages):
     """XLA tells the memory for this CPU, in float32: bfloat16 it reads from a copy as integers."""
-    import jax
-
     from gpuscore.backends.jax.programs import XLA_OPTIONS
 
     temporary_bytes, options = [], XLA_OPTIONS
