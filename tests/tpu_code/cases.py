@@ -17,7 +17,7 @@ from gpuscore.backends.jax import plan as planning
 from gpuscore.backends.jax.backend import attends_of, pool_shapes
 from gpuscore.backends.jax.layout import ProgramSizes
 from gpuscore.backends.jax.plan import JaxPlan
-from gpuscore.backends.jax.programs import TracedPrograms, options_of, trace_programs
+from gpuscore.backends.jax.programs import XLA_OPTIONS, TracedPrograms, trace_programs
 from gpuscore.backends.jax.weights import weight_shapes_of
 from gpuscore.config import ModelConfig
 from support.model_configs import LLAMA_1B, QWEN3_06B, QWEN3_8B
@@ -138,4 +138,4 @@ def weights_of(plan: JaxPlan) -> Any:
 
 
 def compiler_options(case: Case) -> dict[str, Any]:
-    return options_of(plan_of(case.model, case.chip).device)
+    return XLA_OPTIONS
