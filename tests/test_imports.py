@@ -11,7 +11,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "jax", "triton", "transformers", "fastapi", "starlette", "uvicorn", "tokenizers"}
 HEAVY |= {"prometheus_client", "opentelemetry", "httpx", "pyarrow", "scipy", "ir_measures", "ray"}
-HEAVY |= {"gguf", "accelerate"}
 
 EXACT = {"gpuscore", "gpuscore.config"}  # granted alone, without the modules below
 
@@ -65,8 +64,6 @@ measure.bench: backends config config.flags config.options config.sources models
   measure.progress measure.reports measure.texts
 measure.bench.arguments: measure.bench config.examples config.flags config.sources
 measure.bench.random_models: torch transformers
-measure.calibrate: config config.flags config.served config.sources dialects
-  models.hub offline prompts measure.intervals measure.plots measure.progress
 measure.evaluation: gpuscore config. client measure.intervals measure.machine measure.plots
   measure.progress measure.reports models.hub offline.scorer system.extras
 measure.evaluation.data: measure.evaluation system.extras pyarrow
@@ -80,14 +77,6 @@ commands.bulk.command: gpuscore commands.bulk config. dialects models.hub proces
   system.extras
 commands.bulk.cluster: gpuscore commands.bulk config models.hub processes prompts pyarrow ray
 commands.bulk.parquet: commands.bulk pyarrow
-commands.convert: backends.common commands.convert models prompts.model measure.progress
-  tokenizers torch transformers
-commands.convert.arguments: accelerate commands.convert config.examples config.flags config.sources
-  system.extras
-commands.convert.gguf_file: models.files gguf
-commands.convert.gguf_config: commands.convert
-commands.convert.gguf_source: backends.common commands.convert models gguf tokenizers torch
-  transformers
 __main__: commands.cli
 """
 

@@ -79,7 +79,6 @@ SMOKE = {
     "jax": SCORE.format(more=', backend="jax"'),
     "batch": PARQUET,
     "parity": PARITY,
-    "convert": "import gpuscore.commands.convert.command",
     "eval": "import gpuscore.measure.evaluation.command",
     "ray": "import gpuscore.ray; gpuscore.ray.app",
     "otel": TRACES,

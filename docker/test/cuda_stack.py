@@ -27,7 +27,7 @@ site = pathlib.Path(sysconfig.get_path("purelib"))
 mapped = {line.split()[-1] for line in open("/proc/self/maps") if str(site) in line}
 import flashinfer, triton
 from gpuscore.backends.torch.attention import flashinfer as ours, triton as kernels
-flashinfer.BatchPrefillWithPagedKVCacheWrapper, flashinfer.MultiLevelCascadeAttentionWrapper
+flashinfer.BatchPrefillWithPagedKVCacheWrapper
 libraries = sorted({*site.glob("torch/lib/*.so*"), *site.glob("nvidia/**/*.so*")})
 refused = {}
 for path in libraries:

@@ -25,15 +25,6 @@ Examples:
   gpuscore score demo --query 'Is it a lamp? ' --items - --labels yes,no --json
 
 """,
-    "convert": """\
-Examples:
-
-  gpuscore convert SmolLM2-135M-Instruct.Q4_1.gguf ./smollm2
-  gpuscore convert ./model-with-bin-files ./model --dtype float16
-
-Exit code 2: SOURCE cannot be converted; nothing is written.
-
-""",
     "info": """\
 Examples:
 

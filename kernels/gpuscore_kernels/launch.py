@@ -47,20 +47,6 @@ def arch_of(tensor: Tensor) -> int:
     return older[-1]
 
 
-def has_pdl(device: torch.device) -> bool:
-    """True if the device has programmatic dependent launch (PDL).
-
-    A kernel that is launched so may begin before the kernel before it has ended. Each of ours then
-    waits for that kernel's end before it touches global memory.
-    """
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-def pdl_option(pdl: bool) -> dict[str, int]:
-    """Launch options of a kernel that is compiled with PDL, or without."""
-    return {"launch_pdl": True} if pdl else {}
-
-
 def next_power_of_two(number: int) -> int:
     """Smallest power of two that is at least `number`, which is at least 1."""
     return 1 << (number - 1).bit_length()

@@ -1,11 +1,10 @@
 """`Variant`: one way to compile a Triton kernel, for `make check-kernels`."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 ARCHES = (80, 89, 90, 120)
-PDL_ARCHES = (90, 120)  # those with programmatic dependent launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +58,3 @@ class Variant:
     stack: Mapping[int, int] = field(default_factory=dict)
     narrow: int | None = None
     quick: tuple[int, ...] = ARCHES
-
-    @property
-    def pdl(self) -> bool:
-        """True if it may begin before the kernel before has ended."""
-        return bool(self.constexprs.get("PDL"))
-
-
-def as_launched(variants: Iterable[Variant]) -> Iterator[Variant]:
-    """Yield each variant with programmatic dependent launch where the architecture has it.
-
-    Variants that `make test-all` compiles are also yielded without programmatic dependent launch,
-    because a plan may choose that; only `make check-kernels ARGS=--all` compiles the latter.
-    """
-    for variant in variants:
-        late = tuple(x for x in variant.arches if x not in PDL_ARCHES or x in variant.quick)
-        early = tuple(x for x in variant.arches if x in PDL_ARCHES)
-        for pdl, arches in ((False, late), (True, early)):
-            if arches:
-                constants = {**variant.constexprs, "PDL": pdl}
-                name = f"{variant.name} pdl" if pdl else variant.name
-                quick = tuple(x for x in variant.quick if pdl == (x in PDL_ARCHES))
-                yield replace(variant, name=name, constexprs=constants, arches=arches, quick=quick)

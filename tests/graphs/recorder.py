@@ -37,7 +37,7 @@ IDLE = frozenset(
 class Launch:
     """A kernel's launch: by Triton, or by one of torch's operators."""
 
-    kind: str  # "triton", "triton, early" or "torch"
+    kind: str  # "triton" or "torch"
     name: str
 
 

@@ -75,7 +75,7 @@ def test_code_for_other_arguments_is_found(monkeypatch, part, lose):
         with device(H200) as (recorder, _):
             first, other = PARTS[part][1]()
             for x in (first, first, other):
-                norm_module.add_rms_norm(x, None, torch.empty_like(x[0]), 1e-6, False, False)
+                norm_module.add_rms_norm(x, None, torch.empty_like(x[0]), 1e-6, False)
             return recorder.problems
 
     assert problems() == []
@@ -87,7 +87,7 @@ def test_code_for_other_arguments_is_found(monkeypatch, part, lose):
 def launcher(scratch=0):
     """Return Triton's launcher, of the installed version, that notes calls of its function in C."""
     made = object.__new__(CudaLauncher)  # which would need a driver
-    made.global_scratch_size, made.profile_scratch_size, made.launch_pdl = scratch, 0, True
+    made.global_scratch_size, made.profile_scratch_size, made.launch_pdl = scratch, 0, False
     made.global_scratch_align, made.profile_scratch_align = 1, 1
     made.launch_cooperative_grid, made.num_ctas = False, 1
     made.arg_annotations, made.kernel_signature = ("annotation",), b"signature"  # since Triton 3.7

@@ -17,7 +17,6 @@ from gpuscore.backends.torch.graph_launcher import GraphLauncher
 from gpuscore.backends.torch.queues import CudaQueue
 from gpuscore.config import ModelConfig
 from support.kernels import choose_anew, planted
-from support.slow import slow
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("needs triton, which is for Linux", allow_module_level=True)
@@ -318,64 +317,12 @@ def test_an_unaligned_slice_has_another_key():
         x, weight = torch.empty(4, 1024, device="cuda"), torch.empty(1024, device="cuda")
         wide = torch.empty(4, 1028, device="cuda")
         norm = norm_module.add_rms_norm
-        norm(x, None, weight, 1e-6, False, False)
-        norm(x[1:], None, weight, 1e-6, False, False)
+        norm(x, None, weight, 1e-6, False)
+        norm(x[1:], None, weight, 1e-6, False)
         assert len(log.compiled) == 1
-        norm(wide[:, 1:1025], None, weight, 1e-6, False, False)
+        norm(wide[:, 1:1025], None, weight, 1e-6, False)
         aligned, other = log.compiled
     assert aligned != other
-
-
-def early_without_a_wait(monkeypatch):
-    monkeypatch.setattr(cached_launch, "pdl_option", lambda pdl: {"launch_pdl": True})
-    choose_anew(monkeypatch, norm_module)
-
-
-def a_wait_without_an_early_launch(monkeypatch):
-    monkeypatch.setattr(cached_launch, "pdl_option", lambda pdl: {})
-    choose_anew(monkeypatch, norm_module)
-
-
-@pytest.mark.parametrize(
-    ("plant", "pdl", "message"),
-    [
-        (lambda monkeypatch: None, False, None),
-        (lambda monkeypatch: None, True, None),
-        (early_without_a_wait, False, "begins before the kernel before has ended"),
-        *slow((a_wait_without_an_early_launch, True, "waits, but is not launched early")),
-    ],
-)
-def test_a_kernel_waits_if_and_only_if_it_is_launched_early(monkeypatch, plant, pdl, message):
-    plant(monkeypatch)
-    with device(H200) as (recorder, _):
-        x, weight = torch.empty(4, 1024, device="cuda"), torch.empty(1024, device="cuda")
-        for _ in range(2):  # by Triton, and by the product's cache
-            norm_module.add_rms_norm(x, None, weight, 1e-6, False, pdl)
-        kinds = {launch.kind for launch in recorder.launches}
-        assert recorder.problems == [] if message is None else message in recorder.problems[0]
-    assert message is not None or kinds == {"triton, early" if pdl else "triton"}
-
-
-def test_an_early_launch_behind_a_copy_is_found():
-    """The guide on dependent launches speaks of kernels before kernels only."""
-    with device(H200) as (recorder, _):
-        x, weight = torch.empty(4, 1024, device="cuda"), torch.empty(1024, device="cuda")
-        x.copy_(torch.empty(4, 1024))
-        norm_module.add_rms_norm(x, None, weight, 1e-6, False, False)
-        assert recorder.problems == []
-        x.copy_(torch.empty(4, 1024))
-        norm_module.add_rms_norm(x, None, weight, 1e-6, False, True)
-        (problem,) = recorder.problems
-    assert "add_rms_norm_kernel begins early behind a copy" in problem
-
-
-@pytest.mark.parametrize(
-    ("capability", "early"), [((8, 0), False), ((8, 9), False), ((9, 0), True), ((12, 0), True)]
-)
-def test_early_launches_need_sm_90(tmp_path, capability, early):
-    with device(replace(H200, capability=capability)):
-        plan = plan_backend(SMALL.write(tmp_path), ModelConfig(str(tmp_path), device="cuda"))
-    assert plan.pdl is early
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ from graphs.recorder import Recorder
 from support.product_frames import product_line
 
 MOST_THREADS = 1024
-EARLY = "triton, early"  # kind of a launch before the kernel before has ended
 
 
 class Argument:
@@ -73,18 +72,13 @@ class TritonLog:
 class _Launcher:
     """Stands for Triton's launcher of one compiled kernel; notes the launch."""
 
-    def __init__(self, recorder: Recorder, log: TritonLog, source: Any, metadata: Any) -> None:
+    def __init__(self, recorder: Recorder, log: TritonLog, source: Any) -> None:
         self._recorder, self._log, self._name = recorder, log, source.fn.__name__
-        self._kind = EARLY if metadata.launch_pdl else "triton"
         self.key = ""  # Triton's, of the code that it launches
 
     def __call__(self, *arguments: Any) -> None:
         used = [x for x in self._log.tensors if x.numel()]
-        recorder = self._recorder
-        before = (recorder.capturing or recorder).launches[-1:]
-        if self._kind == EARLY and [launch.kind for launch in before] == ["copy"]:
-            recorder.problem(f"{self._name} begins early behind a copy, {before[0].name}")
-        recorder.launched(self._kind, self._name, used)
+        self._recorder.launched("triton", self._name, used)
         self._log.launched = self.key
 
 
@@ -101,7 +95,7 @@ def stub_triton(
         get_current_stream=lambda index: 0,
         get_current_target=lambda: target,
         get_active_torch_device=lambda: torch.device("cuda", 0),
-        launcher_cls=lambda source, metadata: _Launcher(recorder, log, source, metadata),
+        launcher_cls=lambda source, metadata: _Launcher(recorder, log, source),
         utils=SimpleNamespace(
             load_binary=lambda name, kernel, size, index: (0, 0, 0, 0, MOST_THREADS),
             get_device_properties=lambda index: {"max_shared_mem": shared},
@@ -198,7 +192,6 @@ class _Launches:
             self.log.compiled[known.name, key] = known
             kernel.run.key = key
             _check_time(self.recorder, self.log, known)
-            _check_wait(self.recorder, known, kernel)
         self._note_sizes(known, function, arguments, options["grid"])
         return kernel
 
@@ -246,15 +239,6 @@ def _check_time(recorder: Recorder, log: TritonLog, fresh: Compiled) -> None:
         )
     elif log.frozen:
         recorder.problem(f"{fresh.name} is compiled after the warm-up: {fresh.key}")
-
-
-def _check_wait(recorder: Recorder, fresh: Compiled, kernel: Any) -> None:
-    """A kernel that is launched before the one before it has ended must wait for that one."""
-    waits = "griddepcontrol.wait" in kernel.asm["ptx"]
-    if kernel.metadata.launch_pdl and not waits:
-        recorder.problem(f"{fresh.name} begins before the kernel before has ended: {fresh.key}")
-    if waits and not kernel.metadata.launch_pdl:
-        recorder.problem(f"{fresh.name} waits, but is not launched early: {fresh.key}")
 
 
 def _elements(tensor: Tensor) -> int:

@@ -16,7 +16,7 @@ from kernel_code.facts import (
     resident_blocks,
 )
 from kernel_code.rules import complaints, row
-from kernel_code.sass import ptx_before_wait, read_listing, read_loops, sass_before_wait
+from kernel_code.sass import read_listing, read_loops
 from kernel_code.ttgir import read_ir_loops
 
 needs_triton = pytest.mark.skipif(
@@ -148,65 +148,6 @@ def test_resident_blocks():
     assert set(MULTIPROCESSORS) == set(ARCHES)
 
 
-PTX = """
-.visible .entry kernel(.param .u64 .ptr .global .align 1 kernel_param_0)
-.reqntid 128
-{
-$L__func_begin0:
-	ld.param.b64 	%rd6, [kernel_param_0];
-	ld.shared.b32 	%r1, [%r2];
-	griddepcontrol.wait; // dummy %r1
-	@%p1 ld.global.v4.b32 { %r20, %r21, %r22, %r23 }, [ %rd4 + 0 ];
-	@%p2 bra 	$L__BB0_2;
-$L__BB0_2:
-	ret;
-}
-"""
-WAIT = "	griddepcontrol.wait; // dummy %r1\n"
-
-
-@pytest.mark.parametrize(
-    ("before", "count"),
-    [
-        ("", 0),
-        ("	@!%p1 ld.global.b32 %r1, [ %rd4 + 0 ];\n", 1),
-        ("	ld.b32 %r1, [%rd4];\n	st.global.b32 [%rd4], %r1;\n", 2),
-        ("	cp.async.cg.shared.global [ %r1 + 0 ], [ %rd4 + 0 ], 0x10, %r2;\n", 1),
-        ("	cp.async.commit_group;\n	cp.async.wait_group 0x1;\n", 0),
-        ("	st.shared.b32 [%r2], %r1;\n	ld.const.b32 %r1, [%r2];\n", 0),
-        ("	atom.global.add.u32 %r1, [%rd4], 1;\n	red.global.add.u32 [%rd4], 1;\n", 2),
-        ("	prefetch.global.L2 [%rd4];\n", 1),
-        ("	griddepcontrol.launch_dependents; // dummy %r24\n", 1),
-        ("	@%p2 bra 	$L__BB0_2;\n", None),
-        ("$L__BB0_1:\n", None),
-    ],
-)
-def test_work_before_the_wait_in_ptx(before, count):
-    assert ptx_before_wait(PTX.replace(WAIT, before + WAIT)) == count
-    assert ptx_before_wait(PTX.replace(WAIT, "")) is None
-
-
-@pytest.mark.parametrize(
-    ("before", "count"),
-    [
-        (["LDC R1, c[0x0][0x28]", "LDS R2, [R1]"], 0),
-        (["LDG.E.128 R8, desc[UR6][R10.64]", "@P0 STG.E [R1], R2"], 2),
-        (["LDGSTS.E.BYPASS.128 [R1], desc[UR4][R2.64]", "LDGDEPBAR"], 1),
-        (["PREEXIT"], 1),
-        (["UTMALDG.2D [UR8], [UR4]"], 1),
-        (["ATOMG.E.ADD R1, desc[UR4][R2.64], R3"], 1),
-        (["@P0 BRA `(.L_x_0)"], None),
-        (["@P0 EXIT"], None),
-        ([".L_x_1:"], None),
-    ],
-)
-def test_work_before_the_wait_in_machine_code(before, count):
-    after = ["LDG.E R2, desc[UR6][R10.64]", ".L_x_0:", "EXIT"]
-    first = ["S2R R0, SR_TID.X"]
-    assert sass_before_wait(read_listing(listing(*first, *before, "ACQBULK", *after))) == count
-    assert sass_before_wait(read_listing(listing(*first, *after))) is None
-
-
 HEADER = "for index in tl.range(a, b)"
 OPCODES = {"HGMMA.64x64x16.F32.BF16": 8, "MUFU.EX2": 34, "LDG.E": 1, "FFMA": 200}
 LOOP = LoopFacts(HEADER, 0, 2, 2, 16, 0, 0, OPCODES)
@@ -268,21 +209,6 @@ def test_what_has_become_worse_is_refused(facts, messages):
     assert len(refusals) == len(messages), refusals
     for message in messages:
         assert any(re.search(message, bad) for bad in refusals), refusals
-
-
-@pytest.mark.parametrize(
-    ("before_wait", "message"),
-    [
-        (None, "not every thread waits for the kernel before"),
-        (2, "2 accesses to global memory or signals to the next kernel before the wait"),
-    ],
-)
-def test_a_late_wait_is_refused(before_wait, message):
-    early = replace(VARIANT, constexprs={"PDL": True})
-    assert complaints(early, replace(FACTS, before_wait=0), KNOWN) == []
-    (complaint,) = complaints(early, replace(FACTS, before_wait=before_wait), KNOWN)
-    assert complaint.startswith(message)
-    assert complaints(VARIANT, replace(FACTS, before_wait=before_wait), KNOWN) == []
 
 
 def test_a_version_without_baseline_is_refused():

@@ -7,8 +7,7 @@ a GPU, and read what the compiler has made of it.
     python -P -m kernel_code --facts    # as JSON, one line per variant
 
 A variant fails if it does not compile, spills registers, exceeds a limit, waits for copies that
-could be under way (`Variant.loops`), touches memory before it has waited for the kernel before it
-(programmatic dependent launch), or is worse than its kernel's baseline (`rules.py`).
+could be under way (`Variant.loops`), or is worse than its kernel's baseline (`rules.py`).
 Each version of Triton has baselines of its own, because it makes other code.
 """
 

@@ -16,16 +16,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from gpuscore_kernels.launch import pdl_option
 from gpuscore_kernels.variant import Variant
 from kernel_code.facts import MMA, WGMMA, CodeFacts, LoopFacts, count
 from kernel_code.sass import (
     SassLoop,
-    ptx_before_wait,
     read_listing,
     read_loops,
-    sass_before_wait,
-    worse,
 )
 from kernel_code.ttgir import IrLoop, read_ir_loops
 
@@ -89,7 +85,6 @@ def compiled_facts(variant: Variant, arch: int) -> CodeFacts:
         shared=int(compiled.metadata.shared),
         loops=tuple(joined(read_ir_loops(compiled.asm["ttgir"]), binary.loops)),
         rest=binary.rest,
-        before_wait=worse(ptx_before_wait(compiled.asm["ptx"]), binary.before_wait),
     )
 
 
@@ -126,8 +121,7 @@ def compiled_variant(variant: Variant, arch: int) -> Any:
         return triton.compile(
             source,
             target=GPUTarget("cuda", arch, 32),
-            options={"num_warps": variant.num_warps, "num_stages": variant.num_stages}
-            | pdl_option(variant.pdl),
+            options={"num_warps": variant.num_warps, "num_stages": variant.num_stages},
         )
 
 
@@ -137,7 +131,6 @@ class _Binary:
     stack: int
     loops: Sequence[SassLoop]
     rest: Mapping[str, int]
-    before_wait: int | None
 
 
 def _read_binary(cubin: bytes) -> _Binary:
@@ -152,7 +145,7 @@ def _read_binary(cubin: bytes) -> _Binary:
         raise ValueError(f"cuobjdump -res-usage names no registers: {usage}")
     code = read_listing(listing)
     loops, rest = read_loops(code)
-    return _Binary(int(match[1]), int(match[2]), loops, rest, sass_before_wait(code))
+    return _Binary(int(match[1]), int(match[2]), loops, rest)
 
 
 def tool(name: str, *arguments: str) -> str:

@@ -140,8 +140,6 @@ class CodeFacts:
         shared: shared memory of a block.
         loops: in the order of their code.
         rest: instructions of one warp outside of loops.
-        before_wait: operations that touch global memory, or let the next kernel begin, before the
-            wait for the kernel before, in PTX or machine code; None if not every thread waits.
     """
 
     triton: str
@@ -152,7 +150,6 @@ class CodeFacts:
     shared: int
     loops: tuple[LoopFacts, ...]
     rest: Opcodes
-    before_wait: int | None = None
 
     @property
     def resident(self) -> int:

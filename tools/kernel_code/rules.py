@@ -37,7 +37,7 @@ def _loop_row(loop: LoopFacts) -> dict[str, Any]:
 
 def complaints(variant: Variant, facts: CodeFacts, known: Row | None) -> list[str]:
     """Return the faults of a compiled variant; `known` is its row of the baseline."""
-    listed = [*_resources(variant, facts), *_handover(variant, facts)]
+    listed = [*_resources(variant, facts)]
     for loop in facts.loops:
         if loop.products:
             rule = variant.loops.get(loop.header.split(" #")[0])
@@ -59,19 +59,6 @@ def _resources(variant: Variant, facts: CodeFacts) -> Iterator[str]:
         yield "no wgmma instruction"
     if variant.narrow is not None and facts.accesses[1] > variant.narrow:
         yield f"{facts.accesses[1]} accesses of under 16 bytes, allowed: {variant.narrow}"
-
-
-def _handover(variant: Variant, facts: CodeFacts) -> Iterator[str]:
-    """Yield faults in the wait for the kernel before, which may still run."""
-    if not variant.pdl:
-        return
-    if facts.before_wait is None:
-        yield "not every thread waits for the kernel before"
-    elif facts.before_wait:
-        yield (
-            f"{facts.before_wait} accesses to global memory or signals to the next kernel before "
-            "the wait for the kernel before"
-        )
 
 
 def _structure(

@@ -1,13 +1,8 @@
-"""Loops of a kernel's machine code, from nvdisasm's listing, and operations before its first wait.
+"""Loops of a kernel's machine code, from nvdisasm's listing.
 
 A loop is a natural loop: a branch back to a block that every way to the branch goes through. A
 branch back alone would not do, because rare code (a warp that has diverged) stands behind the
 kernel and jumps back into it.
-
-A kernel with programmatic dependent launch waits for the kernel before it: griddepcontrol.wait in
-PTX, ACQBULK in machine code. The wait has to stand in the code's first block, which every thread
-executes, before anything that touches global memory and before the signal that lets the next kernel
-begin (griddepcontrol.launch_dependents, PREEXIT).
 """
 
 import re
@@ -24,17 +19,6 @@ BYTES = 16  # of an instruction, on all architectures here
 _ENDS = ("EXIT", "RET", "BPT")
 # ptxas leaves some loops by a call that never returns, as if it were a branch.
 _BRANCHES = ("BRA", "CALL.REL.NOINC")
-
-_LEAVES = re.compile(r"\$L__BB\d+_\d+:|(@!?%p\d+ )?(bra|brx|call|ret|exit)\b")
-_TOUCHES = re.compile(
-    r"(@!?%p\d+ )?(ld|st|atom|red|multimem|prefetch|prefetchu|discard|applypriority|cp\.async"
-    r"|cp\.reduce|griddepcontrol\.launch_dependents)\b(?!\.(commit|wait))"
-)
-# Other memories; an operation that names global memory as well is a copy between the two.
-_ELSEWHERE = re.compile(r"\.(param|shared|const|local)\b")
-_OPCODES = ("LD", "LDG", "LDGSTS", "ST", "STG", "ATOM", "ATOMG", "RED", "REDG", "CCTL", "PREEXIT")
-_LAST = ("EXIT", "RET", "BRA", "BRX", "CALL", "JMP", "BPT")
-_BULK = ("UBLK", "UTMA")  # copies by the tensor memory accelerator
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,52 +199,3 @@ def _dominators(
             changed |= new != dominators[start]
             dominators[start] = new
     return dominators
-
-
-def ptx_before_wait(ptx: str) -> int | None:
-    """Number of `before_wait` operations in PTX; None if the first block has no wait."""
-    return _before_wait(_ptx_operations(ptx), "griddepcontrol.wait")
-
-
-def sass_before_wait(listing: Listing) -> int | None:
-    """The same of the machine code."""
-    return _before_wait(_sass_operations(listing), "ACQBULK")
-
-
-def worse(new: int | None, other: int | None) -> int | None:
-    """Return the larger number; None if either is None."""
-    return None if new is None or other is None else max(new, other)
-
-
-def _before_wait(operations: Iterator[str], wait: str) -> int | None:
-    for number, operation in enumerate(operations):
-        if operation == wait:
-            return number
-    return None
-
-
-def _ptx_operations(ptx: str) -> Iterator[str]:
-    """Yield the first block's waits, and its operations that touch global memory or signal."""
-    _, _, body = ptx.partition(".entry ")
-    _, _, body = body.partition("{")
-    for line in map(str.strip, body.splitlines()):
-        if _LEAVES.match(line):
-            return
-        if line.startswith("griddepcontrol.wait"):
-            yield "griddepcontrol.wait"
-        elif _TOUCHES.match(line) and (".global" in line or not _ELSEWHERE.search(line)):
-            yield line
-
-
-def _sass_operations(listing: Listing) -> Iterator[str]:
-    targets = set(listing.labels.values()) - {0}
-    for number, instruction in enumerate(listing.instructions):
-        if (
-            number in targets
-            or instruction.target is not None
-            or instruction.opcode.startswith(_LAST)
-        ):
-            return
-        name = instruction.opcode.split(".")[0]
-        if name == "ACQBULK" or name in _OPCODES or name.startswith(_BULK):
-            yield name

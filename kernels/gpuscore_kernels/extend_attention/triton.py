@@ -12,10 +12,9 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from gpuscore_kernels.dependent_launch import let_next_kernel_begin, wait_for_kernel_before
 from gpuscore_kernels.extend_attention import layout as columns
 from gpuscore_kernels.extend_attention.config import TileConfig, config_of
-from gpuscore_kernels.variant import ARCHES, LoopRule, Variant, as_launched
+from gpuscore_kernels.variant import ARCHES, LoopRule, Variant
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -175,9 +174,7 @@ def extend_attention_kernel(
     CARRY: tl.constexpr,  # load a pool tile's slot one iteration early
     CAP: tl.constexpr,
     NEED_LSE: tl.constexpr,
-    PDL: tl.constexpr,  # begin before the kernel before has ended
 ):
-    wait_for_kernel_before(PDL)
     tile = tiles + tl.program_id(0) * TILE_FIELDS
     kv_head = tl.program_id(1)
     wide_head = kv_head.to(tl.int64)
@@ -259,7 +256,6 @@ def extend_attention_kernel(
     seen = total > 0  # false for padding rows
     total = tl.where(seen, total, 1.0)
     result = acc / total[:, None]
-    let_next_kernel_begin(PDL)
     tl.store(out + at, result.to(out.dtype.element_ty), mask=in_head)
     if NEED_LSE:
         log_sum = tl.where(seen, (top + tl.log2(total)) * LN_2, -float("inf"))
@@ -287,7 +283,6 @@ def constants(
         "CARRY": config.carry_slot,
         "CAP": cap,
         "NEED_LSE": need_lse,
-        "PDL": config.pdl,
     }
 
 
@@ -314,7 +309,7 @@ def _variants(
         arches = tuple(arch for arch in ARCHES if configs[arch] == config)
         carry = " carry" * config.carry_slot
         size = f"{config.rows}x{config.keys} stages={config.num_stages}{carry}"
-        variant = Variant(
+        yield Variant(
             name=" ".join([number, f"dim={dim}", f"group={group}", *chosen, size]),
             kernel=extend_attention_kernel,
             signature=signature(number),
@@ -328,7 +323,6 @@ def _variants(
             stack=_stack(itemsize, dim, group),
             quick=tuple(arch for arch in arches if arch in quick),
         )
-        yield from as_launched([variant])
 
 
 def _stack(itemsize: int, dim: int, group: int) -> dict[int, int]:

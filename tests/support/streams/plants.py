@@ -26,10 +26,7 @@ PINNED = (
 )
 REPLAY = "            replay()\n"
 INT8_WITHOUT_GRAPHS = 18
-QUANTIZE = (
-    "                q, scale = quantize_rows("
-    "x, linear.weight.dtype, pdl=self._pdl, impl=self._impl)\n"
-)
+QUANTIZE = "                q, scale = quantize_rows(x, linear.weight.dtype, impl=self._impl)\n"
 DOWNLOAD = "        host.copy_(device, non_blocking=True)\n"
 
 
