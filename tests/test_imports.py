@@ -64,11 +64,7 @@ measure.bench: backends config config.flags config.options config.sources models
   measure.progress measure.reports measure.texts
 measure.bench.arguments: measure.bench config.examples config.flags config.sources
 measure.bench.random_models: torch transformers
-measure.evaluation: gpuscore config. client measure.intervals measure.machine measure.plots
-  measure.progress measure.reports models.hub offline.scorer system.extras
-measure.evaluation.data: measure.evaluation system.extras pyarrow
-measure.evaluation.measures: measure.evaluation measure.intervals measure.reports ir_measures scipy
-commands.info: backends config. models.hub processes.replicas prompts
+commands.info: backends config. models processes.replicas prompts
 commands.doctor: gpuscore backends config config.sources server.http.auth server.http.address
   system.extras torch
 commands.bulk: config config.flags dialects prompts system.extras text
