@@ -38,7 +38,7 @@ server: gpuscore config config.served dialects engine prompts system text fastap
   uvicorn prometheus_client
 server.observe.spans: gpuscore dialects server opentelemetry
 server.observe.tracing: gpuscore config server system.extras opentelemetry
-processes.announcement: backends.common dialects processes.replicas prompts text
+processes.announcement: backends.common dialects processes.worker prompts text
 processes.worker: backends.base config engine system
 processes.replicas: backends.common.plan config engine system
   processes.worker
