@@ -63,8 +63,6 @@ measure.bench: backends config config.flags config.options config.sources models
   measure.progress measure.reports measure.texts
 measure.bench.arguments: measure.bench config.examples config.flags config.sources
 measure.bench.random_models: torch transformers
-measure.calibrate: config config.flags config.served config.sources dialects
-  models.hub offline prompts measure.intervals measure.plots measure.progress
 measure.evaluation: gpuscore config. client measure.intervals measure.machine measure.plots
   measure.progress measure.reports models.hub offline.scorer system.extras
 measure.evaluation.data: measure.evaluation system.extras pyarrow

@@ -81,8 +81,7 @@ class ServedModel:
         aliases: tuple[str, ...] = (),
     ) -> None:
         self.name, self.is_default = name, is_default
-        self.shown = (name, *aliases)
-        self.names = (*self.shown, *others)
+        self.names = (name, *aliases, *others)
         self.loaded: LoadedModel | None = None
 
     @property

@@ -18,7 +18,6 @@ from gpuscore.processes.announcement import LoadingBar, announcement
 from gpuscore.processes.replicas.placement import Sought, places_of_all
 from gpuscore.processes.replicas.replicas import Replicas
 from gpuscore.processes.replicas.start import AllReplicas, start_models
-from gpuscore.prompts.decisions import DecisionSettings, read_asking
 from gpuscore.prompts.model import ModelFiles
 from gpuscore.server.http.aliases import read_aliases
 from gpuscore.server.http.auth import KeyReader, read_api_keys
@@ -49,7 +48,7 @@ def serve_model(
     check_traces(server, os.environ)
     raise_limit(server.max_connections)  # the processes started below inherit it
     chosen = served_models(model, server)
-    asked, style = asking(server), chosen_format(server.log_format)
+    style = chosen_format(server.log_format)
     with ExitStack() as ending:
         if server.api_key_file is not None:
             signal.signal(signal.SIGHUP, KeyReader(server, keys).start)
@@ -68,7 +67,7 @@ def serve_model(
         models = [  # while the engines import torch
             (
                 ServedModel(entry.name, entry.others, entry.is_default, entry.aliases),
-                read_files(directory, server.family, entry.sources, asked),
+                read_files(directory, server.family, entry.sources),
                 changed(entry.config, engine),
             )
             for entry, directory in zip(chosen, directories, strict=True)
@@ -122,16 +121,9 @@ class ServedFiles:
     info: TokenizerInfo | None
 
 
-def asking(server: ServerConfig) -> DecisionSettings:
-    """Return how typed questions are asked; raise ConfigError if the calibration is unreadable."""
-    return read_asking(server.decision_order, server.calibration)
-
-
-def read_files(
-    directory: Path, family: str, names: Sequence[str], asked: DecisionSettings | None = None
-) -> ServedFiles:
+def read_files(directory: Path, family: str, names: Sequence[str]) -> ServedFiles:
     """Read the files; `names` are the model's, the best one first. Raises ConfigError."""
-    prompts = ModelFiles.read(directory, family, names, asked)
+    prompts = ModelFiles.read(directory, family, names)
     chat = None if prompts.template is None else prompts.template.text
     encoder = prompts.encoder
     info = None if encoder is None else read_tokenizer_info(directory, encoder, chat)
