@@ -67,7 +67,7 @@ measure.evaluation: gpuscore config. client measure.intervals measure.machine me
   measure.progress measure.reports models.hub offline.scorer system.extras
 measure.evaluation.data: measure.evaluation system.extras pyarrow
 measure.evaluation.measures: measure.evaluation measure.intervals measure.reports ir_measures scipy
-commands.info: backends config. models.hub processes.replicas prompts
+commands.info: backends config. models.files models.hub processes.replicas prompts
 commands.doctor: gpuscore backends config config.sources server.http.auth server.http.address
   system.extras torch
 commands.bulk: config config.flags dialects prompts system.extras text
