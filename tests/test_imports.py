@@ -56,7 +56,6 @@ measure.parity: backends config config.flags config.options config.sources model
   measure.reports measure.texts tokenizers
 measure.parity.arguments: measure.parity config config.examples config.flags config.sources
 measure.parity.metrics: types.batch
-measure.parity.conformance.server: measure.parity httpx tokenizers
 measure.parity.oracle: backends.torch.devices measure.parity measure.progress system.extras torch
   transformers
 measure.bench: backends config config.flags config.options config.sources models.hub offline.scorer
