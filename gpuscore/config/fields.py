@@ -206,7 +206,7 @@ class ServerConfig:
     )
     api_key_file: str | None = option(
         None,
-        f"file with one API key per line; {API_KEY_VARIABLE} holds one key",
+        f"file with one API key per line, # for comments; {API_KEY_VARIABLE} holds one key",
         metavar="FILE",
     )
     insecure: bool = option(False, "allow a non-loopback address without an API key")
