@@ -17,7 +17,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: setup serve real-model test test-all test-real test-hostile test-clients test-web test-ray test-gpu \
         check check-kernels check-tpu check-graphs check-streams format golden \
-        bench-cpu bench-gpu bench-host bench-serve gpu-day soak \
+        bench-cpu bench-host bench-serve gpu-day soak \
         docs release locks image image-test manifests-test audit clean
 
 # Everything that make test and make check need.
@@ -251,17 +251,14 @@ bench-cpu: setup
 # What was brought along on PYTHONPATH stays visible.
 GPU_PATH = "$(CURDIR):$(CURDIR)/kernels$${PYTHONPATH:+:$$PYTHONPATH}"
 
-# Under 8 minutes on a CUDA device. No virtual environment: torch, triton and transformers of PYTHON
-# are enough, and for SERVE=1, which adds the rows over HTTP, the server's dependencies.
-bench-gpu:
-	PYTHONSAFEPATH=1 PYTHONPATH=$(GPU_PATH) $(PYTHON) bench/gpu_day.py --bench \
-	  $(if $(SERVE),--serve) $(ARGS)
-
-# On a CUDA device, at most 25 minutes, no network: benches, attention backends, parity and tests, as one
-# JSON file and one page in gpu-day/ or ARGS='--output DIR'. The same command continues a run that
-# ended early. A trial on a CPU: make gpu-day PYTHON=.venv/bin/python ARGS='--device cpu'
+# Nine minutes on a CUDA device, no network: figures, profiles, parity and tests, as two files in OUT,
+# by default $OUT or gpu-day/. No virtual environment: torch, triton and transformers of PYTHON are
+# enough for most stages; bench/README.md says which wheels the others need. Without a card, or with
+# ARGS='--device cpu', a trial with small sizes.
 gpu-day:
-	PYTHONSAFEPATH=1 PYTHONPATH=$(GPU_PATH) $(PYTHON) bench/gpu_day.py $(ARGS)
+	@python=$$(command -v $(PYTHON)); $$python -c 'import torch' 2> /dev/null || \
+	  { $(MAKE) --no-print-directory setup; python=$(BIN)/python; }; \
+	  PYTHONSAFEPATH=1 PYTHONPATH=$(GPU_PATH) $$python bench/gpu_day.py $(addprefix --output ,$(OUT)) $(ARGS)
 
 # Host time of launches, or with PARTS=1 of a request around the device's work; without a device.
 bench-host: setup

@@ -56,7 +56,6 @@ measure.parity: backends config config.flags config.options config.sources model
   measure.reports measure.texts tokenizers
 measure.parity.arguments: measure.parity config config.examples config.flags config.sources
 measure.parity.metrics: types.batch
-measure.parity.conformance.server: measure.parity httpx tokenizers
 measure.parity.oracle: backends.torch.devices measure.parity measure.progress system.extras torch
   transformers
 measure.bench: backends config config.flags config.options config.sources models.hub offline.scorer
@@ -64,13 +63,7 @@ measure.bench: backends config config.flags config.options config.sources models
   measure.progress measure.reports measure.texts
 measure.bench.arguments: measure.bench config.examples config.flags config.sources
 measure.bench.random_models: torch transformers
-measure.calibrate: config config.flags config.served config.sources dialects
-  models.hub offline prompts measure.intervals measure.plots measure.progress
-measure.evaluation: gpuscore config. client measure.intervals measure.machine measure.plots
-  measure.progress measure.reports models.hub offline.scorer system.extras
-measure.evaluation.data: measure.evaluation system.extras pyarrow
-measure.evaluation.measures: measure.evaluation measure.intervals measure.reports ir_measures scipy
-commands.info: backends config. models.hub processes.replicas prompts
+commands.info: backends config. models processes.replicas prompts
 commands.doctor: gpuscore backends config config.sources server.http.auth server.http.address
   system.extras torch
 commands.bulk: config config.flags dialects prompts system.extras text

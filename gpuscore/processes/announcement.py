@@ -105,8 +105,6 @@ def _routes(prompts: ModelPrompts, limits: BackendLimits) -> Iterator[str]:
     yield "/v1/score"
     guard = family is not None and not family.family.ranks
     yield "/v1/classify" if guard or limits.classes is not None else "/v1/classify with labels"
-    if not isinstance(prompts.decisions, str):
-        yield "/v1/decisions"
     if limits.classes is None:
         yield "/v1/completions"
     if prompts.builder.encoder is not None:

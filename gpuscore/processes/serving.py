@@ -24,7 +24,6 @@ from gpuscore.processes.replicas.placement import Sought, placements, places_of_
 from gpuscore.processes.replicas.replicas import Replicas
 from gpuscore.processes.replicas.start import AllReplicas, start_models
 from gpuscore.processes.worker.process import EngineListener
-from gpuscore.prompts.decisions import DecisionSettings, read_asking
 from gpuscore.prompts.model import ModelFiles
 from gpuscore.server.http.aliases import read_aliases
 from gpuscore.server.http.auth import ApiKeys, KeyReader, read_api_keys
@@ -64,8 +63,8 @@ def serve_model(
     places = placements(chosen[0].config, engine.devices) if several else []
     devices = tuple(place.device for place in places)
     setup = FrontSetup(server.http_workers, [len(devices)] * len(chosen)) if several else None
-    asked, style = asking(server), chosen_format(server.log_format)
-    prepare = partial(_prepared, chosen, server, limits, engine, keys, asked, devices, os.getpid())
+    style = chosen_format(server.log_format)
+    prepare = partial(_prepared, chosen, server, limits, engine, keys, devices, os.getpid())
     with ExitStack() as ending:
         forker = None
         if setup is not None:  # before this process has threads
@@ -124,7 +123,6 @@ def _prepared(
     limits: RequestLimits,
     engine: EngineConfig,
     keys: ApiKeys,
-    asked: DecisionSettings,
     devices: tuple[str, ...],
     pid: int,
     text: str,
@@ -133,7 +131,7 @@ def _prepared(
     directories = [Path(directory) for directory in json.loads(text)]
     models = []
     for model, directory in zip(chosen, directories, strict=True):
-        files = read_files(directory, server.family, model.sources, asked)
+        files = read_files(directory, server.family, model.sources)
         served = ServedModel(model.name, model.others, model.is_default, model.aliases)
         models.append(
             (served, partial(load_model, files, limits, settings=changed(model.config, engine)))
@@ -177,16 +175,9 @@ class ServedFiles:
     info: TokenizerInfo | None
 
 
-def asking(server: ServerConfig) -> DecisionSettings:
-    """Return how typed questions are asked; raise ConfigError if the calibration is unreadable."""
-    return read_asking(server.decision_order, server.calibration)
-
-
-def read_files(
-    directory: Path, family: str, names: Sequence[str], asked: DecisionSettings | None = None
-) -> ServedFiles:
+def read_files(directory: Path, family: str, names: Sequence[str]) -> ServedFiles:
     """Read the files; `names` are the model's, the best one first. Raises ConfigError."""
-    prompts = ModelFiles.read(directory, family, names, asked)
+    prompts = ModelFiles.read(directory, family, names)
     chat = None if prompts.template is None else prompts.template.text
     encoder = prompts.encoder
     info = None if encoder is None else read_tokenizer_info(directory, encoder, chat)

@@ -91,13 +91,13 @@ def test_a_cached_query_of_one_model_is_not_the_others(client):
     assert cached == [0, 0, 64, 64]
 
 
-@pytest.mark.parametrize("path", ["/v1/score", "/tokenize", "/v1/completions", "/v1/decisions"])
+@pytest.mark.parametrize("path", ["/v1/score", "/tokenize", "/v1/completions", "/v1/classify"])
 def test_an_unknown_name_and_none(client, path):
     bodies = {
         "/v1/score": body(None, 7),
         "/tokenize": {"prompt": "x"},
         "/v1/completions": {"prompt": [5], "max_tokens": 1, "logprobs": 1},
-        "/v1/decisions": {"input": "x", "questions": [{"type": "predicate", "instructions": "y"}]},
+        "/v1/classify": {"input": "x"},
     }
     unknown = client.post(path, json=bodies[path] | {"model": "c"})
     message = check_error(unknown, 404, "model_not_found", "model")

@@ -44,7 +44,7 @@ def planned_of(case: Case) -> Planned:
     plan = plan_of(case.model, case.chip)
     return Planned(
         plan.weight_bytes,
-        page_count(plan, CHIPS[case.chip]) * plan.pages.page_bytes + plan.pages.state_bytes,
+        page_count(plan, CHIPS[case.chip]) * plan.pages.page_bytes,
         batch_bytes(plan),
         plan.architecture.config.tie_word_embeddings,
     )

@@ -67,7 +67,7 @@ class Facts:
     aliased: int  # bytes of those that do
     layer: Mapping[str, int]  # instructions of a layer by opcode, of the loop over layers
     outside: Mapping[str, int]  # the same, of everything else
-    # Instructions that make an array as large as a layer of the pages, or of the states' size.
+    # Instructions that make an array as large as a layer of the pages.
     copies: tuple[str, ...]
     kernels: tuple[CompiledKernel, ...]
     cycles: int  # XLA's estimate of all code, each instruction run once, without kernels
@@ -129,7 +129,6 @@ def compiled_facts(case: Case, traced_program: Any, lowered: Any) -> Facts:
     pool = [argument for argument in arguments if argument.part == "pool"]
     layers = traced_program.args_info[0][1][0].shape[0] if case.part == EXTEND else 1
     pages = min((a.bytes for a in pool if a.name == PAGES), default=0)
-    states = {argument.bytes for argument in pool if argument.name != PAGES}
     loop = _layer_loop(program, pool)
     body = [] if loop is None else list(program.within(loop.called["body"]))
     every = list(program.within(program.entry))
@@ -141,7 +140,7 @@ def compiled_facts(case: Case, traced_program: Any, lowered: Any) -> Facts:
         aliased=memory.alias_size_in_bytes,
         layer=_counts(program, body),
         outside=_counts(program, every, without=body),
-        copies=tuple(_copies(program, every, pages // layers, states)),
+        copies=tuple(_copies(program, every, pages // layers)),
         kernels=tuple(_kernels(every, declared(traced_program.jaxpr))),
         cycles=sum(instruction.cycles for instruction in every),
     )
@@ -182,11 +181,8 @@ def _counts(
     return counted | moving | {"kernel": kernels, "other": rest}
 
 
-def _copies(
-    program: Program, every: list[Instruction], size: int, states: set[int]
-) -> Iterator[str]:
-    """Yield the instructions that make an array in memory of its own, of at least `size` bytes or
-    the bytes of all states."""
+def _copies(program: Program, every: list[Instruction], size: int) -> Iterator[str]:
+    """Yield the instructions that make an array in memory of its own, of at least `size` bytes."""
     for instruction in every:
         if not size or instruction.opcode in SAME_MEMORY:
             continue
@@ -197,7 +193,7 @@ def _copies(
         ):
             continue
         shapes = instruction.shapes
-        large = [shape for shape in shapes if shape.bytes >= size or shape.bytes in states]
+        large = [shape for shape in shapes if shape.bytes >= size]
         if large and not (instruction.opcode == "fusion" and _in_place(program, instruction)):
             dims = ", ".join(f"{s.dtype}[{','.join(map(str, s.dims))}]" for s in large)
             yield f"{instruction.opcode} makes {dims}"

@@ -18,7 +18,7 @@ class Planned:
     """Figures of the plan that a program is held to; bytes."""
 
     weights: int
-    pages: int  # all of them, and all slots of states
+    pages: int  # all of them
     batch: int  # that the plan leaves to the largest batch
     tied: bool  # the head is the embedding, which is passed twice and exists once
 

@@ -313,7 +313,7 @@ async def answer(
     with record.stage(RESPOND):
         record.prompt_tokens, record.cached_tokens = scored.prompt_tokens, scored.cached_tokens
         if prepared.request is not None:
-            record.label_tokens = prepared.request.num_label_tokens + prepared.label_tokens
+            record.label_tokens = prepared.request.num_label_tokens
         del prepared, result, parts, scored
         return await begun()
 

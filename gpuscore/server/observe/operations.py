@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gpuscore.dialects.paths import MODELS_PATH, PROBE_PATHS, SYSTEM_ONE_PATH
+from gpuscore.dialects.paths import PROBE_PATHS
 from gpuscore.server.observe.metrics import Metrics, ServerState
 from gpuscore.server.observe.sums import Samples, Snapshot
 from gpuscore.server.service import ScoringService
@@ -86,8 +86,6 @@ def _json(record: RequestRecord) -> bytes:
     return msgspec.json.encode(fields) + b"\n"
 
 
-# TypeSafe's client shows the id of an answer that it finds under this name.
-TYPESAFE_ROUTES, TYPESAFE_ID = (SYSTEM_ONE_PATH, MODELS_PATH), b"x-typesafe-request-id"
 LOOP_PERIOD = 0.1  # seconds between two measurements of the event loop's delay
 
 
@@ -176,10 +174,7 @@ class OperationsMiddleware:
     def _marked(self, send: Send, record: RequestRecord) -> Send:
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start":
-                own = record.request_id.encode()
-                more = [(b"x-request-id", own)]
-                if record.route in TYPESAFE_ROUTES:
-                    more.append((TYPESAFE_ID, own))
+                more = [(b"x-request-id", record.request_id.encode())]
                 if self.timing_headers:
                     more.append((b"server-timing", server_timing(record).encode()))
                 message["headers"] = [*message["headers"], *more]

@@ -6,15 +6,11 @@ contents are text, or objects and arrays, which the model reads as JSON.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from string import ascii_uppercase, digits
 from typing import Any, TypeAlias
-
-from gpuscore.config import RequestLimits
-from gpuscore.errors import InvalidRequest
-from gpuscore.prompts.calibration import Kind
 
 YES_NO = ("yes", "no")
 PAIRS = tuple("".join(pair) for pair in product(ascii_uppercase, repeat=2))
@@ -39,7 +35,7 @@ class DecisionQuestion:
 
     text: str
     labels: tuple[str, ...]
-    kind: Kind = "noul"
+    kind: str = "noul"
     turned: str = ""
 
 
@@ -90,15 +86,6 @@ def level(instructions: str | None, levels: Sequence[Option]) -> DecisionQuestio
     return DecisionQuestion(_listed(head, labels, levels, what), labels, "score")
 
 
-def check_count(count: int, least: int, most: int, what: str, param: str) -> None:
-    """Raise InvalidRequest unless there are `least` to `most` options of this kind."""
-    if not least <= count <= most:
-        raise InvalidRequest(
-            f"{param} has {count} {what}; this server supports {least} to {most}",
-            param=f"{param}.{what}",
-        )
-
-
 def json_text(value: Any) -> str:
     """Return a JSON value as the model reads it: on one line, without spaces.
 
@@ -127,46 +114,3 @@ Content: TypeAlias = str | dict[str, Any] | list[Any]
 
 def content_text(value: Content | None) -> str | None:
     return value if value is None or isinstance(value, str) else json_text(value)
-
-
-def noul_question(
-    instructions: Content | None, true: Content | None, false: Content | None, param: str
-) -> DecisionQuestion:
-    """Return a question with the answers yes and no; `param` names it in errors."""
-    if instructions is None and true is None and false is None:
-        raise InvalidRequest(f"{param} has neither instructions nor criteria", param=param)
-    return yes_or_no(*map(content_text, (instructions, true, false)))
-
-
-def choice_question(
-    instructions: Content | None,
-    criteria: Mapping[str, Content | None],
-    limits: RequestLimits,
-    param: str,
-) -> DecisionQuestion:
-    """Return a question with one answer per name of the criteria."""
-    check_count(len(criteria), 1, most_options(limits.max_options), "criteria", param)
-    options = [(name, content_text(told) or "") for name, told in criteria.items()]
-    return choice(content_text(instructions), options)
-
-
-def score_question(
-    instructions: Content | None, criteria: Sequence[Content], limits: RequestLimits, param: str
-) -> DecisionQuestion:
-    """Return a question with one answer per level, lowest first."""
-    check_count(len(criteria), 1, most_options(limits.max_levels), "criteria", param)
-    levels = [(content_text(criterion) or "", "") for criterion in criteria]
-    return level(content_text(instructions), levels)
-
-
-def most_options(limit: int) -> int:
-    """Return a limit on options, which is at most the number of labels."""
-    return min(limit, len(PAIRS))
-
-
-def check_questions(count: int, most: int) -> None:
-    """Raise InvalidRequest unless there is a question, and no more than `most`."""
-    if not 1 <= count <= most:
-        raise InvalidRequest(
-            f"there are {count} questions; supported: 1 to {most}", param="questions"
-        )
