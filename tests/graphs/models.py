@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from gpuscore.backends.common.architectures import Architecture
+from gpuscore.backends.common.quantization import LINEAR
 from gpuscore.backends.common.shapes import weight_shapes
 from support.model_configs import LLAMA_8B, QWEN3, QWEN3_06B
+from support.quantized import FORMATS, section
 
 # Qwen3-30B-A3B with 4 of its 48 layers, the first of which is dense here.
 MIXTURE = QWEN3 | {
@@ -53,14 +55,14 @@ MODELS = (
     Model("Qwen3-0.6B, 4 layers", QWEN3_06B | {"num_hidden_layers": 4}, {}, large_pool=True),
     Model(
         "Qwen3-0.6B, int8, 4 layers",
-        QWEN3_06B | {"num_hidden_layers": 4},
-        {"cuda_graph_tokens": 48, "quantization": "int8"},
+        QWEN3_06B | {"num_hidden_layers": 4, "quantization_config": section("int8")},
+        {"cuda_graph_tokens": 48},
         large_pool=True,
     ),
     Model(
         "Qwen3-0.6B, fp8, 4 layers",
-        QWEN3_06B | {"num_hidden_layers": 4},
-        {"cuda_graph_tokens": 48, "quantization": "fp8"},
+        QWEN3_06B | {"num_hidden_layers": 4, "quantization_config": section("fp8")},
+        {"cuda_graph_tokens": 48},
         large_pool=True,
     ),
     Model("Llama-3.1-8B", LLAMA_8B, {"cuda_graph_tokens": 64}),
@@ -70,8 +72,6 @@ MODELS = (
 
 class EmptyFiles:
     """Stands for `CheckpointFiles`: every tensor has its shape and no contents."""
-
-    storage = None  # of a plain checkpoint
 
     def __init__(
         self,
@@ -83,12 +83,18 @@ class EmptyFiles:
         device: str = "cuda",
     ) -> None:
         self.shapes, self._device = weight_shapes(architecture.config), device
+        self.storage = architecture.storage
 
-    def scale(self, part: str, name: str) -> None:
-        """Return no scale: no tensor is quantised."""
+    def scale(self, part: str, name: str) -> Tensor | None:
+        """Return a scale per row of a linear layer's weight; None if it is not quantised."""
+        if self.storage is None or part not in LINEAR:
+            return None
+        return torch.empty(self.shapes[part][0], device=self._device)
 
     def tensor(self, part: str, name: str) -> Tensor:
-        return torch.empty(self.shapes[part], dtype=torch.bfloat16, device=self._device)
+        stored = self.storage is not None and part in LINEAR
+        dtype = FORMATS[self.storage.weights][0] if stored else torch.bfloat16
+        return torch.empty(self.shapes[part], dtype=dtype, device=self._device)
 
     def refuse_left_over(self, tied: str | None) -> None:
         """Accept every checkpoint."""

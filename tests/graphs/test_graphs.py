@@ -17,6 +17,7 @@ from gpuscore.backends.torch.graph_launcher import GraphLauncher
 from gpuscore.backends.torch.queues import CudaQueue
 from gpuscore.config import ModelConfig
 from support.kernels import choose_anew, planted
+from support.quantized import section
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("needs triton, which is for Linux", allow_module_level=True)
@@ -327,14 +328,14 @@ def test_an_unaligned_slice_has_another_key():
 
 @pytest.mark.parametrize(
     ("quantization", "setting", "tokens"),
-    [("auto", None, 4096), ("int8", None, 4096), ("fp8", None, 8192), ("fp8", 64, 64)],
+    [(None, None, 4096), ("int8", None, 4096), ("fp8", None, 8192), ("fp8", 64, 64)],
 )
 def test_fp8_whose_products_cost_the_host_more_has_larger_graphs(
     tmp_path, quantization, setting, tokens
 ):
-    options = {"quantization": quantization, "cuda_graph_tokens": setting}
+    added = {} if quantization is None else {"quantization_config": section(quantization)}
+    model = replace(SMALL, config=SMALL.config | added)
+    options = {"device": "cuda", "cuda_graph_tokens": setting}
     with device(H200):
-        plan = plan_backend(
-            SMALL.write(tmp_path), ModelConfig(str(tmp_path), device="cuda", **options)
-        )
+        plan = plan_backend(model.write(tmp_path), ModelConfig(str(tmp_path), **options))
     assert plan.graph_tokens == tokens

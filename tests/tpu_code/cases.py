@@ -21,6 +21,7 @@ from gpuscore.backends.jax.programs import XLA_OPTIONS, TracedPrograms, trace_pr
 from gpuscore.backends.jax.weights import weight_shapes_of
 from gpuscore.config import ModelConfig
 from support.model_configs import LLAMA_1B, QWEN3_06B, QWEN3_8B
+from support.quantized import section
 from tpu_code.chips import CHIPS, V5E, V6E, Chip
 
 EXTEND, LABELS = "extend", "labels"
@@ -42,8 +43,8 @@ MODELS = (
     # pages that a layer's take less than the batch's own arrays, which then look like copies.
     Model(
         "Qwen3-8B int8",
-        QWEN3_8B,
-        {"quantization": "int8", "max_model_len": 32768, "max_batch_tokens": 8192},
+        QWEN3_8B | {"quantization_config": section("int8")},
+        {"max_model_len": 32768, "max_batch_tokens": 8192},
         chips=(V5E,),
     ),
 )

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from gpuscore.backends.common.architectures import read_architecture
 from gpuscore.backends.common.hf_config import RawConfig
 from gpuscore.backends.common.shapes import weight_shapes
+from support.quantized import quantised
 
 VOCAB = 1000  # the simulation's tokens
 DENSE: dict[str, Any] = {
@@ -42,9 +43,11 @@ MIXTURE = DENSE | {
 
 
 def write_model(directory: Path) -> Path:
-    """Write a mixture of experts into `directory`, and a dense model into its folder "dense"."""
+    """Write a mixture of experts into `directory`, and a dense model in INT8 into its folder
+    "int8"."""
     _write(directory, MIXTURE)
     _write(directory / "dense", DENSE)
+    quantised(directory / "dense", directory / "int8")
     return directory
 
 

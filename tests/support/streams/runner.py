@@ -108,13 +108,12 @@ def device_of(recorder: Recorder) -> Iterator[None]:
 
 def make_backend(directory: Path, setup: Setup) -> TorchBackend:
     """Load the product's backend, within `device_of`."""
-    directory = directory / "dense" if setup.int8 else directory
+    directory = directory / "int8" if setup.int8 else directory
     config = ModelConfig(
         str(directory),
         device="cuda",
         dtype="float32",
         attention="triton",
-        quantization="int8" if setup.int8 else "auto",
         kernels="torch" if setup.graph_tokens is None else "triton",
         max_batch_tokens=setup.max_batch_tokens,
         max_model_len=128,
