@@ -153,13 +153,6 @@ class ServerConfig:
         "127.0.0.1", "address to bind; only loopback needs no API key", metavar="ADDRESS"
     )
     port: int = option(8000, "port to bind; 0: any free one", minimum=0, maximum=65535)
-    http_workers: int = option(
-        1,
-        "processes that share the port and answer HTTP, for more small requests per second than "
-        "one core can answer; over 1 on Linux only",
-        minimum=1,
-        maximum=64,
-    )
     served_model_name: str | None = option(
         None,
         "name of the model in requests and answers",
