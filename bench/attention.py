@@ -43,7 +43,7 @@ Row: TypeAlias = dict[str, Any]
 TRIAL: dict[str, Sizes] = {"130 + 4 x 5": (130, 4, 5)}
 HEADS, KV_HEADS, PAGE = 16, 8, 64
 TOLERANCE = 2e-2
-OURS = ("triton", "flashinfer", "flashinfer-cascade")
+OURS = ("triton", "flashinfer")
 ON_CPU = ("torch", "triton")
 
 

@@ -124,7 +124,7 @@ def launcher_of(
     from gpuscore.backends.torch import loader
     from gpuscore.backends.torch.attention.triton import TritonAttention
     from gpuscore.backends.torch.decoder import Decoder
-    from gpuscore.backends.torch.graph_launcher import GraphLauncher, Passes
+    from gpuscore.backends.torch.graph_launcher import GraphLauncher
     from gpuscore.backends.torch.kernels import in_triton
     from gpuscore.backends.torch.kv_pool import KVPool
     from gpuscore.backends.torch.queues import HostQueue
@@ -137,8 +137,8 @@ def launcher_of(
     decoder = Decoder(architecture.config, weights, in_triton, own="triton")
     pool = KVPool(architecture.config, *pages, dtype, device)
     pool.device = torch.device("cuda")  # by which attention chooses its tiles
-    passes = Passes(decoder, TritonAttention(architecture.config, pool, steady=False))
-    return GraphLauncher(pool, passes, passes, HostQueue(), graph_tokens)
+    attention = TritonAttention(architecture.config, pool, steady=False)
+    return GraphLauncher(decoder, attention, HostQueue(), graph_tokens)
 
 
 def forward_pass(
@@ -150,7 +150,7 @@ def forward_pass(
 
     places = Places.of(Bucket(tokens, 16, 16), 2)
     words = torch.zeros(places.end, dtype=torch.int32, device=device)
-    return lambda: launcher._forward(launcher._single, places, words)
+    return lambda: launcher._forward(places, words)
 
 
 def measure(
@@ -253,7 +253,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--fp8", action="store_true", help="the product of FP8 instead")
     options = parser.parse_args()
-    from graphs.models import QWEN3_06B
+    from support.model_configs import QWEN3_06B
 
     torch.set_num_threads(1)
     if options.fp8:

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import shutil
 import struct
 import subprocess
 import termios
@@ -17,9 +18,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import gpuscore
 from gpuscore import Scorer, __version__
 from gpuscore.commands.cli import main
 
+DEMO = Path(gpuscore.__file__).parent / "demo"
 QUERY = "query: a red lamp\nitem: "
 ITEMS = ["A blue chair.", "A red lamp.", "", "A naïve red lamp ☃"]
 
@@ -227,8 +230,36 @@ def test_what_is_wrong_is_one_sentence(arguments, code, message, capsys, monkeyp
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["serve"], ["parity"], ["parity", "compare"], ["parity", "check-server"]]
+    ("template", "message"),
+    [
+        (
+            "{{ raise_exception('\x1b[2J\x9b\u202e' ~ 'no' * 900) }}",
+            r"rendered: \x1b[2J\x9b\u202eno",
+        ),
+        ("{{ messages[0].content | reverse }}", "the document 0 times, not once"),
+        (
+            "{% for m in messages | reverse %}{{ m.content }}{% endfor %}",
+            "query after the document",
+        ),
+    ],
 )
+def test_a_template_that_cannot_be_used(tmp_path, capsys, template, message):
+    """It gets one sentence with the file, the reason and the advice, and writes no control
+    characters."""
+    family = {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "a"}}
+    config = json.loads((DEMO / "config.json").read_text()) | family
+    shutil.copy(DEMO / "tokenizer.json", tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "chat_template.jinja").write_text(template)
+    assert main(["info", str(tmp_path), "--family", "reward"]) == 78
+    error = capsys.readouterr().err
+    assert error.startswith("gpuscore: chat_template.jinja: the chat template ")
+    assert message in error
+    assert error.endswith("still scores query, items and labels\n")
+    assert error.rstrip("\n").isprintable()
+
+
+@pytest.mark.parametrize("command", [[], ["serve"], ["parity"], ["parity", "compare"]])
 def test_help(command, capsys):
     with pytest.raises(SystemExit) as stop:
         main([*command, "--help"])

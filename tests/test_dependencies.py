@@ -33,10 +33,6 @@ ALLOWED = {
         "gpuscore/processes/worker/__main__.py",
         "import_module",
     ): "the backend's factory, from the server's own table",
-    (
-        "gpuscore/commands/convert/bin_source.py",
-        "torch.load",
-    ): "with weights_only, which builds tensors only; tests/convert has a file with code",
 }
 # Licences that allow the images to be passed on. Look at any other licence before adding it.
 PERMISSIVE = re.compile(

@@ -1,4 +1,4 @@
-"""Writes the signatures of FlashInfer's wrappers that gpuscore calls as a type stub, so that mypy
+"""Writes the signatures of FlashInfer's wrapper that gpuscore calls as a type stub, so that mypy
 binds our calls to the release that the CUDA image installs. Needs no GPU and imports nothing.
 
     python -P tools/flashinfer_stub.py docker/locks/cuda.txt   # after a new release
@@ -14,10 +14,7 @@ from tempfile import TemporaryDirectory
 from zipfile import ZipFile
 
 STUB = Path(__file__).parents[1] / "stubs" / "flashinfer" / "__init__.pyi"
-CLASSES = {
-    "flashinfer/prefill.py": "BatchPrefillWithPagedKVCacheWrapper",
-    "flashinfer/cascade.py": "MultiLevelCascadeAttentionWrapper",
-}
+FILE, CLASS = "flashinfer/prefill.py", "BatchPrefillWithPagedKVCacheWrapper"
 METHODS = ("__init__", "plan", "run")
 HEAD = '''"""Written by tools/flashinfer_stub.py from flashinfer-python=={version}; do not edit."""
 
@@ -38,11 +35,8 @@ def main(lock: Path) -> None:
         wanted = f"flashinfer-python=={version}"
         subprocess.run([sys.executable, "-m", "pip", *asked, wanted], check=True)
         with ZipFile(next(Path(folder).glob("*.whl"))) as files:
-            classes = [
-                "\n".join(stub_of(files.read(path).decode(), name))
-                for path, name in CLASSES.items()
-            ]
-    STUB.write_text("\n\n".join([HEAD.format(version=version), *classes]) + "\n")
+            lines = stub_of(files.read(FILE).decode(), CLASS)
+    STUB.write_text("\n".join([HEAD.format(version=version), "", *lines]) + "\n")
 
 
 def stub_of(source: str, name: str) -> Iterator[str]:

@@ -1,5 +1,4 @@
-"""The `gpuscore` command: serve, score, batch, calibrate, convert, eval, info, doctor,
-parity, bench."""
+"""The `gpuscore` command: serve, score, batch, info, doctor, parity, bench."""
 
 import argparse
 import json
@@ -15,7 +14,6 @@ from typing import Any
 
 from gpuscore import __version__
 from gpuscore.commands.bulk.options import add_batch
-from gpuscore.commands.convert.arguments import add_convert
 from gpuscore.config import (
     CONFIGS,
     EngineConfig,
@@ -43,9 +41,8 @@ from gpuscore.config.served import check_one_source, check_single
 from gpuscore.config.sources import Settings, read_settings
 from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, LoadTimeout, UsageError
 from gpuscore.measure.bench.arguments import add_bench
-from gpuscore.measure.calibrate.arguments import add_calibrate
-from gpuscore.measure.evaluation.arguments import add_eval
 from gpuscore.measure.parity.arguments import add_parity
+from gpuscore.models.files import printable
 from gpuscore.system.extras import remedy
 from gpuscore.system.machine import commit
 
@@ -91,7 +88,7 @@ def _complain(message: str) -> None:
     """Write a line to standard error; give up if it is not taken within MAX_WAIT seconds."""
     with suppress(OSError):
         if select.select([], [STANDARD_ERROR], [], MAX_WAIT)[1]:
-            print(f"gpuscore: {message}", file=sys.stderr, flush=True)
+            print(f"gpuscore: {printable(message)}", file=sys.stderr, flush=True)
 
 
 class _Version(argparse.Action):
@@ -119,9 +116,6 @@ def make_parser() -> CommandParser:
     add_flags(score, ModelConfig, FileConfig)
     score.add_help_all()
     add_batch(commands, _batch)
-    add_calibrate(commands)
-    add_convert(commands)
-    add_eval(commands)
     info = _add_command(
         commands, "info", "show a model's architecture, limits and memory, and all settings", _info
     )

@@ -15,6 +15,7 @@ from gpuscore.config.options import plain
 from gpuscore.config.served import ServedConfig, check_one_source, served_models
 from gpuscore.config.sources import DEFAULT, Settings
 from gpuscore.errors import ConfigError
+from gpuscore.models.files import printable
 from gpuscore.models.hub import model_directory, model_name
 from gpuscore.processes.replicas.placement import (
     Needs,
@@ -24,7 +25,6 @@ from gpuscore.processes.replicas.placement import (
     placements,
     places_of_all,
 )
-from gpuscore.prompts.decisions import read_asking
 from gpuscore.prompts.model import ModelFiles
 
 SHOWN_CLASSES = 8
@@ -77,9 +77,7 @@ def _print_model(
         rows |= _model_rows(wanted.architecture.config) | _rank_rows(model) | _memory_rows(wanted)
         resolved |= wanted.resolved
     family = settings.chosen["family"].value
-    order, calibration = (settings.chosen[n].value for n in ("decision_order", "calibration"))
-    asked = read_asking(order, calibration)
-    files = ModelFiles.read(directory, family, chosen.sources, asked)
+    files = ModelFiles.read(directory, family, chosen.sources)
     resolved["family"] = "none" if files.family is None else files.family.name
     rows["prompt family"] = plain(resolved["family"])
     rows["tokenizer"] = "tokenizer.json" if files.encoder else "none: token ids only"
@@ -219,7 +217,9 @@ def _places(places: Sequence[Placement]) -> str:
 def _head(classes: Sequence[str] | None) -> str:
     if classes is None:
         return "the vocabulary: labels are tokens"
-    shown = ", ".join(classes[:SHOWN_CLASSES]) + (", ..." if len(classes) > SHOWN_CLASSES else "")
+    shown = ", ".join(map(printable, classes[:SHOWN_CLASSES])) + (
+        ", ..." if len(classes) > SHOWN_CLASSES else ""
+    )
     return f"classification, {len(classes)} class{'es' if len(classes) > 1 else ''}: {shown}"
 
 

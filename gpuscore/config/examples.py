@@ -25,15 +25,6 @@ Examples:
   gpuscore score demo --query 'Is it a lamp? ' --items - --labels yes,no --json
 
 """,
-    "convert": """\
-Examples:
-
-  gpuscore convert SmolLM2-135M-Instruct.Q4_1.gguf ./smollm2
-  gpuscore convert ./model-with-bin-files ./model --dtype float16
-
-Exit code 2: SOURCE cannot be converted; nothing is written.
-
-""",
     "info": """\
 Examples:
 
@@ -70,17 +61,6 @@ Examples:
 
   gpuscore parity compare this-machine other-machine
   gpuscore parity compare gpu tpu --reference exact rounded
-""",
-    "parity trace": """\
-Examples:
-
-  gpuscore parity trace Qwen/Qwen3-0.6B --backend jax --dtype bfloat16
-
-""",
-    "parity check-server": """\
-Examples:
-
-  gpuscore parity check-server http://127.0.0.1:8000 --kind gpuscore
 """,
     "bench": """\
 Examples:

@@ -1,5 +1,4 @@
-"""The sources of values: command line, else environment, else TOML file, else what a managed
-platform implies, else default.
+"""The sources of values: command line, else environment, else TOML file, else default.
 
 Every source is checked completely, even values that another source overrides. No message holds the
 value of an unknown name: the name may be a misspelt name of the API key.
@@ -15,7 +14,6 @@ from typing import Any
 
 from gpuscore.config import API_KEY, API_KEY_VARIABLE, CONFIGS, FileConfig
 from gpuscore.config.options import PREFIX, ConfigT, Option, options, shown
-from gpuscore.config.platforms import implied
 from gpuscore.errors import ConfigError
 
 DEFAULT, COMMAND_LINE = "default", "command line"
@@ -79,8 +77,7 @@ def read_settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> S
 
     Args:
         flags: the values of the command line, by field name; other names are ignored.
-        environment: like os.environ; of names that do not begin with GPUSCORE_, only those that
-            managed platforms set are read.
+        environment: like os.environ; names that do not begin with GPUSCORE_ are ignored.
 
     Raises:
         ConfigError: an unknown name, or a value of wrong type or out of range.
@@ -88,10 +85,7 @@ def read_settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> S
     chosen = {name: Setting(item.default, DEFAULT) for name, item in OPTIONS.items()}
     above = dict(_from_environment(environment)) | dict(_from_flags(flags))
     file = above.pop(CONFIG.name, None)
-    explicit = ({} if file is None else _from_file(file.value)) | above
-    source, more = implied({name: setting.value for name, setting in explicit.items()}, environment)
-    platform = {name: Setting(value, source) for name, value in more.items()}
-    return Settings(chosen | platform | explicit)
+    return Settings(chosen | ({} if file is None else _from_file(file.value)) | above)
 
 
 def _from_flags(flags: Mapping[str, Any]) -> Iterator[tuple[str, Setting]]:

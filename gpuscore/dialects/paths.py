@@ -10,10 +10,7 @@ TOKENIZER_INFO_PATH = "/tokenizer_info"
 GENERATING_PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings")
 # Infinity's clients want returned documents as text; all others want objects.
 INFINITY_RERANK_PATH = "/infinity/rerank"
-NIM_PATH = "/v1/ranking"
 CLASSIFY_PATHS = ("/classify", "/v1/classify")
-DECISIONS_PATH = "/v1/decisions"
-SYSTEM_ONE_PATH = "/v1/systemone"
 MODELS_PATH = "/v1/models"
 # Pages for people; without --no-ui, the first two are served.
 PLAYGROUND_PATH, STATUS_PATH, DOCS_PATH = "/", "/status", "/docs"
@@ -28,8 +25,8 @@ OPEN_PATHS = (*PROBE_PATHS, *UI_PATHS, DOCS_PATH, "/openapi.json")
 ALIASES, REFUSED = "Aliases", "Always refused"
 GROUPS = {
     "Score": (SCORE_PATH,),
-    "Rank": (JINA_RERANK_PATH, NIM_PATH),
-    "Classify and decide": (CLASSIFY_PATHS[1], DECISIONS_PATH, SYSTEM_ONE_PATH),
+    "Rank": (JINA_RERANK_PATH,),
+    "Classify": (CLASSIFY_PATHS[1],),
     "Tokens": (COMPLETIONS_PATH, TOKENIZE_PATH, DETOKENIZE_PATH, TOKENIZER_INFO_PATH),
     "Models": (MODELS_PATH, "/info"),
     "Operation": (*PROBE_PATHS, "/metrics"),

@@ -276,11 +276,6 @@ def error_body(error: GpuscoreError) -> ErrorBody:
     return ErrorBody(error.message, error.type, error.param, error.code)
 
 
-TEXT_ERRORS = "text errors"  # the variant of requests whose clients expect a text as `error`
-
-
 def encode_error(error: GpuscoreError, variant: str = "") -> bytes:
-    """Return `{"error": {...}}` as JSON, or `{"error": "message"}` for TEXT_ERRORS."""
-    if variant == TEXT_ERRORS:
-        return msgspec.json.encode({"error": error.message})
+    """Return `{"error": {...}}` as JSON; these bodies have no variants."""
     return msgspec.json.encode(ErrorAnswer(error_body(error)))

@@ -107,6 +107,11 @@ def as_object(value: Any, name: str) -> dict[str, Any]:
     return value
 
 
+def printable(text: str) -> str:
+    """Escape control characters, with which a model's file could write to a terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
 def shown(value: Any) -> str:
     """Return a value of a file as part of an error: one line of bounded length."""
     text = repr(value)

@@ -97,6 +97,11 @@ _MERGE = (
     "AutoPeftModelFor{task}.from_pretrained({directory!r}).merge_and_unload()"
     ".save_pretrained({out!r}); AutoTokenizer.from_pretrained({base!r}).save_pretrained({out!r})"
 )
+_CONVERT = (
+    "from transformers import AutoModelFor{task}, AutoTokenizer; "
+    "AutoModelFor{task}.from_pretrained({directory!r}, dtype='auto').save_pretrained({out!r}); "
+    "AutoTokenizer.from_pretrained({directory!r}).save_pretrained({out!r})"
+)
 _TASKS = {"CAUSAL_LM": "CausalLM", "SEQ_CLS": "SequenceClassification"}
 # Kinds of adapters in peft whose weights can be added to the base model's.
 _MERGED = ("LORA", "ADALORA", "LOHA", "LOKR", "IA3", "OFT", "BOFT", "VERA")
@@ -109,8 +114,7 @@ def refuse_file(path: Path) -> None:
         ConfigError: always.
     """
     if path.suffix == ".gguf":
-        command = _converting(path)
-        raise ConfigError(f"MODEL {path} is a GGUF file, {_GGUF.format(command=command)}")
+        raise ConfigError(f"MODEL {path} is a GGUF file, {_GGUF}")
     if path.suffix in (".safetensors", ".json"):
         raise ConfigError(f"MODEL {path} is a file; give its directory, {path.parent}")
     raise ConfigError(f"MODEL {path} is a file; supported: a Hugging Face model directory")
@@ -128,7 +132,7 @@ def refuse_other_formats(directory: Path) -> None:
     if config is not None:
         _refuse_kind(directory, config)
         _refuse_unnamed_quantization(directory, config)
-    _refuse_weights(directory)
+    _refuse_weights(directory, config or {})
 
 
 def _refuse_adapter(directory: Path) -> None:
@@ -212,7 +216,7 @@ def _refuse_unnamed_quantization(directory: Path, config: dict[str, Any]) -> Non
         )
 
 
-def _refuse_weights(directory: Path) -> None:
+def _refuse_weights(directory: Path, config: dict[str, Any]) -> None:
     """Refuse a directory whose weights are all in other formats than safetensors."""
     if any((directory / name).exists() for name in _READ):
         return
@@ -220,13 +224,15 @@ def _refuse_weights(directory: Path) -> None:
         names = sorted(path.name for path in directory.glob(pattern))
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            reason = why.format(command=_converting(directory))
+            reason = why.format(command=_converting(directory, config), out=CONVERTED)
             raise ConfigError(f"MODEL {directory} has its weights in {names[0]}{more}, {reason}")
 
 
-def _converting(source: Path) -> str:
-    """Return the command that converts a file or directory."""
-    return shlex.join(["gpuscore", "convert", str(source), CONVERTED])
+def _converting(directory: Path, config: dict[str, Any]) -> str:
+    """Return the command by which transformers writes a model's safetensors."""
+    classifies = "ForSequenceClassification" in str(config.get("architectures"))
+    task = _TASKS["SEQ_CLS" if classifies else "CAUSAL_LM"]
+    return _python(_CONVERT.format(task=task, directory=str(directory), out=CONVERTED))
 
 
 def _python(code: str) -> str:
@@ -236,13 +242,15 @@ def _python(code: str) -> str:
 
 _READ = ("model.safetensors", "model.safetensors.index.json")
 _GGUF = (
-    "llama.cpp's format; supported: safetensors. Convert it with {command}, or serve the model "
-    "from which it was made, with --quantization int8 if it does not fit"
+    "llama.cpp's format; load the model's safetensors, because transformers' reading of GGUF loses "
+    "head sizes, RoPE scaling and soft caps, and only gpuscore's tag before-demolition has a "
+    "checked conversion"
 )
 _WEIGHTS = (
     (
         "pytorch_model*.bin",
-        "pickled by torch; supported: safetensors. Convert it with {command}",
+        "pickled by torch; supported: safetensors. Convert it and serve {out}: pip install "
+        "transformers; {command}",
     ),
     ("*.gguf", _GGUF),
     (

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuscore.errors import InvalidRequest, MissingLabels
-from gpuscore.prompts.family import sigmoid
+from gpuscore.prompts.family import Activation, sigmoid
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.prompts.registry import names_of
 from gpuscore.prompts.rerank_input import RerankInput
@@ -27,17 +27,19 @@ class Classes:
 
     Args:
         labels: names of the classes.
-        exclusive: the probabilities are a softmax over the classes; otherwise each is a sigmoid.
+        activation: as in `ClassifierHead`.
         truncated: numbers of the texts that were cut.
     """
 
     labels: list[str]
-    exclusive: bool
+    activation: Activation
     truncated: tuple[int, ...] = ()
 
     def probabilities(self, logits: Float64Array) -> Float64Array:
-        """Return probabilities [N, classes], from 0 to 1."""
-        return softmax(logits) if self.exclusive else sigmoid(logits)
+        """Return probabilities [N, classes], from 0 to 1; the logits if they are a regression's."""
+        if self.activation == "none":
+            return logits
+        return softmax(logits) if self.activation == "softmax" else sigmoid(logits)
 
 
 def build_classes(
@@ -58,7 +60,7 @@ def build_classes(
     family, builder, head = prompts.family, prompts.builder, prompts.head
     if family is not None and not family.family.ranks and named is None:
         built = family.build(inputs, turns)
-        return built.request, Classes(list(family.family.classes), True, built.truncated)
+        return built.request, Classes(list(family.family.classes), "softmax", built.truncated)
     for name, value in (
         ("query", inputs.query),
         ("truncate", inputs.fit),
@@ -82,4 +84,4 @@ def build_classes(
     request = builder.build(score, turns)
     if request is None:
         raise InvalidRequest("input must hold at least one text", param="input")
-    return request, Classes(labels, head is None or head.exclusive)
+    return request, Classes(labels, "softmax" if head is None else head.activation)

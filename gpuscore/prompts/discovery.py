@@ -5,6 +5,7 @@ files of sentence-transformers beside the weights, the model's config.json, the 
 no source names a family, no family is guessed, and `/rerank` is refused with the reason.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,10 +14,21 @@ from typing import Any
 from gpuscore.errors import ConfigError
 from gpuscore.models.files import as_object, read_json, read_object, shown
 from gpuscore.prompts.chat import BESIDE, ChatTemplate, Messages, parts_of
-from gpuscore.prompts.family import DOCUMENT, INSTRUCTION, ONLY_CLASS, QUERY, PromptFamily, literal
+from gpuscore.prompts.family import (
+    DOCUMENT,
+    INSTRUCTION,
+    ONLY_CLASS,
+    QUERY,
+    Activation,
+    Ends,
+    PromptFamily,
+    literal,
+)
 from gpuscore.prompts.registry import FAMILIES, QWEN3_RERANKER, AnyFamily, by_name
 
 LOGIT_SCORE = "LogitScore"
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +37,14 @@ class ClassifierHead:
 
     Args:
         num_classes: at least one.
-        exclusive: exactly one class is right, so probabilities are a softmax; else sigmoids.
+        activation: turns logits into answers: "softmax" if exactly one class is right, "sigmoid"
+            if several may be, "none" for the numbers of a regression.
+        padding: the padding token; None: there is none.
     """
 
     num_classes: int
-    exclusive: bool
+    activation: Activation
+    padding: int | None = None
 
 
 def read_classifier_head(directory: Path) -> ClassifierHead | None:
@@ -49,8 +64,21 @@ def read_classifier_head(directory: Path) -> ClassifierHead | None:
         count = len(as_object(names, f"{path}: id2label"))
     if type(count) is not int or count < 1:
         raise ConfigError(f"{path}: num_labels must be a positive integer, found {shown(count)}")
-    several = config.get("problem_type") == "multi_label_classification"
-    return ClassifierHead(count, exclusive=count > 1 and not several)
+    text = config.get("text_config")
+    padding = (text if isinstance(text, dict) else config).get("pad_token_id")
+    return ClassifierHead(
+        count,
+        _head_activation(count, config.get("problem_type")),
+        padding if type(padding) is int else None,
+    )
+
+
+def _head_activation(num_classes: int, problem: object) -> Activation:
+    """Return the activation that transformers' pipeline takes for this `problem_type`."""
+    if problem == "regression":
+        return "none"
+    several = num_classes == 1 or problem == "multi_label_classification"
+    return "sigmoid" if several else "softmax"
 
 
 def architecture_name(directory: Path) -> str:
@@ -86,13 +114,13 @@ def find_family(
         )
     if wanted != "auto":
         return _for_head(_resolved(FAMILIES[wanted], directory, specials), head)
-    chosen = _sentence_transformers(directory, specials)
-    if chosen is None:
-        config = read_object(directory / "config.json") or {}
-        known = by_name(names, architecture_name(directory))
-        if config.get("is_original_qwen3_reranker") is True:  # vLLM's key
-            known = QWEN3_RERANKER
-        chosen = None if known is None else _resolved(known, directory, specials)
+    config = read_object(directory / "config.json") or {}
+    known = by_name(names, architecture_name(directory))
+    if config.get("is_original_qwen3_reranker") is True:  # vLLM's key
+        known = QWEN3_RERANKER
+    chosen = _sentence_transformers(directory, specials, known)
+    if chosen is None and known is not None:
+        chosen = _resolved(known, directory, specials)
     if chosen is None or (head is not None and head.num_classes > 1):
         return None  # it is unknown which of several classes means relevant
     if head is not None and not chosen.ranks:
@@ -118,7 +146,10 @@ def _for_head(family: PromptFamily, head: ClassifierHead | None) -> PromptFamily
             f"--family {family.name}: the model's head is one class, and a guard of this family "
             f"answers with one of {len(family.classes)}; {BESIDE}"
         )
-    return replace(family, labels=(ONLY_CLASS,), one_class=True)
+    family = replace(family, labels=(ONLY_CLASS,), one_class=True, padding=head.padding)
+    if head.activation == "none":
+        return replace(family, activation="none", scale=1.0)
+    return family
 
 
 def _resolved(family: AnyFamily, directory: Path, specials: Sequence[str]) -> PromptFamily:
@@ -131,31 +162,38 @@ def _resolved(family: AnyFamily, directory: Path, specials: Sequence[str]) -> Pr
             f"{directory} has none; {BESIDE}"
         )
 
-    def parts(messages: Messages) -> tuple[str, ...]:
-        made = parts_of(template.marked(messages, family.options), specials)
+    def rendered(messages: Messages) -> tuple[tuple[str, ...], dict[str, Ends]]:
+        text, ends = template.marked_and_ends(messages, family.options)
+        made = parts_of(text, specials)
         # The model would generate the beginning of the answer, so it is tokenised as its own part.
-        return (*made, literal(family.answer)) if family.answer else made
+        return (*made, literal(family.answer)) if family.answer else made, ends | family.strip
+
+    parts, strip = rendered(family.messages)
+    answering_parts, answering_strip = rendered(family.answering) if family.answering else ((), {})
 
     return PromptFamily(
         name=family.name,
         source=family.source,
-        parts=parts(family.messages),
+        parts=parts,
         labels=family.labels,
         classes=family.classes,
-        answering_parts=parts(family.answering) if family.answering else (),
+        answering_parts=answering_parts,
         first_tokens=bool(family.classes),
         instruction=family.instruction,
         activation=family.activation,
         one_class=family.one_class,
-        strip=True,  # many templates strip texts, so it is done for all of them
+        strip=strip,
+        answering_strip=answering_strip,
     )
 
 
-def _sentence_transformers(directory: Path, specials: Sequence[str]) -> PromptFamily | None:
+def _sentence_transformers(
+    directory: Path, specials: Sequence[str], known: AnyFamily | None
+) -> PromptFamily | None:
     """Return the family that sentence-transformers' files define, or None without such files.
 
     They are modules.json, the configuration of the module that reads the logits, and the chat
-    template.
+    template. The formula is that of a known family, if there is one.
     """
     read_by = _score_module(directory)
     if read_by is None:
@@ -166,14 +204,59 @@ def _sentence_transformers(directory: Path, specials: Sequence[str]) -> PromptFa
         raise ConfigError(f"{directory} has a {LOGIT_SCORE} module but no chat template")
     instruction = _instruction(directory / "config_sentence_transformers.json")
     text, strip = _rendered(template, bool(instruction), _template_options(directory))
+    formula = _formula(directory)
+    if isinstance(known, PromptFamily) and known.ranks:
+        if formula != (known.activation, known.scale):
+            logger.warning(
+                "the files of %s give relevance as %s, and the family %s as %s, which holds",
+                directory,
+                _told(*formula),
+                known.name,
+                _told(known.activation, known.scale),
+            )
+        formula = known.activation, known.scale
     return PromptFamily(
         name=f"sentence-transformers {directory.name}",
         source=str(directory / "modules.json"),
         parts=parts_of(text, specials),
         labels=labels,
         instruction=instruction,
+        activation=formula[0],
+        scale=formula[1],
         strip=strip,
     )
+
+
+def _formula(directory: Path) -> tuple[Activation, float]:
+    """Return the activation and the scale of sentence-transformers' files.
+
+    Raises:
+        ConfigError: the activation is neither a sigmoid nor the identity.
+    """
+    path = directory / "config_sentence_transformers.json"
+    name = (read_object(path) or {}).get("activation_fn")
+    if name is None:  # older versions wrote it here
+        path = directory / "config.json"
+        config = read_object(path) or {}
+        own = as_object(config.get("sentence_transformers") or {}, f"{path}: sentence_transformers")
+        name = own.get("activation_fn", config.get("sbert_ce_default_activation_function"))
+    if name in (None, *_torch_names("activation", "Sigmoid")):  # the default
+        return "sigmoid", 1.0
+    if name in _torch_names("linear", "Identity"):
+        return "none", 1.0
+    raise ConfigError(
+        f"{path}: activation_fn is {shown(name)}; supported: torch.nn.Sigmoid, torch.nn.Identity; "
+        "--family names a prompt and a formula instead"
+    )
+
+
+def _torch_names(module: str, name: str) -> tuple[str, str]:
+    return f"torch.nn.{name}", f"torch.nn.modules.{module}.{name}"
+
+
+def _told(activation: Activation, scale: float) -> str:
+    raw = "raw" if scale == 1 else f"raw / {scale:g}"
+    return raw if activation == "none" else f"sigmoid({raw})"
 
 
 def _score_module(directory: Path) -> Path | None:
@@ -233,9 +316,8 @@ def _template_options(directory: Path) -> dict[str, Any]:
 
 def _rendered(
     template: ChatTemplate, with_instruction: bool, options: dict[str, Any]
-) -> tuple[str, bool]:
-    """Return the prompt with marks, and True if the template strips white space around texts."""
+) -> tuple[str, dict[str, Ends]]:
+    """Return the prompt with marks, and the white space that the template drops around texts."""
     system = [("system", "{" + INSTRUCTION + "}")] if with_instruction else []
     messages = [*system, (QUERY, "{" + QUERY + "}"), (DOCUMENT, "{" + DOCUMENT + "}")]
-    bare, spaced = template.marked_each(messages, options, ("", " "))
-    return bare, spaced == bare
+    return template.marked_and_ends(messages, options)

@@ -1,8 +1,9 @@
 """Prompt families: the prompt, labels and formula of a kind of reranker, guard or reward model."""
 
 import string
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -11,6 +12,12 @@ from gpuscore.types.batch import Float64Array
 QUERY, DOCUMENT, INSTRUCTION = "query", "document", "instruction"
 # The only label of a model whose head gives one number instead of a vocabulary, see `one_class`.
 ONLY_CLASS = 0
+
+Activation: TypeAlias = Literal["softmax", "sigmoid", "none"]
+# Characters that are dropped before and after a text; None: all white space.
+Ends: TypeAlias = tuple[str | None, str | None]
+NO_ENDS: Ends = ("", "")
+STRIPPED: dict[str, Ends] = dict.fromkeys((QUERY, DOCUMENT), (None, None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +44,11 @@ class PromptFamily:
         activation: turns a raw score into a relevance: "sigmoid" of raw / scale, which for two
             labels and scale 1 is their softmax; or "none".
         scale: divisor of raw scores.
-        strip: white space around the texts is dropped.
+        strip: by field, the characters that are dropped around its text.
+        answering_strip: the same in `answering_parts`.
         one_class: the only label is the class of a head, not a token.
+        padding: the padding token of a model with a head, which transformers reads at the last
+            other token. None: it has none.
 
     Raises:
         ValueError: the parts lack a required field, or have an unknown or repeated one.
@@ -52,10 +62,12 @@ class PromptFamily:
     answering_parts: tuple[str, ...] = ()
     first_tokens: bool = False
     instruction: str = ""
-    activation: Literal["sigmoid", "none"] = "sigmoid"
+    activation: Activation = "sigmoid"
     scale: float = 1.0
-    strip: bool = False
+    strip: Mapping[str, Ends] = field(default_factory=dict)
+    answering_strip: Mapping[str, Ends] = field(default_factory=dict)
     one_class: bool = False
+    padding: int | None = None
 
     def __post_init__(self) -> None:
         needed = {DOCUMENT} if self.classes else {QUERY, DOCUMENT}
@@ -83,10 +95,6 @@ class PromptFamily:
     @property
     def takes_instruction(self) -> bool:
         return any(INSTRUCTION in fields_of(part) for part in self.parts)
-
-    def text(self, value: str) -> str:
-        """Return a query or a document as it goes into the prompt."""
-        return value.strip() if self.strip else value
 
     def raw_scores(self, logits: Float64Array) -> Float64Array:
         """Return [N] from logits [N, labels]: the first logit, less the second if there is one."""
@@ -125,9 +133,15 @@ def filled(part: str, **values: str) -> str:
 class DocumentTemplate:
     """The parts of a family's prompt, split at the part with the document."""
 
-    def __init__(self, parts: tuple[str, ...]) -> None:
+    def __init__(self, parts: tuple[str, ...], strip: Mapping[str, Ends]) -> None:
+        self._strip = strip
         place = next(i for i, part in enumerate(parts) if DOCUMENT in fields_of(part))
         self.before, self.last, self.after = parts[:place], parts[place], parts[place + 1 :]
         # The parts before the first caller's text.
         fixed = next(i for i, part in enumerate(parts) if fields_of(part))
         self.fixed = parts[:fixed]
+
+    def text(self, field: str, value: str) -> str:
+        """Return the text of a field as it goes into the prompt."""
+        before, after = self._strip.get(field, NO_ENDS)
+        return value.lstrip(before).rstrip(after)

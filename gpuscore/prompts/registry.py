@@ -8,10 +8,10 @@ compare its token ids with recorded ones.
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from gpuscore.prompts.chat import Messages
-from gpuscore.prompts.family import ONLY_CLASS, PromptFamily
+from gpuscore.prompts.family import ONLY_CLASS, STRIPPED, Activation, Ends, PromptFamily
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class ChatFamily:
         answer: the beginning of the model's answer, before the label.
         options: variables of the template, such as add_generation_prompt.
         activation, one_class: as in `PromptFamily`.
+        strip: white space around texts that is dropped even if the template keeps it.
     """
 
     name: str
@@ -36,8 +37,9 @@ class ChatFamily:
     answer: str = ""
     instruction: str = ""
     options: Mapping[str, object] = field(default_factory=dict)
-    activation: Literal["sigmoid", "none"] = "sigmoid"
+    activation: Activation = "sigmoid"
     one_class: bool = False
+    strip: dict[str, Ends] = field(default_factory=dict)
 
 
 _QWEN_SYSTEM = (
@@ -63,7 +65,11 @@ MXBAI_RERANK_V2 = PromptFamily(
     source="https://github.com/mixedbread-ai/mxbai-rerank",
     parts=(
         _QWEN_SYSTEM,
-        "query: {query}\ndocument: {document}\nYou are a search relevance expert who evaluates how "
+        "query: {query}",
+        "\n",
+        "document: {document}",
+        "\n",
+        "You are a search relevance expert who evaluates how "
         "well documents match search queries. For each query-document pair, carefully analyze the "
         "semantic relationship between them, then provide your binary relevance judgment (0 for "
         "not relevant, 1 for relevant).\nRelevance:",
@@ -83,7 +89,7 @@ ZERANK = PromptFamily(
     ),
     labels=("Yes",),
     scale=5.0,
-    strip=True,
+    strip=STRIPPED,
 )
 DEMO = PromptFamily(
     name="demo",
@@ -120,6 +126,7 @@ INSTRUCT = ChatFamily(
     instruction="Judge whether a document is relevant to a query.",
     # Qwen3's template then lets the model answer without thinking; other templates ignore it.
     options={"add_generation_prompt": True, "enable_thinking": False},
+    strip=STRIPPED,
 )
 QWEN3GUARD_GEN = ChatFamily(
     name="qwen3guard-gen",
@@ -166,7 +173,7 @@ def names_of(ranks: bool) -> str:
 _BY_NAME: tuple[tuple[str, str, AnyFamily], ...] = (
     (r"qwen3-reranker-[\d.]+b", "Qwen3For", QWEN3_RERANKER),
     (r"mxbai-rerank-(base|large)-v2", "Qwen2For", MXBAI_RERANK_V2),
-    (r"zerank-[12](-small|-reranker)?$", "Qwen3For", ZERANK),
+    (r"zerank-[12](-small)?(-reranker)?$", "Qwen3For", ZERANK),
     (r"bge-reranker-v2-gemma$", "GemmaFor", BGE_RERANKER_V2_GEMMA),
     (r"qwen3guard-gen-[\d.]+b", "Qwen3For", QWEN3GUARD_GEN),
     (r"llama-guard-3-[\d.]+b(?!.*vision)", "LlamaFor", LLAMA_GUARD_3),

@@ -102,17 +102,20 @@ def _outcome(template: str, variables: dict[str, Any], messages: Any) -> tuple[s
 
 
 def _one_line(reason: object) -> str:
-    return " ".join(str(reason).split())[:SHOWN]
+    text = " ".join(str(reason).split())
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def _rendered(template: str, variables: dict[str, Any], messages: Any) -> str:
     """Render a chat template as transformers does, in Jinja's sandbox.
 
-    transformers' `strftime_now` is left out, because prompts would change with the date.
+    What would give another prompt each time is left out: transformers' `strftime_now`, and Jinja's
+    `lipsum` and `random`.
     """
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
     )
+    del environment.globals["lipsum"], environment.filters["random"]
     environment.globals["raise_exception"] = _refuse
     return environment.from_string(template).render(messages=messages, **variables)
 

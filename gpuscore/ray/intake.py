@@ -2,12 +2,14 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping
 from time import monotonic
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpuscore.config import ServerConfig
 from gpuscore.errors import GpuscoreError, Overloaded, RequestTimeout
+from gpuscore.server.http.aliases import read_aliases
 from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.http.exchange import MORE
 
@@ -28,6 +30,7 @@ class Intake:
 
     def __init__(self, app: ASGIApp, config: ServerConfig, most: int, keys: ApiKeys) -> None:
         self._app, self._config, self._most, self._keys = app, config, most, keys
+        self._aliases = read_aliases(config)
         self._tenants: Counter[str] = Counter()  # requests in flight
         self._bytes = 0  # of their bodies and answers
 
@@ -35,7 +38,7 @@ class Intake:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope, send = _below_prefix(scope), _without_id(send)
+        scope, send = _below_prefix(scope, self._aliases), _without_id(send)
         tenant = self._keys.tenant(scope["headers"])
         if scope["method"] != "POST" or tenant is None:  # it is refused with its head alone
             await self._app(scope, receive, send)
@@ -108,14 +111,14 @@ class _Body:
         return refusal
 
 
-def _below_prefix(scope: Scope) -> Scope:
-    """Return a copy of the scope, with its path below the application's prefix."""
+def _below_prefix(scope: Scope, aliases: Mapping[str, str]) -> Scope:
+    """Return a copy of the scope, with the route of its path below the application's prefix."""
     prefix = scope.get("root_path", "")
     path = scope["path"].removeprefix(prefix) or "/"
     raw = scope.get("raw_path") or path.encode()
     return {
         **scope,
-        "path": path,
+        "path": aliases.get(path, path),
         "raw_path": raw.removeprefix(prefix.encode()) or b"/",
         "root_path": "",
         "state": dict(scope.get("state") or {}),

@@ -16,7 +16,6 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from gpuscore.dialects.dialect import LARGE, cache_salt
-from gpuscore.dialects.platforms import OWN_ROUTES, Routes
 from gpuscore.dialects.served import (
     LOADING_RETRY_AFTER,
     LOST,
@@ -145,8 +144,6 @@ class ScoringService:
         max_queue_seconds: the longest expected wait for the engine that a request is admitted with.
         answers_per_round: returns the number of the engine's answers that the current round of the
             event loop may deliver.
-        fronts: processes that serve these models together.
-        routes: our own, and those that `--routes` adds.
     """
 
     def __init__(
@@ -154,10 +151,8 @@ class ScoringService:
         models: Sequence[ServedModel],
         max_queue_seconds: float = math.inf,
         answers_per_round: Callable[[], int] = lambda: ANSWERS,
-        fronts: int = 1,
-        routes: Routes = OWN_ROUTES,
     ) -> None:
-        self.models, self.routes = ModelTable(models), routes
+        self.models = ModelTable(models)
         self.draining = False
         self.abandoned = False
         self.failed = False
@@ -165,7 +160,7 @@ class ScoringService:
         self._handlers: set[asyncio.Task[Any]] = set()
         self._bridges: dict[ScoringEngine, Bridge] = {}
         # Text and large requests are worked on here, never on the event loop.
-        self._text = TextWork(self._text_ended, permits_here(fronts))
+        self._text = TextWork(self._text_ended, permits_here())
         self.memory = Trimmer(self._in_background)
         self.large_bodies = LargeBodies()
         self._loop: asyncio.AbstractEventLoop | None = None  # it submits text work

@@ -18,7 +18,7 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
 
-from gpuscore_kernels.launch import pdl_option, row_warps
+from gpuscore_kernels.launch import row_warps
 
 Number: TypeAlias = int | float
 
@@ -47,7 +47,7 @@ class CachedLaunch:
         kernel: a function decorated with `triton.jit`, whose arguments are tensors, then numbers,
             then compile-time constants.
         constants: compile-time arguments by name.
-        options: num_warps, num_stages and launch_pdl.
+        options: num_warps and num_stages.
         free: how many of its first numbers are in `do_not_specialize`.
         dtypes: which tensors have a dtype of their own. The other tensors' dtypes follow from these
             and from the constants, which the caller has checked.
@@ -172,14 +172,14 @@ class CachedLaunch:
 
 
 def row_launch(
-    kernel: Any, constants: Mapping[str, int], pdl: bool, dtypes: Sequence[int] = (0,)
+    kernel: Any, constants: Mapping[str, int], dtypes: Sequence[int] = (0,)
 ) -> CachedLaunch:
     """Return the launch of a kernel whose programs hold "BLOCK" elements of a row each.
 
     `dtypes` are as in `CachedLaunch`.
     """
-    options = {"num_warps": row_warps(constants["BLOCK"])} | pdl_option(pdl)
-    return CachedLaunch(kernel, {**constants, "PDL": pdl}, options, dtypes=dtypes)
+    options = {"num_warps": row_warps(constants["BLOCK"])}
+    return CachedLaunch(kernel, constants, options, dtypes=dtypes)
 
 
 def in_c(

@@ -103,38 +103,3 @@ class BatchPrefillWithPagedKVCacheWrapper:
         use_fp16_softmax: bool | None = None,
         uses_spcompress: bool | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
-
-class MultiLevelCascadeAttentionWrapper:
-    def __init__(
-        self,
-        num_levels: Any,
-        float_workspace_buffer: torch.Tensor,
-        kv_layout: str = "NHD",
-        use_cuda_graph: bool = False,
-        qo_indptr_buf_arr: list[torch.Tensor] | None = None,
-        paged_kv_indptr_buf_arr: list[torch.Tensor] | None = None,
-        paged_kv_indices_buf_arr: list[torch.Tensor] | None = None,
-        paged_kv_last_page_len_buf_arr: list[torch.Tensor] | None = None,
-    ) -> None: ...
-    def plan(
-        self,
-        qo_indptr_arr: list[torch.Tensor],
-        paged_kv_indptr_arr: list[torch.Tensor],
-        paged_kv_indices_arr: list[torch.Tensor],
-        paged_kv_last_page_len: list[torch.Tensor],
-        num_qo_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        page_size: int,
-        causal: bool = False,
-        pos_encoding_mode: str = "NONE",
-        use_fp16_qk_reduction: bool = False,
-        sm_scale: float | None = None,
-        window_left: int = -1,
-        logits_soft_cap: float | None = None,
-        rope_scale: float | None = None,
-        rope_theta: float | None = None,
-        q_data_type: str = "float16",
-        kv_data_type: str | torch.dtype | None = None,
-    ) -> Any: ...
-    def run(self, q: torch.Tensor, paged_kv_cache: torch.Tensor) -> Any: ...

@@ -64,7 +64,6 @@ def test_auto(model, monkeypatch, caplog):
         ("flashinfer", "qwen3", {"device": CPU}, "device is cpu"),
         ("flashinfer", "qwen3", {"dtype": torch.float32}, "do not support float32"),
         ("flashinfer", "gemma3", {}, "sliding windows"),
-        ("flashinfer-cascade", "qwen3", {"head_dim": 80}, "supported: 64, 128, 256"),
     ],
 )
 def test_a_choice_that_cannot_run(

@@ -21,14 +21,12 @@ from gpuscore.types.batch import visible_rows
 from gpuscore_kernels.partial_attention import merge_partials
 from support.attention_inputs import heads_alone, inputs, relative_error, requests
 from support.batches import random_batch
-from support.flashinfer_stand_in import STUB, Cascade, Items, stub
+from support.flashinfer_stand_in import STUB, Items, stub
 
 PAGE, SLOTS = 8, 1024
 HOPPER = [(128, 96), (192, 96), (128, 32)]  # rows and keys of FlashInfer's tiles
 LOCK = Path(__file__).parents[2] / "docker" / "locks" / "cuda.txt"
-STAND_IN = SimpleNamespace(
-    BatchPrefillWithPagedKVCacheWrapper=Items, MultiLevelCascadeAttentionWrapper=Cascade
-)
+STAND_IN = SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=Items)
 
 
 def batches():
@@ -105,10 +103,9 @@ def tiles_read(reach, keys, prefix, longest, sizes):
     return read
 
 
-@pytest.mark.parametrize("form", ["flashinfer", "flashinfer-cascade"])
 @pytest.mark.parametrize("batch", list(batches()), ids=lambda batch: str(batch.num_tokens))
-def test_calls_of_the_locked_release_score_as_the_mask_rule_says(batch, form, monkeypatch):
-    """The wrappers are stand-ins, whose arguments are bound to the release's signatures."""
+def test_calls_of_the_locked_release_score_as_the_mask_rule_says(batch, monkeypatch):
+    """The wrapper is a stand-in, whose arguments are bound to the release's signatures."""
     monkeypatch.setitem(sys.modules, "flashinfer", STAND_IN)
     config = heads_alone(4, 2, 8)
     pool = KVPool(config, SLOTS // PAGE, PAGE, torch.float32, torch.device("cpu"))
@@ -117,7 +114,7 @@ def test_calls_of_the_locked_release_score_as_the_mask_rule_says(batch, form, mo
         for side, values in zip(layer, (arrays.pool_k, arrays.pool_v), strict=True):
             side.copy_(values)
     exact = TorchAttention(config, pool, "reference", merge_partials).prepare(batch)
-    make = attention_factory(form, config, pool.device, torch.float32, merge_partials, None)
+    make = attention_factory("flashinfer", config, pool.device, torch.float32, merge_partials, None)
     tested = make(config, pool).prepare(batch)
     for layer, q in enumerate((arrays.q, arrays.q[batch.score_rows.astype(np.int64)])):
         if len(q):
@@ -134,8 +131,7 @@ def test_the_stub_is_of_the_locked_release():
 def test_the_stub_is_of_the_installed_release():
     import flashinfer
 
-    for name in ("BatchPrefillWithPagedKVCacheWrapper", "MultiLevelCascadeAttentionWrapper"):
-        real, stubbed = getattr(flashinfer, name), getattr(stub(), name)
-        for method in ("__init__", "plan"):
-            parameters = (inspect.signature(getattr(owner, method)) for owner in (real, stubbed))
-            assert len({tuple(each.parameters) for each in parameters}) == 1
+    owners = [each.BatchPrefillWithPagedKVCacheWrapper for each in (flashinfer, stub())]
+    for method in ("__init__", "plan"):
+        parameters = (inspect.signature(getattr(owner, method)) for owner in owners)
+        assert len({tuple(each.parameters) for each in parameters}) == 1

@@ -24,7 +24,6 @@ from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import ConfigError
 from gpuscore.types.labels import position_logprobs
-from support.backends import needs_jax
 from support.connections import connected, score
 from support.models import (
     COMMON,
@@ -46,17 +45,6 @@ LABELS = [3, 17, 399]
 OPTIONS = {"label_token_ids": LABELS, "logprobs": True}
 
 
-ON_JAX = pytest.param("jax", marks=[needs_jax, pytest.mark.slow])
-both_backends = pytest.mark.parametrize("backend", ["torch", ON_JAX])
-
-
-def on_both(*cases, jax):
-    """Return (backend, case): all cases on torch, some of them on JAX, which compiles each."""
-    slow_on_jax = [pytest.param("jax", case, marks=ON_JAX.marks) for case in jax[1:]]
-    quick = pytest.param("jax", jax[0], marks=needs_jax)
-    return [*(("torch", case) for case in cases), quick, *slow_on_jax]
-
-
 @pytest.fixture
 def rng():
     return np.random.default_rng(0)
@@ -68,45 +56,35 @@ def check(model, result, prompts):
     np.testing.assert_allclose(result.logprobs, expected[:, LABELS], atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("backend", "max_batch_tokens"),
-    [
-        *on_both(1, 64, jax=(64, 1, 63, 65, 128)),
-        *slow(*(("torch", tokens) for tokens in (2, 3, 63, 65, 128))),
-    ],
-)
-def test_chunks(tiny_model, rng, backend, max_batch_tokens):
+@pytest.mark.parametrize("max_batch_tokens", [1, 64, *slow(2, 3, 63, 65, 128)])
+def test_chunks(tiny_model, rng, max_batch_tokens):
     """A query over several batches and items longer than a batch, whose states chunks hand on."""
     directory, model = tiny_model("qwen3_5")
     query = random_ids(rng, 40 if max_batch_tokens == 1 else 150)
     items = [random_ids(rng, n) for n in (1, 64, 2, 130, 63)]
     if max_batch_tokens == 1:
         items = [item[:5] for item in items]
-    options = {"backend": backend, "max_batch_tokens": max_batch_tokens}
-    with Scorer(str(directory), **options) as scorer:
+    with Scorer(str(directory), max_batch_tokens=max_batch_tokens) as scorer:
         for some in (items, items[:1]):
             result = scorer.score(query, some, **OPTIONS)
             check(model, result, [query + item for item in some])
         check(model, scorer.score([], items, **OPTIONS), items)
 
 
-@both_backends
-def test_300_items_with_shared_heads_beside_other_requests(tiny_model, rng, backend):
+def test_300_items_with_shared_heads_beside_other_requests(tiny_model, rng):
     directory, model = tiny_model("qwen3_5")
     query, head = random_ids(rng, 90), random_ids(rng, 30)
     items = [head + random_ids(rng, int(n)) for n in rng.integers(1, 24, 150)]
     items += [random_ids(rng, int(n)) for n in rng.integers(1, 24, 150)]
     others = [(random_ids(rng, n), [random_ids(rng, 4), []]) for n in (1, 17, 50, 200)]
-    with Scorer(str(directory), backend=backend, max_batch_tokens=256) as scorer:
+    with Scorer(str(directory), max_batch_tokens=256) as scorer:
         results = [*scorer.score_many([(query, items), *others], **OPTIONS)]
     for (prompt, some), result in zip([(query, items), *others], results, strict=True):
         check(model, result, [prompt + item for item in some])
 
 
-@pytest.mark.parametrize(
-    ("backend", "length"), on_both(15, 16, 17, 31, 32, 33, 64, 80, jax=(31, 15, 16, 17, 80))
-)
-def test_a_hit_at_every_boundary(tiny_model, rng, backend, length):
+@pytest.mark.parametrize("length", [15, 16, 17, 31, 32, 33, 64, 80])
+def test_a_hit_at_every_boundary(tiny_model, rng, length):
     """The state after the query's last full page of 16 is cached; a query that goes on from there,
     and items longer than a batch, begin with it."""
     directory, model = tiny_model("qwen3_5")
@@ -114,7 +92,7 @@ def test_a_hit_at_every_boundary(tiny_model, rng, backend, length):
     long_item = random_ids(rng, 100)
     longer = query + random_ids(rng, 40)
     whole = length // 16 * 16
-    with Scorer(str(directory), backend=backend, max_batch_tokens=48) as scorer:
+    with Scorer(str(directory), max_batch_tokens=48) as scorer:
         cold = scorer.score(query, items, **OPTIONS)
         check(model, cold, [query + item for item in items])
         assert cold.cached_tokens == length, "once for two items"
@@ -127,40 +105,35 @@ def test_a_hit_at_every_boundary(tiny_model, rng, backend, length):
             check(model, long, [prompt + item for item in [*items, long_item]])
 
 
-@both_backends
-def test_a_burst_of_one_query_computes_it_once(tiny_model, rng, backend):
+def test_a_burst_of_one_query_computes_it_once(tiny_model, rng):
     """Requests that arrive together wait for the first one's state, which ends a page."""
     directory, model = tiny_model("qwen3_5")
     query, items = random_ids(rng, 100), [random_ids(rng, n) for n in (3, 1, 7, 5)]
-    with Scorer(str(directory), backend=backend, max_batch_tokens=64) as scorer:
+    with Scorer(str(directory), max_batch_tokens=64) as scorer:
         results = [*scorer.score_many([(query, [item]) for item in items], **OPTIONS)]
     for item, result in zip(items, results, strict=True):
         check(model, result, [query + item])
     assert [result.cached_tokens for result in results] == [0, 96, 96, 96]
 
 
-@both_backends
-def test_a_long_query_keeps_states_in_between(tiny_model, rng, backend):
+def test_a_long_query_keeps_states_in_between(tiny_model, rng):
     """Another query that shares 1,100 tokens begins with the state after 1,024 of them."""
     directory, model = tiny_model("qwen3_5", max_position_embeddings=4096)
     query, item = random_ids(rng, 1400), random_ids(rng, 5)
     other = query[:1100] + random_ids(rng, 60)
-    with Scorer(str(directory), backend=backend, max_batch_tokens=300) as scorer:
+    with Scorer(str(directory), max_batch_tokens=300) as scorer:
         check(model, scorer.score(query, [item], **OPTIONS), [query + item])
         hit = scorer.score(other, [item], **OPTIONS)
         assert hit.cached_tokens == 1024
         check(model, hit, [other + item])
 
 
-@pytest.mark.parametrize(
-    ("backend", "max_batch_tokens"),
-    [("torch", 49), ("torch", 700), pytest.param("jax", 49, marks=ON_JAX.marks)],
-)
-def test_every_position(tiny_model, backend, max_batch_tokens):
+@pytest.mark.parametrize("max_batch_tokens", [49, 700])
+def test_every_position(tiny_model, max_batch_tokens):
     directory, model = tiny_model("qwen3_5", max_position_embeddings=1024)
     rng, lengths = np.random.default_rng(0), (1, 2, 63, 130, 195)
     prompts = [random_ids(rng, n) for n in lengths]
-    config = ModelConfig(str(directory), backend=backend, max_batch_tokens=max_batch_tokens)
+    config = ModelConfig(str(directory), max_batch_tokens=max_batch_tokens)
     engine = Engine(create_backend(plan_backend(directory, config)), EngineConfig())
     request = request_of(prompts)
     positions = position_logprobs(engine.score(request).result(60), request.label_ids)
@@ -175,30 +148,27 @@ def test_every_position(tiny_model, backend, max_batch_tokens):
         np.testing.assert_array_equal(positions.best_ids[start:stop], expected.argmax(axis=1))
 
 
-@both_backends
-def test_labels_of_several_tokens(tiny_model, rng, backend):
+def test_labels_of_several_tokens(tiny_model, rng):
     directory, model = tiny_model("qwen3_5")
     query, items = random_ids(rng, 50), [random_ids(rng, n) for n in (1, 20, 41)]
     labels = [[12, 7, 5], [12, 8], [9]]
-    with Scorer(str(directory), backend=backend, max_batch_tokens=32) as scorer:
+    with Scorer(str(directory), max_batch_tokens=32) as scorer:
         result = scorer.score(query, items, label_sequences=labels, logprobs=True)
     expected = continuations(model, [query + item for item in items], labels)
     np.testing.assert_allclose(result.logprobs, expected, atol=TOLERANCE, rtol=4e-6)
 
 
-@both_backends
-def test_a_linear_layer_is_the_last(tiny_model, rng, backend):
+def test_a_linear_layer_is_the_last(tiny_model, rng):
     kinds = ["full_attention", *["linear_attention"] * 2, "full_attention", "linear_attention"]
     directory, model = tiny_model("qwen3_5", layer_types=kinds)
     query, items = random_ids(rng, 70), [random_ids(rng, n) for n in (1, 20, 41)]
-    with Scorer(str(directory), backend=backend, max_batch_tokens=64) as scorer:
+    with Scorer(str(directory), max_batch_tokens=64) as scorer:
         for _ in range(2):
             result = scorer.score(query, items, **OPTIONS)
             check(model, result, [query + item for item in items])
 
 
-@both_backends
-def test_over_http(tiny_model, rng, backend):
+def test_over_http(tiny_model, rng):
     """Ids and texts, cold and cached."""
     directory, model = tiny_model("qwen3_5")
     tokenizer = make_tokenizer(bos=False)
@@ -207,11 +177,7 @@ def test_over_http(tiny_model, rng, backend):
     asked = [(query, items, [query + item for item in items])] * 2
     asked.append((text, texts, [tokenizer.encode(text + item).ids for item in texts]))
     more = {"label_token_ids": LABELS, "return_label_logprobs": True}
-    options = ("--threads", "1") if backend == "torch" else ("--max-batch-tokens", "64")
-    with (
-        serving(directory, "--backend", backend, *options) as server,
-        connected(server) as client,
-    ):
+    with serving(directory, "--threads", "1") as server, connected(server) as client:
         for before, some, prompts in asked:
             reply = score(client, query=before, items=some, **more)
             assert reply.status_code == 200, reply.text
@@ -257,20 +223,18 @@ def of_pictures(tmp_path):
     return make
 
 
-@both_backends
-def test_the_text_of_a_model_of_text_and_pictures(of_pictures, rng, backend):
+def test_the_text_of_a_model_of_text_and_pictures(of_pictures, rng):
     directory, model = of_pictures(Qwen3_5ForConditionalGeneration)
     query, items = random_ids(rng, 40), [random_ids(rng, n) for n in (3, 1, 70)]
-    with Scorer(str(directory), backend=backend, max_batch_tokens=64) as scorer:
+    with Scorer(str(directory), max_batch_tokens=64) as scorer:
         check(model, scorer.score(query, items, **OPTIONS), [query + item for item in items])
 
 
-@both_backends
-def test_a_classifier_of_text_and_pictures(of_pictures, rng, backend):
+def test_a_classifier_of_text_and_pictures(of_pictures, rng):
     names = {"id2label": {0: "good", 1: "not good", 2: "no idea"}}
     directory, model = of_pictures(Qwen3_5ForSequenceClassification, **names)
     query, items = random_ids(rng, 40), [random_ids(rng, n) for n in (3, 1, 20)]
-    with Scorer(str(directory), backend=backend, max_batch_tokens=64) as scorer:
+    with Scorer(str(directory), max_batch_tokens=64) as scorer:
         result = scorer.score(query, items, label_token_ids=[2, 0, 1], logits=True)
     expected = reference_logits(model, [query + item for item in items])
     np.testing.assert_allclose(result.logits, expected[:, [2, 0, 1]], atol=TOLERANCE, rtol=0)
@@ -287,9 +251,7 @@ def test_a_classifier_of_text_and_pictures(of_pictures, rng, backend):
         ({"quantization": "int8"}, "products are in int8"),
         ({"attention": "flashinfer"}, "--attention is flashinfer; supported: torch, triton"),
         ({"cuda_graph_tokens": 64}, "--cuda-graph-tokens is 64; supported: 0"),
-        ({"backend": "jax", "tensor_parallel": 2}, "--tensor-parallel"),
-        ({"backend": "jax", "deterministic": True}, "--deterministic"),
-        ({"backend": "jax", "quantization": "int8"}, "products are in int8"),
+        ({"backend": "jax"}, "'Qwen3_5ForCausalLM', which --backend jax does not compute"),
     ],
 )
 def test_settings_that_are_refused(tiny_model, options, message):
@@ -356,8 +318,6 @@ def test_info_plans_states_here_and_on_a_card(tiny_model, capsys):
     size = 64 * 3 * (6 * 12 * 20 * 4 + 3 * 168 * 4)
     assert f"{size / 2**20:.1f} MiB (64 slots)" in here
     assert re.search(r"layers of linear attention +3", here)
-    assert main(["info", str(directory), "--device", "cpu", "--backend", "jax"]) == 0
-    assert f"{size / 2**20:.1f} MiB (64 slots)" in capsys.readouterr().out
     assert main(["info", str(directory), "--device-memory", "8GiB"]) == 0
     on_a_card = capsys.readouterr().out
     assert "(64 slots)" in on_a_card

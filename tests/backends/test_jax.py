@@ -71,11 +71,10 @@ def test_as_transformers(tiny_model, rng, family, overrides):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
-def test_bfloat16_errs_less_than_transformers(tiny_model, rng, family):
+def test_bfloat16_errs_less_than_transformers(tiny_model, rng):
     import torch
 
-    directory, model = tiny_model(family)
+    directory, model = tiny_model("qwen3")
     query, items = random_ids(rng, 64), [random_ids(rng, int(n)) for n in rng.integers(1, 24, 60)]
     prompts = [query + item for item in items]
     exact = reference_logprobs(model, prompts)[:, LABELS]
@@ -133,22 +132,15 @@ def test_nothing_is_compiled_after_warmup(small, tiny_model, count):
             np.testing.assert_array_equal(result.top_ids, order)
 
 
-@pytest.fixture(params=["qwen3", "qwen3_5"])
-def of_each_kind(request, shared_backends):
-    backend = shared_backends.get("jax", request.param, **SMALL)
-    backend.warmup()
-    return backend
-
-
-def test_the_pool_is_never_copied(of_each_kind, rng):
+def test_the_pool_is_never_copied(small, rng):
     import jax
 
     def pointers():
-        return [side.unsafe_buffer_pointer() for side in jax.tree.leaves(of_each_kind.pool)]
+        return [side.unsafe_buffer_pointer() for side in jax.tree.leaves(small.pool)]
 
     before = pointers()
     for _ in range(3):
-        run(of_each_kind, in_one_batch(random_ids(rng, 50), [random_ids(rng, 9)], LABELS))
+        run(small, in_one_batch(random_ids(rng, 50), [random_ids(rng, 9)], LABELS))
     assert pointers() == before
 
 
@@ -168,7 +160,9 @@ def test_padding_is_counted(shared_backends, small, rng):
     assert 0 < small.padding_share < 1
 
 
-@pytest.mark.parametrize("family", ["gemma", "gemma2", "gemma3", "gemma2_classes", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "family", ["gemma", "gemma2", "gemma3", "gemma2_classes", "qwen3_moe", "qwen3_5"]
+)
 def test_other_architectures_are_refused(tiny_model, family):
     directory, _ = tiny_model(family)
     with pytest.raises(ConfigError, match=r"which --backend jax does not compute.*--backend torch"):
@@ -210,9 +204,9 @@ def test_options_that_change_nothing(tiny_model, options):
     assert (plan.attention, plan.device_name, plan.dtype_name) == ("xla", "cpu", "float32")
 
 
-def test_programs_scatter_nothing(of_each_kind):
+def test_programs_scatter_nothing(small):
     """Pages and states are written by slices, and rows of the last layer are read once."""
-    for programs in of_each_kind._programs.values():
+    for programs in small._programs.values():
         text = programs.extend.as_text()
         assert "dynamic-update-slice" in text
         assert " scatter(" not in text

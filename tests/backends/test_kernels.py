@@ -1,15 +1,12 @@
 """Promise: an explicit `--kernels` that cannot run is an error with the reason."""
 
 import logging
-from dataclasses import replace
 
 import pytest
 import torch
 
-from gpuscore.backends import plan_backend
 from gpuscore.backends.torch import kernels
 from gpuscore.backends.torch.kernels import in_triton, use_kernels
-from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.reference import rotate
 
@@ -44,11 +41,3 @@ def test_a_gpu_without_triton_says_so(monkeypatch, caplog):
 
 def test_what_has_no_kernel_stays():
     assert in_triton(rotate) is rotate
-
-
-def test_a_plan_that_no_kernel_can_carry_out_is_refused(tiny_model):
-    directory, _ = tiny_model("qwen3")
-    plan = plan_backend(directory, ModelConfig(str(directory), device="cpu", dtype="float32"))
-    assert not plan.pdl
-    with pytest.raises(ConfigError, match="device cpu has no programmatic dependent launch"):
-        replace(plan, pdl=True)

@@ -17,9 +17,8 @@ from gpuscore.backends.torch.rows_in_c import in_c
 from gpuscore.engine import jobs
 from gpuscore.engine.states import StateSlots
 from gpuscore.types.batch import Prefix, Segment, pack, page_slots, visible_rows
-from support.backends import needs_jax
 from support.batches import NO_PAGES, Pages, int32, item_segments, random_batch
-from support.linear_layers import NET, compare, drawn, on_jax, on_torch, with_states
+from support.linear_layers import NET, compare, drawn, on_torch, with_states
 from support.models import random_ids, reference_logprobs
 
 LABELS = [3, 17, 399]
@@ -33,15 +32,10 @@ def states_of(batch):
 RUNS = {
     "torch": lambda: on_torch(eagerly),
     "c": lambda: on_torch(in_c(torch.float32)),
-    "jax-16": lambda: on_jax(16),
-    "jax-64": lambda: on_jax(64),
 }
 
 
-@pytest.fixture(
-    scope="module",
-    params=["torch", "c", *(pytest.param(name, marks=needs_jax) for name in ("jax-16", "jax-64"))],
-)
+@pytest.fixture(scope="module", params=RUNS)
 def run_layer(request):
     return RUNS[request.param]()
 
@@ -94,9 +88,9 @@ def test_a_row_that_is_not_finite_reaches_its_descendants_alone(seed, run_layer)
         np.testing.assert_array_equal(side[clean], expected[clean])
 
 
-@pytest.fixture(params=["torch", pytest.param("jax", marks=needs_jax)])
-def backend(request, shared_backends):
-    return shared_backends.get(request.param, "qwen3_5", dtype="float32", max_batch_tokens=512)
+@pytest.fixture
+def backend(shared_backends):
+    return shared_backends.get("torch", "qwen3_5", dtype="float32", max_batch_tokens=512)
 
 
 def test_a_prefix_without_a_state_is_refused(backend):
@@ -141,7 +135,7 @@ def test_isolation_is_exact(backend, cached):
 # ---- defects ----
 
 
-def worst_error(tiny_model, **options):
+def worst_error(tiny_model):
     """Return max |delta log p| of a query in chunks and its items, beside another request's, cold,
     then with the cached state, and then of a longer query that begins with it."""
     directory, model = tiny_model("qwen3_5")
@@ -149,7 +143,7 @@ def worst_error(tiny_model, **options):
     query, items = random_ids(rng, 75), [random_ids(rng, n) for n in (3, 9, 1, 20, 33, 70)]
     longer = query + random_ids(rng, 30)
     errors = []
-    with Scorer(str(directory), max_batch_tokens=64, **options) as scorer:
+    with Scorer(str(directory), max_batch_tokens=64) as scorer:
         for prompt in (query, query, longer):
             expected = reference_logprobs(model, [prompt + item for item in items])[:, LABELS]
             result = scorer.score(prompt, items, label_token_ids=LABELS, logprobs=True)
@@ -157,9 +151,8 @@ def worst_error(tiny_model, **options):
     return max(errors)
 
 
-@pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=needs_jax)])
-def test_without_a_defect(tiny_model, backend):
-    assert worst_error(tiny_model, backend=backend) < 1e-4
+def test_without_a_defect(tiny_model):
+    assert worst_error(tiny_model) < 1e-4
 
 
 def changed(monkeypatch, owner, name, change):

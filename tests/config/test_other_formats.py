@@ -6,6 +6,9 @@ import shlex
 import sys
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
 from transformers import (
     CLIPConfig,
     Gemma3Config,
@@ -18,7 +21,6 @@ from transformers import (
 )
 
 from gpuscore.backends import plan_backend
-from gpuscore.commands.cli import make_parser
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.models.hub import model_directory
@@ -166,14 +168,48 @@ def test_an_adapter_that_cannot_be_merged(tmp_path):
     assert "'PROMPT_TUNING' adapter" in refusal(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name", ["m.gguf", "pytorch_model.bin", "pytorch_model-00001-of-00002.bin"]
-)
-def test_the_command_that_converts_is_named(tmp_path, name):
-    """The folder's name has a quote and a bracket."""
+def pickled(directory, name="pytorch_model.bin"):
+    """Make a model whose weights torch has pickled; return its tensors."""
+    make_model(directory)
+    tensors = load_file(directory / "model.safetensors")
+    torch.save(tensors, directory / name)
+    (directory / "model.safetensors").unlink()
+    return tensors
+
+
+def test_pickled_weights_come_with_the_lines_that_convert_them(tmp_path, monkeypatch):
+    """The lines run as they are printed; the folder has a quote and a bracket."""
     directory = tmp_path / "it's [mine]"
-    directory.mkdir()
-    (directory / name).write_bytes(b"")
-    words = shlex.split(refusal(directory).partition("onvert it with ")[2].partition(", or")[0])
-    assert words == ["gpuscore", "convert", str(directory), "CONVERTED"]
-    assert make_parser().parse_args(words[1:]).source == str(directory)
+    tensors = pickled(directory)
+    message = refusal(directory)
+    assert "in pytorch_model.bin, pickled by torch" in message
+    *start, code = command_in(message)
+    assert start == [sys.executable, "-c"]
+    monkeypatch.chdir(tmp_path)
+    exec(code)  # noqa: S102  (in this process, which has loaded transformers)
+    written = load_file("CONVERTED/model.safetensors")
+    assert written.keys() == tensors.keys()
+    assert all(torch.equal(written[name], tensors[name]) for name in tensors)
+    made, original = (path / "tokenizer.json" for path in (tmp_path / "CONVERTED", directory))
+    text = "A lamp, 17 metres!"
+    assert Tokenizer.from_file(str(made)).encode(text).ids == (
+        Tokenizer.from_file(str(original)).encode(text).ids
+    )
+
+
+def test_pickled_shards_of_a_classifier_keep_its_head(tmp_path):
+    pickled(tmp_path, "pytorch_model-00001-of-00002.bin")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["architectures"] = ["Qwen3ForSequenceClassification"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "AutoModelForSequenceClassification.from_pretrained(" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["m.gguf", "m.gguf/m.gguf"])
+def test_a_gguf_file_is_refused_with_what_its_reading_loses(tmp_path, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(b"")
+    message = refusal(tmp_path / "m.gguf")
+    assert "load the model's safetensors" in message
+    assert "head sizes, RoPE scaling and soft caps" in message
+    assert "before-demolition" in message

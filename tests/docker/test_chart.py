@@ -1,21 +1,19 @@
-"""Promise: the chart and the manifests for KServe name what the server has. `make manifests-test`
-renders the chart with Helm's own library."""
+"""Promise: the chart names what the server has. `make manifests-test` renders it with Helm's own
+library."""
 
 import json
 import re
 from pathlib import Path
 
-import pytest
 import yaml
 
 from gpuscore import __version__
 from gpuscore.commands.cli import make_parser
 from gpuscore.config import ServerConfig
 from gpuscore.config.sources import OPTIONS, read_settings
-from gpuscore.dialects.platforms import platform_routes
 
 ROOT = Path(__file__).parents[2]
-HELM, KSERVE = ROOT / "docker/helm", ROOT / "docker/kserve"
+HELM = ROOT / "docker/helm"
 
 
 def load(path):
@@ -62,34 +60,3 @@ def test_the_command_line_is_the_servers_own():
     )
     reserved = json.loads((HELM / "values.schema.json").read_text())["properties"]["settings"]
     assert set(reserved["propertyNames"]["not"]["enum"]) <= {*OPTIONS}
-
-
-@pytest.fixture
-def runtime():
-    (container,) = load(KSERVE / "servingruntime.yaml")["spec"]["containers"]
-    return container
-
-
-def test_the_runtime_of_kserve_asks_what_the_server_has(runtime):
-    settings = read_settings(vars(make_parser().parse_args(runtime["args"])), {})
-    config = settings.make(ServerConfig)
-    (port,) = runtime["ports"]
-    assert port["containerPort"] == config.port
-    assert settings.chosen["model"].value == "/mnt/models"
-    routes = platform_routes(config.routes, ["m"], {})
-    for probe in ("readinessProbe", "livenessProbe"):
-        asked = runtime[probe]["httpGet"]
-        assert asked["port"] == config.port
-        assert asked["path"] in {*routes.ready, *routes.live}
-    assert "GPUSCORE_API_KEY" in {variable["name"] for variable in runtime["env"]}, (
-        "kserve needs a key"
-    )
-
-
-def test_the_model_of_kserve_is_for_the_runtime():
-    runtime, service = (load(KSERVE / f"{n}.yaml") for n in ("servingruntime", "inferenceservice"))
-    model = service["spec"]["predictor"]["model"]
-    assert model["runtime"] == runtime["metadata"]["name"]
-    formats = {supported["name"] for supported in runtime["spec"]["supportedModelFormats"]}
-    assert model["modelFormat"]["name"] in formats
-    assert model["protocolVersion"] in runtime["spec"]["protocolVersions"]

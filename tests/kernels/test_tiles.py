@@ -28,7 +28,6 @@ from gpuscore_kernels.extend_attention.layout import (
     SHARED,
     TileShape,
 )
-from gpuscore_kernels.extend_attention.small_tables import SmallBatch, of_one_segment
 from gpuscore_kernels.extend_attention.tiles import TableBuilder, build_tiles
 from support.batches import Pages, int32, item_segments, random_batch
 from support.slow import slow
@@ -144,7 +143,7 @@ def test_tables_that_are_built_together_are_as_alone(seed, window):
     choices = [rng.permutation(batch.score_rows), nothing, None, batch.score_rows[:1], None]
     for shape in SHAPES:
         layout = layout_of(batch, PAGE)
-        together = TableBuilder(layout, shape).tables_at_once(choices, window)
+        together = TableBuilder(layout, shape).tables(choices, window)
         for rows, table in zip(choices, together, strict=True):
             assert_equal(table, build_tiles(layout, shape, rows=rows, window=window))
 
@@ -154,40 +153,6 @@ def assert_equal(table, other):
         ours, theirs = getattr(table, part), getattr(other, part)
         assert ours.dtype == theirs.dtype == np.int32
         np.testing.assert_array_equal(ours, theirs)
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("seed", [1, *slow(*range(2, 12))])
-def test_both_builders_make_the_same_tables(seed, shape):
-    rng = np.random.default_rng(seed)
-    batches = [random_batch(rng, SLOTS, PAGE), *(query_and_items(*sizes) for sizes in EDGES)]
-    batches += [chain([16, 16, 5, 40]), beside([35, 0, 1, 2]), beside([0, 3, 0])]
-    for batch in batches:
-        builder = TableBuilder(layout_of(batch, PAGE), shape)
-        backwards = builder.layout._replace(request_of=builder.layout.request_of[::-1].copy())
-        for layout in (builder.layout, backwards):  # requests may stand in any order
-            builder = TableBuilder(layout, shape)
-            every_third = rng.permutation(batch.num_tokens).astype(np.int32)[::3]
-            choices = [None, rng.permutation(batch.score_rows), every_third, np.empty(0, np.int32)]
-            expected = builder.tables_at_once(choices, None)
-            pool_tiles = builder.pool_tiles if builder.has_prefix else None
-            by_tile = SmallBatch(layout, shape, pool_tiles)
-            for rows, table in zip(choices, expected, strict=True):
-                assert_equal(by_tile.table(rows), table)
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("seed", [1, *slow(*range(2, 12))])
-def test_one_segment_has_the_same_tables(seed, shape):
-    rng = np.random.default_rng(seed)
-    for length in [1, shape.rows, shape.keys, *rng.integers(2, 200, 20).tolist()]:
-        layout = layout_of(beside([length]), PAGE)
-        some = rng.permutation(length).astype(np.int32)[: 1 + length // 3]
-        choices = [None, some, np.empty(0, np.int32)]
-        expected = TableBuilder(layout, shape).tables_at_once(choices, None)
-        for rows, table in zip(choices, expected, strict=True):
-            places = None if rows is None else tuple(rows.tolist())
-            assert_equal(of_one_segment(length, shape, places), table)
 
 
 def query_and_items(prefix, query, items, page=PAGE):

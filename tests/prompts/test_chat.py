@@ -100,12 +100,12 @@ def test_guards(prompts_of, tokenizer, template):
     got = ids_of(prompts.build(RerankInput(None, DOCUMENTS[:4])))
     of_pieces = template == PIECES
     for ids, document in zip(got, DOCUMENTS[:4], strict=True):
-        content = [{"text": document.strip()}] if of_pieces else document.strip()
+        content = [{"text": document}] if of_pieces else document
         text = render([("user", content)])
         assert ids == tokenizer.encode(text, add_special_tokens=False).ids + closing
     got = ids_of(prompts.build(RerankInput(QUERY, DOCUMENTS[:4])))
     for ids, document in zip(got, DOCUMENTS[:4], strict=True):
-        texts = [("user", QUERY.strip()), ("assistant", document.strip())]
+        texts = [("user", QUERY), ("assistant", document)]
         if of_pieces:
             texts = [(role, [{"text": text}]) for role, text in texts]
         assert ids == tokenizer.encode(render(texts), add_special_tokens=False).ids + closing
@@ -127,6 +127,31 @@ def test_labels_of_several_tokens_are_read_at_the_first(prompts_of, tokenizer):
     alike = replace(prompts.family, labels=(" a", " b", " c"))
     with pytest.raises(ConfigError, match="begin with the same token"):
         FamilyPrompts(alike, PromptBuilder(TextEncoder(tokenizer), LIMITS, RequestLimits()))
+
+
+@pytest.mark.parametrize(
+    "kept",
+    ["m.content", "m.content | trim", "m.content.lstrip('\\n')", "m.content.rstrip()"]
+    + ["m.content.rstrip(' ') if m.role == 'user' else m.content.lstrip()"],
+)
+def test_a_template_drops_the_white_space_that_it_drops_for_transformers(
+    prompts_of, tokenizer, kept
+):
+    """Around each text, before and after it, also where the template's own text is a line end."""
+    body = "{% for m in messages %}{{ m.role + '\n' + (" + kept + ") + '\n' }}{% endfor %}"
+    reward, render = prompts_of("reward", body, ClassifierHead(1, "none"))
+    guard, _ = prompts_of("llama-guard-3", body)
+    answer = tokenizer.encode("\n\n", add_special_tokens=False).ids
+    for text in ("a", "a\n", "\na", " a ", "\n\na \n", "", "\n"):
+        conversation = [("user", text), ("assistant", text)]
+        wanted = tokenizer.encode(render(conversation), add_special_tokens=False).ids
+        (got,) = ids_of(reward.build(RerankInput(text, [text])))
+        assert got == wanted, repr(text)
+        (got,) = ids_of(guard.build(RerankInput(text, [text])))
+        assert got == wanted + answer, repr(text)
+        wanted = tokenizer.encode(render(conversation[:1]), add_special_tokens=False).ids
+        (got,) = ids_of(guard.build(RerankInput(None, [text])))
+        assert got == wanted + answer, repr(text)
 
 
 def test_no_text_ends_its_turn(prompts_of, tokenizer):
@@ -166,7 +191,7 @@ def test_what_a_family_has_no_place_for(prompts_of):
 
 
 def test_reward_models(prompts_of, tokenizer):
-    prompts, render = prompts_of("reward", CHAT, ClassifierHead(1, False))
+    prompts, render = prompts_of("reward", CHAT, ClassifierHead(1, "sigmoid"))
     got = ids_of(prompts.build(RerankInput(QUERY, DOCUMENTS[:3])))
     for ids, document in zip(got, DOCUMENTS[:3], strict=True):
         text = render([("user", QUERY), ("assistant", document)])
@@ -178,12 +203,23 @@ def test_reward_models(prompts_of, tokenizer):
         prompts_of("reward", CHAT)
 
 
+def test_the_padding_tokens_at_a_prompts_end_are_not_read(prompts_of, tokenizer):
+    """transformers reads a head at the last token that is not the padding token."""
+    template = CHAT + "{{ '<|endoftext|>' * 2 }}"
+    padding = tokenizer.token_to_id("<|endoftext|>")
+    inputs = RerankInput("q", ["d", "e"])
+    whole, _ = prompts_of("reward", template, ClassifierHead(1, "sigmoid"))
+    read, _ = prompts_of("reward", template, ClassifierHead(1, "sigmoid", padding))
+    assert all(ids[-2:] == [padding] * 2 for ids in ids_of(whole.build(inputs)))
+    assert ids_of(read.build(inputs)) == [ids[:-2] for ids in ids_of(whole.build(inputs))]
+
+
 @pytest.mark.parametrize("name", ["auto", "qwen3-reranker"])
 def test_a_conversion_to_one_logit_keeps_its_prompt(prompts_of, name):
     """The head's score is the difference of the two labels' logits."""
     path = "Qwen3-Reranker-0.6B-seq-cls"
     original, _ = prompts_of(name, CHAT, path=path)
-    converted, _ = prompts_of(name, CHAT, ClassifierHead(1, False), path=path)
+    converted, _ = prompts_of(name, CHAT, ClassifierHead(1, "sigmoid"), path=path)
     inputs = RerankInput("q", ["d", "e"])
     assert ids_of(original.build(inputs)) == ids_of(converted.build(inputs))
     assert converted.label_ids == [0]
@@ -191,22 +227,22 @@ def test_a_conversion_to_one_logit_keeps_its_prompt(prompts_of, name):
     raw = original.family.raw_scores(logits)
     np.testing.assert_array_equal(converted.family.raw_scores(raw[:, None]), raw)
     np.testing.assert_array_equal(converted.family.relevance(raw), original.family.relevance(raw))
+    numbers, _ = prompts_of(name, CHAT, ClassifierHead(1, "none"), path=path)
+    np.testing.assert_array_equal(numbers.family.relevance(raw), raw)
 
 
 @pytest.mark.parametrize("name", ["qwen3guard-gen", "llama-guard-3"])
 def test_a_guard_of_one_class_is_none(prompts_of, tmp_path, name):
     """A guard with one class is refused: nothing says what the class means."""
     with pytest.raises(ConfigError, match="the model's head is one class, and a guard"):
-        prompts_of(name, GUARD, ClassifierHead(1, False))
+        prompts_of(name, GUARD, ClassifierHead(1, "sigmoid"))
     names = ["Qwen3Guard-Gen-0.6B-seq-cls"]
-    assert (
-        find_family("auto", tmp_path / "model", names, QWEN_SPECIALS, ClassifierHead(1, False))
-        is None
-    )
+    head = ClassifierHead(1, "sigmoid")
+    assert find_family("auto", tmp_path / "model", names, QWEN_SPECIALS, head) is None
 
 
 def test_several_classes_rank_nothing(tmp_path):
-    head = ClassifierHead(2, True)
+    head = ClassifierHead(2, "softmax")
     (tmp_path / "config.json").write_text('{"architectures": ["Qwen3ForX"]}')
     assert find_family("auto", tmp_path, ["Qwen3-Reranker-4B"], QWEN_SPECIALS) is not None
     assert find_family("auto", tmp_path, ["Qwen3-Reranker-4B"], QWEN_SPECIALS, head) is None
@@ -219,8 +255,11 @@ def test_several_classes_rank_nothing(tmp_path):
     [
         (None, "is made by the model's chat template|and .* has none"),
         ("{{ messages[0].content[:5] }}", "has the query 0 times"),
-        ("{{ raise_exception('no') }}", "cannot be rendered: no"),
+        ("{{ raise_exception('no') }}", "config.json: the chat template cannot be rendered: no"),
+        ("{{ raise_exception('no' * 900) }}", r"cannot be rendered: (no){100}\.\.\.; without"),
         ("{{ messages[0].content }} {{ strftime_now('%d') }}", "cannot be rendered"),
+        ("{{ messages[0].content }} {{ lipsum() }}", "cannot be rendered: 'lipsum' is undefined"),
+        ("{{ messages[0].content }} {{ [1, 2] | random }}", "cannot be rendered: .*'random'"),
     ],
 )
 def test_unusable_templates_are_refused(prompts_of, template, reason):
@@ -261,7 +300,7 @@ def test_a_prompt_has_one_beginning(tmp_path, layout):
     fields = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
     (tmp_path / "config.json").write_text(json.dumps(fields))
     family = replace(
-        find_family("instruct", tmp_path, [], ["<s>", "</s>"]), labels=(ONLY_CLASS,), strip=False
+        find_family("instruct", tmp_path, [], ["<s>", "</s>"]), labels=(ONLY_CLASS,), strip={}
     )
     encoder = TextEncoder.read(tmp_path)
     prompts = FamilyPrompts(family, PromptBuilder(encoder, LIMITS, RequestLimits()))

@@ -1,15 +1,9 @@
-"""Promise: every family's prompt is its model card's, token by token, and each model directory is
-recognised as the right family."""
-
-import json
-from dataclasses import fields
+"""Promise: a caller's texts fill a family's prompt and change nothing else in it."""
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
 
-from gpuscore.config import RequestLimits, ServerConfig
+from gpuscore.config import RequestLimits
 from gpuscore.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -19,7 +13,6 @@ from gpuscore.errors import (
 )
 from gpuscore.prompts import registry
 from gpuscore.prompts.chat import parts_of
-from gpuscore.prompts.discovery import find_family
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.family import PromptFamily
 from gpuscore.prompts.rerank_input import RerankInput
@@ -49,79 +42,7 @@ def prompts_of(tokenizer):
     return make
 
 
-# The prompts of the model cards, written out independently of the registry.
-QWEN3 = (
-    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
-    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
-    "<|im_start|>user\n",
-    "<Instruct>: {i}\n<Query>: {q}\n<Document>: {d}",
-    "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
-)
-MXBAI = (
-    "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant."
-    "<|im_end|>\n<|im_start|>user\n",
-    "query: {q}\ndocument: {d}\nYou are a search relevance expert who evaluates how well "
-    "documents match search queries. For each query-document pair, carefully analyze the semantic "
-    "relationship between them, then provide your binary relevance judgment (0 for not relevant, 1 "
-    "for relevant).\nRelevance:",
-    "<|im_end|>\n<|im_start|>assistant\n",
-)
-ZERANK_TEMPLATE = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
-INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-QUERIES = ["what is the best?", "12 the other\n", ""]
-DOCUMENTS = ["the best of 34", "yes", "", " é 你好 the\n", "x" * 90]
-
-
-@pytest.mark.parametrize("query", QUERIES)
-@pytest.mark.parametrize(
-    ("family", "parts"), [(registry.QWEN3_RERANKER, QWEN3), (registry.MXBAI_RERANK_V2, MXBAI)]
-)
-def test_prompts_of_the_model_cards(prompts_of, tokenizer, family, parts, query):
-    """Encode prefix, body and suffix one by one, as the model cards do."""
-    got = ids_of(prompts_of(family).build(RerankInput(query, DOCUMENTS)))
-    for ids, document in zip(got, DOCUMENTS, strict=True):
-        texts = [part.format(i=INSTRUCTION, q=query, d=document) for part in parts]
-        assert ids == [i for t in texts for i in tokenizer.encode(t, add_special_tokens=False).ids]
-
-
-def test_bge_is_flag_embeddings(prompts_of, tokenizer):
-    """FlagEmbedding encodes each piece by itself, with one <bos> in front and the question at the
-    end."""
-    question = (
-        "Given a query A and a passage B, determine whether the passage contains an answer to the "
-        "query by providing a prediction of either 'Yes' or 'No'."
-    )
-    tokenizer = Tokenizer.from_str(tokenizer.to_str())
-    tokenizer.add_special_tokens(["<bos>"])
-    builder = PromptBuilder(TextEncoder(tokenizer), LIMITS, RequestLimits())
-    prompts = FamilyPrompts(registry.BGE_RERANKER_V2_GEMMA, builder)
-    for query in QUERIES:
-        got = ids_of(prompts.build(RerankInput(query, DOCUMENTS)))
-        for ids, document in zip(got, DOCUMENTS, strict=True):
-            texts = ["<bos>", f"A: {query}", "\n", f"B: {document}", "\n", question]
-            pieces = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-            assert ids == sum(pieces, [])
-
-
-@pytest.mark.parametrize("query", QUERIES)
-def test_zerank_is_its_chat_template(prompts_of, tokenizer, query):
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=ZERANK_TEMPLATE)
-    got = ids_of(prompts_of(registry.ZERANK).build(RerankInput(query, DOCUMENTS)))
-    for ids, document in zip(got, DOCUMENTS, strict=True):
-        messages = [
-            {"role": "system", "content": query.strip()},
-            {"role": "user", "content": document.strip()},
-        ]
-        text = fast.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        assert ids == tokenizer.encode(text, add_special_tokens=False).ids
-
-
-def test_the_demo_scores_as_it_was_trained(prompts_of, tokenizer):
-    got = ids_of(prompts_of(registry.DEMO).build(RerankInput("red lamp", ["a lamp"])))
-    assert got == [tokenizer.encode("query: red lamp\nitem: a lamp").ids]
+CLOSING = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"  # of qwen3-reranker
 
 
 WRITTEN = [family for family in registry.FAMILIES.values() if isinstance(family, PromptFamily)]
@@ -174,7 +95,7 @@ def test_only_documents_are_cut_and_only_if_asked(prompts_of, tokenizer):
     assert built.truncated == (1,)
     lengths = [len(ids) for ids in ids_of(built)]
     assert MAX_LEN - 8 <= lengths[1] <= MAX_LEN
-    closing = tokenizer.encode(QWEN3[2]).ids
+    closing = tokenizer.encode(CLOSING).ids
     assert all(ids[-len(closing) :] == closing for ids in ids_of(built)), "the suffix stays whole"
     built = prompts.build(RerankInput("q", [short, long], most_tokens=5))
     assert built.truncated == (1,)
@@ -240,149 +161,6 @@ def test_a_label_that_is_no_token(prompts_of):
 def test_impossible_prompts(parts):
     with pytest.raises(ValueError, match="the prompt of odd"):
         PromptFamily("odd", "", parts, labels=("yes",))
-
-
-@pytest.mark.parametrize(
-    ("name", "architecture", "family"),
-    [
-        ("Qwen/Qwen3-Reranker-0.6B", "Qwen3ForCausalLM", registry.QWEN3_RERANKER),
-        ("/models/Qwen3-Reranker-8B/", "Qwen3ForCausalLM", registry.QWEN3_RERANKER),
-        ("mixedbread-ai/mxbai-rerank-large-v2", "Qwen2ForCausalLM", registry.MXBAI_RERANK_V2),
-        ("zeroentropy/zerank-2-reranker", "Qwen3ForCausalLM", registry.ZERANK),
-        ("zeroentropy/zerank-1-small", "Qwen3ForCausalLM", registry.ZERANK),
-        ("BAAI/bge-reranker-v2-gemma", "GemmaForCausalLM", registry.BGE_RERANKER_V2_GEMMA),
-        ("demo", "Qwen3ForCausalLM", registry.DEMO),
-        ("Qwen/Qwen3-0.6B", "Qwen3ForCausalLM", None),
-        ("someone/demolition", "Qwen3ForCausalLM", None),
-        ("someone/Demo", "Qwen3ForCausalLM", None),
-        ("mixedbread-ai/mxbai-rerank-large-v1", "Qwen2ForCausalLM", None),
-        ("mixedbread-ai/mxbai-rerank-large-v2", "LlamaForCausalLM", None),
-        ("Qwen3-Reranker-0.6B/checkpoint", "Qwen3ForCausalLM", None),
-        ("Qwen/Qwen3-Reranker-0.6B", "Qwen3VLForConditionalGeneration", None),
-    ],
-)
-def test_names(tmp_path, name, architecture, family):
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
-    assert find_family("auto", tmp_path, [name], QWEN_SPECIALS) is family
-    assert find_family("none", tmp_path, [name], QWEN_SPECIALS) is None
-    assert find_family("zerank", tmp_path, [name], QWEN_SPECIALS) is registry.ZERANK
-
-
-def test_choices_are_those_of_the_registry():
-    (field,) = [field for field in fields(ServerConfig) if field.name == "family"]
-    assert field.metadata["option"].choices == ("auto", "none", *registry.FAMILIES)
-
-
-def write(directory, files):
-    for name, content in files.items():
-        path = directory / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(content if isinstance(content, str) else json.dumps(content))
-
-
-MODULES = [
-    {"idx": 0, "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"},
-    {
-        "idx": 1,
-        "path": "1_LogitScore",
-        "type": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore",
-    },
-]
-TEMPLATE = (
-    "{% set system = messages | selectattr('role', 'eq', 'system') | first %}"
-    "<|im_start|>system\n{{ system.content }}<|im_end|>\n<|im_start|>user\nQ: "
-    "{{ (messages | selectattr('role', 'eq', 'query') | first).content }}\nD: "
-    "{{ (messages | selectattr('role', 'eq', 'document') | first).content | trim }}<|im_end|>\n"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-
-def sentence_transformers(directory, template=TEMPLATE, **score):
-    files = {
-        "modules.json": MODULES,
-        "chat_template.jinja": template,
-        "config_sentence_transformers.json": {
-            "prompts": {"web": "Judge {it}."},
-            "default_prompt_name": "web",
-        },
-        "sentence_bert_config.json": {
-            "processing_kwargs": {"chat_template": {"add_generation_prompt": True}}
-        },
-        "1_LogitScore/config.json": {"true_token_id": 7, **score},
-    }
-    write(directory, files)
-
-
-def test_files_of_sentence_transformers_come_first(tmp_path, prompts_of, tokenizer):
-    """They decide although the name says otherwise; the prompt is the one that transformers
-    renders."""
-    sentence_transformers(tmp_path, false_token_id=9)
-    family = find_family("auto", tmp_path, ["Qwen/Qwen3-Reranker-0.6B"], QWEN_SPECIALS)
-    assert family.instruction == "Judge {it}."
-    prompts = prompts_of(family)
-    assert prompts.label_ids == [7, 9]
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=TEMPLATE)
-    documents = ["the best of 34", "", "x\ny"]
-    got = ids_of(prompts.build(RerankInput("what is", documents)))
-    for ids, document in zip(got, documents, strict=True):
-        pairs = [("system", "Judge {it}."), ("query", "what is"), ("document", document)]
-        messages = [{"role": role, "content": text} for role, text in pairs]
-        text = fast.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        assert ids == tokenizer.encode(text, add_special_tokens=False).ids
-    alone = tmp_path / "alone"
-    alone.mkdir()
-    sentence_transformers(alone, false_token_id=None)
-    assert find_family("auto", alone, [], QWEN_SPECIALS).labels == (7,)
-
-
-def test_token_0_is_a_token_like_others(tmp_path, prompts_of):
-    """Token id 0 is not mistaken for the class of a head that has one."""
-    sentence_transformers(tmp_path)
-    write(tmp_path, {"1_LogitScore/config.json": {"true_token_id": 0, "false_token_id": 3}})
-    family = find_family("auto", tmp_path, [], QWEN_SPECIALS)
-    assert family.labels == (0, 3)
-    assert prompts_of(family).label_ids == [0, 3]
-
-
-def test_a_token_that_the_model_does_not_have(tmp_path, prompts_of):
-    sentence_transformers(tmp_path, true_token_id=10**6)
-    family = find_family("auto", tmp_path, [], QWEN_SPECIALS)
-    with pytest.raises(ConfigError, match=r"reads the logit of 1000000; the model has 0 to"):
-        prompts_of(family)
-
-
-@pytest.mark.parametrize(
-    ("template", "reason"),
-    [
-        ("{{ messages[1].content }}", "has the instruction 0 times"),
-        ("{{ messages | map(attribute='content') | join }}{{ messages[2].content }}", "document 2"),
-        ("{% for %}", "cannot be rendered"),
-        ("{{ messages.__class__.__mro__ }}", "cannot be rendered"),
-    ],
-)
-def test_unusable_templates_are_refused(tmp_path, template, reason):
-    sentence_transformers(tmp_path, template)
-    with pytest.raises(ConfigError, match=reason):
-        find_family("auto", tmp_path, [], QWEN_SPECIALS)
-
-
-def test_half_of_the_files(tmp_path):
-    write(tmp_path, {"modules.json": MODULES})
-    with pytest.raises(ConfigError, match=r"1_LogitScore/config\.json is missing"):
-        find_family("auto", tmp_path, [], QWEN_SPECIALS)
-    write(tmp_path, {"1_LogitScore/config.json": {"true_token_id": 1}})
-    with pytest.raises(ConfigError, match="no chat template"):
-        find_family("auto", tmp_path, [], QWEN_SPECIALS)
-    write(tmp_path, {"modules.json": MODULES[:1]})
-    assert find_family("auto", tmp_path, [], QWEN_SPECIALS) is None
-    write(tmp_path, {"modules.json": "{"})
-    with pytest.raises(ConfigError, match=r"modules\.json is not valid JSON"):
-        find_family("auto", tmp_path, [], QWEN_SPECIALS)
-
-
-def test_what_vllms_users_write_into_the_configuration(tmp_path):
-    write(tmp_path, {"config.json": {"is_original_qwen3_reranker": True}})
-    assert find_family("auto", tmp_path, ["mine"], QWEN_SPECIALS) is registry.QWEN3_RERANKER
 
 
 def test_special_tokens_stand_apart():

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
+from transformers import AutoTokenizer, TextClassificationPipeline
 
 import gpuscore
 from gpuscore import Scorer
@@ -59,9 +60,6 @@ def test_several_classes(tmp_path):
         assert info["model_type"]["classifier"]["label2id"] == {n: i for i, n in enumerate(NAMES)}
         refused = client.post("/v1/classify", json={"input": TEXTS, "labels": ["glad"]})
         check_error(refused, 400, "invalid_request", "labels[0]")
-        ask = {"input": "x", "questions": [{"type": "predicate", "instructions": "y"}]}
-        message = check_error(client.post("/v1/decisions", json=ask), 400, "invalid_request", None)
-        assert "need a language model" in message
         ranking = client.post("/rerank", json={"query": "a", "documents": ["b"]})
         assert "no known family" in check_error(ranking, 400, "invalid_request", None)
 
@@ -78,7 +76,7 @@ def test_one_class_and_a_reward_model(tmp_path):
     (directory / "chat_template.jinja").write_text(template)
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     logits = reference_logits(model, [tokenizer.encode(text).ids for text in TEXTS])
-    prompts = [f"[user] q\n[assistant] {text.strip()}\n" for text in TEXTS]
+    prompts = [f"[user] q\n[assistant] {text}\n" for text in TEXTS]
     rewards = reference_logits(model, [tokenizer.encode(prompt).ids for prompt in prompts])[:, 0]
     with serving(directory, *QUICK) as running, connected(running) as client:
         probs = [entry["probs"] for entry in classified(client)["data"]]
@@ -87,6 +85,33 @@ def test_one_class_and_a_reward_model(tmp_path):
         assert [r["index"] for r in results] == np.argsort(-rewards).tolist()
         got = {r["index"]: r["relevance_score"] for r in results}
         np.testing.assert_allclose([got[i] for i in range(4)], rewards, atol=1e-4)
+
+
+def test_the_numbers_of_a_regression(tmp_path):
+    """They are the head's own on every route and in Python, as in transformers' pipeline."""
+    directory = tmp_path / "Qwen3-Reranker-0.1B-head"
+    directory.mkdir()
+    settings = {"id2label": {0: "score"}, "problem_type": "regression"}
+    model = make_model(directory, "qwen3_classes", **settings)
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    pipe = TextClassificationPipeline(model=model, tokenizer=tokenizer)
+    wanted = [[answer["score"]] for answer in pipe(TEXTS)]
+    with Scorer(str(directory), threads=1, max_batch_tokens=512) as scorer:
+        own = scorer.classify(TEXTS)
+        np.testing.assert_allclose(own.probabilities, wanted, atol=1e-4)
+        pairs = [("q", text) for text in TEXTS]
+        ranked = scorer.score_pairs(pairs).scores
+        raw = scorer.score_pairs(pairs, raw_scores=True).scores
+        np.testing.assert_allclose(ranked, raw, atol=1e-5)
+    with serving(directory, *QUICK) as running, connected(running) as client:
+        data = classified(client)["data"]
+        np.testing.assert_allclose([entry["probs"] for entry in data], wanted, atol=1e-4)
+        body = {"query": "q", "documents": TEXTS}
+        results = client.post("/rerank", json=body).json()["results"]
+        got = {r["index"]: r["relevance_score"] for r in results}
+        np.testing.assert_allclose([got[i] for i in range(4)], ranked, atol=1e-4)
+        info = client.get("/info").json()["gpuscore"]
+        assert (info["family"]["activation"], info["classes_activation"]) == ("none", "none")
 
 
 @pytest.fixture(scope="module")
@@ -142,13 +167,19 @@ def test_several_right_classes(tmp_path):
     config = {"architectures": ["Qwen3ForSequenceClassification"]}
     config["id2label"] = dict(enumerate(NAMES))
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert read_classifier_head(tmp_path) == ClassifierHead(3, exclusive=True)
+    assert read_classifier_head(tmp_path) == ClassifierHead(3, "softmax")
     config["problem_type"] = "multi_label_classification"
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert read_classifier_head(tmp_path) == ClassifierHead(3, exclusive=False)
+    assert read_classifier_head(tmp_path) == ClassifierHead(3, "sigmoid")
+    config |= {"problem_type": "regression", "pad_token_id": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_classifier_head(tmp_path) == ClassifierHead(3, "none", padding=4)
+    config |= {"text_config": {"pad_token_id": 5}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_classifier_head(tmp_path) == ClassifierHead(3, "none", padding=5)
     logits = np.array([[3.0, -1.0, 0.5], [-800.0, 800.0, 0.0]])
-    np.testing.assert_allclose(
-        Classes([], exclusive=False).probabilities(logits)[0], sigmoid(logits[0])
-    )
-    np.testing.assert_allclose(Classes([], exclusive=False).probabilities(logits)[1], [0, 1, 0.5])
-    np.testing.assert_allclose(Classes([], exclusive=True).probabilities(logits), softmax(logits))
+    probabilities = Classes([], "sigmoid").probabilities(logits)
+    np.testing.assert_allclose(probabilities[0], sigmoid(logits[0]))
+    np.testing.assert_allclose(probabilities[1], [0, 1, 0.5])
+    np.testing.assert_allclose(Classes([], "softmax").probabilities(logits), softmax(logits))
+    np.testing.assert_array_equal(Classes([], "none").probabilities(logits), logits)

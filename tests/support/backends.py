@@ -11,7 +11,7 @@ from gpuscore.backends.base import Backend
 from gpuscore.config import ModelConfig
 
 # With the architectures that --backend jax supports.
-JAX_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_5")
+JAX_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 needs_jax = pytest.mark.skipif(find_spec("jax") is None, reason="JAX is not installed")

@@ -1,4 +1,4 @@
-"""FlashInfer's wrappers in plain torch, as its documentation describes them, for machines without a
+"""FlashInfer's wrapper in plain torch, as its documentation describes them, for machines without a
 GPU. Arguments of plans are bound to the signatures of the locked release (`stubs/flashinfer`)."""
 
 import inspect
@@ -91,31 +91,3 @@ class Items:
         position = int(self.asked["token_pos_in_items_ptr"][at])
         assert position <= int(self.asked["max_item_len_ptr"][index])
         return (keys < prefix) | (keys > place - position)
-
-
-class Cascade:
-    """Stands in for MultiLevelCascadeAttentionWrapper: only the last level is causal."""
-
-    def __init__(self, *args, **keywords):
-        self.real = stub().MultiLevelCascadeAttentionWrapper
-        self.levels = bound(self.real.__init__, *args, **keywords)["num_levels"]
-
-    def plan(self, *args, **keywords):
-        self.asked = asked = bound(self.real.plan, *args, **keywords)
-        assert (asked["page_size"], asked["q_data_type"]) == (1, "float32")
-        names = (
-            *("qo_indptr_arr", "paged_kv_indptr_arr"),
-            *("paged_kv_indices_arr", "paged_kv_last_page_len"),
-        )
-        arrays = [asked[name] for name in names]
-        assert {len(array) for array in arrays} == {self.levels}
-        self.plans = [sequences(*level) for level in zip(*arrays, strict=True)]
-
-    def run(self, q, paged_kv_cache):
-        pages = paged_kv_cache
-        seen = torch.zeros(len(q), len(pages), dtype=torch.bool)
-        for level, plan in enumerate(self.plans):
-            causal = self.asked["causal"] and level == self.levels - 1
-            for sequence in plan:
-                seen[sequence.rows, sequence.keys] = sequence.visible(causal)
-        return attention(q, pages, seen, self.asked["sm_scale"])

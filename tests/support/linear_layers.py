@@ -3,7 +3,6 @@ NumPy, and compared with the recurrence in float64."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -18,7 +17,6 @@ from support.batches import int32
 from support.recurrence import State, Weights, recurrence
 
 SLOTS = 12
-TOKENS = 5120  # of the bucket of JAX's program
 EPS = 1e-5
 NET = DeltaNet(2, 6, 12, 20, 4, (True,))
 CPU = torch.device("cpu")
@@ -141,55 +139,3 @@ def on_torch(compiler: Compiler, device: torch.device = CPU) -> RunLayer:
         return out.cpu().numpy(), (pool.matrices[0].cpu().numpy(), pool.tails[0].cpu().numpy())
 
     return run
-
-
-def on_jax(rows_of_chunk: int) -> RunLayer:
-    """Return the layer as JAX's backend computes it, in chunks of at most so many rows.
-
-    Rows of padding, and places of ends that are held, begin with NaN.
-    """
-
-    def run(
-        batch: PackedBatch, net: DeltaNet, weights: LayerWeights, rows: Float32Array, slots: Slots
-    ) -> tuple[Float32Array, Slots]:
-        from gpuscore.backends.jax.layout import StateSizes, StateTables, state_lengths
-        from gpuscore.backends.jax.waves import fill_states
-
-        sizes = StateSizes(net.kernel, rows_of_chunk, chunks=3, ends=13, slots=SLOTS)
-        tables = StateTables(*(np.zeros(n, np.int32) for n in state_lengths(sizes, TOKENS)))
-        fill_states(tables, batch, sizes, TOKENS)
-        padded = np.full((TOKENS, rows.shape[1]), np.nan, np.float32)
-        padded[: len(rows)] = rows
-        out, *after = _program(net, sizes)(tables, weights, padded, *slots)
-        matrices, tails = map(np.asarray, after)
-        return np.asarray(out)[: len(rows)], (matrices, tails)
-
-    return run
-
-
-@cache
-def _program(net: DeltaNet, sizes: Any) -> Any:
-    import jax
-
-    return jax.jit(partial(_run, net, sizes))
-
-
-def _run(
-    net: DeltaNet, sizes: Any, tables: Any, weights: Any, rows: Any, matrices: Any, tails: Any
-) -> tuple[Any, Any, Any]:
-    import jax.numpy as jnp
-
-    from gpuscore.backends.jax.attention import States
-    from gpuscore.backends.jax.linear_layer import Recurrence, RuleWeights
-
-    config: Any = OneLayer(net)
-    layer = Recurrence(config, net, sizes, tables)
-    buffers = layer.buffers(TOKENS, jnp.float32)
-    buffers = buffers._replace(
-        mixed=buffers.mixed.at[:TOKENS].set(rows),
-        out=buffers.out.at[:].set(jnp.nan),
-        held=buffers.held.at[1:].set(jnp.nan),
-    )
-    states = States(matrices, tails.reshape(SLOTS, -1))
-    buffers, states = layer.run(jnp.int32(0), RuleWeights(*weights), buffers, states)
-    return buffers.out[:TOKENS], states.matrices, states.tails.reshape(tails.shape)

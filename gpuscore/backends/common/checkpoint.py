@@ -274,8 +274,8 @@ def weight_files(directory: Path) -> list[Path]:
         raise ConfigError(
             f"{directory} has neither model.safetensors nor model.safetensors.index.json; "
             "supported: safetensors (if its repository has pytorch_model.bin, download all of it "
-            "with `hf download NAME --local-dir DIR`, then `gpuscore convert DIR CONVERTED`, and "
-            "serve CONVERTED)"
+            "with `hf download NAME --local-dir DIR`: the refusal of DIR names the lines that "
+            "convert it)"
         )
     names = as_object(content.get("weight_map"), f"{index}: weight_map").values()
     for name in names:

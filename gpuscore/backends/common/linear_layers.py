@@ -29,8 +29,6 @@ def _unsupported(config: ModelConfig, precision: str) -> Iterator[str]:
             f"products are in {precision}; supported: weights that are not quantised, and "
             "--quantization auto"
         )
-    if config.backend == "jax":  # which refuses other settings of these itself
-        return
     if config.attention not in ("auto", "torch", "triton"):
         yield f"--attention is {config.attention}; supported: torch, triton"
     if config.cuda_graph_tokens:

@@ -21,23 +21,15 @@ from gpuscore.backends.jax.products import contract, one_of, part, put
 LOWEST = -1e30  # finite, so that a row without visible keys gets no NaN from inf - inf
 
 
-class States(NamedTuple):
-    """States that later batches need: all slots of the first linear layer, then of the next."""
-
-    matrices: Array  # float32 [layers x slots, Hk, Dk, R Dv]
-    tails: Array  # [layers x slots, (kernel - 1) C] last inputs of the convolution
-
-
 class Pool(NamedTuple):
-    """Keys and values of cached tokens, and states after some of them.
+    """Keys and values of cached tokens.
 
     On a CPU the bits of bfloat16 are stored as integers: XLA has no operations on bfloat16 there,
     and would convert the whole pool to float32 and back in each batch.
     """
 
-    # [layers with attention, pages, page size, 2 * Heads.width], rows as `Heads.joined` gives them.
+    # [layers, pages, page size, 2 * Heads.width], rows as `Heads.joined` gives them.
     pages: Array
-    states: States | None = None  # of linear layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +152,7 @@ def store(attention: Attention, tables: Tables, pool: Pool, layer: Array, kv: Ar
         return lax.dynamic_update_slice(pages, both, place, allow_negative_indices=False)
 
     with jax.named_scope("store"):
-        return pool._replace(pages=lax.fori_loop(0, tables.numbers.runs[0], store_run, pages))
+        return Pool(lax.fori_loop(0, tables.numbers.runs[0], store_run, pages))
 
 
 def as_type(x: Array, dtype: jnp.dtype) -> Array:

@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from operator import mul
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,10 @@ from gpuscore.backends.base import DeviceLost, OutOfMemory, Progress, unreported
 from gpuscore.backends.common.batches import warmup_batches
 from gpuscore.backends.common.eight_bits.recipe import Recipe
 from gpuscore.backends.common.plan import check_ids, mebibytes
-from gpuscore.backends.jax.attention import Attend, Pool, States, XlaAttend
+from gpuscore.backends.jax.attention import Attend, Pool, XlaAttend
 from gpuscore.backends.jax.known_answer import TOKENS, check_known_answer
 from gpuscore.backends.jax.launched import Launched, LaunchedPart, joined, split, wanted_statistics
 from gpuscore.backends.jax.layout import ProgramSizes, page_entries, product_tiles
-from gpuscore.backends.jax.linear_layer import matrix_shape
 from gpuscore.backends.jax.padding import padded
 from gpuscore.backends.jax.plan import JaxPlan
 from gpuscore.backends.jax.platform import as_config_error, keep_programs
@@ -78,7 +76,7 @@ class JaxBackend:
                     plan.heads,
                     plan.dtype_name,
                     plan.device,
-                    replace(plan.size(TOKENS), states=None),
+                    plan.size(TOKENS),
                     plan.pages.size,
                 )
         self._sizes = plan.sizes()
@@ -252,9 +250,6 @@ class JaxBackend:
             count,
             count * plan.pages.size,
         )
-        if slots := plan.pages.num_states:
-            of_states = mebibytes(plan.pages.state_bytes)
-            logger.info("memory: %d states of linear layers %s", slots, of_states)
         return count
 
     def _meaning(self, failure: RuntimeError) -> Exception:
@@ -274,16 +269,9 @@ def pool_shapes(plan: JaxPlan, count: int) -> Any:
     dtype = jnp.dtype(plan.dtype_name)
     if plan.device.platform == "cpu" and dtype == jnp.bfloat16:
         dtype = jnp.dtype(jnp.uint16)  # see `Pool`
-
-    def shaped(*shape: int, dtype: Any = dtype) -> Any:
-        return jax.ShapeDtypeStruct(shape, dtype)
-
-    pages = shaped(config.num_attention_layers, count, plan.pages.size, 2 * plan.heads.width)
-    if (net := config.delta_net) is None:
-        return Pool(pages)
-    states = sum(net.layers) * plan.pages.num_states
-    matrices = shaped(states, *matrix_shape(net), dtype=jnp.float32)
-    return Pool(pages, States(matrices, shaped(states, (net.kernel - 1) * net.convolved)))
+    shape = (config.num_layers, count, plan.pages.size, 2 * plan.heads.width)
+    pages: Any = jax.ShapeDtypeStruct(shape, dtype)
+    return Pool(pages)
 
 
 def attends_of(name: str) -> Attend:

@@ -10,13 +10,11 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.jax.attention import Pool
 from gpuscore.backends.jax.layout import Tiles, TileSizes, product_tiles
-from gpuscore.backends.jax.linear_layer import LinearBuffers, Recurrence, RuleWeights
 from gpuscore.backends.jax.products import (
     Parts,
     Quantized,
@@ -42,11 +40,10 @@ Chosen: TypeAlias = tuple[Tiles, Array]  # of some rows, and their number, int32
 
 
 class Layer(NamedTuple):
-    """Weights of one layer, or of all layers of a kind with one more dimension in front."""
+    """Weights of one layer, or of all layers with one more dimension in front."""
 
     input_norm: Array  # [E]
-    # [(H + 2 Hkv) D, E]: q rows, then k, then v; in a linear layer: `weights.DELTA_PARTS`.
-    qkv: Array | Quantized
+    qkv: Array | Quantized  # [(H + 2 Hkv) D, E]: q rows, then k, then v
     qkv_bias: Array | None
     q_norm: Array | None  # [D]
     k_norm: Array | None
@@ -57,18 +54,15 @@ class Layer(NamedTuple):
     gate_up_bias: Array | None
     down: Array | Quantized  # [E, I]
     down_bias: Array | None
-    gate: Array | None = None  # [H D, E], of attention's output
-    delta: RuleWeights | None = None  # of a linear layer, which has no attention
 
 
 class Weights(NamedTuple):
     embed: Array  # [V, E]
-    layers: Layer  # of all layers with attention
+    layers: Layer  # of all layers
     final_norm: Array  # [E]
     lm_head: Array  # [V, E]; the embedding itself where they are tied, or [classes, E]
     # Of hidden states between embedding and final norm, float32 [E, E]: `eight_bits.rotation`.
     rotation: Array | None = None
-    linear: Layer | None = None  # of all linear layers
 
 
 class Batch(Protocol):
@@ -107,10 +101,6 @@ class Batch(Protocol):
     def outputs(self, buffer: Array, start: Array, rows: int) -> Array:
         """Return the outputs [M, H * D] of `rows` rows from `start` on."""
 
-    @property
-    def linear(self) -> Recurrence | None:
-        """Linear attention; None for a model without it."""
-
 
 class State(NamedTuple):
     """The data that layers hand on; each is updated in place."""
@@ -119,7 +109,6 @@ class State(NamedTuple):
     q: Array  # see `Batch.buffers`
     kv: Array
     pool: Pool
-    linear: LinearBuffers | None = None
 
 
 def forward(
@@ -142,10 +131,8 @@ def forward(
         if weights.rotation is not None:
             x = contract(x, weights.rotation, ((1,), (0,)))
     rotary = rotary_tables(positions, cfg)
-    attending = [layer for layer in range(cfg.num_layers) if not cfg.is_linear(layer)]
-    windows = jnp.array([cfg.windows[layer] or EVERYTHING for layer in attending], jnp.int32)
-    ends_linear = cfg.is_linear(cfg.num_layers - 1)
-    last = len(attending) - (not ends_linear)
+    windows = jnp.array([window or EVERYTHING for window in cfg.windows], jnp.int32)
+    last = cfg.num_layers - 1
 
     def one_layer(index: Array, state: State) -> State:
         layer = jax.tree.map(lambda w: part(w, index, 1)[0], weights.layers)
@@ -156,21 +143,9 @@ def forward(
         x = with_outputs(layer, state.x, partial(batch.outputs, q), batch, batch.every, cfg)
         return state._replace(x=x, q=q, pool=pool)
 
-    def with_linear(index: Array, state: State) -> State:
-        state = linear_layers(weights, index, state, batch, cfg)
-        return lax.fori_loop(index, jnp.minimum(index + 1, last), one_layer, state)
-
     state = State(x, *batch.buffers(weights.embed.dtype), pool)
-    if batch.linear is None:
-        state = lax.fori_loop(0, last, one_layer, state)
-    else:
-        state = state._replace(
-            linear=batch.linear.buffers(len(x), weights.embed.dtype, batch.lanes)
-        )
-        state = lax.fori_loop(0, last + 1, with_linear, state)
+    state = lax.fori_loop(0, last, one_layer, state)
     with jax.named_scope("last_layer"):
-        if ends_linear:
-            return scored_rows(weights, state, batch, cfg), state.pool
         layer, index = jax.tree.map(lambda w: w[last], weights.layers), jnp.int32(last)
         kv = with_keys(layer, state, batch, rotary, cfg)
         pool = batch.store(state.pool, index, kv)
@@ -178,38 +153,6 @@ def forward(
         q = batch.attend(batch.scored, pool, index, windows[last], q, kv)
         x = with_outputs(layer, x, partial(batch.outputs, q), batch, batch.scored, cfg, weights)
         return x.astype(weights.embed.dtype), pool
-
-
-def linear_layers(
-    weights: Weights, attention: Array, state: State, batch: Batch, cfg: DecoderConfig
-) -> State:
-    """Compute the linear layers before the layer with attention of this number.
-
-    Their number is a bound of the loop, so layers may alternate in any order.
-    """
-    recur, net = batch.linear, cfg.delta_net
-    if recur is None or net is None:
-        return state
-    firsts = np.cumsum([0, *net.layers])[[*np.flatnonzero(~np.array(net.layers)), cfg.num_layers]]
-    bounds = jnp.array([0, *firsts], jnp.int32)
-
-    def one_layer(index: Array, state: State) -> State:
-        layer = jax.tree.map(lambda w: part(w, index, 1)[0], weights.linear)
-
-        def of_tile(start: Array, size: int, mixed: Array) -> Array:
-            normed = input_norm(layer, part(state.x, start, size), cfg)
-            with jax.named_scope("projections"):
-                return put(mixed, recur.projected(normed, layer.qkv, mixed.shape[1]), start)
-
-        buffers, states = state.linear, state.pool.states
-        assert buffers is not None and states is not None  # noqa: PT018, S101
-        mixed = by_tiles(batch.tiling, batch.every[1], of_tile, buffers.mixed)
-        buffers, states = recur.run(index, layer.delta, buffers._replace(mixed=mixed), states)
-        x = with_outputs(layer, state.x, partial(part, buffers.out), batch, batch.every, cfg)
-        return state._replace(x=x, pool=state.pool._replace(states=states), linear=buffers)
-
-    start, stop = (one_of(bounds, attention + end) for end in (0, 1))
-    return lax.fori_loop(start, stop, one_layer, state)
 
 
 def by_tiles(
@@ -267,18 +210,6 @@ def scored_queries(
         return put(buffers[0], rows, start), batch.put_queries(buffers[1], q, start)
 
     return by_tiles(batch.tiling, count, of_tile, (jnp.zeros_like(state.x), state.q))
-
-
-def scored_rows(weights: Weights, state: State, batch: Batch, cfg: DecoderConfig) -> Array:
-    """Return the scored rows of x after the final norm."""
-    tiles, count = batch.scored
-
-    def of_tile(start: Array, size: int, buffer: Array) -> Array:
-        rows = chosen(state.x, part(tiles.rows.place, start, size))
-        return put(buffer, final_norm(weights, rows, cfg), start)
-
-    empty = jnp.zeros(state.x.shape, weights.embed.dtype)
-    return by_tiles(batch.tiling, count, of_tile, empty)
 
 
 def final_norm(weights: Weights, x: Array, cfg: DecoderConfig) -> Array:
@@ -351,10 +282,6 @@ def keys_values(
 
 def after_attention(layer: Layer, x: Array, out: Array, cfg: DecoderConfig) -> Array:
     """Return the residual stream after output projection and MLP; `out` is [M, H * D]."""
-    if layer.gate is not None:
-        with jax.named_scope("gate"):
-            gate = linear(input_norm(layer, x, cfg), layer.gate).astype(jnp.float32)
-            out = (out.astype(jnp.float32) * jax.nn.sigmoid(gate)).astype(out.dtype)
     with jax.named_scope("output"):
         x = x + linear(out, layer.o, layer.o_bias).astype(jnp.float32)
     with jax.named_scope("mlp"):

@@ -78,8 +78,7 @@ def split(batch: PackedBatch, entries: Int32Array, room: int) -> Iterator[Packed
 
     Each holds whole trees, in their order.
 
-    Rows of one tree see no rows of another tree, so every row still sees the same rows. No tree
-    begins with a state whose slot another tree of the batch writes.
+    Rows of one tree see no rows of another tree, so every row still sees the same rows.
 
     Args:
         batch: to divide.
@@ -104,7 +103,6 @@ def segments_of(batch: PackedBatch, first: int, stop: int) -> PackedBatch:
     rows = slice(int(batch.cu_seqlens[first]), int(batch.cu_seqlens[stop]))
     scored = slice(*np.searchsorted(batch.score_rows, (rows.start, rows.stop)).tolist())
     labels = slice(int(batch.cu_labels[scored.start]), int(batch.cu_labels[scored.stop]))
-    kept = slice(*np.searchsorted(batch.state_rows, (rows.start, rows.stop)).tolist())
     parent = batch.parent[first:stop]
     return replace(
         batch,
@@ -118,6 +116,4 @@ def segments_of(batch: PackedBatch, first: int, stop: int) -> PackedBatch:
         cu_labels=batch.cu_labels[scored.start : scored.stop + 1] - np.int32(labels.start),
         label_token_ids=batch.label_token_ids[labels],
         need_lse=batch.need_lse[scored],
-        state_rows=batch.state_rows[kept] - np.int32(rows.start),
-        state_slots=batch.state_slots[kept],
     )

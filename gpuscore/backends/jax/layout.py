@@ -34,24 +34,12 @@ class TileSizes:
 
 
 @dataclass(frozen=True, slots=True)
-class StateSizes:
-    """Sizes of the loops of linear layers; see `waves`."""
-
-    kernel: int  # tokens that a convolution sees
-    rows: int  # of a chunk, at most; a power of 2
-    chunks: int  # of a wave, at most
-    ends: int  # end states that are held at a time, at most
-    slots: int  # of the pool of states
-
-
-@dataclass(frozen=True, slots=True)
 class ProgramSizes:
     """The sizes that a program is compiled for."""
 
     tokens: int  # a bucket; also the most scored rows
     pages: int  # entries of the prefixes' page lists, of all requests together
     tiling: TileSizes
-    states: StateSizes | None = None  # of a model with linear layers
 
     @property
     def requests(self) -> int:
@@ -100,28 +88,6 @@ class Tiles(NamedTuple):
     blocks: Ints  # blocks of the batch's rows, `TileSizes.own_keys` each; ascending in a tile
 
 
-class StateTables(NamedTuple):
-    """The chunks of linear layers, wave by wave; those whose end is held come first in a wave.
-
-    A program holds states in an array: zeros, ends of chunks, states after prefixes.
-    """
-
-    waves: Ints  # [1] their number
-    reads: Ints  # [1] number of states after prefixes
-    read_slots: Ints  # [slots] of these states
-    first: Ints  # [T + 1] first chunk of each wave, and after the last one the number of chunks
-    ends: Ints  # [T] chunks of each wave whose end is held
-    kept: Ints  # [T + 1] first entry of each wave in the next two tables, and their end
-    kept_chunks: Ints  # [slots] chunks whose end is kept in a slot of the pool
-    kept_slots: Ints  # [slots]
-    # Of each chunk, [T + chunks of a wave]:
-    rows: Ints  # first row
-    lens: Ints  # rows
-    sources: Ints  # the state that it begins with, in the program's array
-    targets: Ints  # where its end is held
-    before: Ints  # [(T + chunks of a wave) (kernel - 1)] rows before it; see `LinearBuffers.mixed`
-
-
 class Tables(NamedTuple):
     """A padded batch of at most T rows, the bucket, and R requests with a prefix."""
 
@@ -141,7 +107,6 @@ class Tables(NamedTuple):
     scored: Tiles  # score_rows
     label_rows: Ints  # [labels] scored row of each label
     label_ids: Ints  # [labels]
-    states: StateTables | tuple[()] = ()  # of a model with linear layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,21 +219,6 @@ def _lengths(sizes: ProgramSizes) -> Tables:
         scored=tiles,
         label_rows=sizes.labels,
         label_ids=sizes.labels,
-        states=() if sizes.states is None else state_lengths(sizes.states, tokens),
-    )
-
-
-def state_lengths(sizes: StateSizes, tokens: int) -> StateTables:
-    """Return the number of entries of each table of linear layers."""
-    chunks = tokens + sizes.chunks  # a wave is read whole, though it may have fewer
-    return StateTables(
-        waves=1,
-        reads=1,
-        ends=tokens,
-        **dict.fromkeys(("first", "kept"), tokens + 1),
-        **dict.fromkeys(("read_slots", "kept_chunks", "kept_slots"), sizes.slots),
-        **dict.fromkeys(("rows", "lens", "sources", "targets"), chunks),
-        before=chunks * (sizes.kernel - 1),
     )
 
 

@@ -13,7 +13,6 @@ from gpuscore.backends.jax.layout import (
     fill,
     page_entries,
 )
-from gpuscore.backends.jax.waves import fill_states
 from gpuscore.types.batch import Int32Array, PackedBatch
 
 
@@ -45,8 +44,6 @@ def padded(batch: PackedBatch, sizes: ProgramSizes, page_size: int, wanted: int)
     _fill_prefixes(tables, batch, requests, sizes.tiling, page_size)
     for tiles, chosen in ((tables.every, rows.place), (tables.scored, batch.score_rows)):
         _fill_tiles(tiles, batch, segment_of, rows, chosen, sizes)
-    if sizes.states is not None and tables.states:
-        fill_states(tables.states, batch, sizes.states, sizes.tokens)
     label_rows = np.repeat(np.arange(len(batch.score_rows)), np.diff(batch.cu_labels))
     fill(tables.label_rows, label_rows[:room])
     fill(tables.label_ids, batch.label_token_ids[:room])

@@ -10,7 +10,6 @@ import numpy as np
 from gpuscore.backends.common.architectures import Architecture, read_architecture
 from gpuscore.backends.common.eight_bits.rotation import rotation_bytes
 from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig
-from gpuscore.backends.common.linear_layers import refuse_with_states
 from gpuscore.backends.common.plan import (
     ITEM_SIZE,
     MAX_BATCH_TOKENS,
@@ -28,7 +27,6 @@ from gpuscore.backends.jax.label_head import VOCAB_TILE
 from gpuscore.backends.jax.layout import (
     LABELS_PER_TOKEN,
     ProgramSizes,
-    StateSizes,
     TileSizes,
     buckets,
     page_entries,
@@ -43,10 +41,8 @@ ARCHITECTURES = (
     *(
         f"{architecture}For{head}"
         for head in ("CausalLM", "SequenceClassification")
-        for architecture in ("Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3_5")
+        for architecture in ("Llama", "Mistral", "Qwen2", "Qwen3")
     ),
-    "Qwen3_5ForConditionalGeneration",
-    "Qwen3_5TextForSequenceClassification",
 )
 # A CPU's tiles fit its caches; on other devices one tile has to keep the device busy. The numbers
 # for other devices were not measured on hardware.
@@ -56,10 +52,6 @@ PREFIX_KEYS = {"cpu": 512, "cuda": 2048, "tpu": 2048}
 # Rows of matrix products: a TPU v6e reads weights in the time of 560 rows' products.
 PRODUCT_ROWS = {"cpu": (128,), "cuda": (512,), "tpu": (2048, 512)}
 KERNEL_ROWS = KERNEL_KEYS = 256  # of the Pallas kernel
-# Of linear layers: rows of a chunk, chunks of a wave, and ends of chunks that are held.
-CHUNK_ROWS = {"cpu": 32, "cuda": 64, "tpu": 64}
-WAVE = {"cpu": 4, "cuda": 8, "tpu": 8}
-HELD = 32
 # Columns of the tiles in which a device stores arrays; see `Heads`.
 LANES = {"cpu": 1, "cuda": 1, "tpu": 128}
 # Entries of page lists, unless one prompt has more; the kernel's memory for them holds 262,144. A
@@ -124,16 +116,7 @@ class JaxPlan:
             product_rows=of_products or (tokens,),
         )
         entries = int(page_entries(np.array([self.max_model_len]), tiling, self.pages.size)[0])
-        return ProgramSizes(
-            tokens, max(entries, min(tokens * entries, PAGES)), tiling, self._states()
-        )
-
-    def _states(self) -> StateSizes | None:
-        """Return the sizes of loops of linear layers; None for a model without them."""
-        net, kind = self.architecture.config.delta_net, self.device_name
-        if net is None:
-            return None
-        return StateSizes(net.kernel, CHUNK_ROWS[kind], WAVE[kind], HELD, self.pages.num_states)
+        return ProgramSizes(tokens, max(entries, min(tokens * entries, PAGES)), tiling)
 
     def count_pages(self, free: int, batch: int, *, estimated: bool = False) -> int:
         """Return the number of KV pages.
@@ -169,13 +152,9 @@ class JaxPlan:
         # The weights of a layer of the loop, and of the last one, may be copied.
         of_layers = 2 * config.hidden_size * (widest + config.intermediate_size) * item
         of_layers += 2 * config.hidden_size * config.num_heads * config.head_dim * item
-        residual, held = 2 * 4 * config.hidden_size, 0  # of all rows, and of scored ones
-        if (net := config.delta_net) is not None:
-            values = net.num_value_heads * net.value_dim
-            of_rows += net.convolved + 2 * (values + net.num_value_heads)
-            held = (1 + HELD + self.pages.num_states) * 4 * net.key_dim * values
+        residual = 2 * 4 * config.hidden_size  # of all rows, and of scored ones
         of_tokens = tokens * (of_rows * item + residual + results + 4 * LANES["tpu"])
-        return int(MARGIN * (of_tokens + in_tile + of_layers + held))
+        return int(MARGIN * (of_tokens + in_tile + of_layers))
 
     def program_identity(self, sizes: ProgramSizes) -> str:
         """Return everything that the memory of a program depends on, as text."""
@@ -194,7 +173,6 @@ class JaxPlan:
             identity=self.identity,
             classes=self.architecture.config.classes,
             quantized=self.precision != "full",
-            num_states=self.pages.num_states,
         )
 
 
@@ -216,7 +194,6 @@ def plan_backend(directory: Path, config: ModelConfig) -> JaxPlan:
     max_len = choose_max_model_len(architecture.config, config.max_model_len)
     _refuse_float16(dtype, kind)
     precision = choose_precision(config.quantization, architecture.storage, _no_eight_bits)
-    refuse_with_states(architecture.config, config, precision)
     weight_bytes = count_weight_bytes(architecture.config, ITEM_SIZE[dtype], precision)
     weight_bytes += rotation_bytes(architecture, precision)
     pages = plan_pages(architecture.config, config, max_len, dtype, kind, 0, weight_bytes)
@@ -250,7 +227,7 @@ def heads_of(config: DecoderConfig, kind: str) -> Heads:
 
 def _token_bytes(config: DecoderConfig, dtype: str, kind: str) -> int:
     """Bytes of one token's keys and values over all layers, with the padding of a device."""
-    return 2 * config.num_attention_layers * heads_of(config, kind).width * ITEM_SIZE[dtype]
+    return 2 * config.num_layers * heads_of(config, kind).width * ITEM_SIZE[dtype]
 
 
 def _refuse_float16(dtype: str, kind: str) -> None:

@@ -11,7 +11,7 @@ from gpuscore.backends.common.hf_config import DecoderConfig, Llama3Rope, Rope
 from gpuscore.backends.jax.products import part
 from gpuscore.types.batch import Float32Array
 
-Rotary: TypeAlias = tuple[Array, Array]  # cos and sin, float32 [T, rotated numbers of a head / 2]
+Rotary: TypeAlias = tuple[Array, Array]  # cos and sin, float32 [T, D / 2]
 
 
 def sliced(rotary: Rotary, start: Array, size: int) -> Rotary:
@@ -21,7 +21,7 @@ def sliced(rotary: Rotary, start: Array, size: int) -> Rotary:
 
 
 def rotary_tables(positions: Array, cfg: DecoderConfig) -> Rotary:
-    frequencies = inverse_frequencies(cfg.rope, cfg.rotary_dim or cfg.head_dim)
+    frequencies = inverse_frequencies(cfg.rope, cfg.head_dim)
     angles = positions.astype(jnp.float32)[:, None] * frequencies
     return jnp.cos(angles), jnp.sin(angles)
 
@@ -52,8 +52,7 @@ def wide_norm(x: Array, weight: Array, cfg: DecoderConfig) -> Array:
     """Return the norm before it is rounded, float32."""
     wide = x.astype(jnp.float32)
     normed = wide * lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + cfg.rms_norm_eps)
-    scale = weight.astype(jnp.float32)
-    return (scale + 1 if cfg.one_plus_norms else scale) * normed
+    return weight.astype(jnp.float32) * normed
 
 
 def by_head(x: Array, cfg: DecoderConfig) -> Array:
@@ -78,13 +77,9 @@ def norm_and_rotate_heads(
 
 
 def norm_and_rotate(x: Array, weight: Array | None, rotary: Rotary, cfg: DecoderConfig) -> Array:
-    """Norm x [M, heads, D] or [M, D] if there is a QK norm, then rotate pairs (i, i + d / 2).
-
-    d is the number of a head's first numbers that are rotated.
-    """
+    """Norm x [M, heads, D] or [M, D] if there is a QK norm, then rotate pairs (i, i + D / 2)."""
     cos, sin = rotary
     wide = x.astype(jnp.float32) if weight is None else wide_norm(x, weight, cfg)
-    half = cos.shape[-1]
-    left, right, *rest = jnp.split(wide, (half, 2 * half)[: 1 + (2 * half < cfg.head_dim)], axis=-1)
-    rotated = (left * cos - right * sin, right * cos + left * sin, *rest)
+    left, right = jnp.split(wide, 2, axis=-1)
+    rotated = (left * cos - right * sin, right * cos + left * sin)
     return jnp.concatenate(rotated, axis=-1).astype(x.dtype)

@@ -1,9 +1,9 @@
-"""Reads `Weights` from a model directory, with the layers' weights of one kind stacked."""
+"""Reads `Weights` from a model directory, with the layers' weights stacked."""
 
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,9 @@ from gpuscore.backends.common.architectures import Architecture
 from gpuscore.backends.common.checkpoint import CheckpointFiles
 from gpuscore.backends.common.eight_bits.recipe import Recipe, group_of
 from gpuscore.backends.common.eight_bits.rotation import READS, WRITES, folded, is_rotated, rotation
-from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.common.quantization import BLOCK, LINEAR, Precision
 from gpuscore.backends.common.shapes import weight_shapes
 from gpuscore.backends.jax.decoder import Layer, Weights
-from gpuscore.backends.jax.linear_layer import RuleWeights
 from gpuscore.backends.jax.products import EPS, MOST, Parts, Quantized
 from gpuscore.errors import ConfigError
 
@@ -39,18 +37,6 @@ PARTS = {
     "gate_up_bias": ("gate_bias", "up_bias"),
     "down": ("down",),
     "down_bias": ("down_bias",),
-    "gate": ("output_gate",),
-}
-# The projections of a linear layer stand side by side: queries, keys and values; the gate of the
-# output; the strength and the decay of each value head.
-DELTA_PARTS = ("delta_qkv", "delta_z", "delta_b", "delta_a")
-LINEAR_PARTS = PARTS | {"qkv": DELTA_PARTS, "o": ("delta_o",)}
-# Field of `RuleWeights` -> its part, and how the field is made of it.
-BESIDE: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
-    "conv": ("delta_conv", lambda x: x[:, 0].T),
-    "decay": ("delta_log", lambda x: -np.exp(x)),
-    "bias": ("delta_dt", lambda x: x),
-    "norm": ("delta_norm", lambda x: x),
 }
 
 
@@ -85,50 +71,24 @@ def load_weights(
 def weight_shapes_of(architecture: Architecture, dtype: str, precision: Precision) -> Weights:
     """Return the shapes of the result of `load_weights`; no tensor is read."""
     config, shapes = architecture.config, weight_shapes(architecture.config)
-    shapes["output_gate"] = shapes["q"] = (config.num_heads * config.head_dim, config.hidden_size)
 
     def shaped(shape: tuple[int, ...], other: Any = None) -> Any:
         return jax.ShapeDtypeStruct(shape, jnp.dtype(other or dtype))
 
-    def layers(numbers: Sequence[int], table: Mapping[str, tuple[str, ...]]) -> Layer:
-        names = parts_of(architecture, numbers[0])
+    def field(parts: tuple[str, ...]) -> Any:
+        if parts[0] not in architecture.layer_weights[0]:
+            return None
+        first, rows = shapes[parts[0]], sum(shapes[part][0] for part in parts)
+        shape = (config.num_layers, rows, *first[1:])
+        if precision == "int8" and parts[0] in LINEAR:
+            return Quantized(shaped(shape, jnp.int8), shaped(shape[:2], jnp.float32))
+        return shaped(shape)
 
-        def field(parts: tuple[str, ...]) -> Any:
-            if parts[0] not in names:
-                return None
-            first, rows = shapes[parts[0]], sum(shapes[part][0] for part in parts)
-            shape = (len(numbers), rows, *first[1:])
-            if precision == "int8" and parts[0] in LINEAR:
-                return Quantized(shaped(shape, jnp.int8), shaped(shape[:2], jnp.float32))
-            return shaped(shape)
-
-        return Layer(**{name: field(parts) for name, parts in table.items()})
-
-    attending, linear = kinds_of(config)
-    of_linear = layers(linear, LINEAR_PARTS) if linear else None
-    if of_linear is not None:
-        beside = {
-            field: shaped((len(linear), *made_of(np.zeros(shapes[part])).shape), jnp.float32)
-            for field, (part, made_of) in BESIDE.items()
-        }
-        of_linear = of_linear._replace(delta=RuleWeights(**beside))
+    layers = Layer(**{name: field(parts) for name, parts in PARTS.items()})
     embed, norm, head = (shaped(shapes[part]) for part in ("embed", "final_norm", "lm_head"))
     square = (config.hidden_size, config.hidden_size)
     turned = shaped(square, jnp.float32) if is_rotated(architecture, precision) else None
-    return Weights(embed, layers(attending, PARTS), norm, head, turned, of_linear)
-
-
-def kinds_of(config: DecoderConfig) -> tuple[list[int], list[int]]:
-    """Return the numbers of the layers with attention, and of the linear layers."""
-    every = range(config.num_layers)
-    linear = [layer for layer in every if config.is_linear(layer)]
-    return [layer for layer in every if layer not in linear], linear
-
-
-def parts_of(architecture: Architecture, layer: int) -> set[str]:
-    """Return a layer's parts, as `PARTS` names them."""
-    names = {*architecture.layer_weights[layer]}
-    return names | ({"output_gate"} if architecture.config.output_gate and "q" in names else set())
+    return Weights(embed, layers, norm, head, turned)
 
 
 class _Reader:
@@ -149,60 +109,43 @@ class _Reader:
     def read(self) -> Weights:
         tied, names = self.architecture.config.tie_word_embeddings, self.architecture.model_weights
         embed = self._put(self._tensor("embed", names["embed"]))
-        attending, linear = kinds_of(self.architecture.config)
         weights = Weights(
             embed=embed,
-            layers=self._layers(attending, PARTS),
+            layers=Layer(**{field: self._field(parts) for field, parts in PARTS.items()}),
             final_norm=self._put(self._tensor("final_norm", names["final_norm"])),
             lm_head=embed if tied else self._put(self._tensor("lm_head", names["lm_head"])),
             rotation=self._put(rotation(embed.shape[1])) if self.rotated else None,
-            linear=self._linear(linear) if linear else None,
         )
         self.files.refuse_left_over(names["lm_head"] if tied else None)
         return weights
 
-    def _layers(self, numbers: Sequence[int], table: Mapping[str, tuple[str, ...]]) -> Layer:
-        fields = {field: self._field(numbers, parts) for field, parts in table.items()}
-        return Layer(**fields)
-
-    def _linear(self, numbers: Sequence[int]) -> Layer:
-        """Read linear layers, with what they have beside the projections in float32."""
-
-        def wide(part: str, made_of: Callable[[np.ndarray], np.ndarray]) -> Array:
-            names = [self._name(part, layer) for layer in numbers]
-            tensors = [
-                _finite(name, made_of(self.files.tensor(part, name).astype(np.float32)))
-                for name in names
-            ]
-            return self._put(np.stack(tensors))
-
-        delta = RuleWeights(**{field: wide(*made) for field, made in BESIDE.items()})
-        return self._layers(numbers, LINEAR_PARTS)._replace(delta=delta)
-
-    def _field(self, layers: Sequence[int], parts: tuple[str, ...]) -> Any:
-        """Read parts of layers that are one field of `Layer`; None if the model has none."""
-        if parts[0] not in parts_of(self.architecture, layers[0]):
+    def _field(self, parts: tuple[str, ...]) -> Any:
+        """Read parts of all layers that are one field of `Layer`; None if the model has none."""
+        if parts[0] not in self.architecture.layer_weights[0]:
             return None
         formats = [self._is_in_int8(part) for part in parts]
         if len(set(formats)) > 1:
-            return Parts(tuple(self._field(layers, (part,)) for part in parts))
-        return self._quantized(layers, parts) if formats[0] else self._stacked(layers, parts)
+            return Parts(tuple(self._field((part,)) for part in parts))
+        return self._quantized(parts) if formats[0] else self._stacked(parts)
 
     def _is_in_int8(self, part: str) -> bool:
         return self.precision == "int8" and part in LINEAR and group_of(part) not in self.kept
 
-    def _stacked(self, layers: Sequence[int], parts: tuple[str, ...]) -> Array:
+    def _stacked(self, parts: tuple[str, ...]) -> Array:
         """Stack parts over layers; a second copy exists while it is moved to the device."""
-        first = self._one(parts, layers[0])
-        every = np.empty((len(layers), *first.shape), self.dtype)
+        first, count = self._one(parts, 0), self.architecture.config.num_layers
+        every = np.empty((count, *first.shape), self.dtype)
         every[0] = first
-        for place, layer in enumerate(layers[1:], 1):
-            every[place] = self._one(parts, layer)
+        for layer in range(1, count):
+            every[layer] = self._one(parts, layer)
         return self._put(every)
 
-    def _quantized(self, layers: Sequence[int], parts: tuple[str, ...]) -> Quantized:
+    def _quantized(self, parts: tuple[str, ...]) -> Quantized:
         """Stack weights of layers in int8, and their scales."""
-        pairs = [self._one_quantized(parts, layer) for layer in layers]
+        pairs = [
+            self._one_quantized(parts, layer)
+            for layer in range(self.architecture.config.num_layers)
+        ]
         weights, scales = zip(*pairs, strict=True)
         return Quantized(self._put(np.stack(weights)), self._put(np.stack(scales)))
 
@@ -232,10 +175,6 @@ class _Reader:
 
     def _of_layer(self, part: str, layer: int) -> np.ndarray:
         """Return a tensor of a layer, as it is stored or as rotated hidden states need it."""
-        if self.architecture.config.output_gate and part in ("q", "output_gate"):
-            both = self._tensor("q", self._name("q", layer))  # head by head, each with its gate
-            heads = both.reshape(self.architecture.config.num_heads, 2, -1, both.shape[1])
-            return heads[:, int(part == "output_gate")].reshape(-1, both.shape[1])
         name = self._name(part, layer)
         if not self.rotated or part not in {*READS, *READS.values(), *WRITES}:
             return self._tensor(part, name)

@@ -23,7 +23,7 @@ from gpuscore.backends.torch.decoder import Decoder, DecoderWeights, Lookup, sho
 from gpuscore.backends.torch.delta_net.layer import LinearAttention
 from gpuscore.backends.torch.delta_net.states import StatePool
 from gpuscore.backends.torch.devices import memory_of, sum_in_float32, taken_beside
-from gpuscore.backends.torch.graph_launcher import GraphLauncher, Passes
+from gpuscore.backends.torch.graph_launcher import GraphLauncher
 from gpuscore.backends.torch.group import RankGroup
 from gpuscore.backends.torch.kernels import in_triton
 from gpuscore.backends.torch.known_answer import check_known_answer
@@ -93,7 +93,7 @@ class TorchBackend:
         self._uncollected: set[Launched] = set()
         weights, self._in_c = self._load(progress)
         whole = plan.architecture.config
-        products = None if plan.kernels else self._compiler(plan.pdl)(few_products)
+        products = None if plan.kernels else self._compiler(few_products)
         self._head: Head = WholeHead(self._own, whole.final_softcap, products)
         self._lookup: Lookup = functional.embedding
         if group is not None:
@@ -109,9 +109,8 @@ class TorchBackend:
             config,
             plan.device,
             plan.dtype,
-            self._compiler(plan.pdl)(merge_partials),
+            self._compiler(merge_partials),
             self.tiling,
-            plan.pdl,
         )
         if plan.attention != "torch":  # the others are compared with torch's attention
             check_known_answer(
@@ -123,7 +122,7 @@ class TorchBackend:
                 plan.pages.size,
             )
         if plan.kernels:
-            check_kernels(config, weights, plan.pdl)
+            check_kernels(config, weights)
         try:
             # Only for the measurement: a few layers and a single page.
             short, some = shortened(config, weights)
@@ -212,37 +211,32 @@ class TorchBackend:
         self, config: DecoderConfig, weights: DecoderWeights, num_pages: int, num_states: int
     ) -> Launcher:
         plan = self.plan
-        decoder = self._decoder(config, weights, plan.pdl)
+        decoder = self._decoder(config, weights)
         pool = KVPool(config, num_pages, plan.pages.size, plan.dtype, plan.device)
         attention = self._attention(config, pool)
         if plan.graph_tokens is None:
             states = StatePool(config, num_states, plan.dtype, plan.device)
-            linear = LinearAttention(config, states, self._compiler(plan.pdl))
+            linear = LinearAttention(config, states, self._compiler)
             return PlainLauncher(decoder, pool, attention, self._by_rows, self._head, linear)
         assert isinstance(attention, TritonAttention)  # noqa: S101  (the plan guarantees it)
-        # Programmatic edges make a graph slower, on the device and to launch.
-        late = Passes(self._decoder(config, weights, pdl=False), attention.late())
-        queue = queue_of(plan.device)
-        launcher = GraphLauncher(pool, Passes(decoder, attention), late, queue, plan.graph_tokens)
+        launcher = GraphLauncher(decoder, attention, queue_of(plan.device), plan.graph_tokens)
         launcher.reserve(self._largest())
         return launcher
 
-    def _decoder(self, config: DecoderConfig, weights: DecoderWeights, pdl: bool) -> Decoder:
+    def _decoder(self, config: DecoderConfig, weights: DecoderWeights) -> Decoder:
         return Decoder(
             config,
             weights,
-            self._compiler(pdl),
+            self._compiler,
             self._by_rows,
             self._own,
-            pdl,
             self._lookup,
             mark_for(self.plan.attention, self.device),
         )
 
-    def _compiler(self, pdl: bool) -> Compiler:
-        if self.plan.kernels:
-            return partial(in_triton, pdl=pdl)
-        return self._in_c
+    @property
+    def _compiler(self) -> Compiler:
+        return in_triton if self.plan.kernels else self._in_c
 
     def _largest(self) -> Iterable[PackedBatch]:
         plan = self.plan

@@ -85,7 +85,6 @@ class Decoder:
         by_rows: applies a stage to all rows at once, or tile by tile.
         own: implementation of the parts that have a kernel of ours and do not compute row by row:
             everything between the QKV product and attention, and mixtures of experts.
-        pdl: kernels begin before the kernel before has ended, where they take that as an argument.
         lookup: reads embeddings.
         mark: marks keys and values that are not finite, where `own` does not do it.
     """
@@ -97,7 +96,6 @@ class Decoder:
         compiler: Compiler = eagerly,
         by_rows: ByRows = all_at_once,
         own: Implementation = "reference",
-        pdl: bool = False,
         lookup: Lookup = functional.embedding,
         mark: Mark = mark_flaws,
     ) -> None:
@@ -110,7 +108,7 @@ class Decoder:
         self._q_size = config.num_heads * config.head_dim
         self._gate_size = self._q_size if config.output_gate else 0
         self._of_norms = eps, one_plus = config.rms_norm_eps, config.one_plus_norms
-        self._of_heads: dict[str, Any] = {"eps": eps, "one_plus": one_plus, "pdl": pdl}
+        self._of_heads: dict[str, Any] = {"eps": eps, "one_plus": one_plus}
         self.weights = weights
         self.layers_done = 0  # by all passes so far
         # Rounded to the model's dtype first, as the models were trained.
@@ -119,7 +117,7 @@ class Decoder:
         self._add_and_norm = compiler(add_and_norm)
         self._norm_and_rotate = compiler(norm_and_rotate)
         self._gated = compiler(gated)
-        self._product = Products(compiler, own, pdl)
+        self._product = Products(compiler, own)
         self.ropes = [config.rope_of(layer) for layer in range(config.num_layers)]
         self.frequencies = {
             rope: inverse_frequencies(

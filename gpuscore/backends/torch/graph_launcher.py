@@ -6,7 +6,7 @@ was captured. So the whole batch, tile tables included, is written as int32 word
 in an order that depends on the batch's sizes only, and a batch is padded to the next larger sizes
 that have a graph (`buckets`). Padding is never attended to, stored or scored.
 
-While the device runs one batch, the next is planned and uploaded (`queues`). Only the function that
+While the device runs one batch, the next is planned and queued (`queues`). Only the function that
 `launch` returns waits for the device.
 """
 
@@ -30,7 +30,7 @@ from gpuscore.backends.torch.batch_words import (
 from gpuscore.backends.torch.buckets import Bucket, find_bucket, make_buckets
 from gpuscore.backends.torch.decoder import Decoder
 from gpuscore.backends.torch.known_answer import check_replay, filled_batch
-from gpuscore.backends.torch.kv_pool import KeptRows, KVPool
+from gpuscore.backends.torch.kv_pool import KeptRows
 from gpuscore.backends.torch.launcher import Finish, row_scores
 from gpuscore.backends.torch.queues import Queue, Replay
 from gpuscore.types.batch import Int32Array, PackedBatch, RowScores
@@ -42,14 +42,6 @@ from gpuscore_kernels.launch import next_power_of_two
 # of the graph.
 GRAPH_WORDS = 2**20
 IN_FLIGHT = 2  # batches: one runs, the next is uploaded
-
-
-@dataclass(frozen=True, slots=True)
-class Passes:
-    """Decoder and attention of a forward pass."""
-
-    decoder: Decoder  # uses Triton's kernels and computes all rows at once
-    attention: TritonAttention  # over the launcher's pool
 
 
 class PlannedBatch(NamedTuple):
@@ -75,19 +67,17 @@ class GraphLauncher:
     """Forward passes of one model over one pool, with Triton's attention and kernels.
 
     Args:
-        pool: keys and values.
-        launched: computes single launches.
-        captured: computes the launches that become a graph, from the same tables.
+        decoder: uses Triton's kernels and computes all rows at once.
+        attention: over the pool of keys and values.
         queue: of the device.
         graph_tokens: batches of up to this many tokens run as graphs; 0 = none.
     """
 
     def __init__(
-        self, pool: KVPool, launched: Passes, captured: Passes, queue: Queue, graph_tokens: int
+        self, decoder: Decoder, attention: TritonAttention, queue: Queue, graph_tokens: int
     ) -> None:
-        self.pool, self.queue = pool, queue
-        self._single, self._captured = launched, captured
-        self.decoder, self.attention = launched.decoder, launched.attention
+        self.decoder, self.attention, self.queue = decoder, attention, queue
+        self.pool = attention.pool
         config = self.decoder.config
         self._windows = (*table_windows(config), config.windows[-1])  # one per table
         self.buckets = make_buckets(graph_tokens, self.attention.shape.rows)
@@ -95,7 +85,7 @@ class GraphLauncher:
         self.launched = 0  # ... and as single launches
         self._graphs: dict[Bucket, Replay] = {}
         self._places_of = {bucket: Places.of(bucket, len(self._windows)) for bucket in self.buckets}
-        self._words = queue.empty(GRAPH_WORDS if self.buckets else 0, torch.int32)
+        self._words = self._device_words(GRAPH_WORDS if self.buckets else 0)
         weight = self.decoder.weights.lm_head
         self._hidden = weight.new_empty(graph_tokens, weight.shape[1])
         self._free: list[Buffers] = []
@@ -112,7 +102,8 @@ class GraphLauncher:
             tables = self.attention.tables(batch)
             places, _ = self._places(batch, tables)
             words = max(words, num_words(batch, tables, places))
-            answers = max(answers, len(batch.label_token_ids) + 3 * len(batch.score_rows))
+            of_rows = (1 + 2 * batch.num_top) * len(batch.score_rows)
+            answers = max(answers, len(batch.label_token_ids) + of_rows)
         for _ in range(IN_FLIGHT):
             self._free.append(self._make_buffers(words, answers))
 
@@ -166,7 +157,7 @@ class GraphLauncher:
             hidden = self._hidden
             self.replayed += 1
         else:
-            hidden = self._forward(self._single, places, words)
+            hidden = self._forward(places, words)
             self.launched += 1
         return self._answer(batch, head, hidden, buffers)
 
@@ -205,9 +196,12 @@ class GraphLauncher:
         return Buffers(
             host,
             host.numpy(),
-            self.queue.empty(size, torch.int32),
+            self._device_words(size),
             self.queue.host(answers, torch.float32),
         )
+
+    def _device_words(self, count: int) -> Tensor:
+        return torch.empty(count, dtype=torch.int32, device=self.queue.device)
 
     def _capture(self, bucket: Bucket) -> None:
         """Capture a graph, and compare its first replay with the launches it was captured from."""
@@ -215,7 +209,7 @@ class GraphLauncher:
         scored = self._write_known(bucket, places)
 
         def run() -> None:
-            hidden = self._forward(self._captured, places, self._words)
+            hidden = self._forward(places, self._words)
             self._hidden[: bucket.scored].copy_(hidden)
 
         replay = self.queue.capture(run)
@@ -237,18 +231,18 @@ class GraphLauncher:
         self._words[:end].copy_(torch.from_numpy(words[:end]))
         return len(batch.score_rows)
 
-    def _forward(self, by: Passes, places: Places, words: Tensor) -> Tensor:
+    def _forward(self, places: Places, words: Tensor) -> Tensor:
         """Return hidden states of the scored rows after the final norm."""
         tables = [
-            place.on_device(words, by.attention.shape, window)
+            place.on_device(words, self.attention.shape, window)
             for place, window in zip(places.tables, self._windows, strict=True)
         ]
         nothing = words[:0]
-        return by.decoder.forward(
+        return self.decoder.forward(
             words[places.tokens],
             words[places.positions],
             words[places.scored],
-            by.attention.planned(tables).run,
+            self.attention.planned(tables).run,
             KeptRows(self.pool, nothing, nothing, words[places.slots]),
             (words[places.num_tokens], words[places.num_scored]),
         )

@@ -16,7 +16,7 @@ from torch import Tensor
 from gpuscore.backends.torch.compiler import Function
 from gpuscore.backends.torch.layers import add_and_norm, gated, rms_norm
 from gpuscore.errors import ConfigError
-from gpuscore_kernels import delta_net, delta_rows
+from gpuscore_kernels import Implementation, delta_net, delta_rows
 from gpuscore_kernels import gated as gated_kernel
 from gpuscore_kernels.add_rms_norm import add_rms_norm
 from gpuscore_kernels.delta_net import reference as linear
@@ -51,39 +51,31 @@ def _why_not(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
-def in_triton(function: Function, pdl: bool = False) -> Function:
+def in_triton(function: Function) -> Function:
     """Return the kernel that computes the same as `function`, or `function` if there is none.
 
-    A `Compiler`, in the place that functions in C have on a CPU: see `rows_in_c.py`. With `pdl`,
-    kernels begin before the kernel before has ended, except those of linear layers, between which
-    torch's run.
+    A `Compiler`, in the place that functions in C have on a CPU: see `rows_in_c.py`.
     """
-    if function in _OF_LINEAR_LAYERS:
-        return partial(_OF_LINEAR_LAYERS[function], impl="triton")
     kernel = _KERNELS.get(function)
-    return function if kernel is None else partial(kernel, pdl=pdl)
+    return function if kernel is None else partial(kernel, impl="triton")
 
 
-def _rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool, *, pdl: bool) -> Tensor:
-    return add_rms_norm(x, None, weight, eps=eps, one_plus=one_plus, pdl=pdl, impl="triton")[1]
+def _rms_norm(
+    x: Tensor, weight: Tensor, eps: float, one_plus: bool, *, impl: Implementation
+) -> Tensor:
+    return add_rms_norm(x, None, weight, eps=eps, one_plus=one_plus, impl=impl)[1]
 
 
 def _add_and_norm(
-    x: Tensor, delta: Tensor, weight: Tensor, eps: float, one_plus: bool, *, pdl: bool
+    x: Tensor, delta: Tensor, weight: Tensor, eps: float, one_plus: bool, *, impl: Implementation
 ) -> tuple[Tensor, Tensor]:
-    return add_rms_norm(x, delta, weight, eps=eps, one_plus=one_plus, pdl=pdl, impl="triton")
-
-
-def _gated(gate_up: Tensor, activation: str, *, pdl: bool) -> Tensor:
-    return gated_kernel.gated(gate_up, activation, pdl=pdl, impl="triton")
+    return add_rms_norm(x, delta, weight, eps=eps, one_plus=one_plus, impl=impl)
 
 
 _KERNELS: dict[Function, Function] = {
     rms_norm: _rms_norm,
     add_and_norm: _add_and_norm,
-    gated: _gated,
-}
-_OF_LINEAR_LAYERS: dict[Function, Function] = {
+    gated: gated_kernel.gated,
     linear.convolve: delta_rows.convolve,
     linear.delta_chunks: delta_net.delta_chunks,
     linear.gated_norm: delta_rows.gated_norm,

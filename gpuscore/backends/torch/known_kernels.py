@@ -37,29 +37,25 @@ ROWS = 33  # rows of the inputs of kernels
 OUTPUTS = 160  # of a weight in eight bits, more than a tile has; the reference needs much memory
 
 
-def check_kernels(model: DecoderConfig, weights: DecoderWeights, pdl: bool = False) -> None:
+def check_kernels(model: DecoderConfig, weights: DecoderWeights) -> None:
     """Raise ConfigError if a kernel of `--kernels triton` differs from its reference.
 
     Args:
         model, weights: norms of the first layer with attention, the first linear layer and the
             label head are taken from them; rows are random.
-        pdl: kernels begin before the kernel before has ended.
     """
     with torch.inference_mode():
         for name, run in chain(
-            _kernel_calls(model, weights, pdl),
+            _kernel_calls(model, weights),
             _mixture_calls(model, weights),
             _linear_calls(model, weights),
-            _eight_bit_calls(model, weights, pdl),
+            _eight_bit_calls(model, weights),
         ):
-            # The reference comes first, so that no copy stands before the kernel (see `pdl`).
             for expected, got in zip(run("reference"), run("triton"), strict=True):
                 compare("--kernels triton", f" in {name}", got, expected, TOLERANCE[expected.dtype])
 
 
-def _kernel_calls(
-    model: DecoderConfig, weights: DecoderWeights, pdl: bool
-) -> Iterator[tuple[str, Run]]:
+def _kernel_calls(model: DecoderConfig, weights: DecoderWeights) -> Iterator[tuple[str, Run]]:
     """Yield each kernel's name, and a function that calls it or its reference on the same rows."""
     generator, head = torch.Generator().manual_seed(0), weights.lm_head
     eps, one_plus = model.rms_norm_eps, model.one_plus_norms
@@ -89,7 +85,6 @@ def _kernel_calls(
             eps=eps,
             one_plus=one_plus,
             pages=Pages(k, v, slots),
-            pdl=pdl,
             impl=impl,
         )
         return *heads_of_rows, k, v
@@ -110,10 +105,10 @@ def _kernel_calls(
 
     def norm(impl: Implementation) -> tuple[Tensor, ...]:
         weight, stream = layer.input_norm, x.float()
-        return add_rms_norm(stream, delta, weight, eps=eps, one_plus=one_plus, pdl=pdl, impl=impl)
+        return add_rms_norm(stream, delta, weight, eps=eps, one_plus=one_plus, impl=impl)
 
     yield "add_rms_norm", norm
-    yield "gated", lambda i: (gated(gate_up, model.activation, pdl=pdl, impl=i),)
+    yield "gated", lambda i: (gated(gate_up, model.activation, impl=i),)
     yield "qk_norm_rope_store", with_pages
     yield "label_logits", logits
     yield "vocab_statistics", lambda i: statistics(1, i)
@@ -204,9 +199,7 @@ def _without_ties(rows: int, experts: int, generator: torch.Generator) -> Tensor
     return (ranks - experts) / 16
 
 
-def _eight_bit_calls(
-    model: DecoderConfig, weights: DecoderWeights, pdl: bool
-) -> Iterator[tuple[str, Run]]:
+def _eight_bit_calls(model: DecoderConfig, weights: DecoderWeights) -> Iterator[tuple[str, Run]]:
     """Yield kernels and functions, as above, for the first output projection in eight bits.
 
     Few rows and many rows have different tiles, except in Triton's interpreter.
@@ -217,34 +210,34 @@ def _eight_bit_calls(
         return
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(FEW_ROWS + 1, linear.weight.shape[1], generator=generator)
-    yield from _row_calls(model, linear, x[:ROWS].to(layer.input_norm), pdl)
+    yield from _row_calls(model, linear, x[:ROWS].to(layer.input_norm))
     for count in (ROWS, len(x)) if linear.weight.is_cuda else (ROWS,):
         some = x[:count].to(layer.input_norm)
 
         def product(impl: Implementation, x: Tensor = some) -> tuple[Tensor, ...]:
-            return (Products(impl=impl, pdl=pdl)(linear, x),)
+            return (Products(impl=impl)(linear, x),)
 
         yield "quantized_product", product
 
 
 def _row_calls(
-    model: DecoderConfig, linear: QuantizedLinear, x: Tensor, pdl: bool
+    model: DecoderConfig, linear: QuantizedLinear, x: Tensor
 ) -> Iterator[tuple[str, Run]]:
     """Yield kernels and functions, as above, that make the rows of products in eight bits."""
     gate_up, weight = torch.cat((x, x.flip(1)), dim=1), x[0]
     eps, one_plus = model.rms_norm_eps, model.one_plus_norms
 
     def rows(impl: Implementation) -> tuple[Tensor, ...]:
-        q, scale = quantize_rows(x, linear.weight.dtype, pdl=pdl, impl=impl)
+        q, scale = quantize_rows(x, linear.weight.dtype, impl=impl)
         return (_as_numbers(QuantizedRows(q, scale, x.dtype)),)
 
     def norm(impl: Implementation) -> tuple[Tensor, ...]:
-        products = Products(impl=impl, pdl=pdl)
+        products = Products(impl=impl)
         total, normed = products.norm(linear, x.float(), x.flip(1), weight, eps, one_plus)
         return total, _as_numbers(normed)
 
     def gated(impl: Implementation) -> tuple[Tensor, ...]:
-        products = Products(impl=impl, pdl=pdl)
+        products = Products(impl=impl)
         return (_as_numbers(products.gated(linear, gate_up, model.activation)),)
 
     yield from (("quantize_rows", rows), ("quantized_norm", norm), ("quantized_gated", gated))

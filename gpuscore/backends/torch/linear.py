@@ -106,17 +106,14 @@ class Products:
     Args:
         compiler: makes element-wise functions fast.
         impl: of products in eight bits, where weights are not packed.
-        pdl: kernels begin before the kernel before has ended.
     """
 
     def __init__(
         self,
         compiler: Compiler = eagerly,
         impl: Implementation = "reference",
-        pdl: bool = False,
     ) -> None:
         self._impl: Implementation = impl
-        self._pdl = pdl
         self._quantize = compiler(unsigned)
         self._scaled = compiler(scaled)
 
@@ -133,7 +130,7 @@ class Products:
             case PackedLinear():
                 return self._packed(linear, self.unsigned(x))
             case QuantizedLinear():
-                q, scale = quantize_rows(x, linear.weight.dtype, pdl=self._pdl, impl=self._impl)
+                q, scale = quantize_rows(x, linear.weight.dtype, impl=self._impl)
                 return self._quantized(linear, QuantizedRows(q, scale, x.dtype))
             case LinearParts():
                 return torch.cat([self(part, x) for part in linear.parts], dim=1)
@@ -162,7 +159,6 @@ class Products:
             eps=eps,
             one_plus=one_plus,
             dtype=dtype,
-            pdl=self._pdl,
             impl=self._impl,
         )
         return total, QuantizedRows(q, scale, weight.dtype)
@@ -170,14 +166,14 @@ class Products:
     def gated(self, linear: QuantizedLinear, gate_up: Tensor, activation: str) -> QuantizedRows:
         """Return act(gate) * up as the layer takes it."""
         dtype = linear.weight.dtype
-        rows = quantized_gated(gate_up, activation, dtype=dtype, pdl=self._pdl, impl=self._impl)
+        rows = quantized_gated(gate_up, activation, dtype=dtype, impl=self._impl)
         return QuantizedRows(*rows, gate_up.dtype)
 
     def _quantized(self, linear: QuantizedLinear, x: QuantizedRows) -> Tensor:
         if linear.product is not None and self._impl == "triton":
             return linear.product(x.q, x.scale, x.dtype)
         operands = x.q, x.scale, linear.weight, linear.scale, linear.bias
-        return quantized_product(*operands, dtype=x.dtype, pdl=self._pdl, impl=self._impl)
+        return quantized_product(*operands, dtype=x.dtype, impl=self._impl)
 
     def unsigned(self, x: Tensor) -> QuantizedRows:
         """Return rows as packed weights take them."""

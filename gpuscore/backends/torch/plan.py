@@ -40,7 +40,6 @@ from gpuscore.backends.torch.timed_formats import faster_format, time_products
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.types.batch import BackendLimits
-from gpuscore_kernels.launch import has_pdl
 
 logger = logging.getLogger(__name__)
 
@@ -78,19 +77,9 @@ class TorchPlan:
     identity: str  # see BackendLimits
     precision: Precision = "full"  # of linear layers
     framework: Literal["torch"] = "torch"
-    pdl: bool = False  # our kernels begin before the kernel before has ended
     shard: Shard = ALL  # of the model that this process holds
     settings: ModelConfig = field(default_factory=ModelConfig)  # the plan was made from these
     dtype_reason: str = ""  # of "auto", if something was measured
-
-    def __post_init__(self) -> None:
-        """Check the fields that no flag sets.
-
-        Raises:
-            ConfigError: the device or the kernels cannot do it.
-        """
-        if self.pdl and not has_pdl(self.device):
-            raise ConfigError(f"device {self.device} has no programmatic dependent launch")
 
     @property
     def part(self) -> DecoderConfig:
@@ -212,7 +201,6 @@ def _plan(directory: Path, config: ModelConfig, rank: int) -> TorchPlan:
         graph_tokens=_graph_tokens(part, config, device, attention, kernels, precision),
         identity=f"{directory} {config.revision} {dtype} {precision}",
         precision=precision,
-        pdl=has_pdl(device),
         shard=shard,
         settings=settings,
     )

@@ -17,9 +17,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpuscore import __version__
 from gpuscore.config import ServerConfig
-from gpuscore.dialects.dialect import BodyT, Dialect
+from gpuscore.dialects.dialect import LARGE, BodyT, Dialect
 from gpuscore.dialects.paths import OPEN_PATHS, no_such_path
 from gpuscore.dialects.table import DIALECT_OF
+from gpuscore.dialects.values import check_values
 from gpuscore.dialects.wire import openapi_of
 from gpuscore.errors import (
     AnswerTooLarge,
@@ -34,6 +35,7 @@ from gpuscore.errors import (
 from gpuscore.server.api.bodies import answer, check_content_type, count, error_response, read_body
 from gpuscore.server.api.openapi import DocumentedApp
 from gpuscore.server.api.pages import add_docs, add_metrics, add_pages, add_probes, add_ui
+from gpuscore.server.http.aliases import read_aliases
 from gpuscore.server.http.auth import NO_KEY, ApiKeys
 from gpuscore.server.http.headers import (
     ANY_HOST,
@@ -62,9 +64,11 @@ def create_app(
 ) -> ASGIApp:
     """Return the ASGI application for the served models; by default with metrics but no log."""
     operations = operations or Operations(service)
+    aliases = read_aliases(config)
     app = DocumentedApp(
         bool(keys),
         int(config.request_timeout * 1000),
+        aliases,
         title="gpuscore",
         version=__version__,
         description="Label probabilities for many items, without decoding.",
@@ -74,11 +78,11 @@ def create_app(
     )
     _add_dialects(app, service, config)
     add_probes(app, service)
-    add_pages(app, service)
+    add_pages(app, service, aliases)
     add_metrics(app, operations)
     static = [*add_docs(app), *(add_ui(app) if config.ui else ())]
     _add_handlers(app)
-    open_paths = {*OPEN_PATHS, *static, *service.routes.ready, *service.routes.live}
+    open_paths = {*OPEN_PATHS, *static}
     open_routes = [r for r in app.routes if getattr(r, "path", None) in open_paths]
     guarded = AuthMiddleware(app, app.router, open_routes, keys)
     paths = [route.path for route in app.routes if isinstance(route, Route)]
@@ -107,7 +111,7 @@ def _add_handlers(app: FastAPI) -> None:
 
 
 def _add_dialects(app: FastAPI, service: ScoringService, config: ServerConfig) -> None:
-    for path, dialect in service.routes.dialects.items():
+    for path, dialect in DIALECT_OF.items():
         app.router.add_api_route(
             path,
             _endpoint(dialect, service, config),
@@ -116,7 +120,6 @@ def _add_dialects(app: FastAPI, service: ScoringService, config: ServerConfig) -
             description=dialect.description,
             openapi_extra=openapi_of(dialect.bodies, dialect.answers, dialect.example),
             route_class_override=PlainRoute,
-            include_in_schema=path in DIALECT_OF,  # a platform's routes are for the platform
         )
 
 
@@ -125,8 +128,7 @@ def _endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConf
         """Read, decode and answer a body within the request's timeout."""
         seconds = request_seconds(request, config.request_timeout)
         scope = request.scope
-        chosen = dialect if dialect.choose is None else dialect.choose(scope["headers"])
-        check_content_type(request, chosen)
+        check_content_type(request)
         if scope["state"].get("draining", service.draining):  # at the time of its head
             await read_body(request, config)  # otherwise the client would see a reset, no answer
             raise service.shutting_down()
@@ -142,13 +144,13 @@ def _endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConf
             )
             size = len(received)
             try:
-                if size < chosen.large:
-                    body = chosen.decode(received, call.record)
+                if size < LARGE:
+                    body = dialect.decode(received, call.record)
                 else:
-                    decoding = _decode_large(service, chosen, received, call)
+                    decoding = _decode_large(service, dialect, received, call)
                     body = await _in_time(decoding, deadline, seconds)
                 del received  # it may be large, and `body` has the text
-                running = answer(service, chosen, body, call)
+                running = answer(service, dialect, body, call)
                 return await _in_time(running, deadline, seconds)
             finally:
                 ids = BYTES_PER_ID * (call.record.prompt_tokens or 0)
@@ -167,8 +169,15 @@ def _reserve(scope: Scope, limit: int, size: int) -> None:
 async def _decode_large(
     service: ScoringService, dialect: Dialect[BodyT], received: bytes, call: RequestContext
 ) -> BodyT:
+    limits = service.models.limits
+
+    def work() -> BodyT:
+        if limits is not None:  # else no model is loaded, and the answer is 503
+            check_values(received, limits)
+        return dialect.decode(received, call.record)
+
     async with service.large_bodies.turn(call.tenant):
-        return await service.in_thread(call, partial(dialect.decode, received, call.record))
+        return await service.in_thread(call, work)
 
 
 async def _in_time(work: Coroutine[Any, Any, AnswerT], deadline: float, seconds: float) -> AnswerT:

@@ -1,6 +1,7 @@
 """The OpenAPI document: besides bodies and answers, groups of routes, every route's errors and
 their bodies, the headers that are read and written, and the routes that need a key."""
 
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import msgspec
@@ -92,16 +93,21 @@ class DocumentedApp(FastAPI):
     Args:
         has_keys: the server has API keys.
         longest: the most milliseconds that a caller may ask for as a timeout.
+        aliases: further paths, each with the route that it stands for.
         more: for FastAPI.
     """
 
-    def __init__(self, has_keys: bool, longest: int, **more: Any) -> None:
+    def __init__(
+        self, has_keys: bool, longest: int, aliases: Mapping[str, str], **more: Any
+    ) -> None:
         super().__init__(**more)
-        self._has_keys, self._longest = has_keys, longest
+        self._has_keys, self._longest, self._aliases = has_keys, longest, aliases
 
     def openapi(self) -> dict[str, Any]:
         if not self.openapi_schema:
-            _complete(super().openapi(), self._has_keys, self._longest)
+            document = super().openapi()
+            _complete(document, self._has_keys, self._longest)
+            _add_aliases(document["paths"], self._aliases)
         return self.openapi_schema or {}
 
 
@@ -143,6 +149,15 @@ def _grouped(paths: dict[str, Any]) -> dict[str, Any]:
                 method: {"tags": [name]} | operation for method, operation in paths[path].items()
             }
     return ordered
+
+
+def _add_aliases(paths: dict[str, Any], aliases: Mapping[str, str]) -> None:
+    """Describe each further path as its route, under ids of its own."""
+    for path, route in aliases.items():
+        paths[path] = {
+            method: operation | {"tags": [ALIASES], "operationId": f"{method} {path}"}
+            for method, operation in paths[route].items()
+        }
 
 
 def _complete_operation(

@@ -4,8 +4,8 @@ load, all from `server/static`: the playground, the status page, and Swagger UI 
 A page holds no data of the server: its scripts ask the routes, with the reader's key.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from functools import cache, partial
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,9 @@ from gpuscore.server.service import ScoringService
 from gpuscore.system.machine import commit, local_machine, versions
 
 
-def server_info(name: str, model: LoadedModel) -> dict[str, Any]:
+def server_info(name: str, model: LoadedModel, aliases: Mapping[str, str]) -> dict[str, Any]:
     """Return the fields of text-embeddings-inference, and our own fields under `gpuscore`."""
     limits = model.engine.limits
-    asked = None if isinstance(model.prompts.decisions, str) else model.prompts.decisions
     requests = model.prompts.builder.limits
     return {
         "model_id": name,
@@ -60,14 +59,13 @@ def server_info(name: str, model: LoadedModel) -> dict[str, Any]:
         "gpuscore": {
             "family": _family(model),
             "classes": limits.classes,
+            "classes_activation": None if (head := model.prompts.head) is None else head.activation,
             "eight_bits": limits.eight_bits or None,
             "dtype_reason": limits.dtype_reason or None,
             "states": limits.num_states or None,
             "max_request_tokens": requests.max_request_tokens,
             "valid_token_ids": limits.vocab_rows,
-            "decisions": not isinstance(model.prompts.decisions, str),
-            "decision_order": None if asked is None else asked.settings.order,
-            "calibration": None if asked is None else asked.settings.in_force.as_json(),
+            "path_aliases": dict(aliases),
             "machine": local_machine(),
             "versions": versions(),
             "commit": commit(),
@@ -112,7 +110,6 @@ def _family(model: LoadedModel) -> dict[str, Any] | None:
 
 
 MODEL = "model"
-UNKNOWN_DATE = "1970-01-01"  # as the 0 in OpenAI's `created`
 WHICH_MODEL = {
     "parameters": [
         {
@@ -156,46 +153,21 @@ def add_probes(app: FastAPI, service: ScoringService) -> None:
         openapi_extra=WHICH_MODEL,
     )
     async def ready(request: Request) -> Response:
-        return _readiness(service, _named(request, service.models))
-
-    for path in service.routes.live:
-        app.add_api_route(path, livez, methods=["GET"], include_in_schema=False)
-    for path, name in service.routes.ready.items():
-        asked = None if name is None else service.models.choose(name)
-        endpoint = _fixed(partial(_readiness, service, asked))
-        app.add_api_route(path, endpoint, methods=["GET"], include_in_schema=False)
-    for path, content in service.routes.documents.items():
-        endpoint = _fixed(partial(json_response, content))
-        app.add_api_route(path, endpoint, methods=["GET"], include_in_schema=False)
+        named = _named(request, service.models)
+        ready = service.ready if named is None else named.alive and not service.draining
+        if not ready:
+            raise _unavailable("not ready to score", service.models, LOST, LOADING)
+        return json_response({"status": "ready"} | _states(service.models))
 
 
-def _fixed(respond: Callable[[], Response]) -> Callable[[Request], Awaitable[Response]]:
-    """Return an endpoint whose answer does not depend on the request."""
-
-    async def endpoint(request: Request) -> Response:
-        return respond()
-
-    return endpoint
-
-
-def _readiness(service: ScoringService, named: ServedModel | None) -> Response:
-    ready = service.ready if named is None else named.alive and not service.draining
-    if not ready:
-        raise _unavailable("not ready to score", service.models, LOST, LOADING)
-    return json_response({"status": "ready"} | _states(service.models))
-
-
-def add_pages(app: FastAPI, service: ScoringService) -> None:
+def add_pages(app: FastAPI, service: ScoringService, aliases: Mapping[str, str]) -> None:
     @app.get(
         MODELS_PATH,
         summary="Served models",
-        description="The models' names and longest prompts, as `data` of OpenAI's API, and all "
-        "names that requests may use, as `models` of System One's.",
+        description="The models' names and longest prompts, as `data` of OpenAI's API.",
     )
     async def models() -> Response:
-        cards = [card for served in service.models for card in _name_cards(served)]
-        data = list(map(_model_card, service.models))
-        return json_response({"object": "list", "data": data, "models": cards})
+        return json_response({"object": "list", "data": list(map(_model_card, service.models))})
 
     @app.get(
         "/info",
@@ -205,7 +177,7 @@ def add_pages(app: FastAPI, service: ScoringService) -> None:
     )
     def info(request: Request) -> Response:  # in a thread: it may ask git
         served = service.models.choose(request.query_params.get(MODEL))
-        return json_response(server_info(served.name, served.ready()))
+        return json_response(server_info(served.name, served.ready(), aliases))
 
     @app.get(
         TOKENIZER_INFO_PATH,
@@ -250,13 +222,6 @@ def _unavailable(why: str, models: ModelTable, *states: str) -> Unavailable:
     names = [served.name for served in models if served.state in states]
     affected = f": {listed(names)}" if names and models.only is None else ""
     return Unavailable(f"{why}{affected}", retry_after=LOADING_RETRY_AFTER)
-
-
-def _name_cards(served: ServedModel) -> Iterator[dict[str, str]]:
-    """Yield a card for each name of a model; the date is unknown, and must be one."""
-    for name in served.shown:
-        told = "A scored language model." if name == served.name else f"Alias of {served.name}."
-        yield {"name": name, "description": told, "release_date": UNKNOWN_DATE}
 
 
 def _model_card(served: ServedModel) -> dict[str, Any]:

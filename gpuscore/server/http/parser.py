@@ -8,6 +8,7 @@ server ignore, so it gets both under a neutral name. Every byte is parsed once.
 """
 
 import re
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 import httptools
@@ -49,6 +50,7 @@ def _origin_form(method: bytes, target: bytes) -> bytes:
     return rest if rest.startswith(b"/") else b"/" + rest
 
 
+NO_ALIASES: Mapping[str, str] = {}
 Field = tuple[bytes, bytes]  # name in lower case, value without white space around it
 
 # llhttp knows these methods, and no method changes how a message is parsed. In place of any
@@ -68,7 +70,8 @@ class RequestHead(NamedTuple):
 
     Attributes:
         target: as it was sent; empty if it is not known.
-        path: the form that `read_target` returns, which routes, keys and limits use.
+        path: the form that `read_target` returns, or the route of that alias; routes, keys and
+            limits use it.
         length: bytes of the body; None if it is chunked.
     """
 
@@ -107,11 +110,14 @@ class RequestParser:
         owner: gets the heads and bodies.
         max_head: the most bytes of a request's head, with the empty lines before it, its chunk
             extensions and its trailer fields.
+        aliases: the routes that other paths stand for.
     """
 
-    def __init__(self, owner: ParserListener, max_head: int) -> None:
+    def __init__(
+        self, owner: ParserListener, max_head: int, aliases: Mapping[str, str] = NO_ALIASES
+    ) -> None:
         self.ended = False  # the connection takes no more requests
-        self._owner, self._max_head = owner, max_head
+        self._owner, self._max_head, self._aliases = owner, max_head, aliases
         self._data = bytearray()  # not parsed yet
         self._head = HeadFraming(max_head)
         self._body: Framing | None = None  # None: in a head, or before one
@@ -144,7 +150,7 @@ class RequestParser:
     def seen(self) -> RequestHead:
         """The part of the head that is known so far."""
         try:
-            path, query = read_target(self._method, self._target)
+            path, query = self._read_target()
         except InvalidRequest:
             path, query = "", b""
         return RequestHead(self._method, self._target, path, query, "", self._fields, False, None)
@@ -269,7 +275,7 @@ class RequestParser:
                     raise _invalid()
         if hosts > 1 or (hosts == 0 and version == "1.1") or version not in ("1.1", "1.0"):
             raise _invalid()
-        path, query = read_target(self._method, self._target)
+        path, query = self._read_target()
         return RequestHead(
             method=self._method,
             target=self._target,
@@ -280,6 +286,11 @@ class RequestParser:
             keep_alive=self._keep_alive and version == "1.1",
             length=None if chunked else length,
         )
+
+    def _read_target(self) -> tuple[str, bytes]:
+        """Return the route and the query: from here on, an alias is its route."""
+        path, query = read_target(self._method, self._target)
+        return self._aliases.get(path, path), query
 
     def _framing_of(self, head: RequestHead) -> Framing:
         self._last = not head.keep_alive

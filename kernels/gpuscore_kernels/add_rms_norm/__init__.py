@@ -13,7 +13,6 @@ def add_rms_norm(
     *,
     eps: float,
     one_plus: bool = False,
-    pdl: bool = False,
     impl: Implementation,
 ) -> tuple[Tensor, Tensor]:
     """Return x + delta, and its norm.
@@ -25,7 +24,6 @@ def add_rms_norm(
         weight: [E].
         eps: added to the mean square.
         one_plus: Gemma's form: multiply by 1 + weight.
-        pdl: with "triton", begin before the kernel before has ended (`launch.has_pdl`).
         impl: "reference" (any device) or "triton".
 
     Returns:
@@ -40,7 +38,7 @@ def add_rms_norm(
         return reference.add_rms_norm(x, delta, weight, eps, one_plus)
     from gpuscore_kernels.add_rms_norm import triton
 
-    return triton.add_rms_norm(x, delta, weight, eps, one_plus, pdl)
+    return triton.add_rms_norm(x, delta, weight, eps, one_plus)
 
 
 def check_rows(x: Tensor, delta: Tensor | None, weight: Tensor) -> None:

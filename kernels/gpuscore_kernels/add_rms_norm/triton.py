@@ -1,16 +1,12 @@
 """`add_rms_norm` in Triton: one program per row, which it holds in registers."""
 
-from collections.abc import Iterator
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once, row_launch
-from gpuscore_kernels.dependent_launch import let_next_kernel_begin, wait_for_kernel_before
-from gpuscore_kernels.launch import next_power_of_two, row_variant
-from gpuscore_kernels.variant import Variant, as_launched
+from gpuscore_kernels.launch import next_power_of_two
 
 MAX_WIDTH = 32768  # 64 elements per thread of 16 warps
 
@@ -40,9 +36,7 @@ def add_rms_norm_kernel(
     BLOCK: tl.constexpr,
     HAS_DELTA: tl.constexpr,
     ONE_PLUS: tl.constexpr,
-    PDL: tl.constexpr,
 ):
-    wait_for_kernel_before(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
@@ -52,7 +46,6 @@ def add_rms_norm_kernel(
         value = value.to(tl.float32) + added.to(tl.float32)
         tl.store(total + row * WIDTH + columns, value, mask=inside)
     result = normed_row(value, weight, columns, inside, eps, WIDTH, ONE_PLUS)
-    let_next_kernel_begin(PDL)
     tl.store(normed + row * WIDTH + columns, result, mask=inside)
 
 
@@ -62,13 +55,13 @@ def _constants(width: int, has_delta: bool, one_plus: bool) -> dict[str, int]:
 
 
 @chosen_once
-def _launch(width: int, has_delta: bool, one_plus: bool, pdl: bool) -> CachedLaunch:
+def _launch(width: int, has_delta: bool, one_plus: bool) -> CachedLaunch:
     constants = _constants(width, has_delta, one_plus)
-    return row_launch(add_rms_norm_kernel, constants, pdl, dtypes=(0, 2))
+    return row_launch(add_rms_norm_kernel, constants, dtypes=(0, 2))
 
 
 def add_rms_norm(
-    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, one_plus: bool, pdl: bool
+    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, one_plus: bool
 ) -> tuple[Tensor, Tensor]:
     rows, width = x.shape
     if width > MAX_WIDTH:
@@ -80,24 +73,6 @@ def add_rms_norm(
         return total, normed
     added = x if delta is None else delta if delta.stride(1) == 1 else delta.contiguous()
     tensors = (x, added, weight, total, normed)
-    launch = _launch(width, delta is not None, one_plus, pdl)
+    launch = _launch(width, delta is not None, one_plus)
     launch((rows, 1), tensors, (x.stride(0), added.stride(0), eps))
     return total, normed
-
-
-def variants() -> Iterator[Variant]:
-    types = dict.fromkeys(("delta", "weight", "normed"), "*bf16") | {"total": "*fp32"}
-    types |= {"x_stride": "i32", "delta_stride": "i32", "eps": "fp32"}
-    for width, one_plus, has_delta, x, quick in (
-        (1024, False, True, "fp32", (80, 89, 90, 120)),  # Qwen3-0.6B
-        (1024, False, False, "fp32", ()),  # its first norm
-        (2304, True, True, "fp32", (90,)),  # Gemma 2 2B
-        (2304, True, False, "bf16", ()),  # a norm behind a product
-        (4096, False, True, "fp32", ()),  # Qwen3-8B
-        (8192, False, True, "fp32", ()),  # Llama 70B
-    ):
-        types["x"] = f"*{x}"
-        name = f"width={width} one_plus={one_plus} delta={has_delta}"
-        constants = _constants(width, has_delta, one_plus)
-        of_row = row_variant(name, add_rms_norm_kernel, dict(types), constants, quick)
-        yield from as_launched([of_row])

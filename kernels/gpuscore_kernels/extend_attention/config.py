@@ -27,7 +27,6 @@ class TileConfig:
     is_steady: bool = False  # a row's tiles do not depend on other rows
     # Load the slot of a tile of the pool one iteration early, so that its copies wait for no load.
     carry_slot: bool = False
-    pdl: bool = False  # begin before the kernel before has ended (`launch.has_pdl`)
 
     def shape(self, group: int) -> TileShape:
         """Return the tile shape for `group` query heads per KV head.

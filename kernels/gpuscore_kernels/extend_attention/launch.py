@@ -9,7 +9,6 @@ from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
 from gpuscore_kernels.extend_attention.config import TileConfig
 from gpuscore_kernels.extend_attention.table import DeviceTiles
 from gpuscore_kernels.extend_attention.triton import LOG2_E, constants, extend_attention_kernel
-from gpuscore_kernels.launch import pdl_option
 
 
 @chosen_once
@@ -17,7 +16,7 @@ def _launch(group: int, dim: int, config: TileConfig, **choices: Any) -> CachedL
     return CachedLaunch(
         extend_attention_kernel,
         constants(group, dim, config, **choices),
-        {"num_warps": config.num_warps, "num_stages": config.num_stages} | pdl_option(config.pdl),
+        {"num_warps": config.num_warps, "num_stages": config.num_stages},
         free=1,
         dtypes=(0, 3, 4),  # q and the pool; tables are int32
     )

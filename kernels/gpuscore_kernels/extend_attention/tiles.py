@@ -47,7 +47,6 @@ from gpuscore_kernels.extend_attention.layout import (
     ancestors_from_root,
 )
 from gpuscore_kernels.extend_attention.query_tiles import QueryTiles, Runs, Segments, joined
-from gpuscore_kernels.extend_attention.small_tables import SmallBatch, is_small, of_one_segment
 
 
 def build_tiles(
@@ -90,18 +89,6 @@ class TableBuilder:
 
     def tables(self, rows: Sequence[Ints | None], window: int | None = None) -> list[TileTable]:
         """Build a table for each of these choices of rows, as `build_tiles` does."""
-        if window is None and is_small(self.layout, self.shape, rows):
-            if len(self.layout.parent) == 1 and not self.has_prefix:
-                chosen = [None if choice is None else tuple(choice.tolist()) for choice in rows]
-                count = len(self.layout.positions)
-                return [of_one_segment(count, self.shape, choice) for choice in chosen]
-            pool = self.pool_tiles if self.has_prefix else None
-            small = SmallBatch(self.layout, self.shape, pool)
-            return [small.table(choice) for choice in rows]
-        return self.tables_at_once(rows, window)
-
-    def tables_at_once(self, rows: Sequence[Ints | None], window: int | None) -> list[TileTable]:
-        """Build the tables for batches of any size, all tiles of all tables together."""
         chosen = [self.segments.rows(choice) for choice in rows]
         together = joined(chosen)
         tiles = np.zeros((0, TILE_FIELDS), np.int32)

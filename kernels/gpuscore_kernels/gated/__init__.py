@@ -7,14 +7,13 @@ from gpuscore_kernels import Implementation, reference
 ACTIVATIONS = ("silu", "gelu_tanh")
 
 
-def gated(gate_up: Tensor, activation: str, *, pdl: bool = False, impl: Implementation) -> Tensor:
+def gated(gate_up: Tensor, activation: str, *, impl: Implementation) -> Tensor:
     """Return act(gate) * up.
 
     Args:
         gate_up: [T, 2I], the gate's columns, then the up projection's; the elements of a row are
             contiguous, rows need not be.
         activation: "silu" (SwiGLU) or "gelu_tanh" (GeGLU with tanh's approximation).
-        pdl: with "triton", begin before the kernel before has ended (`launch.has_pdl`).
         impl: "reference" (any device) or "triton".
 
     Returns:
@@ -28,7 +27,7 @@ def gated(gate_up: Tensor, activation: str, *, pdl: bool = False, impl: Implemen
         return reference.gated(gate_up, activation)
     from gpuscore_kernels.gated import triton
 
-    return triton.gated(gate_up, activation, pdl)
+    return triton.gated(gate_up, activation)
 
 
 def check_gate_up(gate_up: Tensor, activation: str) -> None:

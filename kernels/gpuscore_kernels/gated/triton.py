@@ -1,15 +1,11 @@
 """`gated` in Triton: one program per row and block of columns."""
 
-from collections.abc import Iterator
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once, row_launch
-from gpuscore_kernels.dependent_launch import let_next_kernel_begin, wait_for_kernel_before
-from gpuscore_kernels.launch import next_power_of_two, row_variant
-from gpuscore_kernels.variant import Variant, as_launched
+from gpuscore_kernels.launch import next_power_of_two
 
 BLOCK = 1024  # columns of a program
 
@@ -35,9 +31,7 @@ def gated_kernel(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     GELU: tl.constexpr,
-    PDL: tl.constexpr,
 ):
-    wait_for_kernel_before(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
@@ -45,36 +39,23 @@ def gated_kernel(
     gate = tl.load(start, mask=inside, other=0.0)
     up = tl.load(start + WIDTH, mask=inside, other=0.0)
     result = activated(gate, up, GELU)
-    let_next_kernel_begin(PDL)
     tl.store(out + row * WIDTH + columns, result, mask=inside)
 
 
 @chosen_once
-def _launch(width: int, activation: str, pdl: bool) -> tuple[CachedLaunch, int]:
+def _launch(width: int, activation: str) -> tuple[CachedLaunch, int]:
     """Return the launch, and the number of programs of a row."""
     block = min(BLOCK, next_power_of_two(width))
     constants = {"WIDTH": width, "BLOCK": block, "GELU": activation == "gelu_tanh"}
-    return row_launch(gated_kernel, constants, pdl), triton.cdiv(width, block)
+    return row_launch(gated_kernel, constants), triton.cdiv(width, block)
 
 
-def gated(gate_up: Tensor, activation: str, pdl: bool) -> Tensor:
+def gated(gate_up: Tensor, activation: str) -> Tensor:
     gate_up = gate_up if gate_up.stride(1) == 1 else gate_up.contiguous()
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)
     if out.numel() == 0:
         return out
-    launch, programs = _launch(width, activation, pdl)
+    launch, programs = _launch(width, activation)
     launch((rows, programs), (gate_up, out), (gate_up.stride(0),))
     return out
-
-
-def variants() -> Iterator[Variant]:
-    types = {"gate_up": "*bf16", "out": "*bf16", "stride": "i32"}
-    for width, gelu, quick in (
-        (3072, False, (80, 120)),  # Qwen3-0.6B
-        (9216, True, (90,)),  # Gemma 2 2B
-        (12288, False, ()),  # Qwen3-8B
-    ):
-        constants = {"WIDTH": width, "BLOCK": BLOCK, "GELU": gelu}
-        name = f"width={width} gelu={gelu}"
-        yield from as_launched([row_variant(name, gated_kernel, types, constants, quick)])

@@ -34,7 +34,6 @@ def qk_norm_rope_store(
     eps: float = 0.0,
     one_plus: bool = False,
     pages: Pages | None = None,
-    pdl: bool = False,
     impl: Implementation,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Split heads, norm and rotate queries and keys, and store keys and values.
@@ -49,7 +48,6 @@ def qk_norm_rope_store(
         eps: of the norms.
         one_plus: Gemma's norms, see `add_rms_norm`.
         pages: also write keys and values there.
-        pdl: with "triton", begin before the kernel before has ended (`launch.has_pdl`).
         impl: "reference" (any device) or "triton".
 
     Returns:
@@ -68,9 +66,7 @@ def qk_norm_rope_store(
         from gpuscore_kernels.qk_norm_rope_store import triton
 
         sizes = num_heads, num_kv_heads, head_dim
-        return triton.qk_norm_rope_store(
-            qkv, cos, sin, sizes, q_norm, k_norm, eps, one_plus, pages, pdl
-        )
+        return triton.qk_norm_rope_store(qkv, cos, sin, sizes, q_norm, k_norm, eps, one_plus, pages)
     heads = num_heads, num_kv_heads
     q, k, v = reference.norm_and_rotate(qkv, cos, sin, q_norm, k_norm, eps, one_plus, *heads)
     flawed = ~v.isfinite().all(-1, keepdim=True)

@@ -4,7 +4,6 @@ A program has a block of query heads, or of KV heads with both their keys and th
 stay where the QKV product has put them: only values of rows that are kept are read.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import triton
@@ -12,10 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
-from gpuscore_kernels.dependent_launch import let_next_kernel_begin, wait_for_kernel_before
-from gpuscore_kernels.launch import next_power_of_two, pdl_option
+from gpuscore_kernels.launch import next_power_of_two
 from gpuscore_kernels.qk_norm_rope_store import Pages
-from gpuscore_kernels.variant import Variant, as_launched
 
 BLOCK = 2048  # elements of a program at most: 16 heads of 128
 # Of a thread, so that both sides of eight KV heads have eight each: 128 bits in half precision, the
@@ -97,9 +94,7 @@ def qk_norm_rope_store_kernel(
     HAS_NORM: tl.constexpr,
     ONE_PLUS: tl.constexpr,
     HAS_PAGES: tl.constexpr,
-    PDL: tl.constexpr,
 ):
-    wait_for_kernel_before(PDL)
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     q_blocks: tl.constexpr = (HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
@@ -115,7 +110,6 @@ def qk_norm_rope_store_kernel(
         left, right = turned(
             start + place, q_norm, half, inside, mask, c, s, eps, HALF, HAS_NORM, ONE_PLUS
         )
-        let_next_kernel_begin(PDL)
         put(q + row * (HEADS * 2 * HALF) + place, half, left, right, mask, HALF)
     else:
         kv_head = (block - q_blocks) * BLOCK_KV + tl.arange(0, BLOCK_KV)
@@ -137,7 +131,6 @@ def qk_norm_rope_store_kernel(
         k_left = tl.where(fine, k_left, float("nan"))
         k_right = tl.where(fine, k_right, float("nan"))
         v_left, v_right = tl.where(fine, v_left, 0.0), tl.where(fine, v_right, 0.0)
-        let_next_kernel_begin(PDL)
         put(to_k, half, k_left, k_right, real, HALF)
         put(from_v, half, v_left, v_right, kept & ~fine, HALF)
         if HAS_PAGES:
@@ -178,13 +171,13 @@ def _warps(constants: dict[str, int]) -> int:
 
 
 @chosen_once
-def _launch(pdl: bool, *choices: Any) -> tuple[CachedLaunch, int]:
+def _launch(*choices: Any) -> tuple[CachedLaunch, int]:
     """Return the launch for the arguments of `_constants`, and the number of programs of a row."""
     constants, programs = _constants(*choices)
     launch = CachedLaunch(
         qk_norm_rope_store_kernel,
-        constants | {"PDL": pdl},
-        {"num_warps": _warps(constants)} | pdl_option(pdl),
+        constants,
+        {"num_warps": _warps(constants)},
         dtypes=(0, 1, 2, 3, 4, 7, 8, 9),  # q and k are made here
     )
     return launch, programs
@@ -200,7 +193,6 @@ def qk_norm_rope_store(
     eps: float,
     one_plus: bool,
     pages: Pages | None,
-    pdl: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the kernel; `sizes` are H, Hkv and D."""
     num_heads, num_kv_heads, head_dim = sizes
@@ -214,39 +206,10 @@ def qk_norm_rope_store(
     norms = (qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm)
     stores = (k, k, cos) if pages is None else (pages.k, pages.v, pages.slots.contiguous())
     strides = (0, 0) if pages is None else pages.k.stride()[:2]
-    launch, programs = _launch(pdl, *sizes, q_norm is not None, one_plus, pages is not None)
+    launch, programs = _launch(*sizes, q_norm is not None, one_plus, pages is not None)
     launch(
         (rows, programs),
         (qkv, cos.contiguous(), sin.contiguous(), *norms, q, k, *stores),
         (qkv.stride(0), *strides, eps),
     )
     return q, k, v
-
-
-def variants() -> Iterator[Variant]:
-    pointers = ("qkv", "q_norm", "k_norm", "q", "k", "k_pages", "v_pages")
-    types = dict.fromkeys(pointers, "*bf16") | dict.fromkeys(("cos", "sin"), "*fp32")
-    strides = ("qkv_stride", "head_stride", "slot_stride")
-    types |= {"slots": "*i32", "eps": "fp32"} | dict.fromkeys(strides, "i32")
-    # Narrow accesses: slots, cosines and weights of norms, which are the same for all heads.
-    for heads, kv_heads, head_dim, has_norm, one_plus, narrow, quick in (
-        (16, 8, 128, True, False, 7, (80, 89, 90, 120)),  # Qwen3-0.6B
-        (0, 8, 128, True, False, 5, ()),  # its last layer
-        (16, 0, 128, True, False, 4, ()),
-        (32, 8, 64, False, False, 13, ()),  # Llama 3.2 1B: keys are 8 bytes of a thread
-        (32, 32, 96, False, False, 3, ()),  # Phi-3
-        (8, 4, 256, True, True, 7, (90,)),  # Gemma 3 4B
-    ):
-        constants, _ = _constants(heads, kv_heads, head_dim, has_norm, one_plus, kv_heads > 0)
-        variant = Variant(
-            name=f"heads={heads}/{kv_heads}x{head_dim} norm={has_norm} one_plus={one_plus}",
-            kernel=qk_norm_rope_store_kernel,
-            signature=types,
-            constexprs=constants,
-            divisible=(*pointers, "cos", "sin", "slots", *strides),
-            num_warps=_warps(constants),
-            num_stages=3,
-            narrow=narrow,
-            quick=quick,
-        )
-        yield from as_launched([variant])

@@ -13,15 +13,12 @@ DTYPES = tuple(reference.STEPS)
 MAX_SUMMANDS = 2**17 - 1  # of products of int8, each at most 2^14, whose sums fit int32
 
 
-def quantize_rows(
-    x: Tensor, dtype: torch.dtype, *, pdl: bool = False, impl: Implementation
-) -> tuple[Tensor, Tensor]:
+def quantize_rows(x: Tensor, dtype: torch.dtype, *, impl: Implementation) -> tuple[Tensor, Tensor]:
     """Return rows in eight bits, and their scales.
 
     Args:
         x: [T, K]; the elements of a row are contiguous, rows need not be.
         dtype: int8 or float8_e4m3fn.
-        pdl: with "triton", begin before the kernel before has ended (`launch.has_pdl`).
         impl: "reference" (any device) or "triton".
 
     Returns:
@@ -39,7 +36,7 @@ def quantize_rows(
         return reference.quantize_rows(x, dtype)
     from gpuscore_kernels.quantized import triton
 
-    return triton.quantize_rows(x, dtype, pdl)
+    return triton.quantize_rows(x, dtype)
 
 
 def quantized_product(
@@ -50,7 +47,6 @@ def quantized_product(
     bias: Tensor | None = None,
     *,
     dtype: torch.dtype,
-    pdl: bool = False,
     impl: Implementation,
 ) -> Tensor:
     """Return the product of quantised rows with a quantised weight.
@@ -63,7 +59,6 @@ def quantized_product(
             columns, [O / 128, K / 128] rounded up.
         bias: [O] in `dtype`, or None.
         dtype: of the result.
-        pdl: with "triton", begin before the kernel before has ended (`launch.has_pdl`).
         impl: "reference" (any device) or "triton" (int8; `fp8` has what cards do in float8_e4m3fn).
 
     Returns:
@@ -84,7 +79,7 @@ def quantized_product(
         return reference.quantized_product(q, scale_x, w, scale_w, bias, dtype)
     from gpuscore_kernels.quantized import triton
 
-    return triton.quantized_product(q, scale_x, w, scale_w, bias, dtype, pdl)
+    return triton.quantized_product(q, scale_x, w, scale_w, bias, dtype)
 
 
 def check_eight_bits(dtype: torch.dtype) -> None:

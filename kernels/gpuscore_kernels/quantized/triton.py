@@ -4,21 +4,17 @@ A row is quantised by one program, which holds it in registers. The product's su
 tensor cores; scales and bias follow before it is stored.
 """
 
-from collections.abc import Iterator
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once, row_launch
-from gpuscore_kernels.dependent_launch import let_next_kernel_begin, wait_for_kernel_before
-from gpuscore_kernels.launch import INTERPRETER, arch_of, next_power_of_two, pdl_option, row_variant
-from gpuscore_kernels.quantized.config import FEW_ROWS, Int8Tiles, config_for
-from gpuscore_kernels.variant import ARCHES, LoopRule, Variant, as_launched
+from gpuscore_kernels.launch import INTERPRETER, arch_of, next_power_of_two
+from gpuscore_kernels.quantized.config import Int8Tiles, config_for
 
 MAX_WIDTH = 32768  # 64 elements per thread of 16 warps
-FP8_ARCHES = tuple(arch for arch in ARCHES if arch >= 89)
+FIRST_WITH_FP8 = 89
 EPS = tl.constexpr(torch.finfo(torch.float32).eps)
 # Added to a small float32 number and subtracted again, it rounds to an integer, ties to even.
 INTEGERS = tl.constexpr(1.5 * 2.0**23)
@@ -52,15 +48,12 @@ def quantize_rows_kernel(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     FP8: tl.constexpr,
-    PDL: tl.constexpr,
 ):
-    wait_for_kernel_before(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
     value = tl.load(x + row * x_stride + columns, mask=inside, other=0.0)
     quantized, scale = quantized_row(value.to(tl.float32), FP8)
-    let_next_kernel_begin(PDL)
     tl.store(q + row * WIDTH + columns, quantized, mask=inside)
     tl.store(scales + row, scale)
 
@@ -82,9 +75,7 @@ def int8_product_kernel(
     BLOCK_K: tl.constexpr,
     EVEN_K: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    PDL: tl.constexpr,
 ):
-    wait_for_kernel_before(PDL)
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_row, is_column = row < num_rows, column < outputs
@@ -106,23 +97,22 @@ def int8_product_kernel(
     y = y * tl.load(scale_x + row, mask=is_row, other=0.0)[:, None]
     if HAS_BIAS:
         y += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
-    let_next_kernel_begin(PDL)
     place = out + wide * outputs + column[None, :]
     tl.store(place, y.to(out.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
 
 
 @chosen_once
-def _launch_rows(width: int, fp8: bool, pdl: bool) -> CachedLaunch:
+def _launch_rows(width: int, fp8: bool) -> CachedLaunch:
     constants = {"WIDTH": width, "BLOCK": next_power_of_two(width), "FP8": fp8}
-    return row_launch(quantize_rows_kernel, constants, pdl)
+    return row_launch(quantize_rows_kernel, constants)
 
 
 @chosen_once
-def _launch_product(config: Int8Tiles, even: bool, bias: bool, pdl: bool) -> CachedLaunch:
+def _launch_product(config: Int8Tiles, even: bool, bias: bool) -> CachedLaunch:
     return CachedLaunch(
         int8_product_kernel,
-        config.sizes() | {"EVEN_K": even, "HAS_BIAS": bias, "PDL": pdl},
-        config.options() | pdl_option(pdl),
+        config.sizes() | {"EVEN_K": even, "HAS_BIAS": bias},
+        config.options(),
         free=1,
         dtypes=(5,),  # which is also the bias' dtype
     )
@@ -137,18 +127,18 @@ def checked_row(x: Tensor, width: int, fp8: bool) -> Tensor:
     if width > MAX_WIDTH:
         raise ValueError(f"a row has {width} elements; supported: {MAX_WIDTH}")
     arch = arch_of(x)
-    if fp8 and INTERPRETER < arch < FP8_ARCHES[0]:
-        raise ValueError(f"sm_{arch} has no float8_e4m3fn; sm_{FP8_ARCHES[0]} has it")
+    if fp8 and INTERPRETER < arch < FIRST_WITH_FP8:
+        raise ValueError(f"sm_{arch} has no float8_e4m3fn; sm_{FIRST_WITH_FP8} has it")
     return x if x.stride(1) == 1 else x.contiguous()
 
 
-def quantize_rows(x: Tensor, dtype: torch.dtype, pdl: bool) -> tuple[Tensor, Tensor]:
+def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     (rows, width), fp8 = x.shape, dtype != torch.int8
     x = checked_row(x, width, fp8)
     q = torch.empty((rows, width), dtype=dtype, device=x.device)
     scales = torch.empty(rows, dtype=torch.float32, device=x.device)
     if rows:
-        _launch_rows(width, fp8, pdl)((rows, 1), (x, q, scales), (x.stride(0),))
+        _launch_rows(width, fp8)((rows, 1), (x, q, scales), (x.stride(0),))
     return q, scales
 
 
@@ -159,7 +149,6 @@ def quantized_product(
     scale_w: Tensor,
     bias: Tensor | None,
     dtype: torch.dtype,
-    pdl: bool,
 ) -> Tensor:
     if q.dtype != torch.int8:
         raise ValueError(f"the product in Triton is for int8, not for {q.dtype}")
@@ -168,62 +157,10 @@ def quantized_product(
     if out.numel() == 0:
         return out
     config = config_for(arch_of(q), rows)
-    launch = _launch_product(config, width % config.BLOCK_K == 0, bias is not None, pdl)
+    launch = _launch_product(config, width % config.BLOCK_K == 0, bias is not None)
     launch(
         (-(-rows // config.BLOCK_M), -(-outputs // config.BLOCK_N)),
         (q, scale_x, w, scale_w, w if bias is None else bias, out),
         (rows, outputs, width),
     )
     return out
-
-
-def variants() -> Iterator[Variant]:
-    yield from as_launched(_row_variants())
-    yield from as_launched(_product_variants())
-
-
-def _row_variants() -> Iterator[Variant]:
-    for width, fp8, quick in (
-        (1024, False, (80, 90)),  # Qwen3-0.6B
-        (3072, False, ()),  # its MLP
-        (1024, True, (89, 120)),
-        (12288, True, ()),  # the MLP of Qwen3-8B
-    ):
-        number, arches = eight_bits(fp8)
-        types = {"x": "*bf16", "q": f"*{number}", "scales": "*fp32", "x_stride": "i32"}
-        name = f"rows width={width} {'fp8' if fp8 else 'int8'}"
-        constants = {"WIDTH": width, "BLOCK": next_power_of_two(width), "FP8": fp8}
-        yield row_variant(name, quantize_rows_kernel, types, constants, quick, arches)
-
-
-def eight_bits(fp8: bool) -> tuple[str, tuple[int, ...]]:
-    """Return Triton's name of a dtype of eight bits, and the architectures that have it."""
-    return ("fp8e4nv", FP8_ARCHES) if fp8 else ("i8", ARCHES)
-
-
-def _product_variants() -> Iterator[Variant]:
-    for rows, arches, bias, quick in (
-        (FEW_ROWS, ARCHES, False, (90,)),
-        (FEW_ROWS + 1, (90,), False, (90,)),
-        (FEW_ROWS + 1, (80, 89, 120), False, (80, 89, 120)),
-        (FEW_ROWS + 1, (90,), True, ()),  # Qwen2
-        (FEW_ROWS + 1, (80, 89, 120), True, ()),
-    ):
-        config = config_for(arches[0], rows)
-        yield Variant(
-            name=f"product {config.BLOCK_M}x{config.BLOCK_N} stages={config.num_stages} {bias=}",
-            kernel=int8_product_kernel,
-            signature=dict.fromkeys(("q", "w"), "*i8")
-            | dict.fromkeys(("scale_x", "scale_w"), "*fp32")
-            | {"bias": "*bf16" if bias else "*i8", "out": "*bf16"}
-            | dict.fromkeys(("num_rows", "outputs", "width"), "i32"),
-            constexprs=config.sizes() | {"EVEN_K": True, "HAS_BIAS": bias},
-            divisible=("q", "scale_x", "w", "scale_w", "bias", "out", "outputs", "width"),
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
-            arches=arches,
-            needs_wgmma=True,
-            # In an iteration a tile of rows and one of the weight are copied, a group each.
-            loops={"for start in range(0, width, BLOCK_K)": LoopRule(2 * (config.num_stages - 2))},
-            quick=quick,
-        )

@@ -21,13 +21,12 @@ def quantized_norm(
     eps: float,
     one_plus: bool = False,
     dtype: torch.dtype,
-    pdl: bool = False,
     impl: Implementation,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return x + delta, and its norm in eight bits: `add_rms_norm`, then `quantize_rows`.
 
     Args:
-        x, delta, weight, eps, one_plus, pdl, impl: as for `add_rms_norm`.
+        x, delta, weight, eps, one_plus, impl: as for `add_rms_norm`.
         dtype: int8 or float8_e4m3fn.
 
     Returns:
@@ -43,7 +42,7 @@ def quantized_norm(
         return total, *quantize_rows(normed, dtype)
     from gpuscore_kernels.quantized_rows import triton
 
-    return triton.quantized_norm(x, delta, weight, eps, one_plus, dtype, pdl)
+    return triton.quantized_norm(x, delta, weight, eps, one_plus, dtype)
 
 
 def quantized_gated(
@@ -51,13 +50,12 @@ def quantized_gated(
     activation: str,
     *,
     dtype: torch.dtype,
-    pdl: bool = False,
     impl: Implementation,
 ) -> tuple[Tensor, Tensor]:
     """Return act(gate) * up in eight bits: `gated`, then `quantize_rows`.
 
     Args:
-        gate_up, activation, pdl, impl: as for `gated`.
+        gate_up, activation, impl: as for `gated`.
         dtype: int8 or float8_e4m3fn.
 
     Returns:
@@ -74,4 +72,4 @@ def quantized_gated(
         return quantize_rows(reference.gated(gate_up, activation), dtype)
     from gpuscore_kernels.quantized_rows import triton
 
-    return triton.quantized_gated(gate_up, activation, dtype, pdl)
+    return triton.quantized_gated(gate_up, activation, dtype)

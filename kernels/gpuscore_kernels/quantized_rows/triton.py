@@ -1,8 +1,6 @@
 """`quantized_norm` and `quantized_gated` in Triton: one program per row, which it holds in
 registers."""
 
-from collections.abc import Iterator
-
 import torch
 import triton
 import triton.language as tl
@@ -10,11 +8,9 @@ from torch import Tensor
 
 from gpuscore_kernels.add_rms_norm.triton import normed_row
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once, row_launch
-from gpuscore_kernels.dependent_launch import let_next_kernel_begin, wait_for_kernel_before
 from gpuscore_kernels.gated.triton import activated
-from gpuscore_kernels.launch import next_power_of_two, row_variant
-from gpuscore_kernels.quantized.triton import checked_row, eight_bits, quantized_row
-from gpuscore_kernels.variant import Variant, as_launched
+from gpuscore_kernels.launch import next_power_of_two
+from gpuscore_kernels.quantized.triton import checked_row, quantized_row
 
 
 @triton.jit
@@ -33,9 +29,7 @@ def quantized_norm_kernel(
     HAS_DELTA: tl.constexpr,
     ONE_PLUS: tl.constexpr,
     FP8: tl.constexpr,
-    PDL: tl.constexpr,
 ):
-    wait_for_kernel_before(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
@@ -46,7 +40,6 @@ def quantized_norm_kernel(
         tl.store(total + row * WIDTH + columns, value, mask=inside)
     normed = normed_row(value, weight, columns, inside, eps, WIDTH, ONE_PLUS)
     quantized, scale = quantized_row(normed.to(tl.float32), FP8)
-    let_next_kernel_begin(PDL)
     tl.store(q + row * WIDTH + columns, quantized, mask=inside)
     tl.store(scales + row, scale)
 
@@ -61,9 +54,7 @@ def quantized_gated_kernel(
     BLOCK: tl.constexpr,
     GELU: tl.constexpr,
     FP8: tl.constexpr,
-    PDL: tl.constexpr,
 ):
-    wait_for_kernel_before(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
@@ -72,20 +63,19 @@ def quantized_gated_kernel(
     up = tl.load(start + WIDTH, mask=inside, other=0.0)
     result = activated(gate, up, GELU)
     quantized, scale = quantized_row(result.to(tl.float32), FP8)
-    let_next_kernel_begin(PDL)
     tl.store(q + row * WIDTH + columns, quantized, mask=inside)
     tl.store(scales + row, scale)
 
 
 @chosen_once
-def _launch_norm(width: int, has_delta: bool, one_plus: bool, fp8: bool, pdl: bool) -> CachedLaunch:
+def _launch_norm(width: int, has_delta: bool, one_plus: bool, fp8: bool) -> CachedLaunch:
     constants = _sizes(width) | {"HAS_DELTA": has_delta, "ONE_PLUS": one_plus, "FP8": fp8}
-    return row_launch(quantized_norm_kernel, constants, pdl, dtypes=(0, 2))
+    return row_launch(quantized_norm_kernel, constants, dtypes=(0, 2))
 
 
 @chosen_once
-def _launch_gated(width: int, gelu: bool, fp8: bool, pdl: bool) -> CachedLaunch:
-    return row_launch(quantized_gated_kernel, _sizes(width) | {"GELU": gelu, "FP8": fp8}, pdl)
+def _launch_gated(width: int, gelu: bool, fp8: bool) -> CachedLaunch:
+    return row_launch(quantized_gated_kernel, _sizes(width) | {"GELU": gelu, "FP8": fp8})
 
 
 def _sizes(width: int) -> dict[str, int]:
@@ -99,7 +89,6 @@ def quantized_norm(
     eps: float,
     one_plus: bool,
     dtype: torch.dtype,
-    pdl: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     (rows, width), fp8 = x.shape, dtype != torch.int8
     x = checked_row(x, width, fp8)
@@ -109,20 +98,18 @@ def quantized_norm(
         return total, q, scales
     added = x if delta is None else delta if delta.stride(1) == 1 else delta.contiguous()
     tensors = (x, added, weight, total, q, scales)
-    launch = _launch_norm(width, delta is not None, one_plus, fp8, pdl)
+    launch = _launch_norm(width, delta is not None, one_plus, fp8)
     launch((rows, 1), tensors, (x.stride(0), added.stride(0), eps))
     return total, q, scales
 
 
-def quantized_gated(
-    gate_up: Tensor, activation: str, dtype: torch.dtype, pdl: bool
-) -> tuple[Tensor, Tensor]:
+def quantized_gated(gate_up: Tensor, activation: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     (rows, columns), fp8 = gate_up.shape, dtype != torch.int8
     width = columns // 2
     gate_up = checked_row(gate_up, width, fp8)
     q, scales = _results(gate_up, width, dtype)
     if rows:
-        launch = _launch_gated(width, activation == "gelu_tanh", fp8, pdl)
+        launch = _launch_gated(width, activation == "gelu_tanh", fp8)
         launch((rows, 1), (gate_up, q, scales), (gate_up.stride(0),))
     return q, scales
 
@@ -130,29 +117,3 @@ def quantized_gated(
 def _results(x: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     q = torch.empty((len(x), width), dtype=dtype, device=x.device)
     return q, torch.empty(len(x), dtype=torch.float32, device=x.device)
-
-
-def variants() -> Iterator[Variant]:
-    norm = dict.fromkeys(("x", "total"), "*fp32") | dict.fromkeys(("delta", "weight"), "*bf16")
-    norm |= {"x_stride": "i32", "delta_stride": "i32", "eps": "fp32"}
-    gated = {"gate_up": "*bf16", "stride": "i32"}
-    of_norm, of_gate = {"ONE_PLUS": False}, {"GELU": False}
-    for name, kernel, types, width, constants, fp8, quick in (
-        # Qwen3-0.6B, then Qwen3-8B
-        ("norm", quantized_norm_kernel, norm, 1024, of_norm | {"HAS_DELTA": True}, False, (90,)),
-        ("norm", quantized_norm_kernel, norm, 1024, of_norm | {"HAS_DELTA": False}, False, ()),
-        ("norm", quantized_norm_kernel, norm, 4096, of_norm | {"HAS_DELTA": True}, True, (89, 120)),
-        ("gated", quantized_gated_kernel, gated, 3072, of_gate, False, (80,)),
-        ("gated", quantized_gated_kernel, gated, 12288, of_gate, True, ()),
-    ):
-        number, arches = eight_bits(fp8)
-        delta = f" delta={constants['HAS_DELTA']}" if name == "norm" else ""
-        variant = row_variant(
-            f"{name} width={width}{delta} {'fp8' if fp8 else 'int8'}",
-            kernel,
-            types | {"q": f"*{number}", "scales": "*fp32"},
-            _sizes(width) | constants | {"FP8": fp8},
-            quick,
-            arches,
-        )
-        yield from as_launched([variant])

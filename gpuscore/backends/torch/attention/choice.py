@@ -79,24 +79,16 @@ def attention_factory(
     dtype: torch.dtype,
     merge: Merge,
     tiling: Tiling | None,
-    pdl: bool = False,
 ) -> Factory:
-    """Return a function that makes the named backend; imports no other backend's packages.
-
-    With `pdl` our own attention kernel begins before the kernel before has ended.
-    """
+    """Return a function that makes the named backend; imports no other backend's packages."""
     if name == "triton":
         from gpuscore.backends.torch.attention.triton import TritonAttention
 
-        return lambda config, pool: TritonAttention(
-            config, pool, steady=tiling is not None, pdl=pdl
-        )
-    if name.startswith("flashinfer"):
+        return lambda config, pool: TritonAttention(config, pool, steady=tiling is not None)
+    if name == "flashinfer":
         from gpuscore.backends.torch.attention import flashinfer
 
-        cascade = name == "flashinfer-cascade"
-        form = (flashinfer.cascade_form if cascade else flashinfer.items_form)(device)
-        return lambda config, pool: flashinfer.FlashInferAttention(config, pool, form)
+        return flashinfer.FlashInferAttention
     impl: Implementation = "cpu" if device.type == "cpu" else "reference"
     return lambda config, pool: TorchAttention(config, pool, impl, merge, tiling)
 
@@ -142,6 +134,5 @@ _REASONS = {
     "torch": _why_not_torch,
     "triton": _why_not_triton,
     "flashinfer": _why_not_flashinfer,
-    "flashinfer-cascade": _why_not_flashinfer,
 }
 NAMES = tuple(_REASONS)

@@ -1,23 +1,18 @@
 """Attention by FlashInfer's paged kernels; an optional package, meant for comparison.
 
-There are two forms; both compute the mask rule (`gpuscore.types.batch.visible_rows`).
-
-*Multi-item*: the prefix of a query and all of its items form one sequence, in FlashInfer's mask
-mode for that. FlashInfer counts positions within an item from 0, where 0 is a delimiter token. We
-count from 1, so there is no delimiter, and a token sees exactly the prefix and its own item. The
-rule is in FlashInfer PR 1015; the known answer at start checks it. Only the paged wrapper has this
-mode; the ragged one accepts the arguments and ignores them.
-
-*Cascade*: shared keys and own segments are computed in two passes and merged.
+The prefix of a query and all of its items form one sequence, in FlashInfer's mask mode for that,
+which computes the mask rule (`gpuscore.types.batch.visible_rows`). FlashInfer counts positions
+within an item from 0, where 0 is a delimiter token. We count from 1, so there is no delimiter, and
+a token sees exactly the prefix and its own item. The rule is in FlashInfer PR 1015; the known
+answer at start checks it. Only the paged wrapper has this mode; the ragged one accepts the
+arguments and ignores them.
 
 All keys of a layer are in one buffer, in pages of one token: first the cached keys, gathered from
 the pool, then the batch's own. So page numbers are the same in every layer.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -40,7 +35,7 @@ class Sequences:
 
 @dataclass(frozen=True, slots=True)
 class ItemsLayout:
-    """A batch in the multi-item form."""
+    """A batch as FlashInfer reads it."""
 
     slots: NDArray[np.int64]  # of the pool; their keys come first in the buffer
     rows: NDArray[np.int64]  # [T] rows of the batch in the order of query rows
@@ -51,7 +46,7 @@ class ItemsLayout:
 
 
 def lay_out_items(batch: PackedBatch, page_size: int) -> ItemsLayout:
-    """Lay out the multi-item form.
+    """Lay out a batch as sequences.
 
     A parent that has no parent itself becomes the causal end of its items' prefix. A parent with a
     parent is computed as an item of that parent; its keys, and its ancestors' keys, are repeated
@@ -128,94 +123,6 @@ def _sequences(rows: list[NDArray[np.int64]], keys: list[NDArray[np.int64]]) -> 
 WORKSPACE_BYTES = 128 * 2**20  # what FlashInfer recommends
 LONGEST_ITEM = 2**16 - 1  # positions are uint16
 
-# Rows of the batch in the order of FlashInfer's query rows, [T], and the pool's slots whose keys
-# come first in the buffer.
-Planned: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]
-# A form: a function that plans a batch, one batch at a time, and a function that computes a layer
-# from q [T, H, D], in the plan's order, and keys and values [slots + T, 2, 1, Hkv, D], in pages of
-# one token.
-Plan: TypeAlias = Callable[[PackedBatch, KVPool, DecoderConfig], Planned]
-Form: TypeAlias = tuple[Plan, Callable[[Tensor, Tensor], Tensor]]
-
-
-def items_form(device: torch.device) -> Form:
-    from flashinfer import BatchPrefillWithPagedKVCacheWrapper
-
-    wrapper = BatchPrefillWithPagedKVCacheWrapper(_workspace(device), "NHD")
-
-    def tensor(values: NDArray[np.int64], dtype: torch.dtype) -> Tensor:
-        return torch.from_numpy(values).to(dtype).to(device)
-
-    def plan(batch: PackedBatch, pool: KVPool, model: DecoderConfig) -> Planned:
-        layout = lay_out_items(batch, pool.page_size)
-        if layout.longest.max(initial=0) > LONGEST_ITEM:
-            raise ValueError(
-                f"an item has more than {LONGEST_ITEM} tokens, or all items of a request without a "
-                "query have"
-            )
-        wrapper.plan(
-            *_indices(layout.sequences, device),
-            model.num_heads,
-            model.num_kv_heads,
-            model.head_dim,
-            1,
-            causal=True,
-            sm_scale=model.attention_scale,
-            q_data_type=_name(pool.dtype),
-            prefix_len_ptr=tensor(layout.prefix_lens, torch.uint32),
-            token_pos_in_items_ptr=tensor(layout.positions.reshape(-1), torch.uint16),
-            token_pos_in_items_len=layout.positions.shape[1],
-            max_item_len_ptr=tensor(layout.longest, torch.uint16),
-        )
-        return layout.rows, layout.slots
-
-    return plan, wrapper.run
-
-
-def cascade_form(device: torch.device) -> Form:
-    """Return the form that first reads shared keys, then causally each row's own segment."""
-    from flashinfer import MultiLevelCascadeAttentionWrapper
-
-    wrapper = MultiLevelCascadeAttentionWrapper(2, _workspace(device), "NHD")
-
-    def plan(batch: PackedBatch, pool: KVPool, model: DecoderConfig) -> Planned:
-        slots, cached = _cached(batch, pool.page_size)
-        segments, shared_rows, shared = [], [], []
-        for (request, _), members in _groups(batch).items():
-            own = [_rows(batch, s) for s in members]
-            segments += own
-            before = [len(slots) + rows for rows in _rows_above(batch, members[0])]
-            shared_rows.append(np.concatenate(own))
-            shared.append(np.concatenate([cached[request], *before]))
-        own_keys = [len(slots) + segment for segment in segments]
-        levels = (_sequences(shared_rows, shared), _sequences(segments, own_keys))
-        arrays = zip(*(_indices(level, device) for level in levels), strict=True)
-        queries, starts, keys, last = map(list, arrays)
-        wrapper.plan(
-            queries,
-            starts,
-            keys,
-            last,
-            model.num_heads,
-            model.num_kv_heads,
-            model.head_dim,
-            1,
-            causal=True,
-            sm_scale=model.attention_scale,
-            q_data_type=_name(pool.dtype),
-        )
-        return np.concatenate([np.empty(0, np.int64), *segments]), slots
-
-    return plan, wrapper.run
-
-
-def _workspace(device: torch.device) -> Tensor:
-    return torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
 
 def _indices(sequences: Sequences, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Starts of queries and of keys, page numbers, and the tokens in each last page."""
@@ -225,19 +132,44 @@ def _indices(sequences: Sequences, device: torch.device) -> tuple[Tensor, Tensor
     return queries, starts, keys, last
 
 
-@dataclass(frozen=True, slots=True)
 class FlashInferAttention:
-    """An attention backend; batches run one after the other, so they share the form's wrapper."""
+    """An attention backend; batches run one after the other, so they share a wrapper."""
 
-    config: DecoderConfig
-    pool: KVPool
-    form: Form
+    def __init__(self, config: DecoderConfig, pool: KVPool) -> None:
+        from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+
+        self.config, self.pool = config, pool
+        workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=pool.device)
+        self.wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
 
     def prepare(self, batch: PackedBatch) -> "FlashInferPass":
-        planned = self.form[0](batch, self.pool, self.config)
+        layout, device = lay_out_items(batch, self.pool.page_size), self.pool.device
+        if layout.longest.max(initial=0) > LONGEST_ITEM:
+            raise ValueError(
+                f"an item has more than {LONGEST_ITEM} tokens, or all items of a request without a "
+                "query have"
+            )
+
+        def tensor(values: NDArray[np.int64], dtype: torch.dtype) -> Tensor:
+            return torch.from_numpy(values).to(dtype).to(device)
+
+        self.wrapper.plan(
+            *_indices(layout.sequences, device),
+            self.config.num_heads,
+            self.config.num_kv_heads,
+            self.config.head_dim,
+            1,
+            causal=True,
+            sm_scale=self.config.attention_scale,
+            q_data_type=str(self.pool.dtype).removeprefix("torch."),
+            prefix_len_ptr=tensor(layout.prefix_lens, torch.uint32),
+            token_pos_in_items_ptr=tensor(layout.positions.reshape(-1), torch.uint16),
+            token_pos_in_items_len=layout.positions.shape[1],
+            max_item_len_ptr=tensor(layout.longest, torch.uint16),
+        )
         rows, slots, scored = (
-            torch.from_numpy(x.astype(np.int64)).to(self.pool.device)
-            for x in (*planned, batch.score_rows)
+            torch.from_numpy(x.astype(np.int64)).to(device)
+            for x in (layout.rows, layout.slots, batch.score_rows)
         )
         return FlashInferPass(self, rows, slots, scored)
 
@@ -263,5 +195,5 @@ class FlashInferPass:
             every[self.scored] = q
             q = every
         out = torch.empty_like(q)
-        out[self.rows] = self.backend.form[1](q[self.rows], pages)
+        out[self.rows] = self.backend.wrapper.run(q[self.rows], pages)
         return out[self.scored] if last else out

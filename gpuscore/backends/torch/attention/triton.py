@@ -3,8 +3,7 @@
 Its tile tables encode the mask rule (`gpuscore.types.batch.visible_rows`).
 """
 
-from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -25,35 +24,17 @@ from gpuscore_kernels.extend_attention.config import config_for
 
 
 class TritonAttention:
-    """An attention backend.
+    """An attention backend; with `steady`, a row's tiles do not depend on other rows."""
 
-    With `steady`, a row's tiles do not depend on other rows. With `pdl`, the kernel begins before
-    the kernel before has ended.
-    """
-
-    def __init__(
-        self,
-        config: DecoderConfig,
-        pool: KVPool,
-        *,
-        steady: bool,
-        pdl: bool = False,
-    ) -> None:
+    def __init__(self, config: DecoderConfig, pool: KVPool, *, steady: bool) -> None:
         self.config, self.pool = config, pool
         tile_config = config_for(pool.device, config.head_dim, pool.dtype)
-        chosen = tile_config.steady() if steady else tile_config
-        self.use(replace(chosen, pdl=pdl))
+        self.use(tile_config.steady() if steady else tile_config)
 
     def use(self, tile_config: TileConfig) -> None:
         """Launch with this configuration in place of the device's."""
         self.tile_config = tile_config
         self.shape = tile_config.shape(self.config.num_heads // self.config.num_kv_heads)
-
-    def late(self) -> "TritonAttention":
-        """Return the backend's copy without programmatic dependent launch."""
-        other = copy(self)
-        other.use(replace(self.tile_config, pdl=False))
-        return other
 
     def tables(self, batch: PackedBatch) -> list[TileTable]:
         return build_tables(batch, self.config, self.pool.page_size, self.shape)

@@ -1,1 +1,0 @@
-"""`gpuscore convert`: turns GGUF files and pickled weights into a directory that `serve` takes."""

@@ -1,0 +1,47 @@
+"""Further paths of our routes, for callers that choose the path themselves (`--path-alias`).
+
+A path is replaced by its route where a request comes in, so limits, keys, errors and metrics are
+the route's own.
+"""
+
+import re
+from collections.abc import Mapping
+
+from gpuscore.config import ServerConfig
+from gpuscore.dialects.paths import GENERATING_PATHS, GROUPS, OPEN_PATHS, PROBE_PATHS
+from gpuscore.dialects.table import DIALECT_OF
+from gpuscore.errors import ConfigError
+
+# Routes that may have other paths. Others are left out: whoever may reach a path of the platform's
+# must not read by it what the server tells its operator.
+ROUTES = (*(path for path in DIALECT_OF if path not in GENERATING_PATHS), *PROBE_PATHS)
+_OWN = {*DIALECT_OF, *OPEN_PATHS, *(path for group in GROUPS.values() for path in group)}
+_FILES = ("/docs/", "/ui/")  # folders of the pages' files
+# As `read_target` returns paths, without "," and "=", which separate aliases and their parts.
+_PATH = re.compile(r"/[A-Za-z0-9._~!$&'()*+;:@/-]*")
+
+
+def read_aliases(config: ServerConfig) -> Mapping[str, str]:
+    """Return the route of each further path.
+
+    Raises:
+        ConfigError: a path is malformed, comes twice or has a meaning already, or its route is none
+            of ROUTES.
+    """
+    aliases: dict[str, str] = {}
+    for text in config.path_aliases.split(",") if config.path_aliases else ():
+        path, _, route = text.strip().partition("=")
+        refused = f"--path-alias {text}: "
+        if not _PATH.fullmatch(path) or not route:
+            raise ConfigError(
+                f"{refused}must be PATH=ROUTE, such as /ping=/ready; PATH begins with / and has no "
+                "query, percent-encoding or comma"
+            )
+        if path in _OWN or path.startswith(_FILES):
+            raise ConfigError(f"{refused}{path} is a route of this server")
+        if path in aliases:
+            raise ConfigError(f"{refused}{path} stands for {aliases[path]} already")
+        if route not in ROUTES:
+            raise ConfigError(f"{refused}ROUTE must be one of {', '.join(ROUTES)}")
+        aliases[path] = route
+    return aliases
