@@ -92,7 +92,7 @@ def test_rows_of_zeros_and_equal_scales_tell_nothing(changed):
 
 @pytest.mark.parametrize("wrong", [False, True])
 def test_scales_per_block_are_compared(tmp_path, wrong):
-    """Of a matrix of 8 x 7 blocks, the last of which are cut."""
+    """A matrix has 8 x 8 blocks, the last of which are cut."""
     config = {"hidden_size": 900, "intermediate_size": 1000, "num_hidden_layers": 2}
     make_model(tmp_path, head_dim=16, **config)
     tensors = load_file(tmp_path / "model.safetensors")
