@@ -84,7 +84,8 @@ class Day:
         found = {name: about.get("found", {}) for name, about in self.stages.items()}
         rows = [_marked(row) for about in found.values() for row in about.get("rows", ())]
         yield [{name: short(row.get(name)) for name in SHOWN} for row in rows]
-        yield [*verdicts(found, str(self.findings["about"].get("device")))]
+        about = self.findings["about"]
+        yield [*verdicts(found, str(about["device"]), trial="sizes" in about)]
 
 
 def _marked(row: Row) -> Row:
