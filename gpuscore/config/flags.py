@@ -17,7 +17,6 @@ from gpuscore.errors import UsageError
 RARE = frozenset(
     (
         *("backend", "attention", "compile", "compile_cache", "kernels", "cuda_graph_tokens"),
-        *("quantization_texts", "quantization_error"),
         *("allow_degenerate", "max_body_bytes", "max_header_bytes", "max_headers"),
         *("max_connections", "max_inflight_per_key", "max_queued_bytes", "max_queue_seconds"),
         "max_answer_bytes",
