@@ -17,14 +17,6 @@ Examples:
   gpuscore serve Qwen/Qwen3-0.6B --devices cuda:0,cuda:1
 
 """,
-    "score": """\
-Examples:
-
-  gpuscore score demo --query 'query: a lamp, item: ' --items items.txt \\
-    --labels yes,no
-  gpuscore score demo --query 'Is it a lamp? ' --items - --labels yes,no --json
-
-""",
     "info": """\
 Examples:
 
@@ -61,17 +53,6 @@ Examples:
 
   gpuscore parity compare this-machine other-machine
   gpuscore parity compare gpu tpu --reference exact rounded
-""",
-    "parity trace": """\
-Examples:
-
-  gpuscore parity trace Qwen/Qwen3-0.6B --backend jax --dtype bfloat16
-
-""",
-    "parity check-server": """\
-Examples:
-
-  gpuscore parity check-server http://127.0.0.1:8000 --kind gpuscore
 """,
     "bench": """\
 Examples:

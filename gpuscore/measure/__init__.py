@@ -1,1 +1,1 @@
-"""Measurements: bench, parity and evaluation."""
+"""Measurements: bench and parity."""

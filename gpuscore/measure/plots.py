@@ -1,4 +1,4 @@
-"""Plots as SVG, drawn without a plotting library: of parity and evaluation."""
+"""Plots as SVG, drawn without a plotting library: of parity and bench."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
@@ -11,8 +11,7 @@ from gpuscore.types.batch import Float64Array
 BLUE, RED, GREY = "#4477aa", "#cc6677", "#888"
 _DECADES = range(-9, 2)  # of |d log p|; smaller differences are in the first bar
 _SQUARE, _EDGE = (340, 260), 46  # pixels of a plot of differences, and around its frame
-_WIDTH, _MARGIN, _NAMES, _ROW = 620, 24, 220, 26  # of a plot of runs; its names and rows
-_MOST_BARS = 400
+_WIDTH, _MARGIN, _ROW = 620, 24, 26  # of a plot of runs, and its rows
 _SIDE, _LEFT, _TOP, _BELOW = 220, 48, 34, 56  # of a plot of curves, and around it
 
 
@@ -51,45 +50,6 @@ def scatter(reference: Float64Array, got: Float64Array, title: str) -> str:
     ]
     ticks = [(at(value), f"{value:.1f}") for value in (low, high)]
     return _square(title, "log p that counts as right", "log p", inner, ticks)
-
-
-def intervals(title: str, rows: Sequence[tuple[str, Interval]]) -> str:
-    """Plot means with their 95 % intervals, one below the other."""
-    known = [
-        value for _, interval in rows for value in (interval.low, interval.high, interval.value)
-    ]
-    known = [value for value in known if not np.isnan(value)] or [0.0, 1.0]
-    space = 0.1 * (max(known) - min(known)) or 0.05
-    at = _scale(min(known) - space, max(known) + space, _NAMES, _WIDTH - _MARGIN)
-    parts = []
-    for number, (name, interval) in enumerate(rows):
-        y = 40 + _ROW * number
-        parts.append(_text(_NAMES - 10, y + 4, name, "end"))
-        if not np.isnan(interval.low):
-            parts.append(_path(f"M{at(interval.low):.1f},{y} H{at(interval.high):.1f}", BLUE, 3))
-        parts.append(_circle(at(interval.value), y, 5, BLUE, f"{interval.value:.4f}"))
-    foot = 40 + _ROW * len(rows)
-    ticks = np.linspace(min(known), max(known), 3).tolist()
-    parts += [_text(at(value), foot, f"{value:.3f}", "middle") for value in ticks]
-    return _titled(title, foot + 12, parts)
-
-
-def sorted_changes(title: str, changes: Float64Array) -> str:
-    """Plot the change of each query, largest first, with no change as a line."""
-    values = np.sort(changes[~np.isnan(changes)])[::-1]
-    if values.size > _MOST_BARS:  # as many as there is room for, evenly chosen
-        values = values[np.linspace(0, values.size - 1, _MOST_BARS).round().astype(int)]
-    height, most = 200, max(1e-9, float(np.abs(values).max(initial=0.0)))
-    wide = (_WIDTH - 2 * _MARGIN) / max(1, values.size)
-    middle = height / 2 + 14
-    parts = []
-    for index, value in enumerate(values.tolist()):
-        tall, x = abs(value) / most * (height / 2 - 24), _MARGIN + index * wide
-        top, colour = (middle - tall, BLUE) if value > 0 else (middle, RED)
-        parts.append(_bar(x, top, max(0.5, wide - 0.5), tall, colour, f"{value:+.4f}"))
-    parts.append(_path(f"M{_MARGIN},{middle} H{_WIDTH - _MARGIN}", GREY))
-    parts.append(_text(_MARGIN, height + 4, f"up to {most:.3f}; a bar is a query"))
-    return _titled(title, height + 12, parts)
 
 
 _COLOURS = (
@@ -199,6 +159,6 @@ def _bar(x: float, y: float, width: float, height: float, colour: str, title: st
     return f'<rect {place} fill="{colour}"><title>{escape(title)}</title></rect>'
 
 
-def _circle(x: float, y: float, radius: float, colour: str, title: str = "") -> str:
+def _circle(x: float, y: float, radius: float, colour: str) -> str:
     place = f'cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}"'
-    return f'<circle {place} fill="{colour}" fill-opacity="0.8"><title>{title}</title></circle>'
+    return f'<circle {place} fill="{colour}" fill-opacity="0.8"/>'
