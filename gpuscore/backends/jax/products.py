@@ -79,7 +79,7 @@ def _product(x: Array, weight: Array | Quantized | Parts) -> Array:
             return jnp.concatenate([_product(x, part) for part in parts], axis=1)
         case Quantized():
             return _in_eight_bits(x, weight)
-    return contract(x, weight, ((1,), (1,)))
+    return contract(x, weight.astype(x.dtype), ((1,), (1,)))
 
 
 def _in_eight_bits(x: Array, weight: Quantized) -> Array:
