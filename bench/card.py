@@ -1,43 +1,27 @@
-"""The CUDA card on which figures were measured, with its clocks and the versions of libraries."""
+"""The card on which figures were measured: its name, its sensors, the versions of libraries."""
 
 import platform
-import shutil
-import subprocess
+import statistics
+import threading
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import torch
-
-FIELDS = (
-    *("name", "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.draw"),
-    *("power.limit", "temperature.gpu", "utilization.gpu", "memory.used"),
-)
+PERIOD = 0.01  # seconds between two samples
+PACKAGES = ("triton", "transformers", "numpy", "jax", "flashinfer-python", "nvidia-ml-py")
 
 
-def clocks() -> dict[str, str]:
-    """Return nvidia-smi's values for the first card, or why there are none; changes nothing."""
-    if shutil.which("nvidia-smi") is None:
-        return {"nvidia-smi": "is not there"}
-    asked = ["nvidia-smi", "-i", "0", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return {"nvidia-smi": str(error)}
-    values = [value.strip() for value in done.stdout.strip().split(",")]
-    if done.returncode or len(values) != len(FIELDS):
-        said = (done.stderr or done.stdout).strip()
-        return {"nvidia-smi": f"ended with {done.returncode}: {said}"}
-    return dict(zip(FIELDS, values, strict=True))
+def card(device: str) -> dict[str, Any]:
+    """Return the device, cuda or cpu, and the versions that its figures depend on."""
+    import torch  # slow to import, and the tests of the day need none
 
-
-def card(device: torch.device) -> dict[str, Any]:
-    """The device and the versions that its figures depend on."""
     versions = {
         "torch": torch.__version__,
         "CUDA": torch.version.cuda,
-        "triton": _triton(),
         "python": platform.python_version(),
+        **{name: _version(name) for name in PACKAGES},
     }
-    if device.type != "cuda":
+    if device != "cuda":
         return {"device": "cpu"} | versions
     about = torch.cuda.get_device_properties(device)
     return {
@@ -45,12 +29,63 @@ def card(device: torch.device) -> dict[str, Any]:
         "sm": f"{about.major}.{about.minor}",
         "multiprocessors": about.multi_processor_count,
         "memory MiB": about.total_memory >> 20,
+        **driver(),
     } | versions
 
 
-def _triton() -> str | None:
+def _version(package: str) -> str | None:
     try:
-        import triton
-    except ImportError:
+        return version(package)
+    except PackageNotFoundError:
         return None
-    return str(triton.__version__)
+
+
+def driver() -> dict[str, Any]:
+    """Return driver, largest clock and power limit of the first card, by NVML."""
+    nvml, handle = _opened()
+    return {
+        "driver": nvml.nvmlSystemGetDriverVersion(),
+        "largest clock MHz": nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM),
+        "power limit W": nvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3,
+    }
+
+
+def _opened() -> tuple[Any, Any]:
+    import pynvml  # of nvidia-ml-py, which machines without a card need not have
+
+    pynvml.nvmlInit()
+    return pynvml, pynvml.nvmlDeviceGetHandleByIndex(0)
+
+
+class Sampler:
+    """Reads the first card's clock, power and temperature every 10 ms, in a thread, until `stop`.
+
+    Changes nothing. On a CPU there are no samples.
+    """
+
+    def __init__(self, on_cuda: bool) -> None:
+        self.samples: dict[str, list[float]] = {"clock MHz": [], "power W": [], "C": []}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._read)
+        if on_cuda:
+            self._thread.start()
+
+    def _read(self) -> None:
+        nvml, handle = _opened()
+        while not self._over.wait(PERIOD):
+            clock = nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
+            self.samples["clock MHz"].append(clock)
+            self.samples["power W"].append(nvml.nvmlDeviceGetPowerUsage(handle) / 1e3)
+            heat = nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
+            self.samples["C"].append(heat)
+
+    def stop(self) -> Mapping[str, Any]:
+        """Return median, least and largest sample of each sensor."""
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        return {
+            name: {"median": statistics.median(read), "least": min(read), "largest": max(read)}
+            for name, read in self.samples.items()
+            if read
+        }

@@ -193,40 +193,6 @@ def product_seconds(
     return median_seconds(run, device) / len(weights)
 
 
-def product_table(
-    shape: Mapping[str, int],
-    rows: int,
-    scored: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    weight_bytes: int = WEIGHT_BYTES,
-) -> dict[str, float]:
-    """Measure the seconds of every product of a forward pass, each at its own shape.
-
-    Args:
-        shape: the model's configuration.
-        rows: tokens that are computed.
-        scored: rows that the last layer computes completely.
-        dtype, device: of the products.
-        weight_bytes: as for `product_seconds`.
-    """
-    layers, sizes = shape["num_hidden_layers"], linear_sizes(shape)
-    kv = 2 * shape["num_key_value_heads"] * shape["head_dim"]
-    seconds = {
-        name: (layers - 1) * product_seconds(rows, *size, dtype, device, weight_bytes)
-        for name, size in sizes.items()
-    }
-    hidden, heads = sizes["qkv"][0], sizes["o"][0]
-    last = [(rows, hidden, kv), (scored, hidden, heads)]
-    last += [(scored, *size) for name, size in sizes.items() if name != "qkv"]
-    seconds["last layer"] = sum(
-        product_seconds(*product, dtype, device, weight_bytes) for product in last
-    )
-    head = (scored, hidden, shape["vocab_size"])
-    seconds["head"] = product_seconds(*head, dtype, device, weight_bytes)
-    return seconds
-
-
 def weight_bytes(shape: Mapping[str, int], dtype: torch.dtype) -> int:
     """Bytes of the layers and the head, which every batch reads at least once."""
     per_layer = sum(a * b for a, b in linear_sizes(shape).values())

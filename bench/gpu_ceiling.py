@@ -1,72 +1,35 @@
 """The card's rates, measured in this run, and from them the least time of each workload."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from ceiling import (
-    WEIGHT_BYTES,
-    copy_rate,
-    operations,
-    product_seconds,
-    product_table,
-    weight_bytes,
-)
-from gpu_work import Goal
+from ceiling import copy_rate, operations, product_seconds, weight_bytes
+from scenarios import Workload
 
 
-def measure(
-    shape: Mapping[str, int],
-    goals: Sequence[Goal],
-    dtype: torch.dtype,
-    device: torch.device,
-    quick: bool,
-) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Measure the ceilings; return them and the floors of each workload."""
-    size, copied = (256, 1 << 22) if quick else (8192, 1 << 30)
-    rate = 2 * size**3 / product_seconds(size, size, size, dtype, device)
-    copy = copy_rate(device, copied)
-    ceilings = {
-        "copy GB/s": round(copy / 1e9, 1),
-        f"{size}^3 TFLOP/s": round(rate / 1e12, 3),
-        "dtype": str(dtype).removeprefix("torch."),
-    }
-    weights = weight_bytes(shape, dtype)
-    turns = 1 if quick else WEIGHT_BYTES
-    return ceilings, {
-        goal.name: _floor(shape, goal, dtype, device, rate, weights / copy, turns) for goal in goals
-    }
+def rates(dtype: torch.dtype, device: torch.device, trial: bool) -> dict[str, float]:
+    """Measure the rate of a large product (FLOP/s) and of a copy (bytes/s, read plus written)."""
+    size, copied = (256, 1 << 22) if trial else (8192, 1 << 30)
+    seconds = product_seconds(size, size, size, dtype, device)
+    return {"product": 2 * size**3 / seconds, "copy": copy_rate(device, copied)}
 
 
-def _floor(
-    shape: Mapping[str, int],
-    goal: Goal,
-    dtype: torch.dtype,
-    device: torch.device,
-    rate: float,
-    read_weights: float,
-    turns: int,
+def floor(
+    shape: Mapping[str, Any], work: Workload, dtype: torch.dtype, measured: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Return the floors of one workload, in milliseconds.
+    """Return the least time of a workload in milliseconds, and what it follows from.
 
-    `ms` is the floor that goals are compared with: all counted operations at the rate of the large
-    product, or the time to read the weights once, whichever is longer. For `at shapes ms`, products
-    take the time of torch's own products at this workload's shapes, and attention has the rate of
-    the large product.
+    All counted operations at the rate of the large product, or one read of the weights at the rate
+    of a copy, whichever takes longer.
     """
-    work = goal.workload
     counted = operations(shape, work.query_len, work.num_items, work.item_len, work.cached)
-    products = product_table(shape, work.tokens, work.num_items, dtype, device, turns)
-    linear = sum(seconds for name, seconds in products.items() if name != "head")
-    at_shapes = sum(products.values()) + counted["attention"] / rate
+    computing = sum(counted.values()) / measured["product"]
+    seconds = max(computing, weight_bytes(shape, dtype) / measured["copy"])
     return {
         "sizes": str(work),
         "tokens": work.tokens,
         "TFLOP": sum(counted.values()) / 1e12,
-        "ms": 1e3 * max(sum(counted.values()) / rate, read_weights),
-        "at shapes ms": 1e3 * max(at_shapes, read_weights),
-        "weights ms": 1e3 * read_weights,
-        "linear TFLOP/s": counted["linear"] / linear / 1e12,
-        "items/s": work.num_items / max(sum(counted.values()) / rate, read_weights),
-        "products ms": {name: 1e3 * seconds for name, seconds in products.items()},
+        "ms": 1e3 * seconds,
+        "items/s": work.num_items / seconds,
     }

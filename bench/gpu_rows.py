@@ -1,4 +1,4 @@
-"""Rows of the table: each workload on one backend, in the engine, and with transformers.
+"""Rows of the table: each workload on one backend and in the engine, and under load for seconds.
 
 Every row's results are compared with the reference before it is timed.
 """
@@ -6,24 +6,23 @@ Every row's results are compared with the reference before it is timed.
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
-import baselines
 import numpy as np
 import torch
+from card import Sampler
 from clock import Taken
 from gpu_reference import Reference
-from gpu_work import LABELS, Batches, Draws, Goal, first_of
+from gpu_work import LABELS, Batches, Draws, first_of
 from in_time import seconds_left
 from report import Row
-from scenarios import Request
+from scenarios import Request, Workload
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
-from transformers import PreTrainedModel
 
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.config import EngineConfig, RequestLimits
@@ -33,12 +32,12 @@ from gpuscore.text.score_input import ScoreInput
 from gpuscore.types.batch import Float64Array
 from gpuscore.types.labels import label_logprobs
 
-Floors: TypeAlias = dict[str, dict[str, float]]  # by workload
+Floors: TypeAlias = Mapping[str, Mapping[str, Any]]  # by workload
 
-IN_FLIGHT = 4
-WHOLE_TOKENS = 200_000  # larger workloads are timed on a sample with padded batches
-SAMPLE = 64  # items of the sample
+IN_FLIGHT = 4  # requests in the engine
+QUEUED = 2  # of a launcher, which has buffers for two batches
 PROFILED = 25  # kernels
+UNLIMITED = RequestLimits(max_items=1 << 30, max_labels=1 << 30, max_request_tokens=1 << 30)
 
 
 @dataclass(frozen=True)
@@ -61,41 +60,49 @@ class Effort:
 
 @dataclass
 class Rows:
-    """Measures rows; holds the data that all rows share."""
+    """Measures rows; holds the data that all rows share.
 
-    goals: tuple[Goal, ...]
+    Args:
+        workloads: to measure, by name.
+        reference: judges results.
+        floors: of the workloads, where they are known.
+        effort: repetitions.
+        add: keeps a row.
+        slack: multiplies the errors that are allowed.
+    """
+
+    workloads: Mapping[str, Workload]
     reference: Reference
     floors: Floors
     effort: Effort
-    add: Callable[[Row], None]  # keeps a row
+    add: Callable[[Row], None]
+    slack: float = 1.0
 
-    def each(self, scorer: str, make: Callable[[Goal], Row]) -> None:
+    def each(self, scorer: str, make: Callable[[str, Workload], Row]) -> None:
         """Add one row per workload; if one workload fails, the others are still measured."""
-        for goal in self.goals:
-            row = {"scorer": scorer, "workload": goal.name, "sizes": str(goal.workload)}
+        for name, workload in self.workloads.items():
+            row = {"scorer": scorer, "workload": name, "sizes": str(workload)}
             try:
                 if seconds_left() <= 0:
-                    raise TimeoutError("the section's time is up")
-                row |= make(goal)
+                    raise TimeoutError("the stage's time is up")
+                row |= make(name, workload)
             except Exception as error:  # noqa: BLE001  (is reported with the row, and fails the run)
                 row["failed"] = f"{type(error).__name__}: {error}"
             self.add(row)
 
-    def of_floor(self, goal: Goal, milliseconds: float) -> float | None:
-        floor = self.floors.get(goal.name)
+    def of_floor(self, name: str, milliseconds: float) -> float | None:
+        floor = self.floors.get(name)
         return None if floor is None else round(floor["ms"] / milliseconds, 3)
 
-    # ---- one backend ----
+    def backend(self, scorer: str, backend: TorchBackend) -> None:
+        self.each(scorer, partial(self._on_backend, backend))
 
-    def backend(self, scorer: str, backend: TorchBackend, judged: bool, slack: float = 1.0) -> None:
-        self.each(scorer, partial(self._on_backend, backend, judged, slack))
-
-    def _on_backend(self, backend: TorchBackend, judged: bool, slack: float, goal: Goal) -> Row:
-        batches = Batches(backend, goal.workload)
-        row = self._checked(goal, batches.score, slack)
+    def _on_backend(self, backend: TorchBackend, name: str, workload: Workload) -> Row:
+        batches = Batches(backend, workload)
+        row = self._checked(name, workload, batches.score)
         if "wrong" in row:
             return row
-        draws = Draws(goal.workload, self.reference.vocab, seed=2000)
+        draws = Draws(workload, self.reference.vocab, seed=2000)
         walls = [1e3 * batches.wall(draws.next()) for _ in range(2)]  # the first warms up
         hold = min(0.1, 2 * walls[1] / 1e3 + 0.01)  # at least the time that launching takes
         walls = self.effort.times(lambda: 1e3 * batches.wall(draws.next()))
@@ -110,21 +117,15 @@ class Rows:
                 # Below 1, some times include gaps between launches.
                 "host ahead": sum(batch_time.ahead for batch_time in taken) / len(taken),
             }
-        row |= {"all wall ms": walls, "items/s": 1e3 * goal.workload.num_items / best}
-        row["of floor"] = self.of_floor(goal, best)
-        if judged and goal.share is not None:
-            met = row["of floor"] is not None and row["of floor"] >= goal.share
-            row |= {"goal": f">= {goal.share:.0%} of the floor", "met": met}
-        return row
+        row |= {"all wall ms": walls, "items/s": 1e3 * workload.num_items / best}
+        return row | {"of floor": self.of_floor(name, best)}
 
     def _checked(
-        self, goal: Goal, score: Callable[[Request], Float64Array], slack: float = 1.0
+        self, name: str, workload: Workload, score: Callable[[Request], Float64Array]
     ) -> Row:
-        results = [score(r) for r in self.reference.inputs(goal)]
-        verdict = self.reference.verdict(goal, results, slack)
+        results = [score(request) for request in self.reference.inputs(workload)]
+        verdict = self.reference.verdict(name, results, self.slack)
         return {"errors": str(verdict)} | ({} if verdict.right else {"wrong": True})
-
-    # ---- the engine ----
 
     def engine(self, backend: TorchBackend) -> None:
         """Measure from lists of ids to log-probabilities, as `Scorer` does; closes the backend."""
@@ -135,8 +136,10 @@ class Rows:
         finally:
             engine.close()
 
-    def _in_engine(self, engine: Engine, builder: PromptBuilder, goal: Goal) -> Row:
-        draws = Draws(goal.workload, self.reference.vocab, seed=3000)
+    def _in_engine(
+        self, engine: Engine, builder: PromptBuilder, name: str, workload: Workload
+    ) -> Row:
+        draws = Draws(workload, self.reference.vocab, seed=3000)
 
         def score(request: Request) -> Float64Array:
             built = builder.build(ScoreInput(*request, label_token_ids=LABELS))
@@ -145,7 +148,7 @@ class Rows:
 
         def prepared() -> Request:
             request = draws.next()
-            if (before := first_of(request, goal.workload)) is not None:
+            if (before := first_of(request, workload)) is not None:
                 score(before)
             return request
 
@@ -162,11 +165,11 @@ class Rows:
             return (time.perf_counter() - start) / len(requests)
 
         def first_cached(request: Request) -> Float64Array:
-            if (before := first_of(request, goal.workload)) is not None:
+            if (before := first_of(request, workload)) is not None:
                 score(before)
             return score(request)
 
-        row = self._checked(goal, first_cached)
+        row = self._checked(name, workload, first_cached)
         if "wrong" in row:
             return row
         before = engine.stats().counters.cached_tokens
@@ -175,82 +178,69 @@ class Rows:
         with ThreadPoolExecutor(IN_FLIGHT) as pool:
             together = statistics.median(self.effort.times(some_at_once))
         row["wall ms"] = wall = statistics.median(alone)
-        row |= {
-            "all wall ms": alone,
-            "items/s": goal.workload.num_items / wall * 1e3,
-            f"items/s, {IN_FLIGHT} in flight": goal.workload.num_items / together,
-            "of floor": self.of_floor(goal, wall),
-        }
-        if goal.engine_ms is not None:
-            row |= {"goal": f"<= {goal.engine_ms} ms", "met": wall <= goal.engine_ms}
-        return row
-
-    # ---- transformers ----
-
-    def transformers(self, model: PreTrainedModel) -> None:
-        cold = [goal for goal in self.goals if not goal.workload.cached]
-        others = Rows(tuple(cold), self.reference, self.floors, self.effort, self.add)
-        for name, run in (
-            ("transformers, padded batches", baselines.padded_batches),
-            ("transformers, query KV reused", baselines.reused_query),
-        ):
-            others.each(name, partial(others._by_transformers, model, run))
-
-    def _by_transformers(
-        self, model: PreTrainedModel, run: Callable[..., Float64Array], goal: Goal
-    ) -> Row:
-        workload, most = goal.workload, goal.workload.num_items
-        whole = run is baselines.padded_batches
-        prompt = workload.query_len + workload.item_len
-        if whole and most * prompt > WHOLE_TOKENS:
-            most = min(most, SAMPLE)
-        row = self._checked(goal, lambda request: run(model, request[0], request[1][:most]))
-        if "wrong" in row:
-            return row
-        draws = Draws(workload, self.reference.vocab, seed=4000)
-
-        def timed() -> float:
-            query, items = draws.next()
-            start = time.perf_counter()
-            run(model, query, items[:most])  # returns results on the host, so it waits
-            return 1e3 * (time.perf_counter() - start)
-
-        timed()
-        times = self.effort.times(timed)
-        wall = statistics.median(times) * workload.num_items / most
-        if most < workload.num_items:
-            row["sample"] = f"{most} of {workload.num_items} items, extrapolated"
         return row | {
-            "wall ms": wall,
-            "all wall ms": times,
+            "all wall ms": alone,
             "items/s": workload.num_items / wall * 1e3,
-            "of floor": self.of_floor(goal, wall),
+            f"items/s, {IN_FLIGHT} in flight": workload.num_items / together,
+            "of floor": self.of_floor(name, wall),
         }
 
 
-UNLIMITED = RequestLimits(max_items=1 << 30, max_labels=1 << 30, max_request_tokens=1 << 30)
+def sustained(launch: Callable[[], Callable[[], object]], seconds: float, on_cuda: bool) -> Row:
+    """Keep a device busy for some seconds and sample its clock, power and temperature.
+
+    Args:
+        launch: queues work and returns what waits for it; `QUEUED` are under way at a time.
+        seconds: of load. Times and samples of the first third, while the clock settles, are left
+            out.
+        on_cuda: the card has sensors.
+
+    Returns:
+        Milliseconds of each launch's work, and what the card's sensors said.
+    """
+    waits = [launch() for _ in range(QUEUED)]
+    start = counted = time.perf_counter()
+    done, sampler = 0, None
+    while (now := time.perf_counter()) < start + seconds:
+        if sampler is None and now > start + seconds / 3:
+            sampler, counted, done = Sampler(on_cuda), now, 0
+        waits.pop(0)()
+        waits.append(launch())
+        done += 1
+    took = time.perf_counter() - counted
+    row = {"ms": 1e3 * took / done, "launches": done}
+    row |= sampler.stop() if sampler is not None else {}
+    for wait in waits:
+        wait()
+    return row
 
 
-def profiled(backend: TorchBackend, goal: Goal) -> list[Row]:
+def launched(backend: TorchBackend, workload: Workload) -> Callable[[], Callable[[], object]]:
+    """Return what queues one request's batches, the same ones every time, packed beforehand."""
+    batches = Batches(backend, workload)
+    works = batches.planned(Draws(workload, backend.limits.vocab_rows, seed=5000).next())
+
+    def launch() -> Callable[[], object]:
+        waits = [backend.launcher.launch(work.batch) for work in works]
+        return lambda: [wait() for wait in waits]
+
+    return launch
+
+
+def profiled(backend: TorchBackend, workload: Workload) -> list[Row]:
     """Return the kernels that take most of one request's time; on a CPU, torch's operators.
 
     Raises:
         RuntimeError: the profiler saw no kernels.
     """
-    batches = Batches(backend, goal.workload)
-    works = batches.packed(Draws(goal.workload, backend.limits.vocab_rows, seed=6000).next())
+    run = launched(backend, workload)
+    run()()
     on_cuda = backend.device.type == "cuda"
-
-    def run() -> None:
-        for wait in [backend.launcher.launch(work.batch) for work in works]:
-            wait()
-
-    run()
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_cuda else [])
-    with profile(activities=activities, acc_events=True) as profiled:
-        run()
+    with profile(activities=activities, acc_events=True) as recorded:
+        run()()
     rows: list[Row] = []
-    for event in profiled.key_averages():
+    for event in recorded.key_averages():
         # An operator's time includes its kernels, which are events of their own: count only one.
         if (event.device_type == DeviceType.CUDA) == on_cuda:
             spent = event.self_device_time_total if on_cuda else event.self_cpu_time_total

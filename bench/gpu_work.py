@@ -1,9 +1,9 @@
-"""The workloads with their goals, and `Batches`, which plans one with the engine's scheduler, runs
-its batches on a backend and collects the rows."""
+"""The workloads, and `Batches`, which plans one with the engine's scheduler, runs its batches on a
+backend and collects the rows."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from clock import Taken, on_device
@@ -16,32 +16,18 @@ from gpuscore.types.batch import Float64Array, RowScores
 from gpuscore.types.request import ScoreRequest
 
 LABELS = [11, 23]
+WORKLOADS: Mapping[str, Workload] = {
+    "a": Workload(2000, 500, 20),
+    "a cached": Workload(2000, 500, 20, cached=2000),
+    "b cached": Workload(1910, 500, 10, cached=1900),
+    "d": Workload(120, 10, 180),
+    "300": Workload(280, 1, 20),
+}
 
 
-@dataclass(frozen=True)
-class Goal:
-    """A workload, and its goal on one H200."""
-
-    name: str
-    workload: Workload
-    share: float | None = None  # least share of the floor that a backend must reach
-    engine_ms: float | None = None  # the most milliseconds of a request in the engine
-
-
-GOALS = (
-    Goal("a", Workload(2000, 500, 20), share=0.6),
-    Goal("a cached", Workload(2000, 500, 20, cached=2000), share=0.6),
-    Goal("b cached", Workload(1910, 500, 10, cached=1900), share=0.5),
-    Goal("d", Workload(120, 10, 180), share=0.5),
-    Goal("300", Workload(280, 1, 20), engine_ms=1.5),
-)
-
-
-def goals(quick: bool) -> tuple[Goal, ...]:
-    """Return all goals; with `quick`, workloads of about a tenth of the size and no goals."""
-    if not quick:
-        return GOALS
-    return tuple(Goal(goal.name, _smaller(goal.workload)) for goal in GOALS)
+def workloads(trial: bool) -> Mapping[str, Workload]:
+    """Return all workloads; in a trial, of about a tenth of the size."""
+    return {name: _smaller(each) for name, each in WORKLOADS.items()} if trial else WORKLOADS
 
 
 def _smaller(workload: Workload) -> Workload:
@@ -86,19 +72,19 @@ class Batches:
 
     def score(self, request: Request) -> Float64Array:
         """Return label log-probabilities [N, labels]."""
-        works = self._planned(request)
+        works = self.planned(request)
         return _rows(works, self._collected(works), len(request[1]))
 
     def wall(self, request: Request) -> float:
         """Measure the seconds from packed batches to their RowScores."""
-        works = self._planned(request)
+        works = self.planned(request)
         start = time.perf_counter()
         self._collected(works)
         return time.perf_counter() - start
 
     def device(self, request: Request, hold: float) -> Taken:
         """Measure the batches' time on the device (`on_device`), without fetching results."""
-        works = self._planned(request)
+        works = self.planned(request)
         finish: list[Callable[[], RowScores]] = []
         launch = self.backend.launcher.launch
         taken = on_device(
@@ -108,11 +94,8 @@ class Batches:
             wait()
         return taken
 
-    def packed(self, request: Request) -> list[Work]:
+    def planned(self, request: Request) -> list[Work]:
         """Return the request's batches, after running the request that must be cached before."""
-        return self._planned(request)
-
-    def _planned(self, request: Request) -> list[Work]:
         scheduler = Scheduler(self.backend.limits)
         if (before := first_of(request, self.workload)) is not None:
             works = all_batches(scheduler, before)

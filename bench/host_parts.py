@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gpu_work import GOALS, LABELS, Draws, all_batches
+from gpu_work import LABELS, WORKLOADS, Draws, all_batches
 from host_time import NARROW, driver_that_does_nothing, launcher_of
 from report import keep, table
 from scenarios import Request, Workload
@@ -47,13 +47,13 @@ from gpuscore.types.labels import label_logprobs
 VOCAB = 151_936
 LIMITS = BackendLimits(16_384, 64, 4096, 40_960, VOCAB)
 GRAPH_TOKENS = 4096
-WORKLOADS = {goal.name: goal.workload for goal in GOALS if not goal.workload.cached}
+COLD = {name: workload for name, workload in WORKLOADS.items() if not workload.cached}
 
 
 @contextmanager
 def launcher_without_device() -> Iterator[GraphLauncher]:
     """Make a launcher with a graph of every size, whose forward passes leave zeros."""
-    from graphs.models import QWEN3_06B
+    from support.model_configs import QWEN3_06B
 
     pages = 1, LIMITS.page_size
     config = QWEN3_06B | NARROW | {"vocab_size": VOCAB}
@@ -149,7 +149,7 @@ class Parts:
 
 
 def measure(name: str, rounds: int, launcher: GraphLauncher) -> list[dict[str, Any]]:
-    parts = Parts(WORKLOADS[name], launcher)
+    parts = Parts(COLD[name], launcher)
     try:
         for _ in range(5):  # compile, and fill caches
             parts.round()
@@ -171,14 +171,14 @@ def measure(name: str, rounds: int, launcher: GraphLauncher) -> list[dict[str, A
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--workload", action="append", choices=list(WORKLOADS))
+    parser.add_argument("--workload", action="append", choices=list(COLD))
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--results", type=Path, help="file of results; default: results/")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     with launcher_without_device() as launcher:
-        for name in options.workload or WORKLOADS:
+        for name in options.workload or COLD:
             rows += measure(name, options.rounds, launcher)
     print(table(rows))
     keep("host-parts", {"rounds": options.rounds, "rows": rows}, options.results)

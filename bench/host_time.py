@@ -253,7 +253,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--fp8", action="store_true", help="the product of FP8 instead")
     options = parser.parse_args()
-    from graphs.models import QWEN3_06B
+    from support.model_configs import QWEN3_06B
 
     torch.set_num_threads(1)
     if options.fp8:

@@ -18,7 +18,7 @@ from gpuscore.backends import plan_backend
 from gpuscore.backends.common.plan import PAGE_SIZE, mebibytes
 from gpuscore.backends.jax.backend import attends_of, pool_shapes
 from gpuscore.backends.jax.plan import JaxPlan
-from gpuscore.backends.jax.programs import options_of, trace_programs
+from gpuscore.backends.jax.programs import XLA_OPTIONS, trace_programs
 from gpuscore.backends.jax.weights import weight_shapes_of
 from gpuscore.config import ModelConfig
 
@@ -89,7 +89,7 @@ def main() -> None:
     traced = trace_programs(plan.sizes()[-1], *setting)
     print(f"weights {mebibytes(plan.weight_bytes)}, pool {mebibytes(pool.pages.size * 2)}")
     for name, program in (("batch", traced.extend), ("labels", traced.labels)):
-        memory = program.lower(lowering_platforms=(options.device,)).compile(options_of(device))
+        memory = program.lower(lowering_platforms=(options.device,)).compile(XLA_OPTIONS)
         analysis = memory.memory_analysis()
         fresh = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
         print(

@@ -7,25 +7,12 @@ torch. All errors that callers can get are in `gpuscore.errors`.
 from typing import TYPE_CHECKING, Any
 
 from gpuscore.errors import ConfigError, GpuscoreError
-from gpuscore.types.questions import Choice, Decision, Noul, Predicate, Rating, TypedAnswer
 
 if TYPE_CHECKING:
     from gpuscore.offline.scorer import AsyncScorer, Scorer
 
 __version__ = "0.1.0"
-__all__ = [
-    "AsyncScorer",
-    "Choice",
-    "ConfigError",
-    "Decision",
-    "GpuscoreError",
-    "Noul",
-    "Predicate",
-    "Rating",
-    "Scorer",
-    "TypedAnswer",
-    "__version__",
-]
+__all__ = ["AsyncScorer", "ConfigError", "GpuscoreError", "Scorer", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

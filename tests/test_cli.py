@@ -259,9 +259,7 @@ def test_a_template_that_cannot_be_used(tmp_path, capsys, template, message):
     assert error.rstrip("\n").isprintable()
 
 
-@pytest.mark.parametrize(
-    "command", [[], ["serve"], ["parity"], ["parity", "compare"], ["parity", "check-server"]]
-)
+@pytest.mark.parametrize("command", [[], ["serve"], ["parity"], ["parity", "compare"]])
 def test_help(command, capsys):
     with pytest.raises(SystemExit) as stop:
         main([*command, "--help"])

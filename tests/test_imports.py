@@ -38,11 +38,10 @@ server: gpuscore config config.served dialects engine prompts system text fastap
   uvicorn prometheus_client
 server.observe.spans: gpuscore dialects server opentelemetry
 server.observe.tracing: gpuscore config server system.extras opentelemetry
-processes.announcement: backends.common dialects processes.replicas prompts text
+processes.announcement: backends.common dialects processes.worker prompts text
 processes.worker: backends.base config engine system
 processes.replicas: backends.common.plan config engine system
   processes.worker
-processes.fronts: config dialects engine processes.replicas processes.worker server
 ray: gpuscore config. dialects engine models.hub processes system server ray starlette
 ray.columns: offline.scorer
 measure.reports:
@@ -56,7 +55,6 @@ measure.parity: backends config config.flags config.options config.sources model
   measure.reports measure.texts tokenizers
 measure.parity.arguments: measure.parity config config.examples config.flags config.sources
 measure.parity.metrics: types.batch
-measure.parity.conformance.server: measure.parity httpx tokenizers
 measure.parity.oracle: backends.torch.devices measure.parity measure.progress system.extras torch
   transformers
 measure.bench: backends config config.flags config.options config.sources models.hub offline.scorer
@@ -64,13 +62,7 @@ measure.bench: backends config config.flags config.options config.sources models
   measure.progress measure.reports measure.texts
 measure.bench.arguments: measure.bench config.examples config.flags config.sources
 measure.bench.random_models: torch transformers
-measure.calibrate: config config.flags config.served config.sources dialects
-  models.hub offline prompts measure.intervals measure.plots measure.progress
-measure.evaluation: gpuscore config. client measure.intervals measure.machine measure.plots
-  measure.progress measure.reports models.hub offline.scorer system.extras
-measure.evaluation.data: measure.evaluation system.extras pyarrow
-measure.evaluation.measures: measure.evaluation measure.intervals measure.reports ir_measures scipy
-commands.info: backends config. models.hub processes.replicas prompts
+commands.info: backends config. models processes.replicas prompts
 commands.doctor: gpuscore backends config config.sources server.http.auth server.http.address
   system.extras torch
 commands.bulk: config config.flags dialects prompts system.extras text
@@ -157,9 +149,8 @@ def test_imports_go_one_way():
         ("gpuscore.server.api.app", "import httpx"),
         ("gpuscore.processes.worker.__main__", "from gpuscore.backends import prepare"),
         ("gpuscore.processes.worker.child", "from gpuscore.server.service import ScoringService"),
-        ("gpuscore.server.run", "from gpuscore.processes.fronts.front import Seat"),
-        ("gpuscore.processes.worker.link", "from gpuscore.processes.fronts.board import Board"),
-        ("gpuscore.processes.fronts.front", "import torch"),
+        ("gpuscore.server.run", "from gpuscore.processes.replicas.router import Router"),
+        ("gpuscore.processes.worker.link", "from gpuscore.processes.replicas.router import Router"),
         ("gpuscore.types.batch", "from gpuscore.errors import InvalidRequest"),
         ("gpuscore_kernels.label_head", "from gpuscore.types.batch import PackedBatch"),
         ("gpuscore.backends.torch.backend", "from gpuscore.engine.jobs import draft_batch"),

@@ -50,13 +50,6 @@ CASES: list[tuple[str, Any]] = [
     ("/v1/rerank", {"query": LONG, "documents": ITEMS, "top_n": 2}),
     ("/tokenize", {"prompt": LONG}),
     (
-        "/v1/systemone",
-        {
-            "state": "Paris is a city.",
-            "questions": {"city": {"type": "noul", "instructions": "Is it a city?"}},
-        },
-    ),
-    (
         "/v1/completions",
         {"model": "demo", "prompt": LONG, "max_tokens": 0, "echo": True, "logprobs": 2},
     ),

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from reference import CLOSE, PASSAGES, TEXTS
-from support.system_one_oracle import asked, labels_of, text_of
 
 QUERY = "What happens when a process or a machine is lost?"
 RELEVANCE = (
@@ -25,30 +24,6 @@ LONG_LABELS = [
     " can not help",
     " is wrong",
 ]
-STATE = {"message": "My lamp arrived broken, and nobody answers the phone.", "orders": 2}
-QUESTIONS = {
-    "complaint": {"type": "noul", "instructions": "Does the customer complain?"},
-    "described": {
-        "type": "noul",
-        "criteria": {"true": "the customer is angry", "false": "the customer is pleased"},
-    },
-    "next": {
-        "type": "choice",
-        "instructions": "What should be done next?",
-        "criteria": {"refund": "send the money back", "call": None, "nothing": "it is settled"},
-    },
-    "subject": {
-        "type": "choice",
-        "instructions": "What is it about?",
-        "criteria": {f"{place}. {text.query}": None for place, text in enumerate(TEXTS)}
-        | {f"a {thing}": None for thing in ("lamp", "chair", "scarf", "table")},
-    },
-    "urgency": {
-        "type": "score",
-        "instructions": "How urgent is it?",
-        "criteria": ["it can wait", "this week", "today"],
-    },
-}
 
 
 def post(client, path, **body):
@@ -102,19 +77,6 @@ def test_labels_of_two_to_five_tokens(real, reference):
         scores = post(real, "/v1/score", query=query, items=items, labels=labels)["scores"]
         expected = [reference.labels(reference.ids(query + item), labels) for item in items]
         np.testing.assert_allclose(np.log(scores), expected, atol=CLOSE, rtol=0)
-
-
-def test_questions_of_system_one(real, reference):
-    answered = post(real, "/v1/systemone", state=STATE, questions=QUESTIONS)
-    for name, question in QUESTIONS.items():
-        prompt = reference.chat(("user", f"{text_of(STATE)}\n\n{asked(question)}"))
-        expected = reference.labels(prompt, labels_of(question))
-        answer, told = answered["answers"][name], answered["diagnostics"][name]
-        mass = np.logaddexp.reduce(expected)
-        shares = [*answer["probabilities"].values()] if "probabilities" in answer else None
-        got = np.log(shares or [answer["noul"], 1 - answer["noul"]])
-        np.testing.assert_allclose(got, expected - mass, atol=2 * CLOSE, rtol=0)
-        assert np.log(told["label_mass"]) == pytest.approx(mass, abs=CLOSE)
 
 
 def test_completions_with_log_probabilities(real, reference):

@@ -70,49 +70,6 @@ def test_the_familys_prompt_around_labels(page, server):
     assert all(float(row[-1]) > 0.9 for row in shown)
 
 
-def test_decisions(page, server, picture):
-    asked = (
-        "The customer is content.\nWhat is it about? | delivery | payment\nHow bad? < mild < bad"
-    )
-    text = "I ordered a red lamp and got a blue chair."
-    page.goto(server.link(task="decisions", query=text, items=asked))
-    done(page)
-    shown = rows(page)
-    assert len(shown) == 3
-    assert re.fullmatch(r"[\d.]+ true\n?\s*[\d.]+ false", shown[0][2])
-    assert "delivery" in shown[1][2]
-    assert "mild" in shown[2][2]
-
-
-def test_system_one(page, server, picture):
-    """The page's numbers are the route's."""
-    asked = (
-        "Is the customer content?\nWhat is it about? | delivery | payment\nHow bad? < mild < bad"
-    )
-    text = "I ordered a red lamp and got a blue chair."
-    page.goto(server.link(task="systemone", query=text, items=asked, instruction="Be strict."))
-    done(page)
-    shown = rows(page)
-    questions = {
-        "q1": {"type": "noul", "instructions": "Is the customer content?"},
-        "q2": {
-            "type": "choice",
-            "instructions": "What is it about?",
-            "criteria": {"delivery": None, "payment": None},
-        },
-        "q3": {"type": "score", "instructions": "How bad?", "criteria": ["mild", "bad"]},
-    }
-    body = {"state": text, "instructions": "Be strict.", "questions": questions}
-    expected = post(server, "/v1/systemone", body)
-    shares = [[float(number) for number in re.findall(r"[\d.]+", row[2])] for row in shown]
-    noul, choice, score = (expected["answers"][name] for name in questions)
-    assert shares[0] == pytest.approx([noul["noul"], 1 - noul["noul"]], abs=6e-4)
-    assert shares[1] == pytest.approx([*choice["probabilities"].values()], abs=6e-4)
-    assert shares[2] == pytest.approx([*score["probabilities"].values()], abs=6e-4)
-    assert "delivery" in shown[1][2]
-    assert "mild" in shown[2][2]
-
-
 def test_classify(page, server):
     page.goto(
         server.link(

@@ -102,19 +102,8 @@ def test_the_shown_curl_command_gives_the_shown_answer(page, server):
         {**STATE, "items": 'It\'s a "chair".\nA lamp.\\n'},
         RERANK,
         {"task": "classify", "items": "a\nb", "labels": "yes,no"},
-        {
-            "task": "decisions",
-            "query": "A chair.",
-            "items": "It is blue.\nWhat? | chair | lamp\nHow big? < s < m",
-        },
-        {
-            "task": "systemone",
-            "query": "A chair.",
-            "items": "Is it blue?\nWhat? | chair | lamp\nHow big? < s < m",
-            "instruction": "Be strict.",
-        },
     ],
-    ids=["score", "rerank", "classify", "decisions", "systemone"],
+    ids=["score", "rerank", "classify"],
 )
 def test_the_shown_python_runs(page, server, state, gpuscore_python):
     page.goto(server.link(**state))

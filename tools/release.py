@@ -79,11 +79,10 @@ SMOKE = {
     "jax": SCORE.format(more=', backend="jax"'),
     "batch": PARQUET,
     "parity": PARITY,
-    "eval": "import gpuscore.measure.evaluation.command",
     "ray": "import gpuscore.ray; gpuscore.ray.app",
     "otel": TRACES,
 }
-BESIDE_SERVE = ("eval", "otel")  # extras that do not bring `serve`, which their use needs
+BESIDE_SERVE = ("otel",)  # extras that do not bring `serve`, which their use needs
 
 
 def main() -> int:

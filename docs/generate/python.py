@@ -19,7 +19,6 @@ from gpuscore.config.options import Option, options
 RESULTS = ("Scores", "Ranking", "PairScores", "Classification", "ItemError")
 CALL_OPTIONS = ("ScoreOptions", "FamilyOptions", "ClassifyOptions")
 OPTIONS = ("ClientOptions", "RequestOptions", "PromptOptions")
-QUESTIONS = ("Predicate", "Noul", "Choice", "Rating", "Decision", "TypedAnswer")
 SECTION = re.compile(r"(Args|Attributes|Raises|Returns|Yields):\n")
 ARGUMENT = re.compile(r", (?=[*\w]+(?:[:=,]|$))")
 WIDTH = 96
@@ -35,7 +34,6 @@ def pages() -> Iterator[tuple[str, str]]:
             *_classes("gpuscore.offline.scorer", ("Scorer", "AsyncScorer")),
             *_classes("gpuscore.types.call_arguments", CALL_OPTIONS),
             *_classes("gpuscore.types.results", RESULTS),
-            *_classes("gpuscore.types.questions", QUESTIONS),
             "## ModelConfig",
             "`gpuscore.config.ModelConfig` is a frozen dataclass with the settings of a model and "
             "its device. `Scorer` takes the same fields as keyword arguments.",

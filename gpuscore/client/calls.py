@@ -15,25 +15,15 @@ from gpuscore.client.retries import UNREADABLE, Reply
 from gpuscore.dialects.answers import (
     ClassifyAnswer,
     CompletionAnswer,
-    DecisionsAnswer,
     PairsAnswer,
     RerankAnswer,
     ScoreAnswer,
-    SystemOneAnswer,
 )
-from gpuscore.dialects.wire import FailedItem, ShortUsage, TokenUsage
+from gpuscore.dialects.wire import FailedItem
 from gpuscore.types.results import ItemError, TokenCounts
 
 ResultT = TypeVar("ResultT", covariant=True)
-ListAnswer: TypeAlias = (
-    ScoreAnswer
-    | PairsAnswer
-    | RerankAnswer
-    | ClassifyAnswer
-    | DecisionsAnswer
-    | SystemOneAnswer
-    | CompletionAnswer
-)
+ListAnswer: TypeAlias = ScoreAnswer | PairsAnswer | RerankAnswer | ClassifyAnswer | CompletionAnswer
 AnswerT = TypeVar("AnswerT", bound=ListAnswer)
 CardsT = TypeVar("CardsT")
 # Of one answer. "0," becomes 32 bytes, so a limit on bytes alone does not bound memory. Scores of
@@ -92,10 +82,7 @@ class Answered(Generic[AnswerT]):
     def tokens(self) -> tuple[int, int]:
         """The numbers of prompt tokens and cached tokens; raises BadAnswer if one is negative."""
         usage = self.answer.usage
-        if isinstance(usage, TokenUsage | ShortUsage):
-            counts = usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens
-        else:
-            counts = usage.input_tokens, usage.input_tokens_details.cached_tokens
+        counts = usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens
         self.check(min(counts) >= 0, f"{counts[0]} prompt tokens, {counts[1]} cached ones")
         return counts
 

@@ -1,16 +1,14 @@
 """The clients, blocking and for asyncio."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Unpack
+from collections.abc import Iterable, Sequence
+from typing import Unpack
 
 from gpuscore.client.options import (
     ClassifyRequestOptions,
     FamilyRequestOptions,
     PromptRequestOptions,
-    RequestOptions,
     ScoreRequestOptions,
 )
-from gpuscore.client.questions import decide_call, system_one_call
 from gpuscore.client.results import (
     ClassifyResponse,
     CompletionsResponse,
@@ -27,7 +25,6 @@ from gpuscore.client.scores import (
 )
 from gpuscore.client.sending import AsyncSender, Sender
 from gpuscore.types.call_arguments import Ids, Items, Text, awaited, takes_options
-from gpuscore.types.questions import Decision, Question, TypedAnswer, TypedQuestion
 from gpuscore.types.results import Document
 
 
@@ -117,39 +114,6 @@ class Client(Sender):
         return self._do(classify_call(self._settings.limits, texts, options))
 
     @takes_options
-    def decide(
-        self, text: str, questions: Iterable[Question], **options: Unpack[RequestOptions]
-    ) -> list[Decision]:
-        """Answer typed questions about one text; see `Scorer.decide`.
-
-        Args:
-            text: the text or conversation.
-            questions: `Predicate`, `Choice` or `Rating`, of `gpuscore`.
-            **options: see `RequestOptions`.
-        """
-        return self._do(decide_call(self._settings.limits, text, questions, options))
-
-    @takes_options
-    def system_one(
-        self,
-        state: Any,
-        questions: Mapping[str, TypedQuestion],
-        *,
-        instructions: str | None = None,
-        **options: Unpack[RequestOptions],
-    ) -> dict[str, TypedAnswer]:
-        """Answer System One's typed questions about one state; see `Scorer.system_one`.
-
-        Args:
-            state: text, or any value that JSON has.
-            questions: `Noul`, `Choice` or `Rating`, of `gpuscore`, by names of your choice.
-            instructions: for the model, before the state.
-            **options: see `RequestOptions`.
-        """
-        limits = self._settings.limits
-        return self._do(system_one_call(limits, state, questions, instructions, options))
-
-    @takes_options
     def completions(
         self,
         prompts: str | Ids | Iterable[str] | Iterable[Ids],
@@ -174,6 +138,4 @@ class AsyncClient(AsyncSender):
     rerank = awaited(Client.rerank)
     score_pairs = awaited(Client.score_pairs)
     classify = awaited(Client.classify)
-    decide = awaited(Client.decide)
-    system_one = awaited(Client.system_one)
     completions = awaited(Client.completions)

@@ -48,12 +48,10 @@ class Body:
     Args:
         shared: the fields.
         lists: elements as JSON; all of one length.
-        is_object: the elements are pairs of name and value, and a list is an object.
     """
 
     shared: Mapping[str, Any]
     lists: Mapping[str, Sequence[bytes]]
-    is_object: bool = False
 
     def parts(self, limits: SplitLimits) -> Iterator[tuple[int, int]]:
         """Yield the range of elements of each request; one empty range if there are none."""
@@ -69,9 +67,8 @@ class Body:
 
     def encode(self, start: int, stop: int) -> bytes:
         """Return the body with the elements of a range."""
-        pattern = b"%s:{%s}" if self.is_object else b"%s:[%s]"
         lists = [
-            pattern % (as_json(name), b",".join(elements[start:stop]))
+            b"%s:[%s]" % (as_json(name), b",".join(elements[start:stop]))
             for name, elements in self.lists.items()
         ]
         head = self._head()

@@ -1,5 +1,4 @@
-"""The `gpuscore` command: serve, score, batch, calibrate, eval, info, doctor,
-parity, bench."""
+"""The `gpuscore` command: serve, score, batch, info, doctor, parity, bench."""
 
 import argparse
 import json
@@ -42,8 +41,6 @@ from gpuscore.config.served import check_one_source, check_single
 from gpuscore.config.sources import Settings, read_settings
 from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, LoadTimeout, UsageError
 from gpuscore.measure.bench.arguments import add_bench
-from gpuscore.measure.calibrate.arguments import add_calibrate
-from gpuscore.measure.evaluation.arguments import add_eval
 from gpuscore.measure.parity.arguments import add_parity
 from gpuscore.models.files import printable
 from gpuscore.system.extras import remedy
@@ -119,8 +116,6 @@ def make_parser() -> CommandParser:
     add_flags(score, ModelConfig, FileConfig)
     score.add_help_all()
     add_batch(commands, _batch)
-    add_calibrate(commands)
-    add_eval(commands)
     info = _add_command(
         commands, "info", "show a model's architecture, limits and memory, and all settings", _info
     )

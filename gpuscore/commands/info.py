@@ -25,7 +25,6 @@ from gpuscore.processes.replicas.placement import (
     placements,
     places_of_all,
 )
-from gpuscore.prompts.decisions import read_asking
 from gpuscore.prompts.model import ModelFiles
 
 SHOWN_CLASSES = 8
@@ -78,9 +77,7 @@ def _print_model(
         rows |= _model_rows(wanted.architecture.config) | _rank_rows(model) | _memory_rows(wanted)
         resolved |= wanted.resolved
     family = settings.chosen["family"].value
-    order, calibration = (settings.chosen[n].value for n in ("decision_order", "calibration"))
-    asked = read_asking(order, calibration)
-    files = ModelFiles.read(directory, family, chosen.sources, asked)
+    files = ModelFiles.read(directory, family, chosen.sources)
     resolved["family"] = "none" if files.family is None else files.family.name
     rows["prompt family"] = plain(resolved["family"])
     rows["tokenizer"] = "tokenizer.json" if files.encoder else "none: token ids only"

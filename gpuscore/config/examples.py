@@ -62,17 +62,6 @@ Examples:
   gpuscore parity compare this-machine other-machine
   gpuscore parity compare gpu tpu --reference exact rounded
 """,
-    "parity trace": """\
-Examples:
-
-  gpuscore parity trace Qwen/Qwen3-0.6B --backend jax --dtype bfloat16
-
-""",
-    "parity check-server": """\
-Examples:
-
-  gpuscore parity check-server http://127.0.0.1:8000 --kind gpuscore
-""",
     "bench": """\
 Examples:
 

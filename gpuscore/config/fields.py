@@ -168,13 +168,6 @@ class ServerConfig:
         "127.0.0.1", "address to bind; only loopback needs no API key", metavar="ADDRESS"
     )
     port: int = option(8000, "port to bind; 0: any free one", minimum=0, maximum=65535)
-    http_workers: int = option(
-        1,
-        "processes that share the port and answer HTTP, for more small requests per second than "
-        "one core can answer; over 1 on Linux only",
-        minimum=1,
-        maximum=64,
-    )
     served_model_name: str | None = option(
         None,
         "name of the model in requests and answers",
@@ -191,7 +184,7 @@ class ServerConfig:
     )
     model_aliases: str | None = option(
         None,
-        "further name of the model in requests, such as the default of a client (jev-latest), or "
+        "further name of the model in requests, such as the default of a client, or "
         "NAME=MODEL for one of several models, by its name; may be repeated",
         unset="none",
         metavar="NAME",
@@ -211,22 +204,9 @@ class ServerConfig:
         choices=("auto", "none", *FAMILIES),
         metavar="NAME",
     )
-    decision_order: str = option(
-        "fixed",
-        "orders in which choices of typed questions are read; fixed: as they are given; balanced: "
-        "also in reverse, and both are averaged, so that no option gains by its place",
-        choices=("fixed", "balanced"),
-    )
-    calibration: str | None = option(
-        None,
-        "file of `gpuscore calibrate`, whose temperatures make the probabilities of typed "
-        "questions",
-        unset="the model's own probabilities",
-        metavar="FILE",
-    )
     api_key_file: str | None = option(
         None,
-        f"file with one API key per line; {API_KEY_VARIABLE} holds one key",
+        f"file with one API key per line, # for comments; {API_KEY_VARIABLE} holds one key",
         metavar="FILE",
     )
     insecure: bool = option(False, "allow a non-loopback address without an API key")
@@ -347,15 +327,6 @@ class RequestLimits:
     max_labels: int = option(128, "most labels of one item", minimum=1)
     max_label_tokens: int = tokens(32, "most tokens of one label")
     max_request_tokens: int = tokens(1048576, "most tokens of a request; shared ones count once")
-    max_questions: int = option(
-        1024, "most questions of a request to /v1/systemone", minimum=1, maximum=10000
-    )
-    max_options: int = option(
-        255, "most options of a typed question that is a choice", minimum=2, maximum=676
-    )
-    max_levels: int = option(
-        26, "most levels of a typed question that is a score", minimum=2, maximum=676
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,10 +45,6 @@ def served_models(model: ModelConfig, server: ServerConfig) -> list[ServedConfig
             models.
     """
     models = _named(model, server)
-    if server.calibration is not None and len(models) > 1:
-        raise ConfigError(
-            f"--calibration {server.calibration} is one model's; {len(models)} models are served"
-        )
     for text in (server.model_aliases or "").split(",") if server.model_aliases else ():
         models = _with_alias(models, text)
     return models

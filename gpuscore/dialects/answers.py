@@ -1,6 +1,6 @@
 """Answers of all dialects, as structs that servers write and clients read."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
@@ -10,15 +10,11 @@ from gpuscore.dialects.wire import (
     Created,
     FailedItems,
     Index,
-    PromptTokens,
-    PromptTokensDetails,
     ShortUsage,
     TokenUsage,
-    TotalTokens,
     Truncated,
     about,
 )
-from gpuscore.prompts.decision_texts import Content
 
 
 class AnswerHead(msgspec.Struct, omit_defaults=True):
@@ -182,138 +178,3 @@ class DetokenizeAnswer(msgspec.Struct):
     """Answer of POST /detokenize."""
 
     prompt: Annotated[str, about("The text of the tokens, special tokens included.")]
-
-
-AnsweredName = Annotated[str | None, about("The question's name.")]
-Confidence = Annotated[float, about("The largest of the probabilities.")]
-Mass = Annotated[
-    float,
-    about(
-        "The probability of all labels together; near 0 means that the model would have said "
-        "something else."
-    ),
-]
-Probability = Annotated[float, about("Its probability among the question's labels.")]
-Zero = Annotated[int, about("Always 0.")]
-
-
-MAX_QUESTIONS = 400  # of /v1/decisions: OpenAI's limit
-
-
-class PredicateAnswer(msgspec.Struct, tag="predicate"):
-    name: AnsweredName
-    probability: Annotated[float, about("Probability that the statement is true.")]
-    label_mass: Mass
-
-
-class OptionShare(msgspec.Struct):
-    value: Annotated[str | bool, about("As in the question.")]
-    probability: Probability
-
-
-class ChoiceAnswer(msgspec.Struct, tag="choice"):
-    name: AnsweredName
-    choice: Annotated[str | bool, about("The most probable value.")]
-    confidence: Confidence
-    probabilities: Annotated[list[OptionShare], about("One per value, in the question's order.")]
-    label_mass: Mass
-
-
-class LevelShare(msgspec.Struct):
-    label: Annotated[str, about("As in the question.")]
-    value: Annotated[int, about("Number of the level, from 0.")]
-    probability: Probability
-
-
-class LevelAnswer(msgspec.Struct, tag="score"):
-    name: AnsweredName
-    score: Annotated[float, about("The mean of the levels' numbers, by their probabilities.")]
-    confidence: Confidence
-    probabilities: Annotated[list[LevelShare], about("One per level, in the question's order.")]
-    label_mass: Mass
-
-
-class InputDetails(msgspec.Struct):
-    cached_tokens: Annotated[int, about("Prompt tokens that no forward pass computed.")]
-    cache_write_tokens: Zero = 0
-
-
-class OutputDetails(msgspec.Struct):
-    reasoning_tokens: Zero = 0
-
-
-class DecisionsUsage(msgspec.Struct):
-    input_tokens: PromptTokens
-    input_tokens_details: InputDetails
-    total_tokens: TotalTokens
-    output_tokens: Zero = 0
-    output_tokens_details: OutputDetails = msgspec.field(default_factory=OutputDetails)
-
-
-class DecisionsAnswer(msgspec.Struct):
-    """Answer of POST /v1/decisions."""
-
-    model: AnsweredModel
-    answers: Annotated[
-        list[PredicateAnswer | ChoiceAnswer | LevelAnswer],
-        about("One per question, in the request's order."),
-    ]
-    usage: DecisionsUsage
-
-
-OverallConfidence = Annotated[
-    float, about("The most probable answer's probability, over the whole vocabulary.")
-]
-Shares = Annotated[dict[str, float], about("The answers' probabilities, which sum to 1.")]
-
-
-class NoulAnswer(msgspec.Struct, tag="noul"):
-    noul: Annotated[float, about("Probability of yes, among yes and no.")]
-    confidence: OverallConfidence
-
-
-class NamedChoiceAnswer(msgspec.Struct, tag="choice"):
-    choice: Annotated[str, about("Name of the most probable option.")]
-    probabilities: Shares
-    confidence: OverallConfidence
-
-
-class ScoreLevelAnswer(msgspec.Struct, tag="score"):
-    score: Annotated[float, about("The mean of the levels' numbers, by their probabilities.")]
-    legend: Annotated[dict[str, Content], about('The levels, by number: "0", "1" and so on.')]
-    probabilities: Shares
-    confidence: OverallConfidence
-
-
-class Diagnostics(msgspec.Struct):
-    label_mass: Annotated[
-        float,
-        about(
-            "The probability of all possible answers together, over the whole vocabulary; near 0 "
-            "means that the model would have said something else."
-        ),
-    ]
-    argmax_is_label: Annotated[
-        bool | None, about("true if what the model would most probably say is one of the answers.")
-    ]
-
-
-class SystemOneUsage(msgspec.Struct):
-    input_tokens: PromptTokens
-    input_tokens_details: PromptTokensDetails
-    output_tokens: Annotated[int, about("Always 0: nothing is generated.")] = 0
-
-
-class SystemOneAnswer(msgspec.Struct):
-    """Answer of POST /v1/systemone."""
-
-    id: AnswerId
-    created: Created
-    model: AnsweredModel
-    answers: Annotated[
-        dict[str, NoulAnswer | NamedChoiceAnswer | ScoreLevelAnswer],
-        about("One per question, by its name."),
-    ]
-    usage: SystemOneUsage
-    diagnostics: Annotated[dict[str, Diagnostics], about("One per question, by its name.")]
-    object: Literal["structured_decision"] = "structured_decision"

@@ -41,7 +41,7 @@ class CheckedBody(Protocol):
 
     @property
     def num_items(self) -> int | None:
-        """Number of items, documents or questions; None if nothing is scored."""
+        """Number of items or documents; None if nothing is scored."""
 
 
 BodyT = TypeVar("BodyT", bound=CheckedBody)
@@ -57,7 +57,6 @@ class PreparedBody:
         prompt_tokens: tokens of all prompts, for the usage; None if nothing is scored.
         notes: any other data that the dialect's `encode` needs.
         errors: the items that the request leaves out; None unless the body has `on_error: null`.
-        label_tokens: tokens of labels that the request computes as items; they are in no prompt.
         parts: `request` divided into several, for a caller that can run them at once; else empty.
         places: for each of `parts`, the places of its items in the body.
     """
@@ -67,7 +66,6 @@ class PreparedBody:
     prompt_tokens: int | None = None
     notes: Any = None
     errors: tuple[ItemError, ...] | None = None
-    label_tokens: int = 0
     parts: tuple[ScoreRequest, ...] = ()
     places: Sequence[Sequence[int]] = ()
 
@@ -152,10 +150,7 @@ class Scored(Generic[BodyT]):
         if not results:
             return 0
         computed = sum(result.computed_tokens for result in results)
-        request = self.prepared.request
-        labels_apart = request is not None and request.nodes is None
-        tokens = self.request.num_prompt_tokens if labels_apart else self.prompt_tokens
-        return max(0, tokens - computed)
+        return max(0, self.request.num_prompt_tokens - computed)
 
 
 def never(_: object) -> bool:
@@ -240,7 +235,6 @@ def cache_salt(tenant: str, salt: str | None) -> str:
 
 NUMBERS = 4096  # numbers of a piece
 ROWS = 512  # rows of a piece that have several fields
-QUESTIONS = 8  # typed questions of a piece
 CHARS = 2**16  # characters of a piece
 SPELL = 0.001  # seconds after which `next_part` ends
 # In the place of a list or a text that `in_pieces` fills in. No JSON holds this byte.
@@ -269,15 +263,6 @@ def list_json(rows: Iterable[object], size: int = NUMBERS) -> Iterator[bytes]:
         yield before + msgspec.json.encode(some)[1:-1]
         before = b","
     yield b"[]" if before == b"[" else b"]"
-
-
-def object_json(entries: Iterable[tuple[str, object]], size: int) -> Iterator[bytes]:
-    """Yield the JSON of an object, `size` entries at a time."""
-    entries, before = iter(entries), b"{"
-    while some := dict(islice(entries, size)):
-        yield before + msgspec.json.encode(some)[1:-1]
-        before = b","
-    yield b"{}" if before == b"{" else b"}"
 
 
 def text_json(*texts: str) -> Iterator[bytes]:

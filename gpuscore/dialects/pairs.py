@@ -1,6 +1,8 @@
 """vLLM's bodies at /v1/score: pairs of texts, each scored in the model's own prompt."""
 
 from collections.abc import Iterator
+from heapq import merge
+from operator import itemgetter
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -17,7 +19,7 @@ from gpuscore.dialects.dialect import (
     in_pieces,
     list_json,
 )
-from gpuscore.dialects.ranking import CheckedRanking, RankingBody, present_texts, ranking_of
+from gpuscore.dialects.ranking import CheckedRanking, RankingBody, nulls, ranking_of
 from gpuscore.dialects.wire import (
     Unused,
     about,
@@ -27,7 +29,7 @@ from gpuscore.dialects.wire import (
 )
 from gpuscore.errors import InvalidRequest
 from gpuscore.prompts.rerank_input import RerankInput
-from gpuscore.types.results import ItemErrors, spread
+from gpuscore.types.results import spread
 
 Texts = str | list[str | None]
 # Names of both sides. vLLM has renamed them twice and accepts all names.
@@ -114,11 +116,10 @@ def are_pairs(body: bytes) -> bool:
 
 def decode_pairs(body: bytes) -> CheckedPairs:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
-    fields, refused = _decoded(body, None), ItemErrors()
-    return CheckedRanking(fields, _to_input(fields, refused), refused)
+    return _checked(_decoded(body, None))
 
 
-def _to_input(body: PairsBody, refused: ItemErrors) -> RerankInput:
+def _checked(body: PairsBody) -> CheckedPairs:
     """Return the pairs as queries and documents of a prompt family.
 
     Raises:
@@ -137,12 +138,17 @@ def _to_input(body: PairsBody, refused: ItemErrors) -> RerankInput:
     if body.truncation_side not in (None, "right"):
         raise InvalidRequest("documents are cut at their end only", param="truncation_side")
     check_not_negative(body, "max_tokens_per_doc")
-    texts = present_texts([documents] if isinstance(documents, str) else documents, second, refused)
+    texts: list[str | None] = [documents] if isinstance(documents, str) else documents
     if isinstance(queries, list) and len(queries) == 1 < len(texts) and queries[0] is not None:
         queries = queries[0]
-    return RerankInput(
-        query=queries if isinstance(queries, str) else present_texts(queries, first, refused),
-        documents=texts,
+    several = () if isinstance(queries, str) else queries
+
+    def refused() -> Iterator[tuple[int, InvalidRequest]]:
+        return merge(nulls(texts, second), nulls(several, first), key=itemgetter(0))
+
+    made = RerankInput(
+        query=queries if isinstance(queries, str) else [text or "" for text in queries],
+        documents=[text or "" for text in texts],
         instruction=body.instruction,
         most_tokens=body.max_tokens_per_doc or None,
         fit=body.truncate_prompt_tokens == -1,
@@ -150,6 +156,7 @@ def _to_input(body: PairsBody, refused: ItemErrors) -> RerankInput:
         name=second,
         query_name=first,
     )
+    return CheckedRanking(body, made, refused)
 
 
 def _side(body: PairsBody, names: tuple[str, ...]) -> tuple[str, Texts]:

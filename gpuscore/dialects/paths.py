@@ -11,8 +11,6 @@ GENERATING_PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v
 # Infinity's clients want returned documents as text; all others want objects.
 INFINITY_RERANK_PATH = "/infinity/rerank"
 CLASSIFY_PATHS = ("/classify", "/v1/classify")
-DECISIONS_PATH = "/v1/decisions"
-SYSTEM_ONE_PATH = "/v1/systemone"
 MODELS_PATH = "/v1/models"
 # Pages for people; without --no-ui, the first two are served.
 PLAYGROUND_PATH, STATUS_PATH, DOCS_PATH = "/", "/status", "/docs"
@@ -28,7 +26,7 @@ ALIASES, REFUSED = "Aliases", "Always refused"
 GROUPS = {
     "Score": (SCORE_PATH,),
     "Rank": (JINA_RERANK_PATH,),
-    "Classify and decide": (CLASSIFY_PATHS[1], DECISIONS_PATH, SYSTEM_ONE_PATH),
+    "Classify": (CLASSIFY_PATHS[1],),
     "Tokens": (COMPLETIONS_PATH, TOKENIZE_PATH, DETOKENIZE_PATH, TOKENIZER_INFO_PATH),
     "Models": (MODELS_PATH, "/info"),
     "Operation": (*PROBE_PATHS, "/metrics"),

@@ -1,6 +1,6 @@
 """The steps shared by the dialects that rank documents in the prompt of the model's family."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -39,8 +39,9 @@ class CheckedItems(Generic[FieldsT, InputT]):
     Args:
         fields: the body.
         input: the texts, with an empty one in the place of each that cannot be read.
-        refused: the errors of texts that cannot be read; the request fails if there are any, unless
-            the body has `on_error: null`.
+        refused: yields the places and errors of texts that cannot be read, by place; the request
+            fails if there are any, unless the body has `on_error: null`. They are made when they
+            are asked for, because a body may have millions, over every limit.
 
     Raises:
         InvalidRequest: the first of these errors, if it fails the request.
@@ -48,15 +49,23 @@ class CheckedItems(Generic[FieldsT, InputT]):
 
     fields: FieldsT
     input: InputT
-    refused: ItemErrors
+    refused: Callable[[], Iterator[tuple[int, InvalidRequest]]]
 
     def __post_init__(self) -> None:
         if self.fields.on_error != "null":
-            self.refused.raise_first()
+            for _, error in self.refused():
+                raise error
 
     @property
     def model(self) -> str | None:
         return self.fields.model
+
+    def errors(self) -> ItemErrors:
+        """Return the errors of texts that cannot be read; their number was checked before."""
+        errors = ItemErrors()
+        for index, error in self.refused():
+            errors.add(index, error)
+        return errors
 
 
 class CheckedRanking(CheckedItems[FieldsT, RerankInput]):
@@ -82,13 +91,15 @@ class DocumentScores:
     truncated: tuple[int, ...]
 
 
-def present_texts(texts: Sequence[str | None], name: str, refused: ItemErrors) -> list[str]:
-    """Return texts, with an empty one in the place of each null, which gets an error."""
-    for index, text in enumerate(texts):
-        if text is None:
+def nulls(
+    values: Sequence[object], name: str, wanted: str = "a text"
+) -> Iterator[tuple[int, InvalidRequest]]:
+    """Yield the place and the error of each null among a caller's values."""
+    for index, value in enumerate(values):
+        if value is None:
             param = f"{name}[{index}]"
-            refused.add(index, InvalidRequest(f"{param} is null; it must be a text", param=param))
-    return [text or "" for text in texts]
+            message = f"{param} is null; it must be {wanted}"
+            yield index, InvalidRequest(message, param=param)
 
 
 def prepare_ranking(model: LoadedModel, body: CheckedRanking[Any], turns: Turns) -> PreparedBody:
@@ -101,7 +112,8 @@ def prepare_ranking(model: LoadedModel, body: CheckedRanking[Any], turns: Turns)
     if body.fields.on_error != "null":
         built = prompts.build(body.input, turns)
         return PreparedBody.of(built.request, salt, (prompts, built.truncated))
-    errors = body.refused.copy()
+    model.prompts.builder.check_count(body.input.name, body.num_items)
+    errors = body.errors()
     rest = prompts.build_rest(body.input, errors, turns)
     request, truncated = (None, ()) if rest is None else (rest.request, rest.truncated)
     return PreparedBody.of(request, salt, (prompts, truncated), errors.listed())

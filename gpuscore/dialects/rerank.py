@@ -5,7 +5,8 @@
 accepted at values that change nothing; other values are refused, and the error names the field.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -30,8 +31,8 @@ from gpuscore.dialects.paths import INFINITY_RERANK_PATH, JINA_RERANK_PATH, RERA
 from gpuscore.dialects.ranking import (
     CheckedRanking,
     RankingBody,
+    nulls,
     prepare_ranking,
-    present_texts,
     ranking_of,
 )
 from gpuscore.dialects.wire import (
@@ -50,38 +51,44 @@ from gpuscore.errors import GpuscoreError, InvalidRequest
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.types.labels import label_mass
 from gpuscore.types.record import RequestRecord
-from gpuscore.types.results import ItemErrors
 
 Document: TypeAlias = str | dict[str, Any]
+TEXT_FIELD = ["text"]
 
 
-def texts_of(
-    documents: Sequence[Document | None], fields: list[str] | None, refused: ItemErrors
-) -> list[str]:
-    """Return the documents as text, an empty text for each refused document. An object gives its
-    `text`, or its `rank_fields` as lines like YAML's, as Cohere does it."""
-    texts: list[str | None] = []
-    for index, document in enumerate(documents):
-        if isinstance(document, dict):
-            texts.append(_object_text(document, fields, index, refused))
+def text_of(document: Document | None, names: list[str]) -> str | None:
+    """Return a document as text; None if it has none. An object gives its `text`, or its
+    `rank_fields` as lines like YAML's, as Cohere does it."""
+    if not isinstance(document, dict):
+        return document
+    lines = []
+    for name in names:
+        value = document.get(name)
+        if not isinstance(value, str):
+            return None
+        lines.append(value if names == TEXT_FIELD else f"{name}: {value}")
+    return "\n".join(lines)
+
+
+def _refused(texts: list[str | None], body: "RerankBody") -> Iterator[tuple[int, InvalidRequest]]:
+    """Yield the place and the error of each document without a text."""
+    names = _rank_fields(body)
+    wanted = "the text field" if names == TEXT_FIELD else "every field of rank_fields"
+    for index, error in nulls(texts, "documents"):
+        if (body.documents or ())[index] is None:
+            yield index, error
         else:
-            texts.append(document)
-    return present_texts(texts, "documents", refused)
+            param = f"documents[{index}]"
+            yield index, InvalidRequest(f"{param} must have {wanted}, as text", param=param)
 
 
-def _object_text(
-    document: dict[str, Any], fields: list[str] | None, index: int, refused: ItemErrors
-) -> str:
-    names = fields if fields else ["text"]
-    values = [document.get(name) for name in names]
-    if not all(isinstance(value, str) for value in values):
-        param = f"documents[{index}]"
-        wanted = "the text field" if names == ["text"] else "every field of rank_fields"
-        refused.add(index, InvalidRequest(f"{param} must have {wanted}, as text", param=param))
-        return ""
-    if names == ["text"]:
-        return str(values[0])
-    return "\n".join(f"{name}: {value}" for name, value in zip(names, values, strict=True))
+def _rank_fields(body: "RerankBody") -> list[str]:
+    """Return the fields to rank by; raise InvalidRequest for a name that comes twice, which would
+    give every document more text than the body has."""
+    names = body.rank_fields or TEXT_FIELD
+    if len(set(names)) < len(names):
+        raise InvalidRequest("rank_fields must name each field once", param="rank_fields")
+    return names
 
 
 def shown(document: Document | None) -> dict[str, Any] | None:
@@ -161,13 +168,13 @@ _decoded = strict_decoder(RerankBody)
 def decode_rerank(body: bytes, record: RequestRecord) -> CheckedRerank:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
     record.variant = TEI if b'"texts"' in body else ""  # a guess; quotes in a text are escaped
-    fields, refused = _decoded(body, record), ItemErrors()
+    fields = _decoded(body, record)
     record.variant = TEI if fields.is_tei else ""
-    return CheckedRanking(fields, _to_input(fields, refused), refused)
+    return _checked(fields)
 
 
-def _to_input(body: RerankBody, refused: ItemErrors) -> RerankInput:
-    """Return the prompt family's input; raise InvalidRequest for fields that exclude each other or
+def _checked(body: RerankBody) -> CheckedRerank:
+    """Return the body with its texts; raise InvalidRequest for fields that exclude each other or
     are not supported."""
     if (body.documents is None) == (body.texts is None):
         raise InvalidRequest("either documents or texts is required", param="documents")
@@ -185,9 +192,11 @@ def _to_input(body: RerankBody, refused: ItemErrors) -> RerankInput:
             param="on_error",
         )
     check_not_negative(body, "top_n", "top_k", "max_tokens_per_doc")
-    return RerankInput(
+    names = _rank_fields(body)
+    texts = [text_of(document, names) for document in body.texts or body.documents or ()]
+    made = RerankInput(
         query=body.query,
-        documents=body.texts or texts_of(body.documents or (), body.rank_fields, refused),
+        documents=[text or "" for text in texts],
         instruction=body.instruction,
         most_tokens=body.max_tokens_per_doc or None,
         fit=_flag(body.truncate, "truncate"),
@@ -195,6 +204,7 @@ def _to_input(body: RerankBody, refused: ItemErrors) -> RerankInput:
         need_lse=bool(body.return_label_mass),
         name="texts" if body.is_tei else "documents",
     )
+    return CheckedRanking(body, made, partial(_refused, texts, body))
 
 
 _UNSUPPORTED = (

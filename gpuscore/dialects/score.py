@@ -3,7 +3,8 @@
 docs/dialects/score.md describes it. Bodies in pairs are vLLM's (`pairs`).
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -32,7 +33,7 @@ from gpuscore.dialects.pairs import (
     pairs_bytes,
 )
 from gpuscore.dialects.paths import SCORE_PATH
-from gpuscore.dialects.ranking import CheckedItems, CheckedRanking, prepare_ranking
+from gpuscore.dialects.ranking import CheckedItems, CheckedRanking, nulls, prepare_ranking
 from gpuscore.dialects.score_body import Ids, ScoreBody, Text, decode_in_parts
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import PromptTokensDetails, TokenUsage, decoding_errors
@@ -49,7 +50,7 @@ from gpuscore.types.labels import (
 )
 from gpuscore.types.record import RequestRecord
 from gpuscore.types.request import ScoreResult
-from gpuscore.types.results import ItemErrors, spread
+from gpuscore.types.results import spread
 
 
 class CheckedScore(CheckedItems[ScoreBody, ScoreInput]):
@@ -88,26 +89,16 @@ def decode_score(body: bytes, record: RequestRecord) -> CheckedScore | CheckedPa
     if decoded.items is None:
         raise InvalidRequest("items is required", param="items")
     check_temperature(_temperature(decoded), bool(decoded.apply_softmax))
-    items, refused = _read_items(decoded)
-    return CheckedScore(decoded, _to_input(decoded, items), refused)
+    given = [decoded.items] if isinstance(decoded.items, str) else decoded.items
+    refused = partial(nulls, given, "items", "a text or token ids")
+    return CheckedScore(decoded, _to_input(decoded, _present(given, decoded.query)), refused)
 
 
-def _read_items(body: ScoreBody) -> tuple[list[Text | Ids], ItemErrors]:
-    """Return the items, with empty items in the place of null, and the errors of nulls."""
-    refused = ItemErrors()
-    if isinstance(body.items, str):
-        return [body.items], refused
-    items = body.items or []
-    kinds = {type(item) for item in (body.query or None, *items) if item is not None}
-    empty: Text | Ids = "" if str in kinds else []
-    for index, item in enumerate(items):
-        if item is None:
-            param = f"items[{index}]"
-            refused.add(
-                index,
-                InvalidRequest(f"{param} is null; it must be a text or token ids", param=param),
-            )
-    return [empty if item is None else item for item in items], refused
+def _present(given: Sequence[Text | Ids | None], query: Text | Ids | None) -> list[Text | Ids]:
+    """Return the items, with an empty one in the place of each null."""
+    is_text = isinstance(query or None, str) or str in set(map(type, given))
+    empty: Text | Ids = "" if is_text else []
+    return [empty if item is None else item for item in given]
 
 
 def _to_input(body: ScoreBody, items: list[Text | Ids]) -> ScoreInput:
@@ -141,7 +132,8 @@ def prepare_score(
     salt, labels = body.fields.cache_salt, model.default_labels
     if body.fields.on_error != "null":
         return PreparedBody.of(model.prompts.builder.build(body.input, turns, labels), salt)
-    errors = body.refused.copy()
+    model.prompts.builder.check_count("items", body.num_items)
+    errors = body.errors()
     request = model.prompts.builder.build_rest(body.input, errors, turns, labels)
     return PreparedBody.of(request, salt, errors=errors.listed())
 

@@ -139,9 +139,11 @@ def _entries(raw: msgspec.Raw, decoder: msgspec.json.Decoder[list[Any]]) -> list
         return None
     entries: list[Any] = []
     some, size = list[msgspec.Raw](), 0
-    for entry in _raw_entries.decode(raw):
-        some.append(entry)
-        size += len(memoryview(entry))
+    left = _raw_entries.decode(raw)
+    left.reverse()  # so that each is released once it is decoded
+    while left:
+        some.append(left.pop())
+        size += len(memoryview(some[-1]))
         if size > PART:
             entries += decoder.decode(b"[%b]" % b",".join(some))
             some, size = [], 0

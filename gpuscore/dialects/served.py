@@ -5,6 +5,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from gpuscore.config import RequestLimits
 from gpuscore.config.served import ANY_MODEL, listed
 from gpuscore.engine.admission import Backlog
 from gpuscore.errors import GpuscoreError, InvalidRequest, ModelNotFound, Unavailable
@@ -81,8 +82,7 @@ class ServedModel:
         aliases: tuple[str, ...] = (),
     ) -> None:
         self.name, self.is_default = name, is_default
-        self.shown = (name, *aliases)
-        self.names = (*self.shown, *others)
+        self.names = (name, *aliases, *others)
         self.loaded: LoadedModel | None = None
 
     @property
@@ -120,6 +120,12 @@ class ModelTable:
     def only(self) -> ServedModel | None:
         """The model of a server that has one."""
         return self._models[0] if len(self._models) == 1 else None
+
+    @property
+    def limits(self) -> RequestLimits | None:
+        """The limits of a request, which all models share; None until one is loaded."""
+        loaded = (served.loaded for served in self._models if served.loaded is not None)
+        return next((model.prompts.builder.limits for model in loaded), None)
 
     @property
     def names(self) -> list[str]:

@@ -10,12 +10,10 @@ import msgspec
 
 from gpuscore.dialects.classify import CLASSIFY
 from gpuscore.dialects.completions import COMPLETIONS
-from gpuscore.dialects.decisions import DECISIONS
 from gpuscore.dialects.dialect import Dialect
 from gpuscore.dialects.paths import GENERATING_PATHS
 from gpuscore.dialects.rerank import RERANK
 from gpuscore.dialects.score import SCORE
-from gpuscore.dialects.system_one import SYSTEM_ONE
 from gpuscore.dialects.tokens import DETOKENIZE, TOKENIZE_TEXT
 from gpuscore.dialects.wire import SCORES_ONLY, about, encode_error
 from gpuscore.errors import GpuscoreError, InvalidRequest
@@ -60,8 +58,6 @@ DIALECTS: tuple[Dialect[Any], ...] = (
     SCORE,
     RERANK,
     CLASSIFY,
-    DECISIONS,
-    SYSTEM_ONE,
     COMPLETIONS,
     TOKENIZE_TEXT,
     DETOKENIZE,

@@ -1,1 +1,1 @@
-"""Measurements: parity, evaluation and calibration."""
+"""Measurements: bench and parity."""

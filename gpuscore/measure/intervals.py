@@ -1,6 +1,6 @@
 """Values with 95 % intervals, by bootstrap over groups of values that err together.
 
-Scores of one query err together, as do questions of one row. So groups are drawn with replacement,
+Scores of one query err together. So groups are drawn with replacement,
 each with all of its values: the bootstrap of Efron 1979 over clusters (Davison and Hinkley 1997,
 section 3.8). The interval is from the 2.5th to the 97.5th percentile of the resamples. With a few
 groups it is too narrow; under `FEWEST` there is none.
@@ -43,26 +43,16 @@ class Interval:
 
 
 class Resamples:
-    """Draws of groups with replacement, the same for all measures.
+    """Draws of groups with replacement, the same for all measures and in every run.
 
     Args:
         groups: their number; each value has the number of its group, from 0.
-        weights: [RESAMPLES, groups], how often each is drawn; without them, the same in every run.
     """
 
-    def __init__(self, groups: int, weights: Int64Array | None = None) -> None:
+    def __init__(self, groups: int) -> None:
         self._groups = groups
-        if weights is None:
-            rng = np.random.RandomState(0)
-            weights = rng.multinomial(groups, [1 / groups] * groups, RESAMPLES)
-        self._weights = weights
-
-    @classmethod
-    def seeded(cls, groups: int, seed: int) -> "Resamples":
-        """Return resamples that draw as many groups as there are."""
-        rng = np.random.default_rng(seed)
-        drawn = [rng.integers(groups, size=groups) for _ in range(RESAMPLES)]
-        return cls(groups, np.array([np.bincount(draw, minlength=groups) for draw in drawn]))
+        rng = np.random.RandomState(0)
+        self._weights = rng.multinomial(groups, [1 / groups] * groups, RESAMPLES)
 
     def sums(self, values: Float64Array, groups: Int64Array) -> Float64Array:
         """Return the sums [RESAMPLES, ...] of each resample's values [n, ...]."""

@@ -1,7 +1,6 @@
-"""Plots as SVG, drawn without a plotting library: of parity, evaluation and calibration."""
+"""Plots as SVG, drawn without a plotting library: of parity and bench."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 
 import numpy as np
@@ -12,20 +11,8 @@ from gpuscore.types.batch import Float64Array
 BLUE, RED, GREY = "#4477aa", "#cc6677", "#888"
 _DECADES = range(-9, 2)  # of |d log p|; smaller differences are in the first bar
 _SQUARE, _EDGE = (340, 260), 46  # pixels of a plot of differences, and around its frame
-_WIDTH, _MARGIN, _NAMES, _ROW = 620, 24, 220, 26  # of a plot of runs; its names and rows
-_MOST_BARS = 400
-_SIDE, _LEFT, _TOP, _GAP, _BELOW = 220, 48, 34, 40, 56  # of a reliability panel, and around it
-_LARGEST = 11.0  # radius
-_BEFORE, _AFTER = "#b0562b", "#1f6f8b"
-
-
-@dataclass(frozen=True, slots=True)
-class Bin:
-    """Questions whose most probable answer has a probability in one range."""
-
-    count: int
-    probability: float  # mean
-    accuracy: float
+_WIDTH, _MARGIN, _ROW = 620, 24, 26  # of a plot of runs, and its rows
+_SIDE, _LEFT, _TOP, _BELOW = 220, 48, 34, 56  # of a plot of curves, and around it
 
 
 def histogram(differences: Float64Array, title: str) -> str:
@@ -63,71 +50,6 @@ def scatter(reference: Float64Array, got: Float64Array, title: str) -> str:
     ]
     ticks = [(at(value), f"{value:.1f}") for value in (low, high)]
     return _square(title, "log p that counts as right", "log p", inner, ticks)
-
-
-def intervals(title: str, rows: Sequence[tuple[str, Interval]]) -> str:
-    """Plot means with their 95 % intervals, one below the other."""
-    known = [
-        value for _, interval in rows for value in (interval.low, interval.high, interval.value)
-    ]
-    known = [value for value in known if not np.isnan(value)] or [0.0, 1.0]
-    space = 0.1 * (max(known) - min(known)) or 0.05
-    at = _scale(min(known) - space, max(known) + space, _NAMES, _WIDTH - _MARGIN)
-    parts = []
-    for number, (name, interval) in enumerate(rows):
-        y = 40 + _ROW * number
-        parts.append(_text(_NAMES - 10, y + 4, name, "end"))
-        if not np.isnan(interval.low):
-            parts.append(_path(f"M{at(interval.low):.1f},{y} H{at(interval.high):.1f}", BLUE, 3))
-        parts.append(_circle(at(interval.value), y, 5, BLUE, f"{interval.value:.4f}"))
-    foot = 40 + _ROW * len(rows)
-    ticks = np.linspace(min(known), max(known), 3).tolist()
-    parts += [_text(at(value), foot, f"{value:.3f}", "middle") for value in ticks]
-    return _titled(title, foot + 12, parts)
-
-
-def sorted_changes(title: str, changes: Float64Array) -> str:
-    """Plot the change of each query, largest first, with no change as a line."""
-    values = np.sort(changes[~np.isnan(changes)])[::-1]
-    if values.size > _MOST_BARS:  # as many as there is room for, evenly chosen
-        values = values[np.linspace(0, values.size - 1, _MOST_BARS).round().astype(int)]
-    height, most = 200, max(1e-9, float(np.abs(values).max(initial=0.0)))
-    wide = (_WIDTH - 2 * _MARGIN) / max(1, values.size)
-    middle = height / 2 + 14
-    parts = []
-    for index, value in enumerate(values.tolist()):
-        tall, x = abs(value) / most * (height / 2 - 24), _MARGIN + index * wide
-        top, colour = (middle - tall, BLUE) if value > 0 else (middle, RED)
-        parts.append(_bar(x, top, max(0.5, wide - 0.5), tall, colour, f"{value:+.4f}"))
-    parts.append(_path(f"M{_MARGIN},{middle} H{_WIDTH - _MARGIN}", GREY))
-    parts.append(_text(_MARGIN, height + 4, f"up to {most:.3f}; a bar is a query"))
-    return _titled(title, height + 12, parts)
-
-
-def reliability(panels: Mapping[str, tuple[Sequence[Bin], Sequence[Bin]]], title: str) -> str:
-    """Plot how often the most probable answer is right, by its probability.
-
-    A bin on the diagonal says what it means; the area of its circle is the number of its questions.
-
-    Args:
-        panels: by type of question, the bins before and after calibration.
-        title: of the file.
-    """
-    width, height = _LEFT + len(panels) * (_SIDE + _GAP), _TOP + _SIDE + _BELOW
-    turned = f'transform="translate(14 {_TOP + _SIDE / 2:g}) rotate(-90)"'
-    parts = [
-        f"<title>{escape(title)}</title>",
-        f'<rect width="{width}" height="{height}" fill="#fff"/>',
-        f'<text {turned} text-anchor="middle">share that is right</text>',
-    ]
-    for number, (name, (before, after)) in enumerate(panels.items()):
-        parts += _panel(_LEFT + number * (_SIDE + _GAP), name, before, after)
-    for x, colour, said in (
-        (_LEFT + 6, _BEFORE, "before"),
-        (_LEFT + 76, _AFTER, "after, on rows that it was not fitted on"),
-    ):
-        parts += [_circle(x, height - 18, 5, colour), _text(x + 10, height - 14, said)]
-    return _svg(width, height, parts, 11, "#333") + "\n"
 
 
 _COLOURS = (
@@ -186,26 +108,6 @@ def lines(title: str, x: str, y: str, series: Mapping[str, Sequence[tuple[float,
     return _titled(title, height, parts)
 
 
-def _panel(left: int, name: str, before: Sequence[Bin], after: Sequence[Bin]) -> Iterable[str]:
-    bottom, middle = _TOP + _SIDE, left + _SIDE / 2
-    at, up = _scale(0, 1, left, left + _SIDE), _scale(0, 1, bottom, _TOP)
-    yield _text(middle, _TOP - 12, name, "middle")
-    yield _text(middle, bottom + 28, "probability of the most probable answer", "middle")
-    yield _frame(left, _TOP, _SIDE, _SIDE)
-    yield _path(f"M{left} {bottom}L{left + _SIDE} {_TOP}", GREY)
-    for share in (0, 0.5, 1):
-        yield _text(at(share), bottom + 14, f"{share:g}", "middle")
-        yield _text(left - 5, up(share) + 4, f"{share:g}", "end")
-    most = max((bin.count for bin in (*before, *after)), default=1)
-    for bins, colour in ((before, _BEFORE), (after, _AFTER)):
-        path = " ".join(f"{at(bin.probability):.1f},{up(bin.accuracy):.1f}" for bin in bins)
-        yield f'<polyline points="{path}" fill="none" stroke="{colour}"/>'
-        for bin in bins:
-            radius = max(1.5, _LARGEST * (bin.count / most) ** 0.5)
-            said = f"{bin.count} questions: {bin.probability:.3f} said, {bin.accuracy:.3f} right"
-            yield _circle(at(bin.probability), up(bin.accuracy), radius, colour, said)
-
-
 def _square(
     title: str, x: str, y: str, inner: Iterable[str], ticks: Iterable[tuple[float, str]]
 ) -> str:
@@ -226,13 +128,11 @@ def _titled(title: str, height: float, parts: Iterable[str]) -> str:
     return _svg(_WIDTH, height, [head, *parts])
 
 
-def _svg(
-    width: float, height: float, parts: Iterable[str], size: int = 12, ink: str = "currentColor"
-) -> str:
+def _svg(width: float, height: float, parts: Iterable[str], size: int = 12) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
         f'width="{width:g}" height="{height:g}" font-family="sans-serif" font-size="{size}" '
-        f'fill="{ink}">' + "\n".join(parts) + "</svg>"
+        'fill="currentColor">' + "\n".join(parts) + "</svg>"
     )
 
 
@@ -259,6 +159,6 @@ def _bar(x: float, y: float, width: float, height: float, colour: str, title: st
     return f'<rect {place} fill="{colour}"><title>{escape(title)}</title></rect>'
 
 
-def _circle(x: float, y: float, radius: float, colour: str, title: str = "") -> str:
+def _circle(x: float, y: float, radius: float, colour: str) -> str:
     place = f'cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}"'
-    return f'<circle {place} fill="{colour}" fill-opacity="0.8"><title>{title}</title></circle>'
+    return f'<circle {place} fill="{colour}" fill-opacity="0.8"/>'

@@ -13,15 +13,15 @@ def unwatched(count: int) -> None:
 
 
 @contextmanager
-def progress(total: int, unit: str = "item", least: int = 0) -> Iterator[Callable[[str], Counted]]:
-    """Show a bar over all items, if there are at least `least`.
+def progress(total: int) -> Iterator[Callable[[str], Counted]]:
+    """Show a bar over all items.
 
     Yields:
         A function that begins a part, given its name, and returns the part's counting function.
     """
     from tqdm import tqdm
 
-    with tqdm(total=total, unit=unit, leave=False, disable=total < least or None) as bar:
+    with tqdm(total=total, unit="item", leave=False, disable=None) as bar:
 
         def begin(name: str) -> Counted:
             bar.set_description(name)

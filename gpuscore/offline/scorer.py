@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
 from dataclasses import fields
 from typing import Any, Self, TypeVar, Unpack
 
@@ -22,8 +22,6 @@ from gpuscore.offline.calls import (
     score_call,
     score_calls,
 )
-from gpuscore.offline.decisions import decide_call, system_one_call
-from gpuscore.prompts.decisions import ORDERS, read_asking
 from gpuscore.prompts.model import ModelFiles
 from gpuscore.types.call_arguments import (
     ClassifyOptions,
@@ -34,7 +32,6 @@ from gpuscore.types.call_arguments import (
     awaited,
     takes_options,
 )
-from gpuscore.types.questions import Decision, Question, TypedAnswer, TypedQuestion
 from gpuscore.types.results import Classification, PairScores, Ranking, Scores
 
 ValueT = TypeVar("ValueT")
@@ -59,7 +56,6 @@ class LoadedScorer:
             other setting may be given.
         family: the prompt family of `rerank`, `score_pairs` and guards, as `gpuscore serve
             --family`.
-        decision_order, calibration: for `decide` and `system_one`, as for `gpuscore serve`.
         revision: branch, tag or commit of a hub model.
         backend: "torch" or "jax".
         device: "auto", "cpu", "cuda" or "tpu".
@@ -90,8 +86,6 @@ class LoadedScorer:
         model: str | ModelConfig = "demo",
         *,
         family: str = "auto",
-        decision_order: str = "fixed",
-        calibration: str | None = None,
         revision: str | None = None,
         backend: str = "torch",
         device: str = "auto",
@@ -124,11 +118,8 @@ class LoadedScorer:
             config = checked(model)
         else:
             config = checked(ModelConfig(model, **settings))
-        if decision_order not in ORDERS:
-            raise ConfigError(f"decision_order must be one of {', '.join(ORDERS)}")
         directory = model_directory(config.model, config.revision)
-        asked = read_asking(decision_order, calibration)
-        files = ModelFiles.read(directory, family, [config.model], asked)
+        files = ModelFiles.read(directory, family, [config.model])
         self._backend = create_backend(plan_backend(directory, config))
         try:
             self._prompts = files.prompts(self._backend.limits, _UNLIMITED)
@@ -266,39 +257,6 @@ class Scorer(LoadedScorer):
         """
         return self._run(classify_call, texts, options)
 
-    def decide(self, text: str, questions: Iterable[Question]) -> list[Decision]:
-        """Answer typed questions about one text, as POST /v1/decisions does.
-
-        Args:
-            text: the text or conversation.
-            questions: `Predicate`, `Choice` or `Rating`, of `gpuscore`.
-
-        Raises:
-            InvalidRequest: the model cannot answer such questions, or a question has a wrong
-                number of answers.
-        """
-        return self._run(decide_call, text, questions)
-
-    def system_one(
-        self,
-        state: Any,
-        questions: Mapping[str, TypedQuestion],
-        *,
-        instructions: str | None = None,
-    ) -> dict[str, TypedAnswer]:
-        """Answer System One's typed questions about one state, as POST /v1/systemone does.
-
-        Args:
-            state: text, or any value that JSON has.
-            questions: `Noul`, `Choice` or `Rating`, of `gpuscore`, by names of your choice.
-            instructions: for the model, before the state.
-
-        Raises:
-            InvalidRequest: the model cannot answer such questions, or a question has a wrong
-                number of answers.
-        """
-        return self._run(system_one_call, state, questions, instructions)
-
     def _run(self, prepare: Callable[..., Call[ValueT]], *arguments: Any) -> ValueT:
         call = prepare(self._prompts, *arguments)
         if call.request is None:
@@ -316,8 +274,6 @@ class AsyncScorer(LoadedScorer):
     rerank = awaited(Scorer.rerank)
     score_pairs = awaited(Scorer.score_pairs)
     classify = awaited(Scorer.classify)
-    decide = awaited(Scorer.decide)
-    system_one = awaited(Scorer.system_one)
 
     @takes_options
     async def score_many(

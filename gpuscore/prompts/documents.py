@@ -1,6 +1,6 @@
 """Building a `ScoreRequest` from queries and documents, with the prompts of a family."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -56,24 +56,18 @@ class FamilyPrompts:
         if family.answering_parts:
             self._answering = DocumentTemplate(family.answering_parts, family.answering_strip)
 
-    def build(
-        self,
-        inputs: RerankInput,
-        turns: Turns = ALONE,
-        label_ids: Sequence[Sequence[int]] | None = None,
-    ) -> Rerank:
+    def build(self, inputs: RerankInput, turns: Turns = ALONE) -> Rerank:
         """Return the request for these documents. Long texts take seconds.
 
         Args:
             inputs: the texts.
             turns: called before every piece of work.
-            label_ids: labels of each document, in place of the family's.
 
         Raises:
             GpuscoreError: as `PromptBuilder.build`, and InvalidRequest for an instruction or a
                 query that the family's prompt has no field for.
         """
-        return self._build(inputs, turns, label_ids, None)
+        return self._build(inputs, turns, None)
 
     def build_rest(
         self, inputs: RerankInput, errors: ItemErrors, turns: Turns = ALONE
@@ -92,13 +86,13 @@ class FamilyPrompts:
         """
         inputs = inputs.checked(errors)
         try:
-            return self._build(inputs, turns, None, errors)
+            return self._build(inputs, turns, errors)
         except ItemsRefused:
             rest = inputs.without(errors)
         if not rest.documents:
             self._check_query(inputs, turns)
             return None
-        built = self._build(rest, turns, None, None)
+        built = self._build(rest, turns, None)
         places = errors.rest(range(len(inputs.documents)))
         return replace(built, truncated=tuple(places[index] for index in built.truncated))
 
@@ -106,7 +100,6 @@ class FamilyPrompts:
         self,
         inputs: RerankInput,
         turns: Turns,
-        label_ids: Sequence[Sequence[int]] | None,
         errors: ItemErrors | None,
     ) -> Rerank:
         """Return the request; raise ItemsRefused once every document has an error in `errors`."""
@@ -132,7 +125,7 @@ class FamilyPrompts:
             partial(prompts_of, made),
             num_prompts=len(inputs.documents),
             num_shared=num_shared,
-            label_ids=self.label_ids if label_ids is None else label_ids,
+            label_ids=self.label_ids,
             need_lse=inputs.need_lse,
             priority=inputs.priority,
             name=inputs.name,
@@ -161,7 +154,7 @@ class FamilyPrompts:
         if not isinstance(inputs.query, str):
             return
         try:
-            self._build(replace(inputs, documents=[""], most_tokens=None), turns, None, None)
+            self._build(replace(inputs, documents=[""], most_tokens=None), turns, None)
         except PromptTooLong as error:
             message = error.message.replace(f"{inputs.name}[0]", f"{inputs.query_name} alone")
             raise PromptTooLong(message, param=inputs.query_name) from None

@@ -8,18 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuscore.config import RequestLimits
-from gpuscore.errors import ConfigError, InvalidRequest
+from gpuscore.errors import InvalidRequest
 from gpuscore.prompts.chat import ChatTemplate
-from gpuscore.prompts.decisions import (
-    DecisionPrompts,
-    DecisionSettings,
-    read_decision_settings,
-)
 from gpuscore.prompts.discovery import ClassifierHead, find_family, read_classifier_head
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.family import PromptFamily
 from gpuscore.prompts.registry import names_of
-from gpuscore.prompts.rendering import TemplateLimit
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import BackendLimits
@@ -40,23 +34,15 @@ class ModelFiles:
     head: ClassifierHead | None
     template: ChatTemplate | None
     family: PromptFamily | None
-    decisions: DecisionSettings = DecisionSettings()
 
     @classmethod
-    def read(
-        cls,
-        directory: Path,
-        family: str,
-        names: Iterable[str],
-        asked: DecisionSettings | None = None,
-    ) -> "ModelFiles":
+    def read(cls, directory: Path, family: str, names: Iterable[str]) -> "ModelFiles":
         """Read the files.
 
         Args:
             directory: the model's.
             family: "auto", "none", or a name of the registry.
             names: the names of the model, the best one first.
-            asked: how typed questions are asked; None: in fixed order, and not calibrated.
 
         Raises:
             ConfigError: a file is damaged or has unsupported content.
@@ -65,22 +51,13 @@ class ModelFiles:
         encoder = TextEncoder.read(directory, "" if template is None else template.text)
         specials = [] if encoder is None else encoder.markers
         chosen = find_family(family, directory, names, specials, head)
-        decisions = read_decision_settings(directory, asked or DecisionSettings())
-        return cls(encoder, specials, head, template, chosen, decisions)
+        return cls(encoder, specials, head, template, chosen)
 
     def prompts(self, backend: BackendLimits, limits: RequestLimits) -> "ModelPrompts":
         """Return the builders for a loaded model; raises ConfigError if the family does not fit."""
         builder = PromptBuilder(self.encoder, backend, limits)
         family = None if self.family is None else FamilyPrompts(self.family, builder)
-        try:
-            decisions: DecisionPrompts | str = DecisionPrompts(
-                self.template, self.specials, builder, self.decisions
-            )
-        except TemplateLimit:
-            raise
-        except ConfigError as error:
-            decisions = str(error)  # part of the error that callers get
-        return ModelPrompts(builder, family, self.head, decisions)
+        return ModelPrompts(builder, family, self.head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +68,11 @@ class ModelPrompts:
         builder: of prompts that callers write.
         family: of prompts of the model's family; None if it belongs to none.
         head: the classifier head; None for a language model.
-        decisions: of typed questions, or the reason why the model answers none.
     """
 
     builder: PromptBuilder
     family: FamilyPrompts | None = None
     head: ClassifierHead | None = None
-    decisions: DecisionPrompts | str = "not prepared"
 
     @property
     def reranker(self) -> FamilyPrompts:
@@ -110,10 +85,3 @@ class ModelPrompts:
                 "(/v1/classify; Scorer.classify in Python)"
             )
         return self.family
-
-    @property
-    def questions(self) -> DecisionPrompts:
-        """The prompts of typed questions; raises InvalidRequest if the model answers none."""
-        if not isinstance(self.decisions, DecisionPrompts):
-            raise InvalidRequest(f"this model cannot answer questions: {self.decisions}")
-        return self.decisions

@@ -15,7 +15,7 @@ from gpuscore.config.served import served_models
 from gpuscore.dialects.dialect import LARGE
 from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.models.hub import model_directory
-from gpuscore.processes.serving import asking, read_files
+from gpuscore.processes.serving import read_files
 from gpuscore.ray.engine import ClusterEngine, Handle
 from gpuscore.ray.intake import Intake
 from gpuscore.ray.messages import Facts, decode
@@ -51,9 +51,7 @@ class IngressHost:
         directory = await asyncio.to_thread(
             model_directory, chosen.config.model, chosen.config.revision
         )
-        files = await asyncio.to_thread(
-            read_files, directory, server.family, chosen.sources, asking(server)
-        )
+        files = await asyncio.to_thread(read_files, directory, server.family, chosen.sources)
         loop = asyncio.get_running_loop()
         facts = await loop.create_task(_facts(engines, version), context=Context())
         engine = ClusterEngine(engines, settings.engine, facts.limits)

@@ -133,8 +133,9 @@ class PromptBuilder:
             errors.add(0, error)
             raise ItemsRefused from error
         checked = self.checks.checked(prompts, turns, errors=errors)
-        # Token ids are cheap to count, so the error names their full number.
-        most = self.limits.max_request_tokens if inputs.is_text else sys.maxsize
+        most = self.limits.max_request_tokens
+        if not inputs.is_text and not inputs.item_first:
+            most = sys.maxsize  # few more ids than were sent, so the error names their full number
         if self.backend.deterministic_chunk:
             return split(checked, cut, most)
         return factor(checked, query_len, most)

@@ -293,13 +293,6 @@ class TextEncoder:
         added = self._tokenizer.get_added_tokens_decoder()
         return [*self.controls.texts, *(added[id].content for id in self.controls.possible)]
 
-    def control_places(self, text: str) -> list[tuple[int, int]]:
-        """Return the places in a text that are control tokens."""
-        with _tokenizing():
-            (made,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
-        pairs = zip(made.ids, made.offsets, strict=True)
-        return [place for id, place in pairs if id in self.controls.ids]
-
     def for_callers(self, frame: Iterable[int] = ()) -> "TextEncoder":
         """Return an encoder for the parts of prompts that hold callers' texts.
 

@@ -8,7 +8,6 @@ and its meaning. Methods take them as `**options: Unpack[...]`.
 """
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache, wraps
 from inspect import Parameter, signature
 from typing import (
@@ -29,12 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuscore.errors import InvalidRequest
-from gpuscore.types.questions import Choice, Noul, Predicate, Question, Rating, TypedQuestion
 from gpuscore.types.results import OnError, check_text, checked_texts, kind_of
 
 _BYTES = (bytes, bytearray, memoryview)  # sequences of integers, but hardly ever meant as ids
-_OPTIONS = {Choice: "choices", Rating: "levels"}
-_TEXTS = {Predicate: ("statement",), Noul: ("instructions", "true", "false")}
 
 
 def check_list(argument: object, name: str) -> None:
@@ -120,56 +116,6 @@ def pair(argument: Any, param: str, what: str) -> tuple[Any, Any]:
 
 def _is_sequence(argument: object) -> TypeGuard[Any]:
     return isinstance(argument, Sequence | np.ndarray) and not isinstance(argument, (str, *_BYTES))
-
-
-def checked_questions(argument: Any) -> list[Question]:
-    """Return the questions of `decide`, with their options read once.
-
-    Raises:
-        InvalidRequest: they are no list, or a question is of another type or holds a value that is
-            not text.
-    """
-    questions = listed(argument, "questions")
-    return [
-        _checked(question, (Predicate, Choice, Rating), index)
-        for index, question in enumerate(questions)
-    ]
-
-
-def named_questions(argument: Any) -> dict[str, TypedQuestion]:
-    """Return the questions of `system_one` as `checked_questions` does."""
-    if not isinstance(argument, Mapping):
-        what = "it must be a mapping of names to questions"
-        raise InvalidRequest(f"questions is {kind_of(argument)}; {what}", param="questions")
-    names = texts(argument.keys(), "questions")
-    questions = (
-        _checked(question, (Noul, Choice, Rating), i)
-        for i, question in enumerate(argument.values())
-    )
-    return dict(zip(names, questions, strict=True))
-
-
-def _checked(question: Any, kinds: tuple[type, ...], index: int) -> Any:
-    param = f"questions[{index}]"
-    if not isinstance(question, kinds):
-        wanted = ", ".join(kind.__name__ for kind in kinds)
-        what = f"{param} is {kind_of(question)}; it must be one of {wanted}"
-        raise InvalidRequest(what, param=param)
-    for name in _TEXTS.get(type(question), ("question",)):
-        value = getattr(question, name)
-        if value is not None or not isinstance(question, Noul):
-            check_text(value, f"{param}.{name}")
-    if (name := _OPTIONS.get(type(question), "")) == "":
-        return question
-    return replace(question, **{name: _options(getattr(question, name), f"{param}.{name}")})
-
-
-def _options(argument: Any, param: str) -> list[str] | dict[str, str]:
-    """Return options by name, each with a description or none, or a list of their names."""
-    if not isinstance(argument, Mapping):
-        return texts(argument, param)
-    descriptions = ("" if description is None else description for description in argument.values())
-    return dict(zip(texts(argument.keys(), param), texts(descriptions, param), strict=True))
 
 
 Ids: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]

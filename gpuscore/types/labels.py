@@ -28,25 +28,17 @@ def with_nodes(request: ScoreRequest, limits: BackendLimits) -> ScoreRequest:
     if trie is None:
         return request
     request = _in_query(request, limits)
-    return with_families(replace(request, trie=None), [trie] * len(request.item_ids), limits)
-
-
-def with_families(
-    request: ScoreRequest, tries: Sequence[LabelTrie], limits: BackendLimits
-) -> ScoreRequest:
-    """Return the request in which each item is followed by the nodes of its own trie."""
-    nodes = {id(trie): list(trie.tokens[:, None]) for trie in tries}
     items: list[Int32Array] = []
     next_ids: list[Int32Array] = []
     parents: list[int] = []
     places: list[int] = []  # of nodes
-    for item, trie in zip(request.item_ids, tries, strict=True):
+    for item in request.item_ids:
         first = len(items)
         places += range(first + 1, first + trie.num_rows)
         items.append(item)
         next_ids += trie.next_ids
         if _fits(item, trie, limits):
-            items += nodes[id(trie)]
+            items += list(trie.tokens[:, None])
             parents += [-1, *(trie.parents + first + 1).tolist()]
         else:
             paths = (np.array(path, np.int32) for path in trie.paths())
@@ -57,6 +49,7 @@ def with_families(
         item_ids=tuple(items),
         label_ids=tuple(next_ids),
         parents=np.array(parents, np.int32) if max(parents) >= 0 else None,
+        trie=None,
         nodes=np.array(places, np.int32) if places else None,
     )
 

@@ -54,16 +54,6 @@ class ItemErrors:
     def __init__(self) -> None:
         self._errors: dict[int, GpuscoreError] = {}
 
-    def copy(self) -> "ItemErrors":
-        made = ItemErrors()
-        made._errors.update(self._errors)
-        return made
-
-    def raise_first(self) -> None:
-        """Raise the error of the first item that has one."""
-        if self._errors:
-            raise self._errors[min(self._errors)]
-
     def __bool__(self) -> bool:
         return bool(self._errors)
 

@@ -9,10 +9,8 @@ from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import ModelConfig, RequestLimits
 from gpuscore.errors import ConfigError
 from gpuscore.prompts.chat import ChatTemplate
-from gpuscore.prompts.decisions import DecisionPrompts
 from gpuscore.prompts.discovery import find_family, read_classifier_head
 from gpuscore.prompts.documents import FamilyPrompts
-from gpuscore.prompts.rendering import TemplateLimit
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.text.tokenizer_info import read_tokenizer_info
@@ -20,10 +18,7 @@ from support.broken_models import CASES, broken, make_bases
 from support.slow import slow
 
 # Each of these takes up to seconds of processor time, so only the long form runs them.
-LONG = {
-    f"template-{how}"
-    for how in ("loops", "loops-unasked", "power", "grows", "brackets", "format", "center")
-}
+LONG = {f"template-{how}" for how in ("loops", "power", "grows", "brackets", "format", "center")}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +30,7 @@ def load(directory, wanted="auto"):
     """Read everything that `gpuscore serve` reads, in its order; return the family's prompts."""
     encoder = TextEncoder.read(directory)
     specials = [] if encoder is None else encoder.markers
-    head, template = read_classifier_head(directory), ChatTemplate.read(directory)
+    head, _ = read_classifier_head(directory), ChatTemplate.read(directory)
     if encoder is not None:
         read_tokenizer_info(directory, encoder, None)
     family = find_family(wanted, directory, [], specials, head)
@@ -43,15 +38,7 @@ def load(directory, wanted="auto"):
     backend = create_backend(plan_backend(directory, config))
     try:
         builder = PromptBuilder(encoder, backend.limits, RequestLimits())
-        prompts = None if family is None else FamilyPrompts(family, builder)
-        if head is None:
-            try:
-                DecisionPrompts(template, specials, builder)
-            except TemplateLimit:
-                raise
-            except ConfigError:
-                pass  # the tokenizer has no token for some label
-        return prompts
+        return None if family is None else FamilyPrompts(family, builder)
     finally:
         backend.close()
 
@@ -78,4 +65,4 @@ def test_a_broken_directory(bases, tmp_path, name):
 
 
 def test_there_are_as_many_as_promised():
-    assert len(CASES) >= 79
+    assert len(CASES) >= 77

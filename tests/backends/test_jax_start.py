@@ -194,12 +194,10 @@ def test_no_program_holds_a_second_pool(platform, monkeypatch):
 
 @pytest.mark.parametrize(("vocab", "pages"), [(4 * WIDE, 16), (WIDE, PAGES)])
 def test_memory_of_a_program_does_not_grow_with_vocabulary_or_pool(monkeypatch, vocab, pages):
-    """XLA tells the memory for this CPU, in bfloat16, which it widens here."""
-    import jax
+    """XLA tells the memory for this CPU, in float32: bfloat16 it reads from a copy as integers."""
+    from gpuscore.backends.jax.programs import XLA_OPTIONS
 
-    from gpuscore.backends.jax.programs import options_of
-
-    temporary_bytes, options = [], options_of(jax.devices("cpu")[0])
+    temporary_bytes, options = [], XLA_OPTIONS
     for sizes in ((WIDE, 16), (vocab, pages)):
         programs, _ = traced(sizes[0], monkeypatch, sizes[1])
         taken = [
@@ -221,7 +219,7 @@ def traced(vocab, monkeypatch, pages=16):
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
     config = QWEN3_06B | small | heads | {"vocab_size": vocab}
     with_free_memory(monkeypatch, 2**32)
-    settings = {"backend": "jax", "dtype": "bfloat16", "max_batch_tokens": 1024}
+    settings = {"backend": "jax", "dtype": "float32", "max_batch_tokens": 1024}
     settings |= {"kv_cache_size": 2**20, "device": "cpu", "max_model_len": 1024}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))

@@ -262,7 +262,6 @@ def test_half_precision_may_round_as_a_real_model_does(p99, agrees):
     assert (why is None) is agrees, why
 
 
-@pytest.mark.slow
 def test_another_models_scores_are_told(server, between, tmp_path, capsys):
     def other(path, asked, answer):
         if "scores" in answer:

@@ -1,5 +1,5 @@
-"""Promise: `make bench-gpu` runs every section and rejects wrong results. Here it runs on a CPU,
-where its figures mean nothing."""
+"""Promise: the sections of `make gpu-day` reject wrong results. Here they run on a CPU, where their
+figures mean nothing."""
 
 import ast
 import json
@@ -12,11 +12,9 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 import gpu_sections
 from ceiling import operations
-from gpu_day import tables
-from gpu_day_stages import found_of
 from gpu_reference import Reference, verdict
-from gpu_rows import Effort, Rows
-from gpu_work import Draws, Goal
+from gpu_rows import Effort, Rows, sustained
+from gpu_work import WORKLOADS, Draws
 from scenarios import Workload
 
 from gpuscore.backends import create_backend, plan_backend
@@ -28,45 +26,30 @@ SERVERS = ("fastapi", "httptools", "msgspec", "prometheus_client", "starlette", 
 
 
 def run(folder, *names):
-    """Run sections; return the exit code of each, and their findings."""
-    own = ["--device=cpu", "--trial", "--shape=tiny", f"--scratch={folder}", "--", str(folder)]
-    codes = [gpu_sections.main([*own, name]) for name in names]
-    content = [json.loads(found_of(folder, name).read_text()) for name in names]
-    stages = {
-        f"bench: {name}": {"found": section} for name, section in zip(names, content, strict=True)
-    }
-    return codes, {"stages": stages}
+    """Run sections; return the exit code and the findings of each."""
+    own = ["--device=cpu", "--trial", f"--scratch={folder}"]
+    codes = [gpu_sections.main([str(folder), name, *own]) for name in names]
+    return codes, [json.loads((folder / f"{name}.json").read_text()) for name in names]
 
 
-def test_some_sections_say_what_they_found_or_why_not(tmp_path):
-    codes, day = run(tmp_path, "ceilings", "gpuscore")  # without a reference, nothing is timed
-    assert codes == [0, 1]
-    floors, shown, _ = tables(day)
-    assert [row["floor of"] for row in floors] == ["a", "a cached", "b cached", "d", "300"]
-    assert {row["scorer"] for row in shown} == {"gpuscore", "engine"}
-    assert all("there is no reference" in row["failed"] for row in shown)
+def test_nothing_is_timed_without_a_reference(tmp_path):
+    codes, (ceilings, _) = run(tmp_path, "ceilings", "under load")
+    assert codes == [0, 0]
+    assert list(ceilings["floors"]) == list(WORKLOADS)
+    (tmp_path / "reference.npz").unlink()
+    codes, (found,) = run(tmp_path, "workloads")
+    assert codes == [1]
+    assert {row["scorer"] for row in found["rows"]} == {"backend", "engine"}
+    assert all("there is no reference" in row["failed"] for row in found["rows"])
 
 
 @pytest.mark.slow
-def test_every_section_says_what_it_found_or_why_not(tmp_path):
-    attention = ("--attention flashinfer",)
-    codes, day = run(tmp_path, "ceilings", "reference", "gpuscore", "profile", *attention)
-    assert codes == [0] * 6
-    stages = {
-        name.removeprefix("bench: "): outcome["found"] for name, outcome in day["stages"].items()
-    }
-    timed = [(row["scorer"], row["workload"]) for row in stages["gpuscore"]["rows"]]
-    workloads = ("a", "a cached", "b cached", "d", "300")
-    assert timed == [(scorer, w) for scorer in ("gpuscore", "engine") for w in workloads]
-    assert all(row["wall ms"] > 0 for row in stages["gpuscore"]["rows"])
-    engine = [row for row in stages["gpuscore"]["rows"] if row["scorer"] == "engine"]
-    cached = {row["workload"]: row["cached"] for row in engine}
-    assert cached["a"] == 0
-    assert cached["a cached"] > 150
-    for name in attention:
-        assert "not installed" in stages[name]["rows"][0]["unavailable"]
-    assert stages["profile"]["profile"]["300"][0]["ms"] > 0
-    assert len(list(tables(day))[1]) == 12
+def test_sections_that_the_day_trials_seldom(tmp_path):
+    codes, (_, profiles, hybrid, fp8) = run(tmp_path, "ceilings", "profiles", "hybrid", "fp8")
+    assert codes == [0] * 4
+    assert profiles["profile"]["300"][0]["ms"] > 0
+    assert [row["workload"] for row in hybrid["rows"]] == ["a", "300"] * 2
+    assert all(row["wall ms"] > 0 for row in hybrid["rows"] + fp8["rows"])
 
 
 def test_only_http_needs_the_servers_dependencies():
@@ -112,31 +95,36 @@ def test_wrong_results_are_seen(defect):
     assert not verdict([*got], exact, theirs).right
 
 
-def test_a_wrong_row_is_not_timed_and_fails_the_run(tmp_path, tiny_model):
+def test_a_wrong_row_is_not_timed(tmp_path, tiny_model):
     directory, _ = tiny_model("qwen3")
     backend = create_backend(plan_backend(directory, ModelConfig(str(directory), max_model_len=64)))
-    goal = Goal("d", Workload(12, 3, 5))
 
     class Shifted(Reference):
-        def inputs(self, goal):
-            return [Draws(goal.workload, self.vocab, 1).next()]
+        def inputs(self, workload):
+            return [Draws(workload, self.vocab, 1).next()]
 
-        def verdict(self, goal, got, slack=1.0):
+        def verdict(self, name, got, slack=1.0):
             exact = np.stack(got) + self.shift
             return verdict(got, exact, exact, slack)
 
-    reference = Shifted(tmp_path / "none", backend.limits.vocab_rows, quick=True)
+    reference = Shifted(tmp_path / "none", backend.limits.vocab_rows, rows=1)
     kept = []
-    rows = Rows((goal,), reference, {"d": {"ms": 1.0}}, Effort(1, 1, 0.1), kept.append)
+    work = {"d": Workload(12, 3, 5)}
+    rows = Rows(work, reference, {"d": {"ms": 1.0}}, Effort(1, 1, 0.1), kept.append)
     for reference.shift in (0.0, 0.5):
-        rows.backend("ours", backend, judged=True)
+        rows.backend("ours", backend)
     backend.close()
     right, wrong = kept
     assert right["wall ms"] > 0
+    assert wrong["wrong"]
     assert not {"wall ms", "device ms", "items/s"} & wrong.keys()
-    stages = {"bench: gpuscore": {"status": "failed", "found": {"rows": kept}}}
-    _, shown, _ = tables({"stages": stages})
-    assert ["WRONG" in row["failed"] for row in shown] == [False, True]
+
+
+def test_load_is_timed_after_its_first_third():
+    waited = []
+    row = sustained(lambda: lambda: waited.append(1), seconds=0.3, on_cuda=False)
+    assert row["launches"] < len(waited)
+    assert row["ms"] * row["launches"] == pytest.approx(200, rel=0.2)
 
 
 def test_operations_with_a_cache_are_those_without_less_the_queries_own():

@@ -10,13 +10,12 @@ from support.serving import QUICK, serving
 
 KEY = "schlüssel"
 WITH_KEY = {"api_key": KEY}
-_CACHED = {"cached_tokens": 0}
 # The fields that every route's answer has.
 USAGE = {
-    **{"prompt_tokens": 2, "total_tokens": 2, "completion_tokens": 0, "input_tokens": 2},
-    **{"prompt_tokens_details": _CACHED, "input_tokens_details": _CACHED},
+    **{"prompt_tokens": 2, "total_tokens": 2, "completion_tokens": 0},
+    "prompt_tokens_details": {"cached_tokens": 0},
 }
-WHOLE = {"id": "r", "object": "structured_decision", "created": 1, "meta": {}, "model": "m"}
+WHOLE = {"id": "r", "object": "list", "created": 1, "meta": {}, "model": "m"}
 WHOLE |= {"usage": USAGE}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from client.conftest import WITH_KEY
-from gpuscore import AsyncScorer, Choice, Noul, Predicate, Rating
+from gpuscore import AsyncScorer
 from gpuscore.client import AsyncClient, Client
 from gpuscore.errors import InvalidRequest
 from gpuscore.ray import ScoreBatches
@@ -22,7 +22,6 @@ QUERY = "query: a blue lamp\nitem: "
 TEXTS = ["A red lamp.", "A blue lamp of steel.", "", "A green rug."]
 IDS = [[5, 6, 7], [8, 9, 10], [6, 6, 6]]
 LABELS = ["yes", "no"]
-TEXT = "I ordered a lamp and got a chair."
 
 
 class Series:
@@ -178,24 +177,12 @@ def test_lists_of_ids(ask, scorer, kind):
 
 
 @pytest.mark.parametrize("kind", LISTS)
-def test_lists_of_pairs_and_questions(ask, scorer, kind):
+def test_lists_of_pairs(ask, scorer, kind):
     made = LISTS[kind]
     pairs = [("a lamp", text) for text in TEXTS]
     # Pairs of one query are cut elsewhere on a server, so bits may differ.
     scores = ask("score_pairs", made(pairs)).scores
     np.testing.assert_allclose(scores, scorer.score_pairs(pairs).scores, atol=1e-5)
-    names = ["lamp", "chair", "rug"]
-    questions = [Choice("What?", names), Rating("How large?", names), Predicate("It is red.")]
-    asked = [Choice("What?", made(names)), Rating("How large?", made(names)), questions[2]]
-    answers = ask("decide", TEXT, made(asked))
-    assert [answer.answer for answer in answers] == [
-        answer.answer for answer in scorer.decide(TEXT, questions)
-    ]
-    assert list(answers[0].probabilities) == names
-    named = {"what": Choice("What?", made(names)), "size": Rating("How large?", made(names))}
-    answers = ask("system_one", TEXT, named)
-    assert list(answers["what"].probabilities) == names
-    assert len(answers["size"].probabilities) == 3
 
 
 @pytest.mark.parametrize("kind", LISTS)
@@ -245,7 +232,6 @@ NO_IDS += [[None], [1, b"2"], np.array(5), {1: 2}, {1, 2}, iter([1])]
 NO_IDS += [np.array(["2020"], "datetime64[ns]")]
 NO_LISTS = [b"ab", bytearray(b"ab"), memoryview(b"ab"), None, 7, {"a": 1}, {"a"}, frozenset("a")]
 NO_LISTS += [np.array("a"), np.array(5), True]
-NO_STATES = [b"a", {"a": b"b"}, {"a"}, float("nan"), [float("inf")]]
 NO_PROMPTS = [b"ab", [b"ab"], [True], [1, True], [1.5], None, 7, {"a": 1}]
 
 
@@ -271,22 +257,6 @@ def test_what_is_no_text(ask, value):
     refused(ask, r"^texts\[1\]", "classify", ["a", value], **more)
     refused(ask, "^query", "classify", ["a"], query=value, **more)
     refused(ask, r"^labels\[0\]", "classify", ["a"], labels=[value, "no"])
-    refused(ask, "^text", "decide", value, [Predicate("a")])
-    refused(ask, r"^questions\[0\]", "decide", TEXT, [value])
-    refused(ask, r"^questions\[1\].statement", "decide", TEXT, [Predicate("a"), Predicate(value)])
-    refused(ask, r"^questions\[0\].question", "decide", TEXT, [Choice(value, ["a", "b"])])
-    refused(ask, r"^questions\[0\].choices\[1\]", "decide", TEXT, [Choice("a", ["a", value])])
-    refused(ask, r"^questions\[0\].levels", "decide", TEXT, [Rating("a", {"a": value, "b": ""})])
-    noul = {"fits": Noul("Does it fit?")}
-    refused(ask, "^instructions", "system_one", TEXT, noul, instructions=value)
-    refused(ask, r"^questions\[0\]", "system_one", TEXT, {"a": value})
-    refused(ask, r"^questions\[0\].true", "system_one", TEXT, {"a": Noul(true=value)})
-    refused(ask, r"^questions\[0\].levels\[0\]", "system_one", TEXT, {"a": Rating("a", [value])})
-
-
-@pytest.mark.parametrize("value", NO_STATES, ids=shown)
-def test_what_is_no_state(ask, value):
-    refused(ask, "^state", "system_one", value, {"fits": Noul("Does it fit?")})
 
 
 @pytest.mark.parametrize("value", NO_IDS, ids=shown)
@@ -304,21 +274,14 @@ def test_what_is_no_list(ask, value):
     refused(ask, "^documents", "rerank", "lamp", value)
     refused(ask, "^pairs", "score_pairs", value)
     refused(ask, "^texts", "classify", value, labels=LABELS)
-    refused(ask, "^questions", "decide", TEXT, value)
     refused(ask, "^label_sequences", "score", [1], [[1]], label_sequences=value or 0)
     refused(ask, "^label_token_ids", "score", [1], [[1]], label_token_ids=value or 0)
-    if not isinstance(value, dict):
-        refused(ask, "^questions", "system_one", TEXT, value)
-        refused(ask, "choices", "decide", TEXT, [Choice("a", value)])
 
 
 def test_options_that_do_not_exist(ask, many):
     calls = {"score": ("q", ["a"]), "classify": (["a"],), "rerank": ("q", ["a"])}
     for method, arguments in (calls | {"score_pairs": ([("q", "a")],)}).items():
         with pytest.raises(TypeError, match="'lables'; there are .*, on_error|'lables'.* labels, "):
-            ask(method, *arguments, lables=["yes"])
-    for method, arguments in {"decide": ("a", []), "system_one": ("a", {})}.items():
-        with pytest.raises(TypeError, match="unexpected keyword argument 'lables'"):
             ask(method, *arguments, lables=["yes"])
     with pytest.raises(TypeError, match="'lables'; there are labels, "):
         many([("q", ["a"])], lables=["yes"])
@@ -344,7 +307,6 @@ def test_a_text_is_no_list(ask):
     refused(ask, "^labels", "score", QUERY, ["a"], labels="yes")
     refused(ask, "^documents", "rerank", "lamp", "a lamp")
     refused(ask, "^pairs", "score_pairs", "ab")
-    refused(ask, "choices", "decide", TEXT, [Choice("Which?", "abc")])
 
 
 @pytest.mark.parametrize("value", NO_TEXTS, ids=shown)

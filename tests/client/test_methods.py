@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from client.conftest import WITH_KEY
-from gpuscore import AsyncScorer, Choice, Noul, Predicate, Rating, Scorer
+from gpuscore import AsyncScorer, Scorer
 from gpuscore.client import AsyncClient, Client, StatusError
 from gpuscore.types.results import Classification, PairScores, Ranking
 from support.slow import slow
@@ -16,12 +16,6 @@ QUERY = "a blue lamp"
 DOCUMENTS = ["A red lamp.", "A blue lamp of steel.", "", "A green rug.", "A blue lamp of steel."]
 PAIRS = [("a rug", DOCUMENTS[3]), (QUERY, DOCUMENTS[0]), (QUERY, DOCUMENTS[1]), ("a rug", "x")]
 TEXTS = [f"query: a lamp\nitem: {document}" for document in DOCUMENTS]
-TEXT = "I ordered a red lamp and got a blue chair."
-QUESTIONS = [
-    Predicate("The customer is content."),
-    Choice("What is it about?", {"delivery": "the wrong thing came", "payment": ""}),
-    Rating("How angry is the customer?", ["not at all", "a little", "very"]),
-]
 SPLITS = [*slow({}), {"max_items_per_request": 3}, *slow({"max_bytes_per_request": 200})]
 ONLY_HTTP = {"model", "priority", "cache_salt", "request_id", "rank_fields"}
 ONLY_HERE = {"logits", "progress"}
@@ -72,57 +66,6 @@ def test_classes(url, scorer, call, split):
     assert best == expected.best[0]
 
 
-@pytest.mark.parametrize("split", SPLITS)
-def test_decisions(url, scorer, call, split):
-    expected = scorer.decide(TEXT, QUESTIONS)
-    answer = call(url, "decide", TEXT, QUESTIONS, client=WITH_KEY | split)
-    assert answer[1:] == expected[1:]
-    assert (answer[0].answer, answer[0].label_mass) == (expected[0].answer, expected[0].label_mass)
-    assert answer[0].probabilities == pytest.approx(expected[0].probabilities)
-    assert answer[0].confidence == pytest.approx(expected[0].confidence)
-    for classified in expected:
-        assert sum(classified.probabilities.values()) == pytest.approx(1)
-        assert classified.confidence == max(classified.probabilities.values())
-
-
-ASKED = {
-    "yes": Noul("Is it blue?"),
-    "described": Noul(true="a chair", false="a lamp"),
-    "what": Choice("What is it?", {"chair": "to sit on", "lamp": ""}),
-    "many": Choice("Which?", [f"thing {n}" for n in range(30)]),
-    "how": Rating("How large?", {"small": "", "large": "as a house"}),
-}
-
-
-@pytest.mark.parametrize("split", SPLITS)
-def test_system_one(url, scorer, call, split):
-    for state in (TEXT, {"a": [TEXT, 1, None]}):
-        expected = scorer.system_one(state, ASKED, instructions="Look.")
-        client = WITH_KEY | split
-        answers = call(url, "system_one", state, ASKED, client=client, instructions="Look.")
-        assert list(answers) == list(ASKED)
-        for name, answer in expected.items():
-            got = answers[name]
-            assert got.probabilities == pytest.approx(answer.probabilities, abs=1e-5)
-            assert got.answer == (
-                answer.answer
-                if isinstance(answer.answer, str)
-                else pytest.approx(answer.answer, abs=1e-5)
-            )
-            assert got.confidence == pytest.approx(answer.confidence, rel=1e-4)
-            assert got.label_mass == pytest.approx(answer.label_mass, rel=1e-4)
-            assert got.argmax_is_label == answer.argmax_is_label
-
-
-@pytest.mark.slow
-def test_more_questions_than_a_request_takes(url, call):
-    questions = [Predicate(f"The number is {number}.") for number in range(401)]
-    answer = call(url, "decide", "The number is 400.", questions, client=WITH_KEY)
-    (last,) = call(url, "decide", "The number is 400.", questions[-1:], client=WITH_KEY)
-    assert len(answer) == 401
-    assert answer[-1] == last
-
-
 @pytest.mark.parametrize("split", [{}, {"max_items_per_request": 1}])
 def test_completions(url, scorer, call, split):
     prompts = ["query: a lamp", "item"]
@@ -169,7 +112,7 @@ def test_an_error_names_the_place_in_the_whole_list(url, call):
 @pytest.mark.parametrize("pair", [(Client, Scorer), (AsyncClient, AsyncScorer)])
 def test_the_same_arguments(pair):
     remote, local = pair
-    for name in ("score", "rerank", "score_pairs", "classify", "decide", "system_one"):
+    for name in ("score", "rerank", "score_pairs", "classify"):
         ours = inspect.signature(getattr(remote, name)).parameters
         theirs = inspect.signature(getattr(local, name)).parameters
         assert [n for n in ours if n not in ONLY_HTTP] == [n for n in theirs if n not in ONLY_HERE]

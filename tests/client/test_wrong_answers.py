@@ -5,7 +5,6 @@ import json
 import pytest
 
 from client.conftest import USAGE, WHOLE
-from gpuscore import Choice, Noul, Predicate, Rating
 from gpuscore.client import BadAnswer
 from support.scripted_server import Step, scripted
 
@@ -141,76 +140,6 @@ CLASS = {"index": 0, "num_classes": 2, "label": "yes", "probs": [0.7, 0.3]}
 )
 def test_wrong_classes(call, fields):
     wrong(call, answer(**fields), "classify", ["a"], labels=["yes", "no"])
-
-
-QUESTIONS = [Predicate("It is red."), Choice("What?", ["a", "b"]), Rating("How?", ["low", "high"])]
-SHARES = [{"value": name, "probability": 0.5} for name in "ab"]
-LEVELS = [{"label": name, "value": 0, "probability": 0.5} for name in ("low", "high")]
-BASE = {"name": None, "confidence": 0.5, "label_mass": 0.5}
-YES = BASE | {"type": "predicate", "probability": 0.5}
-WHICH = BASE | {"type": "choice", "choice": "a", "probabilities": SHARES}
-HOW = BASE | {"type": "score", "score": 0.5, "probabilities": LEVELS}
-
-
-def test_right_decisions_are_right(call):
-    with scripted([Step(200, answer(answers=[YES, WHICH, HOW]))]) as server:
-        assert [decision.answer for decision in call(server.url, "decide", "t", QUESTIONS)] == [
-            0.5,
-            "a",
-            0.5,
-        ]
-
-
-@pytest.mark.parametrize(
-    "answers",
-    [
-        [YES, WHICH],
-        [WHICH, YES, HOW],
-        [YES, HOW, WHICH],
-        [YES, WHICH | {"probabilities": SHARES * 2}, HOW],
-        [YES, WHICH, HOW | {"probabilities": LEVELS[:1]}],
-        [YES, WHICH | {"choice": "c"}, HOW],
-        [YES | {"label_mass": HUGE}, WHICH, HOW],
-        [YES, WHICH, HOW | {"score": "1"}],
-    ],
-)
-def test_wrong_decisions(call, answers):
-    wrong(call, answer(answers=answers), "decide", "t", QUESTIONS)
-
-
-NAMED = {"yes": Noul("Red?"), "what": Choice("What?", ["a", "b"]), "how": Rating("?", ["x", "y"])}
-NOUL = {"type": "noul", "noul": 0.5, "confidence": 0.5}
-ONE = {"type": "choice", "choice": "a", "confidence": 0.5, "probabilities": {"a": 0.5, "b": 0.5}}
-LEVEL = {"type": "score", "score": 0.5, "confidence": 0.5, "probabilities": {"0": 0.5, "1": 0.5}}
-LEVEL |= {"legend": {"0": "x", "1": "y"}}
-TOLD = {name: {"label_mass": 0.5, "argmax_is_label": None} for name in NAMED}
-
-
-def typed(yes=NOUL, what=ONE, how=LEVEL, told=TOLD):
-    return answer(answers={"yes": yes, "what": what, "how": how}, diagnostics=told)
-
-
-def test_right_typed_answers_are_right(call):
-    with scripted([Step(200, typed())]) as server:
-        assert call(server.url, "system_one", "t", NAMED)["what"].answer == "a"
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        typed(what=LEVEL),
-        typed(yes=ONE),
-        typed(how=NOUL),
-        typed(what=ONE | {"choice": "c"}),
-        typed(what=ONE | {"probabilities": {"a": 0.5}}),
-        typed(what=ONE | {"probabilities": {"a": 0.5, "b": 0.2, "c": 0.3}}),
-        typed(how=LEVEL | {"probabilities": {"0": 1.0}}),
-        typed(yes=NOUL | {"noul": HUGE}),
-        typed(told={"yes": TOLD["yes"]}),
-    ],
-)
-def test_wrong_typed_answers(call, body):
-    wrong(call, body, "system_one", "t", NAMED)
 
 
 TOKENS = {"tokens": ["a", "b"], "token_logprobs": [None, -1.0], "top_logprobs": None}

@@ -14,7 +14,6 @@ from itertools import chain, repeat
 import pytest
 
 from client.conftest import WHOLE
-from gpuscore import Noul
 from gpuscore.client import BadAnswer, Client, ClientError, ConnectionFailed, StatusError
 from gpuscore.client.calls import MOST_VALUES
 from gpuscore.client.errors import LONGEST_TEXT, REQUEST_ID
@@ -324,10 +323,11 @@ def test_errors_hold_plain_text(call, size):
             assert shown.isprintable()
         plain(failure(call, sent(status, text), StatusError, **once))
     plain(failure(call, [text.encode() + b"\r\n\r\n"], ConnectionFailed, **once))
-    for answers in ({"a": {"type": text}}, {"a": {text: 1}}, {text: {}}):
-        whole = sent(200, WHOLE | {"answers": answers, "diagnostics": {}})
+    row = {"index": 0, "num_classes": 1, "label": text, "probs": [1.0]}
+    for fields in ({"labels": [text], "data": [row]}, {"labels": [], "data": [{text: 1}]}):
+        whole = sent(200, WHOLE | fields)
         with answering(lambda whole=whole: whole) as server, pytest.raises(BadAnswer) as caught:
-            call(server.url, "system_one", "t", {"a": Noul("Red?")})
+            call(server.url, "classify", ["t"], labels=["a"])
         plain(caught.value)
 
 

@@ -5,13 +5,12 @@ them. Before the server took turns between connections, /health waited 15 second
 pipelines and 3 during one of one-byte chunks, and trailers took 400 MB within seconds.
 """
 
-import socket
 import time
 
 import pytest
 
 from support.connections import canary, connected
-from support.floods import flooding, sent_by
+from support.floods import flooding, probe, sent_by
 from support.serving import serving
 from support.vitals import MIB, Patient
 
@@ -31,18 +30,6 @@ def flooded():
         connected(server) as http,
     ):
         yield server, http
-
-
-def probe(address):
-    """Return the seconds that /health takes on a connection of its own."""
-    start = time.monotonic()
-    with socket.create_connection(address, timeout=60) as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-        answer = b""
-        while part := connection.recv(4096):
-            answer += part
-    assert answer.startswith(b"HTTP/1.1 200 ")
-    return time.monotonic() - start
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gpuscore
-from gpuscore import AsyncScorer, Choice, ConfigError, GpuscoreError, Predicate, Rating, Scorer
+from gpuscore import AsyncScorer, ConfigError, GpuscoreError, Scorer
 from gpuscore.config import ModelConfig
 from gpuscore.errors import InvalidRequest, MissingLabels, TokenIdOutOfRange
 from gpuscore.offline.scorer import LoadedScorer
@@ -23,12 +23,6 @@ from support.serving import QUICK, serving, wait_until
 SETTINGS = {"threads": 1, "max_batch_tokens": 512}
 DOCUMENTS = ["A red steel lamp.", "A wooden chair in blue.", "A blue wool scarf.", "A chair."]
 QUERY = "a blue wooden chair"
-TEXT = "I ordered a red lamp and got a blue chair."
-QUESTIONS = [
-    Predicate("The customer is content."),
-    Choice("What is it about?", {"delivery": "the wrong thing came", "payment": ""}),
-    Rating("How angry is the customer?", ["not at all", "a little", "very"]),
-]
 
 
 @pytest.fixture(scope="module")
@@ -121,13 +115,13 @@ def test_what_nobody_waits_for_leaves_the_engine(scorer):
 
 def test_any_thread_may_call(scorer):
     expected = scorer.rerank(QUERY, DOCUMENTS)
-    yes = scorer.decide(TEXT, QUESTIONS)[0].answer
+    classes = scorer.classify(DOCUMENTS, labels=["yes", "no"]).probabilities
 
     def call(number):
         if number % 3 == 0:
             return scorer.rerank(QUERY, DOCUMENTS).scores, expected.scores
         if number % 3 == 1:
-            return scorer.decide(TEXT, QUESTIONS)[0].answer, yes
+            return scorer.classify(DOCUMENTS, labels=["yes", "no"]).probabilities, classes
         items = random.Random(number).choices(DOCUMENTS, k=9)
         many = scorer.score("q: ", items, labels=["yes", "no"]).scores
         return many[0], scorer.score("q: ", items[:1], labels=["yes", "no"]).scores[0]
@@ -149,7 +143,6 @@ def test_the_same_methods_for_asyncio(scorer):
                 other.rerank(QUERY, DOCUMENTS),
                 other.score_pairs([(QUERY, DOCUMENTS[0])]),
                 other.classify("a lamp", labels=["yes", "no"]),
-                other.decide(TEXT, QUESTIONS),
             ]
             results = await asyncio.gather(*calls)
             task = asyncio.create_task(other.score("q: ", DOCUMENTS * 1000, labels=["yes", "no"]))
@@ -166,7 +159,7 @@ def test_the_same_methods_for_asyncio(scorer):
             await asyncio.gather(*short)
             return *results, many
 
-    scores, empty, ranking, pairs, classes, decisions, many = asyncio.run(ask_all())
+    scores, empty, ranking, pairs, classes, many = asyncio.run(ask_all())
     close(scores.scores, scorer.score("q: ", DOCUMENTS, labels=["yes", "no"]).scores)
     assert empty.scores.shape == (0, 0)
     close(ranking.scores, scorer.rerank(QUERY, DOCUMENTS).scores)
@@ -174,7 +167,6 @@ def test_the_same_methods_for_asyncio(scorer):
     close(classes.probabilities, scorer.classify("a lamp", labels=["yes", "no"]).probabilities)
     for result, alone in zip(many, scorer.score_many(MANY, labels=["yes", "no"]), strict=True):
         close(result.scores, alone.scores)
-    close(decisions[2].answer, scorer.decide(TEXT, QUESTIONS)[2].answer)
 
 
 def test_both_have_the_same_methods_and_settings():
@@ -188,7 +180,7 @@ def test_both_have_the_same_methods_and_settings():
     for setting in fields(ModelConfig)[1:]:
         assert own[setting.name].default == setting.default, setting.name
         assert hints[setting.name] == typing.get_type_hints(ModelConfig)[setting.name]
-    beside = {"self", "family", "decision_order", "calibration"}
+    beside = {"self", "family"}
     assert set(own) - {field.name for field in fields(ModelConfig)} == beside
     with pytest.raises(TypeError, match="dtyp"):
         Scorer("demo", dtyp="float32")
@@ -210,9 +202,6 @@ def test_both_have_the_same_methods_and_settings():
         (lambda s: s.score("q", [None], labels=["yes"]), InvalidRequest, r"items\[0\] is null"),
         (lambda s: s.score("q", ["a"], labels="yes"), InvalidRequest, "labels must be a list"),
         (lambda s: s.classify("a"), MissingLabels, "this model has no classes"),
-        (lambda s: s.decide("a", []), InvalidRequest, "at least one question"),
-        (lambda s: s.decide("a", [Choice("b", ["c"])]), InvalidRequest, "1 answers; it needs 2"),
-        (lambda s: s.decide("a", [Rating("b", ["c", "c"])]), InvalidRequest, "2 different"[2:]),
     ],
 )
 def test_wrong_calls(scorer, call, error, message):

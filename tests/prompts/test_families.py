@@ -1,9 +1,7 @@
-"""Promise: every family's prompt is its model card's, token by token."""
+"""Promise: a caller's texts fill a family's prompt and change nothing else in it."""
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
 
 from gpuscore.config import RequestLimits
 from gpuscore.errors import (
@@ -44,79 +42,7 @@ def prompts_of(tokenizer):
     return make
 
 
-# The prompts of the model cards, written out independently of the registry.
-QWEN3 = (
-    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
-    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
-    "<|im_start|>user\n",
-    "<Instruct>: {i}\n<Query>: {q}\n<Document>: {d}",
-    "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
-)
-MXBAI = (
-    "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant."
-    "<|im_end|>\n<|im_start|>user\n",
-    "query: {q}\ndocument: {d}\nYou are a search relevance expert who evaluates how well "
-    "documents match search queries. For each query-document pair, carefully analyze the semantic "
-    "relationship between them, then provide your binary relevance judgment (0 for not relevant, 1 "
-    "for relevant).\nRelevance:",
-    "<|im_end|>\n<|im_start|>assistant\n",
-)
-ZERANK_TEMPLATE = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
-INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-QUERIES = ["what is the best?", "12 the other\n", ""]
-DOCUMENTS = ["the best of 34", "yes", "", " é 你好 the\n", "x" * 90]
-
-
-@pytest.mark.parametrize("query", QUERIES)
-@pytest.mark.parametrize(
-    ("family", "parts"), [(registry.QWEN3_RERANKER, QWEN3), (registry.MXBAI_RERANK_V2, MXBAI)]
-)
-def test_prompts_of_the_model_cards(prompts_of, tokenizer, family, parts, query):
-    """Encode prefix, body and suffix one by one, as the model cards do."""
-    got = ids_of(prompts_of(family).build(RerankInput(query, DOCUMENTS)))
-    for ids, document in zip(got, DOCUMENTS, strict=True):
-        texts = [part.format(i=INSTRUCTION, q=query, d=document) for part in parts]
-        assert ids == [i for t in texts for i in tokenizer.encode(t, add_special_tokens=False).ids]
-
-
-def test_bge_is_flag_embeddings(prompts_of, tokenizer):
-    """FlagEmbedding encodes each piece by itself, with one <bos> in front and the question at the
-    end."""
-    question = (
-        "Given a query A and a passage B, determine whether the passage contains an answer to the "
-        "query by providing a prediction of either 'Yes' or 'No'."
-    )
-    tokenizer = Tokenizer.from_str(tokenizer.to_str())
-    tokenizer.add_special_tokens(["<bos>"])
-    builder = PromptBuilder(TextEncoder(tokenizer), LIMITS, RequestLimits())
-    prompts = FamilyPrompts(registry.BGE_RERANKER_V2_GEMMA, builder)
-    for query in QUERIES:
-        got = ids_of(prompts.build(RerankInput(query, DOCUMENTS)))
-        for ids, document in zip(got, DOCUMENTS, strict=True):
-            texts = ["<bos>", f"A: {query}", "\n", f"B: {document}", "\n", question]
-            pieces = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-            assert ids == sum(pieces, [])
-
-
-@pytest.mark.parametrize("query", QUERIES)
-def test_zerank_is_its_chat_template(prompts_of, tokenizer, query):
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=ZERANK_TEMPLATE)
-    got = ids_of(prompts_of(registry.ZERANK).build(RerankInput(query, DOCUMENTS)))
-    for ids, document in zip(got, DOCUMENTS, strict=True):
-        messages = [
-            {"role": "system", "content": query.strip()},
-            {"role": "user", "content": document.strip()},
-        ]
-        text = fast.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        assert ids == tokenizer.encode(text, add_special_tokens=False).ids
-
-
-def test_the_demo_scores_as_it_was_trained(prompts_of, tokenizer):
-    got = ids_of(prompts_of(registry.DEMO).build(RerankInput("red lamp", ["a lamp"])))
-    assert got == [tokenizer.encode("query: red lamp\nitem: a lamp").ids]
+CLOSING = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"  # of qwen3-reranker
 
 
 WRITTEN = [family for family in registry.FAMILIES.values() if isinstance(family, PromptFamily)]
@@ -169,7 +95,7 @@ def test_only_documents_are_cut_and_only_if_asked(prompts_of, tokenizer):
     assert built.truncated == (1,)
     lengths = [len(ids) for ids in ids_of(built)]
     assert MAX_LEN - 8 <= lengths[1] <= MAX_LEN
-    closing = tokenizer.encode(QWEN3[2]).ids
+    closing = tokenizer.encode(CLOSING).ids
     assert all(ids[-len(closing) :] == closing for ids in ids_of(built)), "the suffix stays whole"
     built = prompts.build(RerankInput("q", [short, long], most_tokens=5))
     assert built.truncated == (1,)

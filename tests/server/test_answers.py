@@ -14,16 +14,14 @@ import pytest
 from gpuscore.dialects.answers import (
     ClassifyAnswer,
     CompletionAnswer,
-    DecisionsAnswer,
     DetokenizeAnswer,
     PairsAnswer,
     RankedText,
     RerankAnswer,
     ScoreAnswer,
-    SystemOneAnswer,
     TokenizeAnswer,
 )
-from gpuscore.dialects.dialect import list_json, object_json, text_bytes, text_json, value_bytes
+from gpuscore.dialects.dialect import list_json, text_bytes, text_json, value_bytes
 from gpuscore.dialects.paths import GENERATING_PATHS
 from gpuscore.dialects.table import DIALECT_OF, DIALECTS
 from gpuscore.server.api.bodies import LARGE_ANSWER
@@ -46,7 +44,6 @@ def texts(count, text="{} lamp"):
     return [text.format(i) for i in range(count)]
 
 
-QUESTION = {"type": "choice", "criteria": {f"{ODD}{i}": None for i in range(20)}}
 BODIES = {  # name -> the type of the answer, and a request
     "score": (ScoreAnswer, items(700, [*range(60)], return_label_logprobs=True)),
     "mass": (ScoreAnswer, items(2000, [1, 2, 2], apply_softmax=True, return_label_mass=True)),
@@ -146,38 +143,6 @@ BODIES = {  # name -> the type of the answer, and a request
         CompletionAnswer,
         ("/v1/completions", {"prompt": [[7, 300, 2]], "max_tokens": 0, "echo": True}),
     ),
-    "decisions": (
-        DecisionsAnswer,
-        (
-            "/v1/decisions",
-            {
-                "input": "A lamp.",
-                "questions": [
-                    {"type": "predicate", "instructions": "It is red.", "name": ODD},
-                    {
-                        "type": "choice",
-                        "instructions": "What is it?",
-                        "choices": [{"value": True}, {"value": ODD}],
-                    },
-                ]
-                * 10,
-            },
-        ),
-    ),
-    "systemone": (
-        SystemOneAnswer,
-        (
-            "/v1/systemone",
-            {
-                "state": "A lamp.",
-                "questions": {
-                    **{f"{ODD} {i}": QUESTION for i in range(12)},
-                    "size": {"type": "score", "criteria": ["small", {"a": ODD}, ODD]},
-                    "fits": {"type": "noul", "instructions": "Is it red?"},
-                },
-            },
-        ),
-    ),
     "tokenize": (TokenizeAnswer, ("/tokenize", {"prompt": " ".join(WORDS * 3000)})),
     "tokenize with names": (
         TokenizeAnswer,
@@ -232,15 +197,13 @@ def test_a_large_answer_is_refused_in_teis_shape(refusing):
     assert "the limit is 1" in reply.json()["error"]
 
 
-def test_pieces_of_lists_objects_and_texts():
+def test_pieces_of_lists_and_texts():
     rng = random.Random(7)
     for size in (0, 1, 2, 5, 511, 512, 513):
         rows = [[rng.random()] * rng.randrange(3) for _ in range(size)]
-        named = {f"{i}{ODD}": row for i, row in enumerate(rows)}
         text = "".join(rng.choice(ODD) for _ in range(size * 300))
         for step in (1, 2, 512):
             assert b"".join(list_json(rows, step)) == msgspec.json.encode(rows)
-            assert b"".join(object_json(named.items(), step)) == msgspec.json.encode(named)
         assert b"".join(text_json(text, "", text)) == msgspec.json.encode(text + text)
         assert len(msgspec.json.encode(text)) <= text_bytes(text)
     values = [

@@ -29,8 +29,7 @@ def test_the_routes_are_these():
     reranks = ["/infinity/rerank", "/rerank", "/reranking", "/v1/rerank", "/v1/reranking"]
     refused = ["/v1/chat/completions", "/v1/embeddings", "/v1/messages", "/v1/responses"]
     tokens = ["/tokenize", "/detokenize", "/v1/completions"]
-    others = ["/classify", "/v1/classify", "/v1/decisions", "/v1/score", "/v2/rerank"]
-    others += ["/v1/systemone"]
+    others = ["/classify", "/v1/classify", "/v1/score", "/v2/rerank"]
     assert posts == sorted([*reranks, *refused, *tokens, *others])
     gets = {path for method, path in routes() if method == "GET"}
     open_gets = {"/livez", "/health", "/ready", "/docs", "/openapi.json", "/", "/status"}
@@ -149,12 +148,26 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path):
         assert keys.tenant([(b"x-api-key", key)]) is not None
 
 
+def test_a_comment_is_no_key(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("# of alice\nfirst\n  # second\n#third\nfo#urth\n")
+    keys = read_api_keys(ServerConfig(api_key_file=str(path)))
+    assert len(keys) == 2
+    for key in (b"# of alice", b"of alice", b"# second", b"second", b"#third", b"third"):
+        assert keys.tenant([(b"x-api-key", key)]) is None
+    for key in (b"first", b"fo#urth"):
+        assert keys.tenant([(b"x-api-key", key)]) is not None
+
+
 def test_key_files_that_hold_no_key(tmp_path):
     with pytest.raises(ConfigError, match="No such file"):
         read_api_keys(ServerConfig(api_key_file=str(tmp_path / "none")))
     (tmp_path / "empty").write_text("\n  \n")
     with pytest.raises(ConfigError, match="holds no key"):
         read_api_keys(ServerConfig(api_key_file=str(tmp_path / "empty")))
+    (tmp_path / "comments").write_text("# a\n#b")
+    with pytest.raises(ConfigError, match="holds no key"):
+        read_api_keys(ServerConfig(api_key_file=str(tmp_path / "comments")))
 
 
 def test_the_program_refuses_an_open_address(model):

@@ -7,11 +7,7 @@ from support.connections import connected
 from support.serving import serving
 
 STATE = "The blue wooden chair stands in the garden beside the red lamp. " * 30
-CHOICE = {
-    "type": "choice",
-    "instructions": "What is it about?",
-    "criteria": {f"option {i}": f"It is thing number {i}." for i in range(30)},
-}
+ITEM = "What is it about?\n" + "".join(f"option {i}: It is thing number {i}.\n" for i in range(30))
 
 
 @pytest.mark.parametrize(
@@ -19,12 +15,13 @@ CHOICE = {
     [(), ("--deterministic",), ("--max-batch-tokens", "128"), ("--max-batch-tokens", "32")],
     ids=" ".join,
 )
-def test_a_choice_of_many_options_is_found_in_the_cache(flags):
-    body = {"state": STATE, "questions": {"about": CHOICE}}
+def test_a_query_before_labels_of_several_tokens_is_found_in_the_cache(flags):
+    items = [ITEM, "What is it not about?\n" + ITEM]  # a single item might become part of the query
+    body = {"query": STATE, "items": items, "labels": [f"option {i}" for i in range(30)]}
     with serving("demo", "--threads", "1", *flags) as running, connected(running) as client:
-        answers = [client.post("/v1/systemone", json=body).json() for _ in range(2)]
-        usages = [answer["usage"] for answer in answers]
-    first, again = (usage["input_tokens_details"]["cached_tokens"] for usage in usages)
-    total = usages[0]["input_tokens"]
-    assert first < 16
-    assert total * 0.35 < again < total / 2, "the state, in whole pages or chunks"
+        usages = [client.post("/v1/score", json=body).json()["usage"] for _ in range(2)]
+        length = client.post("/tokenize", json={"prompt": STATE}).json()["count"]
+    first, again = (usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
+    assert abs(first - length) < 16, "the query, which the items share"
+    again -= first
+    assert 0.7 * length < again < length + 16, "the query once more, in whole pages or chunks"

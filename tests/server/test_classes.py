@@ -60,9 +60,6 @@ def test_several_classes(tmp_path):
         assert info["model_type"]["classifier"]["label2id"] == {n: i for i, n in enumerate(NAMES)}
         refused = client.post("/v1/classify", json={"input": TEXTS, "labels": ["glad"]})
         check_error(refused, 400, "invalid_request", "labels[0]")
-        ask = {"input": "x", "questions": [{"type": "predicate", "instructions": "y"}]}
-        message = check_error(client.post("/v1/decisions", json=ask), 400, "invalid_request", None)
-        assert "need a language model" in message
         ranking = client.post("/rerank", json={"query": "a", "documents": ["b"]})
         assert "no known family" in check_error(ranking, 400, "invalid_request", None)
 

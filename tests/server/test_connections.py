@@ -229,7 +229,7 @@ class TestLeaving:
         reset."""
         with in_flight(full, HELD) as held:
             shut(held)
-            assert held.reply(has_body=False).status == 100
+            assert held.interim() == 100
             time.sleep(0.3)
             assert under_way(full) == 1
             assert let_go(held).status == 200
@@ -255,6 +255,46 @@ class TestLeaving:
             shut(connection)
             assert connection.socket.recv(99).startswith((b"", b"HTTP/1.1 404"))
             wait_until(lambda: under_way(client) == 0)
+
+
+def swallowed(connection, seconds):
+    """Send for so long; return the number of bytes that found room."""
+    connection.socket.setblocking(False)
+    sent, end, piece = 0, time.monotonic() + seconds, bytes(2**16)
+    while time.monotonic() < end:
+        try:
+            sent += connection.socket.send(piece)
+        except BlockingIOError:
+            time.sleep(0.001)
+        except ConnectionError:
+            break
+    return sent
+
+
+class TestTheRestOfARefusedBody:
+    """It is read at a pace, and up to a bound: refusing it costs little, and a client that sends
+    all before it reads finds the answer."""
+
+    MOST, KERNEL = 16 * 2**20, 16 * 2**20  # --max-body-bytes; buffers of both sides
+
+    @pytest.mark.parametrize("target", ["/none", "/v1/models", "/v1/score"])
+    def test_it_is_read_at_a_pace(self, limited, target):
+        with Connection(limited) as connection:
+            connection.send(connection.head("POST", target, length=10**9, key=False))
+            assert swallowed(connection, 2.5) < self.MOST + self.KERNEL
+
+    def test_a_request_that_is_turned_away(self, busy):
+        with Connection(busy) as connection:
+            connection.send(connection.head("POST", "/v1/score", length=900_000))
+            check_error(connection.reply(), 429, "overloaded", None)
+            assert swallowed(connection, 2.5) < self.KERNEL
+
+    @pytest.mark.parametrize("target", ["/none", "/v1/score"])
+    def test_one_that_is_sent_whole_finds_its_answer(self, client, target):
+        with Connection(client) as connection:
+            for _ in range(2):  # the connection is kept
+                connection.request("POST", target, "Content-Encoding: br", body=bytes(10**7))
+                assert connection.reply().status == (404 if target == "/none" else 415)
 
 
 class TestOrigins:

@@ -12,11 +12,15 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 PRINTED = {
     "rerank.py": ["0.9810  A wooden garden chair in blue.", "0.0785  A blue wool scarf."],
     "guard.py": ["threshold 0.1724", "0.9832  pass  item: A red steel lamp."],
-    "decisions.py": ["fits: 0.9835 (label mass 0.9999)", "kind: lamp (label mass 0.9985)"],
+    "evaluate.py": ["P(rel=2)@1 0.6667", "RR@3 1.0000", "nDCG@3 0.9532"],
     "many_queries.py": ["a red lamp: A red lamp.", "a red chair: A red chair."],
     "offline.py": ["0.0124  A red steel lamp.", "0.9810  A wooden garden chair in blue."],
 }
-OF_PAGES = {"threshold.py", "classify_many.py"}  # test_how_to.py runs them on their pages' files
+OF_PAGES = {
+    "labelled.py",
+    "threshold.py",
+    "classify_many.py",
+}  # test_how_to.py runs them on their pages' files
 
 
 def test_every_example_is_run_and_described():

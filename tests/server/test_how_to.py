@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from demo import labelled
 from gpuscore.commands.cli import EXIT_CONFIG, EXIT_ENGINE, EXIT_FAILED, EXIT_TEMPORARY, make_parser
 from gpuscore.config import CONFIGS
 from gpuscore.config.options import options
@@ -25,7 +24,7 @@ COMING, TROUBLE = HOW_TO / "coming-from.md", HOW_TO / "troubleshoot.md"
 GUARD, MANY = TASKS / "guard.md", TASKS / "overnight.md"
 DEVICES = HOW_TO / "flags-by-device.md"
 HERE = "http://127.0.0.1:8000"
-(LABELLED,) = (block for block in blocks(GUARD, "sh") if "demo.labelled" in block)
+(LABELLED,) = (block for block in blocks(GUARD, "sh") if "labelled.py" in block)
 (CHOSEN,) = (block for block in blocks(GUARD, "text") if block.startswith("threshold "))
 ANSWERED = re.compile(r"```http\nPOST (\S+)\n\n(\{.*?)```\n+```text\n(.*?)```", re.DOTALL)
 SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", COMING.read_text(), re.DOTALL | re.M))
@@ -38,11 +37,6 @@ def test_requests_of_other_servers_are_answered(demo, origin):
     assert answer.status_code == 200, answer.text
     compare_numbers(answer.text, shown)
     assert all(text in answer.text for text in re.findall(r'"[^"]*"', shown))
-
-
-def test_a_program_decides(tmp_path, capsys):
-    run_program(blocks(HOW_TO / "decide.md", "python")[0], tmp_path)
-    assert capsys.readouterr().out == blocks(HOW_TO / "decide.md", "text")[0]
 
 
 def test_programs_of_the_python_page_run(demo, tmp_path):
@@ -83,10 +77,8 @@ def test_the_program_instead_of_sentence_transformers(tmp_path, capsys):
 
 def make_rows(command: str, monkeypatch, capsys) -> list[dict]:
     """Run a page's command that makes labelled rows, in this process; write its file."""
-    words, file = command.strip().split(" > ")
-    monkeypatch.setattr(sys, "argv", shlex.split(words)[4:])
-    labelled.main()
-    made = capsys.readouterr().out
+    example, file = command.strip().split(" > ")
+    made = run_example(example, monkeypatch, capsys)
     Path(file).write_text(made)
     return [json.loads(line) for line in made.splitlines()]
 
@@ -133,13 +125,9 @@ def test_too_few_texts_give_no_threshold(threshold, tmp_path, good, bad):
 
 
 def test_the_threshold_is_used_as_shown(demo, tmp_path, capsys):
-    (over_http,), in_process = blocks(GUARD, "python"), blocks(HOW_TO / "decide.md", "python")[1]
+    (over_http,) = blocks(GUARD, "python")
     run_program(over_http.replace(HERE, str(demo.base_url).rstrip("/")), tmp_path)
     assert capsys.readouterr().out == blocks(GUARD, "text")[-1]
-    run_program(in_process, tmp_path)
-    probability, mass = map(float, capsys.readouterr().out.split())
-    assert 0 < probability < 1
-    assert 0 < mass <= 1
     threshold = CHOSEN.split()[1].rstrip(",")
     assert f"THRESHOLD = {threshold}\n" in over_http
 
@@ -167,8 +155,7 @@ def test_rows_are_classified_in_this_process(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("page", [GUARD, MANY], ids=lambda page: page.stem)
 def test_commands_run_as_a_reader_runs_them(page, tmp_path):
     (tmp_path / ".venv").symlink_to(sys.prefix)
-    for name in ("training", "examples"):
-        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     commands = [LABELLED] if page == GUARD else [*blocks(MANY, "sh"), "wait $!\n"]
     done = subprocess.run(
         ["bash", "-e"],

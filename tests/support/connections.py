@@ -87,7 +87,20 @@ class Connection:
         return "\r\n".join([*lines, "", ""]).encode()
 
     def reply(self, *, has_body: bool = True) -> Reply:
-        """Read one reply; raise ConnectionError if the server closed without one."""
+        """Read one reply, after any interim ones; raise ConnectionError if the server closed
+        without one."""
+        status, headers = self._head()
+        while status < 200:  # 100 Continue, which the server may send whenever an answer takes long
+            status, headers = self._head()
+        length = int(headers.get("content-length", "0")) if has_body else 0
+        body = self._chunks() if "transfer-encoding" in headers else self._file.read(length)
+        return Reply(status, headers, body)
+
+    def interim(self) -> int:
+        """Read the head of an interim reply; return its status."""
+        return self._head()[0]
+
+    def _head(self) -> tuple[int, dict[str, str]]:
         status = self._file.readline().split()
         if not status:
             raise ConnectionError("closed without a reply")
@@ -95,9 +108,7 @@ class Connection:
         while line := self._file.readline().strip().decode("latin-1"):
             name, value = line.split(":", 1)
             headers[name.strip().lower()] = value.strip()
-        length = int(headers.get("content-length", "0")) if has_body else 0
-        body = self._chunks() if "transfer-encoding" in headers else self._file.read(length)
-        return Reply(int(status[1]), headers, body)
+        return int(status[1]), headers
 
     def _chunks(self) -> bytes:
         chunks = []

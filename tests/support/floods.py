@@ -126,3 +126,15 @@ def main(kind: str, host: str, port: str, width: str, seconds: str, megabytes: s
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+
+
+def probe(address: tuple[str, int]) -> float:
+    """Return the seconds that /health takes on a connection of its own."""
+    start = time.monotonic()
+    with socket.create_connection(address, timeout=60) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        answer = b""
+        while part := connection.recv(4096):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    return time.monotonic() - start

@@ -236,8 +236,7 @@ def test_errors_keep_no_text_in_memory():
         assert refuse(errors)() is None
     finally:
         gc.enable()
-    with pytest.raises(InvalidRequest, match="bad"):
-        errors.raise_first()
+    assert errors.listed() == (ItemError(0, "invalid_request", "bad"),)
 
 
 def test_places():

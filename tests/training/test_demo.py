@@ -5,14 +5,12 @@ import random
 import subprocess
 import sys
 import zipfile
-from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from demo.decisions import draw_typed_group
-from demo.questions import labelled_questions
 from demo.synthetic import (
     draw_ranking_tasks,
     draw_training_group,
@@ -20,7 +18,7 @@ from demo.synthetic import (
     ndcg_at_k,
     prompt_query,
 )
-from gpuscore import Choice, Noul, Rating, Scorer
+from gpuscore import Scorer
 from gpuscore.errors import InvalidRequest
 from support.slow import slow
 
@@ -50,49 +48,6 @@ def test_it_ranks_far_better_than_chance(demo, count):
     )
     assert np.mean(ours) >= 0.95
     assert np.mean(chance) < 0.7, "the task would be too easy to prove anything"
-
-
-@pytest.mark.parametrize("rows", [60, *slow(600)])
-def test_it_answers_typed_questions(demo, rows):
-    """The questions are about combinations that it never saw: yes or no, letters, digits."""
-    right, rights = defaultdict(list), defaultdict(Counter)
-    masses = defaultdict(list)
-    for state, asked in labelled_questions(rows, seed=TEST_SEED):
-        answers = demo.system_one(
-            state, {name: typed(question.body) for name, question in asked.items()}
-        )
-        for name, question in asked.items():
-            kind, answer = question.body["type"], answers[name]
-            best = max(answer.probabilities, key=answer.probabilities.get)
-            yes_or_no = "yes" if question.answer else "no"
-            right[kind].append(best == (yes_or_no if kind == "noul" else str(question.answer)))
-            rights[kind][question.right] += 1
-            masses[kind].append(answer.label_mass)
-    accuracy = {kind: float(np.mean(outcomes)) for kind, outcomes in right.items()}
-    for kind, values in masses.items():
-        enough = np.mean(np.array(values) >= 0.9)
-        print(
-            f"\n{kind}: {accuracy[kind]:.3f} of {len(values)} right, "
-            f"label mass {np.mean(values):.3f}, at least 0.9 in {enough:.3f}"
-        )
-        assert np.mean(values) >= 0.95
-        assert enough >= 0.9
-    assert set(right) == {"noul", "choice", "score"}
-    assert min(accuracy.values()) >= 0.9
-    for kind, counts in rights.items():
-        share = max(counts.values()) / counts.total()
-        assert share < 0.7, f"{kind}: one label would be right in {share:.0%}"
-
-
-def typed(body):
-    text, criteria = body.get("instructions"), body.get("criteria", {})
-    if body["type"] == "noul":
-        return Noul(text, criteria.get("true"), criteria.get("false"))
-    if body["type"] == "choice":
-        return Choice(
-            text or "Which of these fits best?", {k: v or "" for k, v in criteria.items()}
-        )
-    return Rating(text or "Which of these fits best?", criteria)
 
 
 def test_one_text_is_one_item(demo):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from gpuscore.prompts.decision_texts import (
+from demo.decision_texts import (
     DecisionQuestion,
     Option,
     choice,

@@ -3,7 +3,7 @@
 A state is an item, alone or with the query that it shall fit, as text or as JSON. A question is
 about an attribute of the item, or about how well it fits the query. Some rows are about nothing
 that can be known: there all answers are equally probable, so the model learns to answer with a
-label at any rate. The prompts are the server's (`gpuscore.prompts.decision_texts`).
+label at any rate. The prompts are the server's (`demo.decision_texts`).
 """
 
 import random
@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from demo import synthetic
 from demo.asked import Asked, Marks, Mention, choice_of, listed, moved, noul, score_of, starts
+from demo.decision_texts import Option, json_text
 from demo.synthetic import Attributes, Query
 from demo.world import NEUTRAL_WORDS, VALUES_OF, wordings
-from gpuscore.prompts.decision_texts import Option, json_text
 
 STATEMENT = "Is this statement true?\n"  # as /v1/decisions asks
 NOT_SAID = ("not said", "unknown", "none of these", "anything else")

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer
 from transformers import Qwen3ForCausalLM
 
 from demo import synthetic
+from demo.decision_texts import SINGLE as LABELS
 from demo.decisions import draw_typed_group
 from demo.packing import PAD_ID, collate, pack_typed
-from gpuscore.prompts.decision_texts import SINGLE as LABELS
 
 QUESTIONS = 4  # of each state
 

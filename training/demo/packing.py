@@ -14,9 +14,9 @@ from torch import Tensor
 
 from demo import synthetic
 from demo.asked import Asked
+from demo.decision_texts import SINGLE as LABELS
 from demo.decisions import TypedGroup
 from demo.world import CONCEPTS
-from gpuscore.prompts.decision_texts import SINGLE as LABELS
 
 PAD_ID = 0
 NO_CONCEPT = -100  # ignored by cross_entropy

@@ -28,10 +28,7 @@ from gpuscore.backends.jax.products import part, put
 # more take several calls.
 LABELS_PER_TOKEN = 4
 # With excess precision, XLA would skip roundings between operations that it fuses.
-_OPTIONS: dict[str, Any] = {"xla_allow_excess_precision": False}
-# XLA's newer generator of CPU code takes more than twice as long to compile these programs, which
-# then run no faster.
-_CPU_OPTIONS: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
+XLA_OPTIONS: dict[str, Any] = {"xla_allow_excess_precision": False}
 
 # (weights, pool, array of the batch) -> pool, scored rows
 Extend: TypeAlias = Callable[..., tuple[Pool, "ScoredRows"]]
@@ -163,16 +160,10 @@ def compile_programs(
 ) -> Programs:
     """Compile the programs of one size; only the shapes of weights and pool are used."""
     traced = trace_programs(sizes, cfg, weights, pool, attends, heads, device)
-    options = options_of(device)
     extend, labels = (
-        program.lower().compile(options) for program in (traced.extend, traced.labels)
+        program.lower().compile(XLA_OPTIONS) for program in (traced.extend, traced.labels)
     )
     return Programs(sizes, extend, labels, traced.max_labels, _bytes(extend) + _bytes(labels))
-
-
-def options_of(device: jax.Device) -> dict[str, Any]:
-    """Return the options of XLA that programs for a device are compiled with."""
-    return _OPTIONS | (_CPU_OPTIONS if device.platform == "cpu" else {})
 
 
 def trace_programs(

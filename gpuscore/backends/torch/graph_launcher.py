@@ -6,7 +6,7 @@ was captured. So the whole batch, tile tables included, is written as int32 word
 in an order that depends on the batch's sizes only, and a batch is padded to the next larger sizes
 that have a graph (`buckets`). Padding is never attended to, stored or scored.
 
-While the device runs one batch, the next is planned and uploaded (`queues`). Only the function that
+While the device runs one batch, the next is planned and queued (`queues`). Only the function that
 `launch` returns waits for the device.
 """
 
@@ -86,7 +86,7 @@ class GraphLauncher:
         self.launched = 0  # ... and as single launches
         self._graphs: dict[Bucket, Replay] = {}
         self._places_of = {bucket: Places.of(bucket, len(self._windows)) for bucket in self.buckets}
-        self._words = queue.empty(GRAPH_WORDS if self.buckets else 0, torch.int32)
+        self._words = self._device_words(GRAPH_WORDS if self.buckets else 0)
         weight = self.decoder.weights.lm_head
         self._hidden = weight.new_empty(graph_tokens, weight.shape[1])
         self._free: list[Buffers] = []
@@ -103,7 +103,8 @@ class GraphLauncher:
             tables = self.attention.tables(batch)
             places, _ = self._places(batch, tables)
             words = max(words, num_words(batch, tables, places))
-            answers = max(answers, len(batch.label_token_ids) + 3 * len(batch.score_rows))
+            of_rows = (1 + 2 * batch.num_top) * len(batch.score_rows)
+            answers = max(answers, len(batch.label_token_ids) + of_rows)
         for _ in range(IN_FLIGHT):
             self._free.append(self._make_buffers(words, answers))
 
@@ -196,9 +197,12 @@ class GraphLauncher:
         return Buffers(
             host,
             host.numpy(),
-            self.queue.empty(size, torch.int32),
+            self._device_words(size),
             self.queue.host(answers, torch.float32),
         )
+
+    def _device_words(self, count: int) -> Tensor:
+        return torch.empty(count, dtype=torch.int32, device=self.queue.device)
 
     def _capture(self, bucket: Bucket) -> None:
         """Capture a graph, and compare its first replay with the launches it was captured from."""

@@ -22,7 +22,7 @@ from gpuscore.errors import ConfigError
 from gpuscore.models.hub import MODEL_FILES, model_directory, model_name
 from gpuscore.processes.announcement import LoadingBar
 from gpuscore.processes.replicas.start import start_replicas
-from gpuscore.processes.serving import asking, load_model, read_files
+from gpuscore.processes.serving import load_model, read_files
 from gpuscore.system.extras import install
 
 EXIT_OK, EXIT_FAILED = 0, 1
@@ -57,15 +57,13 @@ def _run(
     """Run a job with engines on this machine, or on a cluster."""
     model, limits = settings.make(ModelConfig), settings.make(RequestLimits)
     engine, server = settings.make(EngineConfig), settings.make(ServerConfig)
-    family, asked = server.family, asking(server)
+    family = server.family
     names = tuple(dict.fromkeys((model_name(model.model), model.model)))
     known = {
         "gpuscore": __version__,
         **_settings_of(model),
         **_settings_of(limits),
         "--family": family,
-        "--decision-order": asked.order,
-        "--calibration": None if asked.calibration is None else asked.calibration.as_json(),
         **options.identity(),
     }
     on_cluster = _on_cluster(values, engine)
@@ -76,7 +74,7 @@ def _run(
         from gpuscore.commands.bulk.cluster.scorer import ClusterJob
 
         place = values.ray, values.ray_actors, values.input, values.output
-        cluster_job = ClusterJob(*place, job, model, limits, engine, family, asked)
+        cluster_job = ClusterJob(*place, job, model, limits, engine, family)
         return run_on_cluster(cluster_job, progress)
     directory = model_directory(model.model, model.revision)
     known["the model's files"] = _state_of(directory)
@@ -86,7 +84,7 @@ def _run(
         # A run that goes on might measure something else.
         started = start_replicas(directory, model.unmeasured(), engine, log_format="text")
         with closing(started) as replicas:
-            files = read_files(directory, family, names[::-1], asked)
+            files = read_files(directory, family, names[::-1])
             with closing(LoadingBar(replicas.engines)):
                 loaded = load_model(files, limits, replicas)
             yield loaded

@@ -209,8 +209,7 @@ def add_batch(commands: Any, run: Callable[[argparse.Namespace, Settings], int])
     _add_files(parser.add_argument_group("Input and output (command line only)"))
     _add_rows(parser.add_argument_group("Rows (command line only)"))
     _add_ray(parser.add_argument_group("Cluster (command line only)"))
-    asked = ("family", "decision_order", "calibration")
-    add_some_flags(parser, "Prompts", ServerConfig, asked)
+    add_some_flags(parser, "Prompts", ServerConfig, ("family",))
     add_flags(parser, ModelConfig, RequestLimits, EngineConfig, FileConfig)
 
 

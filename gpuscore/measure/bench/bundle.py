@@ -46,10 +46,6 @@ class BenchBundle:
     servers: tuple[Server, ...]
     rows: tuple[Row, ...]
 
-    @property
-    def is_report(self) -> bool:
-        return "source" in self.facts
-
 
 def server_of(about: About, sampled: Sampled | None) -> Server:
     """Return a server as a bundle has it; a sample with wrong scores is kept, to be compared."""

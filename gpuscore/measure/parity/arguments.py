@@ -10,25 +10,22 @@ from gpuscore.config.flags import EPILOG, CommandParser, add_command, add_flags,
 from gpuscore.config.sources import Settings
 
 # Copies of workload.TEXT, the keys of workload.SIZES and workload.SAMPLE, whose module imports
-# NumPy and tokenizers, and of deviations.KNOWN.
+# NumPy and tokenizers.
 SIZES = ("text", "quick", "standard", "full", "bench")
-KINDS = ("strict", "gpuscore", "sglang", "sglang-mis", "sgl-jax")
 
 
 def add_parity(commands: Any) -> None:
     """Add `parity` with its commands to the parser's."""
     parity = commands.add_parser(
         "parity",
-        description="Compare ways to score: backends, machines, servers.",
-        help="compare backends, machines and servers",
+        description="Compare ways to score: backends and machines.",
+        help="compare backends and machines",
     )
     refuse_api_key(parity)
     below = parity.add_subparsers(required=True, metavar="COMMAND")
     _add_run(below)
     _add_record(below)
     _add_compare(below)
-    _add_trace(below)
-    _add_check_server(below)
 
 
 def _add_run(commands: Any) -> None:
@@ -102,83 +99,6 @@ def _add_compare(commands: Any) -> None:
     _add_report(compare)
 
 
-def _add_trace(commands: Any) -> None:
-    trace = _add(
-        commands,
-        "trace",
-        "[MODEL] [OPTIONS]",
-        "name the first layer in which a backend errs over 1.5 times as much as transformers",
-        exit_1="there is such a layer",
-        epilog=EPILOG,
-    )
-    group = trace.add_argument_group("What to trace (command line only)")
-    _add_seed(group)
-    add_flags(trace, ModelConfig, FileConfig)
-    trace.add_help_all()
-
-
-def _add_check_server(commands: Any) -> None:
-    check = _add(
-        commands,
-        "check-server",
-        "URL [URL2] [OPTIONS]",
-        "check one or two servers against the contract of SGLang's /v1/score",
-        exit_1="a check failed that is not a known deviation, or two servers differ",
-    )
-    check.add_argument("url", metavar="URL", help="such as http://127.0.0.1:8000")
-    check.add_argument("url2", metavar="URL2", nargs="?", help="a second server of the same model")
-    check.add_argument(
-        "--kind",
-        choices=KINDS,
-        default="strict",
-        help="kind of server, whose known deviations are no failures (default: strict: none known)",
-    )
-    check.add_argument(
-        "--kind2", choices=KINDS, default="strict", help="the same for URL2 (default: strict)"
-    )
-    check.add_argument(
-        "--reference",
-        metavar="MODEL",
-        help="the served model, as a directory or hub name: adds the checks that need its "
-        "tokenizer and transformers",
-    )
-    check.add_argument(
-        "--device",
-        choices=("auto", "cpu", "cuda"),
-        default=argparse.SUPPRESS,
-        help="device of transformers with --reference (default: auto, as for serve)",
-    )
-    check.add_argument(
-        "--vocab-size",
-        type=int,
-        metavar="N",
-        help="number of valid token ids (default: found by sending ids as labels, which can crash "
-        "a server that does not check them)",
-    )
-    check.add_argument(
-        "--tolerance",
-        type=float,
-        default=1e-3,
-        metavar="P",
-        help="largest difference of two probabilities that counts as rounding, and twice the "
-        "largest mean (default: 0.001, for half precision; float32: 1e-5)",
-    )
-    check.add_argument(
-        "--timeout",
-        type=float,
-        default=120.0,
-        metavar="SECONDS",
-        help="time for one answer (default: 120)",
-    )
-    check.add_argument(
-        "--api-key-file",
-        default=argparse.SUPPRESS,
-        metavar="FILE",
-        help="file whose first line is sent as bearer token; GPUSCORE_API_KEY overrides it",
-    )
-    _add_report(check)
-
-
 def _add_workload(group: Any) -> None:
     group.add_argument(
         "--workload",
@@ -187,19 +107,15 @@ def _add_workload(group: Any) -> None:
         "GPU; bench: the sample of `gpuscore bench` (default: text for a model with a "
         "tokenizer.json, or standard)",
     )
-    _add_seed(group)
+    group.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of the random tokens (default: 0)"
+    )
     group.add_argument(
         "--seeds",
         type=int,
         default=1,
         metavar="N",
         help="number of seeds from --seed on, each with requests of its own (default: 1)",
-    )
-
-
-def _add_seed(group: Any) -> None:
-    group.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of the random tokens (default: 0)"
     )
 
 
@@ -223,14 +139,6 @@ def _add(
 
 def _run(name: str, values: argparse.Namespace, settings: Settings) -> int:
     from gpuscore.measure.parity import commands
-    from gpuscore.measure.parity.conformance.check_server import check_server
-    from gpuscore.measure.parity.trace import trace
 
-    runs = {
-        "run": commands.run,
-        "record": commands.record,
-        "compare": commands.compare,
-        "trace": trace,
-        "check-server": check_server,
-    }
+    runs = {"run": commands.run, "record": commands.record, "compare": commands.compare}
     return runs[name](values, settings)

@@ -214,11 +214,11 @@ def _workload(directory: Path, plan: Plan, values: argparse.Namespace) -> Worklo
     tokenizer = read_tokenizer(directory)
     size = values.workload or ("standard" if tokenizer is None else TEXT)
     return make_workload(
-        size, values.seed, vocabulary(plan), plan.max_model_len, tokenizer, values.seeds
+        size, values.seed, _vocabulary(plan), plan.max_model_len, tokenizer, values.seeds
     )
 
 
-def vocabulary(plan: Plan) -> int:
+def _vocabulary(plan: Plan) -> int:
     """Return the number of a language model's token ids; raise ConfigError for another model."""
     model = plan.architecture.config
     if model.classes is not None:

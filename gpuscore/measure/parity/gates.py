@@ -67,7 +67,6 @@ class HalfLimits:
 
 
 HALF = HalfLimits(0.05, 0.15, 0.01)
-ALLOWED_HALF = PermittedNoise.normal(HALF.p99, HALF.maximum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +133,14 @@ def judge(
         comparison = compare(workload, exact, run, ALLOWED_FLOAT32)
         return comparison, [
             _at_most(run.name, comparison.log_p, FLOAT32),
-            *order_verdicts(comparison),
+            *_order_verdicts(comparison),
             packing(run),
         ]
     noise = differences(workload, exact, rounded)[0]
     theirs = errors(noise)
     allowed = PermittedNoise.multiple(RELATIVE, noise, theirs.p99)
     comparison = compare(workload, exact, run, allowed)
-    return comparison, [_relative(comparison, theirs), *order_verdicts(comparison), packing(run)]
+    return comparison, [_relative(comparison, theirs), *_order_verdicts(comparison), packing(run)]
 
 
 def judge_pair(
@@ -165,10 +164,10 @@ def judge_pair(
         comparison = compare(workload, first, second, ALLOWED_FLOAT32)
         return comparison, [
             _at_most(subject, comparison.log_p, FLOAT32),
-            *order_verdicts(comparison, subject),
+            *_order_verdicts(comparison, subject),
         ]
     comparison = compare(workload, first, second, PermittedNoise.normal(half.p99, half.maximum))
-    return comparison, [_absolute(subject, comparison, half), *order_verdicts(comparison, subject)]
+    return comparison, [_absolute(subject, comparison, half), *_order_verdicts(comparison, subject)]
 
 
 def _judge_eight_bits(workload: Workload, exact: Run, run: Run) -> tuple[Comparison, list[Verdict]]:
@@ -240,7 +239,7 @@ def _absolute(subject: str, comparison: Comparison, limits: HalfLimits) -> Verdi
     return Verdict(subject, "absolute", passed, detail)
 
 
-def order_verdicts(comparison: Comparison, subject: str | None = None) -> Iterator[Verdict]:
+def _order_verdicts(comparison: Comparison, subject: str | None = None) -> Iterator[Verdict]:
     """Yield the verdicts of gate 4."""
     subject = subject or comparison.got.name
     yield _inversions(comparison, subject)

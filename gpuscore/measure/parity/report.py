@@ -66,7 +66,7 @@ def conclude(
     Raises:
         ConfigError: the report cannot be written.
     """
-    columns = scores_table(comparisons)
+    columns = _scores_table(comparisons)
     head, measures, note = _measured(workload, comparisons)
     print(f"\n{aligned(*columns)}\n{ABOUT_RANKS}\n\n{aligned(head, measures)}\n{note}\n")
     print(f"Gates, {reference}:")
@@ -88,7 +88,7 @@ def conclude(
     return EXIT_FAILED if any(verdict.failed for verdict in verdicts) else EXIT_OK
 
 
-def scores_table(
+def _scores_table(
     comparisons: Sequence[Comparison],
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return head and rows of the table of scores, without columns that are empty in all rows."""
@@ -140,11 +140,7 @@ def verdict_line(verdict: Verdict) -> str:
     return f"{WORDS[verdict.passed]}  {verdict.subject}, {verdict.gate}: {verdict.detail}"
 
 
-def heading(comparison: Comparison) -> str:
-    return f"<h2>{escape(comparison.got.name)} against {escape(comparison.reference.name)}</h2>"
-
-
-def error_plots(workload: Workload, comparison: Comparison, log_p: Float64Array) -> str:
+def _error_plots(workload: Workload, comparison: Comparison, log_p: Float64Array) -> str:
     """Return plots of the differences in log p [scores], and of one run against the other."""
     reference, got = (
         np.concatenate([run.results[case.name].values.ravel() for case in workload.cases])
@@ -155,9 +151,10 @@ def error_plots(workload: Workload, comparison: Comparison, log_p: Float64Array)
 
 def _with_lengths(workload: Workload, comparison: Comparison) -> str:
     lengths = by_length(workload, comparison.reference, comparison.got)
+    heading = f"{escape(comparison.got.name)} against {escape(comparison.reference.name)}"
     return (
-        heading(comparison)
-        + error_plots(workload, comparison, lengths.log_p)
+        f"<h2>{heading}</h2>"
+        + _error_plots(workload, comparison, lengths.log_p)
         + _by_tokens("tokens of the prompt", lengths.prompt, lengths.log_p)
         + _by_tokens("tokens of the item", lengths.item, lengths.log_p)
     )

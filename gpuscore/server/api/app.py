@@ -20,6 +20,7 @@ from gpuscore.config import ServerConfig
 from gpuscore.dialects.dialect import LARGE, BodyT, Dialect
 from gpuscore.dialects.paths import OPEN_PATHS, no_such_path
 from gpuscore.dialects.table import DIALECT_OF
+from gpuscore.dialects.values import check_values
 from gpuscore.dialects.wire import openapi_of
 from gpuscore.errors import (
     AnswerTooLarge,
@@ -168,8 +169,15 @@ def _reserve(scope: Scope, limit: int, size: int) -> None:
 async def _decode_large(
     service: ScoringService, dialect: Dialect[BodyT], received: bytes, call: RequestContext
 ) -> BodyT:
+    limits = service.models.limits
+
+    def work() -> BodyT:
+        if limits is not None:  # else no model is loaded, and the answer is 503
+            check_values(received, limits)
+        return dialect.decode(received, call.record)
+
     async with service.large_bodies.turn(call.tenant):
-        return await service.in_thread(call, partial(dialect.decode, received, call.record))
+        return await service.in_thread(call, work)
 
 
 async def _in_time(work: Coroutine[Any, Any, AnswerT], deadline: float, seconds: float) -> AnswerT:

@@ -4,7 +4,7 @@ load, all from `server/static`: the playground, the status page, and Swagger UI 
 A page holds no data of the server: its scripts ask the routes, with the reader's key.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,6 @@ from gpuscore.system.machine import commit, local_machine, versions
 def server_info(name: str, model: LoadedModel, aliases: Mapping[str, str]) -> dict[str, Any]:
     """Return the fields of text-embeddings-inference, and our own fields under `gpuscore`."""
     limits = model.engine.limits
-    asked = None if isinstance(model.prompts.decisions, str) else model.prompts.decisions
     requests = model.prompts.builder.limits
     return {
         "model_id": name,
@@ -67,9 +66,6 @@ def server_info(name: str, model: LoadedModel, aliases: Mapping[str, str]) -> di
             "max_request_tokens": requests.max_request_tokens,
             "valid_token_ids": limits.vocab_rows,
             "path_aliases": dict(aliases),
-            "decisions": not isinstance(model.prompts.decisions, str),
-            "decision_order": None if asked is None else asked.settings.order,
-            "calibration": None if asked is None else asked.settings.in_force.as_json(),
             "machine": local_machine(),
             "versions": versions(),
             "commit": commit(),
@@ -114,7 +110,6 @@ def _family(model: LoadedModel) -> dict[str, Any] | None:
 
 
 MODEL = "model"
-UNKNOWN_DATE = "1970-01-01"  # as the 0 in OpenAI's `created`
 WHICH_MODEL = {
     "parameters": [
         {
@@ -169,13 +164,10 @@ def add_pages(app: FastAPI, service: ScoringService, aliases: Mapping[str, str])
     @app.get(
         MODELS_PATH,
         summary="Served models",
-        description="The models' names and longest prompts, as `data` of OpenAI's API, and all "
-        "names that requests may use, as `models` of System One's.",
+        description="The models' names and longest prompts, as `data` of OpenAI's API.",
     )
     async def models() -> Response:
-        cards = [card for served in service.models for card in _name_cards(served)]
-        data = list(map(_model_card, service.models))
-        return json_response({"object": "list", "data": data, "models": cards})
+        return json_response({"object": "list", "data": list(map(_model_card, service.models))})
 
     @app.get(
         "/info",
@@ -230,13 +222,6 @@ def _unavailable(why: str, models: ModelTable, *states: str) -> Unavailable:
     names = [served.name for served in models if served.state in states]
     affected = f": {listed(names)}" if names and models.only is None else ""
     return Unavailable(f"{why}{affected}", retry_after=LOADING_RETRY_AFTER)
-
-
-def _name_cards(served: ServedModel) -> Iterator[dict[str, str]]:
-    """Yield a card for each name of a model; the date is unknown, and must be one."""
-    for name in served.shown:
-        told = "A scored language model." if name == served.name else f"Alias of {served.name}."
-        yield {"name": name, "description": told, "release_date": UNKNOWN_DATE}
 
 
 def _model_card(served: ServedModel) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from gpuscore.types.record import Headers
 logger = logging.getLogger(__name__)
 
 KEY_HEADERS = (b"authorization", b"x-api-key")
+COMMENT = "#"  # begins a line of a key file that is no key
 NO_KEY = "no-key"  # the tenant of every caller if no key is set
 
 
@@ -82,9 +83,10 @@ def read_api_keys(config: ServerConfig) -> ApiKeys:
     keys = [os.environ.get(API_KEY_VARIABLE, "").strip()]
     if config.api_key_file is not None:
         try:
-            keys += Path(config.api_key_file).read_text(encoding="utf-8-sig").split("\n")
+            lines = Path(config.api_key_file).read_text(encoding="utf-8-sig").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--api-key-file {config.api_key_file}: {error}") from error
+        keys += [line for line in lines if not line.lstrip().startswith(COMMENT)]
     api_keys = ApiKeys([key.strip().encode() for key in keys if key.strip()])
     if config.api_key_file is not None and not api_keys:
         raise ConfigError(f"--api-key-file {config.api_key_file} holds no key")

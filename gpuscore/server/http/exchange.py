@@ -8,8 +8,10 @@ from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Scope
 
+from gpuscore.dialects.table import error_answer
 from gpuscore.errors import GpuscoreError
 from gpuscore.server.http.parser import RequestHead
+from gpuscore.types.record import RequestRecord
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +35,18 @@ def head_of(status: int, *fields: Fields) -> bytes:
             parts += (name, b": ", value, b"\r\n")
     parts.append(b"\r\n")
     return b"".join(parts)
+
+
+def error_reply(
+    record: RequestRecord, error: GpuscoreError, keep_alive: bool, *more: Fields
+) -> bytes:
+    """Return an error's answer for a request that the application does not see; `more` are fields
+    of its head."""
+    fields, body = error_answer(error, record)
+    fields.append((b"x-request-id", record.request_id.encode()))
+    record.bytes_out = len(body)
+    head = head_of(error.status, *more, fields, () if keep_alive else (CLOSE,))
+    return head if record.method == "HEAD" else head + body
 
 
 def scope_of(head: RequestHead, addresses: tuple[Any, Any]) -> Scope:

@@ -11,13 +11,12 @@ from starlette.types import ASGIApp, Scope
 from uvicorn.server import ServerState
 
 from gpuscore.config import ServerConfig
-from gpuscore.dialects.table import error_answer
 from gpuscore.errors import GpuscoreError, Overloaded, RequestTimeout
-from gpuscore.server.http.exchange import CLOSE, MORE, Exchange, Fields, head_of, scope_of
+from gpuscore.server.http.exchange import MORE, Exchange, Fields, error_reply, scope_of
 from gpuscore.server.http.gate import Gate
 from gpuscore.server.http.headers import Origins, head_refusal
 from gpuscore.server.http.parser import NO_ALIASES, RequestHead, RequestParser
-from gpuscore.server.http.timing import Deadline, Departure, Outlet, Postponed
+from gpuscore.server.http.timing import Deadline, Departure, Outlet, Postponed, Remainder
 from gpuscore.server.observe.operations import Operations, server_timing
 from gpuscore.types.record import UNMATCHED, Headers, RequestRecord, new_record, record_of
 
@@ -77,6 +76,7 @@ class ScoreProtocol(asyncio.BufferedProtocol):
         self._unsent: list[Exchange] = []  # answered, but the client has not taken most of it
         self._departure: Departure | None = None  # set once the client has closed its side
         self._deadline = Deadline(self._loop, self._late)
+        self._remainder = Remainder(self._loop, server_config.max_body_bytes, self.regulate)
 
     # The callbacks of asyncio.
 
@@ -99,6 +99,7 @@ class ScoreProtocol(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         idle = self._exchange is None and self._parser.in_head and not self._parser.begun
         self._parser.feed(_READ[:nbytes])
+        self._remainder.took(nbytes)
         if idle and self._used and not self._closing:
             self._deadline.set(self._config.header_timeout)
         self._get_on()
@@ -121,6 +122,7 @@ class ScoreProtocol(asyncio.BufferedProtocol):
         self._state.connections.discard(self)
         self._deadline.close()
         self._parser.stop()
+        self._remainder.end()
         if self._departure is not None:
             self._departure.close()
         self._outlet.close()
@@ -182,6 +184,7 @@ class ScoreProtocol(asyncio.BufferedProtocol):
 
     def on_end(self) -> None:
         exchange = self._exchange
+        self._remainder.end()
         if exchange is not None:
             self._deadline.clear()
             exchange.complete = True
@@ -208,7 +211,8 @@ class ScoreProtocol(asyncio.BufferedProtocol):
         """Pause or resume reading, depending on whether there is room for more."""
         if self._departure is not None or not self._open:
             return  # no more bytes can arrive
-        full = self._stalled or (self._exchange is not None and self._exchange.full)
+        full = self._stalled or self._remainder.resting
+        full = full or (self._exchange is not None and self._exchange.full)
         if full and not self._paused:
             self._transport.pause_reading()
         elif self._paused and not full:
@@ -310,6 +314,7 @@ class ScoreProtocol(asyncio.BufferedProtocol):
     def _discard(self, keep_alive: bool) -> None:
         """Drop the rest of a request that was answered early; unread bytes would cause a reset."""
         self._closing = not keep_alive
+        self._remainder.begin()
         self.regulate()
         if self._closing:
             self._deadline.set(LINGER)
@@ -358,15 +363,10 @@ class ScoreProtocol(asyncio.BufferedProtocol):
         self, record: RequestRecord, error: GpuscoreError, asked: Headers, keep_alive: bool
     ) -> None:
         """Write an error's answer; `asked` are the request's header fields."""
-        fields, body = error_answer(error, record)
-        fields.append((b"x-request-id", record.request_id.encode()))
-        if self._config.timing_headers:
-            fields.append((b"server-timing", server_timing(record).encode()))
-        record.bytes_out = len(body)
-        close = () if keep_alive else (CLOSE,)
         marks = self._origins.fields(asked)
-        head = head_of(error.status, self.default_fields, fields, marks, close)
-        self.write(head if record.method == "HEAD" else head + body)
+        if self._config.timing_headers:
+            marks.append((b"server-timing", server_timing(record).encode()))
+        self.write(error_reply(record, error, keep_alive, self.default_fields, marks))
 
     def _abandon(self, exchange: Exchange) -> None:
         """Give up a request whose answer can no longer be sent."""

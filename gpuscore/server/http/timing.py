@@ -241,6 +241,51 @@ class Outlet:
         self._timer = self._loop.call_later(self._seconds, look)
 
 
+# Bytes of a body that is read after its answer are dropped at this pace, some 25 MB/s: a client
+# that goes on sending costs next to nothing; one that sends all before it reads gets its answer.
+REST_READ, REST_PAUSE = 2**16, 0.0025  # bytes of a read, seconds to the next
+
+
+class Remainder:
+    """The pace at which a connection reads the rest of a body whose request is answered.
+
+    Args:
+        most: bytes of a body that are read; then no more are.
+        rested: called when the next read may come.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, most: int, rested: Callable[[], None]
+    ) -> None:
+        self._loop, self._most, self._rested = loop, most, rested
+        self._left: int | None = None  # bytes that may be read; None: no body is dropped
+        self._timer: asyncio.TimerHandle | None = None
+        self.resting = False
+
+    def begin(self) -> None:
+        self._left = self._most
+
+    def took(self, size: int) -> None:
+        """Count bytes that were read, and rest before the next read."""
+        if self._left is None:
+            return
+        self._left -= size
+        self.resting = True
+        if self._left > 0 and self._timer is None:
+            self._timer = self._loop.call_later(REST_PAUSE * size / REST_READ, self._go_on)
+
+    def end(self) -> None:
+        """Read at full speed again: the body has ended, or the connection is lost."""
+        self._left, self.resting = None, False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _go_on(self) -> None:
+        self._timer, self.resting = None, False
+        self._rested()
+
+
 MOMENT = 0.1  # seconds until the interim answer is sent
 FIRST_LOOK, LAST_LOOK = 0.02, 1.0  # seconds to the next check for a reset: first and longest
 

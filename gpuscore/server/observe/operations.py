@@ -2,16 +2,15 @@
 and trace."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from time import monotonic
 from typing import Protocol
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gpuscore.dialects.paths import MODELS_PATH, PROBE_PATHS, SYSTEM_ONE_PATH
+from gpuscore.dialects.paths import PROBE_PATHS
 from gpuscore.server.observe.metrics import Metrics, ServerState
-from gpuscore.server.observe.sums import Samples, Snapshot
 from gpuscore.server.service import ScoringService
 from gpuscore.system.log import LogFormat, LogWriter, clock_time, timestamp
 from gpuscore.types.record import (
@@ -86,8 +85,6 @@ def _json(record: RequestRecord) -> bytes:
     return msgspec.json.encode(fields) + b"\n"
 
 
-# TypeSafe's client shows the id of an answer that it finds under this name.
-TYPESAFE_ROUTES, TYPESAFE_ID = (SYSTEM_ONE_PATH, MODELS_PATH), b"x-typesafe-request-id"
 LOOP_PERIOD = 0.1  # seconds between two measurements of the event loop's delay
 
 
@@ -107,7 +104,6 @@ class Operations:
         log: LogWriter | None = None,
         tracer: Tracer | None = None,
         log_requests: bool = True,
-        others: Callable[[Snapshot], Samples] | None = None,
         log_format: LogFormat = "json",
         vllm_names: bool = False,
     ) -> None:
@@ -115,7 +111,7 @@ class Operations:
         self.log_requests, self.log_format = log_requests, log_format
         self.running = 0
         self._connections_refused = 0
-        self.metrics = Metrics(self._state, others, service.models.names, vllm_names)
+        self.metrics = Metrics(self._state, service.models.names, vllm_names)
 
     def refuse_connection(self) -> None:
         """Count a connection over the limit."""
@@ -176,10 +172,7 @@ class OperationsMiddleware:
     def _marked(self, send: Send, record: RequestRecord) -> Send:
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start":
-                own = record.request_id.encode()
-                more = [(b"x-request-id", own)]
-                if record.route in TYPESAFE_ROUTES:
-                    more.append((TYPESAFE_ID, own))
+                more = [(b"x-request-id", record.request_id.encode())]
                 if self.timing_headers:
                     more.append((b"server-timing", server_timing(record).encode()))
                 message["headers"] = [*message["headers"], *more]

@@ -9,18 +9,13 @@ length 1, so nothing is lost where keys repeat. `delta_chunks_kernel` also divid
 programs.
 """
 
-from collections.abc import Iterator
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
-from gpuscore_kernels.delta_net import LONGEST
 from gpuscore_kernels.launch import next_power_of_two
-from gpuscore_kernels.variant import LoopRule, Variant
 
 # Columns of keys at a time, and of values of a program, so that no register is spilled.
 KEYS_OF_SYSTEMS, KEYS_OF_CHUNKS, VALUES = 16, 32, 32
@@ -254,37 +249,3 @@ def delta_chunks(
         (*of_rows, ends, step, key_size),
     )
     return states
-
-
-def variants() -> Iterator[Variant]:
-    sizes = 16, 1, 128, 128  # Qwen3.5-0.8B
-    for rows in (16, 32, 64):
-        for name, kernel, constants in (
-            ("systems", systems_kernel, _systems(sizes, rows)),
-            ("with states", delta_chunks_kernel, _chunks(sizes, rows, True)),
-            ("without", delta_chunks_kernel, _chunks(sizes, rows, False)),
-        ):
-            yield _variant(f"{name} rows={rows}", kernel, constants)
-
-
-def _variant(name: str, kernel: Any, constants: dict[str, int]) -> Variant:
-    numbers = "last", "length", "ends", "source_step", "key_size"
-    names = [name for name in kernel.arg_names if name not in constants]
-    types = dict.fromkeys(names, "*fp32") | dict.fromkeys(("rows", "sources"), "*i64")
-    types |= dict.fromkeys(numbers, "i32")
-    return Variant(
-        name=name,
-        kernel=kernel,
-        signature={name: types[name] for name in names},
-        constexprs=constants,
-        divisible=(*(name for name in names if name not in numbers), "key_size"),
-        num_warps=_warps(constants["SIZE"]),
-        num_stages=STAGES,
-        loops={
-            "for start in range(0, key_size, BLOCK_K)": LoopRule(in_flight=2),
-            # States are no factors of a product.
-            "for begin in range(0, key_size, BLOCK_K)": LoopRule(in_flight=1, tile_loads=1),
-        },
-        stack={80: 8, 89: 32, 120: 24},
-        quick=(90,) if constants["SIZE"] == LONGEST else (),
-    )

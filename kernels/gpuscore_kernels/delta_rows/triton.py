@@ -1,8 +1,6 @@
 """The convolution and the gated norm of linear layers in Triton: one program per row and block of
 heads, which it holds in registers."""
 
-from collections.abc import Iterator
-
 import torch
 import triton
 import triton.language as tl
@@ -11,7 +9,6 @@ from torch import Tensor
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
 from gpuscore_kernels.delta_net.reference import EPS
 from gpuscore_kernels.launch import next_power_of_two, row_warps
-from gpuscore_kernels.variant import Variant
 
 BLOCK = 2048  # elements of a program: 16 heads of 128
 EPSILON = tl.constexpr(EPS)
@@ -137,27 +134,3 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     if rows:
         launch((rows, programs), (x, gate, weight, out), (gate.stride(0), eps))
     return out
-
-
-def variants() -> Iterator[Variant]:
-    heads, keys = 16, 16 * 128  # Qwen3.5-0.8B
-    for name, kernel, constants, types in (
-        (
-            "convolve",
-            convolve_kernel,
-            _convolved(2 * keys + heads * 128, 4, keys, 128),
-            "*bf16 *bf16 *i64 *fp32 *fp32 i32 i32",
-        ),
-        ("gated_norm", gated_norm_kernel, _normed(heads, 128), "*fp32 *bf16 *fp32 *bf16 i32 fp32"),
-    ):
-        signature = dict(zip(kernel.arg_names, types.split(), strict=False))
-        yield Variant(
-            name=f"{name} heads={heads}x128",
-            kernel=kernel,
-            signature=signature,
-            constexprs=constants,
-            divisible=tuple(n for n in signature if n not in ("rows", "eps")),
-            num_warps=_warps(constants),
-            num_stages=3,
-            quick=(90,),
-        )

@@ -6,9 +6,11 @@ In the interpreter a "graph" is the call that a CUDA device would have captured,
 
 import weakref
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
+import torch
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.torch import backend as backend_module
@@ -30,7 +32,7 @@ GRAPH_TOKENS = 10
 
 
 class NotingQueue:
-    """A device's queue that counts what is allocated, and knows which captures still exist."""
+    """A device's queue that counts what is pinned, and knows which captures still exist."""
 
     made = []
 
@@ -48,10 +50,6 @@ class NotingQueue:
         self.allocated += 1
         return self.real.host(count, dtype)
 
-    def empty(self, count, dtype):
-        self.allocated += 1
-        return self.real.empty(count, dtype)
-
     def capture(self, run):
         if self.beside is None:
             self.beside = sum(queue.alive for queue in self.made[: self.made.index(self)])
@@ -68,6 +66,47 @@ class NotingQueue:
         return sum(capture() is not None for capture in self.captures)
 
 
+class LateQueue(NotingQueue):
+    """A CPU's queue that copies as late as a device may: what is uploaded must not change, and what
+    is downloaded is not there, before it is waited for.
+
+    Attributes:
+        during: called within a wait, when another thread may go on.
+        wrong: what was changed too early.
+    """
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.during, self.wrong, self.uploads = lambda: None, [], []
+
+    def upload(self, host, device):
+        self.real.upload(host, device)
+        self.uploads.append((host, host.clone()))
+
+    def download(self, device, host):
+        arrives, uploads = device.clone(), self.uploads.copy()
+        host.fill_(torch.nan)
+
+        def wait():
+            self.during()
+            if not host.isnan().all():
+                self.wrong.append("an answer that has not arrived was written to")
+            self.settle(uploads)
+            with torch.inference_mode():
+                host.copy_(arrives)
+
+        return wait
+
+    def wait(self):
+        self.settle(self.uploads.copy())
+
+    def settle(self, uploads):
+        for upload in [one for one in self.uploads if any(one is other for other in uploads)]:
+            self.uploads = [one for one in self.uploads if one is not upload]
+            if not torch.equal(*upload):
+                self.wrong.append("words in flight were overwritten")
+
+
 MODELS = {
     "gemma2": ("gemma2", {"num_hidden_layers": 1}),
     "gemma2, 2 layers": ("gemma2", {"num_hidden_layers": 2}),
@@ -82,7 +121,7 @@ def backends(request, tiny_model):
     directory, _ = tiny_model(family, **special, **SMALL)
     NotingQueue.made.clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend_module, "queue_of", NotingQueue)
+        patch.setattr(backend_module, "queue_of", LateQueue if INTERPRETED else NotingQueue)
         # The checks at start are slow in the interpreter, and other tests cover them.
         patch.setattr(backend_module, "warmup_batches", lambda *a: iter(()))
         patch.setattr(TorchBackend, "_run_all", lambda self, batches: None)
@@ -166,11 +205,70 @@ def test_scores_equal_those_of_torch(backends, routed):
         under_way = following
     assert (runner.replayed, runner.launched) == (3, 2)
     assert runner.queue.allocated == allocated, "pinning memory would wait for the device"
+    assert not INTERPRETED or runner.queue.wrong == []
     experts = plain.plan.architecture.config.mixture
     # A graph on a card repeats work without calling the functions that queued it.
     called = [batch for batch in every if INTERPRETED or batch.num_tokens > GRAPH_TOKENS]
     rows = [len(side) for batch in called for side in (batch.token_ids, batch.score_rows)]
     assert routed == [experts.top_k * n for n in rows if experts], "no padding goes to an expert"
+
+
+@pytest.fixture
+def late(backends, monkeypatch):
+    """The launcher of the backend with graphs, on a device that is late."""
+    if not INTERPRETED:
+        pytest.skip("a real device copies when it likes")
+    runner = backends[1].launcher
+    yield runner
+    assert runner.queue.wrong == []
+
+
+def test_what_a_batch_in_flight_uses_is_not_touched(backends, late, monkeypatch):
+    """Whenever one batch is waited for, another one is launched meanwhile."""
+    plain, _ = backends
+    every = list(batches(plain.limits.page_size))
+    expected = [plain.collect(plain.extend(batch)) for batch in every]
+    finishes, scores = [late.launch(every[0])], []
+    following = iter(every[1:])
+
+    def meanwhile():
+        finishes.extend(late.launch(batch) for batch in islice(following, 1))
+
+    monkeypatch.setattr(late.queue, "during", meanwhile)
+    for finish in finishes:
+        scores.append(finish())
+    assert len(scores) == len(every)
+    for got, wanted in zip(scores, expected, strict=True):
+        assert_same(got, wanted)
+
+
+@pytest.mark.parametrize("replayed", [True, False])
+def test_batches_after_a_failed_one_pin_no_memory(backends, late, monkeypatch, replayed):
+    """Its words are in flight when it fails; the batches after it take its buffers."""
+    every = list(batches(backends[0].limits.page_size))
+    chosen = next(x for x in every if (x.num_tokens <= GRAPH_TOKENS) == replayed)
+    allocated, free = late.queue.allocated, len(late._free)
+    monkeypatch.setattr(late, "_answer", no_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        late.launch(chosen)
+    monkeypatch.undo()
+    assert len(late._free) == free
+    finish, last = [late.launch(batch) for batch in every[:2]]
+    monkeypatch.setattr(torch.Tensor, "numpy", no_memory_of_the_host)
+    with pytest.raises(MemoryError):
+        finish()
+    monkeypatch.undo()
+    last()
+    assert len(late._free) == free
+    assert late.queue.allocated == allocated
+
+
+def no_memory(*_):
+    raise torch.OutOfMemoryError("simulated")
+
+
+def no_memory_of_the_host(_):
+    raise MemoryError("simulated")
 
 
 def test_graphs_are_dropped_together(backends):

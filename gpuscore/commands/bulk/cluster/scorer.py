@@ -28,7 +28,6 @@ from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, InvalidReq
 from gpuscore.models.hub import model_digests, model_directory
 from gpuscore.processes.replicas.start import start_replicas
 from gpuscore.processes.serving import load_model, read_files
-from gpuscore.prompts.decisions import DecisionSettings
 
 NOTES = ".work/groups"
 # Of a group that is done: rows scored, and of them failed; number and line of each bad row.
@@ -49,7 +48,6 @@ class ClusterJob:
     limits: RequestLimits
     engine: EngineConfig
     family: str
-    asked: DecisionSettings
     cpus: int = 1
     digests: dict[str, str] = field(default_factory=dict)
 
@@ -78,7 +76,7 @@ class GroupScorer:
         if model.device == "cpu" and model.threads is None and work.cpus < (os.cpu_count() or 1):
             model = replace(model, threads=work.cpus)
         directory = model_directory(model.model, model.revision)
-        files = read_files(directory, work.family, work.job.names[::-1], work.asked)
+        files = read_files(directory, work.family, work.job.names[::-1])
         replicas = start_replicas(directory, model, work.engine, log_format="text")
         self._model = load_model(files, work.limits, replicas)
         task = make_task(self._options, self._model, work.job.names)

@@ -18,9 +18,7 @@ function curl(origin, path, body, hasKey) {
 function python(origin, path, body, hasKey) {
   const key = hasKey ? ', api_key=os.environ["GPUSCORE_API_KEY"]' : "";
   const call = PYTHON_CALLS[path](body);
-  const names = ["Client", ...(call.names ?? [])];
-  const own = names.length > 1 ? `from gpuscore import ${names.slice(1).join(", ")}\n` : "";
-  return `${hasKey ? "import os\n\n" : ""}${own}from gpuscore.client import Client\n\n` +
+  return `${hasKey ? "import os\n\n" : ""}from gpuscore.client import Client\n\n` +
     `with Client(${literal(origin)}${key}) as client:\n` +
     `    result = client.${call.method}(\n${call.lines.map((l) => `        ${l},\n`).join("")}    )\n` +
     "print(result)\n";
@@ -52,63 +50,13 @@ const PYTHON_CALLS = {
       ...given("model", body.model),
     ],
   }),
-  "/v1/decisions": (body) => {
-    const asked = body.questions.map(question);
-    return {
-      method: "decide",
-      names: namesOf(asked),
-      lines: [literal(body.input), `[${asked.join(", ")}]`, ...given("model", body.model)],
-    };
-  },
-  "/v1/systemone": (body) => {
-    const asked = Object.entries(body.questions).map(([name, one]) => [literal(name), typed(one)]);
-    return {
-      method: "system_one",
-      names: namesOf(asked.map(([, one]) => one)),
-      lines: [
-        literal(body.state), `{${asked.map((pair) => pair.join(": ")).join(", ")}}`,
-        ...given("instructions", body.instructions), ...given("model", body.model),
-      ],
-    };
-  },
 };
 
-const namesOf = (asked) => [...new Set(asked.map((one) => one.slice(0, one.indexOf("("))))].sort();
-
-function typed(one) {
-  const asked = literal(one.instructions);
-  if (one.type === "choice") {
-    const names = Object.keys(one.criteria);
-    const plain = names.every((name) => one.criteria[name] === null);
-    return `Choice(${asked}, ${literal(plain ? names : one.criteria)})`;
-  }
-  if (one.type === "score") return `Rating(${asked}, ${literal(one.criteria)})`;
-  const told = Object.entries(one.criteria ?? {}).map(([k, v]) => `, ${k}=${literal(v)}`);
-  return `Noul(${asked}${told.join("")})`;
-}
-
-function question(one) {
-  const asked = literal(one.instructions);
-  if (one.type === "choice") return `Choice(${asked}, ${described(one.choices, "value")})`;
-  if (one.type === "score") return `Rating(${asked}, ${described(one.levels, "label")})`;
-  return `Predicate(${asked})`;
-}
-
-function described(options, name) {
-  if (options.every((one) => !one.description)) return literal(options.map((o) => String(o[name])));
-  return literal(Object.fromEntries(options.map((o) => [String(o[name]), o.description ?? ""])));
-}
-
-/** OpenAI's client has a method for decisions only; the others go through its plain `post`. */
+/** OpenAI's client has no method for these routes: they go through its plain `post`. */
 function openai(origin, path, body, hasKey) {
   const key = hasKey ? 'os.environ["GPUSCORE_API_KEY"]' : '"none"';
   const head = `${hasKey ? "import os\n\n" : ""}from openai import OpenAI\n\n` +
     `client = OpenAI(base_url=${literal(`${origin}/v1`)}, api_key=${key})\n`;
-  if (path === "/v1/decisions") {
-    const { input, questions, model } = body;
-    return `${head}result = client.decisions.create(\n    model=${literal(model ?? "default")},\n` +
-      `    input=${literal(input)},\n    questions=${literal(questions)},\n)\nprint(result)\n`;
-  }
   const short = path.replace(/^\/v1/, "");
   return `${head}result = client.post(\n    ${literal(short)},\n    body=${literal(body)},\n` +
     "    cast_to=object,\n)\nprint(result)\n";

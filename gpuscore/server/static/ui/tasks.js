@@ -6,11 +6,8 @@
 //   prompts(form, info)   the parts of each item's prompt for /tokenize, or null if the server alone
 //                         makes them
 
-import { asQuestion, asTyped, numbered, partsOf, typedParts } from "./questions.js";
-
 const usageOf = (usage) => ({
-  tokens: usage.prompt_tokens ?? usage.input_tokens,
-  cached: (usage.prompt_tokens_details ?? usage.input_tokens_details).cached_tokens,
+  tokens: usage.prompt_tokens, cached: usage.prompt_tokens_details.cached_tokens,
 });
 
 /** A row of results: `parts` are the labels with their share and, if known, probability. */
@@ -86,43 +83,10 @@ export const TASKS = {
       ? familyPrompts(form, info)
       : form.items.map((text) => [{ text, special: true }])),
   },
-  decisions: {
-    name: "Decisions about one text", path: "/v1/decisions", uses: ["query", "items"],
-    items: "Questions: a statement; question | choice | choice; question < low < high; or JSON",
-    query: "Text",
-    body: (form) => ({ ...named(form), input: form.query, questions: form.items.map(asQuestion) }),
-    read(answer, form) {
-      const rows = answer.answers.map((one, index) => row(
-        index, form.items[index], one.probability ?? one.confidence, partsOf(one), one.label_mass));
-      return { columns: null, rows, ranked: false, ...usageOf(answer.usage) };
-    },
-    prompts: () => null,
-  },
-  systemone: {
-    name: "System One: typed questions about a state", path: "/v1/systemone",
-    uses: ["query", "items", "instruction"],
-    items: "Questions: yes or no; question | name | name; question < low < high; or JSON",
-    query: "State",
-    body: (form) => ({
-      ...named(form), state: form.query,
-      ...(form.instruction ? { instructions: form.instruction } : {}),
-      questions: Object.fromEntries(form.items.map((item, i) => [numbered(i), asTyped(item)])),
-    }),
-    read(answer, form) {
-      const rows = form.items.map((item, i) => {
-        const [one, { label_mass: mass }] = [answer.answers[numbered(i)], answer.diagnostics[numbered(i)]];
-        return row(i, item, one.noul ?? one.confidence, typedParts(one, mass), mass);
-      });
-      return { columns: null, rows, ranked: false, ...usageOf(answer.usage) };
-    },
-    prompts: () => null,
-  },
 };
 
-export const offered = (info) => Object.keys(TASKS).filter((task) => {
-  if (task === "rerank") return Boolean(info.model_type.reranker);
-  return !["decisions", "systemone"].includes(task) || info.gpuscore.decisions;
-});
+export const offered = (info) => Object.keys(TASKS).filter(
+  (task) => task !== "rerank" || Boolean(info.model_type.reranker));
 
 /** Choose a task for a request that names none. */
 export const usual = (info) => (info.model_type.reranker ? "rerank"

@@ -1,1 +1,0 @@
-"""`gpuscore calibrate`: probabilities of typed questions that are right as often as they say."""

@@ -1,1 +1,0 @@
-"""`gpuscore parity check-server`: the conformance suite over HTTP."""
