@@ -234,7 +234,7 @@ format: setup
 	$(GENERATE) docs/reference
 
 bench-cpu: setup
-	$(BIN)/python -P bench/cpu.py $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -P bench/cpu.py $(ARGS)
 
 # What was brought along on PYTHONPATH stays visible.
 GPU_PATH = "$(CURDIR):$(CURDIR)/kernels$${PYTHONPATH:+:$$PYTHONPATH}"

@@ -31,7 +31,6 @@ offline: backends config config.options engine models.hub prompts text
 backends.base:
 backends.needs: backends config
 backends.common: backends.base config system models
-backends.common.eight_bits.texts: tokenizers
 backends.torch: backends.base backends.common config system gpuscore_kernels torch
 backends.jax: backends.base backends.common config jax
 server: gpuscore config config.served dialects engine prompts system text fastapi starlette

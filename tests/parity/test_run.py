@@ -358,8 +358,8 @@ class TestCommandLine:
         spec = BackendSpec.parse("jax:bfloat16:pallas@tpu")
         assert str(spec) == "jax:bfloat16:pallas@tpu"
         assert spec.configure(ModelConfig(device="cpu")).device == "tpu"
-        assert BackendSpec.parse("jax:int8@cpu").quantization == "int8"
-        assert BackendSpec.parse("torch:int8").configure(ModelConfig(device="cpu")).device == "cpu"
+        assert BackendSpec.parse("jax:w8a16@cpu").quantization == "w8a16"
+        assert BackendSpec.parse("torch:w8a16").configure(ModelConfig(device="cpu")).device == "cpu"
         spec = BackendSpec.parse("jax:float32")
         assert str(spec) == "jax:float32"
         assert spec.configure(ModelConfig()).backend == "jax"

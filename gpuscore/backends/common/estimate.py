@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuscore.backends.common.architectures import Architecture, read_architecture
-from gpuscore.backends.common.eight_bits.rotation import rotation_bytes
 from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig
 from gpuscore.backends.common.linear_layers import refuse_with_states
 from gpuscore.backends.common.plan import (
@@ -118,7 +117,6 @@ def plan_memory(directory: Path, config: ModelConfig, memory: int) -> MemoryPlan
     max_tokens = config.max_batch_tokens or MAX_BATCH_TOKENS["cuda"]
     max_len = choose_max_model_len(model, config.max_model_len)
     weight_bytes = count_weight_bytes(model, ITEM_SIZE[dtype], precision)
-    weight_bytes += rotation_bytes(architecture, precision)
     return MemoryPlan(
         architecture=architecture,
         dtype=dtype,

@@ -16,7 +16,6 @@ from jax import Array
 
 from gpuscore.backends.base import DeviceLost, OutOfMemory, Progress, unreported
 from gpuscore.backends.common.batches import warmup_batches
-from gpuscore.backends.common.eight_bits.recipe import Recipe
 from gpuscore.backends.common.plan import check_ids, mebibytes
 from gpuscore.backends.common.start_check import (
     ABSOLUTE,
@@ -49,7 +48,6 @@ class JaxBackend:
     Args:
         plan: what to load.
         progress: called while weights are read.
-        recipe: of a plain checkpoint in eight bits; None = no product stays in 16 bits.
 
     Raises:
         ConfigError: the checkpoint is damaged or leaves too little memory.
@@ -57,15 +55,12 @@ class JaxBackend:
 
     layers_done = 0  # a batch is one program
 
-    def __init__(
-        self, plan: JaxPlan, progress: Progress = unreported, recipe: Recipe | None = None
-    ) -> None:
+    def __init__(self, plan: JaxPlan, progress: Progress = unreported) -> None:
         self.plan = plan
         if plan.compile_cache is not None:
             keep_programs(plan.compile_cache)
         self._config = plan.architecture.config
         self._attends = attends_of(plan.attention)
-        self._kept = () if recipe is None else recipe.kept
         with as_config_error(f"weights of {mebibytes(plan.weight_bytes)}", "a smaller model"):
             self._weights = load_weights(
                 Path(plan.directory),
@@ -74,14 +69,11 @@ class JaxBackend:
                 plan.device,
                 plan.precision,
                 progress,
-                recipe,
             )
         self._sizes = plan.sizes()
         self._programs: dict[ProgramSizes, Programs] = {}
         self._rows = self._padded_rows = 0  # computed so far, and with padding
         self._limits = plan.limits(self._count_pages())
-        if recipe is not None:
-            self._limits = recipe.named(self._limits)
         self.pool = self._make_pool()
 
     @property
@@ -250,7 +242,7 @@ class JaxBackend:
         """
         plan, largest = self.plan, self._sizes[-1]
         free = plan.free_memory()
-        identity = f"{plan.program_identity(largest)} {self._kept}"
+        identity = plan.program_identity(largest)
         kept = KeptBytes(plan.compile_cache, identity)
         size = kept.read() or plan.estimated_bytes(largest)
         count = plan.count_pages(free, size, estimated=True)

@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from gpuscore.backends.base import OutOfMemory, Progress, unreported
 from gpuscore.backends.common.batches import largest_batches, largest_in_parts, warmup_batches
-from gpuscore.backends.common.eight_bits.recipe import Recipe
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.common.memory import Memory
 from gpuscore.backends.common.plan import check_ids, measure, mebibytes
@@ -75,7 +74,6 @@ class TorchBackend:
         progress: called while weights are read.
         group: the ranks that share the model, this process among them. They make the same calls in
             the same order.
-        recipe: of a plain checkpoint in eight bits; None = no product stays in 16 bits.
 
     Raises:
         ConfigError: the checkpoint is damaged or leaves too little memory, or an attention backend
@@ -88,7 +86,6 @@ class TorchBackend:
         memory: Memory | None = None,
         progress: Progress = unreported,
         group: RankGroup | None = None,
-        recipe: Recipe | None = None,
     ) -> None:
         if plan.threads is not None:
             torch.set_num_threads(plan.threads)
@@ -96,7 +93,7 @@ class TorchBackend:
         self.plan = plan
         self.device = plan.device
         self._own: Implementation = "triton" if plan.kernels else "reference"
-        self._group, self._recipe, config = group, recipe, plan.part
+        self._group, config = group, plan.part
         self._thread = WorkThread(
             ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-backend")
         )
@@ -140,8 +137,6 @@ class TorchBackend:
             self.close()
             raise
         self._limits = plan.limits(num_pages)
-        if recipe is not None:
-            self._limits = recipe.named(self._limits)
 
     def _load(self, progress: Progress) -> tuple[DecoderWeights, Compiler]:
         """Read the weights; functions in C are compiled meanwhile."""
@@ -156,7 +151,6 @@ class TorchBackend:
                 plan.precision,
                 progress,
                 self._group,
-                self._recipe,
             )
             compiler = eagerly if compiled is None else compiled.result()
         except BaseException:

@@ -72,8 +72,6 @@ class DecoderWeights:
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [E]
     lm_head: Tensor  # [V, E]; the embedding itself where they are tied, or [classes, E]
-    # Of hidden states between embedding and final norm, float32 [E, E]: `eight_bits.rotation`.
-    rotation: Tensor | None = None
 
 
 class Decoder:
@@ -326,8 +324,6 @@ class Decoder:
         """Return the norm of x + delta, [N, E]."""
 
         def of_rows(x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
-            if (rotation := self.weights.rotation) is not None:
-                x, delta = (x if delta is None else x + delta) @ rotation.T, None
             return self._residual(x, delta, self.weights.final_norm)
 
         return self._by_rows(of_rows, x, delta)[1]
@@ -350,9 +346,7 @@ class Decoder:
     def embed(self, token_ids: Tensor) -> Tensor:
         """Return the stream [T, E] in front of all layers, float32."""
         x = self._lookup(token_ids, self.weights.embed)
-        x = (x if self.config.embed_scale == 1 else x * self._embed_scale).float()
-        rotation = self.weights.rotation
-        return x if rotation is None else self._by_rows(lambda rows: (rows @ rotation,), x)[0]
+        return (x if self.config.embed_scale == 1 else x * self._embed_scale).float()
 
     def _post_norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         normed: Tensor = x if weight is None else self._rms_norm(x, weight, *self._of_norms)

@@ -9,7 +9,6 @@ from typing import Literal
 import torch
 
 from gpuscore.backends.common.architectures import Architecture, read_architecture
-from gpuscore.backends.common.eight_bits.rotation import rotation_bytes
 from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig
 from gpuscore.backends.common.linear_layers import refuse_with_states
 from gpuscore.backends.common.plan import (
@@ -173,12 +172,11 @@ def _plan(directory: Path, config: ModelConfig, rank: int) -> TorchPlan:
         architecture.storage,
         partial(why_not_in_eight_bits, architecture.config, device, dtype, kernels),
     )
-    if config.compile_cache is not None and precision not in ("int8", "fp8"):
-        raise ConfigError("--compile-cache needs --backend jax, or a model in eight bits")
+    if config.compile_cache is not None:
+        raise ConfigError("--compile-cache needs --backend jax")
     refuse_quantized(precision, shard.ranks)
     refuse_with_states(architecture.config, config, precision)
     weight_bytes = count_weight_bytes(part, dtype.itemsize, precision)
-    weight_bytes += rotation_bytes(architecture, precision)
     again = TILING.block if config.deterministic else 0
     pages = plan_pages(part, config, max_len, name, device.type, again, weight_bytes)
     free = memory_of(device, shard.ranks).free()
