@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpuscore.backends.common.start_check import TREES, WITHOUT_QUERY, Known
+from gpuscore.backends.common.start_check import TREES, WITHOUT_QUERY, KnownRequests
 from gpuscore.backends.torch.attention.choice import attention_factory
 from gpuscore.backends.torch.attention.flashinfer import lay_out_items
 from gpuscore.backends.torch.attention.operators import TorchAttention
@@ -71,7 +71,7 @@ def test_kernels_for_hopper_read_the_tiles_that_rows_see(batch, sizes):
 @pytest.mark.parametrize("sizes", HOPPER, ids=str)
 def test_the_check_at_start_has_tiles_that_no_item_reaches(sizes):
     """They have no prefix, so they reveal kernels that read the tile before the first one."""
-    batch = Known(100, 100, PAGE, (*TREES, WITHOUT_QUERY)).packed()
+    batch = KnownRequests(100, 100, PAGE, (*TREES, WITHOUT_QUERY)).packed()
     plan = lay_out_items(batch, PAGE)
     (index,) = np.flatnonzero(plan.prefix_lens == 0)
     rows, longest = len(rows_of(plan, plan.sequences, index)), int(plan.positions[index].max())

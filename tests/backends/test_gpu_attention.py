@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gpuscore.backends.common.start_check import TREES, WITHOUT_QUERY, Known
+from gpuscore.backends.common.start_check import TREES, WITHOUT_QUERY, KnownRequests
 from gpuscore.backends.torch.attention.choice import attention_factory, choose_attention
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.backends.torch.rounding import TOLERANCE, relative_error
@@ -46,7 +46,7 @@ def test_attention_by_the_rule(model, name, dtype):
     except ConfigError as error:
         assert name != "triton"  # triton supports all of them
         pytest.skip(str(error))
-    batch = Known(100, 100, 64, (*TREES, WITHOUT_QUERY)).packed()
+    batch = KnownRequests(100, 100, 64, (*TREES, WITHOUT_QUERY)).packed()
     factory = attention_factory(name, config, device, dtype, merge_partials, None)
     tested = factory(config, KVPool(config, 1, 64, dtype, device)).prepare(batch)
     by_the_rule = MaskedAttention(config, device).prepare(batch)

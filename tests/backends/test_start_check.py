@@ -190,7 +190,7 @@ def test_kernels_are_held_to_the_rule_itself(tiny_model, monkeypatch, rule):
 
 def test_the_batches_hold_every_layout():
     """All rows are compared packed; some also in chunks, behind cached pages, and alone."""
-    known = common.Known(400, 400, 16)
+    known = common.KnownRequests(400, 400, 16)
     batches = list(known.batches())
     packed, first, second, cached, alone = (batch for _, _, batch in batches)
     assert sorted(known.rows(known.every)) == list(range(packed.num_tokens))

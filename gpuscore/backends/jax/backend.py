@@ -20,7 +20,7 @@ from gpuscore.backends.common.plan import check_ids, mebibytes
 from gpuscore.backends.common.start_check import (
     ABSOLUTE,
     IN_EIGHT_BITS,
-    Known,
+    KnownRequests,
     Run,
     check_start,
 )
@@ -100,7 +100,7 @@ class JaxBackend:
     def check_start(self) -> None:
         """Raise ConfigError if programs compute something else than the reference."""
         plan, vocab = self.plan, self._limits.vocab_rows
-        known = Known(vocab, self._limits.label_rows, plan.pages.size)
+        known = KnownRequests(vocab, self._limits.label_rows, plan.pages.size)
         sizes = next((s for s in self._sizes if s.tokens >= CHECKED), plan.size(CHECKED))
 
         def chosen(batch: PackedBatch) -> RowScores:

@@ -21,7 +21,7 @@ from gpuscore.backends.common.start_check import (
     MOST_ROWS,
     TREES,
     WITHOUT_QUERY,
-    Known,
+    KnownRequests,
     Run,
     check_start,
     pages_for,
@@ -240,7 +240,7 @@ class TorchBackend:
         plan, whole, group = self.plan, self.plan.architecture.config, self._group
         trees = (*TREES, WITHOUT_QUERY) if plan.attention == "flashinfer" else TREES
         labels = len(weights.lm_head) if group is None else whole.label_rows
-        known = Known(whole.vocab_size, labels, plan.pages.size, trees)
+        known = KnownRequests(whole.vocab_size, labels, plan.pages.size, trees)
 
         def run_on(launcher: Launcher) -> Run:
             return lambda batch: self._run(lambda: launcher.launch(batch)()).result()

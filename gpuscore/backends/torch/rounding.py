@@ -1,4 +1,4 @@
-"""How far two computations of the same numbers may be apart."""
+"""The distance that two computations of the same numbers may have."""
 
 import torch
 from torch import Tensor
