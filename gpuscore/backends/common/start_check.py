@@ -65,8 +65,8 @@ class Piece(NamedTuple):
     scored: bool = True
 
 
-class Known:
-    """Known requests, and their batches.
+class KnownRequests:
+    """KnownRequests requests, and their batches.
 
     Args:
         vocab, labels: numbers of valid ids.
@@ -162,7 +162,7 @@ def pages_for(page_size: int, trees: Sequence[Tree] = TREES) -> int:
 
 def check_start(
     choice: str,
-    known: Known,
+    known: KnownRequests,
     chosen: Run,
     exact: Run,
     rounded: Run | None,
