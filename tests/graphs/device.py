@@ -22,7 +22,6 @@ from triton.runtime.jit import JITFunction, compute_cache_key
 from gpuscore_kernels import cached_launch
 from gpuscore_kernels.cached_launch import CachedLaunch
 from graphs.recorder import Capture, Recorder
-from support.one_device import one_device
 
 
 class Stream:
@@ -87,7 +86,13 @@ def _functions(recorder: Recorder, capability: tuple[int, int]) -> dict[str, Any
         recorder.peak = recorder.reserved
 
     return {
-        **one_device("simulated", capability),
+        "_lazy_init": lambda: None,
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_capability": lambda device=None: capability,
+        "get_device_name": lambda device=None: "simulated",
         "mem_get_info": lambda device=None: (recorder.total - recorder.reserved, recorder.total),
         "memory_reserved": lambda device=None: recorder.reserved,
         "memory_allocated": lambda device=None: recorder.ordinary.live + recorder.of_graphs.live,

@@ -22,14 +22,6 @@ QWEN3_06B = QWEN3 | {
     "num_key_value_heads": 8,
     "tie_word_embeddings": True,
 }
-QWEN3_8B = QWEN3 | {
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "tie_word_embeddings": False,
-}
 # Qwen3-30B-A3B with 4 of its 48 layers, the first of which is dense here.
 MIXTURE = QWEN3 | {
     "architectures": ["Qwen3MoeForCausalLM"],
