@@ -208,12 +208,13 @@ class TorchBackend:
         decoder = self._decoder(config, weights)
         pool = KVPool(config, num_pages, plan.pages.size, plan.dtype, plan.device)
         attention = self._attention(config, pool)
+        states = StatePool(config, num_states, plan.dtype, plan.device)
+        linear = LinearAttention(config, states, self._compiler, self._own)
         if plan.graph_tokens is None:
-            states = StatePool(config, num_states, plan.dtype, plan.device)
-            linear = LinearAttention(config, states, self._compiler)
             return PlainLauncher(decoder, pool, attention, self._by_rows, self._head, linear)
         assert isinstance(attention, TritonAttention)  # noqa: S101  (the plan guarantees it)
-        launcher = GraphLauncher(decoder, attention, queue_of(plan.device), plan.graph_tokens)
+        queue = queue_of(plan.device)
+        launcher = GraphLauncher(decoder, attention, linear, queue, plan.graph_tokens)
         launcher.reserve(self._largest())
         return launcher
 

@@ -6,10 +6,11 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.torch.compiler import Function
 from gpuscore.backends.torch.decoder import DecoderWeights
+from gpuscore.backends.torch.kernels import in_triton
 from gpuscore.backends.torch.known_answer import TOLERANCE, compare
 from gpuscore.backends.torch.linear import (
     Products,
@@ -20,8 +21,8 @@ from gpuscore.backends.torch.linear import (
 from gpuscore.backends.torch.mixture import MixtureWeights
 from gpuscore_kernels import Implementation
 from gpuscore_kernels.add_rms_norm import add_rms_norm
-from gpuscore_kernels.delta_net import LONGEST, delta_chunks
-from gpuscore_kernels.delta_rows import convolve, gated_norm
+from gpuscore_kernels.delta_net import LONGEST, Walks
+from gpuscore_kernels.delta_net.reference import convolve, delta_rule, gated_norm
 from gpuscore_kernels.expert_mlp import expert_mlp
 from gpuscore_kernels.gated import gated
 from gpuscore_kernels.label_head import label_logits, vocab_statistics
@@ -149,45 +150,49 @@ def _mixture_calls(model: DecoderConfig, weights: DecoderWeights) -> Iterator[tu
 def _linear_calls(model: DecoderConfig, weights: DecoderWeights) -> Iterator[tuple[str, Run]]:
     """Yield each kernel's name, and a function that calls it or its reference, as above.
 
-    There are two chunks, a whole one and one with padding, that begin with nothing, with one state,
-    or with a state each.
+    One walk of two chunks begins with a state, and one with what it ends with.
     """
     delta = next((x.delta for x in weights.layers if x.delta is not None), None)
     net = model.delta_net
     if delta is None or net is None:
         return
     generator, device = torch.Generator().manual_seed(3), delta.conv.device
-    heads, count = net.num_value_heads, LONGEST + ROWS
+    heads, longest = net.num_value_heads, LONGEST["triton"]
+    count = longest + 2 * ROWS
 
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator).to(device)
 
-    mixed, extra = (random(n, net.convolved).to(weights.embed) for n in (count, net.kernel))
-    extra[-1] = 0
-    ago = torch.arange(net.kernel - 1, -1, -1, device=device)
-    places = (torch.arange(count, device=device)[:, None] - ago) % (count + net.kernel)
+    def table(*numbers: int) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int32, device=device)
+
+    mixed = random(count, net.convolved).to(weights.embed)
+    tails = random(1, net.kernel - 1, net.convolved).to(mixed)
+    ago = torch.arange(1 - net.kernel, 0, device=device)
+    places = (torch.arange(count, device=device)[:, None] + ago).clamp(min=-2).int()
     sizes = net.num_key_heads * net.key_dim, net.key_dim
     values, gate = random(ROWS, heads, net.value_dim), random(ROWS, heads * net.value_dim)
-    strength, decay = (functional.pad(random(count, heads), (0, 0, 0, 1)) for _ in range(2))
-    of_state = net.num_key_heads, net.key_dim, heads // net.num_key_heads * net.value_dim
-    states = random(2, *of_state)
-    by_head = strength.sigmoid() * (strength != 0), -decay.abs()  # the last row stays zeros
-    rows = torch.arange(2 * LONGEST, device=device).clamp(max=count).view(2, LONGEST)
-    convolved = convolve(mixed, extra, places, delta.conv, *sizes, impl="reference")
+    gates, norm = random(count, 2 * heads).to(mixed), (delta.norm, model.rms_norm_eps)
+    states = random(2, net.num_key_heads, net.key_dim, heads // net.num_key_heads * net.value_dim)
+    walks = Walks(
+        table(0, -1, -1, -1, longest, -2, -1, -1, longest + ROWS, 1, -1, -1, count, -1, -1, -1),
+        table(0, 2, 0, 2, 3, -2).view(2, 3),
+        levels=(1, 1),
+        held=1,
+    )
+    convolved = convolve(mixed, tails, places, delta.conv, *sizes)
 
-    def chunks(impl: Implementation) -> tuple[Tensor, ...]:
-        answers: list[Tensor] = []
-        for sources in (None, [1], [1, 0]):
-            out = torch.zeros(count + 1, heads, net.value_dim, device=device)
-            from_states = None if sources is None else torch.tensor(sources, device=device)
-            tensors = convolved, *by_head, rows, from_states
-            answers += [delta_chunks(*tensors, 2, states, out, impl=impl), out[:-1]]
-        return tuple(answers)
+    def run(function: Function, *arguments: object) -> Run:
+        return lambda impl: ((in_triton(function) if impl == "triton" else function)(*arguments),)
 
-    yield "convolve", lambda i: (convolve(mixed, extra, places, delta.conv, *sizes, impl=i),)
-    yield "delta_chunks", chunks
-    norm = delta.norm, model.rms_norm_eps
-    yield "gated_norm", lambda i: (gated_norm(values, gate.to(mixed), *norm, impl=i),)
+    def rule(impl: Implementation) -> tuple[Tensor, ...]:
+        pool = states.clone()
+        tensors = convolved, gates, delta.decay, delta.bias, walks, pool
+        return *run(delta_rule, *tensors)(impl), pool
+
+    yield "convolve", run(convolve, mixed, tails, places, delta.conv, *sizes)
+    yield "delta_rule", rule
+    yield "gated_norm", run(gated_norm, values, gate.to(mixed), *norm)
 
 
 def _without_ties(rows: int, experts: int, generator: torch.Generator) -> Tensor:
