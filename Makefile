@@ -16,7 +16,7 @@ TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: setup serve real-model test test-all test-real test-hostile test-clients test-web test-ray test-gpu \
-        check check-kernels check-tpu check-graphs check-streams format golden \
+        check check-kernels check-tpu format golden \
         bench-cpu bench-host bench-serve gpu-day soak \
         docs release locks image image-test manifests-test audit clean
 
@@ -178,25 +178,19 @@ $(FIXTURES_VENV)/.installed: tests/fixtures/make/requirements.txt
 	$(FIXTURES_VENV)/bin/python -m pip install --quiet --no-deps -r $<
 	@touch $@
 
-# Compiles the Triton kernels for every architecture, without a GPU, with the Triton of the tests and
-# with the image's, and checks the code: what make test-all compiles, with ARGS=--all all. Facts of code
-# that was compiled before are found in .cache/kernels. After a wanted change: ARGS=--update
+# Compiles the Triton kernels that real models launch, for every architecture, without a GPU, with the
+# Triton of the tests and with the image's. What was compiled before is found in .cache/triton. What
+# make test-all compiles: make check-kernels ARGS='--arch 90'
 check-kernels: setup $(TRITON_VENV)/.installed
 	@status=0; for python in $(BIN) $(TRITON_VENV)/bin; do \
-	  PYTHONPATH=tools $$python/python -P -m kernel_code $(ARGS) || status=1; \
+	  TRITON_CACHE_DIR=.cache/triton PYTHONPATH=$(CURDIR)/tests \
+	    $$python/python -P -m graphs.compiled $(ARGS) || status=1; \
 	done; exit $$status
 
-# Compiles the programs of --backend jax for TPU v5e and v6e, without a TPU, checks the code against
-# tests/tpu_code/baseline.json; at most 20 minutes on two cores. Facts of programs that were compiled
-# before are found in .cache/tpu. After a wanted change: make check-tpu ARGS=--update; what make
-# test-all compiles: ARGS=--quick
+# Compiles the programs of --backend jax for TPU v5e and v6e, without a TPU, and checks that they fit;
+# at most 20 minutes on two cores. What make test-all compiles: ARGS=--quick
 check-tpu: setup $(TPU_VENV)/.installed
 	PYTHONPATH=$(CURDIR)/tests $(TPU_VENV)/bin/python -P -m tpu_code.check $(ARGS)
-
-# Runs the CUDA launcher of real models on a simulated device: what is captured, launched,
-# compiled and allocated, against a baseline; ARGS=--update rewrites it.
-check-graphs: setup
-	PYTHONPATH=tests $(BIN)/python -P -m graphs.check $(ARGS)
 
 # The kernels' tests on a CUDA device, bfloat16 included. No virtual environment: torch, triton, transformers
 # and pytest of PYTHON are enough. With pytest-xdist it compiles kernels on all cores; afterwards come
@@ -225,12 +219,6 @@ golden: setup real-model
 	$(RECORD) --dtype bfloat16 --oracle --output $(GOLDEN)/transformers-bfloat16
 	$(RECORD_WITH) $(REAL_MODEL) --workload text --dtype float32 --oracle --output $(GOLDEN)/smollm2-float32
 
-# Records every access of the CUDA launcher to memory, on a simulated device, and looks for
-# two without order; then plants defects. Some 55 CPU-seconds, on all cores. More: make check-streams
-# ARGS='--worlds 500'
-check-streams: setup
-	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m support.streams $(ARGS)
-
 # Never changes files.
 check: setup
 	$(GENERATE) docs/reference --check
@@ -246,7 +234,7 @@ format: setup
 	$(GENERATE) docs/reference
 
 bench-cpu: setup
-	$(BIN)/python -P bench/cpu.py $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -P bench/cpu.py $(ARGS)
 
 # What was brought along on PYTHONPATH stays visible.
 GPU_PATH = "$(CURDIR):$(CURDIR)/kernels$${PYTHONPATH:+:$$PYTHONPATH}"
@@ -286,10 +274,10 @@ docs: $(DOCS_VENV)/.installed
 release: setup $(TOOLS_VENV)/.installed
 	$(TOOLS_VENV)/bin/python -P tools/release.py --torch '$(TORCH)' --torch-index '$(TORCH_INDEX)' $(ARGS)
 
-# An hour of mixed traffic and faults; the page goes to bench/results/.
+# An hour of gpuscore bench against a server that loses engines; its memory must not grow.
 MINUTES ?= 60
 soak: setup
-	$(BIN)/python -P bench/soak.py --minutes $(MINUTES) $(ARGS)
+	$(BIN)/python -P bench/soak.py --minutes $(MINUTES)
 
 # What images install, with hashes: docker/locks/*.txt, from pyproject.toml.
 locks: setup

@@ -4,7 +4,7 @@
                                                      # 10 requests of 120 + 10 x 180, 280 + 1 x 20
     make bench-cpu ARGS='--shape small --workload single short'   # 280 + 1 x 20, 300 + 16 x 32
     make bench-cpu ARGS='--workload growth'          # 10,000 items against 500: time and memory
-    make bench-cpu ARGS='--deterministic --quantization int8'    # also with each of these flags
+    make bench-cpu ARGS='--deterministic --w8a8'  # also with each of these
 
 Scorers are timed only if they agree: in float32 at a small shape within 1e-4 in log p, and in the
 timed dtype within twice transformers' own error against float32. They are timed in turn, `--repeat`
@@ -22,6 +22,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ from gpuscore import Scorer
 from gpuscore.backends import plan_backend
 from gpuscore.config import ModelConfig
 from gpuscore.measure.bench.random_models import SHAPES, make_model
+from support.quantized import quantised
 
 SCRATCH = Path(__file__).parents[1] / "scratch"
 CHECKED = Workload(200, 40, 9, seed=1)  # what all scorers have to agree on
@@ -103,24 +105,23 @@ def results(
     if options.deterministic:
         same_bits = stack.enter_context(Scorer(replace(config, deterministic=True)))
         scorers["gpuscore, --deterministic"] = timed(partial(packed, same_bits))
-    if options.quantization:
-        scorers |= in_eight_bits(scorer, config, options.quantization, vocab, stack)
+    if options.w8a8:
+        scorers |= of_w8a8(scorer, config, vocab, stack)
     batches = options.batches if is_hybrid(options.shape) else ()
     scorers |= of_transformers(model, options.sample, batches)
     for name in options.workload:
         yield name, measure(scorers, SHAPES[options.shape], dtype, WORKLOADS[name], options.repeat)
 
 
-def in_eight_bits(
-    scorer: Scorer, config: ModelConfig, quantization: str, vocab: int, stack: ExitStack
-) -> dict[str, Timed]:
-    """Load the model again with `--quantization`, and print how far its scores are off."""
-    other = stack.enter_context(Scorer(replace(config, quantization=quantization)))
+def of_w8a8(scorer: Scorer, config: ModelConfig, vocab: int, stack: ExitStack) -> dict[str, Timed]:
+    """Load the model again from a checkpoint in INT8, and print how far its scores are off."""
+    folder = Path(stack.enter_context(TemporaryDirectory()))
+    made = quantised(Path(config.model), folder / "w8a8")
+    other = stack.enter_context(Scorer(replace(config, model=str(made))))
     request = CHECKED.draw(vocab)
     off = np.abs(packed(scorer, *request) - packed(other, *request))
-    print(f"{quantization}: |d log p| median {np.median(off):.2e}, max {off.max():.2e}")
-    run = replace(timed(partial(packed, other)), precision=quantization)
-    return {f"gpuscore, --quantization {quantization}": run}
+    print(f"W8A8: |d log p| median {np.median(off):.2e}, max {off.max():.2e}")
+    return {"gpuscore, W8A8": replace(timed(partial(packed, other)), precision="int8")}
 
 
 def timed(score: Callable[[list[int], list[list[int]]], object], items: int | None = None) -> Timed:
@@ -183,7 +184,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--deterministic", action="store_true", help="also time gpuscore with that flag"
     )
-    parser.add_argument("--quantization", choices=("int8",), help="also time gpuscore with it")
+    parser.add_argument(
+        "--w8a8", action="store_true", help="also time gpuscore with the checkpoint in INT8"
+    )
     options = parser.parse_args()
     if "growth" in options.workload and len(options.workload) > 1:
         parser.error("--workload growth cannot be run with others")

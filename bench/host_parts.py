@@ -53,7 +53,7 @@ COLD = {name: workload for name, workload in WORKLOADS.items() if not workload.c
 @contextmanager
 def launcher_without_device() -> Iterator[GraphLauncher]:
     """Make a launcher with a graph of every size, whose forward passes leave zeros."""
-    from graphs.models import QWEN3_06B
+    from support.model_configs import QWEN3_06B
 
     pages = 1, LIMITS.page_size
     config = QWEN3_06B | NARROW | {"vocab_size": VOCAB}

@@ -91,6 +91,11 @@ def _address(process: "subprocess.Popen[str]") -> tuple[str, int]:
     raise RuntimeError(f"the server ended with {process.wait()} before it was ready")
 
 
+def engine_of(pid: int) -> int:
+    """Return the process id of a server's engine."""
+    return next(filter(_is_engine, family(pid)))
+
+
 def _is_engine(pid: int) -> bool:
     return b"gpuscore.processes.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
@@ -109,34 +114,9 @@ def main(configs: dict[str, dict[str, Any]]) -> int:
     engine = EngineConfig(**configs.get("engine", {}))
     make = partial(start_replicas, Path("/nowhere"), ModelConfig(), engine, "fake:prepare")
     server = ServerConfig(**{"port": 0, "log_requests": False} | configs.get("server", {}))
-    if server.http_workers > 1:
-        return _serve_by_fronts(make, server, engine)
-    replicas = make()
-    with closing(replicas):
+    with closing(make()) as replicas:
         models = [(ServedModel("fake"), partial(_load, replicas))]
         return serve(models, server, ApiKeys([]), _announce)
-
-
-def _serve_by_fronts(make: Any, server: Any, engine: Any) -> int:
-    from gpuscore.config import ModelConfig
-    from gpuscore.dialects.served import ServedModel
-    from gpuscore.processes.fronts.front import FrontApp
-    from gpuscore.processes.fronts.parent import Fronts, FrontSetup
-    from gpuscore.processes.replicas.placement import placements
-    from gpuscore.server.http.auth import ApiKeys
-
-    keys = ApiKeys([])
-    devices = tuple(place.device for place in placements(ModelConfig(), engine.devices))
-    setup = FrontSetup(server.http_workers, [len(devices)])
-    app = FrontApp([(ServedModel("fake"), _load)], devices, server, engine, keys)
-    with (
-        closing(setup.forker(lambda text: app)) as forker,
-        closing(make(listeners=setup.listeners)) as replicas,
-    ):
-        forker.prepare("")
-        forker.prepared()
-        replicas.wait_planned()
-        return Fronts(setup, forker, server, keys, replicas, _announce).run()
 
 
 def _load(replicas: Any) -> Any:

@@ -1,7 +1,6 @@
 """The host side of a server under load: CPU time of an answer, with a fake backend.
 
     make bench-serve
-    make bench-serve ARGS='--in-flight 256 --http-workers 1,2,1,2'
     make bench-serve ARGS='--fake {"token_us":20} --devices cpu,cpu'   # a simulated device
 
 `gpuscore bench` times whole servers; this bench shows where the host's time goes. Every score is
@@ -35,20 +34,19 @@ PATIENCE = 60.0
 def main() -> int:
     options = arguments()
     rows = []
-    for number in map(int, options.http_workers.split(",")):
-        queued = options.max_queued_requests
-        command = fake_server(
-            server={"max_inflight_per_key": 2 * queued * number, "http_workers": number},
-            engine={"max_queued_requests": queued, "devices": options.devices},
-            fake=json.loads(options.fake),
-        )
-        with serving(command) as target:
-            url = f"http://{target.address[0]}:{target.address[1]}"
-            http = meet("fake", url, None, "score", None, fake.VOCAB, PATIENCE)
-            for clients in map(int, options.in_flight.split(",")):
-                row = {"workers": number, **measure(http, target, clients, options.requests)}
-                print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-                rows.append(row)
+    queued = options.max_queued_requests
+    command = fake_server(
+        server={"max_inflight_per_key": 2 * queued},
+        engine={"max_queued_requests": queued, "devices": options.devices},
+        fake=json.loads(options.fake),
+    )
+    with serving(command) as target:
+        url = f"http://{target.address[0]}:{target.address[1]}"
+        http = meet("fake", url, None, "score", None, fake.VOCAB, PATIENCE)
+        for clients in map(int, options.in_flight.split(",")):
+            row = measure(http, target, clients, options.requests)
+            print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+            rows.append(row)
     print(f"\n{table(rows)}\n")
     keep("serve", {"bench": "serve", "options": vars(options), "rows": rows})
     return int(any(row["wrong"] or row["failed"] for row in rows))
@@ -60,7 +58,6 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--in-flight", default="1,8,64,256,1024", metavar="N,N")
     parser.add_argument("--requests", type=int, default=2000, help="of each row")
-    parser.add_argument("--http-workers", default="1", metavar="N,N", help="of the servers")
     parser.add_argument("--fake", default="{}", metavar="JSON", help="arguments of FakeBackend")
     parser.add_argument("--max-queued-requests", type=int, default=1024, help="of the server")
     parser.add_argument("--devices", default=None, help="one replica on each, such as cpu,cpu")

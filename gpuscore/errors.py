@@ -170,9 +170,9 @@ class BodyTooLarge(GpuscoreError, status=413):
 
 
 class UnsupportedMediaType(GpuscoreError, status=415):
-    """The body's media type is not JSON, or its content encoding is neither gzip nor zstd.
+    """The body's media type is not JSON, or its content encoding is not gzip.
 
-    Remedy: Send JSON with `Content-Type: application/json`, plain or with one of these encodings.
+    Remedy: Send JSON with `Content-Type: application/json`, plain or in gzip.
     """
 
 

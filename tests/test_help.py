@@ -72,7 +72,7 @@ def test_rare_settings_are_shown_on_request_only(name, capsys):
     [
         (["serve", "--prot", "1"], "there is no --prot; did you mean --port? `gpuscore serve --h"),
         (["serve", "--max-modle-len=9"], "no --max-modle-len; did you mean --max-model-len?"),
-        (["score", "--query", "a", "--items", "-", "--labels", "b", "--dtyp", "c"], "--dtype?"),
+        (["batch", "--input", "a", "--output", "b", "--dtyp", "c"], "--dtype?"),
         (["parity", "compare", "a", "b", "--rport", "c"], "did you mean --report?"),
         (["batch", "--inptu", "a", "--input", "b", "--output", "c"], "did you mean --input?"),
         (["serve", "demo", "--xyzzy"], "there is no --xyzzy; `gpuscore serve --help-all` shows"),

@@ -31,18 +31,16 @@ offline: backends config config.options engine models.hub prompts text
 backends.base:
 backends.needs: backends config
 backends.common: backends.base config system models
-backends.common.eight_bits.texts: tokenizers
 backends.torch: backends.base backends.common config system gpuscore_kernels torch
 backends.jax: backends.base backends.common config jax
 server: gpuscore config config.served dialects engine prompts system text fastapi starlette
   uvicorn prometheus_client
 server.observe.spans: gpuscore dialects server opentelemetry
 server.observe.tracing: gpuscore config server system.extras opentelemetry
-processes.announcement: backends.common dialects processes.replicas prompts text
+processes.announcement: backends.common dialects processes.worker prompts text
 processes.worker: backends.base config engine system
 processes.replicas: backends.common.plan config engine system
   processes.worker
-processes.fronts: config dialects engine processes.replicas processes.worker server
 ray: gpuscore config. dialects engine models.hub processes system server ray starlette
 ray.columns: offline.scorer
 measure.reports:
@@ -150,9 +148,8 @@ def test_imports_go_one_way():
         ("gpuscore.server.api.app", "import httpx"),
         ("gpuscore.processes.worker.__main__", "from gpuscore.backends import prepare"),
         ("gpuscore.processes.worker.child", "from gpuscore.server.service import ScoringService"),
-        ("gpuscore.server.run", "from gpuscore.processes.fronts.front import Seat"),
-        ("gpuscore.processes.worker.link", "from gpuscore.processes.fronts.board import Board"),
-        ("gpuscore.processes.fronts.front", "import torch"),
+        ("gpuscore.server.run", "from gpuscore.processes.replicas.router import Router"),
+        ("gpuscore.processes.worker.link", "from gpuscore.processes.replicas.router import Router"),
         ("gpuscore.types.batch", "from gpuscore.errors import InvalidRequest"),
         ("gpuscore_kernels.label_head", "from gpuscore.types.batch import PackedBatch"),
         ("gpuscore.backends.torch.backend", "from gpuscore.engine.jobs import draft_batch"),

@@ -9,7 +9,7 @@ from gpuscore.backends.common.architectures import read_architecture
 from gpuscore.backends.common.estimate import estimate_batch
 from gpuscore.backends.common.hf_config import RawConfig
 from gpuscore.commands.cli import main
-from graphs.models import LLAMA_8B, MIXTURE, QWEN3_06B
+from support.model_configs import LLAMA_8B, MIXTURE, QWEN3_06B
 
 QWEN3_8B = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -87,7 +87,7 @@ def test_a_plan_for_a_device_that_is_not_here(large, capsys):
     ("fields", "gigabytes"), [(QWEN3_06B, 0.859), (LLAMA_8B, 3.015), (MIXTURE, 1.757)]
 )
 def test_the_largest_batch_is_predicted_as_check_graphs_measures_it(fields, gigabytes):
-    """The numbers are those that `make check-graphs` prints, of batches of 16,384 tokens."""
+    """The numbers are those of a device that is not there, of batches of 16,384 tokens."""
     config = read_architecture(RawConfig(fields)).config
     assert estimate_batch(config, 16384, 2) == pytest.approx(1e9 * gigabytes, rel=0.05)
 

@@ -5,18 +5,16 @@ compiled at run time (Triton's kernels and its C code, FlashInfer's CUDA code) m
 """
 
 import json
-import shutil
 from collections.abc import Mapping
 from importlib.metadata import Distribution, PathDistribution
 from pathlib import Path
 
 from container import Container
-from workshop import REFUSED, REPOSITORY, expect, step
+from workshop import REFUSED, expect, step
 
 DRIVER = ("libcuda.so.1", "libnvidia-ml.so.1")  # libraries of the host's driver
 # Networks between machines and launchers of jobs there: NVSHMEM's and cuFile's plugins for them.
 CLUSTER = ("libmlx5.so", "libfabric.so", "libucs.so", "libmpi.so", "libpmix.so", "liboshmem.so")
-KERNELS_SECONDS = 3600  # time limit of check_kernels
 LARGE = 50e6  # bytes of a package that is listed by itself
 
 # Run by the container's Python: imports the stack, then loads every library of torch and NVIDIA.
@@ -106,7 +104,7 @@ def check_compiler(container: Container) -> None:
     expect(done.returncode == 0, done.stderr)
 
 
-def check_own_lock(container: Container, all_kernels: bool) -> None:
+def check_own_lock(container: Container) -> None:
     """Check what only the CUDA image with its own lock has; no server runs meanwhile."""
     with step("cuda: sizes of packages"):
         (site,) = (container.root / "opt" / "gpuscore").glob("lib/python*/site-packages")
@@ -116,8 +114,6 @@ def check_own_lock(container: Container, all_kernels: bool) -> None:
     with step("cuda: Triton's C code and CUDA code"):
         container.run_instead("python", "-c", LAUNCHER, seconds=300)
         container.run_instead("python", "-c", NVCC, seconds=600)
-    with step("cuda: kernels, with the image's Triton"):
-        check_kernels(container, all_kernels)
 
 
 def check_stack(container: Container) -> None:
@@ -136,15 +132,6 @@ def check_stack(container: Container) -> None:
     print(f"  {facts['libraries']} libraries; not loaded here:")
     for name, why in refused.items():
         print(f"    {name}: {why}")
-
-
-def check_kernels(container: Container, every: bool) -> None:
-    """Compile our kernels with the image's Triton, as `make check-kernels` does."""
-    which = ["--all"] if every else []
-    shutil.copytree(REPOSITORY / "tools" / "kernel_code", container.cache / "kernel_code")
-    check = ("env", "PYTHONPATH=/cache", "python", "-P", "-m", "kernel_code", *which)
-    output = container.run_instead(*check, "--cache", "/cache/kernels", seconds=KERNELS_SECONDS)
-    print(f"  {output.splitlines()[-1]}")
 
 
 def print_sizes(site: Path) -> None:

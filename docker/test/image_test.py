@@ -80,12 +80,6 @@ def main() -> int:
         action="store_true",
         help="build the CUDA image with its own lock, 2.7 GB of wheels, and check CUDA's libraries",
     )
-    parser.add_argument(
-        "--kernels",
-        choices=("quick", "all"),
-        default="all",
-        help="with --own-lock, which variants of the kernels are compiled (default: %(default)s)",
-    )
     parser.add_argument("--base", help="a base image instead of Debian's Python")
     parser.add_argument(
         "--directory",
@@ -106,7 +100,7 @@ def main() -> int:
         with step("base"):
             workshop = Workshop(values.directory, values.base)
         for name in values.images:
-            check_image(workshop, name, images[name], values.kernels == "all")
+            check_image(workshop, name, images[name])
     except Problem as problem:
         print(f"image-test: {problem}", file=sys.stderr)
         return 1
@@ -117,7 +111,7 @@ def main() -> int:
     return 0
 
 
-def check_image(workshop: Workshop, name: str, image: Image, all_kernels: bool) -> None:
+def check_image(workshop: Workshop, name: str, image: Image) -> None:
     # Debian's python3 has its C headers in a package of their own.
     headers = name == "cuda" and not workshop.base_is_foreign
     arguments = {"PACKAGES": "python3-dev"} if headers else {}
@@ -152,7 +146,7 @@ def check_image(workshop: Workshop, name: str, image: Image, all_kernels: bool) 
         with step(f"{name}: SIGTERM with a request in flight"):
             check_drain(container)
         if name == "cuda" and not image.substitute:
-            check_own_lock(container, all_kernels)
+            check_own_lock(container)
     finally:
         container.stop()
 

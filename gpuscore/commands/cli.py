@@ -1,15 +1,12 @@
-"""The `gpuscore` command: serve, score, batch, info, doctor, parity, bench."""
+"""The `gpuscore` command: serve, batch, info, doctor, parity, bench."""
 
 import argparse
-import json
 import logging
 import os
-import re
 import select
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from gpuscore import __version__
@@ -29,15 +26,12 @@ from gpuscore.config.flags import (
     HelpFormatter,
     add_command,
     add_flags,
-    add_label_flags,
     add_some_flags,
-    check_softmax,
     refuse_api_key,
     refuse_pipelines,
-    shown_sequences,
 )
 from gpuscore.config.options import options
-from gpuscore.config.served import check_one_source, check_single
+from gpuscore.config.served import check_one_source
 from gpuscore.config.sources import Settings, read_settings
 from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, LoadTimeout, UsageError
 from gpuscore.measure.bench.arguments import add_bench
@@ -48,8 +42,6 @@ from gpuscore.system.machine import commit
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 EXIT_ENGINE, EXIT_TEMPORARY, EXIT_CONFIG = 70, 75, 78
-LEAST_SHOWN = 1e-4  # of scores without an exponent
-LONG_INPUT = 200  # items; with as many or more, a progress bar is shown
 STANDARD_OUTPUT, STANDARD_ERROR = 1, 2
 MAX_WAIT = 1.0  # seconds for a full pipe to be read
 
@@ -111,10 +103,6 @@ def make_parser() -> CommandParser:
     serve = _add_command(commands, "serve", "serve a model over HTTP", _serve)
     add_flags(serve, *CONFIGS, FileConfig)
     serve.add_help_all()
-    score = _add_command(commands, "score", "score the lines of a file", _score, _SCORE_USAGE)
-    _add_score_flags(score)
-    add_flags(score, ModelConfig, FileConfig)
-    score.add_help_all()
     add_batch(commands, _batch)
     info = _add_command(
         commands, "info", "show a model's architecture, limits and memory, and all settings", _info
@@ -145,9 +133,6 @@ def make_parser() -> CommandParser:
     return parser
 
 
-_SCORE_USAGE = "--query TEXT --items FILE --labels A,B "
-
-
 def _size(text: str) -> int:
     (option,) = (option for option in options(ModelConfig) if option.name == "kv_cache_size")
     value: int = option.from_text(text)
@@ -161,27 +146,12 @@ def _add_command(
     name: str,
     help: str,
     run: Callable[[argparse.Namespace, Settings], int],
-    required: str = "",
     model: str = "[MODEL] ",
 ) -> CommandParser:
-    usage, description = f"{name} {model}{required}[OPTIONS]", f"{help[0].upper()}{help[1:]}."
+    usage, description = f"{name} {model}[OPTIONS]", f"{help[0].upper()}{help[1:]}."
     command = add_command(commands, name, usage, help, description, EXAMPLES[name] + EPILOG, run)
     refuse_pipelines(command)
     return command
-
-
-def _add_score_flags(score: argparse.ArgumentParser) -> None:
-    group = score.add_argument_group("Input and output (command line only)")
-    group.add_argument("--query", required=True, metavar="TEXT", help="text that all items share")
-    group.add_argument(
-        "--items",
-        required=True,
-        metavar="FILE",
-        help="one item per line, which LF or CR LF ends; - reads standard input",
-    )
-    add_label_flags(group, required=True)
-    group.add_argument("--item-first", action="store_true", help="prompts are item + query")
-    group.add_argument("--json", action="store_true", help="JSON lines in item order")
 
 
 def _serve(values: argparse.Namespace, settings: Settings) -> int:
@@ -194,41 +164,6 @@ def _serve(values: argparse.Namespace, settings: Settings) -> int:
         settings.make(RequestLimits),
         settings.make(EngineConfig),
     )
-
-
-def _score(values: argparse.Namespace, settings: Settings) -> int:
-    from gpuscore.offline.scorer import Scorer
-
-    check_single(settings)
-    check_softmax(values)
-    labels = None if values.labels is None else values.labels.split(",")
-    if values.json:
-        _refuse_equal(labels or shown_sequences(values.label_sequences).split(","))
-    items = _read_items(values.items)
-    with (
-        Scorer(settings.make(ModelConfig)) as scorer,
-        _progress(len(items)) as report,
-    ):
-        result = scorer.score(
-            values.query,
-            items,
-            labels=labels,
-            label_sequences=values.label_sequences,
-            label_length_normalization=values.label_length_normalization,
-            apply_softmax=values.apply_softmax,
-            temperature=values.temperature,
-            item_first=values.item_first,
-            progress=report,
-        )
-    show = _print_json if values.json else _print_table
-    show(items, [*result.labels], result.scores.tolist())
-    return EXIT_OK
-
-
-def _refuse_equal(labels: list[str]) -> None:
-    for label in labels:
-        if labels.count(label) > 1:
-            raise UsageError(f"--json needs labels that differ, and {label} is there twice")
 
 
 def _info(values: argparse.Namespace, settings: Settings) -> int:
@@ -248,43 +183,3 @@ def _batch(values: argparse.Namespace, settings: Settings) -> int:
     from gpuscore.commands.bulk.command import batch
 
     return batch(values, settings)
-
-
-def _read_items(source: str) -> list[str]:
-    """Return the lines without their ends; every line is an item, even an empty one.
-
-    A line ends with LF or CR LF; a lone CR belongs to the item.
-    """
-    try:
-        content = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
-        *lines, last = re.split("\r?\n", content.decode())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--items {source}: {error}") from error
-    return [*lines, last] if last else lines
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on standard error if that is a terminal and there are many items."""
-    from tqdm import tqdm  # its import takes half as long as all other imports together
-
-    with tqdm(total=total, unit="item", disable=True if total < LONG_INPUT else None) as bar:
-        yield lambda done: bar.update(done - bar.n) and None
-
-
-def _print_json(items: list[str], labels: list[str], rows: list[list[float]]) -> None:
-    for index, (item, row) in enumerate(zip(items, rows, strict=True)):
-        scores = dict(zip(labels, row, strict=True))
-        print(json.dumps({"index": index, "item": item, "scores": scores}, ensure_ascii=False))
-
-
-def _print_table(items: list[str], labels: list[str], rows: list[list[float]]) -> None:
-    """Print the items as a table, best first by the first label."""
-    print("rank  " + "  ".join(f"{label[:10]:>10}" for label in labels) + "  item")
-    ranked = sorted(zip(items, rows, strict=True), key=lambda pair: -pair[1][0])
-    for rank, (item, row) in enumerate(ranked, start=1):
-        print(f"{rank:>4}  " + "  ".join(map(_shown, row)) + f"  {item}")
-
-
-def _shown(score: float) -> str:
-    return f"{score:>10.6f}" if score >= LEAST_SHOWN else f"{score:>10.3e}"

@@ -17,14 +17,6 @@ Examples:
   gpuscore serve Qwen/Qwen3-0.6B --devices cuda:0,cuda:1
 
 """,
-    "score": """\
-Examples:
-
-  gpuscore score demo --query 'query: a lamp, item: ' --items items.txt \\
-    --labels yes,no
-  gpuscore score demo --query 'Is it a lamp? ' --items - --labels yes,no --json
-
-""",
     "info": """\
 Examples:
 

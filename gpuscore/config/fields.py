@@ -49,25 +49,10 @@ class ModelConfig:
     )
     quantization: str = option(
         "auto",
-        "computation of linear layers; int8, fp8: in eight bits, weights of a plain checkpoint are "
-        "quantised at load; w8a16: weights of a quantised checkpoint are converted to --dtype at "
-        "load; auto: as the checkpoint is made, or w8a16 for FP8 where it is not computed",
-        choices=("auto", "int8", "fp8", "w8a16"),
-    )
-    quantization_texts: str | None = option(
-        None,
-        "file of texts, one a line, by which a plain checkpoint is quantised and its verdict found",
-        unset="English sentences that gpuscore includes",
-        metavar="FILE",
-    )
-    quantization_error: float = option(
-        0.12,
-        "largest mean error in log p, in nats, of a plain checkpoint in eight bits on held-out "
-        "texts, beside float32; a smaller one leaves more products in 16 bits. The verdict at start"
-        " also asks for a tau-b of 0.9 and the same best answer to 19 of 20 texts",
-        minimum=0.001,
-        maximum=10.0,
-        metavar="NATS",
+        "computation of the linear layers of a quantised checkpoint; w8a16: weights are converted "
+        "to --dtype at load; auto: as the checkpoint is made, or w8a16 for FP8 where it is not "
+        "computed",
+        choices=("auto", "w8a16"),
     )
     attention: str = option(
         "auto",
@@ -168,13 +153,6 @@ class ServerConfig:
         "127.0.0.1", "address to bind; only loopback needs no API key", metavar="ADDRESS"
     )
     port: int = option(8000, "port to bind; 0: any free one", minimum=0, maximum=65535)
-    http_workers: int = option(
-        1,
-        "processes that share the port and answer HTTP, for more small requests per second than "
-        "one core can answer; over 1 on Linux only",
-        minimum=1,
-        maximum=64,
-    )
     served_model_name: str | None = option(
         None,
         "name of the model in requests and answers",

@@ -1,5 +1,5 @@
-"""The command line: flags, made from the fields of the configuration; flags of labels, which
-`gpuscore score` and `gpuscore batch` have in common; and the parser of a command."""
+"""The command line: flags, made from the fields of the configuration; flags of labels;
+and the parser of a command."""
 
 import argparse
 import difflib
@@ -17,7 +17,6 @@ from gpuscore.errors import UsageError
 RARE = frozenset(
     (
         *("backend", "attention", "compile", "compile_cache", "kernels", "cuda_graph_tokens"),
-        *("quantization_texts", "quantization_error"),
         *("allow_degenerate", "max_body_bytes", "max_header_bytes", "max_headers"),
         *("max_connections", "max_inflight_per_key", "max_queued_bytes", "max_queue_seconds"),
         "max_answer_bytes",
@@ -240,15 +239,14 @@ def _reader(item: Option) -> Callable[[str], Any]:
     return read
 
 
-def add_label_flags(group: Any, *, required: bool, default: str = "") -> None:
+def add_label_flags(group: Any, default: str) -> None:
     """Add the flags that name labels, and the flags that define a score.
 
     Args:
         group: of the parser.
-        required: one of the first two must be given.
         default: said of --labels.
     """
-    either = group.add_mutually_exclusive_group(required=required)
+    either = group.add_mutually_exclusive_group()
     either.add_argument(
         "--labels",
         metavar="A,B",

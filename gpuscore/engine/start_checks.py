@@ -97,8 +97,8 @@ def check_collapse(backend: Backend, allow: bool = False) -> None:
         logger.warning("the quantised model has collapsed: %s (--allow-degenerate)", reason)
     else:
         raise ConfigError(
-            f"the quantised model has collapsed: {reason}; use another checkpoint or "
-            "--quantization, or serve it in spite of that with --allow-degenerate"
+            f"the quantised model has collapsed: {reason}; use another checkpoint, or "
+            "--quantization w8a16, or serve it in spite of that with --allow-degenerate"
         )
 
 

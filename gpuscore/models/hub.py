@@ -210,10 +210,7 @@ def _refuse_unnamed_quantization(directory: Path, config: dict[str, Any]) -> Non
     elif isinstance(mlx, dict) and "bits" in mlx:
         subject = f"MLX to {shown(mlx['bits'])} bits (config.json: quantization)"
     if subject:
-        raise ConfigError(
-            f"MODEL {directory} is quantised by {subject}; serve the original model, with "
-            "--quantization int8 if it does not fit"
-        )
+        raise ConfigError(f"MODEL {directory} is quantised by {subject}; serve the original model")
 
 
 def _refuse_weights(directory: Path, config: dict[str, Any]) -> None:

@@ -60,8 +60,8 @@ class LoadedScorer:
         backend: "torch" or "jax".
         device: "auto", "cpu", "cuda" or "tpu".
         dtype: "auto", "checkpoint", "bfloat16", "float16" or "float32".
-        quantization: "auto", "int8", "fp8" or "w8a16".
-        quantization_texts, quantization_error, attention: as for `gpuscore serve`.
+        quantization: "auto" or "w8a16".
+        attention: as for `gpuscore serve`.
         compile: "auto", "on" or "off"; functions in C on a CPU.
         compile_cache: directory where backend="jax" keeps compiled programs.
         kernels: "auto", "triton" or "torch".
@@ -91,8 +91,6 @@ class LoadedScorer:
         device: str = "auto",
         dtype: str = "auto",
         quantization: str = "auto",
-        quantization_texts: str | None = None,
-        quantization_error: float = 0.12,
         attention: str = "auto",
         compile: str = "auto",
         compile_cache: str | None = None,
@@ -141,11 +139,6 @@ class LoadedScorer:
         small batches, which takes some seconds. Call it before the first score.
         """
         self._backend.warmup()
-
-    @property
-    def eight_bits(self) -> str:
-        """Line of `/info` about a plain checkpoint in eight bits; else empty."""
-        return self._backend.limits.eight_bits
 
     def close(self) -> None:
         """Free the model and end the threads."""

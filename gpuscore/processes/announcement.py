@@ -18,7 +18,7 @@ from gpuscore.backends.common.hf_config import RawConfig
 from gpuscore.backends.common.shapes import count_parameters
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.errors import GpuscoreError
-from gpuscore.processes.replicas.replicas import Replica
+from gpuscore.processes.worker.client import EngineClient
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.prompts.rerank_input import RerankInput
@@ -157,7 +157,7 @@ def _of_text(builder: PromptBuilder) -> Iterator[tuple[str, Body]]:
 class LoadingBar:
     """A bar over the weights of all engines, from now until they are ready or `close`."""
 
-    def __init__(self, engines: Sequence[Replica]) -> None:
+    def __init__(self, engines: Sequence[EngineClient]) -> None:
         self._engines, self._closing = engines, threading.Event()
         self._thread = threading.Thread(target=self._run, name="loading-bar", daemon=True)
         if sys.stderr.isatty():

@@ -20,7 +20,6 @@ REFUSED = {
     **dict.fromkeys(("host", "port"), f"{_PROXY}: set http_options of the Serve config"),
     **dict.fromkeys(("allowed_hosts", "max_connections", "header_timeout", "send_timeout"), _PROXY),
     **dict.fromkeys(("models", "default_model"), _ONE_MODEL),
-    "http_workers": "has no meaning here: set http_replicas",
     "devices": "has no meaning here: Ray places one replica on each device; set max_replicas",
     "tensor_parallel": "is not supported: a replica has one device; start gpuscore serve instead",
     "metrics_port": "is not supported: scrape GET /metrics, or Ray's own metrics",

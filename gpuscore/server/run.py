@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -15,7 +14,6 @@ import uvicorn
 from gpuscore.config import ServerConfig
 from gpuscore.dialects.dialect import LARGE
 from gpuscore.dialects.served import LoadedModel, ServedModel
-from gpuscore.engine.admission import Counts
 from gpuscore.server.api.app import create_app
 from gpuscore.server.http.address import address_of, bind, bind_metrics
 from gpuscore.server.http.aliases import read_aliases
@@ -27,7 +25,6 @@ from gpuscore.server.http.protocol import ScoreProtocol
 from gpuscore.server.http.timing import Listener, Postponed, Rounds
 from gpuscore.server.metrics_port import metrics_port
 from gpuscore.server.observe.operations import Operations
-from gpuscore.server.observe.sums import Samples, Snapshot
 from gpuscore.server.service import ANSWERS, ScoringService
 from gpuscore.server.stopping import (
     EXIT_ERROR,
@@ -69,13 +66,11 @@ class ModelLoads:
         self._models, self._announce, self._failed = models, announce, failed
         self._left = len(models)  # models that are not loaded
         self._lock = threading.Lock()
-        self._loaded = threading.Event()
 
-    def start(self, patience: float) -> None:
-        """Start all threads; wait for them, but at most this many seconds."""
+    def start(self) -> None:
+        """Start a thread for each model."""
         for served, load in self._models:
             threading.Thread(target=self._run, args=(served, load), daemon=True).start()
-        self._loaded.wait(patience)
 
     def _run(self, served: ServedModel, load: Callable[[], LoadedModel]) -> None:
         try:
@@ -87,7 +82,6 @@ class ModelLoads:
                 self._left -= 1
                 last = not self._left
             if last:
-                self._loaded.set()
                 self._announce()
             model.wait_ended()
         except BaseException as error:  # noqa: BLE001  (raised again by `serve`, in the main thread)
@@ -96,42 +90,12 @@ class ModelLoads:
             self._failed()
 
 
-@dataclass(frozen=True, slots=True)
-class FrontShare:
-    """A process's part of a server: all of it, or one front.
-
-    Fronts are several processes that share a port and are one server.
-
-    Args:
-        fronts: number of these processes.
-        listener: listens on the port; closed at the end. None: the whole server, which binds it.
-        counts: of the `Gate`, shared by the fronts.
-        others: gets this front's metrics and returns the sum of the other fronts'.
-        patience: seconds to wait for the model before connections are accepted.
-        begun: called before the event loop starts, with the server and its metrics. It replaces
-            signals, which the server's parent handles.
-        has_metrics_port: it serves `--metrics-port`.
-    """
-
-    fronts: int = 1
-    listener: Listener | None = None
-    counts: Counts | None = None
-    others: Callable[[Snapshot], Samples] | None = None
-    patience: float = 0.0
-    begun: Callable[[DrainingServer, Operations], None] = lambda server, operations: None
-    has_metrics_port: bool = True
-
-
-WHOLE = FrontShare()
-
-
 def serve(
     models: Sequence[ModelLoad],
     config: ServerConfig,
     keys: ApiKeys,
     announce: Callable[[str], None],
     tracer: "SpanTracer | None" = None,
-    share: FrontShare = WHOLE,
     say: Callable[[str], None] = lambda line: None,
 ) -> int:
     """Serve models until SIGTERM, SIGINT, or SIGHUP without a key file; return the exit code.
@@ -144,7 +108,6 @@ def serve(
         keys: digests of the valid API keys (`read_api_keys`); none leaves every route open.
         announce: called with the server's address once all models are loaded.
         tracer: makes the spans of requests (`read_tracer`), if traces are configured.
-        share: this process's part in the server.
         say: prints a line for people without blocking.
 
     Raises:
@@ -156,14 +119,13 @@ def serve(
     rounds = Rounds()
     pieces = partial(rounds.pieces, ANSWERS)
     served = [model for model, _ in models]
-    service = ScoringService(served, config.max_queue_seconds, pieces, share.fronts)
-    gate = Gate(service, config, keys, rounds, share.counts)
+    service = ScoringService(served, config.max_queue_seconds, pieces)
+    gate = Gate(service, config, keys, rounds)
     style = chosen_format(config.log_format)
     with LogWriter() as log, logging_to(log, style):
-        if share.listener is None:
-            warn_of_limit(config.max_connections)
+        warn_of_limit(config.max_connections)
         operations = Operations(
-            service, log, tracer, config.log_requests, share.others, style, config.vllm_metrics
+            service, log, tracer, config.log_requests, style, config.vllm_metrics
         )
         hosts = read_hosts(config, config.host, len(keys))
         app = create_app(service, config, keys, operations, hosts)
@@ -177,9 +139,8 @@ def serve(
             aliases=read_aliases(config),
         )
         uvicorn_config = _uvicorn_config(app, config, protocol)
-        stops = stop_signals(config) if share.listener is None else []
         beside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
-        if config.metrics_port is not None and share.has_metrics_port:
+        if config.metrics_port is not None:
             scraped = bind_metrics(config.metrics_host or LOOPBACK, config.metrics_port)
             scraped.count_in(rounds)
             beside = partial(metrics_port, scraped, rounds, config, service, operations)
@@ -188,17 +149,16 @@ def serve(
             service,
             operations,
             config.drain_seconds,
-            stops,
+            stop_signals(config),
             gate,
             rounds,
             say,
             beside,
         )
-        listener = share.listener or bind(config)
+        listener = bind(config)
         listener.count_in(rounds)
-        share.begun(server, operations)
         try:
-            return _run(server, service, rounds, listener, models, announce, share.patience)
+            return _run(server, service, rounds, listener, models, announce)
         finally:
             if tracer is not None:
                 tracer.close()
@@ -211,14 +171,13 @@ def _run(
     sock: Listener,
     models: Sequence[ModelLoad],
     announce: Callable[[str], None],
-    patience: float,
 ) -> int:
     def failed() -> None:
         service.fail()
         server.should_exit = True
 
     loading = ModelLoads(models, lambda: announce(address_of(sock)), failed)
-    loading.start(patience)
+    loading.start()
     with asyncio.Runner(loop_factory=rounds.loop) as runner:
         runner.run(server.serve(sockets=[sock]))
     service.close()

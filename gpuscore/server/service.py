@@ -144,7 +144,6 @@ class ScoringService:
         max_queue_seconds: the longest expected wait for the engine that a request is admitted with.
         answers_per_round: returns the number of the engine's answers that the current round of the
             event loop may deliver.
-        fronts: processes that serve these models together.
     """
 
     def __init__(
@@ -152,7 +151,6 @@ class ScoringService:
         models: Sequence[ServedModel],
         max_queue_seconds: float = math.inf,
         answers_per_round: Callable[[], int] = lambda: ANSWERS,
-        fronts: int = 1,
     ) -> None:
         self.models = ModelTable(models)
         self.draining = False
@@ -162,7 +160,7 @@ class ScoringService:
         self._handlers: set[asyncio.Task[Any]] = set()
         self._bridges: dict[ScoringEngine, Bridge] = {}
         # Text and large requests are worked on here, never on the event loop.
-        self._text = TextWork(self._text_ended, permits_here(fronts))
+        self._text = TextWork(self._text_ended, permits_here())
         self.memory = Trimmer(self._in_background)
         self.large_bodies = LargeBodies()
         self._loop: asyncio.AbstractEventLoop | None = None  # it submits text work

@@ -41,15 +41,11 @@ TURN = PIECE_CHARS  # characters of a turn: one piece, or many short texts
 IDLE = 1.0  # seconds after which a thread without work ends
 
 
-def permits_here(fronts: int = 1) -> int:
-    """Return the number of permits for this process's share of the cores that it may use.
-
-    Args:
-        fronts: processes that share these cores evenly.
-    """
+def permits_here() -> int:
+    """Return the number of permits for the cores that this process may use."""
     usable = getattr(os, "sched_getaffinity", None)  # Linux only
     cores = len(usable(0)) if usable else os.cpu_count() or 1
-    return PERMITS if cores // fronts >= MANY_CORES else PERMITS - 1
+    return PERMITS if cores >= MANY_CORES else PERMITS - 1
 
 
 class TextJob(Turns, Generic[ResultT]):

@@ -1,14 +1,11 @@
 """Choices for every launch of a Triton kernel: architecture, block size and number of warps."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from gpuscore_kernels.variant import ARCHES, Variant
-
+ARCHES = (80, 89, 90, 120)  # compute capabilities times ten that kernels are shipped for
 INTERPRETER = 0  # instead of an architecture, for tensors on a CPU with TRITON_INTERPRET=1
 
 
@@ -55,28 +52,3 @@ def next_power_of_two(number: int) -> int:
 def row_warps(block: int) -> int:
     """Warps of a program that holds `block` elements, 8 to 64 elements per thread."""
     return min(16, max(1, block // 256))
-
-
-def row_variant(
-    name: str,
-    kernel: Any,
-    types: Mapping[str, str],
-    constants: Mapping[str, int],
-    quick: tuple[int, ...],
-    arches: tuple[int, ...] = ARCHES,
-) -> Variant:
-    """Return a variant of a kernel whose programs hold "BLOCK" elements of a row each.
-
-    All arguments are multiples of 16, except for numbers that are not integers.
-    """
-    return Variant(
-        name=name,
-        kernel=kernel,
-        signature=types,
-        constexprs=constants,
-        divisible=tuple(name for name, kind in types.items() if kind != "fp32"),
-        num_warps=row_warps(constants["BLOCK"]),
-        num_stages=3,
-        arches=arches,
-        quick=quick,
-    )

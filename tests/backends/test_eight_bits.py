@@ -1,5 +1,5 @@
-"""Promise: `--quantization int8` computes the linear layers of a plain checkpoint in int8, exactly:
-rows and weights are rounded as documented, and nothing else is."""
+"""Promise: the linear layers of a checkpoint in INT8 are computed in INT8, exactly: rows are
+rounded as documented, and nothing else is."""
 
 import copy
 from dataclasses import replace
@@ -11,11 +11,9 @@ from torch import nn
 from torch.nn import functional
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
-from gpuscore import Scorer, backends
+from gpuscore import Scorer
 from gpuscore.backends import plan_backend
-from gpuscore.backends.common.eight_bits.recipe import GROUPS
-from gpuscore.backends.common.eight_bits.rotation import rotation
-from gpuscore.backends.common.shapes import count_kept_bytes, count_weight_bytes
+from gpuscore.backends.common.shapes import count_weight_bytes
 from gpuscore.backends.torch.linear import (
     DenseLinear,
     LinearParts,
@@ -32,9 +30,11 @@ from gpuscore.errors import ConfigError
 from gpuscore_kernels.quantized.reference import quantize_rows
 from support.eight_bits import needs_int8
 from support.models import random_ids
+from support.quantized import FOLDER, quantised
 from support.slow import slow
 
 pytestmark = needs_int8
+FLOAT32 = {"device": "cpu", "dtype": "float32"}
 
 
 def in_steps(x):
@@ -71,30 +71,6 @@ class RoundedExperts(nn.Module):
         return (torch.stack(every) * weights[..., None]).sum(dim=1)
 
 
-def rotated(model):
-    """Return a model of transformers whose hidden states are rotated, with products by the whole
-    matrix."""
-    matrix, inner = torch.from_numpy(rotation(model.config.hidden_size)), model.model
-    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())  # was tied
-    inner.embed_tokens.weight = nn.Parameter(inner.embed_tokens.weight @ matrix)
-    for layer in inner.layers:
-        attention, mlp = layer.self_attn, layer.mlp
-        for norm, readers, writer in (
-            (layer.input_layernorm, ("q_proj", "k_proj", "v_proj"), attention.o_proj),
-            (layer.post_attention_layernorm, ("gate_proj", "up_proj"), mlp.down_proj),
-        ):
-            for name in readers:
-                reader = getattr(attention, name, None) or getattr(mlp, name)
-                reader.weight = nn.Parameter(reader.weight * norm.weight @ matrix)
-            norm.weight = nn.Parameter(torch.ones_like(norm.weight))
-            writer.weight = nn.Parameter(matrix.T @ writer.weight)
-            if writer.bias is not None:
-                writer.bias = nn.Parameter(writer.bias @ matrix)
-    final = inner.norm.forward
-    inner.norm.forward = lambda x: final(x @ matrix.T)
-    return model
-
-
 def rounded(model):
     for module in list(model.modules()):
         for name, child in module.named_children():
@@ -108,17 +84,12 @@ def rounded(model):
 @pytest.mark.parametrize(
     "family", ["qwen3", "llama", "qwen3_moe", *slow("qwen2", "mistral", "gemma2", "gemma3")]
 )
-def test_a_plain_model_is_quantised(tiny_model, family, monkeypatch):
+def test_a_checkpoint_is_computed_as_it_says(tiny_model, tmp_path, family):
     directory, model = tiny_model(family)
-    monkeypatch.setattr(backends, "recipe_of", lambda plan: None)  # nothing stays in 16 bits
-    oracle, rng = copy.deepcopy(model), np.random.default_rng(0)
-    if family not in ("qwen3_moe", "gemma2", "gemma3"):
-        oracle = rotated(oracle)
-    oracle = rounded(oracle)
+    oracle, rng = rounded(copy.deepcopy(model)), np.random.default_rng(0)
     prompts = [random_ids(rng, count) for count in (5, 19, 9, 30, 2)]
-    options = {"device": "cpu", "dtype": "float32", "quantization": "int8"}
     errors = []
-    with Scorer(str(directory), **options) as scorer:
+    with Scorer(str(quantised(directory, tmp_path / "made")), **FLOAT32) as scorer:
         for *query, last in prompts:
             ids = {"label_token_ids": [3, 9, 21], "logprobs": True}
             got = scorer.score(query, [[last]], **ids).logprobs[0]
@@ -182,12 +153,11 @@ def test_a_row_does_not_depend_on_the_others():
     assert torch.equal(products(layer, x[:1])[0], every[0])
 
 
-def test_deterministic_items_have_the_same_bits_alone(tiny_model):
+def test_deterministic_items_have_the_same_bits_alone():
     rng = np.random.default_rng(1)
     query, items = random_ids(rng, 40), [random_ids(rng, count) for count in (1, 30, 7, 12)]
     ids = {"label_token_ids": [3, 9], "logprobs": True}
-    options = {"device": "cpu", "quantization": "int8", "deterministic": True}
-    with Scorer(str(tiny_model()[0]), **options) as scorer:
+    with Scorer(str(FOLDER / "qwen3-int8"), device="cpu", deterministic=True) as scorer:
         together = scorer.score(query, items, **ids).logprobs
         alone = [scorer.score(query, [item], **ids).logprobs[0] for item in items]
     assert np.array_equal(together, np.stack(alone))
@@ -214,38 +184,23 @@ def test_layers_of_several_formats_are_stacked_and_cut():
     assert torch.equal(products(rows_of(packed, 0, 8), x), products(parts[0], x))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"quantization": "w8a16"}, "w8a16 needs a quantised checkpoint"),
-        ({"quantization": "fp8"}, "--quantization fp8: device cpu does not compute FP8"),
-        ({"quantization": "fp8", "backend": "jax"}, "--backend jax does not compute FP8"),
-    ],
-)
-def test_refusals(tiny_model, options, message):
-    if options.get("backend") == "jax":
-        pytest.importorskip("jax")
-    with pytest.raises(ConfigError, match=message):
-        plan_backend(tiny_model()[0], ModelConfig(device="cpu", **options))
+def test_a_plain_checkpoint_is_not_converted(tiny_model):
+    with pytest.raises(ConfigError, match="w8a16 needs a quantised checkpoint"):
+        plan_backend(tiny_model()[0], ModelConfig(device="cpu", quantization="w8a16"))
 
 
-def test_memory_of_the_weights(tiny_model):
+def test_memory_of_the_weights(tiny_model, tmp_path):
     """Linear layers have half of bfloat16's bytes, but for their scales; the plan says so."""
-    directory, _ = tiny_model()
-    plans = {
-        kind: plan_backend(
-            directory, ModelConfig(device="cpu", dtype="bfloat16", quantization=kind)
-        )
-        for kind in ("auto", "int8")
-    }
-    config = plans["int8"].architecture.config
-    matrix = 4 * config.hidden_size**2
-    assert plans["int8"].weight_bytes == count_weight_bytes(config, 2, "int8") + matrix
-    saved = plans["auto"].weight_bytes - plans["int8"].weight_bytes + matrix
-    numbers = config.num_layers * (
-        config.hidden_size * config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
-        + 3 * config.hidden_size * config.intermediate_size
+    plain = tiny_model()[0]
+    config = ModelConfig(device="cpu", dtype="bfloat16")
+    before, after = (
+        plan_backend(directory, config)
+        for directory in (plain, quantised(plain, tmp_path / "made"))
     )
-    assert 0.8 * numbers < saved < numbers
-    parts = [part for parts in GROUPS.values() for part in parts]
-    assert saved == count_kept_bytes(config, 2, parts)  # if all stay in 16 bits
+    model = after.architecture.config
+    assert after.weight_bytes == count_weight_bytes(model, 2, "int8")
+    numbers = model.num_layers * (
+        model.hidden_size * model.head_dim * (2 * model.num_heads + 2 * model.num_kv_heads)
+        + 3 * model.hidden_size * model.intermediate_size
+    )
+    assert 0.8 * numbers < before.weight_bytes - after.weight_bytes < numbers

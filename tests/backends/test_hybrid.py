@@ -34,6 +34,7 @@ from support.models import (
     reference_logits,
     reference_logprobs,
 )
+from support.quantized import quantised
 from support.serving import serving, wait_until
 from support.slow import slow
 
@@ -248,9 +249,7 @@ def test_a_classifier_of_text_and_pictures(of_pictures, rng):
     [
         ({"deterministic": True}, "not supported with --deterministic"),
         ({"tensor_parallel": 2}, "--tensor-parallel is 2; supported: 1"),
-        ({"quantization": "int8"}, "products are in int8"),
         ({"attention": "flashinfer"}, "--attention is flashinfer; supported: torch, triton"),
-        ({"cuda_graph_tokens": 64}, "--cuda-graph-tokens is 64; supported: 0"),
         ({"backend": "jax"}, "'Qwen3_5ForCausalLM', which --backend jax does not compute"),
     ],
 )
@@ -258,6 +257,13 @@ def test_settings_that_are_refused(tiny_model, options, message):
     directory, _ = tiny_model("qwen3_5")
     with pytest.raises(ConfigError, match=message):
         plan_backend(directory, ModelConfig(str(directory), device="cpu", **options))
+
+
+def test_quantised_checkpoints_are_refused(tiny_model, tmp_path):
+    made = quantised(tiny_model("qwen3_5")[0], tmp_path / "made")
+    config = ModelConfig(device="cpu", quantization="w8a16")
+    with pytest.raises(ConfigError, match="products are in w8a16; supported: weights that are"):
+        plan_backend(made, config)
 
 
 @pytest.mark.parametrize(

@@ -120,21 +120,6 @@ def test_packed_is_alone():
         backend.close()
 
 
-@pytest.mark.parametrize(
-    ("name", "wanted", "message"),
-    [
-        ("qwen3-int8", "fp8", "quantised to int8 already; supported: auto, int8, w8a16"),
-        ("qwen3-fp8-channel", "int8", "quantised to fp8 already"),
-        ("qwen3-fp8-channel", "fp8", "device cpu does not compute FP8; supported: w8a16"),
-        ("qwen3-fp8-block", "fp8", "blocks of 128 x 128 are not computed"),
-        ("qwen3-fp8-tensor-static", "fp8", "static scales of activations are not computed"),
-    ],
-)
-def test_what_is_not_computed_is_refused(name, wanted, message):
-    with pytest.raises(ConfigError, match=message):
-        plan_backend(FOLDER / name, ModelConfig(device="cpu", quantization=wanted))
-
-
 def test_a_cpu_without_exact_sums_is_refused(monkeypatch):
     monkeypatch.setattr("gpuscore.backends.torch.linear.exact_on_this_cpu", lambda: False)
     with pytest.raises(ConfigError, match="neither VNNI nor AMX"):

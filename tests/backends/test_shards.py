@@ -104,7 +104,7 @@ def test_batches_arrive_as_they_were_sent():
     [
         pytest.param({"backend": "jax"}, "--backend is jax; supported: torch", marks=needs_jax),
         ({"deterministic": True}, "not supported with --deterministic"),
-        ({"quantization": "int8"}, "--quantization is int8; supported: weights that are not"),
+        ({"quantization": "w8a16"}, "--quantization is w8a16; supported: weights that are not"),
         ({"attention": "flashinfer"}, "--attention is flashinfer; supported: torch, triton"),
         ({"cuda_graph_tokens": 64}, "--cuda-graph-tokens is 64; supported: 0"),
     ],

@@ -83,11 +83,9 @@ def test_the_checkpoints_format_stays_if_it_is_no_slower(directory, timed):
     [
         {"dtype": "bfloat16"},
         {"dtype": "checkpoint"},
-        {"quantization": "int8"},
     ],
 )
-def test_nothing_is_measured_if_it_decides_nothing(directory, timed, monkeypatch, options):
-    monkeypatch.setattr(plan, "why_not_in_eight_bits", lambda *arguments: None)
+def test_nothing_is_measured_if_it_decides_nothing(directory, timed, options):
     sizes = timed(QUICK)
     chosen = plan_backend(directory, ModelConfig(**options))
     assert (chosen.dtype, chosen.dtype_reason, sizes) == (torch.bfloat16, "", [])

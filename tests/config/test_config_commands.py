@@ -16,7 +16,7 @@ from support.settings import OPTIONS, SECRET, SOURCES
 
 
 @pytest.mark.parametrize("columns", ["80", "100"])
-@pytest.mark.parametrize("command", ["serve", "score", "info", "parity run", "parity record"])
+@pytest.mark.parametrize("command", ["serve", "info", "parity run", "parity record"])
 def test_help_is_readable(command, columns, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", columns)
     with pytest.raises(SystemExit):
@@ -50,16 +50,15 @@ def gpuscore(*arguments, **environment):
     )
 
 
-@pytest.mark.parametrize("command", ["serve", "score", "info"])
+@pytest.mark.parametrize("command", ["serve", "info"])
 def test_the_program_refuses_a_wrong_configuration(command, tmp_path):
     path = tmp_path / "gpuscore.toml"
     path.write_text("prot = 9000\n")
-    words = ["--query", "q", "--items", "-", "--labels", "a"] if command == "score" else []
     for arguments, environment, expected in (
         (["--config", path], {}, f'{path}: there is no key "prot"; the closest is port;'),
         ([], {"GPUSCORE_MAX_ITEMS": "0"}, "GPUSCORE_MAX_ITEMS must be an integer of at least 1"),
     ):
-        done = gpuscore(command, *words, *arguments, **environment)
+        done = gpuscore(command, *arguments, **environment)
         assert done.returncode == 78
         assert done.stderr.startswith(f"gpuscore: {expected}")
         assert done.stderr.count("\n") == 1
@@ -158,17 +157,20 @@ def test_info_of_a_model_that_cannot_be_served_still_shows_them(capsys, monkeypa
     )
 
 
-def test_score_takes_its_model_from_the_environment(tmp_path, monkeypatch, capsys):
-    """The file holds keys of the server, which score checks and does not use."""
+def test_a_model_from_the_environment(tmp_path, monkeypatch, capsys):
+    """The file holds keys of the server, which batch checks and does not use."""
     path = tmp_path / "gpuscore.toml"
     path.write_text('model = "/no/such"\nport = 80\nthreads = 1\n')
-    words = ["score", "--query", "q", "--items", os.devnull, "--labels", "yes", "--json"]
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"item": "a"}\n')
+    output = ["--output", str(tmp_path / "scored.jsonl")]
+    words = ["batch", "--input", str(rows), *output, "--labels", "yes"]
     monkeypatch.setenv("GPUSCORE_CONFIG", str(path))
     assert main(words) == 78
     assert "/no/such" in capsys.readouterr().err
     monkeypatch.setenv("GPUSCORE_MODEL", "demo")
     assert main(words) == 0
-    assert capsys.readouterr() == ("", "")
+    assert "1 row in " in capsys.readouterr().out
 
 
 def test_serve_binds_the_port_of_the_environment(tmp_path):

@@ -1,77 +1,32 @@
-"""Configurations of real models; their weights are meta tensors."""
+"""Backends of real configurations on the device that is not there; weights have no contents."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
+from unittest import mock
 
 import torch
 from torch import Tensor
 
+from gpuscore.backends import plan_backend
 from gpuscore.backends.common.architectures import Architecture
+from gpuscore.backends.common.quantization import LINEAR
 from gpuscore.backends.common.shapes import weight_shapes
-from support.model_configs import LLAMA_8B, QWEN3, QWEN3_06B
-
-# Qwen3-30B-A3B with 4 of its 48 layers, the first of which is dense here.
-MIXTURE = QWEN3 | {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "model_type": "qwen3_moe",
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "moe_intermediate_size": 768,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "norm_topk_prob": True,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [0],
-    "num_hidden_layers": 4,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "tie_word_embeddings": False,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A configuration and the settings it is checked with."""
-
-    name: str
-    config: Mapping[str, Any]
-    settings: Mapping[str, Any]
-    large_pool: bool = False  # over 2^31 elements per layer and side
-    plan: Mapping[str, Any] = field(default_factory=dict)  # fields of TorchPlan that no flag sets
-
-    def write(self, folder: Path) -> Path:
-        (folder / "config.json").write_text(json.dumps(self.config))
-        return folder
-
-
-MODELS = (
-    Model("Qwen3-0.6B", QWEN3_06B, {"cuda_graph_tokens": 64}),
-    # All graphs, at a few layers. So few that an H200 holds over 2^31 elements of keys in each.
-    Model("Qwen3-0.6B, 4 layers", QWEN3_06B | {"num_hidden_layers": 4}, {}, large_pool=True),
-    Model(
-        "Qwen3-0.6B, int8, 4 layers",
-        QWEN3_06B | {"num_hidden_layers": 4},
-        {"cuda_graph_tokens": 48, "quantization": "int8"},
-        large_pool=True,
-    ),
-    Model(
-        "Qwen3-0.6B, fp8, 4 layers",
-        QWEN3_06B | {"num_hidden_layers": 4},
-        {"cuda_graph_tokens": 48, "quantization": "fp8"},
-        large_pool=True,
-    ),
-    Model("Llama-3.1-8B", LLAMA_8B, {"cuda_graph_tokens": 64}),
-    Model("Qwen3-30B-A3B, 4 layers", MIXTURE, {"cuda_graph_tokens": 64}),
-)
+from gpuscore.backends.torch import backend as backend_module
+from gpuscore.backends.torch import loader
+from gpuscore.backends.torch.backend import TorchBackend
+from gpuscore.config import ModelConfig
+from graphs.recorder import Recorder
 
 
 class EmptyFiles:
     """Stands for `CheckpointFiles`: every tensor has its shape and no contents."""
-
-    storage = None  # of a plain checkpoint
 
     def __init__(
         self,
@@ -83,12 +38,19 @@ class EmptyFiles:
         device: str = "cuda",
     ) -> None:
         self.shapes, self._device = weight_shapes(architecture.config), device
+        self.storage = architecture.storage
 
-    def scale(self, part: str, name: str) -> None:
-        """Return no scale: no tensor is quantised."""
+    def scale(self, part: str, name: str) -> Tensor | None:
+        """Return scales of rows, or nothing for a part that is not quantised."""
+        if self.storage is None or part not in LINEAR:
+            return None
+        return torch.empty(self.shapes[part][0], device=self._device)
 
     def tensor(self, part: str, name: str) -> Tensor:
-        return torch.empty(self.shapes[part], dtype=torch.bfloat16, device=self._device)
+        dtype = torch.bfloat16
+        if self.storage is not None and part in LINEAR:
+            dtype = torch.int8 if self.storage.weights == "int8" else torch.float8_e4m3fn
+        return torch.empty(self.shapes[part], dtype=dtype, device=self._device)
 
     def refuse_left_over(self, tied: str | None) -> None:
         """Accept every checkpoint."""
@@ -98,3 +60,47 @@ class EmptyFiles:
 
     def __exit__(self, *error: object) -> None:
         """Close no file."""
+
+
+@dataclass
+class Started:
+    """A backend on the device.
+
+    Attributes:
+        most: bytes that it counted for itself when it started.
+    """
+
+    backend: TorchBackend
+    most: int
+
+
+@contextmanager
+def started(
+    config: Mapping[str, Any], settings: Mapping[str, Any], recorder: Recorder
+) -> Iterator[Started]:
+    """Start a backend; its thread records, too."""
+    measured: list[Any] = []
+
+    def noting(*arguments: Any, **options: Any) -> Any:
+        measured.append(measure(*arguments, **options))
+        return measured[-1]
+
+    measure, folder = backend_module.measure, Path(tempfile.mkdtemp())
+    enter: Callable[[], Any] = recorder.__enter__
+    with ExitStack() as stack:
+        for module, name, stand_in in (
+            (loader, "CheckpointFiles", EmptyFiles),
+            (loader, "fold", lambda part, tensor, norm: tensor.float()),
+            (backend_module, "ThreadPoolExecutor", partial(ThreadPoolExecutor, initializer=enter)),
+            (backend_module, "measure", noting),
+            # It compares results, of which there are none.
+            (TorchBackend, "_check", lambda *arguments: None),
+        ):
+            stack.enter_context(mock.patch.object(module, name, stand_in))
+        (folder / "config.json").write_text(json.dumps(config))
+        plan = plan_backend(folder, ModelConfig(str(folder), device="cuda", **settings))
+        backend = TorchBackend(plan)
+        stack.callback(backend.close)
+        pages = backend.limits.num_pages * plan.pages.page_bytes
+        before = recorder.total - measured[0].free
+        yield Started(backend, before + measured[0].batch + pages)

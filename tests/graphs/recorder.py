@@ -2,18 +2,16 @@
 
 Tensors of the device are torch's meta tensors: they have shapes and storages, no contents. A
 `Recorder` is a dispatch mode below torch's Python interface. It turns the device "cuda" into
-"meta", gives every storage an address in a `DeviceHeap`, and writes down every operator that
-launches a kernel, every copy, and every place where the host waits for the device. Host tensors are
-real. What a device would answer the host is invented: zeros.
-
-FakeTensorMode would do the same slower, and on a CPU wheel it fails where torch looks for CUDA's
-device guard.
+"meta", and notes every operator that launches a kernel, every copy, every place where the host
+waits for the device, and the memory that is taken as torch's allocator counts it. Host tensors are
+real. What a device would answer the host is invented: zeros. An operator whose result's shape
+depends on contents, for which a host would wait, fails.
 """
 
+import itertools
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import torch
@@ -21,33 +19,32 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphs.heap import ORDINARY, DeviceHeap
-from support.product_frames import product_function, product_line
+from support.product_frames import product_line
 
 aten = torch.ops.aten
 META = torch.device("meta")
 # Operators that make no work for the device.
-IDLE = frozenset(
-    getattr(aten, name)
-    for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
-) | {aten._unsafe_view, aten.lift_fresh, aten.detach, aten.alias, aten.resize_}
+IDLE = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
+IDLE |= {aten._unsafe_view, aten.lift_fresh, aten.detach, aten.alias, aten.resize_}
+UNIT = 512  # bytes; every allocation is a multiple of it
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """A kernel's launch: by Triton, or by one of torch's operators."""
+class Block:
+    """Memory of one storage."""
 
-    kind: str  # "triton" or "torch"
-    name: str
+    address: int
+    size: int
+    capture: int  # number of the capture in which it was allocated; 0 = none
+    where: str  # the line that allocated it
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """A place where the host waits for the device."""
+@dataclass(slots=True)
+class Pool:
+    """Bytes that are in use, and that the allocator holds. Graphs have a pool of their own."""
 
-    what: str
-    where: str
-    capture: int  # number of the capture during which it happened; 0 = none
+    live: int = 0
+    reserved: int = 0
 
 
 @dataclass(slots=True)
@@ -55,8 +52,7 @@ class Capture:
     """One captured graph."""
 
     number: int
-    pool: int
-    launches: list[Launch] = field(default_factory=list)
+    launches: list[str] = field(default_factory=list)
     # Memory from outside of the capture that its kernels use, and the line that allocated it.
     outside: dict[int, tuple[weakref.ref[Any], str]] = field(default_factory=dict)
 
@@ -65,25 +61,37 @@ class Recorder(TorchDispatchMode):
     """Log of a device of `total` bytes.
 
     Attributes:
-        launches: in order, without the launches of replays.
+        launches: kernels and copies in order, without those of replays.
         waits: places where the host waited.
         problems: what no device allows, or what would corrupt results.
         captures: all graphs, in order.
-        replays: of each graph by number.
+        replays: how many there were.
+        pinned: allocations of pinned memory.
+        peak: most bytes that the allocator held.
     """
 
     def __init__(self, total: int) -> None:
         super().__init__()
-        self.heap = DeviceHeap(total)
-        self.launches: list[Launch] = []
-        self.waits: list[Wait] = []
+        self.total, self.peak = total, 0
+        self.ordinary, self.of_graphs = Pool(), Pool()
+        self.blocks: dict[int, Block] = {}  # by storage
+        self.launches: list[str] = []
+        self.waits: list[str] = []
         self.problems: list[str] = []
         self.captures: list[Capture] = []
         self.capturing: Capture | None = None
-        self.replays: dict[int, int] = {}
+        self.replays = self.pinned = 0
+        self.main = self.stream = None  # streams: the one for all work, the current one
         self._pinned: dict[int, weakref.ref[Any]] = {}
-        self._handler_of = self._handlers()
-        self._forms: dict[Any, Any] = {}  # of results, by operator and arguments
+        self._next = itertools.count(0x7F00_0000_0000, 2**40)
+        self._handlers: dict[Any, Callable[..., Any]] = {
+            aten._local_scalar_dense: self._scalar,
+            aten._to_copy: self._to_copy,
+            aten.copy_: self._copy,
+            aten.empty: self._empty,
+            aten._pin_memory: self._pin,
+            aten.is_pinned: lambda _, x: self._is_pinned(x),
+        }
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -92,51 +100,94 @@ class Recorder(TorchDispatchMode):
 
     # ---- what the device does ----
 
-    def begin_capture(self, pool: int) -> Capture:
-        self.capturing = Capture(len(self.captures) + 1, pool)
+    @property
+    def reserved(self) -> int:
+        return self.ordinary.reserved + self.of_graphs.reserved
+
+    def empty_cache(self) -> None:
+        self.ordinary.reserved = self.ordinary.live
+
+    def drop_graphs(self) -> None:
+        self.of_graphs.reserved = self.of_graphs.live
+
+    def begin_capture(self) -> Capture:
+        self.capturing = Capture(len(self.captures) + 1)
         self.captures.append(self.capturing)
         return self.capturing
 
     def end_capture(self) -> None:
         capture, self.capturing = self.capturing, None
         assert capture is not None
-        for block in self.heap.allocated_in(capture.number):
-            self.problem(
-                f"{block.size} bytes that capture {capture.number} allocated at {block.where} are "
-                "still used after it: the next capture writes to the same memory"
-            )
-
-    def replay(self, capture: Capture) -> None:
-        self.replays[capture.number] = self.replays.get(capture.number, 0) + 1
-        for storage, where in capture.outside.values():
-            if storage() is None:
+        for block in self.blocks.values():
+            if block.capture == capture.number:
                 self.problem(
-                    f"graph {capture.number} uses memory of {where} that has been freed since"
+                    f"{block.size} bytes that capture {capture.number} allocated at {block.where} "
+                    "are still used after it: the next capture writes to the same memory"
                 )
 
-    def launched(self, kind: str, name: str, used: Sequence[Tensor]) -> None:
+    def replay(self, capture: Capture) -> None:
+        self.replays += 1
+        for storage, where in capture.outside.values():
+            if storage() is None:
+                self.problem(f"a graph uses memory of {where} that has been freed since")
+
+    def launched(self, name: str, used: Sequence[Tensor]) -> None:
         """Note a launch whose kernel uses these tensors of the device."""
-        launch = Launch(kind, name)
-        self.launches.append(launch)
+        self.launches.append(name)
         if self.capturing is None:
+            if self.stream is not self.main:
+                self.problem(f"{name} on another stream: nothing orders it, at {product_line()}")
             return
-        self.capturing.launches.append(launch)
+        self.capturing.launches.append(name)
         for tensor in used:
-            block = self.heap.block_of(tensor)
+            storage = tensor.untyped_storage()
+            block = self.blocks[storage._cdata]
             if block.capture != self.capturing.number:
-                storage = tensor.untyped_storage()
                 entry = weakref.ref(storage), block.where
                 self.capturing.outside.setdefault(storage._cdata, entry)
 
     def waited(self, what: str) -> None:
-        number = self.capturing.number if self.capturing else 0
-        self.waits.append(Wait(what, product_function(), number))
-        if number:
-            self.problem(f"{what} inside capture {number}, at {product_line()}")
+        self.waits.append(f"{what}, at {product_line()}")
+        self.forbidden(what)
+
+    def forbidden(self, what: str) -> None:
+        """Note what a capture must not do."""
+        if self.capturing is not None:
+            self.problem(f"{what} inside a capture, at {product_line()}")
 
     def problem(self, text: str) -> None:
         if text not in self.problems:
             self.problems.append(text)
+
+    def allocated(self, tensor: Tensor) -> None:
+        """Give memory to a tensor's storage, unless it has some."""
+        storage = tensor.untyped_storage()
+        if storage._cdata in self.blocks:
+            return
+        size = -(-storage.nbytes() // UNIT) * UNIT
+        pool = self.ordinary if self.capturing is None else self.of_graphs
+        if self.reserved + max(0, pool.live + size - pool.reserved) > self.total:
+            self.empty_cache()
+            if self.reserved + size > self.total:
+                raise torch.OutOfMemoryError(f"CUDA out of memory: {size} bytes asked for")
+        pool.live += size
+        pool.reserved = max(pool.reserved, pool.live)
+        self.peak = max(self.peak, self.reserved)
+        number = self.capturing.number if self.capturing else 0
+        self.blocks[storage._cdata] = Block(next(self._next), size, number, product_line())
+        weakref.finalize(storage, self._free, storage._cdata, pool)
+
+    def _free(self, key: int, pool: Pool) -> None:
+        pool.live -= self.blocks.pop(key).size
+
+    def address(self, tensor: Tensor) -> int:
+        """Return what `data_ptr` returns on a device: 0 for a tensor without elements."""
+        if tensor.numel() == 0:
+            return 0
+        if not tensor.is_meta:
+            raise ValueError(f"a tensor of the host, {tuple(tensor.shape)}, is given to a kernel")
+        block = self.blocks[tensor.untyped_storage()._cdata]
+        return block.address + tensor.storage_offset() * tensor.element_size()
 
     # ---- torch's operators ----
 
@@ -149,214 +200,93 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         args = [_on_meta(x) for x in args]
         kwargs = {name: _on_meta(x) for name, x in (kwargs or {}).items()}
-        if _is_composite(func):
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
             with self:
                 return func.decompose(*args, **kwargs)
-        handler = self._handler_of.get(func.overloadpacket)
-        if handler is not None and (done := handler(func, args, kwargs)) is not None:
+        handler = self._handlers.get(func.overloadpacket)
+        if handler is not None and (done := handler(func, *args, **kwargs)) is not None:
             return done
-        used = _tensors(args) + _tensors(kwargs.values())
-        self._check_devices(func, used)
-        result = self._result(func, args, kwargs, used)
-        self._note(func, used, result)
-        return result
-
-    def _result(
-        self, func: OpOverload, args: list[Any], kwargs: dict[str, Any], used: Sequence[Tensor]
-    ) -> Any:
-        """Run an operator, but make a tensor of the device by itself if its shape is known.
-
-        torch computes many shapes in Python, which takes a good part of a forward pass here.
-        """
-        if not _makes_its_results(func) or not used or not all(x.is_meta for x in used):
-            return func(*args, **kwargs)
-        asked = func, _form(args), _form(kwargs.items())
-        if (known := self._forms.get(asked)) is not None:
-            return torch.empty_strided(known[0], known[1], dtype=known[2], device=META)
-        result = func(*args, **kwargs)
-        if isinstance(result, Tensor):
-            self._forms[asked] = result.shape, result.stride(), result.dtype
-        return result
-
-    def _handlers(self) -> "dict[Any, Callable[..., Any]]":
-        return {
-            aten._local_scalar_dense: self._scalar,
-            aten._to_copy: self._to_copy,
-            aten.copy_: self._copy,
-            aten.empty: self._empty,
-            aten._pin_memory: self._pin,
-            aten.is_pinned: lambda _, args, kwargs: self._is_pinned(args[0]),
-            aten.bincount: self._bincount,
-            aten.nonzero: self._nonzero,
-            aten.index: self._index,
-            aten.masked_select: self._refuse,
-            aten._unique2: self._refuse,
-            aten.equal: self._refuse,
-        }
-
-    def _note(self, func: OpOverload, used: Sequence[Tensor], result: Any) -> None:
-        made = [x for x in _tensors(result) if x.is_meta]
-        for tensor in made:
-            self.allocated(tensor)
-        writes = made or [x for x in used if x.is_meta]
-        if not writes or func.is_view or func.overloadpacket in IDLE:
-            return
-        if any(x.numel() for x in writes):
-            self.launched("torch", func.overloadpacket._qualified_op_name, [*used, *made])
-
-    def allocated(self, tensor: Tensor) -> None:
-        capture = self.capturing
-        pool, number = (capture.pool, capture.number) if capture else (ORDINARY, 0)
-        if tensor.untyped_storage()._cdata not in self.heap.blocks:
-            self.heap.add(tensor, pool, number, product_line())
-
-    def _check_devices(self, func: OpOverload, used: Sequence[Tensor]) -> None:
-        """Refuse what torch refuses: tensors of two devices, except scalars of the host."""
+        used = _tensors([*args, *kwargs.values()])
         if any(x.is_meta for x in used) and any(not x.is_meta and x.dim() for x in used):
             raise RuntimeError(f"{func}: tensors of the device and of the host")
+        result = func(*args, **kwargs)
+        made = [x for x in _tensors([result]) if x.is_meta]
+        for tensor in made:
+            self.allocated(tensor)
+        works = not func.is_view and func.overloadpacket not in IDLE
+        if works and any(x.is_meta and x.numel() for x in made or used):
+            self.launched(func.overloadpacket._qualified_op_name, [x for x in used if x.is_meta])
+        return result
 
-    def _scalar(self, func: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if not args[0].is_meta:
+    def _scalar(self, func: OpOverload, x: Tensor) -> Any:
+        if not x.is_meta:
             return None
         self.waited("a number that the host reads")
-        return True if args[0].dtype == torch.bool else 0.0
+        return True if x.dtype == torch.bool else 0.0
 
-    def _to_copy(self, func: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        source, target = args[0], kwargs.get("device", args[0].device)
-        if source.is_meta and target.type == "cpu":
+    def _to_copy(self, func: OpOverload, x: Tensor, **options: Any) -> Any:
+        target, dtype = options.get("device") or x.device, options.get("dtype") or x.dtype
+        if x.is_meta and target.type == "cpu":
             self.waited("a copy to the host")
-            return torch.zeros(source.shape, dtype=kwargs.get("dtype") or source.dtype)
-        if not source.is_meta and target.type == "meta":
-            self._uploaded(source, kwargs.get("non_blocking", False))
-            made = torch.empty(source.shape, dtype=kwargs.get("dtype") or source.dtype, device=META)
+            return torch.zeros(x.shape, dtype=dtype)
+        if not x.is_meta and target == META:
+            self._uploaded(x, options.get("non_blocking", False))
+            made = torch.empty(x.shape, dtype=dtype, device=META)
             self.allocated(made)
             return made
         return None
 
-    def _copy(self, func: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        target, source = args[:2]
-        waits = not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
-        if target.is_meta == source.is_meta:
+    def _copy(self, func: OpOverload, to: Tensor, source: Tensor, non_blocking: Any = False) -> Any:
+        if to.is_meta == source.is_meta:
             return None
-        if target.is_meta:
-            self._uploaded(source, not waits)
-        else:
-            if waits or not self._is_pinned(target):
-                self.waited("a copy to the host")
-            self._noted_copy("download")
-            target.zero_()
-        return target
+        if to.is_meta:
+            self._uploaded(source, non_blocking)
+            return to
+        if not (non_blocking and self._is_pinned(to)):
+            self.waited("a copy to the host")
+        self._copied("download")
+        return to.zero_()
 
     def _uploaded(self, source: Tensor, non_blocking: bool) -> None:
-        if not self._is_pinned(source):
-            self.waited("a copy of pageable memory")
-        elif not non_blocking:
+        if not (non_blocking and self._is_pinned(source)):
             self.waited("a copy from the host")
-        self._noted_copy("upload")
+        self._copied("upload")
 
-    def _noted_copy(self, name: str) -> None:
-        if self.capturing is not None:
-            self.problem(f"{name} inside capture {self.capturing.number}, at {product_line()}")
-        self.launched("copy", name, ())
+    def _copied(self, name: str) -> None:
+        self.forbidden(name)
+        self.launched(name, ())
 
-    def _empty(self, func: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if not kwargs.get("pin_memory"):
+    def _empty(self, func: OpOverload, *args: Any, **options: Any) -> Any:
+        if not options.get("pin_memory"):
             return None
-        if self.capturing is not None:
-            self.problem(
-                f"pinned memory is allocated inside capture {self.capturing.number}, "
-                f"at {product_line()}"
-            )
-        fresh = func(*args, **(kwargs | {"pin_memory": False}))
+        self.forbidden("pinned memory is allocated")
+        self.pinned += 1
+        fresh = func(*args, **(options | {"pin_memory": False}))
         storage = fresh.untyped_storage()
         self._pinned[storage._cdata] = weakref.ref(storage)
         return fresh
 
-    def _pin(self, func: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
-        fresh = self._empty(
-            aten.empty.memory_format,
-            [list(args[0].shape)],
-            {"dtype": args[0].dtype, "pin_memory": True},
+    def _pin(self, func: OpOverload, x: Tensor, device: object = None) -> Tensor:
+        fresh: Tensor = self._empty(
+            aten.empty.memory_format, list(x.shape), dtype=x.dtype, pin_memory=True
         )
-        fresh.copy_(args[0])
-        return fresh
+        return fresh.copy_(x)
 
     def _is_pinned(self, tensor: Tensor) -> bool:
         known = self._pinned.get(tensor.untyped_storage()._cdata)
         return known is not None and known() is not None
-
-    def _bincount(self, func: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Count; on a CUDA device the host reads the smallest and the largest number first."""
-        self.waited("bincount, whose result's length depends on the numbers")
-        length = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
-        made = torch.empty(length, dtype=torch.int64, device=META)
-        self.allocated(made)
-        self.launched("torch", "aten::bincount", [args[0], made])
-        return made
-
-    def _nonzero(self, func: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Find nothing."""
-        if not args[0].is_meta:
-            return None
-        self.waited("nonzero, whose result's length depends on the numbers")
-        made = torch.empty((0, args[0].dim()), dtype=torch.int64, device=META)
-        self.allocated(made)
-        return made
-
-    def _index(self, func: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Take the places of a mask, none."""
-        mask = next((x for x in args[1] if x is not None and x.dtype == torch.bool), None)
-        if mask is None or not mask.is_meta:
-            return None
-        self.waited("a mask as index, whose result's length depends on the numbers")
-        shape = (0, *args[0].shape[mask.dim() :])
-        made = torch.empty(shape, dtype=args[0].dtype, device=META)
-        self.allocated(made)
-        return made
-
-    def _refuse(self, func: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if not any(x.is_meta for x in _tensors(args)):
-            return None
-        self.waited(f"{func.overloadpacket}, whose result depends on numbers of the device")
-        raise NotImplementedError(f"{func}: no answer is invented for it")
 
 
 def _on_meta(value: Any) -> Any:
     return META if isinstance(value, torch.device) and value.type == "cuda" else value
 
 
-def _tensors(values: Any) -> list[Tensor]:
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
     """Return the tensors among values, and in lists and tuples of them."""
-    if isinstance(values, Tensor):
-        return [values]
     tensors: list[Tensor] = []
-    for value in values if isinstance(values, Iterable) else ():
+    for value in values:
         if isinstance(value, Tensor):
             tensors.append(value)
-        elif isinstance(value, (list, tuple)):
+        elif isinstance(value, list | tuple):
             tensors += _tensors(value)
     return tensors
-
-
-def _form(value: Any) -> Any:
-    """Return what the shape of an operator's result depends on."""
-    if isinstance(value, Tensor):
-        return value.shape, value.stride(), value.dtype
-    if isinstance(value, (list, tuple)) or not isinstance(value, Hashable):
-        return tuple(map(_form, value))
-    return type(value), value  # 1 and 1.0 make different dtypes
-
-
-@cache
-def _makes_its_results(func: OpOverload) -> bool:
-    """True if an operator writes to no argument, and its results share memory with none."""
-    schema = func._schema
-    return all(x.alias_info is None for x in (*schema.arguments, *schema.returns))
-
-
-@cache
-def _is_composite(func: OpOverload) -> bool:
-    """True if torch computes the operator by calling others."""
-    return bool(
-        torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
-    )

@@ -282,6 +282,13 @@ def start():
         engines.close()
 
 
+def for_each(together, call):
+    """Call a method of each model's replicas, as threads of the server do, until an error."""
+    for number, model in enumerate(together.models):
+        with together.named(number):
+            getattr(model, call)()
+
+
 def crash(replicas):
     """Have an engine end itself; return once another has taken its place, or none will."""
     (engine,) = replicas.engines
@@ -297,14 +304,14 @@ def test_an_engine_waits_for_the_one_before_it_on_its_gpu(start):
     first, second = together.engines
     together.wait_planned(1)
     assert first.started.done()
-    together.wait_ready()
+    for_each(together, "wait_ready")
     assert second.alive
 
 
 def test_one_that_waits_is_never_started_after_a_refusal_and_ends_at_once(start):
     together = start("refuse", in_turn=True)
     with pytest.raises(ConfigError, match="--model a: /nowhere/a is refused"):
-        together.wait_ready()
+        for_each(together, "wait_ready")
     assert together.engines[1].pid is None
     together.close()
     assert isinstance(together.engines[1].started.exception(), EngineFailed)
@@ -312,7 +319,7 @@ def test_one_that_waits_is_never_started_after_a_refusal_and_ends_at_once(start)
 
 def test_an_engine_is_started_again_while_one_of_another_model_lives(start):
     together = start("prepare")
-    together.wait_ready()
+    for_each(together, "wait_ready")
     untouched_model, other = together.models
     untouched = untouched_model.engines[0].pid
     for _ in range(3):  # one more than it may fail alone
@@ -326,9 +333,11 @@ def test_an_engine_is_started_again_while_one_of_another_model_lives(start):
 def test_the_server_ends_when_no_model_has_hope(start, monkeypatch, tmp_path):
     monkeypatch.setenv("TAPE_MARK", str(tmp_path))
     together = start("loads_once")
-    together.wait_ready()
+    for_each(together, "wait_ready")
     for engine in together.engines:
         os.kill(engine.pid, signal.SIGKILL)
     wait_until(lambda: any(engine.ended.done() for engine in together.engines))
-    with pytest.raises(EngineFailed, match="--model [ab]: the engine failed 2 times in a row"):
-        together.wait_ended()
+    ended = next(n for n, engine in enumerate(together.engines) if engine.ended.done())
+    refusal = "--model [ab]: the engine failed 2 times in a row"
+    with pytest.raises(EngineFailed, match=refusal), together.named(ended):
+        together.models[ended].wait_ended()

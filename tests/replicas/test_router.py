@@ -163,11 +163,10 @@ def test_short_lists_and_expensive_queries_are_not_divided(rng):
 def test_what_is_left_of_the_work_in_flight():
     work = InFlight()
     work.add(1000)
-    assert work.left(Report(0, 0, alone=True)) == 1000, "nothing was reported yet"
-    assert work.left(Report(1, 700, alone=True)) == 700
+    assert work.left(Report(0, 0)) == 1000, "nothing was reported yet"
+    assert work.left(Report(1, 700)) == 700
     work.add(50)
-    assert work.left(Report(1, 700, alone=True)) == 750, "sent since the report"
-    assert work.left(Report(2, 400, alone=True)) == 400, "the next report counts it too"
+    assert work.left(Report(1, 700)) == 750, "sent since the report"
+    assert work.left(Report(2, 400)) == 400, "the next report counts it too"
     work.remove(800)
-    assert work.left(Report(2, 400, alone=True)) == 250, "never more than is in flight"
-    assert work.left(Report(2, 400, alone=False)) == 400, "others sent the rest"
+    assert work.left(Report(2, 400)) == 250, "never more than is in flight"

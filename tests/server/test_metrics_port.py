@@ -15,7 +15,7 @@ from support.connections import free_port, post
 from support.programs import run
 from support.serving import wait_until
 from support.tape_engine import HELD
-from support.tape_servers import JSON, body_of, fronts_of, in_flight, let_go, tape_server
+from support.tape_servers import body_of, in_flight, let_go, tape_server
 
 KEY = {"GPUSCORE_API_KEY": "s3cret"}
 
@@ -98,17 +98,6 @@ def closed(sock):
         return False
     except ConnectionResetError:
         return True
-
-
-def test_one_front_answers_for_all():
-    port = free_port()
-    with tape_server(server={"metrics_port": port, "http_workers": 2}) as (server, client):
-        wait_until(lambda: len(fronts_of(server)) == 2)
-        for _ in range(8):  # each over a new connection, which either front may get
-            url = f"{client.base_url}/v1/score"
-            assert httpx.post(url, content=body_of(1, 2), headers=JSON).status_code == 200
-        url = f"http://127.0.0.1:{port}/metrics"
-        wait_until(lambda: samples(httpx.get(url).text)["gpuscore_items_total", ""] == 8)
 
 
 def test_an_address_that_is_taken_is_refused():

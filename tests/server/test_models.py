@@ -17,10 +17,8 @@ from gpuscore.server.http.gate import Gate
 from gpuscore.server.http.timing import Rounds
 from gpuscore.server.service import ScoringService
 from gpuscore.text.joining import PromptBuilder
-from server.test_fronts import connected_anew
 from support.connections import check_error
 from support.serving import wait_until
-from support.slow import slow
 from support.stub_service import StubEngine
 from support.tape_backend import tape_logit, tape_lse
 from support.tape_engine import OTHER_LSE, OTHER_VOCAB
@@ -30,11 +28,10 @@ A, B = "a", "b"
 PATIENCE = {"first_delay": 0.7, "max_delay": 0.7}
 
 
-@pytest.fixture(scope="module", params=[1, *slow(2)])
-def running(request):
+@pytest.fixture(scope="module")
+def running():
     named = {"TAPE_MODELS": f"{A},{B}", "TAPE_DEFAULT": ""}
-    workers = {"http_workers": request.param}
-    with tape_server(PATIENCE, workers, factory="by_directory", environment=named) as started:
+    with tape_server(PATIENCE, factory="by_directory", environment=named) as started:
         yield started
 
 
@@ -175,12 +172,11 @@ def test_a_lost_engine_takes_no_other_model_down(running):
     seen = set()
     while victim in engines_of(server) or len(engines_of(server)) < 2:
         assert logprob(score(client, A, 7)) == expected(A, 7)
-        with connected_anew(client) as fresh:
-            health, ready = fresh.get("/health"), fresh.get("/ready?model=b")
-            assert health.status_code == fresh.get("/ready").status_code == 200
-            seen.add((health.json()["models"][B], ready.status_code))
-            if ready.status_code == 503:
-                assert "not ready to score: b" in ready.text
+        health, ready = client.get("/health"), client.get("/ready?model=b")
+        assert health.status_code == client.get("/ready").status_code == 200
+        seen.add((health.json()["models"][B], ready.status_code))
+        if ready.status_code == 503:
+            assert "not ready to score: b" in ready.text
     assert ("lost", 503) in seen
     wait_until(lambda: score(client, B, 7).status_code == 200)
     assert logprob(score(client, B, 7)) == expected(B, 7)

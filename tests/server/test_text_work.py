@@ -140,12 +140,6 @@ def test_small_machines_have_one_permit_less(cores, permits, monkeypatch):
     assert permits_here() == permits
 
 
-@pytest.mark.parametrize(("fronts", "permits"), [(1, 3), (2, 3), (4, 3), (5, 2), (16, 2)])
-def test_fronts_share_the_cores(fronts, permits, monkeypatch):
-    monkeypatch.setattr(text_work.os, "sched_getaffinity", lambda _: set(range(16)))
-    assert permits_here(fronts) == permits
-
-
 def test_given_up_before_its_turn(work):
     jobs = busy(work)
     begun = threading.Event()

@@ -144,7 +144,7 @@ class TestBodies:
             connection.send(connection.head("POST", "/v1/score", "Content-Length: 2") + b"{}")
             check_error(connection.reply(), 415, "unsupported_media_type", None)
 
-    @pytest.mark.parametrize("encoding", ["br", "deflate", "gzip, zstd", "x"])
+    @pytest.mark.parametrize("encoding", ["br", "deflate", "gzip, gzip", "zstd"])
     def test_content_encoding(self, client, encoding):
         bomb = gzip.compress(b" " * 2**24)
         reply = post(client, bomb, content_encoding=encoding)

@@ -22,7 +22,7 @@ from typing import IO, Any, NoReturn
 from gpuscore.processes.worker import process as worker_process
 
 BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-MOST = 4  # descriptors of an engine: standard input and output, its socket, the fronts' listener
+MOST = 3  # descriptors of an engine: standard input and output, its socket
 ENGINE = [sys.executable, "-P", "-m", "gpuscore.processes.worker"]
 
 

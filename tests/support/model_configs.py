@@ -22,12 +22,21 @@ QWEN3_06B = QWEN3 | {
     "num_key_value_heads": 8,
     "tie_word_embeddings": True,
 }
-QWEN3_8B = QWEN3 | {
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 36,
+# Qwen3-30B-A3B with 4 of its 48 layers, the first of which is dense here.
+MIXTURE = QWEN3 | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [0],
+    "num_hidden_layers": 4,
     "num_attention_heads": 32,
-    "num_key_value_heads": 8,
+    "num_key_value_heads": 4,
     "tie_word_embeddings": False,
 }
 LLAMA_8B: dict[str, Any] = {

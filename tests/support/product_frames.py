@@ -16,14 +16,6 @@ def product_line() -> str:
     return _line(frame.f_code.co_filename, frame.f_lineno)
 
 
-def product_function() -> str:
-    """Return the product's innermost function, such as `launcher._score`."""
-    frame = _product_frame()
-    if frame is None:
-        return "outside of the product"
-    return f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}"
-
-
 @cache
 def _line(file: str, number: int) -> str:
     path = Path(file)

@@ -27,7 +27,7 @@ class SimulatedReplica:
         self.world, self.seed = world, seed
         self.backlog = Backlog(EngineConfig(), lambda: self.rate)
         self.rate, self.retry_after = 0.0, 1
-        self.reported = Report(0, 0, alone=True)
+        self.reported = Report(0, 0)
         self.waiting: list[Ticket] = []
         self.alive = False
         self.start()
@@ -71,7 +71,7 @@ class SimulatedReplica:
             return
         self.runner.step()
         if self.world.rng.random() < 0.3:
-            self.reported = Report(self.reported.number + 1, self.runner.tokens_left(), True)
+            self.reported = Report(self.reported.number + 1, self.runner.tokens_left())
         self.rate = self.rate or float(self.world.rng.integers(1, 3) * 1000)
 
     @property

@@ -58,11 +58,6 @@ def engine_of(server):
     return pid
 
 
-def fronts_of(server):
-    """Return the process ids of the server's fronts, which another child of it has forked."""
-    return sorted(pid for child in children(server.process.pid) for pid in children(child))
-
-
 def body_of(*tokens):
     return json.dumps({"items": [[*tokens]], "label_token_ids": [3]}).encode()
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuscore.backends.common.architectures import Architecture, read_architecture
-from gpuscore.backends.common.eight_bits.rotation import rotation_bytes
 from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig
 from gpuscore.backends.common.linear_layers import refuse_with_states
 from gpuscore.backends.common.plan import (
@@ -26,7 +25,7 @@ from gpuscore.errors import ConfigError
 CONTEXT = 2**29  # bytes that CUDA and its libraries take of a device's memory; not measured
 # The largest batch takes FIXED bytes and some times the bytes of a layer's widest point. Fitted
 # to what Qwen3-0.6B, Llama-3.1-8B and Qwen3-30B-A3B take in batches of 16,384 tokens on a simulated
-# device (`make check-graphs`): 0.86, 3.02 and 1.76 GB. No card has told yet.
+# device: 0.86, 3.02 and 1.76 GB. No card has told yet.
 FIXED, DENSE, OF_EXPERTS = 200_000_000, 1.38, 1.66
 RESIDUAL = 8  # bytes of a number of the residual stream, float32 before and after a sum
 ABOUT = 0.25  # share by which other models may differ; a guess
@@ -118,7 +117,6 @@ def plan_memory(directory: Path, config: ModelConfig, memory: int) -> MemoryPlan
     max_tokens = config.max_batch_tokens or MAX_BATCH_TOKENS["cuda"]
     max_len = choose_max_model_len(model, config.max_model_len)
     weight_bytes = count_weight_bytes(model, ITEM_SIZE[dtype], precision)
-    weight_bytes += rotation_bytes(architecture, precision)
     return MemoryPlan(
         architecture=architecture,
         dtype=dtype,

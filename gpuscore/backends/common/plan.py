@@ -199,8 +199,8 @@ def check_weights(pages: PagePlan, free: int, weight_bytes: int, limit: int | No
     if weight_bytes > free:
         raise ConfigError(
             f"the weights that config.json asks for take {mebibytes(weight_bytes)}, and "
-            f"{mebibytes(free)} of memory are free; choose a smaller model, a --dtype or "
-            "--quantization with fewer bytes per weight, or divide it with --tensor-parallel"
+            f"{mebibytes(free)} of memory are free; choose a smaller model or a --dtype "
+            "with fewer bytes per weight, or divide it with --tensor-parallel"
         )
     if limit is not None and weight_bytes > limit:
         raise ConfigError(

@@ -29,7 +29,7 @@ CONVERT = (
     'quantise the original model: pip install llmcompressor; python -c "from llmcompressor import '
     "oneshot; from llmcompressor.modifiers.quantization import QuantizationModifier as Q; "
     "oneshot(model='MODEL', recipe=Q(targets='Linear', scheme='FP8_DYNAMIC', ignore=['lm_head']), "
-    "output_dir='OUT')\"; or serve it with --quantization int8"
+    "output_dir='OUT')\""
 )
 _SECTION = "config.json: quantization_config"
 
@@ -97,7 +97,7 @@ def choose_precision(wanted: str, storage: Storage | None, why_not: WhyNot) -> P
     """Return the `Precision` for a `--quantization`.
 
     Args:
-        wanted: auto, int8, fp8 or w8a16.
+        wanted: auto or w8a16.
         storage: of the checkpoint.
         why_not: of the backend.
 
@@ -105,12 +105,9 @@ def choose_precision(wanted: str, storage: Storage | None, why_not: WhyNot) -> P
         ConfigError: the checkpoint or the backend has another precision.
     """
     if storage is None:
-        return _of_plain(wanted, why_not)
-    if wanted in ("int8", "fp8") and wanted != storage.weights:
-        raise ConfigError(
-            f"--quantization {wanted}: the checkpoint is quantised to {storage.weights} already; "
-            f"supported: auto, {storage.weights}, w8a16, or the original model"
-        )
+        if wanted == "w8a16":
+            raise ConfigError("--quantization w8a16 needs a quantised checkpoint; this one is not")
+        return "full"
     if wanted == "w8a16" or storage.activations is None:
         return "w8a16"
     reason = _only_converted(storage) or why_not(storage.weights)
@@ -118,9 +115,9 @@ def choose_precision(wanted: str, storage: Storage | None, why_not: WhyNot) -> P
         return storage.weights
     # A checkpoint of INT8 is refused where it cannot be computed as it was made to be: with
     # --quantization w8a16 its activations are not rounded, which is a choice of other scores.
-    if wanted != "auto" or storage.weights == "int8":
+    if storage.weights == "int8":
         raise ConfigError(
-            f"--quantization {wanted}: the checkpoint is quantised to {storage.weights}: {reason}; "
+            f"--quantization auto: the checkpoint is quantised to {storage.weights}: {reason}; "
             "supported: w8a16, which converts weights to --dtype when they are loaded"
         )
     return "w8a16"
@@ -128,27 +125,14 @@ def choose_precision(wanted: str, storage: Storage | None, why_not: WhyNot) -> P
 
 def described(precision: Precision, storage: Storage | None) -> str:
     """Say, for people, how linear layers are stored and computed."""
-    if precision == "full":
+    if storage is None:
         return "not quantised"
     computed = {
         "int8": "computed in INT8, activations too",
         "fp8": "computed in FP8, activations too",
         "w8a16": "converted to the number format of the model at load (w8a16)",
     }[precision]
-    if storage is None:
-        return f"quantised at load, {computed}"
     return f"{storage.weights.upper()} in the checkpoint, {computed}"
-
-
-def _of_plain(wanted: str, why_not: WhyNot) -> Precision:
-    if wanted == "auto":
-        return "full"
-    if wanted == "w8a16":
-        raise ConfigError("--quantization w8a16 needs a quantised checkpoint; this one is not")
-    kind: EightBits = "int8" if wanted == "int8" else "fp8"
-    if (reason := why_not(kind)) is not None:
-        raise ConfigError(f"--quantization {wanted}: {reason}")
-    return kind
 
 
 def _only_converted(storage: Storage) -> str | None:

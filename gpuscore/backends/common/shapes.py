@@ -1,7 +1,7 @@
 """Sizes of a model's parts, from its configuration alone."""
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from gpuscore.backends.common.architectures.names import layer_weights
 from gpuscore.backends.common.hf_config import DecoderConfig, DeltaNet
@@ -84,13 +84,6 @@ def count_weight_bytes(config: DecoderConfig, itemsize: int, precision: Precisio
             rows, columns = shapes[part]
             total += count * (rows * columns * (1 - itemsize) + rows * SCALE_BYTES)
     return total
-
-
-def count_kept_bytes(config: DecoderConfig, itemsize: int, parts: Collection[str]) -> int:
-    """Bytes that linear layers in 16 bits take in addition to `count_weight_bytes` for INT8."""
-    shapes = weight_shapes(config)
-    kept = [shapes[part] for part, _ in _in_layers(config) if part in parts]
-    return sum(rows * (columns * (itemsize - 1) - SCALE_BYTES) for rows, columns in kept)
 
 
 def _in_layers(config: DecoderConfig) -> Iterator[tuple[str, int]]:

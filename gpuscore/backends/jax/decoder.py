@@ -16,10 +16,8 @@ from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.jax.attention import Pool
 from gpuscore.backends.jax.layout import Tiles, TileSizes, product_tiles
 from gpuscore.backends.jax.products import (
-    Parts,
     Quantized,
     chosen,
-    contract,
     linear,
     one_of,
     part,
@@ -50,7 +48,7 @@ class Layer(NamedTuple):
     o: Array | Quantized  # [E, H D]
     o_bias: Array | None
     mlp_norm: Array  # [E]
-    gate_up: Array | Quantized | Parts  # [2 I, E]
+    gate_up: Array | Quantized  # [2 I, E]
     gate_up_bias: Array | None
     down: Array | Quantized  # [E, I]
     down_bias: Array | None
@@ -61,8 +59,6 @@ class Weights(NamedTuple):
     layers: Layer  # of all layers
     final_norm: Array  # [E]
     lm_head: Array  # [V, E]; the embedding itself where they are tied, or [classes, E]
-    # Of hidden states between embedding and final norm, float32 [E, E]: `eight_bits.rotation`.
-    rotation: Array | None = None
 
 
 class Batch(Protocol):
@@ -128,8 +124,6 @@ def forward(
     """
     with jax.named_scope("embed"):
         x = chosen(weights.embed, tokens).astype(jnp.float32)
-        if weights.rotation is not None:
-            x = contract(x, weights.rotation, ((1,), (0,)))
     rotary = rotary_tables(positions, cfg)
     windows = jnp.array([window or EVERYTHING for window in cfg.windows], jnp.int32)
     last = cfg.num_layers - 1
@@ -214,8 +208,6 @@ def scored_queries(
 
 def final_norm(weights: Weights, x: Array, cfg: DecoderConfig) -> Array:
     with jax.named_scope("final_norm"):
-        if weights.rotation is not None:
-            x = contract(x, weights.rotation, ((1,), (1,)))
         return rms_norm(x, weights.final_norm, cfg)
 
 

@@ -8,7 +8,6 @@ import jax
 import numpy as np
 
 from gpuscore.backends.common.architectures import Architecture, read_architecture
-from gpuscore.backends.common.eight_bits.rotation import rotation_bytes
 from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig
 from gpuscore.backends.common.plan import (
     ITEM_SIZE,
@@ -195,7 +194,6 @@ def plan_backend(directory: Path, config: ModelConfig) -> JaxPlan:
     _refuse_float16(dtype, kind)
     precision = choose_precision(config.quantization, architecture.storage, _no_eight_bits)
     weight_bytes = count_weight_bytes(architecture.config, ITEM_SIZE[dtype], precision)
-    weight_bytes += rotation_bytes(architecture, precision)
     pages = plan_pages(architecture.config, config, max_len, dtype, kind, 0, weight_bytes)
     pages = replace(pages, page_bytes=pages.size * _token_bytes(architecture.config, dtype, kind))
     check_weights(pages, free_memory(device), weight_bytes, config.memory_limit)

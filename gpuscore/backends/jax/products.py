@@ -52,12 +52,6 @@ class Quantized(NamedTuple):
     scale: Array  # [B], float32
 
 
-class Parts(NamedTuple):
-    """Weights in several formats, whose results stand side by side."""
-
-    parts: tuple[Array | Quantized, ...]
-
-
 def rows_of(weight: Array | Quantized, start: int, stop: int | None = None) -> Array | Quantized:
     """Return rows `start` to `stop` of a weight."""
     if isinstance(weight, Quantized):
@@ -65,7 +59,7 @@ def rows_of(weight: Array | Quantized, start: int, stop: int | None = None) -> A
     return weight[start:stop]
 
 
-def linear(x: Array, weight: Array | Quantized | Parts, bias: Array | None = None) -> Array:
+def linear(x: Array, weight: Array | Quantized, bias: Array | None = None) -> Array:
     """Apply weight [B, A] and bias [B] to x [T, A] -> [T, B], rounded once to x's dtype."""
     out = _product(x, weight)
     if bias is not None:
@@ -73,13 +67,10 @@ def linear(x: Array, weight: Array | Quantized | Parts, bias: Array | None = Non
     return out.astype(x.dtype)
 
 
-def _product(x: Array, weight: Array | Quantized | Parts) -> Array:
-    match weight:
-        case Parts(parts):
-            return jnp.concatenate([_product(x, part) for part in parts], axis=1)
-        case Quantized():
-            return _in_eight_bits(x, weight)
-    return contract(x, weight, ((1,), (1,)))
+def _product(x: Array, weight: Array | Quantized) -> Array:
+    if isinstance(weight, Quantized):
+        return _in_eight_bits(x, weight)
+    return contract(x, weight.astype(x.dtype), ((1,), (1,)))
 
 
 def _in_eight_bits(x: Array, weight: Quantized) -> Array:

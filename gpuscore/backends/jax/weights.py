@@ -3,7 +3,6 @@
 import hashlib
 import logging
 import os
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,10 @@ from jax import Array
 from gpuscore.backends.base import Progress, unreported
 from gpuscore.backends.common.architectures import Architecture
 from gpuscore.backends.common.checkpoint import CheckpointFiles
-from gpuscore.backends.common.eight_bits.recipe import Recipe, group_of
-from gpuscore.backends.common.eight_bits.rotation import READS, WRITES, folded, is_rotated, rotation
 from gpuscore.backends.common.quantization import BLOCK, LINEAR, Precision
 from gpuscore.backends.common.shapes import weight_shapes
 from gpuscore.backends.jax.decoder import Layer, Weights
-from gpuscore.backends.jax.products import EPS, MOST, Parts, Quantized
+from gpuscore.backends.jax.products import Quantized
 from gpuscore.errors import ConfigError
 
 # Field of `Layer` -> the parts of the checkpoint that are stacked in it.
@@ -47,17 +44,15 @@ def load_weights(
     device: jax.Device,
     precision: Precision = "full",
     progress: Progress = unreported,
-    recipe: Recipe | None = None,
 ) -> Weights:
     """Read and check all weights.
 
     Args:
         directory, architecture: of the model.
         dtype, device: of the weights.
-        precision: "full"; "int8": weights of a plain checkpoint are quantised here; or "w8a16":
-            weights of a quantised checkpoint are converted to `dtype`.
+        precision: "full"; "int8"; or "w8a16": weights of a quantised checkpoint are converted to
+            `dtype`.
         progress: called after each tensor.
-        recipe: of a plain checkpoint in int8; None = no product stays in 16 bits.
 
     Raises:
         ConfigError: a file or tensor is missing, left over, of the wrong shape, or not finite; or
@@ -65,7 +60,7 @@ def load_weights(
     """
     with CheckpointFiles(directory, architecture, "np", progress) as files:
         form = np.dtype(jnp.dtype(dtype))
-        return _Reader(files, architecture, form, device, precision, recipe).read()
+        return _Reader(files, architecture, form, device, precision).read()
 
 
 def weight_shapes_of(architecture: Architecture, dtype: str, precision: Precision) -> Weights:
@@ -86,9 +81,7 @@ def weight_shapes_of(architecture: Architecture, dtype: str, precision: Precisio
 
     layers = Layer(**{name: field(parts) for name, parts in PARTS.items()})
     embed, norm, head = (shaped(shapes[part]) for part in ("embed", "final_norm", "lm_head"))
-    square = (config.hidden_size, config.hidden_size)
-    turned = shaped(square, jnp.float32) if is_rotated(architecture, precision) else None
-    return Weights(embed, layers, norm, head, turned)
+    return Weights(embed, layers, norm, head)
 
 
 class _Reader:
@@ -99,12 +92,9 @@ class _Reader:
         dtype: np.dtype,
         device: jax.Device,
         precision: Precision,
-        recipe: Recipe | None = None,
     ) -> None:
         self.files, self.architecture, self.dtype, self.device = files, architecture, dtype, device
         self.precision = precision
-        self.kept: Collection[str] = () if recipe is None else recipe.kept
-        self.rotated = is_rotated(architecture, precision, self.kept)
 
     def read(self) -> Weights:
         tied, names = self.architecture.config.tie_word_embeddings, self.architecture.model_weights
@@ -114,7 +104,6 @@ class _Reader:
             layers=Layer(**{field: self._field(parts) for field, parts in PARTS.items()}),
             final_norm=self._put(self._tensor("final_norm", names["final_norm"])),
             lm_head=embed if tied else self._put(self._tensor("lm_head", names["lm_head"])),
-            rotation=self._put(rotation(embed.shape[1])) if self.rotated else None,
         )
         self.files.refuse_left_over(names["lm_head"] if tied else None)
         return weights
@@ -123,13 +112,8 @@ class _Reader:
         """Read parts of all layers that are one field of `Layer`; None if the model has none."""
         if parts[0] not in self.architecture.layer_weights[0]:
             return None
-        formats = [self._is_in_int8(part) for part in parts]
-        if len(set(formats)) > 1:
-            return Parts(tuple(self._field((part,)) for part in parts))
-        return self._quantized(parts) if formats[0] else self._stacked(parts)
-
-    def _is_in_int8(self, part: str) -> bool:
-        return self.precision == "int8" and part in LINEAR and group_of(part) not in self.kept
+        in_int8 = self.precision == "int8" and parts[0] in LINEAR
+        return self._quantized(parts) if in_int8 else self._stacked(parts)
 
     def _stacked(self, parts: tuple[str, ...]) -> Array:
         """Stack parts over layers; a second copy exists while it is moved to the device."""
@@ -154,43 +138,19 @@ class _Reader:
         return np.concatenate(weights), np.concatenate(scales)
 
     def _one(self, parts: tuple[str, ...], layer: int) -> np.ndarray:
-        return np.concatenate([self._of_layer(part, layer) for part in parts])
+        return np.concatenate([self._tensor(part, self._name(part, layer)) for part in parts])
 
     def _in_int8(self, part: str, layer: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return a weight [O, K] in int8 and its scales [O], as they are stored or quantised."""
+        """Return a weight [O, K] in int8 and its scales [O]."""
         name = self._name(part, layer)
         scale, weight = self.files.scale(part, name), self.files.tensor(part, name)
-        if scale is not None:
-            wide = _finite(name, scale.astype(np.float32).reshape(-1))
-            return weight, np.broadcast_to(wide, len(weight))
-        if self.files.storage is not None:
+        if scale is None:
             raise ConfigError(
                 f"tensor {name} is not quantised, others of the checkpoint are; --backend jax "
                 "needs all alike; supported: --quantization w8a16"
             )
-        wide = self._folded(part, layer, _finite(name, weight.astype(np.float32)))
-        steps = np.abs(wide).max(axis=1) / np.float32(MOST)
-        steps = np.where(steps == 0, np.float32(EPS), steps)
-        return np.round(np.clip(wide / steps[:, None], -MOST, MOST)).astype(np.int8), steps
-
-    def _of_layer(self, part: str, layer: int) -> np.ndarray:
-        """Return a tensor of a layer, as it is stored or as rotated hidden states need it."""
-        name = self._name(part, layer)
-        if not self.rotated or part not in {*READS, *READS.values(), *WRITES}:
-            return self._tensor(part, name)
-        wide = self.files.tensor(part, name).astype(np.float32)
-        return _finite(name, self._folded(part, layer, wide).astype(self.dtype))
-
-    def _folded(self, part: str, layer: int, tensor: np.ndarray) -> np.ndarray:
-        """Return a weight, bias or norm as rotated hidden states need it, in float32."""
-        if not self.rotated:
-            return tensor
-        if part in READS.values():  # it is folded into the layers after it
-            return np.ones_like(tensor)
-        if part not in READS:
-            return folded(part, tensor, None)
-        norm = self.files.tensor(READS[part], self._name(READS[part], layer))
-        return folded(part, tensor, norm.astype(np.float32))
+        wide = _finite(name, scale.astype(np.float32).reshape(-1))
+        return weight, np.broadcast_to(wide, len(weight))
 
     def _name(self, part: str, layer: int) -> str:
         return self.architecture.name(layer, part)

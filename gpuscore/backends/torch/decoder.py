@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from gpuscore.backends.common.hf_config import DecoderConfig, Rope
 from gpuscore.backends.torch.compiler import Compiler, eagerly
-from gpuscore.backends.torch.delta_net.layer import DeltaWeights
+from gpuscore.backends.torch.delta_net.layer import DeltaWeights, Recur
 from gpuscore.backends.torch.kv_pool import KeptRows
 from gpuscore.backends.torch.layers import (
     ByRows,
@@ -33,8 +33,6 @@ from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
 # attend(layer, q [M, H, D], k [T, Hkv, D], v [T, Hkv, D]) -> [M, H, D]. M is T, except in the
 # last layer, where q holds the scored rows only.
 Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-# recur(layer, weights, projections [T, ...]) -> [T, values], of a linear layer.
-Recur: TypeAlias = Callable[[int, DeltaWeights, Tensor], Tensor]
 # How many of a batch's rows, and of its scored rows, are no padding, int32 [1] each; None = all.
 Filled: TypeAlias = tuple[Tensor | None, Tensor | None]
 # The residual stream [T, E], and what is still to be added to it; None in front of all layers.
@@ -72,8 +70,6 @@ class DecoderWeights:
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [E]
     lm_head: Tensor  # [V, E]; the embedding itself where they are tied, or [classes, E]
-    # Of hidden states between embedding and final norm, float32 [E, E]: `eight_bits.rotation`.
-    rotation: Tensor | None = None
 
 
 class Decoder:
@@ -326,8 +322,6 @@ class Decoder:
         """Return the norm of x + delta, [N, E]."""
 
         def of_rows(x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
-            if (rotation := self.weights.rotation) is not None:
-                x, delta = (x if delta is None else x + delta) @ rotation.T, None
             return self._residual(x, delta, self.weights.final_norm)
 
         return self._by_rows(of_rows, x, delta)[1]
@@ -350,9 +344,7 @@ class Decoder:
     def embed(self, token_ids: Tensor) -> Tensor:
         """Return the stream [T, E] in front of all layers, float32."""
         x = self._lookup(token_ids, self.weights.embed)
-        x = (x if self.config.embed_scale == 1 else x * self._embed_scale).float()
-        rotation = self.weights.rotation
-        return x if rotation is None else self._by_rows(lambda rows: (rows @ rotation,), x)[0]
+        return (x if self.config.embed_scale == 1 else x * self._embed_scale).float()
 
     def _post_norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         normed: Tensor = x if weight is None else self._rms_norm(x, weight, *self._of_norms)

@@ -1,7 +1,6 @@
 """Reads `DecoderWeights` from a model directory. safetensors only: no pickle, no remote code."""
 
 import math
-from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -12,8 +11,6 @@ from torch import Tensor
 from gpuscore.backends.base import Progress, unreported
 from gpuscore.backends.common.architectures import Architecture
 from gpuscore.backends.common.checkpoint import CheckpointFiles
-from gpuscore.backends.common.eight_bits.recipe import Recipe, group_of
-from gpuscore.backends.common.eight_bits.rotation import READS, WRITES, folded, is_rotated, rotation
 from gpuscore.backends.common.hf_config import Mixture
 from gpuscore.backends.common.quantization import Precision
 from gpuscore.backends.common.shapes import weight_shapes
@@ -32,9 +29,9 @@ from gpuscore.backends.torch.linear import (
 )
 from gpuscore.backends.torch.mixture import EightBitMixture, MixtureWeights
 from gpuscore.errors import ConfigError
-from gpuscore_kernels.quantized.reference import quantize_rows, spread
+from gpuscore_kernels.quantized.reference import spread
 
-EIGHT_BITS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+EIGHT_BITS = ("int8", "fp8")
 
 
 class ReadPart(Protocol):
@@ -51,26 +48,23 @@ def load_weights(
     precision: Precision = "full",
     progress: Progress = unreported,
     group: RankGroup | None = None,
-    recipe: Recipe | None = None,
 ) -> DecoderWeights:
     """Read and check all weights, or with `group` this rank's shard of them.
 
     Args:
         directory, architecture: of the model.
         dtype, device: of the weights.
-        precision: of linear layers. Weights of a plain checkpoint are quantised here; weights of a
-            quantised checkpoint are converted to `dtype` with "w8a16".
+        precision: of linear layers. Weights of a quantised checkpoint are converted to `dtype` with
+            "w8a16".
         progress: called after each tensor.
         group: the ranks that share the model.
-        recipe: of a plain checkpoint in eight bits; None = no product stays in 16 bits.
 
     Raises:
         ConfigError: a file or tensor is missing, left over, of the wrong shape, or not finite.
     """
     shard = ALL if group is None else group.shard
     with CheckpointFiles(directory, architecture, "pt", progress, shard) as files:
-        kept = () if recipe is None else recipe.kept
-        return Checkpoint(files, architecture, dtype, device, precision, group, kept).read()
+        return Checkpoint(files, architecture, dtype, device, precision, group).read()
 
 
 class Checkpoint:
@@ -79,7 +73,6 @@ class Checkpoint:
     Args:
         files, architecture: of the model.
         dtype, device, precision, group: as for `load_weights`.
-        kept: the `GROUPS` of layers that a plain checkpoint in eight bits keeps in `dtype`.
     """
 
     def __init__(
@@ -90,46 +83,31 @@ class Checkpoint:
         device: torch.device,
         precision: Precision,
         group: RankGroup | None = None,
-        kept: Collection[str] = (),
     ) -> None:
         self.files, self.architecture, self.dtype, self.device = files, architecture, dtype, device
         self.precision, self.group = precision, group
-        self.kept, self.rotated = kept, is_rotated(architecture, precision, kept)
 
     def read(self) -> DecoderWeights:
         """Read all weights, and refuse a checkpoint that has further weights."""
-        embed, norm, head = self.beside_layers()
-        layers = tuple(map(self.layer, range(self.architecture.config.num_layers)))
-        tied = self.architecture.config.tie_word_embeddings
-        self.files.refuse_left_over(self.architecture.model_weights["lm_head"] if tied else None)
-        return DecoderWeights(embed, layers, norm, head, self.rotation())
-
-    def rotation(self) -> Tensor | None:
-        """Return the matrix of `eight_bits.rotation`; None if hidden states are not rotated."""
-        if not self.rotated:
-            return None
-        matrix = rotation(self.architecture.config.hidden_size)
-        return torch.from_numpy(matrix).to(self.device)
-
-    def beside_layers(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Read the embedding, the final norm and the head."""
         model, tied = self.architecture.model_weights, self.architecture.config.tie_word_embeddings
         embed = self._tensor("embed", model["embed"])
         norm = self._tensor("final_norm", model["final_norm"])
-        return embed, norm, embed if tied else self._tensor("lm_head", model["lm_head"])
+        head = embed if tied else self._tensor("lm_head", model["lm_head"])
+        layers = tuple(map(self._layer, range(self.architecture.config.num_layers)))
+        self.files.refuse_left_over(model["lm_head"] if tied else None)
+        return DecoderWeights(embed, layers, norm, head)
 
-    def layer(self, index: int) -> LayerWeights:
-        """Read one layer."""
+    def _layer(self, index: int) -> LayerWeights:
         read = partial(self._part, index)
         linear = self.architecture.config.is_linear(index)
         return LayerWeights(
-            input_norm=self._norm(index, "input_norm"),
+            input_norm=_required(read, "input_norm"),
             qkv=self._linear(index, *DELTA_PARTS) if linear else self._qkv(index),
             q_norm=self._norm_of_heads(index, "q_norm"),
             k_norm=self._norm_of_heads(index, "k_norm"),
             o=self._linear(index, "delta_o") if linear else self._summed(self._linear(index, "o")),
             post_attention_norm=read("post_attention_norm"),
-            mlp_norm=self._norm(index, "mlp_norm"),
+            mlp_norm=_required(read, "mlp_norm"),
             mlp=self._mlp(read, index),
             post_mlp_norm=read("post_mlp_norm"),
             delta=self._delta(index) if linear else None,
@@ -148,13 +126,6 @@ class Checkpoint:
             bias=wide("delta_dt"),
             norm=wide("delta_norm"),
         )
-
-    def _norm(self, index: int, part: str) -> Tensor:
-        """Read a norm; if hidden states are rotated, its weight is in the layers after it."""
-        weight = _required(partial(self._part, index), part)
-        if not self.rotated:
-            return weight
-        return torch.full_like(weight, 0 if self.architecture.config.one_plus_norms else 1)
 
     def _norm_of_heads(self, index: int, part: str) -> Tensor | None:
         weight = self._part(index, part)
@@ -197,22 +168,16 @@ class Checkpoint:
         return pack(linear) if self.device.type == "cpu" else linear
 
     def _one_linear(self, index: int, part: str, expert: int | None) -> Linear:
-        name, bias = self._name(index, part, expert), self._bias(index, part)
+        name, bias = self._name(index, part, expert), self._part(index, f"{part}_bias")
         if name is None:
             raise ConfigError(f"the weight table has no name for {part}")
         scale, weight = self._scale(part, name), self.files.tensor(part, name)
         if scale is not None and self.precision == "w8a16":
             return DenseLinear(self._dequantised(name, weight, scale), bias)
-        if scale is not None:
-            _finite(f"tensor {name}", weight.float())
-            scale = scale.reshape(-1).expand(len(weight)).contiguous()
-        elif self.precision in EIGHT_BITS and self.files.storage is None:
-            wide = self._folded(index, part, _finite(f"tensor {name}", weight.float()))
-            if group_of(part) in self.kept:
-                return DenseLinear(self._converted(name, wide), bias)
-            weight, scale = quantize_rows(wide, EIGHT_BITS[self.precision])
-        else:  # a layer that the checkpoint's makers left as it was
+        if scale is None:  # the checkpoint's makers left it as it was
             return DenseLinear(self._ordered(part, self._converted(name, weight)), bias)
+        _finite(f"tensor {name}", weight.float())
+        scale = scale.reshape(-1).expand(len(weight)).contiguous()
         return QuantizedLinear(weight.to(self.device), scale.to(self.device), bias)
 
     def _ordered(self, part: str, weight: Tensor) -> Tensor:
@@ -238,19 +203,6 @@ class Checkpoint:
         order = torch.cat((rotated_sides.view(2, -1), others.view(2, -1)), dim=1).flatten()
         heads = weight.view(-1, size, *weight.shape[1:])
         return heads[:, order.to(weight.device)].view(weight.shape)
-
-    def _bias(self, index: int, part: str) -> Tensor | None:
-        bias = self._part(index, f"{part}_bias")
-        return bias if bias is None else self._folded(index, f"{part}_bias", bias).to(bias)
-
-    def _folded(self, index: int, part: str, tensor: Tensor) -> Tensor:
-        """Return a weight or bias as rotated hidden states need it, in float32."""
-        name = None if part not in READS else self._name(index, READS[part])
-        if not self.rotated or (name is None and part not in WRITES):
-            return tensor
-        norm = None if name is None else self.files.tensor(READS[part], name).float()
-        one_plus = self.architecture.config.one_plus_norms
-        return fold(part, tensor, norm + 1 if norm is not None and one_plus else norm)
 
     def _scale(self, part: str, name: str) -> Tensor | None:
         """Return the scale of a quantised weight in float32; None if it is not quantised."""
@@ -307,12 +259,6 @@ class Checkpoint:
 
     def _converted(self, name: str, tensor: Tensor) -> Tensor:
         return _finite(f"tensor {name}", tensor.to(self.dtype)).to(self.device)
-
-
-def fold(part: str, tensor: Tensor, norm: Tensor | None) -> Tensor:
-    """Return `folded` of tensors, on the CPU."""
-    of_norm = None if norm is None else norm.numpy()
-    return torch.from_numpy(folded(part, tensor.float().cpu().numpy(), of_norm))
 
 
 def _finite(what: str, tensor: Tensor) -> Tensor:

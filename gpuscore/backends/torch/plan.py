@@ -9,7 +9,6 @@ from typing import Literal
 import torch
 
 from gpuscore.backends.common.architectures import Architecture, read_architecture
-from gpuscore.backends.common.eight_bits.rotation import rotation_bytes
 from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig
 from gpuscore.backends.common.linear_layers import refuse_with_states
 from gpuscore.backends.common.plan import (
@@ -173,12 +172,11 @@ def _plan(directory: Path, config: ModelConfig, rank: int) -> TorchPlan:
         architecture.storage,
         partial(why_not_in_eight_bits, architecture.config, device, dtype, kernels),
     )
-    if config.compile_cache is not None and precision not in ("int8", "fp8"):
-        raise ConfigError("--compile-cache needs --backend jax, or a model in eight bits")
+    if config.compile_cache is not None:
+        raise ConfigError("--compile-cache needs --backend jax")
     refuse_quantized(precision, shard.ranks)
     refuse_with_states(architecture.config, config, precision)
     weight_bytes = count_weight_bytes(part, dtype.itemsize, precision)
-    weight_bytes += rotation_bytes(architecture, precision)
     again = TILING.block if config.deterministic else 0
     pages = plan_pages(part, config, max_len, name, device.type, again, weight_bytes)
     free = memory_of(device, shard.ranks).free()
@@ -198,7 +196,7 @@ def _plan(directory: Path, config: ModelConfig, rank: int) -> TorchPlan:
         kernels=kernels,
         deterministic=config.deterministic,
         attention=attention,
-        graph_tokens=_graph_tokens(part, config, device, attention, kernels, precision),
+        graph_tokens=_graph_tokens(config, device, attention, kernels, precision),
         identity=f"{directory} {config.revision} {dtype} {precision}",
         precision=precision,
         shard=shard,
@@ -231,7 +229,6 @@ def _max_tokens(config: ModelConfig, device: torch.device) -> int:
 
 
 def _graph_tokens(
-    model: DecoderConfig,
     config: ModelConfig,
     device: torch.device,
     attention: str,
@@ -239,7 +236,7 @@ def _graph_tokens(
     precision: Precision,
 ) -> int | None:
     wanted, reason = config.cuda_graph_tokens, None
-    if config.tensor_parallel > 1 or model.delta_net is not None:
+    if config.tensor_parallel > 1:
         return None
     if attention != "triton" or not kernels:
         reason = f"--attention is {attention}, --kernels {'triton' if kernels else 'torch'}; both "

@@ -1,4 +1,4 @@
-"""Queues of work for a device: the streams of a CUDA device; a CPU does work at once.
+"""Queues of work for a device: the current stream of a CUDA device; a CPU does work at once.
 
 Only `wait`, the functions that `download` returns, and at start `capture` wait for the device.
 """
@@ -20,17 +20,11 @@ class Queue(Protocol):
     def host(self, count: int, dtype: torch.dtype) -> Tensor:
         """Allocate host memory that can be copied while the host continues (pinned on CUDA)."""
 
-    def empty(self, count: int, dtype: torch.dtype) -> Tensor:
-        """Allocate device memory to `upload` into."""
-
     def upload(self, host: Tensor, device: Tensor) -> None:
-        """Copy in parallel to running work; work queued from now on waits for the copy.
-
-        No work that was queued before may use `device`.
-        """
+        """Queue a copy; `host` must keep its contents until a later `download` was waited for."""
 
     def download(self, device: Tensor, host: Tensor) -> Callable[[], None]:
-        """Queue a copy after earlier work; the returned function waits until it is done."""
+        """Queue a copy; the returned function waits until it and all work before it is done."""
 
     def wait(self) -> None:
         """Wait until the device has done all work, copies in both directions included."""
@@ -54,8 +48,6 @@ class HostQueue:
     def host(self, count: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(count, dtype=dtype)
 
-    empty = host
-
     def upload(self, host: Tensor, device: Tensor) -> None:
         device.copy_(host)
 
@@ -72,26 +64,17 @@ class HostQueue:
 
 
 class CudaQueue:
-    """A CUDA device; uploads use a stream of their own beside the current one."""
+    """A CUDA device. All work, copies included, is on one stream, which alone orders it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._uploads = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._graph_memory = torch.cuda.graph_pool_handle()
 
     def host(self, count: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(count, dtype=dtype, pin_memory=True)
 
-    def empty(self, count: int, dtype: torch.dtype) -> Tensor:
-        fresh = torch.empty(count, dtype=dtype, device=self.device)
-        # The allocator may hand out memory that queued work still reads.
-        self._uploads.wait_stream(torch.cuda.current_stream(self.device))
-        return fresh
-
     def upload(self, host: Tensor, device: Tensor) -> None:
-        with torch.cuda.stream(self._uploads):
-            device.copy_(host, non_blocking=True)
-        torch.cuda.current_stream(self.device).wait_stream(self._uploads)
+        device.copy_(host, non_blocking=True)
 
     def download(self, device: Tensor, host: Tensor) -> Callable[[], None]:
         host.copy_(device, non_blocking=True)

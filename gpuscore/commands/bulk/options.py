@@ -258,7 +258,7 @@ def _add_rows(group: Any) -> None:
         help=f"column that is added, for the scores (default: {DEFAULT_SCORES_COLUMN})",
     )
     own = "; prompts are query + item (default: labels and prompts of the model's family)"
-    add_label_flags(group, required=False, default=own)
+    add_label_flags(group, own)
     group.add_argument("--item-first", action="store_true", help="prompts are item + query")
     group.add_argument(
         "--instruction", metavar="TEXT", help="replaces the instruction of the prompt family"

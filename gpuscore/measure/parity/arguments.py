@@ -43,8 +43,8 @@ def _add_run(commands: Any) -> None:
         required=True,
         metavar="LIST",
         help="comma-separated framework:dtype[:attention][@device], such as "
-        "torch:bfloat16:triton,jax:bfloat16@tpu; int8, fp8 or w8a16 in the place of the dtype is "
-        "the --quantization; replaces --backend, --dtype, --attention and --quantization; without "
+        "torch:bfloat16:triton,jax:bfloat16@tpu; w8a16 in the place of the dtype is the "
+        "--quantization; replaces --backend, --dtype, --attention and --quantization; without "
         "@device a backend gets --device, as transformers does",
     )
     _add_workload(group)

@@ -52,7 +52,6 @@ def write_bundle(directory: Path, bundle: Bundle) -> None:
             "alone": run.alone and asdict(run.alone),
             "deterministic": run.deterministic,
             "precision": run.precision,
-            "recipe": run.recipe,
         },
         "workload_sha256": bundle.workload.digest,
         "model": asdict(bundle.model),
@@ -94,10 +93,7 @@ def read_bundle(directory: Path) -> Bundle:
 
 
 def refuse_different(a: Bundle, b: Bundle) -> None:
-    """Raise ConfigError unless both bundles have the same model and the same workload.
-
-    Two ways to compute a plain checkpoint in eight bits make two models.
-    """
+    """Raise ConfigError unless both bundles have the same model and the same workload."""
     for part in ("weights", "config", "tokenizer"):
         first, second = getattr(a.model, part), getattr(b.model, part)
         if first != second:
@@ -105,11 +101,6 @@ def refuse_different(a: Bundle, b: Bundle) -> None:
                 f"the bundles are of different models: the SHA-256 of their {part} is "
                 f"{_short(first)} and {_short(second)}"
             )
-    recipes = a.run.recipe, b.run.recipe
-    if all(recipes) and recipes[0] != recipes[1]:
-        raise ConfigError(
-            f"the bundles are of different models in eight bits: {recipes[0]}, and {recipes[1]}"
-        )
     if a.workload.digest != b.workload.digest:
         raise ConfigError(
             f"the bundles have different workloads: {_named(a.workload)} and {_named(b.workload)}"

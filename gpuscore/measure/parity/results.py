@@ -26,7 +26,6 @@ class Run:
     alone: Errors | None = None  # in log p, of items scored alone against `results`
     deterministic: bool = False
     precision: str = "full"  # of linear layers
-    recipe: str = ""  # of a plain checkpoint in eight bits, see `BackendLimits.eight_bits`
 
     @property
     def in_eight_bits(self) -> bool:

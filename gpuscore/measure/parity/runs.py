@@ -22,7 +22,7 @@ _CHOICES = {item.name: item.choices for item in options(ModelConfig)}
 _FRAMEWORKS, _ATTENTION = _CHOICES["backend"], _CHOICES["attention"]
 _DEVICES = _CHOICES["device"]
 DTYPES = ("float32", "bfloat16", "float16")
-PRECISIONS = ("int8", "fp8", "w8a16")  # of linear layers, in the place of a dtype
+CONVERTED = "w8a16"  # weights of a quantised checkpoint, in the place of a dtype
 TIMED = ("500 items", "long list")  # cases that are timed; else the case with most items is
 ALONE = 8  # approximate number of its items that are scored once more, each alone
 
@@ -31,7 +31,7 @@ ALONE = 8  # approximate number of its items that are scored once more, each alo
 class BackendSpec:
     """A backend as `framework:dtype[:attention][@device]` on the command line.
 
-    A precision of linear layers may stand in the dtype's place; the dtype is then "auto".
+    `CONVERTED` may stand in the dtype's place; the dtype is then "auto".
     """
 
     framework: str
@@ -49,12 +49,12 @@ class BackendSpec:
                 f"--backends: {text!r} asks for device {device!r}; there are {', '.join(_DEVICES)}"
             )
         parts = named.split(":")
-        formats = DTYPES + PRECISIONS
+        formats = (*DTYPES, CONVERTED)
         if len(parts) not in (2, 3) or parts[0] not in _FRAMEWORKS or parts[1] not in formats:
             raise ConfigError(
                 f"--backends: {named!r} is not framework:dtype[:attention][@device]; frameworks "
-                f"are {', '.join(_FRAMEWORKS)}, dtypes {', '.join(DTYPES)}, or of linear layers "
-                f"{', '.join(PRECISIONS)}"
+                f"are {', '.join(_FRAMEWORKS)}, dtypes {', '.join(DTYPES)}, or {CONVERTED} for the "
+                "weights of a quantised checkpoint"
             )
         framework, kind, attention = parts if len(parts) == 3 else (*parts, "auto")
         if attention not in _ATTENTION:
@@ -62,7 +62,7 @@ class BackendSpec:
                 f"--backends: {named!r} asks for attention {attention!r}; there are "
                 f"{', '.join(_ATTENTION)}"
             )
-        dtype, quantization = ("auto", kind) if kind in PRECISIONS else (kind, "auto")
+        dtype, quantization = ("auto", kind) if kind == CONVERTED else (kind, "auto")
         return cls(framework, dtype, attention, quantization, device or None)
 
     def __str__(self) -> str:
@@ -112,8 +112,7 @@ def run_workload(
             scored(len(case.items))
         rate = _items_per_second(scorer, timed)
         alone = _alone(scorer, timed, results[timed.name])
-        how = config.deterministic, precision, scorer.eight_bits
-    return Run(name, config.dtype, results, rate, alone, *how)
+    return Run(name, config.dtype, results, rate, alone, config.deterministic, precision)
 
 
 def score_case(scorer: Scorer, case: Case) -> CaseResult:

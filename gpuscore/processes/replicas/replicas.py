@@ -2,19 +2,18 @@
 
 import logging
 import threading
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 from gpuscore.config import EngineConfig
-from gpuscore.engine.admission import Backlog, Counts
+from gpuscore.engine.admission import Backlog
 from gpuscore.engine.ticket import resolve
 from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, InternalError, Unavailable
 from gpuscore.processes.replicas.flight import Flight, Part, split
 from gpuscore.processes.replicas.router import InFlight, Load, Router
-from gpuscore.processes.worker.client import LinkedEngine
-from gpuscore.processes.worker.link import EngineLink
+from gpuscore.processes.worker.client import EngineClient
 from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.results import renumbered
@@ -24,7 +23,6 @@ logger = logging.getLogger(__name__)
 
 MAX_LOSSES = 2  # of engines during one request: a request that ends engines must not end them all
 
-Replica: TypeAlias = LinkedEngine[EngineLink]
 ValueT = TypeVar("ValueT")
 
 
@@ -38,16 +36,10 @@ class Replicas:
         replicas: loaded or still loading; `score_all` needs them loaded.
         devices: their names.
         config: the limits on all requests in flight.
-        counts: of the backlog (`gpuscore.engine.admission.PLACES`), if several processes share
-            them.
     """
 
     def __init__(
-        self,
-        replicas: Sequence[Replica],
-        devices: Sequence[str],
-        config: EngineConfig,
-        counts: Counts | None = None,
+        self, replicas: Sequence[EngineClient], devices: Sequence[str], config: EngineConfig
     ) -> None:
         self._replicas, self._devices, self._config = replicas, devices, config
         self._lock = threading.Lock()
@@ -56,7 +48,7 @@ class Replicas:
         self._router: Router | None = None
         self._closing = False
         self._backlog = Backlog(
-            config, lambda: sum(replica.rate for replica in replicas if replica.alive), counts
+            config, lambda: sum(replica.rate for replica in replicas if replica.alive)
         )
 
     def wait_planned(self) -> str:
@@ -88,7 +80,7 @@ class Replicas:
         self._wait([replica.ended for replica in self._replicas])
 
     @property
-    def engines(self) -> Sequence[Replica]:
+    def engines(self) -> Sequence[EngineClient]:
         return self._replicas
 
     @property
@@ -277,19 +269,13 @@ class Replicas:
     def _wait(self, futures: "Sequence[Future[ValueT]]") -> list[ValueT]:
         """Return the results of all replicas; raise the first error, with its replica's name."""
         done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-        self.raise_first(futures, done)
-        return [future.result() for future in futures]
-
-    def raise_first(
-        self, futures: "Sequence[Future[ValueT]]", done: "Collection[Future[ValueT]]"
-    ) -> None:
-        """Raise the first error among the replicas' futures that are done, with its replica."""
         for number, future in enumerate(futures):
             error = future.exception() if future in done else None
             if len(futures) > 1 and isinstance(error, ConfigError | EngineFailed):
                 raise type(error)(f"replica {number} on {self._devices[number]}: {error}")
             if error is not None:
                 raise error
+        return [future.result() for future in futures]
 
 
 def _model(limits: BackendLimits) -> dict[str, object]:

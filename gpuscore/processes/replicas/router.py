@@ -67,7 +67,7 @@ class InFlight:
         if report.number != self._reports:
             self._reports, self._since = report.number, 0
         left = report.tokens_left + self._since
-        return min(self.tokens, left) if report.alone else left
+        return min(self.tokens, left)
 
 
 class Router:

@@ -1,19 +1,17 @@
 """Start and end of the engines of all models: a process for each model on each device."""
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.errors import ConfigError, EngineFailed
 from gpuscore.processes.replicas.placement import CPU, Placement, placements
-from gpuscore.processes.replicas.replicas import Replica, Replicas
+from gpuscore.processes.replicas.replicas import Replicas
 from gpuscore.processes.worker.client import EngineClient
 from gpuscore.processes.worker.messages import Start
-from gpuscore.processes.worker.process import TORCH, EngineListener, Patience, command
+from gpuscore.processes.worker.process import TORCH, Patience, command
 from gpuscore.system.log import LogFormat
 from gpuscore.types.batch import BackendLimits
 
@@ -24,7 +22,6 @@ def start_replicas(
     engine: EngineConfig,
     factory: str = TORCH,
     patience: Patience | None = None,
-    listeners: Sequence[EngineListener] | None = None,
     log_format: LogFormat = "json",
 ) -> Replicas:
     """Start an engine process on each device of `engine.devices`, or one on `model.device`.
@@ -32,16 +29,14 @@ def start_replicas(
     Args:
         directory: the model's.
         model, engine: the settings.
-        factory, patience, listeners, log_format: as in `start_models`.
+        factory, patience, log_format: as in `start_models`.
 
     Raises:
         ConfigError: the devices cannot be used together. Errors of the engines themselves are
             raised by the methods of `Replicas` that wait.
     """
     places = placements(model, engine.devices)
-    (replicas,) = start_models(
-        [(directory, places)], engine, factory, patience, listeners, log_format
-    )
+    (replicas,) = start_models([(directory, places)], engine, factory, patience, log_format)
     return replicas
 
 
@@ -50,7 +45,6 @@ def start_models(
     engine: EngineConfig,
     factory: str = TORCH,
     patience: Patience | None = None,
-    listeners: Sequence[EngineListener] | None = None,
     log_format: LogFormat = "json",
 ) -> list[Replicas]:
     """Start an engine process of each model at each of its places; return each model's replicas.
@@ -60,7 +54,6 @@ def start_models(
         engine: the settings of all engines.
         factory: prepares a backend (`gpuscore.processes.worker.__main__`).
         patience: when an engine counts as lost.
-        listeners: the sockets where fronts reach each engine, model by model.
         log_format: of the engines' processes.
     """
     everyone: list[EngineClient] = []
@@ -75,7 +68,6 @@ def start_models(
                 command(factory),
                 Start(str(directory), place.model, engine, place.cores, log_format),
                 patience,
-                listeners[len(everyone)] if listeners else None,
                 place.environment,
                 own,
                 everyone,
@@ -102,7 +94,7 @@ class AllReplicas:
         self.names = names
 
     @property
-    def engines(self) -> list[Replica]:
+    def engines(self) -> list[EngineClient]:
         """The engines, model by model."""
         return [engine for model in self.models for engine in model.engines]
 
@@ -110,21 +102,6 @@ class AllReplicas:
         """Return a description of a planned model; raises as `Replicas.wait_planned`."""
         with self.named(number):
             return self.models[number].wait_planned()
-
-    def wait_ready(self) -> None:
-        """Block until all models are loaded; raises as `Replicas.wait_ready`, the first error."""
-        self._wait([engine.started for engine in self.engines])
-        for number, model in enumerate(self.models):
-            with self.named(number):
-                model.wait_ready()
-
-    def wait_ended(self) -> None:
-        """Block until `close`; raise EngineFailed once no engine of any model can be kept running.
-
-        While one model's engine may still start, the others are started again however often they
-        fail.
-        """
-        self._wait([engine.ended for engine in self.engines])
 
     def close(self) -> None:
         with ThreadPoolExecutor(len(self.models)) as pool:
@@ -140,11 +117,3 @@ class AllReplicas:
             if len(self.models) == 1:
                 raise
             raise type(error)(f"--model {self.names[number]}: {error}") from error
-
-    def _wait(self, futures: "Sequence[Future[Any]]") -> None:
-        """Wait for all engines, or raise the first error, as its model's replicas name it."""
-        done = wait(futures, return_when=FIRST_EXCEPTION).done
-        rest = iter(futures)
-        for number, model in enumerate(self.models):
-            with self.named(number):
-                model.raise_first(list(islice(rest, len(model.engines))), done)

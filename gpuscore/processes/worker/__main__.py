@@ -1,10 +1,10 @@
 """The main program of the engine's process, which `gpuscore serve` starts.
 
-    python -P -m gpuscore.processes.worker MODULE:FUNCTION SOCKET PARENT [LISTENER]
+    python -P -m gpuscore.processes.worker MODULE:FUNCTION SOCKET PARENT
 
 FUNCTION turns a directory and a `ModelConfig` into a `Prepared`, so the device's framework is
 imported in this process only. SOCKET is the number of an inherited socket, PARENT the parent's
-process id, LISTENER the number of an inherited socket to which the server's fronts connect.
+process id.
 """
 
 import signal
@@ -21,7 +21,7 @@ import logging
 import os
 import socket
 import sys
-from contextlib import closing, nullcontext, suppress
+from contextlib import suppress
 from importlib import import_module
 
 from gpuscore.processes.worker.child import run
@@ -30,7 +30,7 @@ from gpuscore.system.heap import use_one_arena
 from gpuscore.system.log import LogWriter, logging_to
 
 
-def main(factory: str, descriptor: str, parent: str, listener: str = "") -> int:
+def main(factory: str, descriptor: str, parent: str) -> int:
     die_with(int(parent))
     use_one_arena()
     logging.getLogger().setLevel(logging.WARNING)
@@ -42,9 +42,8 @@ def main(factory: str, descriptor: str, parent: str, listener: str = "") -> int:
         LogWriter() as log,
         logging_to(log) as use_format,
         socket.socket(fileno=int(descriptor)) as sock,
-        closing(socket.socket(fileno=int(listener))) if listener else nullcontext() as fronts,
     ):
-        return run(sock, getattr(import_module(module), function), fronts, use_format)
+        return run(sock, getattr(import_module(module), function), use_format)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,9 @@
-"""The engine's process: it loads a model, answers score messages and sends heartbeats.
-
-Its callers are the supervisor, and the fronts that connect to its listener.
-"""
+"""The engine's process: it loads a model, answers score messages and sends heartbeats."""
 
 import gc
 import logging
 import os
 import socket
-import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -59,8 +55,6 @@ BEAT = 0.25  # seconds between heartbeats
 REPORT = 0.1  # seconds between reports of the weights that were read
 TRIM = 10.0  # least seconds between two times that free memory is given back
 EXIT_OK, EXIT_FAILED = 0, 1
-_CREDENTIALS = struct.Struct("3i")  # process, user, group: <sys/socket.h>, struct ucred
-_PAUSE = 0.1  # seconds after a connection that could not be accepted
 
 Prepare = Callable[[Path, ModelConfig], Prepared]
 
@@ -68,13 +62,12 @@ Prepare = Callable[[Path, ModelConfig], Prepared]
 def run(
     sock: socket.socket,
     prepare: Prepare,
-    listener: socket.socket | None = None,
     use_format: Callable[[LogFormat], None] = lambda style: None,
 ) -> int:
     """Load the model that `Start` names, then score until `Close`; return the exit code.
 
-    The process also ends when the parent's end of the socket closes. Processes that connect to the
-    listener can score too. `use_format` sets the format of the log, which `Start` names.
+    The process also ends when the parent's end of the socket closes. `use_format` sets the format
+    of the log, which `Start` names.
     """
     writer = FrameWriter(sock, "answers")
     messages = messages_of(FrameReader(sock))
@@ -85,7 +78,7 @@ def run(
         use_format(start.log_format)
         if start.cores:  # before the framework counts them
             os.sched_setaffinity(0, start.cores)
-        _Worker(start, prepare, writer, listener).serve(messages)
+        _Worker(start, prepare, writer).serve(messages)
     except EOFError:
         return EXIT_FAILED  # at once: the parent, which would get the results, is gone
     except ConfigError as error:
@@ -98,36 +91,27 @@ def run(
 
 
 class _Worker:
-    """The engine, its callers and its heartbeat."""
+    """The engine, its requests and its heartbeat."""
 
-    def __init__(
-        self,
-        start: Start,
-        prepare: Prepare,
-        writer: FrameWriter,
-        listener: socket.socket | None,
-    ) -> None:
+    def __init__(self, start: Start, prepare: Prepare, writer: FrameWriter) -> None:
         prepared = prepare(Path(start.directory), start.model)
         writer.send(Planned(prepared.about, prepared.dtype or start.model.dtype))
         backend = WatchedBackend(prepared.load(LoadingReport(writer)))
         backend.warmup()
-        degenerate = start.model.allow_degenerate
-        self._reception = Reception(
-            lambda after_step: Engine(
-                backend, start.engine, after_step=after_step, allow_degenerate=degenerate
-            )
+        self._engine = Engine(
+            backend,
+            start.engine,
+            after_step=lambda: self._requests.send_answers(),
+            allow_degenerate=start.model.allow_degenerate,
         )
-        self._engine, self._backend = self._reception.engine, backend
+        self._backend = backend
+        self._requests = Requests(self._engine, writer)
         self._closing = False
         # The objects made so far are permanent, so later garbage collections need not visit them.
         gc.collect()
         gc.freeze()
-        self._supervisor = self._reception.add(writer)
+        writer.send(Ready(self._engine.limits))
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
-        if listener is not None:
-            threading.Thread(
-                target=self._reception.listen, args=(listener,), name="reception", daemon=True
-            ).start()
 
     def serve(self, messages: Iterator[list[ToChild]]) -> None:
         """Serve the supervisor until its `Close`."""
@@ -136,7 +120,7 @@ class _Worker:
                 self._closing = True
                 self._engine.close()
                 return
-            self._supervisor.take(together)
+            self._requests.take(together)
 
     def _beat(self) -> None:
         idle = IdleTrimmer()
@@ -144,7 +128,7 @@ class _Worker:
             stats = self._engine.stats()
             idle.seen(stats)
             stalled = self._backend.stalled(working=stats.requests > 0)
-            self._reception.beat(Heartbeat(stats, stalled))
+            self._requests.send_if_idle(Heartbeat(stats, stalled))
             sleep(BEAT)
         if not self._closing:
             logger.critical("the engine's thread is dead")
@@ -236,8 +220,8 @@ def messages_of(reader: FrameReader) -> Iterator[list[ToChild]]:
             yield [decode_to_child(frame) for frame in frames]
 
 
-class Caller:
-    """The requests of one connection. Their ids are the connection's own."""
+class Requests:
+    """The requests in flight, by the ids that the supervisor gave them."""
 
     def __init__(self, engine: Engine, writer: FrameWriter) -> None:
         self._engine, self._writer = engine, writer
@@ -274,11 +258,6 @@ class Caller:
         if answers:
             self._writer.put(*answers, now=len(answers) == 1 and not self._futures)
 
-    def cancel_all(self) -> None:
-        """Cancel all requests in flight."""
-        for future in list(self._futures.values()):
-            future.cancel()
-
     def _score(self, messages: list[Score]) -> None:
         limits = self._engine.limits
         requests: dict[int, ScoreRequest] = {}
@@ -314,70 +293,3 @@ class Caller:
 def _outcome(id: int, future: "Future[ScoreResult]") -> Result | Failure:
     error = future.exception()
     return result_message(id, future.result()) if error is None else failure_message(id, error)
-
-
-class Reception:
-    """The callers of an engine: its supervisor, and the fronts that connect to its listener.
-
-    A bad message of a front ends that front's connection at most.
-    """
-
-    def __init__(self, make_engine: Callable[[Callable[[], None]], Engine]) -> None:
-        self._callers: tuple[Caller, ...] = ()
-        self._lock = threading.Lock()
-        self.engine = make_engine(self._send_answers)
-
-    def add(self, writer: FrameWriter) -> Caller:
-        """Return the caller of a new connection, after sending it `Ready`."""
-        caller = Caller(self.engine, writer)
-        writer.send(Ready(self.engine.limits))
-        with self._lock:
-            self._callers = (*self._callers, caller)
-        return caller
-
-    def beat(self, message: Message) -> None:
-        """Send a heartbeat to all callers that have time for it."""
-        for caller in self._callers:
-            caller.send_if_idle(message)
-
-    def listen(self, listener: socket.socket) -> None:
-        """Serve connections to a listening Unix socket until the process ends."""
-        while True:
-            try:
-                sock, _ = listener.accept()
-            except OSError as error:  # such as no more descriptors
-                logger.error("a connection to the engine was not accepted: %s", error)
-                sleep(_PAUSE)
-                continue
-            if _user(sock) == os.geteuid():
-                threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
-            else:
-                logger.error("a connection of user %d to the engine was refused", _user(sock))
-                sock.close()
-
-    def _serve(self, sock: socket.socket) -> None:
-        writer = FrameWriter(sock, "answers")
-        caller = self.add(writer)
-        try:
-            for together in messages_of(FrameReader(sock)):
-                caller.take(together)
-        except (EOFError, OSError):
-            pass  # the front has ended
-        except ProtocolError as error:
-            logger.error("a connection to the engine was closed: it sent %s", error)
-        finally:
-            with self._lock:
-                self._callers = tuple(other for other in self._callers if other is not caller)
-            caller.cancel_all()
-            writer.hang_up()
-
-    def _send_answers(self) -> None:
-        for caller in self._callers:
-            caller.send_answers()
-
-
-def _user(sock: socket.socket) -> int:
-    """Return the user id of the process at the other end, as the kernel knows it."""
-    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    user: int = _CREDENTIALS.unpack(credentials)[1]
-    return user

@@ -1,19 +1,17 @@
 """The server's side of an `Engine` that runs in a process of its own."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Generic, TypeVar
 
-from gpuscore.config import EngineConfig
-from gpuscore.engine.admission import MAX_RETRY_AFTER, Backlog, Counts
+from gpuscore.engine.admission import MAX_RETRY_AFTER, Backlog
 from gpuscore.engine.ticket import resolve
 from gpuscore.errors import GpuscoreError, TooManyTokens, Unavailable
 from gpuscore.processes.worker.frames import MAX_FRAME, ProtocolError, Send, encode
-from gpuscore.processes.worker.link import ChildListener, EngineLink, Report, Supervisor
+from gpuscore.processes.worker.link import Report, Supervisor
 from gpuscore.processes.worker.messages import (
     Cancel,
     Failure,
@@ -23,7 +21,7 @@ from gpuscore.processes.worker.messages import (
     to_error,
     to_result,
 )
-from gpuscore.processes.worker.process import EngineListener, Patience
+from gpuscore.processes.worker.process import Patience
 from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.stats import EngineStats
@@ -41,42 +39,50 @@ class _Waiting:
         return len(self.request.item_ids) <= AT_ONCE
 
 
-LinkT = TypeVar("LinkT", bound=EngineLink, covariant=True)
-
-
-class LinkedEngine(Generic[LinkT]):
+class EngineClient:
     """Thread-safe client of an engine process, which is restarted when it is lost.
 
     Args:
-        config: the limits on the requests in flight.
-        connect: returns the way to the process, which tells its events to this client.
-        counts: of the backlog (`engine.admission.PLACES`), if several processes share them.
+        command: starts the child (`gpuscore.processes.worker.process.command`).
+        start: the model to load, and the engine's limits.
+        patience: times and counts after which the supervisor gives up waiting or restarting.
+        environment: variables that the child gets besides this process's.
         own: the engines of its model; some may be made after it. While another engine is alive,
             requests of a silent child fail before it is killed, so that they run there.
         everyone: the engines of all models. While another engine may still start, a child that
             failed too often is started again all the same.
+        after: the first child starts once this is done without an error.
+        like: the `dtype` of another replica, which this replica waits for and takes over.
+
+    Attributes:
+        dtype: the number format that the first child has chosen.
     """
 
     def __init__(
         self,
-        config: EngineConfig,
-        connect: Callable[[ChildListener], LinkT],
-        counts: Counts | None = None,
-        own: "Sequence[LinkedEngine[EngineLink]]" = (),
-        everyone: "Sequence[LinkedEngine[EngineLink]]" = (),
+        command: Sequence[str],
+        start: Start,
+        patience: Patience | None = None,
+        environment: Mapping[str, str] | None = None,
+        own: "Sequence[EngineClient]" = (),
+        everyone: "Sequence[EngineClient]" = (),
+        after: "Future[BackendLimits] | None" = None,
+        like: "Future[str] | None" = None,
     ) -> None:
         self._own, self._everyone = own, everyone
         self._lock = threading.Lock()
         self._ids = count()
         self._issued = 0
         self._waiting: dict[int, _Waiting] = {}
-        self.backlog = Backlog(config, lambda: self._supervisor.rate, counts)
+        self.backlog = Backlog(start.engine, lambda: self._supervisor.rate)
         self._send: Send | None = None  # None while no child is ready
         self._closing = False
-        self._supervisor = connect(self)
+        options = patience or Patience(), environment or {}, self.may_give_up
+        self._supervisor = Supervisor(command, start, self, *options, after, like)
         self.planned = self._supervisor.planned
         self.started = self._supervisor.started
         self.ended = self._supervisor.ended
+        self.dtype = self._supervisor.dtype
         self._supervisor.start()
 
     @property
@@ -107,6 +113,15 @@ class LinkedEngine(Generic[LinkT]):
     def reported(self) -> Report:
         """The child's last account of its work."""
         return self._supervisor.reported
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the present child, or else of the last child."""
+        return self._supervisor.pid
+
+    @property
+    def restarts(self) -> int:
+        return self._supervisor.restarts
 
     @property
     def retry_after(self) -> int:
@@ -224,49 +239,3 @@ class LinkedEngine(Generic[LinkT]):
         for waiting in lost:
             error = Unavailable("the engine stopped", retry_after=self.retry_after)
             resolve(waiting.future, error)
-
-
-class EngineClient(LinkedEngine[Supervisor]):
-    """The client of an engine process that this process starts and supervises.
-
-    Args:
-        command: starts the child (`gpuscore.processes.worker.process.command`).
-        start: the model to load, and the engine's limits.
-        patience: times and counts after which the supervisor gives up waiting or restarting.
-        listener: where other processes reach the child.
-        environment: variables that the child gets besides this process's.
-        own, everyone: as in `LinkedEngine`.
-        after: the first child starts once this is done without an error.
-        like: the `dtype` of another replica, which this replica waits for and takes over.
-
-    Attributes:
-        dtype: the number format that the first child has chosen.
-    """
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        start: Start,
-        patience: Patience | None = None,
-        listener: EngineListener | None = None,
-        environment: Mapping[str, str] | None = None,
-        own: Sequence[LinkedEngine[EngineLink]] = (),
-        everyone: Sequence[LinkedEngine[EngineLink]] = (),
-        after: "Future[BackendLimits] | None" = None,
-        like: "Future[str] | None" = None,
-    ) -> None:
-        def connect(owner: ChildListener) -> Supervisor:
-            options = patience or Patience(), environment or {}, self.may_give_up
-            return Supervisor(command, start, owner, *options, listener, after, like)
-
-        super().__init__(start.engine, connect, own=own, everyone=everyone)
-        self.dtype = self._supervisor.dtype
-
-    @property
-    def pid(self) -> int | None:
-        """The process id of the present child, or else of the last child."""
-        return self._supervisor.pid
-
-    @property
-    def restarts(self) -> int:
-        return self._supervisor.restarts

@@ -1,4 +1,4 @@
-"""The link to an engine's process, and the supervisor that starts, watches and restarts it."""
+"""The supervisor of an engine's process, which starts, watches and restarts it."""
 
 import logging
 import math
@@ -27,7 +27,7 @@ from gpuscore.processes.worker.messages import (
     Start,
     decode_from_child,
 )
-from gpuscore.processes.worker.process import EngineListener, EngineProcess, Patience
+from gpuscore.processes.worker.process import EngineProcess, Patience
 from gpuscore.types.batch import BackendLimits
 from gpuscore.types.stats import NO_COUNTERS, NO_STATS, EngineStats
 
@@ -43,12 +43,10 @@ class Report:
     Args:
         number: of heartbeats so far.
         tokens_left: tokens that it had still to compute then.
-        alone: no other process sends it requests.
     """
 
     number: int
     tokens_left: int
-    alone: bool
 
 
 class ChildListener(Protocol):
@@ -67,13 +65,18 @@ class ChildListener(Protocol):
         """Note that the child is lost, if there was one: it will send no further answers."""
 
 
-class EngineLink:
-    """The state of a link, and the thread that runs `keep_running`.
+class Supervisor:
+    """The link to an engine's process, and the thread that starts, watches and restarts it.
 
     Args:
+        command: starts the child, without the arguments that `EngineProcess` adds.
+        start: the model to load; a batch may make no progress for its engine_timeout.
         owner: receives the child's events.
-        patience: times and counts after which a child counts as lost.
-        name: of the thread.
+        patience: times and counts after which a child is killed or not restarted.
+        environment: variables that the child gets besides this process's.
+        may_give_up: asked before a child that failed too often is not restarted any more.
+        after: the first child starts once this is done without an error.
+        like: the `dtype` of the model's first replica, which this replica waits for and takes over.
 
     Attributes:
         planned: the child's description of the model; raises as `started`.
@@ -82,18 +85,33 @@ class EngineLink:
             the `load_timeout`, EngineFailed if it was lost or the link closed before.
         ended: done after `close`; raises EngineFailed if the child fails too often to be restarted.
         loaded: bytes of weights that the child has read, and of all; 0 where that is not known.
+        dtype: the number format that the first child has chosen; never done if it has not planned.
     """
 
-    alone = True  # nobody else sends the engine requests
-
-    def __init__(self, owner: ChildListener, patience: Patience, name: str) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        start: Start,
+        owner: ChildListener,
+        patience: Patience,
+        environment: Mapping[str, str],
+        may_give_up: Callable[[], bool],
+        after: "Future[BackendLimits] | None" = None,
+        like: "Future[str] | None" = None,
+    ) -> None:
         self.planned: Future[str] = Future()
         self.started: Future[BackendLimits] = Future()
         self.ended: Future[None] = Future()
+        self.dtype: Future[str] = Future()
         self.loaded = (0, 0)
         self.failures = 0  # in a row
+        self.restarts = 0  # so far
+        self.pid: int | None = None
         self.patience = patience
         self._owner = owner
+        self._command, self._start = command, start
+        self._after, self._like = after, like
+        self._environment, self._may_give_up = environment, may_give_up
         self._closing = threading.Event()
         self._finishing = threading.Lock()
         self._heartbeats = 0  # so far, of all children
@@ -102,7 +120,10 @@ class EngineLink:
         self._heard = monotonic()  # time of the last data from a ready child
         self._silence = 0.0  # seconds since the last data from the present child
         self._ready_at: float | None = None  # None while no child is ready
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._loading = 0.0  # seconds that the present child has been loading
+        self._spawned = 0.0  # time of the child's start, or of the next one's
+        self._load_seconds = 1.0
+        self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -127,13 +148,17 @@ class EngineLink:
 
     @property
     def stats(self) -> EngineStats:
-        """The stats of the last heartbeat."""
-        return replace(self._stats, heartbeat_age=max(0.0, monotonic() - self._heard))
+        """The stats of the last heartbeat, with counters that add up all children.
+
+        They lack the work of a lost child since its last heartbeat.
+        """
+        age = max(0.0, monotonic() - self._heard)
+        return replace(self._stats, heartbeat_age=age, restarts=self.restarts)
 
     @property
     def reported(self) -> Report:
         """The last heartbeat's account of the child's work."""
-        return Report(self._heartbeats, self._stats.tokens_left, self.alone)
+        return Report(self._heartbeats, self._stats.tokens_left)
 
     @property
     def rate(self) -> float:
@@ -143,11 +168,8 @@ class EngineLink:
     @property
     def retry_after(self) -> int:
         """Whole seconds until a child may be ready."""
-        raise NotImplementedError
-
-    def keep_running(self) -> None:
-        """Have one child after the other until `close`; raise an error that ends the engine."""
-        raise NotImplementedError
+        seconds = max(0.0, self._spawned + self._load_seconds - monotonic())
+        return max(1, min(MAX_RETRY_AFTER, math.ceil(seconds)))
 
     def finish(self, error: Exception, end: Exception | None) -> None:
         """Set the futures that are not set yet: `ended` with `end`, the others with `error`."""
@@ -163,127 +185,12 @@ class EngineLink:
 
     def _run(self) -> None:
         try:
-            self.keep_running()
+            self._keep_running()
             self.finish(EngineFailed("the engine was closed"), None)
         except Exception as error:  # noqa: BLE001  (raised by the futures' `result`)
             self.finish(error, error)
 
-    def _watch(self, reader: FrameReader, writer: FrameWriter) -> str:
-        """Handle messages until `close` or a reason to end the child; return the reason."""
-        before = monotonic()
-        while not self._closing.is_set():
-            frames = reader.read() if reader.wait(TICK) else []
-            for frame in frames:
-                if reason := self._handle(decode_from_child(frame), writer):
-                    return reason
-            since = passed(before)
-            before = monotonic()
-            if frames or reader.in_bulk:
-                # A few bytes that complete no frame are no sign of life: they may be heartbeats
-                # that the reader takes for the inside of a damaged frame.
-                self._silence, reader.in_bulk = 0.0, False
-                if self._ready_at is not None:
-                    self._heard = before
-            else:
-                self._silence += since
-            if self._ready_at is not None and self._silence > self.patience.silent:
-                self._owner.on_silent()
-            if reason := self._overdue(since):
-                return reason
-        return ""
-
-    def _overdue(self, seconds: float) -> str:
-        """Return a reason to end the child, `seconds` after the last call; or an empty string."""
-        return ""
-
-    def _handle(self, message: FromChild, writer: FrameWriter) -> str:
-        """Handle a message; return a reason to end the child, or an empty string."""
-        match message:
-            case Heartbeat():
-                counters = self._past + message.stats.counters
-                self._stats = replace(message.stats, counters=counters)
-                self._heartbeats += 1
-            case Result() | Failure():
-                self._owner.on_answer(message)
-            case Ready() if self._ready_at is None:
-                return self._on_ready(message.limits, writer.put)
-            case _:
-                raise ProtocolError(f"{type(message).__name__} at the wrong time")
-        return ""
-
-    def _on_ready(self, limits: BackendLimits, send: Send) -> str:
-        first = self.started
-        if first.done() and (first.exception() or not same_model(first.result(), limits)):
-            return "the restarted engine has loaded another model than the first one"
-        self._ready_at = monotonic()
-        self._owner.on_ready(send)  # before anybody who waits for `started` goes on
-        with self._finishing:
-            if not self.started.done():
-                self.started.set_result(limits)
-        return ""
-
-    def _lost(self) -> None:
-        """Note that there is no child."""
-        self._ready_at, self._silence = None, 0.0
-        self._stats = replace(NO_STATS, counters=self._past)
-        self._owner.on_lost()
-
-
-class Supervisor(EngineLink):
-    """The link that starts and ends the child's process.
-
-    Args:
-        command: starts the child, without the arguments that `EngineProcess` adds.
-        start: the model to load; a batch may make no progress for its engine_timeout.
-        owner: receives the child's events.
-        patience: times and counts after which a child is killed or not restarted.
-        environment: variables that the child gets besides this process's.
-        may_give_up: asked before a child that failed too often is not restarted any more.
-        listener: the fronts' way to each child.
-        after: the first child starts once this is done without an error.
-        like: the `dtype` of the model's first replica, which this replica waits for and takes over.
-
-    Attributes:
-        dtype: the number format that the first child has chosen; never done if it has not planned.
-    """
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        start: Start,
-        owner: ChildListener,
-        patience: Patience,
-        environment: Mapping[str, str],
-        may_give_up: Callable[[], bool],
-        listener: EngineListener | None = None,
-        after: "Future[BackendLimits] | None" = None,
-        like: "Future[str] | None" = None,
-    ) -> None:
-        super().__init__(owner, patience, "supervisor")
-        self.dtype: Future[str] = Future()
-        self.pid: int | None = None
-        self.restarts = 0  # so far
-        self._command, self._start = command, start
-        self._listener, self._after, self._like = listener, after, like
-        self._environment, self._may_give_up = environment, may_give_up
-        self._loading = 0.0  # seconds that the present child has been loading
-        self._spawned = 0.0  # time of the child's start, or of the next one's
-        self._load_seconds = 1.0
-
-    @property
-    def stats(self) -> EngineStats:
-        """The stats of the last heartbeat, with counters that add up all children.
-
-        They lack the work of a lost child since its last heartbeat.
-        """
-        return replace(super().stats, restarts=self.restarts)
-
-    @property
-    def retry_after(self) -> int:
-        seconds = max(0.0, self._spawned + self._load_seconds - monotonic())
-        return max(1, min(MAX_RETRY_AFTER, math.ceil(seconds)))
-
-    def keep_running(self) -> None:
+    def _keep_running(self) -> None:
         """Run one child after the other until `close`.
 
         Raises:
@@ -321,7 +228,7 @@ class Supervisor(EngineLink):
     def _run_once(self) -> tuple[str, float]:
         """Run one child; return why it ended, and for how many seconds it served."""
         try:
-            process = EngineProcess(self._command, self._environment, self._listener)
+            process = EngineProcess(self._command, self._environment)
         except OSError as error:
             return f"it cannot be started ({error})", 0.0
         self.pid, self._spawned = process.pid, monotonic()
@@ -344,6 +251,30 @@ class Supervisor(EngineLink):
             ended = process.end(patience)
         return reason or ended, served
 
+    def _watch(self, reader: FrameReader, writer: FrameWriter) -> str:
+        """Handle messages until `close` or a reason to end the child; return the reason."""
+        before = monotonic()
+        while not self._closing.is_set():
+            frames = reader.read() if reader.wait(TICK) else []
+            for frame in frames:
+                if reason := self._handle(decode_from_child(frame), writer):
+                    return reason
+            since = passed(before)
+            before = monotonic()
+            if frames or reader.in_bulk:
+                # A few bytes that complete no frame are no sign of life: they may be heartbeats
+                # that the reader takes for the inside of a damaged frame.
+                self._silence, reader.in_bulk = 0.0, False
+                if self._ready_at is not None:
+                    self._heard = before
+            else:
+                self._silence += since
+            if self._ready_at is not None and self._silence > self.patience.silent:
+                self._owner.on_silent()
+            if reason := self._overdue(since):
+                return reason
+        return ""
+
     def _overdue(self, seconds: float) -> str:
         """Return a reason to end a silent or slowly loading process; empty if there is none."""
         if self._ready_at is not None:
@@ -360,6 +291,7 @@ class Supervisor(EngineLink):
         )
 
     def _handle(self, message: FromChild, writer: FrameWriter) -> str:
+        """Handle a message; return a reason to end the child, or an empty string."""
         match message:
             case Planned():
                 if not self.planned.done():
@@ -374,13 +306,35 @@ class Supervisor(EngineLink):
                 return message.message
             case Ready() if self._ready_at is None:
                 self._load_seconds = monotonic() - self._spawned
-                return super()._handle(message, writer)
-            case Heartbeat() if message.stalled > self._start.engine.engine_timeout:
-                super()._handle(message, writer)
-                return f"the engine has made no progress for {message.stalled:.1f} s"
+                return self._on_ready(message.limits, writer.put)
+            case Heartbeat():
+                counters = self._past + message.stats.counters
+                self._stats = replace(message.stats, counters=counters)
+                self._heartbeats += 1
+                if message.stalled > self._start.engine.engine_timeout:
+                    return f"the engine has made no progress for {message.stalled:.1f} s"
+            case Result() | Failure():
+                self._owner.on_answer(message)
             case _:
-                return super()._handle(message, writer)
+                raise ProtocolError(f"{type(message).__name__} at the wrong time")
         return ""
+
+    def _on_ready(self, limits: BackendLimits, send: Send) -> str:
+        first = self.started
+        if first.done() and (first.exception() or not same_model(first.result(), limits)):
+            return "the restarted engine has loaded another model than the first one"
+        self._ready_at = monotonic()
+        self._owner.on_ready(send)  # before anybody who waits for `started` goes on
+        with self._finishing:
+            if not self.started.done():
+                self.started.set_result(limits)
+        return ""
+
+    def _lost(self) -> None:
+        """Note that there is no child."""
+        self._ready_at, self._silence = None, 0.0
+        self._stats = replace(NO_STATS, counters=self._past)
+        self._owner.on_lost()
 
 
 def _in_format(start: Start, dtype: str) -> Start:

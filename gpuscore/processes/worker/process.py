@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from secrets import token_hex
 from subprocess import DEVNULL, Popen, TimeoutExpired
 
 from gpuscore.config import API_KEY_VARIABLE
@@ -43,26 +42,6 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-class EngineListener:
-    """A listening Unix socket where fronts reach an engine. It outlives the engine's processes.
-
-    Its name is in Linux's abstract namespace, so no file can be left behind. File permissions do
-    not protect such a name: the engine's process refuses peers of other users.
-    """
-
-    def __init__(self) -> None:
-        self.address = f"\0gpuscore-{token_hex(16)}"
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.bind(self.address)
-        self._socket.listen(socket.SOMAXCONN)
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    def close(self) -> None:
-        self._socket.close()
-
-
 @contextmanager
 def _blocked(*signals: signal.Signals) -> Iterator[None]:
     """Block signals in this thread and in the processes that it starts.
@@ -83,30 +62,23 @@ class EngineProcess:
     Args:
         command: its command line, to which the socket and this process's id are added.
         more: environment variables that it gets besides this process's.
-        listener: the socket where fronts reach it.
 
     On Linux, create it in a thread that lives as long as the process must. The child asks the
     kernel to kill it when its parent dies, and the kernel takes the starting thread as the parent.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        more: Mapping[str, str],
-        listener: EngineListener | None = None,
-    ) -> None:
+    def __init__(self, command: Sequence[str], more: Mapping[str, str]) -> None:
         ours, theirs = socket.socketpair()
-        others = [] if listener is None else [listener.fileno()]
         try:
-            # The child serves no clients, so it gets no API keys. It inherits only its sockets. Its
+            # The child serves no clients, so it gets no API keys. It inherits only its socket. Its
             # standard output is the server's standard error, because the server prints on stdout.
             environment = {k: v for k, v in os.environ.items() if k != API_KEY_VARIABLE} | {**more}
             with _blocked(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 self._process = Popen(
-                    [*command, str(theirs.fileno()), str(os.getpid()), *map(str, others)],
+                    [*command, str(theirs.fileno()), str(os.getpid())],
                     stdin=DEVNULL,
                     stdout=sys.__stderr__.fileno() if sys.__stderr__ else DEVNULL,
-                    pass_fds=[theirs.fileno(), *others],
+                    pass_fds=[theirs.fileno()],
                     env=environment,
                 )
         except BaseException:

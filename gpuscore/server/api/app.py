@@ -47,6 +47,7 @@ from gpuscore.server.http.headers import (
 )
 from gpuscore.server.observe.operations import Operations, OperationsMiddleware
 from gpuscore.server.service import RequestContext, ScoringService
+from gpuscore.system.heap import without_collection
 from gpuscore.types.record import CLIENT_LEFT, LEFT_CODE, record_of
 
 logger = logging.getLogger(__name__)
@@ -174,7 +175,8 @@ async def _decode_large(
     def work() -> BodyT:
         if limits is not None:  # else no model is loaded, and the answer is 503
             check_values(received, limits)
-        return dialect.decode(received, call.record)
+        with without_collection():
+            return dialect.decode(received, call.record)
 
     async with service.large_bodies.turn(call.tenant):
         return await service.in_thread(call, work)

@@ -8,10 +8,8 @@ import asyncio
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Protocol
 
 import msgspec
-from backports.zstd import DecompressionParameter, ZstdDecompressor, ZstdError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -46,109 +44,53 @@ from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.results import renumbered, scored_places
 
 JSON = "application/json"
-IDENTITY = "identity"
+IDENTITY, GZIP = "identity", "gzip"
 PIECE = 2**18  # most bytes that are unpacked before the event loop is free for others
-GZIP = zlib.MAX_WBITS | 16  # zlib's flag for gzip's header and trailer
-# RFC 9659: senders of zstd as a content encoding keep to windows of 8 MiB, which bounds memory.
-WINDOW_LOG = 23
+WITH_GZIP = zlib.MAX_WBITS | 16  # zlib's flag for gzip's header and trailer
 
 
-class Unpacker(Protocol):
-    """A reader of one encoded body."""
+class Unpacker:
+    """A reader of one body in gzip."""
+
+    def __init__(self) -> None:
+        self._inner = zlib.decompressobj(WITH_GZIP)
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
         """Yield these bytes unpacked, at most PIECE bytes at a time.
 
         Raises:
-            InvalidRequest: the bytes are not in this encoding.
+            InvalidRequest: the bytes are not gzip's.
         """
-
-    @property
-    def ended(self) -> bool:
-        """True once the encoded body is complete."""
-
-
-class _Gzip:
-    def __init__(self) -> None:
-        self._inner = zlib.decompressobj(GZIP)
-
-    def pieces(self, data: bytes) -> Iterator[bytes]:
         piece = b""
         # zlib may hold back what did not fit the last piece.
         while data or (piece and not self._inner.eof):
             if self._inner.eof:
-                raise _after_the_end("gzip")
+                raise InvalidRequest("the body goes on after the end of its gzip data")
             try:
                 piece = self._inner.decompress(data, PIECE)
             except zlib.error:
-                raise _corrupt("gzip") from None
+                raise InvalidRequest("the body is not valid gzip") from None
             data = self._inner.unconsumed_tail or self._inner.unused_data
             if piece:
                 yield piece
 
-    @property
-    def ended(self) -> bool:
-        return self._inner.eof
+    def check_ended(self) -> None:
+        """Raise InvalidRequest if the body is not complete."""
+        if not self._inner.eof:
+            raise InvalidRequest("the body ends before its content encoding does")
 
 
-class _Zstd:
-    def __init__(self) -> None:
-        limits = {int(DecompressionParameter.window_log_max): WINDOW_LOG}
-        self._inner = ZstdDecompressor(options=limits)
-
-    def pieces(self, data: bytes) -> Iterator[bytes]:
-        while data or not (self._inner.needs_input or self._inner.eof):
-            if self._inner.eof:
-                raise _after_the_end("zstd")
-            try:
-                piece = self._inner.decompress(data, max_length=PIECE)
-            except ZstdError:
-                raise _corrupt("zstd") from None
-            data = self._inner.unused_data if self._inner.eof else b""
-            if piece:
-                yield piece
-
-    @property
-    def ended(self) -> bool:
-        return self._inner.eof
-
-
-_UNPACKERS: dict[str, Callable[[], Unpacker]] = {"gzip": _Gzip, "zstd": _Zstd}
-ENCODINGS = tuple(_UNPACKERS)
-
-
-def check_encoding(fields: list[str]) -> str:
-    """Return the encoding that these header fields name.
+def unpacker(fields: list[str]) -> Unpacker | None:
+    """Return the reader of a body with these Content-Encoding fields; None if it is not packed.
 
     Raises:
-        UnsupportedMediaType: it is not supported, or there are several.
+        UnsupportedMediaType: the encoding is not supported, or there are several.
     """
     names = [name.strip().lower() for field in fields for name in field.split(",")]
-    encodings = [name for name in names if name != IDENTITY] or [IDENTITY]
-    if len(encodings) > 1 or encodings[0] not in (IDENTITY, *ENCODINGS):
-        raise UnsupportedMediaType(
-            f"the content encoding must be {IDENTITY}, {' or '.join(ENCODINGS)}"
-        )
-    return encodings[0]
-
-
-def unpacker(encoding: str) -> Unpacker | None:
-    """Return the reader of a body in this encoding; None if it is not packed."""
-    return None if encoding == IDENTITY else _UNPACKERS[encoding]()
-
-
-def check_ended(reader: Unpacker | None) -> None:
-    """Raise InvalidRequest if an encoded body is not complete."""
-    if reader is not None and not reader.ended:
-        raise InvalidRequest("the body ends before its content encoding does")
-
-
-def _corrupt(encoding: str) -> InvalidRequest:
-    return InvalidRequest(f"the body is not valid {encoding}")
-
-
-def _after_the_end(encoding: str) -> InvalidRequest:
-    return InvalidRequest(f"the body goes on after the end of its {encoding} data")
+    encodings = [name for name in names if name != IDENTITY]
+    if encodings not in ([], [GZIP]):
+        raise UnsupportedMediaType(f"the content encoding must be {IDENTITY} or {GZIP}")
+    return Unpacker() if encodings else None
 
 
 def check_content_type(request: Request) -> None:
@@ -162,7 +104,7 @@ def check_content_type(request: Request) -> None:
     charset = [p.strip() for p in parameters if p.strip()]
     if kind.strip() != JSON or charset not in ([], ["charset=utf-8"]):
         raise UnsupportedMediaType(f"the content type must be {JSON}")
-    check_encoding(request.headers.getlist("content-encoding"))
+    unpacker(request.headers.getlist("content-encoding"))
 
 
 async def read_body(request: Request, config: ServerConfig) -> bytes:
@@ -180,7 +122,7 @@ async def read_body(request: Request, config: ServerConfig) -> bytes:
     announced = request.headers.get("content-length")
     if announced is not None and int(announced) > limit:  # the HTTP parser checked the digits
         raise BodyTooLarge(f"the body is over {limit} bytes")
-    reader = unpacker(check_encoding(request.headers.getlist("content-encoding")))
+    reader = unpacker(request.headers.getlist("content-encoding"))
     parts, size, received = [], 0, 0
     async for part in request.stream():
         received += len(part)
@@ -197,7 +139,8 @@ async def read_body(request: Request, config: ServerConfig) -> bytes:
             parts.append(piece)
             if len(piece) == PIECE:
                 await asyncio.sleep(0)
-    check_ended(reader)
+    if reader is not None:
+        reader.check_ended()
     return b"".join(parts)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from gpuscore.config import ServerConfig
 from gpuscore.dialects.table import DIALECT_OF
-from gpuscore.engine.admission import Backlog, Counts
+from gpuscore.engine.admission import Backlog
 from gpuscore.errors import Overloaded
 from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.http.exchange import Exchange
@@ -25,8 +25,6 @@ STARTS, START_BYTES = 8, 2**18
 BEHIND = 0.5  # seconds; a loop that is this late admits no more requests
 BYTES_PER_TOKEN = 4  # of a body, roughly; to estimate the wait of a request that was not read yet
 # Places of a gate's counts: open connections, requests in flight, bytes of bodies and answers.
-_CONNECTIONS, REQUESTS, _BYTES = range(3)
-PLACES = 3
 
 
 class Gate:
@@ -35,20 +33,15 @@ class Gate:
     A request counts from its complete body to the end of its answer. The bytes of its body count
     from the first one received. Once the answer is prepared, the most bytes that it may have count.
 
-    Args:
-        counts: of PLACES places, which the fronts of one server share. None = of this process
-            alone.
+    Attributes:
+        bytes: of the bodies and answers of requests in flight.
     """
 
     def __init__(
-        self,
-        service: ScoringService,
-        config: ServerConfig,
-        keys: ApiKeys,
-        rounds: Rounds,
-        counts: Counts | None = None,
+        self, service: ScoringService, config: ServerConfig, keys: ApiKeys, rounds: Rounds
     ) -> None:
-        self._counts = Counts.alone(PLACES) if counts is None else counts
+        self.bytes = 0
+        self._connections = 0
         self.tenant = keys.tenant
         self.scoring = DIALECT_OF.keys()  # paths of the requests that are counted
         self._tenants: Counter[str] = Counter()  # requests in flight of each tenant
@@ -69,12 +62,7 @@ class Gate:
     @property
     def requests(self) -> int:
         """Number of requests in flight."""
-        return self._counts.total(REQUESTS)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the bodies and answers of requests in flight."""
-        return self._counts.total(_BYTES)
+        return len(self._entered)
 
     @property
     def waiting(self) -> int:
@@ -87,14 +75,14 @@ class Gate:
 
     def connect(self) -> bool:
         """Count a new connection; return False, without counting it, if there are too many."""
-        if self._counts.total(_CONNECTIONS) >= self._config.max_connections:
+        if self._connections >= self._config.max_connections:
             return False
-        self._counts.add(_CONNECTIONS, 1)
+        self._connections += 1
         return True
 
     def disconnect(self) -> None:
         """Stop counting a connection."""
-        self._counts.add(_CONNECTIONS, -1)
+        self._connections -= 1
 
     def refusal(self, tenant: str, announced: int, own: int = 0) -> Overloaded | None:
         """Return the error for a request that must be refused now; None if it is admitted.
@@ -137,7 +125,7 @@ class Gate:
 
     def received(self, exchange: Exchange, size: int) -> Overloaded | None:
         """Count a part of a body; return an error if the bodies exceed `--max-queued-bytes`."""
-        self._counts.add(_BYTES, size)
+        self.bytes += size
         self._sizes[exchange] += size
         full = self.bytes > self._config.max_queued_bytes
         return self.refusal(exchange.tenant, 0, self._sizes[exchange]) if full else None
@@ -147,7 +135,7 @@ class Gate:
 
         Such bytes are the unpacked part of a body, or the most that the answer may have.
         """
-        self._counts.add(_BYTES, size)
+        self.bytes += size
         self._more[exchange] += size
         return self._crowded(self._sizes[exchange] + self._more[exchange], 0)
 
@@ -173,7 +161,6 @@ class Gate:
         later round, in order of arrival.
         """
         self._entered.add(exchange)
-        self._counts.add(REQUESTS, 1)
         self._tenants[exchange.tenant] += 1
         if not self._turns and self._has_time():
             self._start(exchange, start)
@@ -186,12 +173,11 @@ class Gate:
         """Stop counting an exchange, however it ended."""
         if exchange in self._entered:
             self._entered.remove(exchange)
-            self._counts.add(REQUESTS, -1)
             self._tenants[exchange.tenant] -= 1
             if not self._tenants[exchange.tenant]:
                 del self._tenants[exchange.tenant]
         size = self._sizes.pop(exchange, 0) + self._more.pop(exchange, 0)
-        self._counts.add(_BYTES, -size)
+        self.bytes -= size
 
     def _next(self) -> None:
         while self._turns and self._has_time():

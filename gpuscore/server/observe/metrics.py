@@ -13,7 +13,6 @@ from gpuscore import __version__
 from gpuscore.dialects.table import DIALECT_OF
 from gpuscore.errors import GpuscoreError
 from gpuscore.server.observe.engine_metrics import engine_metrics, rerun_metric, vllm_metrics
-from gpuscore.server.observe.sums import Samples, Snapshot, SummedCollector, take_snapshot
 from gpuscore.types.record import LEFT_CODE, PROGRESS, STAGES, RequestRecord
 from gpuscore.types.stats import ReplicaState
 
@@ -43,7 +42,6 @@ class Metrics:
 
     Args:
         state: of this process and of the engine.
-        others: as in `SummedCollector`, if the server has other processes.
         models: the served names.
         vllm_names: some metrics also have vLLM's names.
     """
@@ -51,29 +49,25 @@ class Metrics:
     def __init__(
         self,
         state: Callable[[], ServerState],
-        others: Callable[[Snapshot], Samples] | None = None,
         models: Sequence[str] = (),
         vllm_names: bool = False,
     ) -> None:
-        self._own = CollectorRegistry(auto_describe=False)  # of this process
-        self._own.register(_Scraped(lambda: _of_process(state())))
         self.registry = CollectorRegistry(auto_describe=False)
-        # First, because asking the others also brings the engine's present statistics.
-        self.registry.register(SummedCollector(self._own, others) if others else self._own)
+        self.registry.register(_Scraped(lambda: _of_process(state())))
         self.registry.register(_Scraped(lambda: _of_server(state(), vllm_names)))
         self._requests = Counter(
             "gpuscore_requests",
             "Requests answered or given up; code is the error's, empty without an error; model is "
             "empty if the request has reached none",
             ("route", "method", "status", "code", "model"),
-            registry=self._own,
+            registry=self.registry,
         )
         self._duration = Histogram(
             "gpuscore_request_duration_seconds",
             "Time from a request's head to the end of its answer",
             ("route", "model"),
             buckets=SECONDS,
-            registry=self._own,
+            registry=self.registry,
         )
         self._stages = {name: self._stage(name) for name in STAGES}
         self._body = self._sizes("request_body_bytes", "Body of a score request, as read", BYTES)
@@ -135,10 +129,6 @@ class Metrics:
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
-    def snapshot(self) -> Snapshot:
-        """Return the counts of this process."""
-        return take_snapshot(self._own.collect())
-
     def _scored(self, model: str, items: int, record: RequestRecord) -> None:
         tokens = record.prompt_tokens or 0
         self._items.observe(items)
@@ -159,7 +149,7 @@ class Metrics:
         return self._sizes(f"{name}_duration_seconds", what[name], SECONDS)
 
     def _sizes(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"gpuscore_{name}", what, buckets=buckets, registry=self._own)
+        return Histogram(f"gpuscore_{name}", what, buckets=buckets, registry=self.registry)
 
     def _counters(self, name: str, what: str, **labels: Iterable[str]) -> Counter:
         """Return a counter with one label, and a series for each of the label's values.
@@ -167,7 +157,7 @@ class Metrics:
         All series exist from the start: Prometheus cannot see the increase from none to 1.
         """
         ((label, values),) = labels.items()
-        counter = Counter(f"gpuscore_{name}", what, (label,), registry=self._own)
+        counter = Counter(f"gpuscore_{name}", what, (label,), registry=self.registry)
         for value in values:
             counter.labels(value)
         return counter

@@ -2,7 +2,7 @@
 and trace."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from time import monotonic
 from typing import Protocol
 
@@ -11,7 +11,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpuscore.dialects.paths import PROBE_PATHS
 from gpuscore.server.observe.metrics import Metrics, ServerState
-from gpuscore.server.observe.sums import Samples, Snapshot
 from gpuscore.server.service import ScoringService
 from gpuscore.system.log import LogFormat, LogWriter, clock_time, timestamp
 from gpuscore.types.record import (
@@ -105,7 +104,6 @@ class Operations:
         log: LogWriter | None = None,
         tracer: Tracer | None = None,
         log_requests: bool = True,
-        others: Callable[[Snapshot], Samples] | None = None,
         log_format: LogFormat = "json",
         vllm_names: bool = False,
     ) -> None:
@@ -113,7 +111,7 @@ class Operations:
         self.log_requests, self.log_format = log_requests, log_format
         self.running = 0
         self._connections_refused = 0
-        self.metrics = Metrics(self._state, others, service.models.names, vllm_names)
+        self.metrics = Metrics(self._state, service.models.names, vllm_names)
 
     def refuse_connection(self) -> None:
         """Count a connection over the limit."""

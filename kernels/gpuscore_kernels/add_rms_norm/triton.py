@@ -1,15 +1,12 @@
 """`add_rms_norm` in Triton: one program per row, which it holds in registers."""
 
-from collections.abc import Iterator
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once, row_launch
-from gpuscore_kernels.launch import next_power_of_two, row_variant
-from gpuscore_kernels.variant import Variant
+from gpuscore_kernels.launch import next_power_of_two
 
 MAX_WIDTH = 32768  # 64 elements per thread of 16 warps
 
@@ -79,20 +76,3 @@ def add_rms_norm(
     launch = _launch(width, delta is not None, one_plus)
     launch((rows, 1), tensors, (x.stride(0), added.stride(0), eps))
     return total, normed
-
-
-def variants() -> Iterator[Variant]:
-    types = dict.fromkeys(("delta", "weight", "normed"), "*bf16") | {"total": "*fp32"}
-    types |= {"x_stride": "i32", "delta_stride": "i32", "eps": "fp32"}
-    for width, one_plus, has_delta, x, quick in (
-        (1024, False, True, "fp32", (80, 89, 90, 120)),  # Qwen3-0.6B
-        (1024, False, False, "fp32", ()),  # its first norm
-        (2304, True, True, "fp32", (90,)),  # Gemma 2 2B
-        (2304, True, False, "bf16", ()),  # a norm behind a product
-        (4096, False, True, "fp32", ()),  # Qwen3-8B
-        (8192, False, True, "fp32", ()),  # Llama 70B
-    ):
-        types["x"] = f"*{x}"
-        name = f"width={width} one_plus={one_plus} delta={has_delta}"
-        constants = _constants(width, has_delta, one_plus)
-        yield row_variant(name, add_rms_norm_kernel, dict(types), constants, quick)

@@ -12,7 +12,6 @@ enter the result. Rows beyond the expert's last are zeros and are not stored. Th
 experts is in the order of their weights, and nothing is added atomically.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -27,11 +26,9 @@ from gpuscore_kernels.launch import (
     LaunchConfig,
     arch_of,
     next_power_of_two,
-    row_variant,
     row_warps,
 )
 from gpuscore_kernels.routing import Routing
-from gpuscore_kernels.variant import ARCHES, LoopRule, Variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,44 +296,3 @@ def expert_mlp(
         (),
     )
     return out
-
-
-def variants() -> Iterator[Variant]:
-    for name, experts, width, inner, dtype, quick in (
-        ("Qwen3-30B-A3B", 128, 2048, 768, torch.bfloat16, (89, 90)),
-        ("Qwen3-30B-A3B", 128, 2048, 768, torch.float32, ()),
-    ):
-        gate_up: dict[str, object] = {"INNER": inner, "GELU": False}
-        for kernel, pointers, integers, own, columns, length in (
-            (expert_gate_up_kernel, "x gate_up rows starts out", "x_stride width", gate_up)
-            + (2 * inner, width),
-            (expert_down_kernel, "inner down starts out", "width", {"COLUMNS": width})
-            + (width, inner),
-        ):
-            for config in dict.fromkeys(config_for(arch, dtype) for arch in ARCHES):
-                yield Variant(
-                    name=f"{kernel.fn.__name__.split('_')[1]} {name} {dtype}",
-                    kernel=kernel,
-                    signature=_types(pointers, dtype) | dict.fromkeys(integers.split(), "i32"),
-                    constexprs=own | config.constants(columns, length, experts),
-                    divisible=(*pointers.split(), *integers.split()),
-                    num_warps=config.num_warps,
-                    num_stages=config.num_stages,
-                    arches=tuple(arch for arch in ARCHES if config_for(arch, dtype) == config),
-                    needs_wgmma=dtype != torch.float32,
-                    loops={"for start in range(0, width, BLOCK_K)": LoopRule(in_flight=2)},
-                    quick=quick,
-                )
-    yield row_variant(
-        "combine width=2048 top=8",
-        combine_experts_kernel,
-        _types("results weights places out", torch.bfloat16),
-        {"WIDTH": 2048, "BLOCK": COMBINED, "TOP_K": 8},
-        quick=(90,),
-    )
-
-
-def _types(pointers: str, dtype: torch.dtype) -> dict[str, str]:
-    known = dict.fromkeys(("rows", "starts", "places"), "*i32") | {"weights": "*fp32"}
-    own = "*fp32" if dtype == torch.float32 else "*bf16"
-    return {name: known.get(name, own) for name in pointers.split()}

@@ -6,15 +6,13 @@ the batch and masked tiles. Scores and sums are float32, exponentials have base 
 weight is exactly 0, so it changes no sum. The recurrence is FlashAttention-2's (arXiv 2307.08691).
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import triton
 import triton.language as tl
 
 from gpuscore_kernels.extend_attention import layout as columns
-from gpuscore_kernels.extend_attention.config import TileConfig, config_of
-from gpuscore_kernels.variant import ARCHES, LoopRule, Variant
+from gpuscore_kernels.extend_attention.config import TileConfig
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -284,81 +282,3 @@ def constants(
         "CAP": cap,
         "NEED_LSE": need_lse,
     }
-
-
-def variants() -> Iterator[Variant]:
-    """Yield every configuration, and every compile-time choice with some of them."""
-    plain: dict[str, Any] = {"window": None, "cap": False, "need_lse": False}
-    for dim, group in ((64, 4), (96, 1), (128, 2), (256, 2)):
-        quick = ARCHES if dim == 128 else ()
-        yield from _variants("bf16", dim, group, plain, quick=quick)
-        yield from _variants("fp32", dim, group, plain)
-    yield from _variants("bf16", 128, 7, plain | {"need_lse": True})
-    gemma = {"window": 4096, "cap": True, "need_lse": False}
-    yield from _variants("bf16", 256, 2, gemma)
-
-
-def _variants(
-    number: str, dim: int, group: int, choices: dict[str, Any], quick: tuple[int, ...] = ()
-) -> Iterator[Variant]:
-    """Yield one variant per configuration that an architecture has."""
-    itemsize = 2 if number == "bf16" else 4
-    configs = {arch: config_of(arch, dim, itemsize) for arch in ARCHES}
-    chosen = [name for name, value in choices.items() if value]
-    for config in dict.fromkeys(configs.values()):
-        arches = tuple(arch for arch in ARCHES if configs[arch] == config)
-        carry = " carry" * config.carry_slot
-        size = f"{config.rows}x{config.keys} stages={config.num_stages}{carry}"
-        yield Variant(
-            name=" ".join([number, f"dim={dim}", f"group={group}", *chosen, size]),
-            kernel=extend_attention_kernel,
-            signature=signature(number),
-            constexprs=constants(group, dim, config, **choices),
-            divisible=divisible(),
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
-            arches=arches,
-            needs_wgmma=itemsize == 2,
-            loops=_loop_rules(config),
-            stack=_stack(itemsize, dim, group),
-            quick=tuple(arch for arch in arches if arch in quick),
-        )
-
-
-def _stack(itemsize: int, dim: int, group: int) -> dict[int, int]:
-    """Accepted bytes; 7 heads divide by no power of two, and 256 is a tenth faster so."""
-    if itemsize == 4:  # for comparison only
-        return dict.fromkeys(ARCHES, 160)
-    return {80: 32} if group == 7 else {90: 128} if dim == 256 else {}
-
-
-def _loop_rules(config: TileConfig) -> dict[str, LoopRule]:
-    """Demands on the loops over tiles of keys. Keys and values are two groups of copies."""
-    ahead = 2 * (config.num_stages - 2)  # while the last stage computes, the others may be copied
-    pool = LoopRule(ahead) if config.carry_slot else LoopRule(0, awaited_loads=1)
-    return {
-        "for index in tl.range(pool_begin, pool_end)": pool,
-        "for index in tl.range(0, num_packed)": LoopRule(ahead),
-        # Masked tiles are few, and their place and kind stand in a table.
-        "for index in tl.range(begin, end)": LoopRule(0, awaited_loads=4),
-    }
-
-
-def signature(number: str) -> dict[str, str]:
-    """Types of the kernel's arguments; `number` is Triton's name of the dtype, such as bf16."""
-    tensors = ("q", "k", "v", "pool_k", "pool_v", "out")
-    tables = ("rows", "tiles", "pool_tiles", "masked")
-    strides = [name for name in extend_attention_kernel.arg_names if name.startswith("stride_")]
-    return (
-        dict.fromkeys(tensors, f"*{number}")
-        | {"lse": "*fp32"}
-        | dict.fromkeys(tables, "*i32")
-        | dict.fromkeys(("num_rows", *strides), "i32")
-        | dict.fromkeys(("scale", "cap"), "fp32")
-    )
-
-
-def divisible() -> tuple[str, ...]:
-    """Arguments that are multiples of 16; strides of log-sum-exps, numbers of heads, are not."""
-    others = ("num_rows", "scale", "cap", "stride_lm", "stride_lh")
-    return tuple(name for name in signature("bf16") if name not in others)

@@ -1,14 +1,11 @@
 """`gated` in Triton: one program per row and block of columns."""
 
-from collections.abc import Iterator
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once, row_launch
-from gpuscore_kernels.launch import next_power_of_two, row_variant
-from gpuscore_kernels.variant import Variant
+from gpuscore_kernels.launch import next_power_of_two
 
 BLOCK = 1024  # columns of a program
 
@@ -62,15 +59,3 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
     launch, programs = _launch(width, activation)
     launch((rows, programs), (gate_up, out), (gate_up.stride(0),))
     return out
-
-
-def variants() -> Iterator[Variant]:
-    types = {"gate_up": "*bf16", "out": "*bf16", "stride": "i32"}
-    for width, gelu, quick in (
-        (3072, False, (80, 120)),  # Qwen3-0.6B
-        (9216, True, (90,)),  # Gemma 2 2B
-        (12288, False, ()),  # Qwen3-8B
-    ):
-        constants = {"WIDTH": width, "BLOCK": BLOCK, "GELU": gelu}
-        name = f"width={width} gelu={gelu}"
-        yield row_variant(name, gated_kernel, types, constants, quick)

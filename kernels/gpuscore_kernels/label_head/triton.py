@@ -6,7 +6,6 @@ combines a row's slices in a fixed order. Cut Cross-Entropy (arXiv 2411.09009) d
 kernel with locks, where the order of summing varies.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +18,6 @@ from gpuscore_kernels.label_head import TILE_ROWS, VocabStatistics
 from gpuscore_kernels.launch import INTERPRETER, LaunchConfig, arch_of, next_power_of_two
 from gpuscore_kernels.slice_merge import MAX_TOP
 from gpuscore_kernels.slice_merge.triton import merge, no_best, top_constants, with_best
-from gpuscore_kernels.variant import ARCHES, LoopRule, Variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,6 @@ LABEL_BLOCK = 1024  # elements of a dot product at a time
 # With several best tokens each slice of a row keeps as many, so rows are computed in parts: these
 # take 20 MiB.
 BEST_ROWS = 1024
-NAMES = {0: False, 1: True}  # of variants
 
 
 @triton.jit
@@ -272,58 +269,3 @@ def _statistics(
 
 def _rows_whole(x: Tensor) -> Tensor:
     return x if x.stride(1) == 1 else x.contiguous()
-
-
-def variants() -> Iterator[Variant]:
-    yield Variant(
-        name="label logits width=1024",
-        kernel=label_logits_kernel,
-        signature=_types("hidden weight rows label_ids out", torch.bfloat16),
-        constexprs={"WIDTH": 1024, "BLOCK": LABEL_BLOCK, "HAS_CAP": False},
-        divisible=("hidden", "weight", "rows", "label_ids", "out", "hidden_stride"),
-        num_warps=4,
-        num_stages=3,
-        quick=(80, 120),
-    )
-    pointers = "hidden weight rows peaks sums best_ids best_logits"
-    for width, vocab, dtype, has_cap, top, quick in (
-        (1024, 151936, torch.bfloat16, False, 0, ARCHES),  # Qwen3-0.6B
-        (1024, 151936, torch.bfloat16, False, 1, ()),
-        (2304, 256000, torch.bfloat16, True, 1, ()),  # Gemma 2 2B
-        (1024, 151936, torch.float32, False, 1, ()),
-        (1024, 151936, torch.bfloat16, False, MAX_TOP, ()),
-        (2304, 256000, torch.bfloat16, True, MAX_TOP, ()),
-        (1024, 151936, torch.float32, False, MAX_TOP, ()),
-    ):
-        # Equal on all architectures.
-        for config in dict.fromkeys(config_for(ARCHES[0], dtype, few) for few in (False, True)):
-            few = config.BLOCK_M == TILE_ROWS
-            name = f"slices width={width} {dtype} cap={has_cap} top={NAMES.get(top, top)}"
-            yield Variant(
-                name=f"{name} few" if few else name,
-                kernel=slice_statistics_kernel,
-                signature=_types(pointers, dtype)
-                | {"num_rows": "i32", "width": "i32"}
-                | ({} if top else {"best_ids": "*fp32"}),
-                constexprs=config.sizes()
-                | {"VOCAB": vocab, "EVEN_K": True, "HAS_ROWS": True}
-                | {"HAS_CAP": has_cap, **top_constants(top)},
-                divisible=(*pointers.split(), "hidden_stride", "width"),
-                num_warps=config.num_warps,
-                num_stages=config.num_stages,
-                needs_wgmma=dtype != torch.float32 and not few,
-                # In an iteration a tile of rows and one of the weight are copied, a group each.
-                loops={
-                    "for start in range(0, width, BLOCK_K)": LoopRule(2 * (config.num_stages - 2))
-                },
-                quick=quick,
-            )
-
-
-def _types(pointers: str, dtype: torch.dtype) -> dict[str, str]:
-    """Types of the given pointers, and of the other arguments that the first two kernels share."""
-    own = "*fp32" if dtype == torch.float32 else "*bf16"
-    known = dict.fromkeys(("rows", "label_ids", "best_ids"), "*i32")
-    known |= dict.fromkeys(("hidden", "weight"), own)
-    types = {name: known.get(name, "*fp32") for name in pointers.split()}
-    return types | {"hidden_stride": "i32", "softcap": "fp32"}

@@ -4,7 +4,6 @@ A program has a block of query heads, or of KV heads with both their keys and th
 stay where the QKV product has put them: only values of rows that are kept are read.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import triton
@@ -14,7 +13,6 @@ from torch import Tensor
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
 from gpuscore_kernels.launch import next_power_of_two
 from gpuscore_kernels.qk_norm_rope_store import Pages
-from gpuscore_kernels.variant import Variant
 
 BLOCK = 2048  # elements of a program at most: 16 heads of 128
 # Of a thread, so that both sides of eight KV heads have eight each: 128 bits in half precision, the
@@ -215,31 +213,3 @@ def qk_norm_rope_store(
         (qkv.stride(0), *strides, eps),
     )
     return q, k, v
-
-
-def variants() -> Iterator[Variant]:
-    pointers = ("qkv", "q_norm", "k_norm", "q", "k", "k_pages", "v_pages")
-    types = dict.fromkeys(pointers, "*bf16") | dict.fromkeys(("cos", "sin"), "*fp32")
-    strides = ("qkv_stride", "head_stride", "slot_stride")
-    types |= {"slots": "*i32", "eps": "fp32"} | dict.fromkeys(strides, "i32")
-    # Narrow accesses: slots, cosines and weights of norms, which are the same for all heads.
-    for heads, kv_heads, head_dim, has_norm, one_plus, narrow, quick in (
-        (16, 8, 128, True, False, 7, (80, 89, 90, 120)),  # Qwen3-0.6B
-        (0, 8, 128, True, False, 5, ()),  # its last layer
-        (16, 0, 128, True, False, 4, ()),
-        (32, 8, 64, False, False, 13, ()),  # Llama 3.2 1B: keys are 8 bytes of a thread
-        (32, 32, 96, False, False, 3, ()),  # Phi-3
-        (8, 4, 256, True, True, 7, (90,)),  # Gemma 3 4B
-    ):
-        constants, _ = _constants(heads, kv_heads, head_dim, has_norm, one_plus, kv_heads > 0)
-        yield Variant(
-            name=f"heads={heads}/{kv_heads}x{head_dim} norm={has_norm} one_plus={one_plus}",
-            kernel=qk_norm_rope_store_kernel,
-            signature=types,
-            constexprs=constants,
-            divisible=(*pointers, "cos", "sin", "slots", *strides),
-            num_warps=_warps(constants),
-            num_stages=3,
-            narrow=narrow,
-            quick=quick,
-        )

@@ -4,20 +4,17 @@ A row is quantised by one program, which holds it in registers. The product's su
 tensor cores; scales and bias follow before it is stored.
 """
 
-from collections.abc import Iterator
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once, row_launch
-from gpuscore_kernels.launch import INTERPRETER, arch_of, next_power_of_two, row_variant
-from gpuscore_kernels.quantized.config import FEW_ROWS, Int8Tiles, config_for
-from gpuscore_kernels.variant import ARCHES, LoopRule, Variant
+from gpuscore_kernels.launch import INTERPRETER, arch_of, next_power_of_two
+from gpuscore_kernels.quantized.config import Int8Tiles, config_for
 
 MAX_WIDTH = 32768  # 64 elements per thread of 16 warps
-FP8_ARCHES = tuple(arch for arch in ARCHES if arch >= 89)
+FIRST_WITH_FP8 = 89
 EPS = tl.constexpr(torch.finfo(torch.float32).eps)
 # Added to a small float32 number and subtracted again, it rounds to an integer, ties to even.
 INTEGERS = tl.constexpr(1.5 * 2.0**23)
@@ -130,8 +127,8 @@ def checked_row(x: Tensor, width: int, fp8: bool) -> Tensor:
     if width > MAX_WIDTH:
         raise ValueError(f"a row has {width} elements; supported: {MAX_WIDTH}")
     arch = arch_of(x)
-    if fp8 and INTERPRETER < arch < FP8_ARCHES[0]:
-        raise ValueError(f"sm_{arch} has no float8_e4m3fn; sm_{FP8_ARCHES[0]} has it")
+    if fp8 and INTERPRETER < arch < FIRST_WITH_FP8:
+        raise ValueError(f"sm_{arch} has no float8_e4m3fn; sm_{FIRST_WITH_FP8} has it")
     return x if x.stride(1) == 1 else x.contiguous()
 
 
@@ -167,55 +164,3 @@ def quantized_product(
         (rows, outputs, width),
     )
     return out
-
-
-def variants() -> Iterator[Variant]:
-    yield from _row_variants()
-    yield from _product_variants()
-
-
-def _row_variants() -> Iterator[Variant]:
-    for width, fp8, quick in (
-        (1024, False, (80, 90)),  # Qwen3-0.6B
-        (3072, False, ()),  # its MLP
-        (1024, True, (89, 120)),
-        (12288, True, ()),  # the MLP of Qwen3-8B
-    ):
-        number, arches = eight_bits(fp8)
-        types = {"x": "*bf16", "q": f"*{number}", "scales": "*fp32", "x_stride": "i32"}
-        name = f"rows width={width} {'fp8' if fp8 else 'int8'}"
-        constants = {"WIDTH": width, "BLOCK": next_power_of_two(width), "FP8": fp8}
-        yield row_variant(name, quantize_rows_kernel, types, constants, quick, arches)
-
-
-def eight_bits(fp8: bool) -> tuple[str, tuple[int, ...]]:
-    """Return Triton's name of a dtype of eight bits, and the architectures that have it."""
-    return ("fp8e4nv", FP8_ARCHES) if fp8 else ("i8", ARCHES)
-
-
-def _product_variants() -> Iterator[Variant]:
-    for rows, arches, bias, quick in (
-        (FEW_ROWS, ARCHES, False, (90,)),
-        (FEW_ROWS + 1, (90,), False, (90,)),
-        (FEW_ROWS + 1, (80, 89, 120), False, (80, 89, 120)),
-        (FEW_ROWS + 1, (90,), True, ()),  # Qwen2
-        (FEW_ROWS + 1, (80, 89, 120), True, ()),
-    ):
-        config = config_for(arches[0], rows)
-        yield Variant(
-            name=f"product {config.BLOCK_M}x{config.BLOCK_N} stages={config.num_stages} {bias=}",
-            kernel=int8_product_kernel,
-            signature=dict.fromkeys(("q", "w"), "*i8")
-            | dict.fromkeys(("scale_x", "scale_w"), "*fp32")
-            | {"bias": "*bf16" if bias else "*i8", "out": "*bf16"}
-            | dict.fromkeys(("num_rows", "outputs", "width"), "i32"),
-            constexprs=config.sizes() | {"EVEN_K": True, "HAS_BIAS": bias},
-            divisible=("q", "scale_x", "w", "scale_w", "bias", "out", "outputs", "width"),
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
-            arches=arches,
-            needs_wgmma=True,
-            # In an iteration a tile of rows and one of the weight are copied, a group each.
-            loops={"for start in range(0, width, BLOCK_K)": LoopRule(2 * (config.num_stages - 2))},
-            quick=quick,
-        )

@@ -1,8 +1,6 @@
 """`quantized_norm` and `quantized_gated` in Triton: one program per row, which it holds in
 registers."""
 
-from collections.abc import Iterator
-
 import torch
 import triton
 import triton.language as tl
@@ -11,9 +9,8 @@ from torch import Tensor
 from gpuscore_kernels.add_rms_norm.triton import normed_row
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once, row_launch
 from gpuscore_kernels.gated.triton import activated
-from gpuscore_kernels.launch import next_power_of_two, row_variant
-from gpuscore_kernels.quantized.triton import checked_row, eight_bits, quantized_row
-from gpuscore_kernels.variant import Variant
+from gpuscore_kernels.launch import next_power_of_two
+from gpuscore_kernels.quantized.triton import checked_row, quantized_row
 
 
 @triton.jit
@@ -120,28 +117,3 @@ def quantized_gated(gate_up: Tensor, activation: str, dtype: torch.dtype) -> tup
 def _results(x: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     q = torch.empty((len(x), width), dtype=dtype, device=x.device)
     return q, torch.empty(len(x), dtype=torch.float32, device=x.device)
-
-
-def variants() -> Iterator[Variant]:
-    norm = dict.fromkeys(("x", "total"), "*fp32") | dict.fromkeys(("delta", "weight"), "*bf16")
-    norm |= {"x_stride": "i32", "delta_stride": "i32", "eps": "fp32"}
-    gated = {"gate_up": "*bf16", "stride": "i32"}
-    of_norm, of_gate = {"ONE_PLUS": False}, {"GELU": False}
-    for name, kernel, types, width, constants, fp8, quick in (
-        # Qwen3-0.6B, then Qwen3-8B
-        ("norm", quantized_norm_kernel, norm, 1024, of_norm | {"HAS_DELTA": True}, False, (90,)),
-        ("norm", quantized_norm_kernel, norm, 1024, of_norm | {"HAS_DELTA": False}, False, ()),
-        ("norm", quantized_norm_kernel, norm, 4096, of_norm | {"HAS_DELTA": True}, True, (89, 120)),
-        ("gated", quantized_gated_kernel, gated, 3072, of_gate, False, (80,)),
-        ("gated", quantized_gated_kernel, gated, 12288, of_gate, True, ()),
-    ):
-        number, arches = eight_bits(fp8)
-        delta = f" delta={constants['HAS_DELTA']}" if name == "norm" else ""
-        yield row_variant(
-            f"{name} width={width}{delta} {'fp8' if fp8 else 'int8'}",
-            kernel,
-            types | {"q": f"*{number}", "scales": "*fp32"},
-            _sizes(width) | constants | {"FP8": fp8},
-            quick,
-            arches,
-        )

@@ -6,8 +6,6 @@ its expert, plus the expert's rows in earlier blocks, plus those in earlier rows
 atomic additions places would differ from run to run.
 """
 
-from collections.abc import Iterator
-
 import torch
 import triton
 import triton.language as tl
@@ -16,7 +14,6 @@ from torch import Tensor
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
 from gpuscore_kernels.launch import INTERPRETER, arch_of, next_power_of_two
 from gpuscore_kernels.routing import Routing
-from gpuscore_kernels.variant import Variant
 
 TILE = 4096  # rows times experts of a block: 16 numbers per thread
 MOST_ROWS = 32  # of a block
@@ -180,36 +177,3 @@ def _sizes(arch: int, experts: int, top_k: int) -> dict[str, int]:
         "ROWS": rows_of_block(arch, experts),
         "TOP_K": top_k,
     }
-
-
-def variants() -> Iterator[Variant]:
-    for experts, top_k, quick in (
-        (128, 8, (80, 90)),  # Qwen3-30B-A3B
-        (60, 4, ()),
-    ):
-        sizes: dict[str, object] = {**_sizes(90, experts, top_k)}
-        integers = dict.fromkeys(("filled", "chosen", "counts", "places", "rows", "starts"), "*i32")
-        yield Variant(
-            name=f"route experts={experts} top={top_k}",
-            kernel=route_kernel,
-            signature={name: integers[name] for name in ("filled", "chosen", "counts")}
-            | {"logits": "*bf16", "weights": "*fp32", "num_rows": "i32"},
-            constexprs=sizes
-            | {"SLOTS": next_power_of_two(top_k), "NORMALISE": True, "HAS_FILLED": True},
-            divisible=("logits", "filled", "weights", "chosen", "counts"),
-            num_warps=WARPS,
-            num_stages=3,
-            quick=quick,
-        )
-        pointers = ("chosen", "counts", "places", "rows", "starts")
-        yield Variant(
-            name=f"place experts={experts} top={top_k}",
-            kernel=place_kernel,
-            signature={name: integers[name] for name in pointers}
-            | {"num_rows": "i32", "num_blocks": "i32"},
-            constexprs=sizes | {"BLOCKS": BLOCKS},
-            divisible=pointers,
-            num_warps=WARPS,
-            num_stages=3,
-            quick=quick[-1:],
-        )

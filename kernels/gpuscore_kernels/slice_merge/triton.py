@@ -3,16 +3,12 @@
 A slice has one best token, or MAX_TOP of them in no order, with -inf in places that are left.
 """
 
-from collections.abc import Iterator
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
 from gpuscore_kernels.launch import next_power_of_two
-from gpuscore_kernels.slice_merge import MAX_TOP
-from gpuscore_kernels.variant import Variant
 
 BEST_WARPS = 4  # a row has thousands of candidates if several tokens are wanted
 NO_ID = tl.constexpr(2**31 - 1)
@@ -155,28 +151,3 @@ def merge(
         _launch_merge(slices, top == 1)(grid, (peaks, sums, best_ids, *merged), ())
     else:
         _launch_best(slices, top)(grid, (peaks, sums, best_ids, best_logits, *merged), ())
-
-
-def variants() -> Iterator[Variant]:
-    tensors = "peaks sums best_ids lse top_ids top_logits"
-    for name, kernel, pointers, constants, warps in (
-        ("merge", merge_slices_kernel, tensors, {"NEED_TOP": True}, 1),
-        (
-            "merge best",
-            merge_best_kernel,
-            f"{tensors} best_logits",
-            top_constants(MAX_TOP),
-            BEST_WARPS,
-        ),
-    ):
-        names = pointers.split()
-        yield Variant(
-            name=name,
-            kernel=kernel,
-            signature=dict.fromkeys(names, "*fp32") | {"best_ids": "*i32", "top_ids": "*i64"},
-            constexprs={"SLICES": 128, **constants},
-            divisible=tuple(names),
-            num_warps=warps,
-            num_stages=3,
-            quick=(90,),
-        )

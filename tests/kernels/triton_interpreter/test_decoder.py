@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from gpuscore import backends
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.torch import backend as backend_module
 from gpuscore.backends.torch import linear, loader
@@ -20,6 +19,7 @@ from gpuscore_kernels.cached_launch import CachedLaunch
 from gpuscore_kernels.routing import Routing
 from support.batches import Pages, int32, item_segments
 from support.kernels import DEVICE
+from support.quantized import quantised
 from support.slow import slow
 from support.token_ids import random_ids
 
@@ -32,15 +32,17 @@ MIXTURE = {
     "combine_experts_kernel",
 }
 HYBRID = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
-LINEAR = {"convolve_kernel", "systems_kernel", "delta_chunks_kernel", "gated_norm_kernel"}
+LINEAR = {"convolve_kernel", "systems_kernel", "walk_kernel", "gated_norm_kernel"}
 
 
 @pytest.fixture
-def make(tiny_model, quick_start):
+def make(tiny_model, quick_start, tmp_path):
     made = []
 
-    def start(family, special, kernels, **options):
+    def start(family, special, kernels, int8=False, **options):
         directory, _ = tiny_model(family, **special)
+        if int8:
+            directory = quantised(directory, tmp_path / str(len(made)))
         config = ModelConfig(
             str(directory),
             dtype="float32",
@@ -122,7 +124,7 @@ def test_scores_equal_those_of_torch(make, used, family, special, others):
     expected = scores(make(family, special, "torch"))
     assert used == set()
     backend = make(family, special, "triton")
-    used.clear()  # forget the launches of the known answer
+    used.clear()  # forget the launches of the start
     assert_same(scores(backend), expected)
     assert used == {
         "add_rms_norm_kernel",
@@ -154,12 +156,11 @@ INT8 = {"num_hidden_layers": 2}, "triton"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3", "gemma2", "qwen2"])
-def test_so_do_products_of_int8(make, used, unpacked, monkeypatch, family):
-    monkeypatch.setattr(backends, "recipe_of", lambda plan: None)  # keeps no product in 16 bits
+def test_so_do_products_of_int8(make, used, unpacked, family):
     # On a CPU, because torch's products in eight bits on CUDA are not exact, and refused.
-    expected = scores(make(family, INT8[0], "torch", quantization="int8", device="cpu"))
+    expected = scores(make(family, INT8[0], "torch", int8=True, device="cpu"))
     plain = scores(make(family, INT8[0], "torch"))
-    backend = make(family, *INT8, quantization="int8")
+    backend = make(family, *INT8, int8=True)
     used.clear()
     got = scores(backend)
     rows = {"quantize_rows_kernel", "quantized_norm_kernel", "quantized_gated_kernel"}
@@ -192,7 +193,7 @@ def test_wrong_products_of_int8_do_not_serve(make, unpacked, monkeypatch, folder
 
     monkeypatch.setattr(module, name, off)
     with pytest.raises(ConfigError, match=f"--kernels triton computes .* in {name}: .*--kernels"):
-        make("qwen3", *INT8, quantization="int8")
+        make("qwen3", *INT8, int8=True)
 
 
 @pytest.mark.slow
@@ -217,7 +218,7 @@ def test_a_wrong_kernel_does_not_serve(make, monkeypatch, folder, family):
     module = importlib.import_module(f"gpuscore_kernels.{folder}.triton")
     name = {
         **{"label_head": "vocab_statistics", "routing": "route"},
-        **{"delta_net": "delta_chunks", "delta_rows": "gated_norm"},
+        **{"delta_net": "delta_rule", "delta_rows": "gated_norm"},
     }.get(folder, folder)
     right = getattr(module, name)
 

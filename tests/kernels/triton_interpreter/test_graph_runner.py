@@ -6,9 +6,11 @@ In the interpreter a "graph" is the call that a CUDA device would have captured,
 
 import weakref
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
+import torch
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.torch import backend as backend_module
@@ -30,7 +32,7 @@ GRAPH_TOKENS = 10
 
 
 class NotingQueue:
-    """A device's queue that counts what is allocated, and knows which captures still exist."""
+    """A device's queue that counts what is pinned, and knows which captures still exist."""
 
     made = []
 
@@ -48,10 +50,6 @@ class NotingQueue:
         self.allocated += 1
         return self.real.host(count, dtype)
 
-    def empty(self, count, dtype):
-        self.allocated += 1
-        return self.real.empty(count, dtype)
-
     def capture(self, run):
         if self.beside is None:
             self.beside = sum(queue.alive for queue in self.made[: self.made.index(self)])
@@ -68,26 +66,73 @@ class NotingQueue:
         return sum(capture() is not None for capture in self.captures)
 
 
+class LateQueue(NotingQueue):
+    """A CPU's queue that copies as late as a device may: what is uploaded must not change, and what
+    is downloaded is not there, before it is waited for.
+
+    Attributes:
+        during: called within a wait, when another thread may go on.
+        wrong: what was changed too early.
+    """
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.during, self.wrong, self.uploads = lambda: None, [], []
+
+    def upload(self, host, device):
+        self.real.upload(host, device)
+        self.uploads.append((host, host.clone()))
+
+    def download(self, device, host):
+        arrives, uploads = device.clone(), self.uploads.copy()
+        host.fill_(torch.nan)
+
+        def wait():
+            self.during()
+            if not host.isnan().all():
+                self.wrong.append("an answer that has not arrived was written to")
+            self.settle(uploads)
+            with torch.inference_mode():
+                host.copy_(arrives)
+
+        return wait
+
+    def wait(self):
+        self.settle(self.uploads.copy())
+
+    def settle(self, uploads):
+        for upload in [one for one in self.uploads if any(one is other for other in uploads)]:
+            self.uploads = [one for one in self.uploads if one is not upload]
+            if not torch.equal(*upload):
+                self.wrong.append("words in flight were overwritten")
+
+
 MODELS = {
     "gemma2": ("gemma2", {"num_hidden_layers": 1}),
+    "linear layers": (
+        "qwen3_5",
+        {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+    ),
     "gemma2, 2 layers": ("gemma2", {"num_hidden_layers": 2}),
     "a mixture of experts": ("qwen3_moe", {"num_hidden_layers": 2, "mlp_only_layers": []}),
 }
 
 
-@pytest.fixture(scope="module", params=["gemma2", *slow(*list(MODELS)[1:])])
+@pytest.fixture(
+    scope="module",
+    params=[*list(MODELS)[:2], *slow(*list(MODELS)[2:])],
+)
 def backends(request, tiny_model):
     """Two warm backends: the plain one, and the one with graphs of up to 10 tokens."""
     family, special = MODELS[request.param]
     directory, _ = tiny_model(family, **special, **SMALL)
     NotingQueue.made.clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend_module, "queue_of", NotingQueue)
+        patch.setattr(backend_module, "queue_of", LateQueue if INTERPRETED else NotingQueue)
         # The checks at start are slow in the interpreter, and other tests cover them.
         patch.setattr(backend_module, "warmup_batches", lambda *a: iter(()))
         patch.setattr(TorchBackend, "_run_all", lambda self, batches: None)
-        for name in ("check_kernels", "check_known_answer"):
-            patch.setattr(backend_module, name, lambda *a: None)
+        patch.setattr(TorchBackend, "_check", lambda *_: None)
         made = []
         for kernels, graph_tokens in (("torch", None), ("triton", GRAPH_TOKENS)):
             config = ModelConfig(
@@ -116,16 +161,16 @@ def batches(page_size):
     query = int32(random_ids(rng, 20))
     for start, end in ((0, 5), (5, 16)):
         slots = page_slots(pages, start, end, page_size)
-        chunk = Segment(query[start:end], start, 0, slots=slots)
-        yield pack([chunk], [Prefix(start, pages)])
+        chunk = Segment(query[start:end], start, 0, slots=slots, states=[(end - start, 3)])
+        yield pack([chunk], [Prefix(start, pages, 3 if start else -1)])
     items = [random_ids(rng, n) for n in (1, 5)]
     behind = item_segments(items, 20, 0, 0, LABELS)
-    yield pack([Segment(query[16:], 16, 0), *behind], [Prefix(16, pages)], num_top=1)
+    yield pack([Segment(query[16:], 16, 0), *behind], [Prefix(16, pages, 3)], num_top=1)
     other = item_segments([random_ids(rng, 3)], 0, 1, -1, LABELS[:1])
     alone = item_segments([query[16:], query[16:18]], 16, 0, -1, LABELS)
-    yield pack([*alone, *other], [Prefix(16, pages), Prefix(0, pages[:0])])
+    yield pack([*alone, *other], [Prefix(16, pages, 3), Prefix(0, pages[:0])])
     many = item_segments([random_ids(rng, 3) for _ in range(5)], 16, 0, -1, LABELS)
-    yield replace(pack(many, [Prefix(16, pages)]), need_lse=np.arange(5) % 2 == 0)
+    yield replace(pack(many, [Prefix(16, pages, 3)]), need_lse=np.arange(5) % 2 == 0)
 
 
 def assert_same(got, expected):
@@ -167,11 +212,70 @@ def test_scores_equal_those_of_torch(backends, routed):
         under_way = following
     assert (runner.replayed, runner.launched) == (3, 2)
     assert runner.queue.allocated == allocated, "pinning memory would wait for the device"
+    assert not INTERPRETED or runner.queue.wrong == []
     experts = plain.plan.architecture.config.mixture
     # A graph on a card repeats work without calling the functions that queued it.
     called = [batch for batch in every if INTERPRETED or batch.num_tokens > GRAPH_TOKENS]
     rows = [len(side) for batch in called for side in (batch.token_ids, batch.score_rows)]
     assert routed == [experts.top_k * n for n in rows if experts], "no padding goes to an expert"
+
+
+@pytest.fixture
+def late(backends, monkeypatch):
+    """The launcher of the backend with graphs, on a device that is late."""
+    if not INTERPRETED:
+        pytest.skip("a real device copies when it likes")
+    runner = backends[1].launcher
+    yield runner
+    assert runner.queue.wrong == []
+
+
+def test_what_a_batch_in_flight_uses_is_not_touched(backends, late, monkeypatch):
+    """Whenever one batch is waited for, another one is launched meanwhile."""
+    plain, _ = backends
+    every = list(batches(plain.limits.page_size))
+    expected = [plain.collect(plain.extend(batch)) for batch in every]
+    finishes, scores = [late.launch(every[0])], []
+    following = iter(every[1:])
+
+    def meanwhile():
+        finishes.extend(late.launch(batch) for batch in islice(following, 1))
+
+    monkeypatch.setattr(late.queue, "during", meanwhile)
+    for finish in finishes:
+        scores.append(finish())
+    assert len(scores) == len(every)
+    for got, wanted in zip(scores, expected, strict=True):
+        assert_same(got, wanted)
+
+
+@pytest.mark.parametrize("replayed", [True, False])
+def test_batches_after_a_failed_one_pin_no_memory(backends, late, monkeypatch, replayed):
+    """Its words are in flight when it fails; the batches after it take its buffers."""
+    every = list(batches(backends[0].limits.page_size))
+    chosen = next(x for x in every if (x.num_tokens <= GRAPH_TOKENS) == replayed)
+    allocated, free = late.queue.allocated, len(late._free)
+    monkeypatch.setattr(late, "_answer", no_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        late.launch(chosen)
+    monkeypatch.undo()
+    assert len(late._free) == free
+    finish, last = [late.launch(batch) for batch in every[:2]]
+    monkeypatch.setattr(torch.Tensor, "numpy", no_memory_of_the_host)
+    with pytest.raises(MemoryError):
+        finish()
+    monkeypatch.undo()
+    last()
+    assert len(late._free) == free
+    assert late.queue.allocated == allocated
+
+
+def no_memory(*_):
+    raise torch.OutOfMemoryError("simulated")
+
+
+def no_memory_of_the_host(_):
+    raise MemoryError("simulated")
 
 
 def test_graphs_are_dropped_together(backends):

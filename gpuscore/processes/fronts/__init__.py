@@ -1,1 +1,0 @@
-"""Fronts: several HTTP processes of one server, and the parent that starts and ends them."""

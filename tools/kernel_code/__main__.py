@@ -1,5 +1,0 @@
-import sys
-
-from kernel_code.check import main
-
-sys.exit(main())
