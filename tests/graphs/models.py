@@ -93,9 +93,8 @@ def started(
             (loader, "fold", lambda part, tensor, norm: tensor.float()),
             (backend_module, "ThreadPoolExecutor", partial(ThreadPoolExecutor, initializer=enter)),
             (backend_module, "measure", noting),
-            # They compare results, of which there are none.
-            (backend_module, "check_kernels", lambda *arguments: None),
-            (backend_module, "check_known_answer", lambda *arguments: None),
+            # It compares results, of which there are none.
+            (TorchBackend, "_check", lambda *arguments: None),
         ):
             stack.enter_context(mock.patch.object(module, name, stand_in))
         (folder / "config.json").write_text(json.dumps(config))
