@@ -107,12 +107,41 @@ def test_the_reference_counts_as_right(written, capsys):
     assert "sgl-jax" not in out
 
 
-def test_other_models_are_not_compared(written, capsys):
+def test_other_models_are_refused_unless_asked_for(written, capsys):
     small = written("a", 1.0, model="/models/Org/Small")
     assert main(["bench", "compare", small, written("b", 1.0, shift=1.0, model="small")]) == 1
-    assert main(["bench", "compare", small, written("c", 1.0, shift=1.0, model="other")]) == 0
+    other = written("c", 1.0, shift=1.0, model="other")
+    for files in ([small, other], [small, "--reference", other]):
+        assert main(["bench", "compare", *files]) == 2
+        told = capsys.readouterr()
+        assert told.err.startswith("gpuscore: the bundles are of different models, other and small")
+        assert "--other-models" in told.err
+    assert main(["bench", "compare", small, other, "--other-models"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("different models, other and small: times alone can be compared\n")
     said = "scores: skipped, because the models are called /models/Org/Small and other"
-    assert f"skip  c against a, {said}" in capsys.readouterr().out
+    assert f"skip  c against a, {said}" in out
+
+
+def test_files_of_one_stem_are_named_by_their_folders(written, tmp_path, capsys):
+    """The first is twice as fast, at the tenth of the price."""
+    places = []
+    for folder, seconds in (("one", 0.5), ("two", 1.0)):
+        (tmp_path / folder).mkdir()
+        places.append(str(tmp_path / folder / "bench.json"))
+        write_bundle(Path(places[-1]), bundle(seconds))
+    prices = ("--price", "one/bench=0.36/h", "--price", "two/bench=3.60/h")
+    assert main(["bench", "compare", *places, *prices]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("packed")]
+    (fast,) = [row for row in rows if " one/bench " in row]
+    (slow,) = [row for row in rows if " two/bench " in row]
+    assert fast.split()[-2:] == ["0.1", "10,000,000"]
+    assert slow.split()[-2:] == ["2", "500,000"]
+    assert "0.50x" in slow
+    assert (
+        main(["bench", "compare", places[0], str(tmp_path / "two" / ".." / "one/bench.json")]) == 2
+    )
+    assert "is given twice" in capsys.readouterr().err
 
 
 def test_other_workloads_are_not_compared(written, capsys):
@@ -233,6 +262,12 @@ def test_a_part_is_extrapolated_by_the_later_requests():
     part = Shot(13.0, 4 * 32, 4, latencies, 0, 0.0, 0.1)
     assert part.extrapolated(32, 512).seconds == pytest.approx(9 + 16)
     assert part.extrapolated(32, 512).items == 512
+    assert part.extrapolated(32, 512).requests == 16
+    assert part.extrapolated(32, 500).requests == 16, "the last one has 20 items"
+    row = WayFigures([part.extrapolated(32, 512)]).row(
+        Row("rerank", "sequential", SHAPE, "demo"), None, None
+    )
+    assert row.requests_per_second == pytest.approx(16 / 25)
 
 
 def test_the_reports_are_as_published():

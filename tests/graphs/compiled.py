@@ -78,7 +78,7 @@ MODELS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "Gemma 2 2B": (GEMMA, {}),
     "Gemma 2 2B float32": (GEMMA, {"dtype": "float32"}),
     "Qwen3-30B-A3B": (MIXTURE, {}),
-    "Qwen3.5-0.8B": (QWEN35_08B, {"cuda_graph_tokens": None}),
+    "Qwen3.5-0.8B": (QWEN35_08B, {}),
 }
 
 
@@ -119,8 +119,7 @@ def stack_allowed(request: Request, arch: int) -> int:
         if constants["GROUP"] == 7:  # which no power of two divides
             return 32 if arch == 80 else 0
         return 128 if constants["D"] == 256 and arch == 90 else 0  # and a tenth faster so
-    linear = request.function.__name__ in ("systems_kernel", "delta_chunks_kernel")
-    return 32 if linear and arch != 90 else 0
+    return 0
 
 
 CHOSEN: list[tuple[str, Request, int]] = []  # of all forked processes

@@ -81,7 +81,7 @@ class TestReference:
     def test_a_gpu_and_a_tpu_are_held_to_the_relative_gate(self, capsys):
         assert compare("gpu", "tpu", "float32", *REFERENCE, "--report", "page.html") == 0
         shown = capsys.readouterr().out
-        gates = {"relative", "rank", "tau-b", "top-10", "packing"}
+        gates = {"relative", "rank", "tau-b", "top-10", "label mass", "packing"}
         assert states(shown, "gpu (torch:bfloat16)") == dict.fromkeys(gates, "ok")
         assert states(shown, "tpu (jax:bfloat16)") == dict.fromkeys(gates, "ok")
         assert states(shown, "float32 (torch:float32)")["float32"] == "ok"

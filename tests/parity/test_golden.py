@@ -51,6 +51,7 @@ def test_the_bundles_agree_with_each_other():
         "rank": True,
         "tau-b": True,
         "top-10": True,
+        "label mass": True,
         "packing": None,
     }
 

@@ -177,7 +177,7 @@ class TestGates:
         return Workload("made up", 0, 1, 60, 9, (case,))
 
     def made(self, values, dtype, alone=0.0, deterministic=False):
-        results = {"ranked": CaseResult(values, np.exp(values).sum(axis=1))}
+        results = {"ranked": CaseResult(values, np.minimum(np.exp(values).sum(axis=1), 1.0))}
         return Run(f"made:{dtype}", dtype, results, 1.0, Errors(*[alone] * 4), deterministic)
 
     @pytest.fixture
@@ -211,6 +211,19 @@ class TestGates:
         assert self.judged(workload, exact, noise, shifted, "float32") == {"float32"}
         shifted[7, 1] = np.nan
         assert "float32" in self.judged(workload, exact, noise, shifted, "float32")
+
+    @pytest.mark.parametrize("planted", [0.1, -1e-5, np.nan])
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+    def test_a_label_mass_that_is_not_the_labels_sum(self, workload, exact, noise, dtype, planted):
+        right, rounded = self.made(exact, "float32"), self.made(exact + noise, "bfloat16")
+        run = self.made(exact, "float32" if dtype == "int8" else dtype)
+        if dtype == "int8":
+            run = dataclasses.replace(run, precision="int8")
+        assert not self.failed(judge(workload, right, rounded, run)[1])
+        run.results["ranked"].mass[3] += planted
+        assert self.failed(judge(workload, right, rounded, run)[1]) == {"label mass"}
+        assert "label mass" in self.failed(judge_pair(workload, right, run)[1])
+        assert "label mass" in self.failed(judge_pair(workload, run, right)[1])
 
     @pytest.mark.parametrize(
         ("spread", "noise", "passes"),

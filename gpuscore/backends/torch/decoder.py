@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from gpuscore.backends.common.hf_config import DecoderConfig, Rope
 from gpuscore.backends.torch.compiler import Compiler, eagerly
-from gpuscore.backends.torch.delta_net.layer import DeltaWeights
+from gpuscore.backends.torch.delta_net.layer import DeltaWeights, Recur
 from gpuscore.backends.torch.kv_pool import KeptRows
 from gpuscore.backends.torch.layers import (
     ByRows,
@@ -33,8 +33,6 @@ from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
 # attend(layer, q [M, H, D], k [T, Hkv, D], v [T, Hkv, D]) -> [M, H, D]. M is T, except in the
 # last layer, where q holds the scored rows only.
 Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-# recur(layer, weights, projections [T, ...]) -> [T, values], of a linear layer.
-Recur: TypeAlias = Callable[[int, DeltaWeights, Tensor], Tensor]
 # How many of a batch's rows, and of its scored rows, are no padding, int32 [1] each; None = all.
 Filled: TypeAlias = tuple[Tensor | None, Tensor | None]
 # The residual stream [T, E], and what is still to be added to it; None in front of all layers.

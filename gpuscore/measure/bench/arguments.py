@@ -165,9 +165,19 @@ def _add_compare(commands: Any) -> None:
         formatter_class=HelpFormatter,
     )
     compare.set_defaults(command=_compare)
-    compare.add_argument("bundles", nargs="+", metavar="A", help="bundles, named by their files")
+    compare.add_argument(
+        "bundles",
+        nargs="+",
+        metavar="A",
+        help="bundles, named by their files, and by folders where files have one name",
+    )
     compare.add_argument(
         "--reference", metavar="FILE", help="bundle whose scores count as right (default: A)"
+    )
+    compare.add_argument(
+        "--other-models",
+        action="store_true",
+        help="compare the times of bundles of different models",
     )
     compare.add_argument(
         "--price",

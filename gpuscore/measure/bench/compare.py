@@ -10,7 +10,7 @@ from pathlib import Path
 from gpuscore.errors import UsageError
 from gpuscore.measure.bench.bundle import BenchBundle, read_bundle, report_bundles
 from gpuscore.measure.bench.figures import Row
-from gpuscore.measure.bench.sample import HALF, common, not_comparable
+from gpuscore.measure.bench.sample import HALF, common, model_of, not_comparable
 from gpuscore.measure.bench.tables import ABOUT, tables
 from gpuscore.measure.parity.gates import Verdict, judge_pair, skipped
 from gpuscore.measure.parity.report import STATES, listed, verdict_line
@@ -26,16 +26,22 @@ FEW = 20  # latencies; fewer make no curve
 def compare(values: argparse.Namespace) -> int:
     """Run the command; return 1 if servers of one model disagree."""
     bundles = [read_bundle(Path(place)) for place in values.bundles]
-    bundles = [
-        _named(bundle, Path(at).stem) for bundle, at in zip(bundles, values.bundles, strict=True)
-    ]
     reference = None if values.reference is None else read_bundle(Path(values.reference))
+    models = _models([*bundles, *([] if reference is None else [reference])])
+    if models and not values.other_models:
+        raise UsageError(
+            f"the bundles are of different models, {models}; --other-models compares their times"
+        )
+    names = _names(values.bundles)
+    bundles = [_named(bundle, name) for bundle, name in zip(bundles, names, strict=True)]
     prices = _prices(values.price, {s.about.name for bundle in bundles for s in bundle.servers})
     shown = bundles if not values.reports else [*bundles, *_with_same_ways(bundles)]
     verdicts = list(agreement(bundles, reference))
     text = {"text": _text, "markdown": _markdown, "html": _html}[values.format](
         shown, prices, verdicts
     )
+    if models:
+        print(f"different models, {models}: times alone can be compared")
     if values.output is None:
         print(text)
     else:
@@ -86,8 +92,38 @@ def _unequal(first: Workload, second: Workload) -> str:
     return f"the samples are of {ids}: of different models, or --vocab-size was given"
 
 
+def _models(bundles: Sequence[BenchBundle]) -> str:
+    """Return the names of the models if the bundles have different ones; else an empty text."""
+    of_each = [{model_of(server.about) for server in bundle.servers} for bundle in bundles]
+    if all(models == of_each[0] for models in of_each):
+        return ""
+    return " and ".join(sorted(set().union(*of_each)))
+
+
+def _names(places: Sequence[str]) -> list[str]:
+    """Return each bundle's name: its file's without the ending, after as many folders as it takes
+    to tell it from the others.
+
+    Raises:
+        UsageError: a file is given twice.
+    """
+    paths = [Path(place).resolve() for place in places]
+    for place, path in zip(places, paths, strict=True):
+        if paths.count(path) > 1:
+            raise UsageError(f"{place} is given twice")
+    parts = [path.with_suffix("").parts for path in paths]
+    if len(set(parts)) < len(parts):  # such as a file and a folder
+        parts = [path.parts for path in paths]
+    names = []
+    for own in parts:
+        others = [other for other in parts if other is not own]
+        count = next(n for n in range(1, len(own) + 1) if all(o[-n:] != own[-n:] for o in others))
+        names.append("/".join(own[-count:]))
+    return names
+
+
 def _named(bundle: BenchBundle, name: str) -> BenchBundle:
-    """Put the file's name before the servers' names, which may be the same in several bundles."""
+    """Put the bundle's name before the servers' names, which may be the same in several bundles."""
 
     def new(old: str) -> str:
         return name if len(bundle.servers) == 1 else f"{name}: {old}"

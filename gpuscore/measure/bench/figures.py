@@ -69,7 +69,9 @@ class Shot:
         """
         begun = float(self.latencies[0]) / 1e3
         share = (total - first) / (self.items - first)
-        return replace(self, seconds=begun + (self.seconds - begun) * share, items=total)
+        seconds = begun + (self.seconds - begun) * share
+        requests = math.ceil(1 + (self.requests - 1) * share)
+        return replace(self, seconds=seconds, items=total, requests=requests)
 
 
 def failed(record: Record) -> int | None:

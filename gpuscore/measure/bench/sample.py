@@ -80,17 +80,19 @@ def take(target: Answerer, workload: Workload) -> Sampled:
 
 
 def not_comparable(first: About, second: About) -> str | None:
-    """Return why the scores of two servers need not be equal; None if they must be.
-
-    Servers give a model names of their own; a name's last part is the name of its directory.
-    """
+    """Return why the scores of two servers need not be equal; None if they must be."""
     kinds = APIS[first.api].kind, APIS[second.api].kind
     if kinds[0] != kinds[1] or OWN_PROMPTS in kinds:
         return f"the APIs {first.api} and {second.api} have no scores in common"
-    names = [about.model.rstrip("/").rpartition("/")[2].lower() for about in (first, second)]
-    if names[0] != names[1]:
+    if model_of(first) != model_of(second):
         return f"the models are called {first.model} and {second.model}"
     return None
+
+
+def model_of(about: About) -> str:
+    """Return a model's name, for comparisons: the last part of the one that its server gives it,
+    which is the name of its directory."""
+    return about.model.rstrip("/").rpartition("/")[2].lower()
 
 
 def narrow(workload: Workload) -> Workload:

@@ -21,6 +21,8 @@ tolerances of SGLang, vLLM, FlashInfer and transformers in their own tests, and 
    of eight bits is larger than any dtype's. Among fewer items a single swap costs over 0.01.
    Log-odds are compared, because log p ends at 0, where half of the items have nearly the same.
 
+8. A label mass is the sum of its labels' probabilities, which the other gates judge, up to 1e-6.
+
 A gate that cannot judge says so: it is skipped, with the reason.
 """
 
@@ -29,7 +31,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpuscore.measure.parity.measures import RANKED, best_labels, differences, rankings
+from gpuscore.measure.parity.measures import RANKED, best_labels, differences, mass_errors, rankings
 from gpuscore.measure.parity.metrics import (
     Errors,
     RankAgreement,
@@ -52,6 +54,7 @@ from gpuscore.measure.parity.workload import Workload
 
 RELATIVE = 1.5
 FLOAT32 = 1e-4
+MASS = 1e-6
 EIGHT_P99, SPREAD, MANY, FLIPS, TAU = 0.25, 2.0, 100, 0.01, 0.99
 ALLOWED_FLOAT32 = PermittedNoise.up_to(FLOAT32)
 ALLOWED_EIGHT = PermittedNoise.normal(EIGHT_P99)
@@ -134,13 +137,19 @@ def judge(
         return comparison, [
             _at_most(run.name, comparison.log_p, FLOAT32),
             *_order_verdicts(comparison),
+            _label_mass(run.name, workload, run),
             packing(run),
         ]
     noise = differences(workload, exact, rounded)[0]
     theirs = errors(noise)
     allowed = PermittedNoise.multiple(RELATIVE, noise, theirs.p99)
     comparison = compare(workload, exact, run, allowed)
-    return comparison, [_relative(comparison, theirs), *_order_verdicts(comparison), packing(run)]
+    return comparison, [
+        _relative(comparison, theirs),
+        *_order_verdicts(comparison),
+        _label_mass(run.name, workload, run),
+        packing(run),
+    ]
 
 
 def judge_pair(
@@ -165,9 +174,14 @@ def judge_pair(
         return comparison, [
             _at_most(subject, comparison.log_p, FLOAT32),
             *_order_verdicts(comparison, subject),
+            _label_mass(subject, workload, first, second),
         ]
     comparison = compare(workload, first, second, PermittedNoise.normal(half.p99, half.maximum))
-    return comparison, [_absolute(subject, comparison, half), *_order_verdicts(comparison, subject)]
+    return comparison, [
+        _absolute(subject, comparison, half),
+        *_order_verdicts(comparison, subject),
+        _label_mass(subject, workload, first, second),
+    ]
 
 
 def _judge_eight_bits(workload: Workload, exact: Run, run: Run) -> tuple[Comparison, list[Verdict]]:
@@ -180,6 +194,7 @@ def _judge_eight_bits(workload: Workload, exact: Run, run: Run) -> tuple[Compari
         _inversions(comparison, run.name),
         _long_lists(comparison, run.name),
         _best_label(workload, comparison, run.name),
+        _label_mass(run.name, workload, run),
         packing(run),
     ]
 
@@ -273,6 +288,16 @@ def _order(comparison: Comparison, subject: str, gate: str, agreement: Agreement
 
 def _measured(worst: WorstRanking) -> str:
     return f"{worst.measured:.4f} in {worst.name}, at least {worst.least:.4f}"
+
+
+def _label_mass(subject: str, workload: Workload, *runs: Run) -> Verdict:
+    """Return the verdict of gate 8."""
+    sizes = np.concatenate([mass_errors(workload, run) for run in runs])
+    if not sizes.size:
+        return skipped(subject, "label mass", "the scores have none")
+    maximum = errors(sizes).maximum
+    detail = f"{maximum:.1e} from the sum of the labels, at most {MASS:g}"
+    return Verdict(subject, "label mass", maximum <= MASS, detail)
 
 
 def packing(run: Run) -> Verdict:

@@ -51,6 +51,20 @@ def differences(workload: Workload, reference: Run, got: Run) -> tuple[Float64Ar
     return np.concatenate(log_p), np.concatenate(p)
 
 
+def mass_errors(workload: Workload, run: Run) -> Float64Array:
+    """Return by how much each label mass differs from the sum of its labels' probabilities."""
+    parts = [np.empty(0)]
+    for case in workload.cases:
+        result = run.results[case.name]
+        if result.mass is not None:
+            sums = [
+                np.exp(row[np.unique(ids, return_index=True)[1]]).sum()
+                for row, ids in zip(result.values, case.label_ids, strict=True)
+            ]
+            parts.append(result.mass - np.minimum(sums, 1.0))
+    return np.concatenate(parts)
+
+
 def rankings(workload: Workload, reference: Run, got: Run) -> Iterator[RankedScores]:
     """Yield a ranking of each case's items by each of its labels.
 

@@ -32,7 +32,7 @@ MIXTURE = {
     "combine_experts_kernel",
 }
 HYBRID = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
-LINEAR = {"convolve_kernel", "systems_kernel", "delta_chunks_kernel", "gated_norm_kernel"}
+LINEAR = {"convolve_kernel", "systems_kernel", "walk_kernel", "gated_norm_kernel"}
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_scores_equal_those_of_torch(make, used, family, special, others):
     expected = scores(make(family, special, "torch"))
     assert used == set()
     backend = make(family, special, "triton")
-    used.clear()  # forget the launches of the known answer
+    used.clear()  # forget the launches of the start
     assert_same(scores(backend), expected)
     assert used == {
         "add_rms_norm_kernel",
@@ -218,7 +218,7 @@ def test_a_wrong_kernel_does_not_serve(make, monkeypatch, folder, family):
     module = importlib.import_module(f"gpuscore_kernels.{folder}.triton")
     name = {
         **{"label_head": "vocab_statistics", "routing": "route"},
-        **{"delta_net": "delta_chunks", "delta_rows": "gated_norm"},
+        **{"delta_net": "delta_rule", "delta_rows": "gated_norm"},
     }.get(folder, folder)
     right = getattr(module, name)
 
