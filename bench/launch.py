@@ -91,6 +91,11 @@ def _address(process: "subprocess.Popen[str]") -> tuple[str, int]:
     raise RuntimeError(f"the server ended with {process.wait()} before it was ready")
 
 
+def engine_of(pid: int) -> int:
+    """Return the process id of a server's engine."""
+    return next(filter(_is_engine, family(pid)))
+
+
 def _is_engine(pid: int) -> bool:
     return b"gpuscore.processes.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
