@@ -27,14 +27,15 @@ from gpuscore.backends.torch.batch_words import (
     write,
     write_head,
 )
-from gpuscore.backends.torch.buckets import Bucket, find_bucket, make_buckets
+from gpuscore.backends.torch.buckets import Bucket, filled_batch, find_bucket, make_buckets
 from gpuscore.backends.torch.decoder import Decoder
 from gpuscore.backends.torch.delta_net.layer import LinearAttention
 from gpuscore.backends.torch.delta_net.layout import StateSizes, StateTables
-from gpuscore.backends.torch.known_answer import check_replay, filled_batch
 from gpuscore.backends.torch.kv_pool import KeptRows
 from gpuscore.backends.torch.launcher import Finish, row_scores
 from gpuscore.backends.torch.queues import Queue, Replay
+from gpuscore.backends.torch.rounding import TOLERANCE, relative_error
+from gpuscore.errors import ConfigError
 from gpuscore.types.batch import Int32Array, PackedBatch, RowScores
 from gpuscore_kernels.extend_attention import TileTable, list_words
 from gpuscore_kernels.label_head import label_logits, vocab_statistics
@@ -297,3 +298,21 @@ class GraphLauncher:
             return row_scores(batch, logits, others)
 
         return finish
+
+
+def check_replay(tokens: int, replayed: Tensor, launched: Tensor) -> None:
+    """Raise ConfigError if a CUDA graph computed other numbers than the launches it repeats.
+
+    Args:
+        tokens: number that the graph holds, for the error.
+        replayed, launched: hidden states of the same rows, [M, hidden].
+    """
+    # What overflows in a number format, with random tokens, is a zero on both sides.
+    finite = (x.float().nan_to_num(0.0, 0.0, 0.0) for x in (replayed, launched))
+    error, tolerance = relative_error(*finite), TOLERANCE[launched.dtype]
+    if not error <= tolerance:
+        raise ConfigError(
+            f"the CUDA graph for {tokens} tokens computes something else than the same kernels "
+            f"launched one by one: the relative error is {error:.1e}, allowed {tolerance:.0e}; "
+            f"choose --cuda-graph-tokens 0"
+        )

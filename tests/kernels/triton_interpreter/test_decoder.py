@@ -124,7 +124,7 @@ def test_scores_equal_those_of_torch(make, used, family, special, others):
     expected = scores(make(family, special, "torch"))
     assert used == set()
     backend = make(family, special, "triton")
-    used.clear()  # forget the launches of the known answer
+    used.clear()  # forget the launches of the start
     assert_same(scores(backend), expected)
     assert used == {
         "add_rms_norm_kernel",
