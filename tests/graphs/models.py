@@ -90,7 +90,6 @@ def started(
     with ExitStack() as stack:
         for module, name, stand_in in (
             (loader, "CheckpointFiles", EmptyFiles),
-            (loader, "fold", lambda part, tensor, norm: tensor.float()),
             (backend_module, "ThreadPoolExecutor", partial(ThreadPoolExecutor, initializer=enter)),
             (backend_module, "measure", noting),
             # It compares results, of which there are none.
