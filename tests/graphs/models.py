@@ -100,6 +100,6 @@ def started(
         plan = plan_backend(folder, ModelConfig(str(folder), device="cuda", **settings))
         backend = TorchBackend(plan)
         stack.callback(backend.close)
-        pages = backend.limits.num_pages * plan.pages.page_bytes
+        pages = backend.limits.num_pages * plan.pages.page_bytes + plan.pages.state_bytes
         before = recorder.total - measured[0].free
         yield Started(backend, before + measured[0].batch + pages)
