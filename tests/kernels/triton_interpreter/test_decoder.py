@@ -26,7 +26,13 @@ MIXTURE = {
     "combine_experts_kernel",
 }
 HYBRID = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
-LINEAR = {"convolve_kernel", "systems_kernel", "walk_kernel", "gated_norm_kernel"}
+LINEAR = {
+    "convolve_kernel",
+    "keep_tails_kernel",
+    "systems_kernel",
+    "walk_kernel",
+    "gated_norm_kernel",
+}
 
 
 @pytest.fixture
