@@ -19,7 +19,7 @@ from support.vitals import GROWTH
 pytestmark = pytest.mark.hostile
 
 TIMES, BESIDE = 30, 64 * MIB  # of the unpacked body, and beside it
-NOISE = 32 * MIB  # between two requests
+NOISE = 64 * MIB  # between two requests
 LATE, FACTOR = 0.1, 10  # seconds of a probe, or so many times what it takes without a request
 
 
