@@ -3,7 +3,7 @@
     make soak MINUTES=60
 
 Each round is a bench of concurrent requests, which compares a sample of scores before it times
-anything. In every fourth round of the first half the engine is killed under load. The exit code is
+anything. In every second round of the first half the engine is killed under load. The exit code is
 1 if a bench without a kill fails, or if the memory of the server with its engine grows in the
 second half. A run of a few minutes fails by memory, because caches and heaps are still filling.
 """
@@ -24,7 +24,7 @@ from launch import Target, engine_of, real_server, serving
 GROWTH = 5.0  # MiB per hour
 BENCH = (Path(sys.executable).with_name("gpuscore"), "bench", "--scenario", "concurrency")
 FLAGS = ("--device", "cpu", "--kv-cache-size", "16MiB", "--no-log-requests")
-ROUND = ("--scale", "0.05", "--minutes", "0.5")
+ROUND = ("--scale", "0.02", "--minutes", "0.5")
 KILLED = 10.0  # seconds after the start of a round
 
 
@@ -45,7 +45,7 @@ def main() -> int:
     began, failed, kills, memory = time.monotonic(), 0, 0, []
     with serving(real_server(Path("demo"), *FLAGS)) as server:
         while (passed := (time.monotonic() - began) / 60) < minutes:
-            kill = passed < minutes / 2 and len(memory) % 4 == 3
+            kill = passed < minutes / 2 and len(memory) % 2 == 1
             kills += kill
             failed += not bench(server, kill)
             memory.append((passed / 60, server.memory_mib()))

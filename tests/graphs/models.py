@@ -90,7 +90,6 @@ def started(
     with ExitStack() as stack:
         for module, name, stand_in in (
             (loader, "CheckpointFiles", EmptyFiles),
-            (loader, "fold", lambda part, tensor, norm: tensor.float()),
             (backend_module, "ThreadPoolExecutor", partial(ThreadPoolExecutor, initializer=enter)),
             (backend_module, "measure", noting),
             # It compares results, of which there are none.
@@ -101,6 +100,6 @@ def started(
         plan = plan_backend(folder, ModelConfig(str(folder), device="cuda", **settings))
         backend = TorchBackend(plan)
         stack.callback(backend.close)
-        pages = backend.limits.num_pages * plan.pages.page_bytes
+        pages = backend.limits.num_pages * plan.pages.page_bytes + plan.pages.state_bytes
         before = recorder.total - measured[0].free
         yield Started(backend, before + measured[0].batch + pages)

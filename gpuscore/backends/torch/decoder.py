@@ -139,18 +139,18 @@ class Decoder:
         computes all of every row. Mixtures of experts compute nothing for padding, which `filled`
         tells. Only models with linear layers need `recur`.
         """
-        rotary = self.rotary(positions)
+        rotary = self._rotary(positions)
         streams: list[Stream] = [(self.embed(token_ids), None)]
         *layers, last = self.weights.layers
         for index, layer in enumerate(layers):
-            stream = self.one_layer(
+            stream = self._one_layer(
                 index, layer, streams.pop(), rotary, attend, kept, filled[0], recur
             )
             streams.append(stream)
             self.layers_done += 1
             del stream  # whoever holds it holds its memory through the next layer
         if last.delta is not None:
-            stream = self.one_layer(
+            stream = self._one_layer(
                 len(layers), last, streams.pop(), rotary, attend, kept, filled[0], recur
             )
             x, delta = stream
@@ -167,7 +167,7 @@ class Decoder:
         x, delta = self._by_rows(partial(self._after, last, filled[1]), x, attended, *gate)
         return self.final_norm(x, delta)
 
-    def one_layer(
+    def _one_layer(
         self,
         index: int,
         layer: LayerWeights,
@@ -175,10 +175,10 @@ class Decoder:
         rotary: Rotary,
         attend: Attend,
         kept: KeptRows,
-        filled: Tensor | None = None,
-        recur: Recur | None = None,
+        filled: Tensor | None,
+        recur: Recur | None,
     ) -> Stream:
-        """Return the stream after a layer, whose weights are given, for all rows."""
+        """Return the stream after a layer, for all rows."""
         cos, sin = rotary[self.ropes[index]]
         x, delta = stream
         del stream  # so that the memory of x is free when the first norm has read it
@@ -195,7 +195,7 @@ class Decoder:
         x, delta = self._by_rows(partial(self._after, layer, filled), x, attended, *gate)
         return x, delta
 
-    def rotary(self, positions: Tensor) -> Rotary:
+    def _rotary(self, positions: Tensor) -> Rotary:
         """Return the tables of each kind of rotary embedding that layers use."""
         return {
             rope: self._by_rows(partial(rotary_tables, frequencies=frequencies), positions)

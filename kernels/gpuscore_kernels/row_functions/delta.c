@@ -149,7 +149,7 @@ typedef struct {
     float *end; /* the state after it, or NULL; it may be the same memory */
 } chunk;
 
-/* Outputs and end state of one chunk; `work` has room for what `delta_chunks` says. */
+/* Outputs and end state of one chunk; `work` has room for what `room` says. */
 static void run_chunk(const chunk *c, float *work)
 {
     int64_t length = c->length, padded = c->padded, width = c->value_size;

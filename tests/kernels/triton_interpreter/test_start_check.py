@@ -2,8 +2,10 @@
 
 import importlib
 import sys
+from dataclasses import replace
 
 import pytest
+import torch
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.common import start_check
@@ -11,6 +13,7 @@ from gpuscore.backends.common.start_check import Tree
 from gpuscore.backends.torch import backend
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.extend_attention import launch
+from gpuscore_kernels.routing import Routing
 from support.kernels import INTERPRETED, choose_anew, in_triton, planted
 from support.slow import slow
 
@@ -27,7 +30,10 @@ def start(tiny_model, monkeypatch):
         monkeypatch.setattr(start_check, "CHUNK", 10)
 
     def run(family, dtype="float32"):
-        directory, _ = tiny_model(family, num_hidden_layers=2)
+        kinds = (
+            {"layer_types": ["linear_attention", "full_attention"]} if family == "qwen3_5" else {}
+        )
+        directory, _ = tiny_model(family, num_hidden_layers=2, **kinds)
         config = in_triton(directory, dtype=dtype, cuda_graph_tokens=0)
         create_backend(plan_backend(directory, config)).close()
 
@@ -76,3 +82,32 @@ def test_a_defect_is_refused(start, monkeypatch, tmp_path, defect, dtype):
             choose_anew(monkeypatch, launch)
         with pytest.raises(ConfigError, match=r"--attention triton with --kernels triton computes"):
             start("qwen3", dtype)
+
+
+@pytest.mark.parametrize(
+    ("folder", "name", "family"),
+    [
+        ("label_head", "vocab_statistics", "qwen3"),
+        *slow(
+            ("add_rms_norm", "add_rms_norm", "qwen3"),
+            ("gated", "gated", "qwen3"),
+            ("routing", "route", "qwen3_moe"),
+            ("expert_mlp", "expert_mlp", "qwen3_moe"),
+            ("delta_net", "delta_rule", "qwen3_5"),
+            ("delta_rows", "gated_norm", "qwen3_5"),
+        ),
+    ],
+)
+def test_a_hundredth_too_much_is_refused(start, monkeypatch, folder, name, family):
+    module = importlib.import_module(f"gpuscore_kernels.{folder}.triton")
+    right = getattr(module, name)
+
+    def off(*arguments):
+        result = right(*arguments)
+        if isinstance(result, Routing):
+            return replace(result, places=result.places.flip(0))
+        return result * 1.01 if torch.is_tensor(result) else (result[0] * 1.01, *result[1:])
+
+    monkeypatch.setattr(module, name, off)
+    with pytest.raises(ConfigError, match=r"--attention triton with --kernels triton computes"):
+        start(family)
