@@ -112,14 +112,14 @@ def constants_of(request: Request) -> dict[str, Any]:
 
 def stack_allowed(request: Request, arch: int) -> int:
     """Return the bytes of stack that a kernel may take."""
+    if request.function.__name__ != "extend_attention_kernel":
+        return 0
     constants = constants_of(request)
-    if request.function.__name__ == "extend_attention_kernel":
-        if request.source.signature["q"] == "*fp32":  # for comparison only
-            return 160
-        if constants["GROUP"] == 7:  # which no power of two divides
-            return 32 if arch == 80 else 0
-        return 128 if constants["D"] == 256 and arch == 90 else 0  # and a tenth faster so
-    return 0
+    if request.source.signature["q"] == "*fp32":  # for comparison only
+        return 160
+    if constants["GROUP"] == 7:  # which no power of two divides
+        return 32 if arch == 80 else 0
+    return 128 if constants["D"] == 256 and arch == 90 else 0  # and a tenth faster so
 
 
 CHOSEN: list[tuple[str, Request, int]] = []  # of all forked processes
