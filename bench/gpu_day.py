@@ -84,7 +84,8 @@ class Day:
         found = {name: about.get("found", {}) for name, about in self.stages.items()}
         rows = [_marked(row) for about in found.values() for row in about.get("rows", ())]
         yield [{name: short(row.get(name)) for name in SHOWN} for row in rows]
-        yield [*verdicts(found, str(self.findings["about"].get("device")))]
+        about = self.findings["about"]
+        yield [*verdicts(found, str(about["device"]), trial="sizes" in about)]
 
 
 def _marked(row: Row) -> Row:
@@ -171,6 +172,12 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     default = Path(os.environ.get("OUT") or ROOT / "gpu-day")
     parser.add_argument("--output", type=Path, metavar="DIR", default=default)
     parser.add_argument("--stages", metavar="A;B", help="only these")
+    parser.add_argument(
+        "--objects",
+        type=Path,
+        metavar="DIR",
+        help="also try the kernels that bench/trial_*.py made",
+    )
     return parser.parse_args(argv)
 
 
@@ -186,7 +193,7 @@ def main(argv: list[str] | None = None) -> int:
     print("\n".join(f"{name}: {value}" for name, value in about.items()), flush=True)
     options.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="gpu-day-") as work:
-        planned = stages(device, Path(work), trial=trial)
+        planned = stages(device, Path(work), trial=trial, objects=options.objects)
         if options.stages:
             names = options.stages.split(";")
             planned = [stage for stage in planned if stage.name in names]

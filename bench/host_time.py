@@ -124,6 +124,8 @@ def launcher_of(
     from gpuscore.backends.torch import loader
     from gpuscore.backends.torch.attention.triton import TritonAttention
     from gpuscore.backends.torch.decoder import Decoder
+    from gpuscore.backends.torch.delta_net.layer import LinearAttention
+    from gpuscore.backends.torch.delta_net.states import StatePool
     from gpuscore.backends.torch.graph_launcher import GraphLauncher
     from gpuscore.backends.torch.kernels import in_triton
     from gpuscore.backends.torch.kv_pool import KVPool
@@ -138,7 +140,9 @@ def launcher_of(
     pool = KVPool(architecture.config, *pages, dtype, device)
     pool.device = torch.device("cuda")  # by which attention chooses its tiles
     attention = TritonAttention(architecture.config, pool, steady=False)
-    return GraphLauncher(decoder, attention, HostQueue(), graph_tokens)
+    states = StatePool(architecture.config, 1, dtype, device)
+    linear = LinearAttention(architecture.config, states, in_triton, "triton")
+    return GraphLauncher(decoder, attention, linear, HostQueue(), graph_tokens)
 
 
 def forward_pass(

@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from spent import family
@@ -44,15 +44,11 @@ class Target:
 
 
 @contextmanager
-def serving(arguments: Sequence[str], log: IO[bytes] | None = None) -> Iterator[Target]:
-    """Run this Python with the arguments; enter the block once the server is ready, then stop it.
-
-    Its standard error goes to `log`, or where ours goes.
-    """
+def serving(arguments: Sequence[str]) -> Iterator[Target]:
+    """Run this Python with the arguments; enter the block once the server is ready; stop it."""
     process = subprocess.Popen(
         [sys.executable, "-P", *arguments],
         stdout=subprocess.PIPE,
-        stderr=log,
         text=True,
         env={k: v for k, v in os.environ.items() if not k.startswith("GPUSCORE_")},
     )
@@ -89,6 +85,11 @@ def _address(process: "subprocess.Popen[str]") -> tuple[str, int]:
             host, port = line.split("ready on http://")[1].split(" ")[0].rsplit(":", 1)
             return host, int(port)
     raise RuntimeError(f"the server ended with {process.wait()} before it was ready")
+
+
+def engine_of(pid: int) -> int:
+    """Return the process id of a server's engine."""
+    return next(filter(_is_engine, family(pid)))
 
 
 def _is_engine(pid: int) -> bool:

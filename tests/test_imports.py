@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "jax", "triton", "transformers", "fastapi", "starlette", "uvicorn", "tokenizers"}
-HEAVY |= {"prometheus_client", "opentelemetry", "httpx", "pyarrow", "scipy", "ir_measures", "ray"}
+HEAVY |= {"prometheus_client", "opentelemetry", "httpx", "pyarrow", "ir_measures", "ray"}
 
 EXACT = {"gpuscore", "gpuscore.config"}  # granted alone, without the modules below
 

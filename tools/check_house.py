@@ -16,7 +16,7 @@ from typing import TypeAlias
 ROOT = Path(__file__).parents[1]
 FOLDERS = (
     *("bench", "docker", "docs", "examples", "gpuscore", "kernels"),
-    *("tests", "tests_clients", "tests_ray", "tests_real", "tests_web", "tools", "training"),
+    *("tests", "tests_clients", "tests_ray", "tests_real", "tests_web", "tools"),
 )
 
 MAX_LINES = 400
@@ -25,8 +25,6 @@ LONGER = {
     "gpuscore/server/http/protocol.py": (410, "one connection's states, which share a deadline"),
     "tests/engine/test_scheduler.py": (405, "one scheduler, and every promise of it"),
     "tests/support/broken_models.py": (520, "one function for each way to break a model's files"),
-    "training/demo/synthetic.py": (560, "every wording of queries and items"),
-    "training/demo/train.py": (490, "a script that is read from top to bottom"),
 }
 
 RIDDLE = re.compile(

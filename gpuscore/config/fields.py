@@ -71,10 +71,8 @@ class ModelConfig:
     )
     compile_cache: str | None = option(
         None,
-        "directory for what the next start needs: compiled programs of --backend jax, and what a "
-        "model needs in eight bits",
-        unset="programs are compiled at every start; what eight bits need is in the user's cache "
-        "directory",
+        "directory for compiled programs of --backend jax, which the next start reads",
+        unset="programs are compiled at every start",
         metavar="DIRECTORY",
     )
     kernels: str = option(

@@ -225,13 +225,9 @@ def distinct_items(request: ScoreRequest) -> DistinctItems | None:
     if len(numbers) == len(places):
         return None
     firsts = np.unique(places, return_index=True)[1].tolist()
-    nodes = request.nodes
-    if nodes is not None:
-        nodes = np.flatnonzero(np.isin(firsts, nodes)).astype(np.int32)
     made = replace(
         request,
         item_ids=tuple(request.item_ids[i] for i in firsts),
         label_ids=tuple(request.label_ids[i] for i in firsts),
-        nodes=nodes,
     )
     return DistinctItems(made, np.array(places, np.int32))

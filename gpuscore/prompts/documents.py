@@ -283,29 +283,28 @@ class FamilyPrompts:
             )
         return ids
 
-    def label_tokens(self, label: str) -> list[int]:
-        """Return the tokens of a label after the prompt; raise ConfigError if both merge."""
+    def _label_id(self, label: str) -> int:
+        """Return the first token of a label after the prompt; raise ConfigError if both merge, or
+        if the family does not allow that there are more.
+        """
         last = self.family.parts[-1]  # with fields it differs from prompt to prompt
         closing = "" if fields_of(last) else filled(last)
         own = self._own.continuing if len(self.family.parts) > 1 else self._own
         before = own.plain_ids(closing) if closing else NO_TOKENS
         ids = own.plain_ids(closing + label)
-        tokens: list[int] = ids[len(before) :].tolist()
+        tokens = ids[len(before) :].tolist()
         if not tokens or not np.array_equal(ids[: len(before)], before):
             raise ConfigError(
                 f"the answer {label!r} to prompts of {self.family.name} must be one token; with "
                 "this tokenizer it is part of another token"
             )
-        return tokens
-
-    def _label_id(self, label: str) -> int:
-        tokens = self.label_tokens(label)
         if len(tokens) > 1 and not self.family.first_tokens:
             raise ConfigError(
                 f"the answer {label!r} to prompts of {self.family.name} must be one token; with "
                 f"this tokenizer it is {tokens}"
             )
-        return tokens[0]
+        first: int = tokens[0]
+        return first
 
     def _ids(
         self,

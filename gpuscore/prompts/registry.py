@@ -93,7 +93,7 @@ ZERANK = PromptFamily(
 )
 DEMO = PromptFamily(
     name="demo",
-    source="training/demo/synthetic.py",
+    source="gpuscore/demo/README.md",
     parts=("query: {query}\nitem: {document}",),
     labels=("yes", "no"),
 )

@@ -2,23 +2,16 @@
 known answer is wrong is refused at start."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
 from gpuscore.backends import plan_backend
-from gpuscore.backends.common import known_answer as common
-from gpuscore.backends.torch import known_answer
 from gpuscore.backends.torch.attention import choice
-from gpuscore.backends.torch.attention.choice import attention_factory, choose_attention
-from gpuscore.backends.torch.attention.operators import TorchAttention
+from gpuscore.backends.torch.attention.choice import choose_attention
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
-from gpuscore.types.batch import visible_rows
 from gpuscore_kernels.extend_attention.config import CONFIGS, config_for, config_of
-from gpuscore_kernels.partial_attention import merge_partials
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -113,70 +106,3 @@ def test_launch_configurations():
             assert config.steady().shape(3).own == config.keys
             assert 64 % config.keys == 0  # pages on CUDA
             assert config.keys % config.own == 0
-
-
-def check(model, factory, page_size=16):
-    known_answer.check_known_answer("x", factory, model, torch.float32, CPU, page_size)
-
-
-@pytest.mark.parametrize("family", ["qwen3", "gemma2", "gemma3"])
-@pytest.mark.parametrize("page_size", [16, 64])
-def test_a_right_answer(model, family, page_size):
-    read = model(family)
-    factory = attention_factory("torch", read, CPU, torch.float32, merge_partials, None)
-    check(read, factory, page_size)
-
-
-def overlooks(field, value):
-    """Make a backend that reads every value of a batch's field as `value`."""
-
-    def factory(config, pool):
-        backend = TorchAttention(config, pool, "cpu", merge_partials)
-
-        def blind(batch):
-            changed = np.full_like(getattr(batch, field), value)
-            return backend.prepare(replace(batch, **{field: changed}))
-
-        return SimpleNamespace(prepare=blind)
-
-    return factory
-
-
-def with_config(**changes):
-    return lambda config, pool: TorchAttention(
-        replace(config, **changes), pool, "cpu", merge_partials
-    )
-
-
-@pytest.mark.parametrize(
-    ("family", "factory"),
-    [
-        ("qwen3", overlooks("parent", -1)),
-        ("qwen3", overlooks("page_table", 0)),
-        ("qwen3", with_config(attention_scale=0.3)),
-        ("gemma2", with_config(attention_softcap=None)),
-        ("gemma2", with_config(windows=(21, None, 20))),
-        ("gemma3", with_config(windows=(None, None, None))),
-    ],
-)
-def test_a_wrong_answer_is_seen(model, family, factory):
-    with pytest.raises(ConfigError, match="--attention x computes something else"):
-        check(model(family), factory)
-
-
-def blind_to_parents(batch):
-    return visible_rows(replace(batch, parent=np.full_like(batch.parent, -1)))
-
-
-def not_causal(batch):
-    seen = visible_rows(batch)
-    return seen | seen.T
-
-
-@pytest.mark.parametrize("rule", [blind_to_parents, not_causal])
-def test_backends_are_held_to_the_rule_itself(model, monkeypatch, rule):
-    monkeypatch.setattr(common, "visible_rows", rule)
-    read = model("qwen3")
-    factory = attention_factory("torch", read, CPU, torch.float32, merge_partials, None)
-    with pytest.raises(ConfigError, match="--attention x computes something else"):
-        check(read, factory)

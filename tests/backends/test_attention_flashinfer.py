@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from gpuscore.backends.common.start_check import TREES, WITHOUT_QUERY, KnownRequests
 from gpuscore.backends.torch.attention.choice import attention_factory
 from gpuscore.backends.torch.attention.flashinfer import lay_out_items
 from gpuscore.backends.torch.attention.operators import TorchAttention
-from gpuscore.backends.torch.known_answer import check_known_answer
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.types.batch import visible_rows
 from gpuscore_kernels.partial_attention import merge_partials
@@ -69,16 +69,10 @@ def test_kernels_for_hopper_read_the_tiles_that_rows_see(batch, sizes):
 
 
 @pytest.mark.parametrize("sizes", HOPPER, ids=str)
-def test_the_known_answer_has_tiles_that_no_item_reaches(sizes):
-    """It has no prefix, so it reveals kernels that read the tile before the first one."""
-    noted, config = [], heads_alone(4, 2, 8)
-
-    def noting(config, pool):
-        right = TorchAttention(config, pool, "reference", merge_partials)
-        return SimpleNamespace(prepare=lambda batch: noted.append(batch) or right.prepare(batch))
-
-    check_known_answer("flashinfer", noting, config, torch.float32, torch.device("cpu"), PAGE)
-    plan = lay_out_items(noted[0], PAGE)
+def test_the_check_at_start_has_tiles_that_no_item_reaches(sizes):
+    """They have no prefix, so they reveal kernels that read the tile before the first one."""
+    batch = KnownRequests(100, 100, PAGE, (*TREES, WITHOUT_QUERY)).packed()
+    plan = lay_out_items(batch, PAGE)
     (index,) = np.flatnonzero(plan.prefix_lens == 0)
     rows, longest = len(rows_of(plan, plan.sequences, index)), int(plan.positions[index].max())
     read = [tiles_read(reach, rows, 0, longest, sizes) for reach in range(0, rows, sizes[0])]

@@ -9,9 +9,8 @@ import pytest
 from gpuscore.backends import plan_backend
 from gpuscore.backends.torch.attention.triton import layout_of
 from gpuscore.backends.torch.batch_words import Places
-from gpuscore.backends.torch.buckets import FEW, Bucket, find_bucket, make_buckets
+from gpuscore.backends.torch.buckets import FEW, Bucket, filled_batch, find_bucket, make_buckets
 from gpuscore.backends.torch.graph_launcher import GRAPH_WORDS
-from gpuscore.backends.torch.known_answer import filled_batch
 from gpuscore.backends.torch.plan import GRAPH_TOKENS
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError

@@ -52,6 +52,19 @@ def test_a_device_that_cannot_be_used_is_an_error_with_its_remedy(unusable):
     assert choose_device("cpu").type == "cpu"
 
 
+@pytest.mark.parametrize(("minor", "name"), [(0, "NVIDIA B200"), (3, "NVIDIA B300")])
+def test_a_card_whose_kernels_were_never_checked_is_refused(monkeypatch, minor, name):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
+    for capability, refused in (((10, minor), True), ((9, 0), False), ((12, 0), False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)  # noqa: B023
+        if not refused:
+            assert choose_device("auto").type == "cuda"
+            continue
+        with pytest.raises(ConfigError, match=f"{name} is sm_10{minor}.*supported: sm_80, sm_89"):
+            choose_device("auto")
+
+
 def test_a_build_without_its_libraries_is_no_traceback(unusable, monkeypatch):
     def init():
         raise AssertionError("libcudart functions unavailable. It looks like you have a broken b")
@@ -114,11 +127,6 @@ def test_make_serve_names_the_device_of_the_cpu_build(tmp_path, build, device, n
         check=True,
     )
     assert done.stdout == f"serve demo --port 8123 on {named}\n"
-
-
-def test_a_device_that_works(unusable, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert choose_device("auto").type == "cuda"
 
 
 def test_jax_leaves_no_device_unused_either(unusable, monkeypatch):

@@ -1,13 +1,16 @@
-"""Promise: on a CUDA device every attention backend gives the known answer, in the dtypes of real
-models."""
+"""Promise: on a CUDA device attention in Triton and FlashInfer follows the mask rule, in the dtypes
+of real models."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
+from gpuscore.backends.common.start_check import TREES, WITHOUT_QUERY, KnownRequests
 from gpuscore.backends.torch.attention.choice import attention_factory, choose_attention
-from gpuscore.backends.torch.known_answer import check_known_answer
+from gpuscore.backends.torch.kv_pool import KVPool
+from gpuscore.backends.torch.rounding import TOLERANCE, relative_error
+from gpuscore.backends.torch.start_check import MaskedAttention
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.partial_attention import merge_partials
 from support.attention_inputs import heads_alone
@@ -36,12 +39,21 @@ MODELS = {
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("name", ["triton", "flashinfer"])
 @pytest.mark.parametrize("model", MODELS)
-def test_known_answer(model, name, dtype):
+def test_attention_by_the_rule(model, name, dtype):
     config, device = MODELS[model], torch.device("cuda")
     try:
         choose_attention(name, config, device, dtype, False)
     except ConfigError as error:
         assert name != "triton"  # triton supports all of them
         pytest.skip(str(error))
+    batch = KnownRequests(100, 100, 64, (*TREES, WITHOUT_QUERY)).packed()
     factory = attention_factory(name, config, device, dtype, merge_partials, None)
-    check_known_answer(name, factory, config, dtype, device, page_size=64)
+    tested = factory(config, KVPool(config, 1, 64, dtype, device)).prepare(batch)
+    by_the_rule = MaskedAttention(config, device).prepare(batch)
+    for layer in range(config.num_layers):
+        q, k, v = (
+            torch.randn(batch.num_tokens, heads, config.head_dim, dtype=dtype, device=device)
+            for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        )
+        expected = by_the_rule.run(layer, q.float(), k.float(), v.float())
+        assert relative_error(tested.run(layer, q, k, v), expected) <= TOLERANCE[dtype]

@@ -250,7 +250,6 @@ def test_a_classifier_of_text_and_pictures(of_pictures, rng):
         ({"deterministic": True}, "not supported with --deterministic"),
         ({"tensor_parallel": 2}, "--tensor-parallel is 2; supported: 1"),
         ({"attention": "flashinfer"}, "--attention is flashinfer; supported: torch, triton"),
-        ({"cuda_graph_tokens": 64}, "--cuda-graph-tokens is 64; supported: 0"),
         ({"backend": "jax"}, "'Qwen3_5ForCausalLM', which --backend jax does not compute"),
     ],
 )

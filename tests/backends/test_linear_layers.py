@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from gpuscore import Scorer
-from gpuscore.backends.common import state_chunks
 from gpuscore.backends.common.hf_config import DeltaNet
 from gpuscore.backends.torch.compiler import eagerly
 from gpuscore.backends.torch.delta_net import layer
 from gpuscore.backends.torch.delta_net.layer import LinearPass
+from gpuscore.backends.torch.delta_net.layout import lay_out_states
 from gpuscore.backends.torch.rows_in_c import in_c
 from gpuscore.engine import jobs
 from gpuscore.engine.states import StateSlots
@@ -65,6 +65,20 @@ def test_rows_that_overwrite_each_other(run_layer):
     rng = np.random.default_rng(0)
     segments = [Segment(int32([0] * 150), 0, 0), *item_segments([[0] * 40] * 5, 150, 0, 0, [1])]
     compare(rng, with_states(rng, pack(segments, [Prefix(0, NO_PAGES)])), run_layer, NET, True)
+
+
+def test_rows_of_a_tail_that_is_overwritten(run_layer):
+    """The first of two rows is kept elsewhere, with rows of the slot that gets the second."""
+    rng, pages = np.random.default_rng(0), Pages.shuffled(np.random.default_rng(0), 4, 16)
+    chunk = Segment(int32([0] * 2), 20, 0, states=[(1, 7), (2, 5)])
+    compare(rng, pack([chunk], [Prefix(20, pages.of(0, 20), 5)]), run_layer)
+
+
+def test_a_state_that_others_begin_with_is_not_overwritten():
+    pages = Pages.shuffled(np.random.default_rng(0), 4, 16).of(0, 20)
+    two = [Segment(int32([0] * 2), 20, 0, states=[(2, 5)]), Segment(int32([0]), 20, 0)]
+    with pytest.raises(ValueError, match="slot 5 is overwritten while others begin with it"):
+        lay_out_states(pack(two, [Prefix(20, pages, 5)]), 4, 32)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -163,26 +177,26 @@ def a_state_leaks_to_a_sibling(monkeypatch):
     """Every segment begins where the segment before it in the batch ended."""
 
     def chained(make):
-        def chunks(*args):
-            made = make(*args)
-            return replace(made, parents=[*range(-1, len(made.parents) - 1)])
+        def tables(batch, *sizes):
+            made = make(replace(batch, parent=np.arange(-1, len(batch.parent) - 1)), *sizes)
+            right = make(batch, *sizes)
+            return replace(made, places=right.places, kept=right.kept)
 
-        return chunks
+        return tables
 
-    changed(monkeypatch, state_chunks, "_chunks", chained)
+    changed(monkeypatch, layer, "lay_out_states", chained)
 
 
 def items_begin_without_a_state(monkeypatch):
     def rootless(make):
-        def chunks(*args):
+        def tables(*args):
             made = make(*args)
-            firsts = set(np.searchsorted(made.starts, args[0].cu_seqlens[:-1]).tolist())
-            parents = [-1 if i in firsts else parent for i, parent in enumerate(made.parents)]
-            return replace(made, parents=parents)
+            made.walks[made.walks[:, 2] < -1, 2] = -1
+            return made
 
-        return chunks
+        return tables
 
-    changed(monkeypatch, state_chunks, "_chunks", rootless)
+    changed(monkeypatch, layer, "lay_out_states", rootless)
 
 
 def the_decay_is_dropped(monkeypatch):
@@ -193,16 +207,14 @@ def the_decay_is_dropped(monkeypatch):
 
 
 def the_strength_is_dropped(monkeypatch):
-    changed(
-        monkeypatch,
-        LinearPass,
-        "_in_levels",
-        lambda run: (
-            lambda linear, index, rows, strength, decay: run(
-                linear, index, rows, strength * 0 + 0.5, decay
-            )
-        ),
-    )
+    def dropped(run):
+        def rule(convolved, gates, decay, *rest):
+            strength, step = gates.tensor_split(2, dim=1)
+            return run(convolved, torch.cat((strength * 0, step), dim=1), decay, *rest)
+
+        return rule
+
+    changed(monkeypatch, layer, "delta_rule", dropped)
 
 
 def the_convolution_has_the_wrong_requests_tail(monkeypatch):
@@ -211,20 +223,21 @@ def the_convolution_has_the_wrong_requests_tail(monkeypatch):
         monkeypatch,
         layer,
         "convolve",
-        lambda run: lambda mixed, extra, *rest: run(mixed, extra.roll(1, 0), *rest),
+        lambda run: lambda mixed, tails, *rest: run(mixed, tails.roll(1, 0), *rest),
     )
 
 
 def the_convolution_does_not_see_the_parent(monkeypatch):
-    def blind(before):
-        def places(batch, place, count):
-            places = before(batch, place, count)
-            places[:] = batch.num_tokens + (int(place.max(initial=-1)) + 1) * count
-            return places
+    def blind(make):
+        def tables(batch, *sizes):
+            made = make(batch, *sizes)
+            first = np.repeat(batch.cu_seqlens[:-1], np.diff(batch.cu_seqlens))
+            made.places[made.places < first[:, None]] = -1
+            return made
 
-        return places
+        return tables
 
-    changed(monkeypatch, state_chunks, "_before", blind)
+    changed(monkeypatch, layer, "lay_out_states", blind)
 
 
 def a_chunk_keeps_the_state_before_its_last_row(monkeypatch):

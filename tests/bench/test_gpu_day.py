@@ -240,3 +240,5 @@ def test_rules_decide_on_their_card_only():
     assert told["a, ms"] == "open", "nothing was measured"
     elsewhere = {row["figure"]: row["verdict"] for row in verdicts(stages, "NVIDIA L4")}
     assert elsewhere["qk_norm_rope_store of a, ms"] == "open"
+    trial = {row["verdict"] for row in verdicts(stages, "NVIDIA H200", trial=True)}
+    assert trial == {"open"}

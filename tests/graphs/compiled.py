@@ -78,7 +78,7 @@ MODELS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "Gemma 2 2B": (GEMMA, {}),
     "Gemma 2 2B float32": (GEMMA, {"dtype": "float32"}),
     "Qwen3-30B-A3B": (MIXTURE, {}),
-    "Qwen3.5-0.8B": (QWEN35_08B, {"cuda_graph_tokens": None}),
+    "Qwen3.5-0.8B": (QWEN35_08B, {}),
 }
 
 
@@ -112,15 +112,14 @@ def constants_of(request: Request) -> dict[str, Any]:
 
 def stack_allowed(request: Request, arch: int) -> int:
     """Return the bytes of stack that a kernel may take."""
+    if request.function.__name__ != "extend_attention_kernel":
+        return 0
     constants = constants_of(request)
-    if request.function.__name__ == "extend_attention_kernel":
-        if request.source.signature["q"] == "*fp32":  # for comparison only
-            return 160
-        if constants["GROUP"] == 7:  # which no power of two divides
-            return 32 if arch == 80 else 0
-        return 128 if constants["D"] == 256 and arch == 90 else 0  # and a tenth faster so
-    linear = request.function.__name__ in ("systems_kernel", "delta_chunks_kernel")
-    return 32 if linear and arch != 90 else 0
+    if request.source.signature["q"] == "*fp32":  # for comparison only
+        return 160
+    if constants["GROUP"] == 7:  # which no power of two divides
+        return 32 if arch == 80 else 0
+    return 128 if constants["D"] == 256 and arch == 90 else 0  # and a tenth faster so
 
 
 CHOSEN: list[tuple[str, Request, int]] = []  # of all forked processes

@@ -21,7 +21,8 @@ from gpuscore.backends.torch.queues import CudaQueue
 from gpuscore.config import ModelConfig
 from support.batches import in_one_batch, random_batch
 from support.kernels import choose_anew
-from support.model_configs import LLAMA_8B, MIXTURE, QWEN3_06B
+from support.linear_layers import with_states
+from support.model_configs import LLAMA_8B, MIXTURE, QWEN3_06B, QWEN35_08B
 from support.slow import slow
 
 if importlib.util.find_spec("triton") is None:
@@ -72,6 +73,8 @@ def batches(plan, pages):
     yield in_one_batch([1] * query, [[1] * 20] * ((most - query) // 20), LABELS)
     for number in range(6):
         batch = random_batch(rng, min(pages, 4096) * size, size)
+        if plan.pages.num_states:
+            batch = with_states(rng, batch)
         if batch.num_tokens <= most:
             yield replace(batch, num_top=20 * (number % 3 == 0))
     for length in (1, 2, 15, 16, 17, 33, 63, 64, 65, 127, 511, 1000):
@@ -141,6 +144,18 @@ def test_a_sound_launcher(config, layer):
     assert seen.of_a_layer == Counter(layer)
     for graph in seen.graphs:
         assert_captured_as_launched(graph, seen.single)
+
+
+@pytest.mark.slow
+def test_linear_layers_are_captured():
+    """A graph also keeps tails, if there are any; levels that a batch does not have are empty."""
+    sizes = {"num_hidden_layers": 4, "max_position_embeddings": 1024}
+    seen = examine(QWEN35_08B | sizes)
+    assert seen.problems == []
+    assert len(seen.graphs) == seen.buckets > 5
+    added = {"aten::copy_": 1, "triton keep_tails_kernel": 3}
+    for graph in seen.graphs:
+        assert graph - seen.single == Counter(added)
 
 
 def assert_captured_as_launched(graph, single):

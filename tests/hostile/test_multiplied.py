@@ -6,6 +6,7 @@ at first, 4 MB of nulls took 500 MB, and 90 KB of ids 300 MB. pytest -s prints t
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -18,7 +19,7 @@ from support.vitals import GROWTH
 pytestmark = pytest.mark.hostile
 
 TIMES, BESIDE = 30, 64 * MIB  # of the unpacked body, and beside it
-NOISE = 32 * MIB  # between two requests
+NOISE = 64 * MIB  # between two requests
 LATE, FACTOR = 0.1, 10  # seconds of a probe, or so many times what it takes without a request
 
 
@@ -45,7 +46,8 @@ def post(http, made, first, second):
 
 def grown(http, peak, made, first, second):
     """Return the bytes of a body, the memory above what the server had at rest, and the status."""
-    wait_until(lambda: peak.resident <= peak.rest + GROWTH)
+    with suppress(TimeoutError):  # what is left of the request before counts, too
+        wait_until(lambda: peak.resident <= peak.rest + GROWTH, seconds=10)
     peak.reset()
     size, reply = post(http, made, first, second)
     return size, peak.growth(), reply.status_code

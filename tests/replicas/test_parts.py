@@ -66,25 +66,6 @@ def test_parts_together_are_the_whole():
         assert together.timings.device == max(len(part.item_ids) for part in parts)
 
 
-def test_families_stay_together():
-    rng = np.random.default_rng(0)
-    for _ in range(100):
-        flat = request_of(rng, int(rng.integers(2, 40)))
-        parents = np.arange(-1, len(flat.item_ids) - 1, dtype=np.int32)  # one long chain ...
-        parents[rng.random(len(parents)) < 0.5] = -1  # ... in pieces
-        parents[0] = -1
-        request = replace(flat, parents=parents)
-        first = 0
-        for part in split(request, [30, 50, 10]):
-            assert part.parents[0] == -1
-            expected = parents[first : first + len(part.item_ids)]
-            assert (
-                np.where(part.parents < 0, -1, part.parents + first).tolist() == expected.tolist()
-            )
-            first += len(part.item_ids)
-        assert first == len(flat.item_ids)
-
-
 def test_parts_have_about_the_wanted_sizes():
     rng = np.random.default_rng()
     request = request_of(rng, 2000)

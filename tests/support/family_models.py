@@ -132,7 +132,7 @@ class Case:
 
 
 ONE_CLASS = {"id2label": {0: "reward"}}
-EOT = 128_009
+EOT = 128_006  # <|eot_id|> in support.real_vocabularies
 CASES = {
     "qwen3-reranker": Case("qwen3", "qwen"),
     "mxbai-rerank-v2": Case("qwen2", "qwen", raw=True),

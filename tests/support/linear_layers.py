@@ -13,6 +13,7 @@ from gpuscore.backends.torch.compiler import Compiler
 from gpuscore.backends.torch.delta_net.layer import DeltaWeights, LinearAttention
 from gpuscore.backends.torch.delta_net.states import StatePool
 from gpuscore.types.batch import Float32Array, PackedBatch
+from gpuscore_kernels import Implementation
 from support.batches import int32
 from support.recurrence import State, Weights, recurrence
 
@@ -120,7 +121,9 @@ class OneLayer:
         self.delta_net, self.num_layers, self.rms_norm_eps = net, 1, EPS
 
 
-def on_torch(compiler: Compiler, device: torch.device = CPU) -> RunLayer:
+def on_torch(
+    compiler: Compiler, device: torch.device = CPU, impl: Implementation = "reference"
+) -> RunLayer:
     """Return the layer as torch's backend computes it."""
 
     def there(values: Float32Array) -> torch.Tensor:
@@ -133,9 +136,9 @@ def on_torch(compiler: Compiler, device: torch.device = CPU) -> RunLayer:
         pool = StatePool(config, SLOTS, torch.float32, device)
         for side, values in zip((pool.matrices, pool.tails), slots, strict=True):
             side[0].copy_(there(values))
-        layer = LinearAttention(config, pool, compiler).prepare(batch)
-        assert layer is not None
-        out = layer.run(0, DeltaWeights(*map(there, weights)), there(rows))
+        layers = LinearAttention(config, pool, compiler, impl).prepare(batch)
+        assert layers is not None
+        out = layers(0, DeltaWeights(*map(there, weights)), there(rows))
         return out.cpu().numpy(), (pool.matrices[0].cpu().numpy(), pool.tails[0].cpu().numpy())
 
     return run

@@ -200,6 +200,7 @@ class Peak:
         self.rest = self.resident
 
     def reset(self) -> None:
+        self.rest = min(self.rest, self.resident)  # the first requests' memory may be back by now
         for pid in self._pids:
             Path(f"/proc/{pid}/clear_refs").write_text("5")  # VmHWM becomes VmRSS
 

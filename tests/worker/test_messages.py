@@ -112,17 +112,6 @@ def test_a_request_for_every_position_and_its_result():
             to_request(msgspec.structs.replace(score_message(1, request), **changed), 10, 10)
 
 
-def test_trees_of_items_arrive_and_their_unscored_items_too():
-    tree = replace(REQUEST, parents=ints(-1, 0), label_ids=(ints(), ints(8, 9)))
-    equal(to_request(decode_to_child(encode(score_message(3, tree))), 10, 10), tree)
-    result = replace(RESULT, label_logits=(np.float32([]), np.float32([2.5, -3.5])))
-    equal(to_result(decode_from_child(encode(result_message(3, result))), tree), result)
-    message = score_message(1, tree)
-    for changed in ({"parents": None}, {"parents": ints(0, 0).tobytes()}, {"parents": b"123"}):
-        with pytest.raises(ProtocolError):
-            to_request(msgspec.structs.replace(message, **changed), 10, 10)
-
-
 def test_labels_of_several_tokens_arrive():
     trie = LabelTrie(((8, 9, 1), (8,), (3, 2)))
     request = ScoreRequest(
@@ -139,7 +128,6 @@ def test_labels_of_several_tokens_arrive():
         {"sequences": ()},
         {"need_lse": False},
         {"num_top": 1},
-        {"parents": ints(-1, 0).tobytes()},
     ):
         with pytest.raises(ProtocolError):
             to_request(msgspec.structs.replace(message, **changed), 10, 10)

@@ -5,7 +5,7 @@ numbers as bit patterns."""
 import numpy as np
 
 from gpuscore import Scorer
-from gpuscore.backends.torch import backend, known_kernels
+from gpuscore.backends.torch import backend
 from gpuscore.measure.parity.models import CutModels
 from reference import CLOSE, MODEL, TEXTS, Reference
 from support.kernels import in_triton
@@ -17,7 +17,7 @@ def test_two_layers(tmp_path, monkeypatch):
     steady_products(monkeypatch)
     for name in ("warmup_batches", "largest_batches", "largest_in_parts"):
         monkeypatch.setattr(backend, name, lambda *a, **how: iter(()))
-    monkeypatch.setattr(known_kernels, "ROWS", 5)
+    monkeypatch.setattr(backend.TorchBackend, "_check", lambda *_: None)
     directory = CutModels(MODEL, tmp_path).of(2)
     query, items = f"Question: {TEXTS[0].query}\nSentence: ", TEXTS[0].items[:3]
     labels = [" yes", " no", " not at all"]

@@ -119,7 +119,7 @@ class CheckpointFiles:
 
     def _check(self) -> None:
         """Check name, shape and dtype of every required tensor before any is read or allocated."""
-        for part, name in required_tensors(self.architecture):
+        for part, name in _required_tensors(self.architecture):
             self._check_one(part, name)
 
     def _check_one(self, part: str, name: str) -> None:
@@ -220,7 +220,7 @@ class CheckpointFiles:
         self._stack.close()
 
 
-def required_tensors(architecture: Architecture) -> Iterator[tuple[str, str]]:
+def _required_tensors(architecture: Architecture) -> Iterator[tuple[str, str]]:
     """Yield part and name of every tensor that a checkpoint of the architecture must have."""
     config = architecture.config
     for part, name in architecture.model_weights.items():

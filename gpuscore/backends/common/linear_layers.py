@@ -28,5 +28,3 @@ def _unsupported(config: ModelConfig, precision: str) -> Iterator[str]:
         yield f"products are in {precision}; supported: weights that are not quantised"
     if config.attention not in ("auto", "torch", "triton"):
         yield f"--attention is {config.attention}; supported: torch, triton"
-    if config.cuda_graph_tokens:
-        yield f"--cuda-graph-tokens is {config.cuda_graph_tokens}; supported: 0"

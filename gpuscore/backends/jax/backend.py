@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from operator import mul
 from pathlib import Path
 from typing import Any
@@ -16,20 +17,28 @@ from jax import Array
 from gpuscore.backends.base import DeviceLost, OutOfMemory, Progress, unreported
 from gpuscore.backends.common.batches import warmup_batches
 from gpuscore.backends.common.plan import check_ids, mebibytes
+from gpuscore.backends.common.start_check import (
+    ABSOLUTE,
+    IN_EIGHT_BITS,
+    KnownRequests,
+    Run,
+    check_start,
+)
 from gpuscore.backends.jax.attention import Attend, Pool, XlaAttend
-from gpuscore.backends.jax.known_answer import TOKENS, check_known_answer
 from gpuscore.backends.jax.launched import Launched, LaunchedPart, joined, split, wanted_statistics
 from gpuscore.backends.jax.layout import ProgramSizes, page_entries, product_tiles
 from gpuscore.backends.jax.padding import padded
 from gpuscore.backends.jax.plan import JaxPlan
 from gpuscore.backends.jax.platform import as_config_error, keep_programs
 from gpuscore.backends.jax.programs import Programs, ScoredRows, compile_programs
+from gpuscore.backends.jax.start_check import reference_scores
 from gpuscore.backends.jax.weights import KeptBytes, load_weights
 from gpuscore.types.batch import BackendLimits, PackedBatch, RowScores
 
 logger = logging.getLogger(__name__)
 
 COMPILERS = 4  # threads
+CHECKED = 512  # tokens of the program that is checked at start, at least
 WORTH_IT = 1.05  # times the pages, for which the largest program is compiled again
 
 
@@ -61,18 +70,6 @@ class JaxBackend:
                 plan.precision,
                 progress,
             )
-        if plan.device_name != "cpu":  # there, XLA's attention is what the tests hold to the rule
-            with as_config_error("the check of attention", "another --attention"):
-                check_known_answer(
-                    plan.attention,
-                    self._attends,
-                    self._config,
-                    plan.heads,
-                    plan.dtype_name,
-                    plan.device,
-                    plan.size(TOKENS),
-                    plan.pages.size,
-                )
         self._sizes = plan.sizes()
         self._programs: dict[ProgramSizes, Programs] = {}
         self._rows = self._padded_rows = 0  # computed so far, and with padding
@@ -88,6 +85,8 @@ class JaxBackend:
         start = time.monotonic()
         with ThreadPoolExecutor(COMPILERS) as threads:  # XLA releases the GIL while it compiles
             list(threads.map(self._program, self._sizes))
+        if self.plan.device_name != "cpu":  # there, the tests hold XLA to the reference
+            self.check_start()
         longest = min(self.plan.max_tokens, self.plan.max_model_len)
         for batch in warmup_batches(longest, self.plan.pages.size):
             self.collect(self.extend(batch))
@@ -98,6 +97,26 @@ class JaxBackend:
             ", ".join(str(tokens) for tokens in self._limits.token_buckets),
         )
 
+    def check_start(self) -> None:
+        """Raise ConfigError if programs compute something else than the reference."""
+        plan, vocab = self.plan, self._limits.vocab_rows
+        known = KnownRequests(vocab, self._limits.label_rows, plan.pages.size)
+        sizes = next((s for s in self._sizes if s.tokens >= CHECKED), plan.size(CHECKED))
+
+        def chosen(batch: PackedBatch) -> RowScores:
+            return self._launched(batch, wanted_statistics(batch), sizes).scores()
+
+        def plainly(dtype: Any) -> Run:
+            return partial(
+                reference_scores, weights=self._weights, config=self._config, dtype=dtype
+            )
+
+        dtype = jnp.dtype(plan.dtype_name)
+        rounded = None if dtype == jnp.float32 else plainly(dtype)
+        absolute = IN_EIGHT_BITS if plan.precision == "int8" else ABSOLUTE
+        choice = f"--attention {plan.attention} with --backend jax"
+        check_start(choice, known, chosen, plainly(jnp.float32), rounded, absolute, 1.0)
+
     def extend(self, batch: PackedBatch) -> Launched:
         error = self._invalid(batch)
         if error is not None:
@@ -106,7 +125,7 @@ class JaxBackend:
         wanted = wanted_statistics(batch)
         try:
             parts = split(batch, entries, self._sizes[-1].pages)
-            return Launched(tuple(self._launched(part, wanted) for part in parts))
+            return Launched(tuple(self._launched(x, wanted, self._fitting(x)) for x in parts))
         except RuntimeError as failure:
             raise self._meaning(failure) from failure
 
@@ -133,9 +152,9 @@ class JaxBackend:
         """Share of padding among the rows computed so far; batches are padded to whole tiles."""
         return 1 - self._rows / max(1, self._padded_rows)
 
-    def _launched(self, batch: PackedBatch, wanted: int) -> LaunchedPart:
-        """Launch a batch that fits a program, and copies of its results to the host."""
-        programs = self._program(self._fitting(batch))
+    def _launched(self, batch: PackedBatch, wanted: int, sizes: ProgramSizes) -> LaunchedPart:
+        """Launch a batch on a program that it fits, and copies of its results to the host."""
+        programs = self._program(sizes)
         buffer = padded(batch, programs.sizes, self._limits.page_size, wanted)
         self.pool, rows = programs.extend(self._weights, self.pool, buffer)
         part = LaunchedPart(batch, wanted, rows, tuple(self._labels(programs, rows, batch)))

@@ -70,7 +70,7 @@ def linear(x: Array, weight: Array | Quantized, bias: Array | None = None) -> Ar
 def _product(x: Array, weight: Array | Quantized) -> Array:
     if isinstance(weight, Quantized):
         return _in_eight_bits(x, weight)
-    return contract(x, weight, ((1,), (1,)))
+    return contract(x, weight.astype(x.dtype), ((1,), (1,)))
 
 
 def _in_eight_bits(x: Array, weight: Quantized) -> Array:

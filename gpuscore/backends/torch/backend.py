@@ -15,6 +15,17 @@ from gpuscore.backends.common.batches import largest_batches, largest_in_parts, 
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.common.memory import Memory
 from gpuscore.backends.common.plan import check_ids, measure, mebibytes
+from gpuscore.backends.common.start_check import (
+    ABSOLUTE,
+    IN_EIGHT_BITS,
+    MOST_ROWS,
+    TREES,
+    WITHOUT_QUERY,
+    KnownRequests,
+    Run,
+    check_start,
+    pages_for,
+)
 from gpuscore.backends.torch.attention.choice import attention_factory
 from gpuscore.backends.torch.attention.triton import TritonAttention
 from gpuscore.backends.torch.compiler import Compiler, eagerly
@@ -25,8 +36,6 @@ from gpuscore.backends.torch.devices import memory_of, sum_in_float32, taken_bes
 from gpuscore.backends.torch.graph_launcher import GraphLauncher
 from gpuscore.backends.torch.group import RankGroup
 from gpuscore.backends.torch.kernels import in_triton
-from gpuscore.backends.torch.known_answer import check_known_answer
-from gpuscore.backends.torch.known_kernels import check_kernels
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.backends.torch.launcher import (
     Finish,
@@ -41,6 +50,7 @@ from gpuscore.backends.torch.loader import load_weights
 from gpuscore.backends.torch.plan import TorchPlan
 from gpuscore.backends.torch.queues import queue_of
 from gpuscore.backends.torch.rows_in_c import in_c
+from gpuscore.backends.torch.start_check import WideHead, reference
 from gpuscore.backends.torch.work_thread import Done, WorkThread, translated
 from gpuscore.errors import ConfigError
 from gpuscore.system.heap import keep_freed_blocks
@@ -109,21 +119,14 @@ class TorchBackend:
             self._compiler(merge_partials),
             self.tiling,
         )
-        if plan.attention != "torch":  # the others are compared with torch's attention
-            check_known_answer(
-                plan.attention,
-                self._attention,
-                config,
-                plan.dtype,
-                plan.device,
-                plan.pages.size,
-            )
-        if plan.kernels:
-            check_kernels(config, weights)
         try:
-            # Only for the measurement: a few layers and a single page.
+            # Only for the check and the measurement: a few layers and pages.
             short, some = shortened(config, weights)
-            self.launcher = self._make_launcher(short, some, num_pages=1, num_states=1)
+            pages = pages_for(plan.pages.size)
+            self.launcher = self._make_launcher(short, some, num_pages=pages, num_states=1)
+            if group is not None:
+                group.connect()
+            self._check(short, some)
             of_device = memory or memory_of(plan.device, plan.shard.ranks)
             num_pages = self._count_pages(of_device, short.num_layers)
             self.launcher.release()
@@ -208,12 +211,13 @@ class TorchBackend:
         decoder = self._decoder(config, weights)
         pool = KVPool(config, num_pages, plan.pages.size, plan.dtype, plan.device)
         attention = self._attention(config, pool)
+        states = StatePool(config, num_states, plan.dtype, plan.device)
+        linear = LinearAttention(config, states, self._compiler, self._own)
         if plan.graph_tokens is None:
-            states = StatePool(config, num_states, plan.dtype, plan.device)
-            linear = LinearAttention(config, states, self._compiler)
             return PlainLauncher(decoder, pool, attention, self._by_rows, self._head, linear)
         assert isinstance(attention, TritonAttention)  # noqa: S101  (the plan guarantees it)
-        launcher = GraphLauncher(decoder, attention, queue_of(plan.device), plan.graph_tokens)
+        queue = queue_of(plan.device)
+        launcher = GraphLauncher(decoder, attention, linear, queue, plan.graph_tokens)
         launcher.reserve(self._largest())
         return launcher
 
@@ -232,14 +236,41 @@ class TorchBackend:
     def _compiler(self) -> Compiler:
         return in_triton if self.plan.kernels else self._in_c
 
+    def _check(self, config: DecoderConfig, weights: DecoderWeights) -> None:
+        """Compare the launcher with the reference (`start_check`)."""
+        plan, whole, group = self.plan, self.plan.architecture.config, self._group
+        trees = (*TREES, WITHOUT_QUERY) if plan.attention == "flashinfer" else TREES
+        labels = len(weights.lm_head) if group is None else whole.label_rows
+        known = KnownRequests(whole.vocab_size, labels, plan.pages.size, trees)
+
+        def run_on(launcher: Launcher) -> Run:
+            return lambda batch: self._run(lambda: launcher.launch(batch)()).result()
+
+        def plainly(dtype: torch.dtype, head: Head) -> Run:
+            if group is not None and whole.classes is None:
+                head = ShardedVocabulary(group, whole.vocab_size, head)
+            return run_on(reference(config, weights, head, self._lookup, dtype))
+
+        exact = plainly(torch.float32, WideHead(whole.final_softcap))
+        rounded = None
+        if plan.dtype != torch.float32:
+            rounded = plainly(plan.dtype, WholeHead("reference", whole.final_softcap))
+        check_start(
+            f"--attention {plan.attention} with --kernels {'triton' if plan.kernels else 'torch'}",
+            known,
+            run_on(self.launcher),
+            exact,
+            rounded,
+            IN_EIGHT_BITS if plan.precision in ("int8", "fp8") else ABSOLUTE,
+            1.0 if whole.mixture is None else MOST_ROWS,
+        )
+
     def _largest(self) -> Iterable[PackedBatch]:
         plan = self.plan
         return largest_batches(plan.max_tokens, plan.max_model_len, plan.pages.size)
 
     def _count_pages(self, memory: Memory, layers: int) -> int:
         plan, pages = self.plan, self.plan.pages
-        if self._group is not None:
-            self._group.connect()
         self._set_up()  # before measuring, because what it allocates stays
 
         def run(batches: Iterable[PackedBatch]) -> None:

@@ -1,13 +1,19 @@
 """A batch as int32 words in one buffer, in an order that depends on the batch's sizes only."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpuscore.backends.torch.buckets import Bucket
+from gpuscore.backends.torch.delta_net.layout import StatePlaces, StateSizes, StateTables
 from gpuscore.backends.torch.launcher import label_rows, wanted_rows
 from gpuscore.types.batch import Int32Array, PackedBatch
-from gpuscore_kernels.extend_attention import TablePlace, TileTable, aligned, list_words
+from gpuscore_kernels.extend_attention import (
+    TablePlace,
+    TileTable,
+    aligned,
+    list_words,
+    word_slices,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,18 +27,21 @@ class Places:
     num_tokens: slice  # one word: tokens without padding
     num_scored: slice  # one word
     tables: tuple[TablePlace, ...]  # the last one is the last layer's
+    states: StatePlaces | None  # of a model with linear layers
     end: int  # first word after them, where lists of any length follow
 
     @staticmethod
-    def of(sizes: Bucket, num_tables: int) -> "Places":
+    def of(sizes: Bucket, num_tables: int, states: StateSizes | None = None) -> "Places":
         lengths = (sizes.tokens, sizes.tokens, sizes.tokens, sizes.scored, 1, 1)
-        tokens, positions, slots, scored, num_tokens, num_scored = _slices(lengths, 0)
+        tokens, positions, slots, scored, num_tokens, num_scored = word_slices(lengths, 0)
         end = aligned(num_scored.stop)
         tables = []
         for _ in range(num_tables - 1):
             tables.append(TablePlace(sizes.tokens, sizes.tiles, end))
             end = tables[-1].end
         tables.append(TablePlace(sizes.scored, sizes.scored, end))
+        end = tables[-1].end
+        of_states = None if states is None else StatePlaces.of(states, aligned(end))
         return Places(
             tokens,
             positions,
@@ -41,7 +50,8 @@ class Places:
             num_tokens,
             num_scored,
             tuple(tables),
-            tables[-1].end,
+            of_states,
+            end if of_states is None else of_states.end,
         )
 
 
@@ -59,7 +69,13 @@ def num_words(batch: PackedBatch, tables: list[TileTable], places: Places) -> in
     return places.end + list_words(tables) + aligned(1) + asked
 
 
-def write(batch: PackedBatch, tables: list[TileTable], places: Places, words: Int32Array) -> int:
+def write(
+    batch: PackedBatch,
+    tables: list[TileTable],
+    states: StateTables | None,
+    places: Places,
+    words: Int32Array,
+) -> int:
     """Write the batch to its places, padded with token 0 that has no slot and no tile.
 
     Returns:
@@ -76,6 +92,8 @@ def write(batch: PackedBatch, tables: list[TileTable], places: Places, words: In
         words[end : part.stop] = filling
     words[places.num_tokens] = batch.num_tokens
     words[places.num_scored] = len(batch.score_rows)
+    if places.states is not None and states is not None:
+        places.states.write(states, words)
     end = places.end
     for place, table in zip(places.tables, tables, strict=True):
         end = place.write(table, words, end)
@@ -85,15 +103,7 @@ def write(batch: PackedBatch, tables: list[TileTable], places: Places, words: In
 def write_head(batch: PackedBatch, words: Int32Array, start: int) -> tuple[LabelWords, int]:
     """Write the label head's inputs from word `start` on; return their places and their end."""
     asked = (label_rows(batch), batch.label_token_ids, wanted_rows(batch))
-    parts = _slices([len(values) for values in asked], aligned(start))
+    parts = word_slices([len(values) for values in asked], aligned(start))
     for part, values in zip(parts, asked, strict=True):
         words[part] = values
     return LabelWords(*parts), parts[-1].stop
-
-
-def _slices(counts: Sequence[int], start: int) -> list[slice]:
-    """Return slices of these lengths, one after the other, each aligned as kernels need it."""
-    starts = [start]
-    for count in counts:
-        starts.append(starts[-1] + aligned(count))
-    return [slice(at, at + count) for at, count in zip(starts, counts, strict=False)]

@@ -18,6 +18,10 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+
+from gpuscore.types.batch import PackedBatch, Prefix, Segment, pack
+
 SMALLEST = 32  # tokens
 FINE_FROM, FINE_STEP = 128, 8  # tokens
 MANY_FROM = 500  # tokens
@@ -103,3 +107,20 @@ def _tiles(first: int, last: int) -> list[int]:
         sizes.append(first)
         first *= TILES_STEP
     return [*sizes, last]
+
+
+def filled_batch(tokens: int, scored: int, vocab: int, page_size: int) -> PackedBatch:
+    """Return a batch of exactly `tokens` random tokens and at most `scored` scored rows.
+
+    The first half is a query, whose first tokens are kept on page 0; the rest are its items.
+    """
+    rng, items = np.random.default_rng(0), min(scored, tokens // 2)
+    ids = rng.integers(0, vocab, tokens).astype(np.int32)
+    length = tokens // 2 // items if items else 0
+    query = tokens - items * length
+    slots = np.where(np.arange(query) < page_size, np.arange(query), -1).astype(np.int32)
+    segments = [Segment(ids[:query], 0, 0, slots=slots, label_ids=None if items else ids[:1])]
+    for start in range(query, tokens, max(1, length)):
+        item = ids[start : start + length]
+        segments.append(Segment(item, query, 0, parent=0, label_ids=ids[:1]))
+    return pack(segments, [Prefix(0, slots[:0])])

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from gpuscore.backends.common.hf_config import DecoderConfig, Rope
 from gpuscore.backends.torch.compiler import Compiler, eagerly
-from gpuscore.backends.torch.delta_net.layer import DeltaWeights
+from gpuscore.backends.torch.delta_net.layer import DeltaWeights, Recur
 from gpuscore.backends.torch.kv_pool import KeptRows
 from gpuscore.backends.torch.layers import (
     ByRows,
@@ -33,8 +33,6 @@ from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
 # attend(layer, q [M, H, D], k [T, Hkv, D], v [T, Hkv, D]) -> [M, H, D]. M is T, except in the
 # last layer, where q holds the scored rows only.
 Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-# recur(layer, weights, projections [T, ...]) -> [T, values], of a linear layer.
-Recur: TypeAlias = Callable[[int, DeltaWeights, Tensor], Tensor]
 # How many of a batch's rows, and of its scored rows, are no padding, int32 [1] each; None = all.
 Filled: TypeAlias = tuple[Tensor | None, Tensor | None]
 # The residual stream [T, E], and what is still to be added to it; None in front of all layers.
@@ -141,18 +139,18 @@ class Decoder:
         computes all of every row. Mixtures of experts compute nothing for padding, which `filled`
         tells. Only models with linear layers need `recur`.
         """
-        rotary = self.rotary(positions)
+        rotary = self._rotary(positions)
         streams: list[Stream] = [(self.embed(token_ids), None)]
         *layers, last = self.weights.layers
         for index, layer in enumerate(layers):
-            stream = self.one_layer(
+            stream = self._one_layer(
                 index, layer, streams.pop(), rotary, attend, kept, filled[0], recur
             )
             streams.append(stream)
             self.layers_done += 1
             del stream  # whoever holds it holds its memory through the next layer
         if last.delta is not None:
-            stream = self.one_layer(
+            stream = self._one_layer(
                 len(layers), last, streams.pop(), rotary, attend, kept, filled[0], recur
             )
             x, delta = stream
@@ -169,7 +167,7 @@ class Decoder:
         x, delta = self._by_rows(partial(self._after, last, filled[1]), x, attended, *gate)
         return self.final_norm(x, delta)
 
-    def one_layer(
+    def _one_layer(
         self,
         index: int,
         layer: LayerWeights,
@@ -177,10 +175,10 @@ class Decoder:
         rotary: Rotary,
         attend: Attend,
         kept: KeptRows,
-        filled: Tensor | None = None,
-        recur: Recur | None = None,
+        filled: Tensor | None,
+        recur: Recur | None,
     ) -> Stream:
-        """Return the stream after a layer, whose weights are given, for all rows."""
+        """Return the stream after a layer, for all rows."""
         cos, sin = rotary[self.ropes[index]]
         x, delta = stream
         del stream  # so that the memory of x is free when the first norm has read it
@@ -197,7 +195,7 @@ class Decoder:
         x, delta = self._by_rows(partial(self._after, layer, filled), x, attended, *gate)
         return x, delta
 
-    def rotary(self, positions: Tensor) -> Rotary:
+    def _rotary(self, positions: Tensor) -> Rotary:
         """Return the tables of each kind of rotary embedding that layers use."""
         return {
             rope: self._by_rows(partial(rotary_tables, frequencies=frequencies), positions)

@@ -7,7 +7,9 @@ import torch
 from gpuscore.backends.common.memory import HostMemory, Memory
 from gpuscore.backends.common.plan import nvidia_device
 from gpuscore.errors import ConfigError
+from gpuscore_kernels.launch import ARCHES
 
+UNCHECKED = 10  # major compute capability of B200 and B300
 # The oldest driver of each release of CUDA, from its release notes.
 DRIVERS = {12: 525, 13: 580}
 
@@ -27,6 +29,13 @@ def choose_device(name: str) -> torch.device:
     if name == "cpu":
         return torch.device("cpu")
     if torch.cuda.is_available():
+        major, minor = torch.cuda.get_device_capability()
+        if major == UNCHECKED:
+            raise ConfigError(
+                f"--device {name}: {torch.cuda.get_device_name()} is sm_{major}{minor}, for which "
+                f"no kernel was compiled or checked; supported: "
+                f"{', '.join(f'sm_{arch}' for arch in ARCHES)}"
+            )
         return torch.device("cuda")
     if name == "cuda":
         raise ConfigError(f"--device cuda: this torch sees no CUDA device: {_why_not()}")

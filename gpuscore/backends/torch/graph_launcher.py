@@ -27,12 +27,15 @@ from gpuscore.backends.torch.batch_words import (
     write,
     write_head,
 )
-from gpuscore.backends.torch.buckets import Bucket, find_bucket, make_buckets
+from gpuscore.backends.torch.buckets import Bucket, filled_batch, find_bucket, make_buckets
 from gpuscore.backends.torch.decoder import Decoder
-from gpuscore.backends.torch.known_answer import check_replay, filled_batch
+from gpuscore.backends.torch.delta_net.layer import LinearAttention
+from gpuscore.backends.torch.delta_net.layout import StateSizes, StateTables
 from gpuscore.backends.torch.kv_pool import KeptRows
 from gpuscore.backends.torch.launcher import Finish, row_scores
 from gpuscore.backends.torch.queues import Queue, Replay
+from gpuscore.backends.torch.rounding import TOLERANCE, relative_error
+from gpuscore.errors import ConfigError
 from gpuscore.types.batch import Int32Array, PackedBatch, RowScores
 from gpuscore_kernels.extend_attention import TileTable, list_words
 from gpuscore_kernels.label_head import label_logits, vocab_statistics
@@ -45,10 +48,11 @@ IN_FLIGHT = 2  # batches: one runs, the next is uploaded
 
 
 class PlannedBatch(NamedTuple):
-    """A batch with its tile tables, the places of its parts, and its graph if there is one."""
+    """A batch with its tables, the places of its parts, and its graph if there is one."""
 
     batch: PackedBatch
     tables: list[TileTable]
+    states: StateTables | None
     places: Places
     replay: Replay | None
 
@@ -69,14 +73,21 @@ class GraphLauncher:
     Args:
         decoder: uses Triton's kernels and computes all rows at once.
         attention: over the pool of keys and values.
+        linear: linear layers, if the model has any.
         queue: of the device.
         graph_tokens: batches of up to this many tokens run as graphs; 0 = none.
     """
 
     def __init__(
-        self, decoder: Decoder, attention: TritonAttention, queue: Queue, graph_tokens: int
+        self,
+        decoder: Decoder,
+        attention: TritonAttention,
+        linear: LinearAttention,
+        queue: Queue,
+        graph_tokens: int,
     ) -> None:
         self.decoder, self.attention, self.queue = decoder, attention, queue
+        self.linear = linear
         self.pool = attention.pool
         config = self.decoder.config
         self._windows = (*table_windows(config), config.windows[-1])  # one per table
@@ -84,7 +95,10 @@ class GraphLauncher:
         self.replayed = 0  # batches that ran as graphs ...
         self.launched = 0  # ... and as single launches
         self._graphs: dict[Bucket, Replay] = {}
-        self._places_of = {bucket: Places.of(bucket, len(self._windows)) for bucket in self.buckets}
+        self._places_of = {
+            bucket: Places.of(bucket, len(self._windows), linear.room(bucket.tokens, bucket.scored))
+            for bucket in self.buckets
+        }
         self._words = self._device_words(GRAPH_WORDS if self.buckets else 0)
         weight = self.decoder.weights.lm_head
         self._hidden = weight.new_empty(graph_tokens, weight.shape[1])
@@ -99,8 +113,7 @@ class GraphLauncher:
         """
         words = answers = 0
         for batch in batches:
-            tables = self.attention.tables(batch)
-            places, _ = self._places(batch, tables)
+            _, tables, _, places, _ = self._plan(batch)
             words = max(words, num_words(batch, tables, places))
             of_rows = (1 + 2 * batch.num_top) * len(batch.score_rows)
             answers = max(answers, len(batch.label_token_ids) + of_rows)
@@ -146,8 +159,8 @@ class GraphLauncher:
             raise
 
     def _launch(self, planned: PlannedBatch, buffers: Buffers) -> Finish:
-        batch, tables, places, replay = planned
-        end = write(batch, tables, places, buffers.words)
+        batch, tables, states, places, replay = planned
+        end = write(batch, tables, states, places, buffers.words)
         head, end = write_head(batch, buffers.words, end)
         words = buffers.device[:end]
         self.queue.upload(buffers.host[:end], words)
@@ -162,19 +175,24 @@ class GraphLauncher:
         return self._answer(batch, head, hidden, buffers)
 
     def _plan(self, batch: PackedBatch) -> PlannedBatch:
-        tables = self.attention.tables(batch)
-        return PlannedBatch(batch, tables, *self._places(batch, tables))
+        tables, states = self.attention.tables(batch), self.linear.tables(batch)
+        sizes = None if states is None else states.sizes
+        return PlannedBatch(batch, tables, states, *self._places(batch, tables, sizes))
 
-    def _places(self, batch: PackedBatch, tables: list[TileTable]) -> tuple[Places, Replay | None]:
+    def _places(
+        self, batch: PackedBatch, tables: list[TileTable], states: StateSizes | None
+    ) -> tuple[Places, Replay | None]:
         """Return the places of the batch's parts, and its graph if there is one."""
         tiles = max((len(table.tiles) for table in tables[:-1]), default=0)
         exact = Bucket(batch.num_tokens, tiles, len(batch.score_rows))
         bucket = find_bucket(self.buckets, exact)
         if bucket is not None and bucket in self._graphs:
             places = self._places_of[bucket]
-            if places.end + list_words(tables) <= GRAPH_WORDS:
+            room = places.states
+            there = room is None or states is None or states.fit(room.sizes)
+            if there and places.end + list_words(tables) <= GRAPH_WORDS:
                 return places, self._graphs[bucket]
-        return Places.of(exact, len(self._windows)), None
+        return Places.of(exact, len(self._windows), states), None
 
     def _take(self, words: int) -> Buffers:
         buffers = self._free.pop() if self._free else None
@@ -225,9 +243,9 @@ class GraphLauncher:
         batch = filled_batch(
             bucket.tokens, bucket.scored, self.decoder.config.vocab_size, self.pool.page_size
         )
-        tables = self.attention.tables(batch)
+        tables, states = self.attention.tables(batch), self.linear.tables(batch)
         words = np.empty(num_words(batch, tables, places), np.int32)
-        end = write(batch, tables, places, words)
+        end = write(batch, tables, states, places, words)
         self._words[:end].copy_(torch.from_numpy(words[:end]))
         return len(batch.score_rows)
 
@@ -237,7 +255,7 @@ class GraphLauncher:
             place.on_device(words, self.attention.shape, window)
             for place, window in zip(places.tables, self._windows, strict=True)
         ]
-        nothing = words[:0]
+        nothing, states = words[:0], places.states
         return self.decoder.forward(
             words[places.tokens],
             words[places.positions],
@@ -245,6 +263,7 @@ class GraphLauncher:
             self.attention.planned(tables).run,
             KeptRows(self.pool, nothing, nothing, words[places.slots]),
             (words[places.num_tokens], words[places.num_scored]),
+            self.linear.planned(None if states is None else states.on_device(words)),
         )
 
     def _answer(
@@ -279,3 +298,21 @@ class GraphLauncher:
             return row_scores(batch, logits, others)
 
         return finish
+
+
+def check_replay(tokens: int, replayed: Tensor, launched: Tensor) -> None:
+    """Raise ConfigError if a CUDA graph computed other numbers than the launches it repeats.
+
+    Args:
+        tokens: number that the graph holds, for the error.
+        replayed, launched: hidden states of the same rows, [M, hidden].
+    """
+    # What overflows in a number format, with random tokens, is a zero on both sides.
+    finite = (x.float().nan_to_num(0.0, 0.0, 0.0) for x in (replayed, launched))
+    error, tolerance = relative_error(*finite), TOLERANCE[launched.dtype]
+    if not error <= tolerance:
+        raise ConfigError(
+            f"the CUDA graph for {tokens} tokens computes something else than the same kernels "
+            f"launched one by one: the relative error is {error:.1e}, allowed {tolerance:.0e}; "
+            f"choose --cuda-graph-tokens 0"
+        )

@@ -5,6 +5,7 @@ Heads and mixtures of experts have kernels too, which the decoder calls itself. 
 products, and functions that are not listed here, stay with torch.
 """
 
+import importlib
 import importlib.util
 import logging
 import os
@@ -16,7 +17,7 @@ from torch import Tensor
 from gpuscore.backends.torch.compiler import Function
 from gpuscore.backends.torch.layers import add_and_norm, gated, rms_norm
 from gpuscore.errors import ConfigError
-from gpuscore_kernels import Implementation, delta_net, delta_rows
+from gpuscore_kernels import Implementation
 from gpuscore_kernels import gated as gated_kernel
 from gpuscore_kernels.add_rms_norm import add_rms_norm
 from gpuscore_kernels.delta_net import reference as linear
@@ -56,6 +57,11 @@ def in_triton(function: Function) -> Function:
 
     A `Compiler`, in the place that functions in C have on a CPU: see `rows_in_c.py`.
     """
+    if function.__module__ == linear.__name__:
+        folder = "delta_net" if function is linear.delta_rule else "delta_rows"
+        module = importlib.import_module(f"gpuscore_kernels.{folder}.triton")
+        own: Function = getattr(module, function.__name__)
+        return own
     kernel = _KERNELS.get(function)
     return function if kernel is None else partial(kernel, impl="triton")
 
@@ -76,7 +82,4 @@ _KERNELS: dict[Function, Function] = {
     rms_norm: _rms_norm,
     add_and_norm: _add_and_norm,
     gated: gated_kernel.gated,
-    linear.convolve: delta_rows.convolve,
-    linear.delta_chunks: delta_net.delta_chunks,
-    linear.gated_norm: delta_rows.gated_norm,
 }

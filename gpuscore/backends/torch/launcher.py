@@ -137,14 +137,13 @@ class PlainLauncher:
 
     @torch.inference_mode()
     def launch(self, batch: PackedBatch) -> Finish:
-        linear = self.linear.prepare(batch)
         hidden = self.decoder.forward(
             self._to_device(batch.token_ids),
             self._to_device(batch.positions),
             self._to_device(batch.score_rows),
             self.attention.prepare(batch).run,
             KeptRows.of(batch.slot_mapping, self.pool),
-            recur=None if linear is None else linear.run,
+            recur=self.linear.prepare(batch),
         )
         scores = self._score(hidden, batch)
         return lambda: scores

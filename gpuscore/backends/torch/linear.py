@@ -126,7 +126,8 @@ class Products:
             return self._quantized(linear, x)
         match linear:
             case DenseLinear():
-                return functional.linear(x, linear.weight, linear.bias)
+                bias = None if linear.bias is None else linear.bias.to(x.dtype)
+                return functional.linear(x, linear.weight.to(x.dtype), bias)
             case PackedLinear():
                 return self._packed(linear, self.unsigned(x))
             case QuantizedLinear():

@@ -55,7 +55,7 @@ def mixture_mlp(
     Returns:
         [T, E] in x's dtype; weights and the sum over experts are float32.
     """
-    mixture, logits = weights.mixture, functional.linear(x, weights.router)
+    mixture, logits = weights.mixture, functional.linear(x, weights.router.to(x.dtype))
     group = weights.group if isinstance(weights, MixtureWeights) else None
     if group is not None:  # if ranks rounded differently, they might choose different experts
         logits = group.of_first(logits)

@@ -196,7 +196,7 @@ def _plan(directory: Path, config: ModelConfig, rank: int) -> TorchPlan:
         kernels=kernels,
         deterministic=config.deterministic,
         attention=attention,
-        graph_tokens=_graph_tokens(part, config, device, attention, kernels, precision),
+        graph_tokens=_graph_tokens(config, device, attention, kernels, precision),
         identity=f"{directory} {config.revision} {dtype} {precision}",
         precision=precision,
         shard=shard,
@@ -229,7 +229,6 @@ def _max_tokens(config: ModelConfig, device: torch.device) -> int:
 
 
 def _graph_tokens(
-    model: DecoderConfig,
     config: ModelConfig,
     device: torch.device,
     attention: str,
@@ -237,7 +236,7 @@ def _graph_tokens(
     precision: Precision,
 ) -> int | None:
     wanted, reason = config.cuda_graph_tokens, None
-    if config.tensor_parallel > 1 or model.delta_net is not None:
+    if config.tensor_parallel > 1:
         return None
     if attention != "triton" or not kernels:
         reason = f"--attention is {attention}, --kernels {'triton' if kernels else 'torch'}; both "

@@ -75,35 +75,23 @@ def split(request: ScoreRequest, sizes: Sequence[int]) -> list[ScoreRequest]:
     """Divide a request's items, in their order, into parts of about these numbers of tokens.
 
     Returns:
-        As many parts as sizes, each with at least one family; fewer if there are fewer families.
+        As many parts as sizes, each with at least one item; fewer if there are fewer items.
     """
     if len(sizes) == 1:
         return [request]
-    families = request.families()
-    ends = np.cumsum([sum(len(request.item_ids[i]) for i in family) for family in families])
+    ends = np.cumsum([*map(len, request.item_ids)])
     wanted = np.array(list(accumulate(sizes))[:-1])
     cuts = np.searchsorted(ends, wanted * (ends[-1] / sum(sizes)), side="right")
     bounds = sorted({0, *np.clip(cuts, 1, len(ends) - 1).tolist(), len(ends)})
-    return [
-        _part(request, families[start].start, families[stop - 1].stop)
-        for start, stop in zip(bounds, bounds[1:], strict=False)
-    ]
+    return [_part(request, *some) for some in zip(bounds, bounds[1:], strict=False)]
 
 
 def _part(request: ScoreRequest, start: int, stop: int) -> ScoreRequest:
-    """Return the request with the items `start` to `stop - 1` only, which are whole families."""
-    parents, nodes = request.parents, request.nodes
-    if nodes is not None:
-        nodes = nodes[(nodes >= start) & (nodes < stop)] - np.int32(start)
-    if parents is not None:
-        parents = np.where(parents[start:stop] < 0, -1, parents[start:stop] - start)
-        parents = parents.astype(np.int32)
+    """Return the request with the items `start` to `stop - 1` only."""
     return replace(
         request,
         item_ids=request.item_ids[start:stop],
         label_ids=request.label_ids[start:stop],
-        parents=parents,
-        nodes=nodes,
         # The rows of a query that is scored are computed once, with the first part.
         query_labels=None if start else request.query_labels,
     )

@@ -53,10 +53,8 @@ class Score(Message, frozen=True):
     salt: str
     deadline: float | None  # on the monotonic clock, which all processes of a machine share
     every_position: bool
-    parents: bytes | None  # int32 [N]
     query_labels: bytes | None  # int32 [cut]
     sequences: tuple[tuple[Natural, ...], ...] | None  # of labels of several tokens
-    nodes: bytes | None  # int32, the items that are labels' nodes
 
 
 class Cancel(Message, frozen=True):
@@ -153,10 +151,8 @@ def score_message(id: int, request: ScoreRequest) -> Score:
         request.salt,
         request.deadline,
         request.every_position,
-        None if request.parents is None else _int_bytes(request.parents),
         None if request.query_labels is None else _int_bytes(request.query_labels),
         None if request.trie is None else request.trie.sequences,
-        None if request.nodes is None else _int_bytes(request.nodes),
     )
 
 
@@ -171,19 +167,19 @@ def to_request(message: Score, vocab_rows: int, label_rows: int) -> ScoreRequest
         if ids.size and ids.view(np.uint32).max() >= rows:  # negative ids become large ones
             raise ProtocolError(f"a token id or label outside 0 to {rows - 1}")
     item_ids = _split(items, _array(message.item_counts, _INT32))
-    label_ids = _split(labels, _array(message.label_counts, _INT32), int(message.parents is None))
+    label_ids = _split(labels, _array(message.label_counts, _INT32))
     if len(label_ids) == 1:
         label_ids *= len(item_ids)
     if len(label_ids) != len(item_ids):
         raise ProtocolError(f"{len(label_ids)} label lists for {len(item_ids)} items")
     try:
-        places = (message.parents, message.nodes)
-        parents, nodes = (None if x is None else _array(x, _INT32) for x in places)
         scored = None if message.query_labels is None else of_query
         trie = None if message.sequences is None else LabelTrie(message.sequences)
         asked = message.need_lse, message.num_top, message.priority, message.salt, message.deadline
-        own = message.every_position, parents, scored, trie, nodes
-        return ScoreRequest(query, item_ids, label_ids, *asked, *own)
+        every = message.every_position
+        return ScoreRequest(
+            query, item_ids, label_ids, *asked, every, query_labels=scored, trie=trie
+        )
     except ValueError as error:
         raise ProtocolError(str(error)) from error
 

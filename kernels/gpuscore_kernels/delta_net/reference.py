@@ -1,23 +1,39 @@
-"""The gated delta rule in plain torch; `gpuscore_kernels.delta_net` documents the functions.
+"""Linear layers in plain torch, on any device.
 
 All rows of a chunk are computed at once: what they write solves a triangular system, because a
 row's correction depends on the rows before it.
+
+A place of a row is its number in the batch, or -1 = zeros, or -2 - n for row n of all tails.
 """
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gpuscore_kernels.delta_net import Walks
+
 EPS = 1e-6  # in the norm of queries and keys
 
 
 def convolve(
-    mixed: Tensor, extra: Tensor, places: Tensor, weight: Tensor, keys: int, size: int
+    mixed: Tensor, tails: Tensor, places: Tensor, weight: Tensor, keys: int, size: int
 ) -> Tensor:
-    source = torch.cat((mixed, extra))
-    out = weight.new_zeros(len(mixed) + 1, weight.shape[1])
-    for of_tap, place in zip(weight, places.unbind(1), strict=True):
-        out[:-1].addcmul_(source[place].to(weight), of_tap)
+    """Convolve each column along the prompt of each row, apply SiLU, and norm queries and keys.
+
+    Args:
+        mixed: [T, C] queries, keys and values, of any dtype.
+        tails: [slots, kernel - 1, C] kept rows of the same dtype.
+        places: int32 [T, kernel - 1] of the rows that each row sees before itself.
+        weight: [kernel, C].
+        keys: columns of queries, and of keys.
+        size: of a key head.
+
+    Returns:
+        float32 [T, C].
+    """
+    out = mixed.to(weight) * weight[-1]
+    for tap, place in zip(weight, places.unbind(1), strict=False):
+        out.addcmul_(_rows_at(mixed, tails, place).to(weight), tap)
     functional.silu(out, inplace=True)
     heads = out[:, : 2 * keys].view(len(out), 2, -1, size)
     heads *= torch.rsqrt(heads.square().sum(-1, keepdim=True) + EPS)
@@ -25,65 +41,104 @@ def convolve(
     return out
 
 
+def keep_tails(mixed: Tensor, tails: Tensor, kept: Tensor) -> None:
+    """Write rows into tails: a slot, and the places of its rows, are an entry of int32 kept
+    [K, kernel]. Its own rows may only move forward."""
+    slots, places = kept[:, 0].long(), kept[:, 1:]
+    tails.index_copy_(0, slots, _rows_at(mixed, tails, places))
+
+
+def _rows_at(mixed: Tensor, tails: Tensor, places: Tensor) -> Tensor:
+    """Return rows of the batch, or kept ones, or zeros, [..., C]."""
+    own, old = (x.clamp(min=0) for x in (places, -2 - places))
+    rows = mixed[own].where((places >= 0).unsqueeze(-1), tails.flatten(0, 1)[old])
+    return rows.masked_fill_((places == -1).unsqueeze(-1), 0)
+
+
 def gated_norm(out: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Norm each head of out [T, heads, Dv] with weight [Dv], times SiLU of the gate [T, heads Dv],
+    whose dtype the result has."""
     normed = out * torch.rsqrt(out.square().mean(-1, keepdim=True) + eps) * weight
     return (normed.flatten(1) * functional.silu(gate.to(weight))).to(gate.dtype)
 
 
-def delta_chunks(
-    convolved: Tensor,
-    strength: Tensor,
-    decay: Tensor,
-    rows: Tensor,
-    sources: Tensor | None,
-    ends: int,
-    before: Tensor,
-    out: Tensor,
+def delta_rule(
+    convolved: Tensor, gates: Tensor, decay: Tensor, bias: Tensor, walks: Walks, pool: Tensor
 ) -> Tensor:
-    heads, key_size = before.shape[1:3]
-    keys = heads * key_size
+    """Compute all rows, and keep states.
+
+    Args:
+        convolved: [T, C], as `convolve` returns it.
+        gates: [T, 2 R Hk] of any dtype, each row in order: strengths before the sigmoid, and steps.
+        decay: [R Hk], logarithms for a step of 1.
+        bias: [R Hk] of the step, before the softplus.
+        walks: over all rows, in chunks of up to `LONGEST`.
+        pool: [slots, Hk, Dk, R Dv]. No walk reads a slot that another one of its level writes.
+
+    Returns:
+        The outputs [T, R Hk, Dv].
+    """
+    heads, key_size = pool.shape[1:3]
+    rows, keys, repeat = len(convolved), heads * key_size, len(decay) // heads
     q, k = (
-        x.view(len(x), heads, key_size)[rows].transpose(1, 2)  # [n, Hk, L, Dk]
+        x.view(rows, heads, key_size).transpose(0, 1)  # [Hk, T, Dk]
         for x in convolved[:, : 2 * keys].tensor_split(2, dim=1)
     )
-    grouped = len(out), heads, -1, out.shape[2]
-    v = convolved[:, 2 * keys :].view(grouped)[rows].permute(0, 2, 3, 1, 4)  # [n, Hk, R, L, Dv]
-    b, log = (x.view(grouped[:3])[rows].permute(0, 2, 3, 1) for x in (strength, decay))
+    v = convolved[:, 2 * keys :].view(rows, heads, repeat, -1).permute(1, 2, 0, 3)
+    b, log = (x.view(rows, heads, repeat).permute(1, 2, 0) for x in strengths(gates, decay, bias))
+    out = v.new_empty(rows, *v.shape[:2], v.shape[3])
+    outputs = out.permute(1, 2, 0, 3)  # [Hk, R, T, Dv], as v
+    chunks = walks.chunks.tolist()
+    held: dict[int, Tensor] = {}
+    for begin, end, source in walks.walks.tolist():
+        state = pool[source] if source >= 0 else held.get(source)
+        for chunk in range(begin, end):
+            own, targets = slice(chunks[chunk][0], chunks[chunk + 1][0]), chunks[chunk][1:]
+            of_values = v[:, :, own], b[:, :, own], log[:, :, own]
+            outputs[:, :, own], after = _chunk(q[:, own], k[:, own], *of_values, state)
+            for target in targets:
+                if target >= 0:
+                    pool[target] = after
+                elif target < -1:
+                    held[target] = after
+            state = after
+    return out.flatten(1, 2)
+
+
+def strengths(gates: Tensor, decay: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the strengths and the logarithms of the decays, [T, R Hk] each."""
+    strength, step = gates.to(decay).tensor_split(2, dim=1)
+    return strength.sigmoid(), decay * functional.softplus(step + bias)
+
+
+def _chunk(
+    q: Tensor, k: Tensor, v: Tensor, b: Tensor, log: Tensor, state: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the outputs [Hk, R, L, Dv] of a chunk, and the state after it."""
     log, by_row = log.cumsum(-1), b.unsqueeze(-1)
-    state = None if sources is None else before[sources]
-    between = _decays(log)
-    new, read = v, None
+    between, new, read = _decays(log), v, None
     if state is not None:
-        of_keys, read = (_read(x, state, v.shape[2]) * log.exp().unsqueeze(-1) for x in (k, q))
+        of_keys, read = (_read(x, state, v.shape[1]) * log.exp().unsqueeze(-1) for x in (k, q))
         new = v - of_keys
-    system = (k @ k.transpose(-1, -2)).unsqueeze(2) * between * by_row
+    system = (k @ k.transpose(-1, -2)).unsqueeze(1) * between * by_row
     written = torch.linalg.solve_triangular(system, new * by_row, upper=False, unitriangular=True)
-    result = ((q @ k.transpose(-1, -2)).unsqueeze(2) * between) @ written
-    out.view(grouped)[rows] = (result if read is None else result + read).permute(0, 3, 1, 2, 4)
-    if state is not None and len(state) > 1:
-        state = state[:ends]
-    return _ends(k[:ends], log[:ends], written[:ends], state)
+    result = ((q @ k.transpose(-1, -2)).unsqueeze(1) * between) @ written
+    total = log[..., -1:]
+    kept = written * (total - log).exp().unsqueeze(-1)
+    after = k.transpose(-1, -2) @ kept.transpose(1, 2).flatten(-2)
+    if state is not None:
+        all_of_it = total.exp().squeeze(-1).repeat_interleave(v.shape[-1], dim=-1)
+        after = torch.addcmul(after, state, all_of_it.unsqueeze(1))
+    return result if read is None else result + read, after
 
 
 def _decays(log: Tensor) -> Tensor:
-    """Return the decay from each row to each later one, [n, Hk, R, L, L], 0 for earlier ones."""
+    """Return the decay from each row to each later one, [Hk, R, L, L], 0 for earlier ones."""
     size = log.shape[-1]
     future = torch.ones(size, size, dtype=torch.bool, device=log.device).triu(1)
     return (log.unsqueeze(-1) - log.unsqueeze(-2)).masked_fill_(future, -torch.inf).exp_()
 
 
 def _read(x: Tensor, state: Tensor, repeat: int) -> Tensor:
-    """Return what x [n, Hk, L, Dk] reads from a state of each chunk, or one, [n, Hk, R, L, Dv]."""
-    product = x @ state
-    return product.view(*x.shape[:3], repeat, -1).transpose(2, 3)
-
-
-def _ends(k: Tensor, log: Tensor, written: Tensor, state: Tensor | None) -> Tensor:
-    """Return the states after chunks."""
-    total = log[..., -1:]
-    new = written * (total - log).exp().unsqueeze(-1)
-    added = k.transpose(-1, -2) @ new.transpose(2, 3).flatten(-2)
-    if state is None:
-        return added
-    kept = total.exp().squeeze(-1).repeat_interleave(written.shape[-1], dim=-1)
-    return torch.addcmul(added, state, kept.unsqueeze(2))
+    """Return what x [Hk, L, Dk] reads from a state, [Hk, R, L, Dv]."""
+    return (x @ state).view(*x.shape[:2], repeat, -1).transpose(1, 2)

@@ -1,5 +1,7 @@
-"""The convolution and the gated norm of linear layers in Triton: one program per row and block of
-heads, which it holds in registers."""
+"""Functions of rows of linear layers in Triton: one program per row and block of heads, or of
+columns, which it holds in registers."""
+
+from typing import Any
 
 import torch
 import triton
@@ -14,14 +16,22 @@ BLOCK = 2048  # elements of a program: 16 heads of 128
 EPSILON = tl.constexpr(EPS)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit
+def row_at(mixed, tails, place, stride, column, inside, COLUMNS: tl.constexpr):
+    """Return a row of the batch, or a kept one, or zeros."""
+    own = tl.load(mixed + place * stride + column, mask=inside & (place >= 0), other=0.0)
+    from_tails = tails + (-2 - place) * COLUMNS + column
+    # Of these, one is read at most.
+    return own + tl.load(from_tails, mask=inside & (place < -1), other=0.0)
+
+
+@triton.jit
 def convolve_kernel(
     mixed,
-    extra,
+    tails,
     places,
     weight,
     out,
-    rows,
     stride,
     COLUMNS: tl.constexpr,
     TAPS: tl.constexpr,
@@ -30,7 +40,7 @@ def convolve_kernel(
     BLOCK_HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
-    """Write a block of heads of a row; the row behind the last one is zeros."""
+    """Write a block of heads of a row."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     inner = tl.arange(0, BLOCK_SIZE)
@@ -38,17 +48,40 @@ def convolve_kernel(
     inside = (inner < SIZE)[None, :] & (column < COLUMNS)
     total = tl.zeros([BLOCK_HEADS, BLOCK_SIZE], tl.float32)
     for tap in tl.static_range(TAPS):
-        place = tl.load(places + row * TAPS + tap, mask=row < rows, other=0)
-        own = inside & (row < rows) & (place < rows)
-        kept = inside & (row < rows) & (place >= rows)
-        x = tl.load(mixed + place * stride + column, mask=own, other=0.0).to(tl.float32)
-        x += tl.load(extra + (place - rows) * COLUMNS + column, mask=kept, other=0.0).to(tl.float32)
+        place = row
+        if tap + 1 < TAPS:
+            place = tl.load(places + row * (TAPS - 1) + tap).to(tl.int64)
+        x = row_at(mixed, tails, place, stride, column, inside, COLUMNS).to(tl.float32)
         total += x * tl.load(weight + tap * COLUMNS + column, mask=inside, other=0.0)
     total *= tl.sigmoid(total)
     factor = tl.rsqrt(tl.sum(total * total, axis=1) + EPSILON)
     factor = tl.where(head * SIZE < KEYS, factor * (SIZE**-0.5), factor)
     total *= tl.where(head * SIZE < 2 * KEYS, factor, 1.0)[:, None]
     tl.store(out + row * COLUMNS + column, total, mask=inside)
+
+
+@triton.jit
+def keep_tails_kernel(
+    mixed,
+    tails,
+    kept,
+    stride,
+    COLUMNS: tl.constexpr,
+    TAPS: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    """Write a block of columns of a slot. Its own rows only move forward."""
+    column = tl.program_id(1) * SIZE + tl.arange(0, BLOCK_SIZE)
+    entry = kept + tl.program_id(0) * TAPS
+    slot, inside = tl.load(entry).to(tl.int64), column < COLUMNS
+    for tap in tl.static_range(TAPS - 1):
+        place = tl.load(entry + tap + 1).to(tl.int64)
+        row = row_at(mixed, tails, place, stride, column, inside, COLUMNS)
+        tl.debug_barrier()  # before another thread overwrites it
+        to = tails + (slot * (TAPS - 1) + tap) * COLUMNS + column
+        tl.store(to, row, mask=inside & (slot >= 0))
 
 
 @triton.jit
@@ -82,55 +115,54 @@ def _heads(heads: int, size: int) -> dict[str, int]:
     """Return the blocks of programs of rows that have `heads` heads of `size` columns."""
     wide = next_power_of_two(size)
     most = max(1, BLOCK // wide)
-    return {"BLOCK_HEADS": min(next_power_of_two(heads), most), "BLOCK_SIZE": wide}
+    return {"SIZE": size, "BLOCK_HEADS": min(next_power_of_two(heads), most), "BLOCK_SIZE": wide}
 
 
-def _convolved(columns: int, taps: int, keys: int, size: int) -> dict[str, int]:
-    own = {"COLUMNS": columns, "TAPS": taps, "KEYS": keys, "SIZE": size}
-    return own | _heads(triton.cdiv(columns, size), size)
-
-
-def _normed(heads: int, size: int) -> dict[str, int]:
-    return {"HEADS": heads, "SIZE": size} | _heads(heads, size)
-
-
-def _warps(constants: dict[str, int]) -> int:
-    return row_warps(constants["BLOCK_HEADS"] * constants["BLOCK_SIZE"])
-
-
-# These also return the number of programs of a row.
+def _launch(
+    kernel: Any, constants: dict[str, int], columns: int, dtypes: tuple[int, ...]
+) -> tuple[CachedLaunch, int]:
+    """Return a launch, and the number of programs of a row."""
+    options = {"num_warps": row_warps(constants["BLOCK_HEADS"] * constants["BLOCK_SIZE"])}
+    programs = triton.cdiv(columns, constants["BLOCK_HEADS"] * constants["SIZE"])
+    return CachedLaunch(kernel, constants, options, dtypes=dtypes), programs
 
 
 @chosen_once
-def _launch_convolve(*choices: int) -> tuple[CachedLaunch, int]:
-    constants = _convolved(*choices)
-    heads, options = constants["BLOCK_HEADS"], {"num_warps": _warps(constants)}
-    launch = CachedLaunch(convolve_kernel, constants, options, free=1, dtypes=(0,))
-    return launch, triton.cdiv(constants["COLUMNS"], heads * constants["SIZE"])
+def _convolve(columns: int, taps: int, keys: int, size: int) -> tuple[CachedLaunch, int]:
+    own = {"COLUMNS": columns, "TAPS": taps, "KEYS": keys}
+    constants = own | _heads(triton.cdiv(columns, size), size)
+    return _launch(convolve_kernel, constants, columns, (0,))
 
 
 @chosen_once
-def _launch_norm(*choices: int) -> tuple[CachedLaunch, int]:
-    constants = _normed(*choices)
-    options = {"num_warps": _warps(constants)}
-    launch = CachedLaunch(gated_norm_kernel, constants, options, dtypes=(1,))
-    return launch, triton.cdiv(constants["HEADS"], constants["BLOCK_HEADS"])
+def _keep(columns: int, taps: int) -> tuple[CachedLaunch, int]:
+    constants = {"COLUMNS": columns, "TAPS": taps} | _heads(1, BLOCK)
+    return _launch(keep_tails_kernel, constants, columns, (0,))
+
+
+@chosen_once
+def _norm(heads: int, size: int) -> tuple[CachedLaunch, int]:
+    return _launch(gated_norm_kernel, {"HEADS": heads} | _heads(heads, size), heads * size, (1,))
 
 
 def convolve(
-    mixed: Tensor, extra: Tensor, places: Tensor, weight: Tensor, keys: int, size: int
+    mixed: Tensor, tails: Tensor, places: Tensor, weight: Tensor, keys: int, size: int
 ) -> Tensor:
     rows, columns = mixed.shape
-    out = torch.empty((rows + 1, columns), dtype=torch.float32, device=mixed.device)
-    launch, programs = _launch_convolve(columns, len(weight), keys, size)
-    launch((rows + 1, programs), (mixed, extra, places, weight, out), (rows, mixed.stride(0)))
+    out = torch.empty((rows, columns), dtype=torch.float32, device=mixed.device)
+    launch, programs = _convolve(columns, len(weight), keys, size)
+    launch((rows, programs), (mixed, tails, places, weight, out), (mixed.stride(0),))
     return out
 
 
-def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    rows, heads, size = x.shape
-    out = torch.empty((rows, heads * size), dtype=gate.dtype, device=gate.device)
-    launch, programs = _launch_norm(heads, size)
-    if rows:
-        launch((rows, programs), (x, gate, weight, out), (gate.stride(0), eps))
-    return out
+def keep_tails(mixed: Tensor, tails: Tensor, kept: Tensor) -> None:
+    launch, programs = _keep(mixed.shape[1], kept.shape[1])
+    launch((len(kept), programs), (mixed, tails, kept), (mixed.stride(0),))
+
+
+def gated_norm(out: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    rows, heads, size = out.shape
+    result = torch.empty((rows, heads * size), dtype=gate.dtype, device=gate.device)
+    launch, programs = _norm(heads, size)
+    launch((rows, programs), (out, gate, weight, result), (gate.stride(0), eps))
+    return result

@@ -40,7 +40,7 @@ def expert_mlp(
         x: [T, E].
         routing: of these rows, see `route`.
         gate_up: [experts, 2I, E]; the gate's rows, then the up projection's.
-        down: [experts, E, I].
+        down: [experts, E, I]; rows may be wider than the weights with "reference".
         activation: of the gate, see `gated`.
         impl: "reference" (any device; reads the experts' numbers of rows on the host) or "triton".
 
@@ -51,7 +51,7 @@ def expert_mlp(
     Raises:
         ValueError: shapes or dtypes do not fit, or the activation is unknown.
     """
-    _check(x, routing, gate_up, down)
+    _check(x, routing, gate_up, down, torch.float32 if impl == "reference" else x.dtype)
     check_activation(activation)
     if impl == "reference":
         return _by_definition(x, routing, gate_up, down, activation)
@@ -60,11 +60,12 @@ def expert_mlp(
     return triton.expert_mlp(x, routing, gate_up, down, activation)
 
 
-def _check(x: Tensor, routing: Routing, gate_up: Tensor, down: Tensor) -> None:
+def _check(x: Tensor, routing: Routing, gate_up: Tensor, down: Tensor, widest: torch.dtype) -> None:
     experts, width, inner = down.shape
     shapes = x.shape[1:] == (width,) and gate_up.shape == (experts, 2 * inner, width)
     routed = len(routing.places) == len(x) and len(routing.starts) == experts + 1
-    if not shapes or not routed or not x.dtype == gate_up.dtype == down.dtype:
+    dtypes = gate_up.dtype == down.dtype and x.dtype in (down.dtype, widest)
+    if not shapes or not routed or not dtypes:
         raise ValueError(
             f"shapes or dtypes do not fit: x {tuple(x.shape)} {x.dtype}, gate_up "
             f"{tuple(gate_up.shape)} {gate_up.dtype}, down {tuple(down.shape)} {down.dtype}, a "
@@ -105,4 +106,5 @@ def by_tiles(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
 
 
 def _mlp(rows: Tensor, gate_up: Tensor, down: Tensor, activation: str) -> Tensor:
-    return functional.linear(reference.gated(functional.linear(rows, gate_up), activation), down)
+    inner = reference.gated(functional.linear(rows, gate_up.to(rows.dtype)), activation)
+    return functional.linear(inner, down.to(rows.dtype))

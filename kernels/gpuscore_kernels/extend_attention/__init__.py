@@ -7,6 +7,7 @@ from gpuscore_kernels.extend_attention.table import (
     aligned,
     list_words,
     upload,
+    word_slices,
 )
 from gpuscore_kernels.extend_attention.tiles import TableBuilder, build_tiles
 
@@ -23,4 +24,5 @@ __all__ = [
     "extend_attention",
     "list_words",
     "upload",
+    "word_slices",
 ]

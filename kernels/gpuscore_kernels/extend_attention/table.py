@@ -104,6 +104,14 @@ def aligned(words: int) -> int:
     return -(-words // ALIGNED) * ALIGNED
 
 
+def word_slices(counts: Sequence[int], start: int) -> list[slice]:
+    """Return slices of these lengths, one after the other, each aligned as kernels need it."""
+    starts = [start]
+    for count in counts:
+        starts.append(starts[-1] + aligned(count))
+    return [slice(at, at + count) for at, count in zip(starts, counts, strict=False)]
+
+
 def list_words(tables: Sequence[TileTable]) -> int:
     """The most words that the tables' lists of any length take."""
     return sum(t.pool_tiles.size + t.masked.size + MASKED_FIELDS for t in tables)

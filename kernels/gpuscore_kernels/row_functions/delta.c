@@ -85,22 +85,22 @@ static void multiply(float *const *out, const float *const *x, const float *matr
         all_columns(out + row, x + row, matrix, depth, stride, width, add, 1);
 }
 
-/* Rows of mixed, and of `extra` from place `rows` on, convolved and through SiLU; the heads of
-   queries and keys, `keys` columns each, are normed, and queries scaled. The last row of out
-   [rows + 1, columns] is zeros. `weight` is [kernel, columns]. */
-void convolve(float *out, const number *mixed, const number *extra, const int64_t *places,
+/* Rows of mixed, and of `tails` at places below -1, convolved and through SiLU; the heads of queries
+   and keys, `keys` columns each, are normed, and queries scaled. `weight` is [kernel, columns]. */
+void convolve(float *out, const number *mixed, const number *tails, const int32_t *places,
               const float *weight, int64_t rows, int64_t columns, int64_t kernel, int64_t keys,
               int64_t size, int64_t stride, int32_t threads)
 {
     float root = sqrtf((float)size);
-    memset(out + rows * columns, 0, columns * sizeof(float));
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * columns > GRAIN)
     for (int64_t row = 0; row < rows; row++) {
         float *to = out + row * columns;
         memset(to, 0, columns * sizeof(float));
         for (int64_t tap = 0; tap < kernel; tap++) {
-            int64_t place = places[row * kernel + tap];
-            const number *x = place < rows ? mixed + place * stride : extra + (place - rows) * columns;
+            int64_t place = tap + 1 < kernel ? places[row * (kernel - 1) + tap] : row;
+            if (place == -1)
+                continue;
+            const number *x = place >= 0 ? mixed + place * stride : tails + (-2 - place) * columns;
             const float *w = weight + tap * columns;
 #pragma omp simd
             for (int64_t i = 0; i < columns; i++)
@@ -143,12 +143,13 @@ typedef struct {
     const float *q[LONGEST], *k[LONGEST], *v[LONGEST];
     float *out[LONGEST];
     float strength[LONGEST], decay[LONGEST]; /* logarithm since the chunk's beginning */
-    int64_t length, padded, key_size, value_size, state_stride;
-    const float *state; /* before the chunk, or NULL */
-    float *end;         /* the state after it, or NULL */
+    int64_t length, padded, key_size, value_size;
+    const float *state; /* before the chunk, or NULL; its rows are `state_stride` apart */
+    int64_t state_stride;
+    float *end; /* the state after it, or NULL; it may be the same memory */
 } chunk;
 
-/* Outputs and end state of one chunk; `work` has room for what `delta_chunks` says. */
+/* Outputs and end state of one chunk; `work` has room for what `room` says. */
 static void run_chunk(const chunk *c, float *work)
 {
     int64_t length = c->length, padded = c->padded, width = c->value_size;
@@ -212,7 +213,7 @@ static void run_chunk(const chunk *c, float *work)
         int64_t rows = c->key_size - d < LONGEST ? c->key_size - d : LONGEST;
         for (int64_t i = 0; i < rows; i++) {
             from[i] = keys + (d + i) * padded;
-            to[i] = c->end + (d + i) * c->state_stride;
+            to[i] = c->end + (d + i) * width;
 #pragma omp simd
             for (int64_t x = 0; x < width; x++)
                 to[i][x] = c->state ? all * c->state[(d + i) * c->state_stride + x] : 0.0f;
@@ -221,45 +222,57 @@ static void run_chunk(const chunk *c, float *work)
     }
 }
 
-/* Numbers that a thread needs. */
+/* Numbers that a thread needs: for a chunk, and for the state that a walk hands on. */
 static int64_t room(int64_t key_size, int64_t value_size)
 {
-    return LONGEST * (key_size + 2 * LONGEST + value_size);
+    return LONGEST * (key_size + 2 * LONGEST + value_size) + key_size * value_size;
 }
 
-/* All chunks [chunks, length] of a group, whose rows are numbered up to `last`, which is padding.
-   `convolved` holds queries, keys and values side by side; `states` gets the states after the first
-   `ends` chunks; `sources` says where a chunk's state is in `before`, NULL = they begin with zeros. */
-void delta_chunks(float *out, float *states, const float *convolved, const float *strength,
-                  const float *decay, const int64_t *rows, const int64_t *sources,
-                  const float *before, float *work, int64_t ends, int64_t siblings,
-                  int64_t chunks, int64_t length, int64_t last, int64_t heads, int64_t repeat,
-                  int64_t key_size, int64_t value_size, int32_t threads)
+/* Walks [count, 3] of a level. `convolved` holds queries, keys and values side by side, `pool` and
+   `held` states; `delta_net.Walks` documents the tables. */
+void delta_walks(float *out, float *pool, float *held, const float *convolved, const float *strength,
+                 const float *decay, const int32_t *chunks, const int32_t *walks, float *work,
+                 int64_t count, int64_t heads, int64_t repeat, int64_t key_size, int64_t value_size,
+                 int32_t threads)
 {
     int64_t values = heads * repeat, keys = heads * key_size, stride = values * value_size;
     int64_t columns = 2 * keys + stride, state_size = heads * key_size * repeat * value_size;
+    int64_t state_stride = repeat * value_size;
 #pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t task = 0; task < chunks * values; task++) {
-        int64_t number = task / values, head = task % values, key_head = head / repeat;
-        int64_t at = key_head * key_size * repeat * value_size + head % repeat * value_size;
-        chunk c = {.key_size = key_size, .value_size = value_size};
-        c.state_stride = repeat * value_size;
-        float sum = 0.0f;
-        for (; c.length < length && rows[number * length + c.length] != last; c.length++) {
-            int64_t row = rows[number * length + c.length];
-            const float *x = convolved + row * columns;
-            c.q[c.length] = x + key_head * key_size;
-            c.k[c.length] = x + keys + key_head * key_size;
-            c.v[c.length] = x + 2 * keys + head * value_size;
-            c.out[c.length] = out + row * stride + head * value_size;
-            c.strength[c.length] = strength[row * values + head];
-            c.decay[c.length] = sum += decay[row * values + head];
+    for (int64_t task = 0; task < count * values; task++) {
+        const int32_t *walk = walks + task / values * 3;
+        int64_t head = task % values, key_head = head / repeat, source = walk[2];
+        int64_t at = key_head * key_size * state_stride + head % repeat * value_size;
+        float *room_of_thread = work + omp_get_thread_num() * room(key_size, value_size);
+        float *own = room_of_thread + room(key_size, value_size) - key_size * value_size;
+        chunk c = {.key_size = key_size, .value_size = value_size, .state_stride = state_stride};
+        if (source != -1)
+            c.state = (source >= 0 ? pool + source * state_size : held + (-2 - source) * state_size) + at;
+        for (int64_t number = walk[0]; number < walk[1]; number++) {
+            const int32_t *entry = chunks + 4 * number, *target = entry + 1;
+            float sum = 0.0f;
+            c.length = entry[4] - entry[0];
+            for (int64_t i = 0; i < c.length; i++) {
+                int64_t row = entry[0] + i;
+                const float *x = convolved + row * columns;
+                c.q[i] = x + key_head * key_size;
+                c.k[i] = x + keys + key_head * key_size;
+                c.v[i] = x + 2 * keys + head * value_size;
+                c.out[i] = out + row * stride + head * value_size;
+                c.strength[i] = strength[row * values + head];
+                c.decay[i] = sum += decay[row * values + head];
+            }
+            c.padded = (c.length + LANES - 1) / LANES * LANES;
+            c.end = number + 1 < walk[1] || *target != -1 ? own : NULL;
+            run_chunk(&c, room_of_thread);
+            for (; target < entry + 4 && *target != -1; target++) {
+                int64_t slot = *target;
+                float *to = slot >= 0 ? pool + slot * state_size : held + (-2 - slot) * state_size;
+                for (int64_t d = 0; d < key_size; d++)
+                    memcpy(to + at + d * state_stride, own + d * value_size, value_size * sizeof(float));
+            }
+            c.state = own;
+            c.state_stride = value_size;
         }
-        c.padded = (c.length + LANES - 1) / LANES * LANES;
-        if (sources)
-            c.state = before + sources[siblings ? 0 : number] * state_size + at;
-        if (number < ends)
-            c.end = states + number * state_size + at;
-        run_chunk(&c, work + omp_get_thread_num() * room(key_size, value_size));
     }
 }

@@ -6,14 +6,15 @@ from ctypes import c_float, c_int32, c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from gpuscore_kernels.delta_net import LONGEST
+from gpuscore_kernels.delta_net import LONGEST, Walks
+from gpuscore_kernels.delta_net.reference import strengths
 from gpuscore_kernels.row_functions.build import declare
 
 _P, _N, _F, _I = c_void_p, c_int64, c_float, c_int32
 _ARGUMENTS = {
     "convolve": (*[_P] * 5, *[_N] * 6, _I),
     "gated_norm": (_P, _P, _P, _P, _F, *[_N] * 4, _I),
-    "delta_chunks": (*[_P] * 9, *[_N] * 9, _I),
+    "delta_walks": (*[_P] * 9, *[_N] * 5, _I),
 }
 
 
@@ -32,17 +33,17 @@ class DeltaFunctions:
         declare(library, _ARGUMENTS)
 
     def convolve(
-        self, mixed: Tensor, extra: Tensor, places: Tensor, weight: Tensor, keys: int, size: int
+        self, mixed: Tensor, tails: Tensor, places: Tensor, weight: Tensor, keys: int, size: int
     ) -> Tensor:
         """Convolve rows, and norm the heads of queries and keys, as `delta_rows.convolve`."""
         (rows, columns), kernel = mixed.shape, len(weight)
         _check(mixed, (rows, columns), self._dtype, contiguous=False)
-        _check(extra, (len(extra), columns), self._dtype)
-        _check(places, (rows, kernel), torch.int64)
+        _check(tails, (len(tails), kernel - 1, columns), self._dtype)
+        _check(places, (rows, kernel - 1), torch.int32)
         _check(weight, (kernel, columns), torch.float32)
-        out = torch.empty(rows + 1, columns)
+        out = torch.empty(rows, columns)
         self._library.convolve(
-            *(x.data_ptr() for x in (out, mixed, extra, places, weight)),
+            *(x.data_ptr() for x in (out, mixed, tails, places, weight)),
             *(rows, columns, kernel, keys, size, mixed.stride(0)),
             torch.get_num_threads(),
         )
@@ -63,44 +64,47 @@ class DeltaFunctions:
         )
         return result
 
-    def delta_chunks(
+    def delta_rule(
         self,
         convolved: Tensor,
-        strength: Tensor,
+        gates: Tensor,
         decay: Tensor,
-        rows: Tensor,
-        sources: Tensor | None,
-        ends: int,
-        before: Tensor,
-        out: Tensor,
+        bias: Tensor,
+        walks: Walks,
+        pool: Tensor,
     ) -> Tensor:
-        """Write the outputs of chunks, and return the end states that are needed, as
-        `delta_net.delta_chunks`."""
-        (chunks, length), (last, heads, value_size) = rows.shape, out.shape
-        key_heads, key_size, values = before.shape[1:]
-        repeat = values // value_size
-        columns = 2 * key_heads * key_size + heads * value_size
-        _check(convolved, (last, columns), torch.float32)
-        _check(strength, (last, heads), torch.float32)
-        _check(decay, (last, heads), torch.float32)
-        _check(rows, (chunks, length), torch.int64)
-        _check(before, (len(before), key_heads, key_size, values), torch.float32)
-        _check(out, (last, heads, value_size), torch.float32)
-        if length > LONGEST:
-            raise ValueError(f"a chunk has {length} rows; supported: up to {LONGEST}")
-        states = torch.empty(ends, *before.shape[1:])
-        threads = torch.get_num_threads()
-        work = torch.empty(threads * LONGEST * (key_size + 2 * LONGEST + value_size))
-        self._library.delta_chunks(
-            *(x.data_ptr() for x in (out, states, convolved, strength, decay, rows)),
-            None if sources is None else sources.data_ptr(),
-            *(x.data_ptr() for x in (before, work)),
-            ends,
-            0 if sources is None else len(sources) == 1,
-            *(chunks, length, last - 1, key_heads, repeat, key_size, value_size),
-            threads,
+        """Return the outputs of all rows, and keep states, as `delta_net.delta_rule`."""
+        _, key_heads, key_size, values = pool.shape
+        rows, heads = len(convolved), len(decay)
+        repeat = heads // key_heads
+        value_size = values // repeat
+        by_row = [x.contiguous() for x in strengths(gates, decay, bias)]
+        _check(convolved, (rows, 2 * key_heads * key_size + heads * value_size), torch.float32)
+        for x in by_row:
+            _check(x, (rows, heads), torch.float32)
+        _check(pool, tuple(pool.shape), torch.float32)
+        _check(walks.chunks, (len(walks.chunks), 4), torch.int32)
+        _check(walks.walks, (sum(walks.levels), 3), torch.int32)
+        longest = int(walks.chunks[:, 0].diff().max())
+        if longest > LONGEST["reference"]:
+            raise ValueError(f"a chunk has {longest} rows; supported: up to {LONGEST['reference']}")
+        out, held = (
+            torch.empty(rows, heads, value_size),
+            pool.new_empty(walks.held, *pool.shape[1:]),
         )
-        return states
+        threads = torch.get_num_threads()
+        of_chunk = LONGEST["reference"] * (key_size + 2 * LONGEST["reference"] + value_size)
+        work = torch.empty(threads * (of_chunk + key_size * value_size))
+        for level in torch.split(walks.walks, list(walks.levels)):
+            self._library.delta_walks(
+                *(
+                    x.data_ptr()
+                    for x in (out, pool, held, convolved, *by_row, walks.chunks, level, work)
+                ),
+                *(len(level), key_heads, repeat, key_size, value_size),
+                threads,
+            )
+        return out
 
 
 def _check(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpuscore.backends.torch import backend, known_kernels
+from gpuscore.backends.torch import backend
 from support.kept import model_directory
 from support.kernels import INTERPRETED
 from support.quick_interpreter import shorten, steady_products
@@ -51,13 +51,13 @@ def tiny_model() -> Callable[..., tuple[Path, None]]:
 
 @pytest.fixture
 def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten a backend's start in the interpreter: skip its batches, which take half a minute, and
-    reduce the known answers to a few rows. On a GPU the start is complete."""
+    """Shorten a backend's start in the interpreter: skip its batches and its check, which take half
+    a minute. On a GPU the start is complete."""
     if INTERPRETED:
         monkeypatch.setattr(backend, "warmup_batches", lambda *a: iter(()))
         monkeypatch.setattr(backend, "largest_batches", lambda *a: iter(()))
         monkeypatch.setattr(backend, "largest_in_parts", lambda *a, **how: iter(()))
-        monkeypatch.setattr(known_kernels, "ROWS", 5)
+        monkeypatch.setattr(backend.TorchBackend, "_check", lambda *_: None)
 
 
 @pytest.fixture(autouse=True)

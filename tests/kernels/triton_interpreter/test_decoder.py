@@ -1,22 +1,16 @@
 """Promise: the torch backend with `--kernels triton` scores as with torch, in the interpreter or on
 a GPU."""
 
-import importlib
-from dataclasses import replace
-
 import numpy as np
 import pytest
-import torch
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.torch import backend as backend_module
 from gpuscore.backends.torch import linear, loader
 from gpuscore.backends.torch.attention.layout import Tiling
 from gpuscore.config import ModelConfig
-from gpuscore.errors import ConfigError
 from gpuscore.types.batch import Prefix, Segment, pack, page_slots
 from gpuscore_kernels.cached_launch import CachedLaunch
-from gpuscore_kernels.routing import Routing
 from support.batches import Pages, int32, item_segments
 from support.kernels import DEVICE
 from support.quantized import quantised
@@ -32,7 +26,13 @@ MIXTURE = {
     "combine_experts_kernel",
 }
 HYBRID = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
-LINEAR = {"convolve_kernel", "systems_kernel", "delta_chunks_kernel", "gated_norm_kernel"}
+LINEAR = {
+    "convolve_kernel",
+    "keep_tails_kernel",
+    "systems_kernel",
+    "walk_kernel",
+    "gated_norm_kernel",
+}
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_scores_equal_those_of_torch(make, used, family, special, others):
     expected = scores(make(family, special, "torch"))
     assert used == set()
     backend = make(family, special, "triton")
-    used.clear()  # forget the launches of the known answer
+    used.clear()  # forget the launches of the start
     assert_same(scores(backend), expected)
     assert used == {
         "add_rms_norm_kernel",
@@ -172,30 +172,6 @@ def test_so_do_products_of_int8(make, used, unpacked, family):
     assert error <= 0.1 * effect
 
 
-@pytest.mark.parametrize(
-    ("folder", "name"),
-    [
-        ("quantized", "quantize_rows"),
-        *slow(
-            ("quantized", "quantized_product"),
-            ("quantized_rows", "quantized_norm"),
-            ("quantized_rows", "quantized_gated"),
-        ),
-    ],
-)
-def test_wrong_products_of_int8_do_not_serve(make, unpacked, monkeypatch, folder, name):
-    module = importlib.import_module(f"gpuscore_kernels.{folder}.triton")
-    right = getattr(module, name)
-
-    def off(*arguments):
-        result = right(*arguments)
-        return result * 1.01 if torch.is_tensor(result) else (*result[:-1], result[-1] * 1.01)
-
-    monkeypatch.setattr(module, name, off)
-    with pytest.raises(ConfigError, match=f"--kernels triton computes .* in {name}: .*--kernels"):
-        make("qwen3", *INT8, int8=True)
-
-
 @pytest.mark.slow
 def test_tiles_of_fixed_size_do_as_well(make, monkeypatch):
     """With --deterministic, and tiles smaller than it uses in service."""
@@ -204,30 +180,3 @@ def test_tiles_of_fixed_size_do_as_well(make, monkeypatch):
     expected = scores(make("qwen3", special, "torch"))
     backend = make("qwen3", special, "triton", deterministic=True, max_batch_tokens=128)
     assert_same(scores(backend), expected)
-
-
-@pytest.mark.parametrize(
-    ("folder", "family"),
-    [
-        *((f, "qwen3") for f in ("add_rms_norm", "gated", "qk_norm_rope_store", "label_head")),
-        *slow(("routing", "qwen3_moe"), ("expert_mlp", "qwen3_moe")),
-        *slow(("delta_net", "qwen3_5"), ("delta_rows", "qwen3_5")),
-    ],
-)
-def test_a_wrong_kernel_does_not_serve(make, monkeypatch, folder, family):
-    module = importlib.import_module(f"gpuscore_kernels.{folder}.triton")
-    name = {
-        **{"label_head": "vocab_statistics", "routing": "route"},
-        **{"delta_net": "delta_chunks", "delta_rows": "gated_norm"},
-    }.get(folder, folder)
-    right = getattr(module, name)
-
-    def off(*arguments):
-        result = right(*arguments)
-        if isinstance(result, Routing):
-            return replace(result, places=result.places.flip(0))
-        return result * 1.01 if torch.is_tensor(result) else (result[0] * 1.01, *result[1:])
-
-    monkeypatch.setattr(module, name, off)
-    with pytest.raises(ConfigError, match=f"--kernels triton computes .* in {name}: .*--kernels"):
-        make(family, HYBRID if family == "qwen3_5" else {"num_hidden_layers": 2}, "triton")

@@ -109,12 +109,19 @@ class LateQueue(NotingQueue):
 
 MODELS = {
     "gemma2": ("gemma2", {"num_hidden_layers": 1}),
+    "linear layers": (
+        "qwen3_5",
+        {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+    ),
     "gemma2, 2 layers": ("gemma2", {"num_hidden_layers": 2}),
     "a mixture of experts": ("qwen3_moe", {"num_hidden_layers": 2, "mlp_only_layers": []}),
 }
 
 
-@pytest.fixture(scope="module", params=["gemma2", *slow(*list(MODELS)[1:])])
+@pytest.fixture(
+    scope="module",
+    params=[*list(MODELS)[:2], *slow(*list(MODELS)[2:])],
+)
 def backends(request, tiny_model):
     """Two warm backends: the plain one, and the one with graphs of up to 10 tokens."""
     family, special = MODELS[request.param]
@@ -125,8 +132,7 @@ def backends(request, tiny_model):
         # The checks at start are slow in the interpreter, and other tests cover them.
         patch.setattr(backend_module, "warmup_batches", lambda *a: iter(()))
         patch.setattr(TorchBackend, "_run_all", lambda self, batches: None)
-        for name in ("check_kernels", "check_known_answer"):
-            patch.setattr(backend_module, name, lambda *a: None)
+        patch.setattr(TorchBackend, "_check", lambda *_: None)
         made = []
         for kernels, graph_tokens in (("torch", None), ("triton", GRAPH_TOKENS)):
             config = ModelConfig(
@@ -155,16 +161,16 @@ def batches(page_size):
     query = int32(random_ids(rng, 20))
     for start, end in ((0, 5), (5, 16)):
         slots = page_slots(pages, start, end, page_size)
-        chunk = Segment(query[start:end], start, 0, slots=slots)
-        yield pack([chunk], [Prefix(start, pages)])
+        chunk = Segment(query[start:end], start, 0, slots=slots, states=[(end - start, 3)])
+        yield pack([chunk], [Prefix(start, pages, 3 if start else -1)])
     items = [random_ids(rng, n) for n in (1, 5)]
     behind = item_segments(items, 20, 0, 0, LABELS)
-    yield pack([Segment(query[16:], 16, 0), *behind], [Prefix(16, pages)], num_top=1)
+    yield pack([Segment(query[16:], 16, 0), *behind], [Prefix(16, pages, 3)], num_top=1)
     other = item_segments([random_ids(rng, 3)], 0, 1, -1, LABELS[:1])
     alone = item_segments([query[16:], query[16:18]], 16, 0, -1, LABELS)
-    yield pack([*alone, *other], [Prefix(16, pages), Prefix(0, pages[:0])])
+    yield pack([*alone, *other], [Prefix(16, pages, 3), Prefix(0, pages[:0])])
     many = item_segments([random_ids(rng, 3) for _ in range(5)], 16, 0, -1, LABELS)
-    yield replace(pack(many, [Prefix(16, pages)]), need_lse=np.arange(5) % 2 == 0)
+    yield replace(pack(many, [Prefix(16, pages, 3)]), need_lse=np.arange(5) % 2 == 0)
 
 
 def assert_same(got, expected):

@@ -2,7 +2,6 @@
 row and no state of others, and a model scores with them as with torch."""
 
 import importlib
-from functools import partial
 
 import numpy as np
 import pytest
@@ -12,9 +11,9 @@ from gpuscore import Scorer
 from gpuscore.backends.common.hf_config import DeltaNet
 from gpuscore.backends.torch.kernels import in_triton as compiler
 from gpuscore.types.batch import Prefix, Segment, pack
-from gpuscore_kernels.delta_net import delta_chunks
+from gpuscore_kernels import delta_net, delta_rows
+from gpuscore_kernels.delta_net import Walks
 from gpuscore_kernels.delta_net import reference as plain
-from gpuscore_kernels.delta_rows import convolve, gated_norm
 from support.batches import NO_PAGES, int32, item_segments, random_batch
 from support.kernels import (
     DEVICE,
@@ -29,11 +28,13 @@ from support.linear_layers import NET, compare, on_torch, with_states
 from support.slow import slow
 from support.token_ids import random_ids
 
+for folder in ("delta_net", "delta_rows"):  # `planted` replaces these modules in their folders
+    importlib.import_module(f"gpuscore_kernels.{folder}.triton")
 SMALL = DeltaNet(1, 2, 4, 4, 7, (True,))
 
 
 def layer(rng, batch, net=NET, sharp=False):
-    run = on_torch(compiler, torch.device(DEVICE))
+    run = on_torch(compiler, torch.device(DEVICE), "triton")
     compare(rng, with_states(rng, batch), run, net, sharp)
 
 
@@ -50,103 +51,123 @@ def test_rows_that_overwrite_each_other():
     layer(rng, pack(segments, [Prefix(0, NO_PAGES)]), DeltaNet(1, 1, 12, 20, 4, (True,)), True)
 
 
-def chunks(lengths, sources, ends, heads=(2, 3), sizes=(12, 20)):
-    """Compare chunks with the reference in float64; rows and states of others hold NaN, and so does
-    the row of padding, which the reference reads."""
+def rule(walks, heads=(2, 3), sizes=(12, 20), changed=slice(0)):
+    """Compare walks with the reference in float64. Rows behind the last, and columns and states of
+    others hold NaN.
+
+    Each walk is its level, its source, and the rows and targets of its chunks.
+    """
     (key_heads, repeat), (key_size, value_size) = heads, sizes
-    total, size = sum(lengths) + 5, max(lengths)
-    columns = key_heads * (2 * key_size + repeat * value_size)
-    convolved = randn(total + 1, columns)
+    entries, chains, start = [], [], 0
+    for _, source, own in walks:
+        chains.append((len(entries), len(entries) + len(own), source))
+        for length, *targets in own:
+            entries.append((start, *targets, *[-1] * (3 - len(targets))))
+            start += length
+    tables = (
+        torch.tensor(x, dtype=torch.int32, device=DEVICE)
+        for x in ([*entries, (start, -1, -1, -1)], chains)
+    )
+    levels = np.bincount([level for level, _, _ in walks])
+    walked = Walks(*tables, tuple(levels.tolist()), held=2)
+    convolved = randn(start + 40, key_heads * (2 * key_size + repeat * value_size))
     convolved[:, : 2 * key_heads * key_size] *= key_size**-0.5
-    strength = randn(total + 1, key_heads * repeat).sigmoid()
-    decay = -randn(total + 1, key_heads * repeat, seed=1).abs()
-    before = randn(4, key_heads, key_size, repeat * value_size)
-    shuffled = torch.randperm(total, generator=torch.Generator().manual_seed(0))
-    rows, used = torch.full((len(lengths), size), total), shuffled[: sum(lengths)]
-    for chunk, own in zip(rows, used.split(list(lengths)), strict=True):
-        chunk[: len(own)] = own
-    others = torch.ones(total + 1, dtype=torch.bool)
-    others[used] = False
-    unread = sorted(set(range(4)) - set(sources or ()))
-    exact = []
-    for kind in ("reference", "triton"):
-        padding = 0 if kind == "reference" else torch.nan
-        for x in (convolved, strength, decay):
-            x[others.to(DEVICE)] = padding
-        before[unread] = padding
-        dtype = torch.float64 if kind == "reference" else torch.float32
-        out = torch.full((total + 1, key_heads * repeat, value_size), torch.nan, dtype=dtype)
-        out = out.to(DEVICE)
-        tensors = (x.to(dtype) for x in (convolved, strength, decay))
-        chosen = None if sources is None else torch.tensor(sources, device=DEVICE)
-        run = plain.delta_chunks if kind == "reference" else partial(delta_chunks, impl="triton")
-        states = run(*tensors, rows.to(DEVICE), chosen, ends, before.to(dtype), out)
-        exact.append((out, states))
-    (expected, expected_states), (got, got_states) = exact
-    assert_near(got[used.to(DEVICE)], expected[used.to(DEVICE)], torch.float32)
-    assert_near(got_states, expected_states, torch.float32)
-    assert got[others.to(DEVICE)].isnan().all()
+    convolved[changed] *= 0.5
+    convolved[start:] = torch.nan
+    gates = between_nans(2 * randn(start, 2 * key_heads * repeat))
+    decay, bias = -randn(key_heads * repeat).abs(), randn(key_heads * repeat, seed=1)
+    pool = randn(4, key_heads, key_size, repeat * value_size)
+    pool[sorted(set(range(4)) - {source for _, source, _ in walks})] = torch.nan
+    results = []
+    for run, dtype in (
+        (plain.delta_rule, torch.float64),
+        (delta_net.triton.delta_rule, torch.float32),
+    ):
+        after = pool.to(dtype, copy=True)
+        tensors = (x.to(dtype) for x in (convolved[:start], gates, decay, bias))
+        results.append((run(*tensors, walked, after), after))
+    for got, expected in zip(results[1], results[0], strict=True):
+        assert_near(got.nan_to_num(7.0), expected.nan_to_num(7.0), torch.float32)
+    return results[1]
 
 
-def with_a_state_each():
-    chunks((7, 20, 3), [2, 0, 1], 2)
+# From a state, and from zeros; then siblings from an end that is held, and one from another's slot.
+TREE = [
+    (0, 2, [(32,), (7, -2, 0)]),
+    (0, -1, [(3, 1)]),
+    (1, -2, [(5,)]),
+    (1, -2, [(20,), (32, 2), (1,)]),
+    (1, 1, [(2, -3)]),
+]
 
 
-@pytest.mark.parametrize(
-    ("lengths", "sources", "ends"),
-    [
-        ((1,), None, 1),
-        ((7, 2, 5), [3], 1),
-        ((64, 63), [1, 0], 2),
-        *slow(((63,), [2], 0), ((64,), None, 1), ((33, 1, 17), [0, 0, 3], 3), ((16,), [1], 1)),
-    ],
-)
-def test_chunks(lengths, sources, ends):
-    chunks(lengths, sources, ends)
+def a_tree():
+    rule(TREE)
 
 
-def test_chunks_that_begin_with_a_state_each():
-    with_a_state_each()
+def a_chain():
+    rule([(0, 3, [(20, -2), (32,), (9, 3, 1)])], heads=(1, 2))
 
 
+def two_ends():
+    rule([(0, -1, [(2, -2)]), (0, 1, [(3, -3)]), (1, -3, [(2,)])], heads=(1, 1))
+
+
+def test_a_tree():
+    a_tree()
+
+
+def test_a_chain():
+    a_chain()
+
+
+@pytest.mark.slow
 def test_many_values_are_divided_among_programs():
-    chunks((9, 4), [1, 2], 2, heads=(1, 2), sizes=(40, 48))
+    rule([(0, 1, [(9,), (4, 1)])], heads=(1, 2), sizes=(40, 80))
 
 
-def test_other_chunks_change_no_bit():
-    """Siblings begin with one state; another of them, or another state, is not seen."""
-    tensors = [randn(41, 20), randn(41, 2).sigmoid(), -randn(41, 2, seed=1).abs()]
-    rows = torch.arange(40, device=DEVICE).view(2, 20)
-    before, results = randn(2, 2, 4, 2), []
-    for _ in range(2):
-        out, source = torch.zeros(41, 2, 2, device=DEVICE), torch.tensor([1], device=DEVICE)
-        states = delta_chunks(*tensors, rows, source, 2, before, out, impl="triton")
-        results.append((out, states))
-        for x in tensors:
-            x[20:40] *= 0.5
-        before[0] = 7
-    (out, states), (other, others) = results
-    assert torch.equal(out[:20], other[:20])
-    assert torch.equal(states[0], others[0])
-    assert not torch.equal(out[20:40], other[20:40])
+def test_other_walks_change_no_bit():
+    """Siblings begin with one state; another of them is not seen."""
+    first = slice(42, 47)  # the first sibling's rows
+    (out, pool), (other, after) = (rule(TREE, (1, 1), (4, 4), x) for x in (slice(0), first))
+    assert torch.equal(out[: first.start], other[: first.start])
+    assert torch.equal(out[first.stop :], other[first.stop :])
+    assert not torch.equal(out[first], other[first])
+    assert torch.equal(pool.nan_to_num(7.0), after.nan_to_num(7.0))
+
+
+def tails():
+    """Rows of the batch, of other slots, and of their own, and an entry of a graph's room."""
+    mixed, memory = between_nans(randn(5, 40)), randn(5, 3, 40, seed=1)
+    kept, before = memory[1:], memory[0].clone()  # slot -1 would be there
+    early, late = [[2, -2 - 4, -2 - 5, 0]], [[1, -2 - 5, 1, 2], [0, -1, -1, 4], [-1, 3, 3, 3]]
+    expected = kept.clone()
+    for entries in (early, late):
+        table = torch.tensor(entries, dtype=torch.int32, device=DEVICE)
+        delta_rows.triton.keep_tails(mixed, kept, table)
+        plain.keep_tails(mixed, expected, table[: len(entries) - (entries is late)])
+    assert torch.equal(kept, expected)
+    assert torch.equal(memory[0], before)
+
+
+def test_tails():
+    tails()
 
 
 def convolution(dtype=torch.float32):
     keys, size, columns, rows = 24, 12, 2 * 24 + 39, 11
     mixed = between_nans(randn(rows, columns, dtype=dtype))
-    extra, weight = randn(4, columns, dtype=dtype), randn(4, columns)
-    extra[-1] = 0
-    places = torch.arange(rows * 4, device=DEVICE).view(rows, 4) * 7 % (rows + 4)
-    got = convolve(mixed, extra, places, weight, keys, size, impl="triton")
-    expected = plain.convolve(mixed.double(), extra.double(), places, weight.double(), keys, size)
+    kept, weight = randn(2, 3, columns, dtype=dtype), randn(4, columns)
+    places = torch.arange(rows * 3, device=DEVICE).view(rows, 3).int() * 7 % (rows + 7) - 7
+    got = delta_rows.triton.convolve(mixed, kept, places, weight, keys, size)
+    expected = plain.convolve(mixed.double(), kept.double(), places, weight.double(), keys, size)
     assert_near(got, expected, torch.float32)
-    assert not got[-1].any()
 
 
 def outputs(dtype=torch.float32):
     x, weight = randn(5, 3, 20), randn(20)
     gate = between_nans(3 * randn(5, 60, dtype=dtype))
-    got = gated_norm(x, gate, weight, 1e-3, impl="triton")
+    got = delta_rows.triton.gated_norm(x, gate, weight, 1e-3)
     assert got.dtype == dtype
     assert_near(got, plain.gated_norm(x.double(), gate.double(), weight.double(), 1e-3), dtype)
 
@@ -155,24 +176,6 @@ def outputs(dtype=torch.float32):
 def test_rows(dtype):
     convolution(dtype)
     outputs(dtype)
-
-
-@pytest.mark.parametrize("impl", ["reference", "triton"])
-def test_what_does_not_fit_is_refused(impl):
-    x, weight, places = randn(3, 20), randn(4, 20), torch.zeros(3, 4, dtype=torch.int64)
-    with pytest.raises(ValueError, match="must be torch.float32 \\(4, 20\\)"):
-        convolve(x, x, places.to(DEVICE), weight[:, :19], 4, 4, impl=impl)
-    with pytest.raises(ValueError, match="must be torch.int64"):
-        convolve(x, x, places.int().to(DEVICE), weight, 4, 4, impl=impl)
-    with pytest.raises(ValueError, match="must be torch.float32 \\(4,\\)"):
-        gated_norm(randn(3, 5, 4), x, randn(5), 0.0, impl=impl)
-    rows = torch.zeros(2, 65, dtype=torch.int64, device=DEVICE)
-    tensors = randn(71, 24), randn(71, 4), randn(71, 4), rows
-    with pytest.raises(ValueError, match="2 chunks of 65 rows.*supported: up to 64"):
-        delta_chunks(*tensors, None, 1, randn(1, 2, 2, 8), randn(71, 4, 4), impl=impl)
-    few = *tensors[:3], rows[:, :9].contiguous()
-    with pytest.raises(ValueError, match="2 chunks of 9 rows with 3 states after them"):
-        delta_chunks(*few, None, 3, randn(1, 2, 2, 8), randn(71, 4, 4), impl=impl)
 
 
 @pytest.mark.slow
@@ -197,38 +200,39 @@ def test_a_model_scores_as_with_torch(tiny_model, quick_start):
 LAYERS = "linear_attention", "full_attention", "linear_attention"
 
 
-def long_chunks():
-    chunks((40,), [1], 1, heads=(1, 1))
-
-
 DEFECTS = [
-    ("delta_net", "tl.cumsum(tl.load(decay", "0.0 * tl.cumsum(tl.load(decay", with_a_state_each),
-    # a state of a sibling, or none
-    ("delta_net", "chunk * source_step", "0 * chunk * source_step", with_a_state_each),
-    ("delta_net", "after += tl.exp(total) * state", "after += state", with_a_state_each),
-    ("delta_net", "result *= tl.exp(log)[:, None]", "", with_a_state_each),
+    ("delta_net", "tl.cumsum(tl.where(real, log, 0.0), axis=0)", "0.0 * log", a_tree),
+    ("delta_net", "(-2 - source) * STATE", "0 * source", two_ends),
+    ("delta_net", "after = tl.exp(total) * states[0]", "after = states[0]", a_chain),
+    ("delta_net", "result = tl.exp(log)[:, None] * result", "result = result", a_tree),
+    (
+        "delta_net",
+        "states = turned(states, state)",
+        "states = turned(states, states[0] * 0.5)",
+        a_chain,
+    ),
+    ("delta_net", "(tl.load(entry + 1) != -1)", "(chunk < begin)", a_chain),
+    ("delta_net", "tl.static_range(1, 4)", "tl.static_range(1, 2)", a_tree),
     # no triangular system, or blocks that do not see each other
     ("delta_net", "inverse(system, index, SIZE // ROWS)")
-    + ("(index[:, None] == index[None, :]).to(tl.float32)", with_a_state_each),
+    + ("(index[:, None] == index[None, :]).to(tl.float32)", a_tree),
     ("delta_net", "solved -= product(column, rows)")
-    + ("solved += product(tl.where((index // ROWS == done)[:, None], column, 0.0), rows)",)
-    + (long_chunks,),
-    ("delta_net", "index[:, None] > index[None, :]", "index[:, None] >= index[None, :]")
-    + (with_a_state_each,),
-    ("delta_net", "inverse(system, index, SIZE // ROWS) * by[None, :]")
-    + ("inverse(system, index, SIZE // ROWS)", with_a_state_each),
-    ("delta_net", '"tf32x3"', '"tf32"', with_a_state_each),
+    + ("solved += product(tl.where((index // ROWS == done)[:, None], column, 0.0), rows)", a_chain),
+    ("delta_net", "index[:, None] > index[None, :]", "index[:, None] >= index[None, :]", a_tree),
+    ("delta_net", "SIZE // ROWS) * by[None, :]", "SIZE // ROWS)", a_tree),
+    ("delta_net", '"tf32x3"', '"tf32"', a_tree),
     # padding that is read
-    ("delta_net", "return row, row < last", "return row, index < length", with_a_state_each),
+    ("delta_net", "at_key = real[:, None] & ", "at_key = ", a_chain),
     # another head
-    ("delta_net", "key_head = head // REPEAT", "key_head = head % KEY_HEADS", with_a_state_each),
-    ("delta_net", "head % REPEAT * VALUE_SIZE", "0", with_a_state_each),
+    ("delta_net", "key_head = head // REPEAT", "key_head = head % KEY_HEADS", a_tree),
+    ("delta_net", "head % REPEAT * VALUE_SIZE", "0", a_tree),
     # rows
-    ("delta_rows", "(place - rows) * COLUMNS", "(place - rows) // 2 * COLUMNS", convolution),
+    ("delta_rows", "(-2 - place) * COLUMNS", "(-2 - place) // 2 * COLUMNS", convolution),
     ("delta_rows", "factor * (SIZE**-0.5)", "factor", convolution),
     ("delta_rows", "head * SIZE < 2 * KEYS", "head * SIZE < KEYS", convolution),
     ("delta_rows", "total *= tl.sigmoid(total)", "", convolution),
     ("delta_rows", "place * stride", "place * COLUMNS", convolution),
+    ("delta_rows", "mask=inside & (slot >= 0)", "mask=inside", tails),
     ("delta_rows", "opened * tl.sigmoid(opened)", "tl.sigmoid(opened)", outputs),
     ("delta_rows", "/ SIZE + eps", "/ SIZE + 2 * eps", outputs),
 ]

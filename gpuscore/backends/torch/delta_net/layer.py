@@ -1,17 +1,25 @@
 """Linear layers over one batch: their weights, and the function that computes their outputs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
-import torch
 from torch import Tensor
-from torch.nn import functional
 
 from gpuscore.backends.common.hf_config import DecoderConfig, DeltaNet
 from gpuscore.backends.torch.compiler import Compiler, eagerly
-from gpuscore.backends.torch.delta_net.layout import DeltaLayout, lay_out_states
+from gpuscore.backends.torch.delta_net.layout import (
+    DeltaLayout,
+    StateSizes,
+    StateTables,
+    lay_out_states,
+    room_for,
+)
 from gpuscore.backends.torch.delta_net.states import StatePool
 from gpuscore.types.batch import PackedBatch
-from gpuscore_kernels.delta_net.reference import convolve, delta_chunks, gated_norm
+from gpuscore_kernels import Implementation
+from gpuscore_kernels.delta_net import LONGEST
+from gpuscore_kernels.delta_net.reference import convolve, delta_rule, gated_norm, keep_tails
 
 # The projections of a layer, in the order in which their results stand side by side: queries, keys
 # and values; the gate of the output; the strength and the decay of each value head.
@@ -28,6 +36,10 @@ class DeltaWeights:
     norm: Tensor  # [Dv]
 
 
+# recur(layer, weights, projections [T, ...]) -> [T, values], of a linear layer.
+Recur: TypeAlias = Callable[[int, DeltaWeights, Tensor], Tensor]
+
+
 class LinearAttention:
     """Linear layers of one model over one pool of states.
 
@@ -35,23 +47,46 @@ class LinearAttention:
         config: of the model.
         pool: its states.
         compiler: makes the functions of `gpuscore_kernels.delta_net` fast.
+        impl: of these functions, without a compiler's.
     """
 
     def __init__(
-        self, config: DecoderConfig, pool: StatePool, compiler: Compiler = eagerly
+        self,
+        config: DecoderConfig,
+        pool: StatePool,
+        compiler: Compiler = eagerly,
+        impl: Implementation = "reference",
     ) -> None:
-        self.config, self.pool = config, pool
+        self.config, self.pool, self._longest = config, pool, LONGEST[impl]
         if config.delta_net is not None:
             self.convolve = compiler(convolve)
-            self.chunks = compiler(delta_chunks)
+            self.keep_tails = compiler(keep_tails)
+            self.rule = compiler(delta_rule)
             self.gated_norm = compiler(gated_norm)
 
-    def prepare(self, batch: PackedBatch) -> "LinearPass | None":
-        """Prepare, once for all layers, what depends on lengths; None for a model without them."""
+    def tables(self, batch: PackedBatch) -> StateTables | None:
+        """Return what depends on lengths, for all layers; None for a model without them."""
         if (net := self.config.delta_net) is None:
             return None
-        device = next(iter(self.pool.matrices.values())).device
-        return LinearPass(self, net, lay_out_states(batch, net.kernel, device))
+        return lay_out_states(batch, net.kernel, self._longest)
+
+    def room(self, tokens: int, scored: int) -> StateSizes | None:
+        """Return the room for tables in a graph of these sizes."""
+        if (net := self.config.delta_net) is None:
+            return None
+        return room_for(tokens, scored, net.kernel, self._longest)
+
+    def planned(self, layout: DeltaLayout | None) -> Recur | None:
+        """Return the layers over tables that are on the device already."""
+        if (net := self.config.delta_net) is None or layout is None:
+            return None
+        return LinearPass(self, net, layout).run
+
+    def prepare(self, batch: PackedBatch) -> Recur | None:
+        """Prepare, once for all layers, what depends on lengths."""
+        if (tables := self.tables(batch)) is None:
+            return None
+        return self.planned(tables.on(next(iter(self.pool.matrices.values())).device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,51 +99,14 @@ class LinearPass:
 
     def run(self, layer: int, weights: DeltaWeights, product: Tensor) -> Tensor:
         """Return the outputs [T, values] of a layer's projections [T, ...], before the last one."""
-        net, layout, pool = self.net, self.layout, self.model.pool
-        ends = (product.shape[1] - 2 * net.num_value_heads, product.shape[1] - net.num_value_heads)
-        mixed, gate, strength, step = product.tensor_split((net.convolved, *ends), dim=1)
-        tails = pool.tails[layer]
-        read = tails.index_select(0, layout.read).flatten(0, 1)
-        extra = torch.cat((read, read.new_zeros(1, net.convolved)))
-        keys = net.num_key_heads * net.key_dim
-        convolved = self.model.convolve(
-            mixed, extra, layout.places, weights.conv, keys, net.key_dim
-        )
-        if len(layout.written):
-            tails.index_copy_(0, layout.written, _rows_at(mixed, extra, layout.tails))
-        decay = weights.decay * functional.softplus(step.float() + weights.bias)
-        by_head = _padded(strength.float().sigmoid()), _padded(decay)
-        out = self._in_levels(layer, convolved, *by_head)
-        done: Tensor = self.model.gated_norm(
-            out, gate, weights.norm, self.model.config.rms_norm_eps
-        )
+        net, layout, model = self.net, self.layout, self.model
+        ends = net.convolved, product.shape[1] - 2 * net.num_value_heads
+        mixed, gate, gates = product.tensor_split(ends, dim=1)
+        tails, keys = model.pool.tails[layer], net.num_key_heads * net.key_dim
+        convolved = model.convolve(mixed, tails, layout.places, weights.conv, keys, net.key_dim)
+        for kept in layout.kept:
+            model.keep_tails(mixed, tails, kept)
+        of_heads = gates, weights.decay, weights.bias
+        out = model.rule(convolved, *of_heads, layout.walks, model.pool.matrices[layer])
+        done: Tensor = model.gated_norm(out, gate, weights.norm, model.config.rms_norm_eps)
         return done
-
-    def _in_levels(self, layer: int, convolved: Tensor, strength: Tensor, decay: Tensor) -> Tensor:
-        """Run the levels, and keep states; return the outputs [T, value heads, Dv]."""
-        matrices = self.model.pool.matrices[layer]
-        before = matrices.index_select(0, self.layout.read)
-        out = convolved.new_empty(len(convolved), self.net.num_value_heads, self.net.value_dim)
-        for level in self.layout.levels:
-            of_groups = []
-            for group in level:
-                which = group.rows, group.sources, group.ends
-                ends = self.model.chunks(convolved, strength, decay, *which, before, out)
-                places, slots = group.kept
-                if len(slots):
-                    matrices.index_copy_(0, slots, ends[places])
-                of_groups.append(ends)
-            before = of_groups[0] if len(of_groups) == 1 else torch.cat(of_groups)
-        return out[:-1]
-
-
-def _rows_at(mixed: Tensor, extra: Tensor, places: Tensor) -> Tensor:
-    """Return the rows at places [k, n] of both together, [k, n, columns]."""
-    inside = places < len(mixed)
-    own = mixed[places.where(inside, 0)]
-    return own.where(inside.unsqueeze(-1), extra[(places - len(mixed)).clamp(min=0)])
-
-
-def _padded(x: Tensor) -> Tensor:
-    """Return x [T, heads] with a row of zeros at the end."""
-    return functional.pad(x, (0, 0, 0, 1))

@@ -1,144 +1,210 @@
-"""Index tensors of one batch for linear layers, made once and shared by all of them.
+"""Tables of one batch for linear layers, made once and shared by all of them.
 
-Levels of the trees of chunks (`state_chunks`) run one after the other; within a level, chunks of
-similar length run together, and siblings read one state.
+A segment is divided into chunks of consecutive rows, also after each row whose state is kept, and
+walked from chunk to chunk. It begins with the state at the end of its segment's parent, or with a
+kept state, or with zeros, so the depth of a segment in its tree is its walk's level.
 """
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gpuscore.backends.common.state_chunks import StateChunks, state_rows_of
-from gpuscore.backends.torch.kv_pool import index_of
-from gpuscore.types.batch import PackedBatch
+from gpuscore.types.batch import Int32Array, PackedBatch
+from gpuscore_kernels.delta_net import Walks
+from gpuscore_kernels.extend_attention import aligned, word_slices
 
-CHUNK = 64  # rows of a chunk, at most, as in transformers
-SIMILAR = 8  # chunks are padded to a multiple of so many rows
+HELD, KEPT = 16, 32  # states of a batch that runs as a graph
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkGroup:
-    """Chunks of similar length of one level, computed in one call.
+class StateTables:
+    """Tables of one batch, int32; `delta_net.Walks` and `delta_rows` say what places are.
 
     Args:
-        rows: [n, length] rows of the batch; T, a row of zeros, pads short chunks.
-        sources: [n], or [1] for siblings: places among the end states of the level before, or, in
-            the first level, among the kept states that are read; None = zeros.
-        ends: how many chunks, the first ones, have an end state that is needed.
-        kept: [k] places among these end states, and the slots that they go into.
+        places: [T, kernel - 1] of the rows that each row's convolution sees before itself.
+        kept: [K, kernel] slots of tails, and places of the rows that go into each. The first
+            `early` ones need rows of another slot, which later ones may overwrite.
+        chunks, walks: as in `Walks`.
+        levels: how many walks each level has.
+        held: how many states are held.
+        early: see `kept`.
     """
 
-    rows: Tensor
-    sources: Tensor | None
-    ends: int
-    kept: tuple[Tensor, Tensor]
+    places: Int32Array
+    kept: Int32Array
+    chunks: Int32Array
+    walks: Int32Array
+    levels: tuple[int, ...]
+    held: int
+    early: int
+
+    @property
+    def sizes(self) -> "StateSizes":
+        (rows, before), kept = self.places.shape, len(self.kept)
+        chunks = len(self.chunks) - 1
+        return StateSizes(rows, before, chunks, self.levels, self.held, kept, self.early)
+
+    def on(self, device: torch.device) -> "DeltaLayout":
+        """Upload the tables."""
+        places = StatePlaces.of(self.sizes, 0)
+        words = np.empty(places.end, np.int32)
+        places.write(self, words)
+        return places.on_device(torch.from_numpy(words).to(device))
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaLayout:
-    """Index tensors of one batch.
+    """The tables on the device; those of `kept` in the order in which they are to be kept."""
 
-    Places are those of `state_chunks.StateRows`.
-
-    Args:
-        levels: groups of chunks.
-        read: [X] slots of the states after prefixes.
-        written: [K] slots of the states that are kept.
-        places: [T, kernel] of the rows that each row's convolution sees; the last is its own.
-        tails: [K, kernel - 1] of the last rows up to each kept state.
-    """
-
-    levels: tuple[tuple[ChunkGroup, ...], ...]
-    read: Tensor
-    written: Tensor
     places: Tensor
-    tails: Tensor
+    kept: tuple[Tensor, ...]
+    walks: Walks
 
 
-def lay_out_states(batch: PackedBatch, kernel: int, device: torch.device) -> DeltaLayout:
-    """Lay out `batch` for linear layers whose convolution sees `kernel` tokens.
+class StateSizes(NamedTuple):
+    """Numbers of entries that the tables of a batch have, or have room for."""
+
+    rows: int
+    before: int  # rows that a convolution sees before its own
+    chunks: int
+    levels: tuple[int, ...]
+    held: int
+    kept: int
+    early: int
+
+    def fit(self, room: "StateSizes") -> bool:
+        """True if tables of these sizes can be written where there is this room."""
+        pairs = zip((*self.counts, *self.levels), (*room.counts, *room.levels), strict=False)
+        return len(self.levels) <= len(room.levels) and all(own <= most for own, most in pairs)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        return self.rows, self.chunks, self.held, self.kept, self.early
+
+
+@dataclass(frozen=True, slots=True)
+class StatePlaces:
+    """Places of tables in a buffer of words; they depend on sizes only."""
+
+    sizes: StateSizes
+    parts: tuple[slice, ...]  # of `StateTables`, in its order
+    end: int
+
+    @staticmethod
+    def of(sizes: StateSizes, start: int) -> "StatePlaces":
+        rows, before, chunks, levels, _, kept, _ = sizes
+        counts = rows * before, kept * (before + 1), 4 * (chunks + 1), 3 * sum(levels)
+        parts = word_slices(counts, start)
+        return StatePlaces(sizes, tuple(parts), aligned(parts[-1].stop))
+
+    def write(self, tables: StateTables, words: Int32Array) -> None:
+        """Write the tables, padded with chunks, walks and tails that do nothing."""
+        lists = tables.places, tables.kept, tables.chunks
+        fillings = -1, -1, tables.chunks[-1]  # chunks of no rows
+        for part, table, filling in zip(self.parts, lists, fillings, strict=False):
+            to = words[part].reshape(-1, table.shape[1])
+            to[: len(table)], to[len(table) :] = table, filling
+        walks = words[self.parts[-1]].reshape(-1, 3)
+        walks[:] = 0, 0, -1
+        start = first = 0
+        for room, count in zip(self.sizes.levels, tables.levels, strict=False):
+            walks[start : start + count] = tables.walks[first : first + count]
+            start, first = start + room, first + count
+
+    def on_device(self, words: Tensor) -> DeltaLayout:
+        """Return the tables that are in these words."""
+        before, early = self.sizes.before, self.sizes.early
+        places, kept, chunks, walks = (words[part] for part in self.parts)
+        kept = kept.view(-1, before + 1)
+        parts = tuple(part for part in (kept[:early], kept[early:]) if part.shape[0])
+        counts = self.sizes.levels, self.sizes.held
+        chains = Walks(chunks.view(-1, 4), walks.view(-1, 3), *counts)
+        return DeltaLayout(places.view(-1, before), parts, chains)
+
+
+def room_for(tokens: int, scored: int, kernel: int, longest: int) -> StateSizes:
+    """Return the room of a graph: for queries and their items, or items of cached queries, with
+    that many tokens and scored rows, for few kept states, and for few queries with items."""
+    chunks = min(tokens, tokens // longest + 2 * scored + KEPT)
+    levels = scored, scored
+    return StateSizes(tokens, kernel - 1, chunks, levels, HELD, KEPT, 0)
+
+
+def lay_out_states(batch: PackedBatch, kernel: int, longest: int) -> StateTables:
+    """Lay out `batch`, in chunks of up to `longest` rows, for convolutions of `kernel` tokens.
 
     Raises:
-        ValueError: the state after a cached prefix is missing.
+        ValueError: the state after a cached prefix is missing, or overwritten for others.
     """
-    rows = state_rows_of(batch, kernel, CHUNK)
-    return DeltaLayout(
-        levels=tuple(_levels(rows.chunks, batch.num_tokens, device)),
-        read=index_of(rows.read, device),
-        written=index_of(batch.state_slots, device),
-        places=index_of(rows.seen, device),
-        tails=index_of(rows.seen[batch.state_rows, 1:], device),
+    _check(batch)
+    bounds, parent, own = batch.cu_seqlens, batch.parent, np.arange(batch.num_tokens)
+    root = np.where(batch.prefix_lens > 0, batch.prefix_states, -1)[batch.request_of]
+    tail = np.where(root >= 0, -1 - (root + 1) * (kernel - 1), -1)  # its last row
+    before = own - 1
+    before[bounds[:-1]] = np.where(parent >= 0, bounds[parent + 1] - 1, tail)
+    seen = [own]
+    for _ in range(kernel - 1):
+        last = seen[0]
+        behind = np.where(last < -1, last + 1, -1)
+        seen.insert(0, np.where(last >= 0, before[np.maximum(last, 0)], behind))
+    places = np.stack(seen, axis=1)
+    kept = np.column_stack((batch.state_slots, places[batch.state_rows, 1:]))
+    theirs = kept[:, 1:] < -1
+    foreign = theirs & ((-2 - kept[:, 1:]) // (kernel - 1) != kept[:, :1])
+    early = foreign.any(axis=1)
+
+    starts = _starts(batch, longest)
+    inner = np.unique(parent[parent >= 0])
+    of_segment = np.zeros(len(parent), np.int64)
+    of_segment[inner] = -2 - np.arange(len(inner))
+    first = np.searchsorted(starts, bounds)
+    chunks = np.full((len(starts), 4), -1)
+    chunks[:, 0] = starts
+    ends = np.searchsorted(starts, batch.state_rows, side="right") - 1
+    targets = zip(
+        (*(first[inner + 1] - 1), *ends), (*of_segment[inner], *batch.state_slots), strict=True
     )
-
-
-def _levels(
-    chunks: StateChunks, num_rows: int, device: torch.device
-) -> Iterator[tuple[ChunkGroup, ...]]:
-    """Yield the groups of each level, the first level first."""
-    depth: list[int] = []
-    for parent in chunks.parents:  # a parent comes before its children
-        depth.append(depth[parent] + 1 if parent >= 0 else 0)
-    levels: dict[int, list[int]] = defaultdict(list)
-    for chunk, level in enumerate(depth):
-        levels[level].append(chunk)
-    inner = {parent for parent in chunks.parents if parent >= 0} | set(chunks.slots)
-    places: dict[int, int] = {}  # of the end states of the level before
-    for level in range(len(levels)):
-        sources = {
-            chunk: places[chunks.parents[chunk]] if level else chunks.kept_places[chunk]
-            for chunk in levels[level]
-        }
-        groups, places = [], {}
-        for members in _alike(chunks, levels[level], sources):
-            ends = [chunk for chunk in members if chunk in inner]
-            places |= {chunk: len(places) + place for place, chunk in enumerate(ends)}
-            members = ends + [chunk for chunk in members if chunk not in inner]
-            of_group = [sources[chunk] for chunk in members]
-            groups.append(_group(chunks, members, of_group, ends, num_rows, device))
-        yield tuple(groups)
-
-
-def _alike(
-    chunks: StateChunks, level: Sequence[int], sources: dict[int, int]
-) -> Iterator[list[int]]:
-    """Yield chunks of similar length: siblings, those alone with their state, those without one."""
-    groups: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for chunk in level:
-        padded = -(-int(chunks.lengths[chunk]) // SIMILAR) * SIMILAR
-        groups[padded, sources[chunk]].append(chunk)
-    alone: dict[int, list[int]] = defaultdict(list)
-    for (padded, source), members in groups.items():
-        if source >= 0 and len(members) == 1:
-            alone[padded] += members
-        else:
-            yield members
-    yield from alone.values()
-
-
-def _group(
-    chunks: StateChunks,
-    members: list[int],
-    sources: list[int],
-    ends: list[int],
-    num_rows: int,
-    device: torch.device,
-) -> ChunkGroup:
-    starts, lengths = chunks.starts[members, None], chunks.lengths[members, None]
-    offsets = np.arange(lengths.max())
-    rows = np.where(offsets < lengths, starts + offsets, num_rows)
-    siblings = len(set(sources)) == 1
-    kept = [(end, slot) for end, chunk in enumerate(ends) for slot in chunks.slots.get(chunk, ())]
-
-    def index(values: Sequence[int]) -> Tensor:
-        return index_of(np.array(values, np.int64), device)
-
-    return ChunkGroup(
-        rows=index_of(rows, device),
-        sources=None if sources[0] < 0 else index(sources[:1] if siblings else sources),
-        ends=len(ends),
-        kept=(index([end for end, _ in kept]), index([slot for _, slot in kept])),
+    for chunk, place in targets:
+        free = np.flatnonzero(chunks[chunk] == -1)
+        chunks[chunk, free[0]] = place
+    depth, above = np.zeros(len(parent), np.int64), parent
+    while (above >= 0).any():
+        depth += above >= 0
+        above = np.where(above >= 0, parent[above], -1)
+    walks = np.column_stack(
+        (first[:-1], first[1:], np.where(parent >= 0, of_segment[parent], root))
     )
+    arrays = (
+        places[:, :-1],
+        np.concatenate((kept[early], kept[~early])),
+        chunks,
+        walks[np.argsort(depth, kind="stable")],
+    )
+    places, kept, chunks, walks = (np.ascontiguousarray(x, dtype=np.int32) for x in arrays)
+    levels = tuple(np.bincount(depth).tolist())
+    return StateTables(places, kept, chunks, walks, levels, len(inner), int(early.sum()))
+
+
+def _check(batch: PackedBatch) -> None:
+    """Raise ValueError where a walk would not find the state that it begins with."""
+    lost = np.flatnonzero((batch.prefix_lens > 0) & (batch.prefix_states < 0))
+    if len(lost):
+        raise ValueError(f"the prefix of {batch.prefix_lens[lost[0]]} tokens has no state after it")
+    states = np.where(batch.prefix_lens > 0, batch.prefix_states, -1)[batch.request_of]
+    segments = np.searchsorted(batch.cu_seqlens, batch.state_rows, side="right") - 1
+    readers = states[batch.parent < 0]
+    for slot, own in zip(batch.state_slots.tolist(), states[segments].tolist(), strict=True):
+        count = np.count_nonzero(readers == slot)
+        if count > 1 or (count and slot != own):
+            raise ValueError(f"the state in slot {slot} is overwritten while others begin with it")
+
+
+def _starts(batch: PackedBatch, longest: int) -> np.ndarray:
+    """Return the first row of each chunk, and the number of all rows."""
+    pieces = np.unique(np.concatenate((batch.cu_seqlens, batch.state_rows + 1))).astype(np.int64)
+    counts = -(-np.diff(pieces) // longest)
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.append(np.repeat(pieces[:-1], counts) + longest * within, pieces[-1])

@@ -1,0 +1,100 @@
+"""The reference of the check at start, in plain jnp: the decoder with attention by a mask."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.jax.attention import Pool
+from gpuscore.backends.jax.decoder import Chosen, Weights, forward
+from gpuscore.backends.jax.label_head import VOCAB_TILE
+from gpuscore.backends.jax.layout import Bounds, Rows, Tiles, TileSizes
+from gpuscore.backends.jax.products import contract, part, put
+from gpuscore.types.batch import PackedBatch, RowScores, visible_rows
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedBatch:
+    """`decoder.Batch` of a batch without cached tokens, all of whose rows are scored."""
+
+    config: DecoderConfig
+    seen: Array  # bool [T, T]
+    positions: Array  # [T]
+
+    lanes = 1
+
+    @property
+    def tiling(self) -> TileSizes:
+        rows = len(self.positions)
+        return TileSizes(rows=rows, own_keys=rows, prefix_pages=1, product_rows=(rows,))
+
+    @property
+    def every(self) -> Chosen:
+        rows = Rows(jnp.arange(len(self.positions)), self.positions, self.positions)
+        nothing = jnp.zeros(1, jnp.int32)
+        return Tiles(rows, Bounds(*(nothing,) * 5), nothing), jnp.int32(len(self.positions))
+
+    scored = every
+
+    def buffers(self, dtype: jnp.dtype) -> tuple[Array, Array]:
+        rows, dim = len(self.positions), self.config.head_dim
+        q, kv = self.config.num_heads * dim, 2 * self.config.num_kv_heads * dim
+        return jnp.zeros((rows, q), dtype), jnp.zeros((rows, kv), dtype)
+
+    def put_queries(self, buffer: Array, q: Array, start: Array) -> Array:
+        return put(buffer, q.reshape(len(q), -1), start)
+
+    def put_keys(self, buffer: Array, k: Array, v: Array, start: Array) -> Array:
+        return put(buffer, jnp.concatenate((k, v), axis=1).reshape(len(k), -1), start)
+
+    def store(self, pool: Pool, layer: Array, kv: Array) -> Pool:
+        return pool
+
+    def attend(
+        self, chosen: Chosen, pool: Pool, layer: Array, window: Array, q: Array, kv: Array
+    ) -> Array:
+        config, rows = self.config, len(q)
+        seen = self.seen & (self.positions > (self.positions - window)[:, None])
+        keys, values = jnp.split(kv.reshape(rows, -1, config.head_dim), 2, axis=1)
+        grouped = q.reshape(rows, config.num_kv_heads, -1, config.head_dim)
+        scores = jnp.einsum("tkgd,skd->kgts", grouped, keys, preferred_element_type=jnp.float32)
+        masked = jnp.where(seen, scores * config.attention_scale, -jnp.inf)
+        weights = jax.nn.softmax(masked, axis=-1).astype(q.dtype)
+        return jnp.einsum("kgts,skd->tkgd", weights, values).reshape(rows, -1).astype(q.dtype)
+
+    def outputs(self, buffer: Array, start: Array, rows: int) -> Array:
+        return part(buffer, start, rows)
+
+
+def reference_scores(
+    batch: PackedBatch, weights: Weights, config: DecoderConfig, dtype: jnp.dtype
+) -> RowScores:
+    """Return a batch's scores, computed in `dtype`: the weights' own, or float32."""
+    norms = ("input_norm", "q_norm", "k_norm", "mlp_norm")
+    wide = {name: getattr(weights.layers, name) for name in norms}
+    wide = {name: norm.astype(dtype) for name, norm in wide.items() if norm is not None}
+    rows = weights._replace(
+        embed=weights.embed[batch.token_ids].astype(dtype),
+        layers=weights.layers._replace(**wide),
+        final_norm=weights.final_norm.astype(dtype),
+    )
+    hidden = jax.jit(partial(_hidden, config))(
+        rows, jnp.asarray(batch.positions), jnp.asarray(visible_rows(batch))
+    ).astype(jnp.float32)
+    tiles = range(0, len(weights.lm_head), VOCAB_TILE)
+    heads = (weights.lm_head[first : first + VOCAB_TILE].astype(jnp.float32) for first in tiles)
+    logits = np.concatenate([contract(hidden, head, ((1,), (1,))) for head in heads], axis=1)
+    best = np.sort(logits, axis=1)[:, ::-1][:, : batch.num_top]
+    lse = best[:, 0] + np.log(np.exp(logits - best[:, :1]).sum(axis=1))
+    labels = logits[np.arange(len(logits)), batch.label_token_ids]
+    return RowScores(labels, lse, np.zeros(best.shape, np.int32), best)
+
+
+def _hidden(config: DecoderConfig, weights: Weights, positions: Array, seen: Array) -> Array:
+    batch = MaskedBatch(config, seen, positions)
+    nothing = Pool(jnp.zeros(0))
+    return forward(jnp.arange(len(positions)), positions, weights, config, batch, nothing)[0]

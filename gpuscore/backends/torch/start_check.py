@@ -1,0 +1,102 @@
+"""The reference of the check at start, in plain torch, with attention by a mask."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.torch.decoder import Decoder, DecoderWeights, LayerWeights, Lookup
+from gpuscore.backends.torch.delta_net.layer import LinearAttention
+from gpuscore.backends.torch.delta_net.states import StatePool
+from gpuscore.backends.torch.kv_pool import KVPool
+from gpuscore.backends.torch.launcher import Head, PlainLauncher
+from gpuscore.backends.torch.layers import in_tiles
+from gpuscore.types.batch import PackedBatch, visible_rows
+from gpuscore_kernels.label_head import VocabStatistics, few_products
+
+HEAD_ROWS = 64  # whose logits over the vocabulary exist at a time
+NORMS = ("input_norm", "q_norm", "k_norm", "post_attention_norm", "mlp_norm", "post_mlp_norm")
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedAttention:
+    """Attention of batches without cached tokens, by the mask rule."""
+
+    config: DecoderConfig
+    device: torch.device
+
+    def prepare(self, batch: PackedBatch) -> "MaskedPass":
+        rows = torch.from_numpy(batch.score_rows.astype(np.int64)).to(self.device)
+        seen = torch.from_numpy(visible_rows(batch)).to(self.device)
+        positions = torch.from_numpy(batch.positions).to(self.device)
+        return MaskedPass(self.config, seen, positions[:, None] - positions, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedPass:
+    config: DecoderConfig
+    seen: Tensor  # bool [T, T]
+    distance: Tensor  # [T, T] positions between row and key
+    scored: Tensor  # [N]
+
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        config, seen, window = self.config, self.seen, self.config.windows[layer]
+        if window is not None:
+            seen = seen & (self.distance < window)
+        if layer == config.num_layers - 1:
+            seen = seen[self.scored]
+        group = config.num_heads // config.num_kv_heads
+        keys, values = (x.repeat_interleave(group, dim=1).transpose(0, 1) for x in (k, v))
+        scores = q.transpose(0, 1).float() @ keys.mT.float() * config.attention_scale
+        if (cap := config.attention_softcap) is not None:
+            scores = (scores / cap).tanh() * cap
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        return (weights.to(v.dtype) @ values).transpose(0, 1)
+
+
+class WideHead:
+    """The head of rows in float32, whose weights may be narrower."""
+
+    def __init__(self, softcap: float | None) -> None:
+        self._softcap = softcap
+
+    def logits(self, hidden: Tensor, weight: Tensor, rows: Tensor, label_ids: Tensor) -> Tensor:
+        return self._capped((hidden[rows] * weight[label_ids].float()).sum(dim=1))
+
+    def statistics(
+        self, hidden: Tensor, weight: Tensor, rows: Tensor, num_top: int
+    ) -> VocabStatistics:
+        logits = self._capped(few_products(hidden[rows], weight))
+        top = logits.topk(min(num_top, logits.shape[1]), dim=1)
+        return VocabStatistics(logits.logsumexp(dim=1), top.indices, top.values)
+
+    def _capped(self, logits: Tensor) -> Tensor:
+        cap = self._softcap
+        return logits if cap is None else (logits / cap).tanh() * cap
+
+
+def reference(
+    config: DecoderConfig, weights: DecoderWeights, head: Head, lookup: Lookup, dtype: torch.dtype
+) -> PlainLauncher:
+    """Return a launcher of plain functions.
+
+    Args:
+        config, weights: of the model; its products' weights are converted one by one.
+        head: takes hidden states of `dtype`.
+        lookup: reads embeddings.
+        dtype: of the computation: the weights' own, or float32.
+    """
+    layers = tuple(_with_norms(layer, dtype) for layer in weights.layers)
+    wide = replace(weights, layers=layers, final_norm=weights.final_norm.to(dtype))
+    device = weights.embed.device
+    pool, states = KVPool(config, 0, 1, dtype, device), StatePool(config, 1, dtype, device)
+    decoder = Decoder(config, wide, lookup=lookup)
+    attention, linear = MaskedAttention(config, device), LinearAttention(config, states)
+    return PlainLauncher(decoder, pool, attention, in_tiles(HEAD_ROWS), head, linear)
+
+
+def _with_norms(layer: LayerWeights, dtype: torch.dtype) -> LayerWeights:
+    norms = {name: getattr(layer, name) for name in NORMS}
+    return replace(layer, **{n: w.to(dtype) for n, w in norms.items() if w is not None})

@@ -1,0 +1,113 @@
+"""Promise: Triton's kernels pass the check at start, which refuses one with a planted defect."""
+
+import importlib
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gpuscore.backends import create_backend, plan_backend
+from gpuscore.backends.common import start_check
+from gpuscore.backends.common.start_check import Tree
+from gpuscore.backends.torch import backend
+from gpuscore.errors import ConfigError
+from gpuscore_kernels.extend_attention import launch
+from gpuscore_kernels.routing import Routing
+from support.kernels import INTERPRETED, choose_anew, in_triton, planted
+from support.slow import slow
+
+FEW = Tree((3, 1, 4, 1), (-1, 0, 0, 2)), Tree((18, 2), (-1, 0))
+
+
+@pytest.fixture
+def start(tiny_model, monkeypatch):
+    """start(family) loads a model; in the interpreter with a check of fewer rows."""
+    if INTERPRETED:
+        for name in ("warmup_batches", "largest_batches", "largest_in_parts"):
+            monkeypatch.setattr(backend, name, lambda *a, **how: iter(()))
+        monkeypatch.setattr(backend, "TREES", FEW)
+        monkeypatch.setattr(start_check, "CHUNK", 10)
+
+    def run(family, dtype="float32"):
+        kinds = (
+            {"layer_types": ["linear_attention", "full_attention"]} if family == "qwen3_5" else {}
+        )
+        directory, _ = tiny_model(family, num_hidden_layers=2, **kinds)
+        config = in_triton(directory, dtype=dtype, cuda_graph_tokens=0)
+        create_backend(plan_backend(directory, config)).close()
+
+    return run
+
+
+DTYPES = ["float32", *slow("float16")] + ([] if INTERPRETED else ["bfloat16"])
+FAMILIES = ["qwen3", *slow("gemma2", "qwen3_moe")]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_right_kernels_are_accepted(start, family, dtype):
+    if (family, dtype) != ("gemma2", "float16"):  # in which it overflows
+        start(family, dtype)
+
+
+# A kernel's folder, what stands in its source, and what stands there instead.
+ONE_TILE_SHORT = (
+    "extend_attention",
+    "range(pool_begin, pool_end)",
+    "range(pool_begin + 1, pool_end)",
+)
+WRONG_MASK = ("extend_attention", "tl.where(own, first_row, others)", "tl.where(own, 0, others)")
+SWAPPED_HEADS = (
+    "qk_norm_rope_store",
+    "put(q + row * (HEADS * 2 * HALF) + place,",
+    "put(q + row * (HEADS * 2 * HALF) + (HEADS - 1 - head)[:, None] * (2 * HALF),",
+)
+WRITES_NOTHING = ("gated", "mask=inside)\n", "mask=inside & (row < 0))\n")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "defect",
+    [ONE_TILE_SHORT, WRONG_MASK, SWAPPED_HEADS, WRITES_NOTHING],
+    ids=["one tile short", "wrong mask", "swapped heads", "writes nothing"],
+)
+def test_a_defect_is_refused(start, monkeypatch, tmp_path, defect, dtype):
+    folder, old, new = defect
+    module = importlib.import_module(f"gpuscore_kernels.{folder}.triton")
+    with planted(monkeypatch, module, old, new, tmp_path):
+        if module.__name__.endswith("extend_attention.triton"):
+            kernel = sys.modules[module.__name__].extend_attention_kernel
+            monkeypatch.setattr(launch, "extend_attention_kernel", kernel)
+            choose_anew(monkeypatch, launch)
+        with pytest.raises(ConfigError, match=r"--attention triton with --kernels triton computes"):
+            start("qwen3", dtype)
+
+
+@pytest.mark.parametrize(
+    ("folder", "name", "family"),
+    [
+        ("label_head", "vocab_statistics", "qwen3"),
+        *slow(
+            ("add_rms_norm", "add_rms_norm", "qwen3"),
+            ("gated", "gated", "qwen3"),
+            ("routing", "route", "qwen3_moe"),
+            ("expert_mlp", "expert_mlp", "qwen3_moe"),
+            ("delta_net", "delta_rule", "qwen3_5"),
+            ("delta_rows", "gated_norm", "qwen3_5"),
+        ),
+    ],
+)
+def test_a_hundredth_too_much_is_refused(start, monkeypatch, folder, name, family):
+    module = importlib.import_module(f"gpuscore_kernels.{folder}.triton")
+    right = getattr(module, name)
+
+    def off(*arguments):
+        result = right(*arguments)
+        if isinstance(result, Routing):
+            return replace(result, places=result.places.flip(0))
+        return result * 1.01 if torch.is_tensor(result) else (result[0] * 1.01, *result[1:])
+
+    monkeypatch.setattr(module, name, off)
+    with pytest.raises(ConfigError, match=r"--attention triton with --kernels triton computes"):
+        start(family)

@@ -1,1 +1,0 @@
-"""The embedded demonstration model: its synthetic world, its training and its files."""
