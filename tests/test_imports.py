@@ -68,7 +68,6 @@ commands.bulk: config config.flags dialects prompts system.extras text
 commands.bulk.options: commands.bulk config config.flags config.sources
 commands.bulk.command: gpuscore commands.bulk config. dialects models.hub processes
   system.extras
-commands.bulk.cluster: gpuscore commands.bulk config models.hub processes prompts pyarrow ray
 commands.bulk.parquet: commands.bulk pyarrow
 __main__: commands.cli
 """

@@ -131,6 +131,11 @@ def kill_a_replica() -> None:
     _kill(lambda command: b"ServeReplica:default:engine" in command)
 
 
+def kill_an_actor() -> None:
+    """Kill the process of an actor that scores the rows of a pipeline."""
+    _kill(lambda command: b"ScoreBatches" in command)
+
+
 def kill_an_http_process() -> None:
     """Kill one of the processes that answer HTTP."""
     _kill(lambda command: b"ServeReplica:default:http" in command)

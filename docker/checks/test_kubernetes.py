@@ -81,101 +81,18 @@ def test_names_lead_somewhere(kubectl, docker, machine):
     )
 
 
-def with_components(docker: Path, directory: Path, *components: str) -> Path:
-    """Copy the tree and switch on commented-out components of one machine; return its folder."""
-    shutil.copytree(docker / "kubernetes", directory / "kubernetes")
-    overlay = directory / "kubernetes/l4"
-    file = overlay / "kustomization.yaml"
-    content = yaml.safe_load(file.read_text())
-    file.write_text(yaml.safe_dump(content | {"components": list(components)}))
-    return overlay
-
-
 def test_offline_takes_the_way_out_away(kubectl, docker, tmp_path):
-    objects = render(kubectl, with_components(docker, tmp_path, "../offline"))
+    shutil.copytree(docker / "kubernetes", tmp_path / "kubernetes")
+    file = tmp_path / "kubernetes/l4/kustomization.yaml"
+    content = yaml.safe_load(file.read_text()) | {"components": ["../offline"]}
+    file.write_text(yaml.safe_dump(content))
+    objects = render(kubectl, file.parent)
     policy = only(objects, "NetworkPolicy")
     assert policy["spec"]["egress"] == []
     for item in objects:
         kubernetes_validate.validate(item, VERSIONS[0], strict=True)
     (model,) = only(objects, "Deployment")["spec"]["template"]["spec"]["initContainers"]
     assert {"name": "HF_HUB_OFFLINE", "value": "1"} in model["env"]
-
-
-def test_the_pod_monitor(kubectl, docker, tmp_path):
-    """The PodMonitor fits the pods. Its schema, the Prometheus Operator's, is not checked."""
-    objects = render(kubectl, with_components(docker, tmp_path, "../podmonitor"))
-    monitor, deployment = only(objects, "PodMonitor"), only(objects, "Deployment")
-    labels = deployment["spec"]["template"]["metadata"]["labels"]
-    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    assert labels[monitor["spec"]["jobLabel"]] == "gpuscore"
-    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-    (server,) = deployment["spec"]["template"]["spec"]["containers"]
-    assert endpoint["port"] in {port["name"] for port in server["ports"]}
-    example = yaml.safe_load((docker / "kubernetes/secret.example.yaml").read_text())
-    credentials = endpoint["authorization"]["credentials"]
-    assert credentials["name"] == example["metadata"]["name"]
-    assert credentials["key"] in example["stringData"]
-
-
-def test_the_metrics_port(kubectl, docker, tmp_path):
-    """Routers reach a port that the server has, and nobody else does."""
-    objects = render(kubectl, with_components(docker, tmp_path, "../fleet"))
-    for item in objects:
-        kubernetes_validate.validate(item, VERSIONS[0], strict=True)
-    template = only(objects, "Deployment")["spec"]["template"]
-    (server,) = template["spec"]["containers"]
-    (port,) = (port for port in server["ports"] if port["name"] == "metrics")
-    assert {variable["name"]: variable.get("value") for variable in server["env"]}[
-        "GPUSCORE_METRICS_PORT"
-    ] == str(port["containerPort"])
-    policies = {
-        policy["metadata"]["name"]: policy
-        for policy in objects
-        if policy["kind"] == "NetworkPolicy"
-    }
-    (rule,) = policies["gpuscore-metrics"]["spec"]["ingress"]
-    assert rule["ports"] == [{"port": "metrics"}]
-    values = yaml.safe_load((docker / "kubernetes/llm-d/values.yaml").read_text())["router"]
-    assert values["epp"]["flags"]["model-server-metrics-port"] == port["containerPort"]
-    labels = values["modelServers"]["matchLabels"]
-    assert labels.items() <= template["metadata"]["labels"].items()
-    assert {"number": 8000} in values["modelServers"]["targetPorts"]
-    chosen = values["epp"]["pluginsCustomConfig"][values["epp"]["pluginsConfigFile"]]
-    plugins = {
-        plugin["type"]: plugin.get("parameters", {}) for plugin in yaml.safe_load(chosen)["plugins"]
-    }
-    (engine,) = plugins["core-metrics-extractor"]["engineConfigs"]
-    assert engine["name"] == template["metadata"]["labels"]["llm-d.ai/engine-type"]
-    read = {value for name, value in engine.items() if name.endswith("Spec")}
-    assert read == set(plugins["metrics-data-source"]["families"])
-
-
-def test_the_scaled_object(kubectl, docker, tmp_path):
-    """KEDA's object fits the Deployment. Its schema is not checked."""
-    objects = render(kubectl, with_components(docker, tmp_path, "../keda"))
-    target = only(objects, "ScaledObject")["spec"]["scaleTargetRef"]["name"]
-    assert target == only(objects, "Deployment")["metadata"]["name"]
-
-
-def test_the_router(kubectl, docker, tmp_path):
-    objects = render(kubectl, with_components(docker, tmp_path, "../vllm-router"))
-    for item in objects:
-        kubernetes_validate.validate(item, VERSIONS[0], strict=True)
-    deployments = {o["metadata"]["name"]: o["spec"] for o in objects if o["kind"] == "Deployment"}
-    router, server = (deployments[name] for name in ("gpuscore-router", "gpuscore"))
-    (container,) = router["template"]["spec"]["containers"]
-    arguments = dict(argument.split("=", 1) for argument in container["args"] if "=" in argument)
-    name, value = arguments["--selector"].split("=")
-    assert server["template"]["metadata"]["labels"][name] == value
-    (serving,) = server["template"]["spec"]["containers"]
-    assert int(arguments["--service-discovery-port"]) in {
-        p["containerPort"] for p in serving["ports"]
-    }
-    binding = only(objects, "RoleBinding")
-    assert binding["roleRef"]["name"] == only(objects, "Role")["metadata"]["name"]
-    (subject,) = binding["subjects"]
-    assert subject["name"] == router["template"]["spec"]["serviceAccountName"]
-    assert subject["namespace"] == arguments["--service-discovery-namespace"] == "gpuscore"
 
 
 @pytest.mark.parametrize("version", VERSIONS)

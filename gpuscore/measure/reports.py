@@ -28,9 +28,9 @@ def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(shown)
 
 
-def write_html(path: Path, title: str, parts: Sequence[str], flag: str = "--report") -> None:
-    """Write a page of `parts`, which are HTML; raise ConfigError as `write`."""
-    write(path, page(title, parts), flag)
+def write_html(path: Path, title: str, parts: Sequence[str]) -> None:
+    """Write a page of `parts`, which are HTML; raise ConfigError as `write`, with --report."""
+    write(path, page(title, parts), "--report")
 
 
 def page(title: str, parts: Sequence[str]) -> str:

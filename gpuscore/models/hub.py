@@ -9,7 +9,6 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
-from hashlib import file_digest
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -21,16 +20,6 @@ DEMO = "demo"
 MODEL_FILES = (".json", ".safetensors", ".jinja")  # that a score depends on
 # Weights in safetensors and the other files that are read; no other formats of the same weights.
 _WANTED = ["*.json", "chat_template.jinja", "*.safetensors"]
-
-
-def model_digests(model: str, revision: str | None = None) -> dict[str, str]:
-    """Return the SHA-256 of each file that a score depends on, by name; reads them whole."""
-    digests = {}
-    for path in sorted(model_directory(model, revision).iterdir()):
-        if path.suffix in MODEL_FILES:
-            with path.open("rb") as file:
-                digests[path.name] = file_digest(file, "sha256").hexdigest()
-    return digests
 
 
 def model_directory(model: str, revision: str | None = None) -> Path:

@@ -9,7 +9,7 @@ __all__ = ["ScoreBatches", "app"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name on first use: engines of bulk jobs need neither of the two names."""
+    """Import a name on first use: a step of Ray Data does not need Ray Serve."""
     if name not in __all__:
         raise AttributeError(f"module {__name__} has no attribute {name}")
     if name == "ScoreBatches":

@@ -68,8 +68,6 @@ def test_the_page_shows_what_happens(tmp_path, monkeypatch):
         (["--label-length-normalization", "mean"], "--label-length-normalization needs --labels"),
         (["--labels", "yes", "--instruction", "x"], "--instruction is for prompt families"),
         (["--query-column", "item"], "--query-column and --item-column are both item"),
-        (["--ray", "auto"], "--ray needs Ray: pip install 'ray["),
-        (["--ray-actors", "2"], "--ray-actors needs --ray"),
     ],
 )
 def test_refused_before_the_model_is_loaded(tmp_path, monkeypatch, capsys, flags, message):

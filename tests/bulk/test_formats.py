@@ -4,6 +4,7 @@ scores that each prompt has alone."""
 import datetime
 import decimal
 import json
+import math
 
 import numpy as np
 import pyarrow as pa
@@ -90,6 +91,32 @@ def test_columns_of_parquet_as_json(tmp_path):
     assert first["nested"] == [{"a": [1]}]
     assert (first["bytes"], first["names"], first["map"]) == ("/wA=", "a", [["k", 1]])
     assert second["large"] is None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    ("wrap", "kind"),
+    [
+        (lambda value: value, pa.float64()),
+        (np.float16, pa.float16()),
+        (lambda value: [1.0, value], pa.large_list(pa.float32())),
+        (lambda value: [1.0, value], pa.list_(pa.float64(), 2)),
+        (lambda value: {"a": [value]}, pa.struct([("a", pa.list_(pa.float64()))])),
+        (lambda value: [("k", value)], pa.map_(pa.string(), pa.float64())),
+    ],
+)
+def test_numbers_that_json_cannot_hold_are_refused(tmp_path, wrap, kind, value):
+    """Before anything is scored; Parquet keeps them. Finite numbers and nulls pass."""
+    for number in (2.5, value):
+        columns = {"item": ["a", "b", "c"], "n": pa.array([None, wrap(1.5), wrap(number)], kind)}
+        parquet.write_table(pa.table(columns), tmp_path / f"{number}.parquet")
+    run(tmp_path / "2.5.parquet", tmp_path / "fine.jsonl", query_column=None)
+    assert read_jsonl(tmp_path / "fine.jsonl")[0]["n"] is None
+    with pytest.raises(ConfigError, match="column n has NaN or infinity.* write Parquet instead"):
+        run(tmp_path / f"{value}.parquet", tmp_path / "out.jsonl", query_column=None)
+    run(tmp_path / f"{value}.parquet", tmp_path / "out.parquet", query_column=None)
+    kept = parquet.read_table(tmp_path / "out.parquet").column("n")
+    assert str(kept.to_pylist()) == str(columns["n"].to_pylist())  # NaN is not equal to itself
 
 
 def test_types_of_json_in_parquet(tmp_path, monkeypatch):

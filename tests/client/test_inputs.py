@@ -214,6 +214,49 @@ def test_columns_of_a_pipeline(scorer):
                 step(dict(zip(("query", "item"), columns, strict=True)))
 
 
+@pytest.mark.parametrize("labels", [LABELS, None])
+def test_bad_rows_of_a_pipeline(scorer, labels):
+    """Each says why, and all others have the scores that they have alone."""
+    long = "word " * 9000
+    rows = [
+        *(("a", "x", ""), ("b", "", ""), ("a", long, "prompt_too_long: the row gives a prompt of")),
+        *(("a", None, "invalid_request: item is null"), (7, "x", "invalid_request: query is of")),
+        *((long, "x", "prompt_too_long: "), ("b", "y\ud800", "invalid_request: item holds")),
+        *((long, "y", "prompt_too_long: "), ("a", "y", "")),
+    ]
+    queries, items, reasons = map(objects, zip(*rows, strict=True))
+    settings = {"threads": 1, "deterministic": True, "max_batch_tokens": 512}
+    step = ScoreBatches("demo", labels=labels, on_error="null", **settings)
+    result = step({"n": np.arange(len(rows)), "query": queries, "item": items})
+    assert list(result) == ["n", "query", "item", "scores", "error"]
+    for reason, shown, scores in zip(reasons, result["error"], result["scores"], strict=True):
+        assert shown.startswith(reason), shown
+        assert bool(shown) == bool(reason)
+        assert np.all(np.isnan(scores)) if reason else np.all(np.isfinite(scores))
+    good = [row[:2] for row in rows if not row[2]]
+    alone = (
+        scorer.score_pairs(good).scores
+        if labels is None
+        else np.concatenate(
+            [scorer.score(query, [item], labels=labels).scores for query, item in good]
+        )
+    )
+    same(result["scores"][[not reason for reason in reasons]], alone)
+
+
+def test_a_pipeline_refuses_what_all_rows_share():
+    settings = {"threads": 1, "max_batch_tokens": 512, "on_error": "null"}
+    columns = {name: objects(["a"]) for name in ("query", "item", "scores")}
+    with pytest.raises(InvalidRequest, match="the rows have a column scores already"):
+        ScoreBatches("demo", labels=LABELS, **settings)(columns)
+    columns["error"] = columns.pop("scores")
+    with pytest.raises(InvalidRequest, match="the rows have a column error already"):
+        ScoreBatches("demo", labels=LABELS, **settings)(columns)
+    del columns["error"]
+    with pytest.raises(InvalidRequest, match=r"labels\[1\] is of type bytes"):
+        ScoreBatches("demo", labels=["yes", b"no"], **settings)(columns)
+
+
 def test_one_text_is_one_item(ask, many, scorer):
     expected = scorer.score(QUERY, TEXTS[:1], labels=LABELS).scores
     same(ask("score", QUERY, TEXTS[0], labels=LABELS).scores, expected)

@@ -296,28 +296,6 @@ def test_every_metric_that_is_asked_for_exists():
     assert asked - known == set()
 
 
-def test_autoscalers_and_routers_ask_for_metrics_that_exist():
-    (trigger,) = load(KUBERNETES / "keda/scaledobject.yaml")["spec"]["triggers"]
-    asked = set(re.findall(r"gpuscore_\w+", trigger["metadata"]["query"]))
-    epp = load(KUBERNETES / "llm-d/values.yaml")["router"]["epp"]
-    plugins = yaml.safe_load(epp["pluginsCustomConfig"]["gpuscore.yaml"])["plugins"]
-    (source,) = (plugin for plugin in plugins if plugin["type"] == "metrics-data-source")
-    assert len(asked) == 2
-    assert asked | set(source["parameters"]["families"]) <= exposed_names()
-
-
-def test_the_metrics_port_is_one_that_the_server_takes():
-    patch = load(KUBERNETES / "fleet/metrics-port.yaml")["spec"]["template"]["spec"]
-    (container,) = patch["containers"]
-    environment = {variable["name"]: variable["value"] for variable in container["env"]}
-    config = read_settings(vars(make_parser().parse_args(["serve"])), environment).make(
-        ServerConfig
-    )
-    assert config.vllm_metrics
-    assert config.metrics_host == "0.0.0.0"
-    assert config.metrics_port in {port["containerPort"] for port in container["ports"]}
-
-
 def test_the_documentation_names_every_alert():
     text = (DOCKER / "observability.md").read_text()
     alerts = [rule["alert"] for rule in rules() if "alert" in rule]

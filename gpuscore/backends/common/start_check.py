@@ -51,6 +51,7 @@ WITHOUT_QUERY = Tree((60,) * 6, (-1,) * 6)
 
 ABSOLUTE = 1e-4  # error that is always allowed, in standard deviations of the labels' logits
 IN_EIGHT_BITS = 5e-2  # the same; a number next to the middle of two integers may become either
+LEAST_SPREAD = 1e-2  # of the largest number, where all scores are the same
 FACTOR = 3.0  # of the reference's own error, in half precision
 MOST_ROWS = 0.8  # the share of rows that counts where rounding decides about the experts of a row
 
@@ -189,13 +190,14 @@ def check_start(
     own = np.zeros(len(expected))
     if rounded is not None:
         own = _errors(_numbers(rounded(every)), expected)
-    judged = np.isfinite(own)  # others overflow in this number format
+    # Others overflow, in this number format or in any; what that means `check_collapse` says.
+    judged = np.isfinite(own) & np.isfinite(expected).all(axis=1)
     if not judged.any():
         logger.warning("the start cannot be checked: all scores of known requests overflow")
         return
-    allowed = absolute * float(expected[:, 0].std()) + FACTOR * float(
-        np.quantile(own[judged], share)
-    )
+    finite = expected[judged]
+    spread = max(float(finite[:, 0].std()), LEAST_SPREAD * float(np.abs(finite).max()))
+    allowed = absolute * spread + FACTOR * float(np.quantile(own[judged], share))
     for what, rows, numbers in got:
         errors = _errors(numbers, expected[rows])[judged[rows]]
         error = float(np.quantile(errors, share)) if len(errors) else 0.0

@@ -5,8 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import fields, replace
-from importlib.util import find_spec
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from gpuscore.models.hub import MODEL_FILES, model_directory, model_name
 from gpuscore.processes.announcement import LoadingBar
 from gpuscore.processes.replicas.start import start_replicas
 from gpuscore.processes.serving import load_model, read_files
-from gpuscore.system.extras import install
 
 EXIT_OK, EXIT_FAILED = 0, 1
 
@@ -54,7 +52,7 @@ def batch(values: argparse.Namespace, settings: Settings) -> int:
 def _run(
     values: argparse.Namespace, settings: Settings, options: BatchOptions, progress: Progress
 ) -> WrittenState:
-    """Run a job with engines on this machine, or on a cluster."""
+    """Run a job with engines on this machine."""
     model, limits = settings.make(ModelConfig), settings.make(RequestLimits)
     engine, server = settings.make(EngineConfig), settings.make(ServerConfig)
     family = server.family
@@ -66,18 +64,9 @@ def _run(
         "--family": family,
         **options.identity(),
     }
-    on_cluster = _on_cluster(values, engine)
-    options = replace(options, index_column="row_index" if on_cluster else None)
-    job = BatchJob(options, known, names, engine.prefix_cache)
-    if on_cluster:
-        from gpuscore.commands.bulk.cluster.pipeline import run_on_cluster
-        from gpuscore.commands.bulk.cluster.scorer import ClusterJob
-
-        place = values.ray, values.ray_actors, values.input, values.output
-        cluster_job = ClusterJob(*place, job, model, limits, engine, family)
-        return run_on_cluster(cluster_job, progress)
     directory = model_directory(model.model, model.revision)
     known["the model's files"] = _state_of(directory)
+    job = BatchJob(options, known, names, engine.prefix_cache)
 
     @contextmanager
     def loading() -> Iterator[LoadedModel]:
@@ -90,21 +79,6 @@ def _run(
             yield loaded
 
     return run_job(job, loading, progress)
-
-
-def _on_cluster(values: argparse.Namespace, engine: EngineConfig) -> bool:
-    """Return True for a job on a cluster; raise ConfigError if the options do not fit."""
-    if values.ray is None:
-        if values.ray_actors is not None:
-            raise ConfigError("--ray-actors needs --ray")
-        return False
-    if find_spec("ray") is None:
-        raise ConfigError(f"--ray needs Ray: {install('ray')}")
-    if engine.devices is not None:
-        raise ConfigError(
-            f"--ray excludes --devices {engine.devices}: Ray chooses nodes and their devices"
-        )
-    return True
 
 
 def _settings_of(config: Any) -> dict[str, Any]:

@@ -165,14 +165,14 @@ def _begin(job: BatchJob, inputs: InputFiles, work: WorkFolder, known: JobState 
 
 def _refuse_other(job: BatchJob, inputs: InputFiles, work: WorkFolder, known: JobState) -> None:
     remedy = f"remove {work.path} to begin anew"
-    refuse_other_settings(known.settings, job.settings, remedy)
+    _refuse_other_settings(known.settings, job.settings, remedy)
     try:
         refuse_changed(inputs, known.inputs)
     except ConfigError as error:
         raise ConfigError(f"{error}; {remedy}") from None
 
 
-def refuse_other_settings(known: dict[str, Any], now: dict[str, Any], remedy: str) -> None:
+def _refuse_other_settings(known: dict[str, Any], now: dict[str, Any], remedy: str) -> None:
     """Raise ConfigError if a setting is not what it was when the job began."""
     for name in {**known, **now}:
         if known.get(name) != now.get(name):
@@ -209,16 +209,16 @@ def _score(
 
             def settle(counted: CountedRows) -> None:
                 if job.options.strict:  # before it is noted, so that another run tries it again
-                    refuse_settled(counted.settled)
+                    _refuse_settled(counted.settled)
                 store.put(counted.settled)
                 report(counted)
 
-            Feeder(model, task, settle).run(requests_of(rows, model, job.prefix_cache))
+            Feeder(model, task, settle).run(_requests_of(rows, model, job.prefix_cache))
         store.sync()
     work.write(ScoredState(task.width))
 
 
-def requests_of(
+def _requests_of(
     rows: Iterable[TextRow], model: LoadedModel, prefix_cache: bool
 ) -> Iterator[Sequence[TextRow]]:
     """Yield the sorted rows that go into one request each."""
@@ -244,7 +244,7 @@ def _refuse_bad(store: ResultStore, rows: int) -> None:
             raise InvalidRequest(f"row {number + 1} of all: {store.text(number).decode()}")
 
 
-def refuse_settled(settled: Settled) -> None:
+def _refuse_settled(settled: Settled) -> None:
     """Raise InvalidRequest for a bad row, or a request that failed."""
     match settled:
         case BadTextRow(number, reason):

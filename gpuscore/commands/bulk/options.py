@@ -56,8 +56,6 @@ class BatchOptions:
         requests: the input's lines are requests to the HTTP API.
         strict: the first bad row ends the job.
         scores_column: the column that is added.
-        index_column: a further one, with the number of each row in the whole input, from 0; None:
-            the output has the input's order.
         max_bad: the largest share of bad rows of a job that counts as done.
     """
 
@@ -76,7 +74,6 @@ class BatchOptions:
     strict: bool = False
     scores_column: str = DEFAULT_SCORES_COLUMN
     max_bad: float = DEFAULT_MAX_BAD
-    index_column: str | None = None
 
     @property
     def output_format(self) -> str:
@@ -103,19 +100,13 @@ class BatchOptions:
         for name in self.columns:
             if name not in present:
                 raise UsageError(f"{place} has no column {name}; it has {shown_names(present)}")
-        if not self.added.isdisjoint(present):
-            raise UsageError(f"{place} has a column {self.taken(present)}")
+        if self.scores_column in present:
+            raise UsageError(f"{place} has a column {self.taken}")
 
     @property
-    def added(self) -> frozenset[str]:
-        """The names of the columns that are added."""
-        return frozenset(filter(None, (self.scores_column, self.index_column)))
-
-    def taken(self, names: Iterable[str]) -> str:
-        """Return the end of an error: which of these names an added column has."""
-        if self.scores_column in names:
-            return f"{self.scores_column} already; --scores-column names another"
-        return f"{self.index_column} already; rename it"
+    def taken(self) -> str:
+        """The end of an error about a row that has the column which is added."""
+        return f"{self.scores_column} already; --scores-column names another"
 
     def identity(self) -> dict[str, Any]:
         """Return the flags that a resumed run must repeat, by name."""
@@ -141,11 +132,7 @@ def read_options(values: argparse.Namespace) -> BatchOptions:
         ConfigError: options that do not fit together.
     """
     check_softmax(values)
-    arguments = {
-        item.name: getattr(values, item.name)
-        for item in fields(BatchOptions)
-        if item.name != "index_column"
-    }
+    arguments = {item.name: getattr(values, item.name) for item in fields(BatchOptions)}
     arguments |= {"input": Path(values.input), "output": Path(values.output)}
     if values.labels is not None:
         arguments["labels"] = tuple(values.labels.split(","))
@@ -208,7 +195,6 @@ def add_batch(commands: Any, run: Callable[[argparse.Namespace, Settings], int])
     parser.add_help_all()
     _add_files(parser.add_argument_group("Input and output (command line only)"))
     _add_rows(parser.add_argument_group("Rows (command line only)"))
-    _add_ray(parser.add_argument_group("Cluster (command line only)"))
     add_some_flags(parser, "Prompts", ServerConfig, ("family",))
     add_flags(parser, ModelConfig, RequestLimits, EngineConfig, FileConfig)
 
@@ -265,23 +251,6 @@ def _add_rows(group: Any) -> None:
     )
 
 
-def _add_ray(group: Any) -> None:
-    group.add_argument(
-        "--ray",
-        metavar="ADDRESS",
-        help="score on the nodes of a Ray cluster, at auto or HOST:PORT of its GCS: --output "
-        "becomes a folder of parts, --input and --output may lie in object stores; needs "
-        "gpuscore[ray] on every node (default: on this machine)",
-    )
-    group.add_argument(
-        "--ray-actors",
-        type=_count,
-        metavar="N",
-        help="most actors, with one engine each (default: as many as there is room for now, and "
-        "later: GPUs or, on CPUs, --threads CPUs)",
-    )
-
-
 def _share(text: str) -> float:
     try:
         share = float(text)
@@ -290,9 +259,3 @@ def _share(text: str) -> float:
     if not 0 <= share <= 1:  # true of NaN, too
         raise argparse.ArgumentTypeError(f"{text} is not a share from 0 to 1")
     return share
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
-    return int(text)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
-from pyarrow import parquet
+from pyarrow import compute, parquet
 
 from gpuscore.commands.bulk.rows import Problem
 from gpuscore.errors import ConfigError
@@ -89,12 +89,17 @@ def check_columns(path: Path, schema: Any, columns: Sequence[str]) -> None:
             raise ConfigError(f"--input {path}: column {name} is {kind}, not text")
 
 
-def check_utf8(block: TableBlock) -> None:
-    """Raise ConfigError if a text is not UTF-8, which JSON lines would have to hold."""
+def check_json(block: TableBlock) -> None:
+    """Raise ConfigError for values that JSON lines cannot hold: text that is not UTF-8, NaN and
+    infinity."""
     try:
         block.rows.validate(full=True)
     except pa.ArrowInvalid as error:
         raise ConfigError(f"--input {block.path}: {error}; write Parquet instead") from error
+    for name, column in zip(block.rows.column_names, block.rows.columns, strict=True):
+        if not all(map(_is_finite, column.chunks)):
+            what = f"column {name} has NaN or infinity, which JSON cannot hold"
+            raise ConfigError(f"--input {block.path}: {what}; write Parquet instead")
 
 
 def schema_of_texts(names: Sequence[str]) -> Any:
@@ -130,7 +135,7 @@ class SchemaFinder:
         with _converting(place):
             arrays = [pa.array([row.get(name) for row in rows]) for name in names]
         schema = pa.schema([(n, array.type) for n, array in zip(names, arrays, strict=True)])
-        together = unified([self._schema, schema], place)
+        together = _unified([self._schema, schema], place)
         for part in (self._schema, schema):
             for field in part:
                 final = together.field(field.name).type
@@ -138,7 +143,7 @@ class SchemaFinder:
         self._schema = together
 
 
-def unified(schemas: Sequence[Any], place: str) -> Any:
+def _unified(schemas: Sequence[Any], place: str) -> Any:
     """Return one schema for the rows of several; raise ConfigError, with `place`, if none does."""
     with _converting(place):
         return pa.unify_schemas(schemas, promote_options="permissive")
@@ -218,6 +223,22 @@ def _text(value: bytes | None, name: str) -> str | Problem:
         return value.decode()
     except UnicodeDecodeError as error:
         return Problem(f"{name} is not UTF-8: {error.reason}")
+
+
+def _is_finite(array: Any) -> bool:
+    """Return True unless a number of the array is NaN or infinity, however deep it is nested."""
+    types, kind = pa.types, array.type
+    if types.is_floating(kind):
+        # Arrow has no test of halves.
+        values = array.cast(pa.float32()) if types.is_float16(kind) else array
+        return bool(compute.all(compute.is_finite(values), min_count=0).as_py())
+    if types.is_dictionary(kind):
+        return _is_finite(array.dictionary)
+    if types.is_map(kind):
+        return _is_finite(array.keys) and _is_finite(array.items)
+    if types.is_struct(kind):
+        return all(map(_is_finite, array.flatten()))
+    return _is_finite(array.flatten()) if hasattr(array, "flatten") else True
 
 
 def _all_texts(row: tuple[str | Problem, ...]) -> tuple[str, ...] | Problem:

@@ -66,19 +66,19 @@ def make_plan(
         InvalidRequest: a row is bad, and the job is strict.
     """
     sorter = RowSorter(work.path / SORTED, memory)
-    check, finish = output_checks(inputs, options)
+    check, finish = _output_checks(inputs, options)
     number = 0
     # JSON lines have every column, so all must be UTF-8.
     for block in read_blocks(inputs, options, every_column=options.output_format == JSON_LINES):
-        rows = texts_of(block, options)
+        rows = _texts_of(block, options)
         check(block, rows)
         if options.strict:
-            refuse_bad(block, rows)
+            _refuse_bad(block, rows)
         for texts in rows:
             if isinstance(texts, Problem):
                 store.put(BadTextRow(number, texts.reason))
             else:
-                sorter.add(text_row(texts, number))
+                sorter.add(_text_row(texts, number))
             number += 1
         advance(block.count)
     schema = finish()
@@ -87,7 +87,7 @@ def make_plan(
     work.write(PlanState(number, [path.name for path in files], schema))
 
 
-def texts_of(block: Block, options: BatchOptions) -> Texts:
+def _texts_of(block: Block, options: BatchOptions) -> Texts:
     """Return the texts of every row of a block, or what is wrong with it."""
     if not isinstance(block, LineBlock):
         return block.texts(options.columns)
@@ -96,14 +96,14 @@ def texts_of(block: Block, options: BatchOptions) -> Texts:
         lines = cast(list[bytes], block.rows)  # requests are JSON lines
         return [call_text(*pair) for pair in zip(rows, lines, strict=True)]
     return [
-        Problem(f"there is a field {options.taken(row)}")
-        if isinstance(row, dict) and not row.keys().isdisjoint(options.added)
+        Problem(f"there is a field {options.taken}")
+        if isinstance(row, dict) and options.scores_column in row
         else texts
         for row, texts in zip(rows, block.texts(options.columns), strict=True)
     ]
 
 
-def refuse_bad(block: Block, rows: Texts) -> None:
+def _refuse_bad(block: Block, rows: Texts) -> None:
     """Raise InvalidRequest for the first bad row of a block."""
     for index, texts in enumerate(rows):
         if isinstance(texts, Problem):
@@ -111,50 +111,43 @@ def refuse_bad(block: Block, rows: Texts) -> None:
             raise InvalidRequest(f"{place['file']}, row {place['row']}: {texts.reason}")
 
 
-def text_row(texts: tuple[str, ...], number: int) -> TextRow:
+def _text_row(texts: tuple[str, ...], number: int) -> TextRow:
     """Return a row to sort; a single text is the row's `rest`."""
     first, rest = ("", *texts)[-2:]
     return TextRow(first.encode(), rest.encode(), number)
 
 
-def objects_of(block: Any, texts: Texts) -> tuple[list[Any], str]:
+def _objects_of(block: Any, texts: Texts) -> tuple[list[Any], str]:
     """Return the objects of the good rows, and a description of their place."""
     pairs = zip(block.decoded(), texts, strict=True)
     rows = [row for row, text in pairs if not isinstance(text, Problem)]
     return rows, f"--input {block.path}, lines {block.places[0]} to {block.places[-1]}"
 
 
-def output_checks(
-    inputs: InputFiles, options: BatchOptions, schema: bytes = b""
+def _output_checks(
+    inputs: InputFiles, options: BatchOptions
 ) -> tuple[Check, Callable[[], bytes | None]]:
     """Return the check of each block for the output's format, and the check after the last block,
-    which returns the schema if it depends on all blocks; unless it is given."""
+    which returns the schema if it depends on all blocks."""
     kinds = inputs.format, options.output_format
     if kinds == (PARQUET, JSON_LINES):
-        from gpuscore.commands.bulk.parquet import check_utf8
+        from gpuscore.commands.bulk.parquet import check_json
 
-        return lambda block, texts: check_utf8(block), lambda: None
+        return lambda block, texts: check_json(block), lambda: None
     if kinds != (JSON_LINES, PARQUET):
         return lambda block, texts: None, lambda: None
     from gpuscore.commands.bulk import parquet
 
-    if schema:
-        known = parquet.schema_of_bytes(schema)
-
-        def fits(block: Any, texts: Texts) -> None:
-            parquet.try_table(*objects_of(block, texts), known)
-
-        return fits, lambda: None
     finder = parquet.SchemaFinder(options.columns)
 
     def finish() -> bytes:
         schema = finder.schema
         for block in read_blocks(inputs, options, every_column=True) if finder.promoted else ():
-            parquet.try_table(*objects_of(block, texts_of(block, options)), schema)
+            parquet.try_table(*_objects_of(block, _texts_of(block, options)), schema)
         parquet.check_writable(schema, options.scores_column)
         return parquet.schema_bytes(schema)
 
-    return lambda block, texts: finder.add(*objects_of(block, texts)), finish
+    return lambda block, texts: finder.add(*_objects_of(block, texts)), finish
 
 
 ANSWERS = (ANSWERED, FAILED)

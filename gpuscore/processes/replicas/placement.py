@@ -74,47 +74,14 @@ def placements(model: ModelConfig, devices: str | None) -> list[Placement]:
 
 def _on_cpus(model: ModelConfig, names: list[str]) -> list[Placement]:
     count = len(names)
-    own, parts = share_of_cpu(model, count), core_parts(count)
-    return [Placement("cpu", own, cores=part if count > 1 else ()) for part in parts]
-
-
-def share_of_cpu(model: ModelConfig, count: int) -> ModelConfig:
-    """Return the settings of each of `count` replicas that share the memory of one machine."""
-    share = (model.memory_fraction or MEMORY_FRACTION["cpu"]) / count
     limit = None if model.memory_limit is None else model.memory_limit // count
     own = replace(model, device="cpu", memory_limit=limit)
     if model.kv_cache_size is None:  # that size is for each replica
-        return replace(own, memory_fraction=share)
-    # Without a share no replica can tell whether float32 fits for all replicas.
-    return own.unmeasured() if count > 1 else own
-
-
-def place_on_nodes(
-    nodes: Sequence[Mapping[str, Any]], model: ModelConfig
-) -> tuple[dict[str, float], ModelConfig, int]:
-    """Return what an engine asks Ray for, its settings there, and how many engines have room.
-
-    Each gets a GPU, or `--tensor-parallel` of them; on CPUs `--threads`, or the smallest node's
-    CPUs.
-
-    Args:
-        nodes: as from `ray.nodes()`.
-
-    Raises:
-        ConfigError: Ray has no such device.
-    """
-    if model.device == "tpu":
-        raise ConfigError("--device tpu is not supported with --ray; supported: auto, cpu, cuda")
-    alive = [node["Resources"] for node in nodes if node["Alive"]]
-    cpus, gpus = ([int(resources.get(kind, 0)) for resources in alive] for kind in ("CPU", "GPU"))
-    if model.device == "cuda" or (model.device == "auto" and any(gpus)):
-        ranks = model.tensor_parallel
-        count = sum(number // ranks for number in gpus)
-        return {"num_cpus": 1, "num_gpus": ranks}, replace(model, device="cuda"), count
-    own = model.threads or min(filter(None, cpus), default=1)
-    together = max([1, *(number // own for number in cpus)])  # they share their node's memory
-    here = share_of_cpu(model, together) if together > 1 else replace(model, device="cpu")
-    return {"num_cpus": own}, here, sum(number // own for number in cpus)
+        share = (model.memory_fraction or MEMORY_FRACTION["cpu"]) / count
+        own = replace(own, memory_fraction=share)
+    elif count > 1:  # without a share no replica can tell whether float32 fits for all replicas
+        own = own.unmeasured()
+    return [Placement("cpu", own, cores=part if count > 1 else ()) for part in core_parts(count)]
 
 
 def core_parts(count: int) -> list[tuple[int, ...]]:

@@ -45,14 +45,14 @@ function stages(found) {
 
 function rowsTable(run) {
   const { result } = run;
-  const several = result.columns !== null && result.columns.length > 1;
+  const labels = result.columns;
+  const several = labels.length > 1;
   const known = result.rows.some((row) => row.parts.some((part) => part.probability !== null));
   const mass = result.rows.some((row) => row.mass !== null);
-  const labels = result.columns ?? [];
   const head = [
-    result.ranked ? "Rank" : "Number", "Item", result.columns === null ? "Answers" : labels[0] ?? "Score",
+    result.ranked ? "Rank" : "Number", "Item", labels[0] ?? "Score",
     ...(several ? labels.slice(1) : []),
-    ...(known && result.columns !== null ? labels.map((label) => `P(${label})`) : []),
+    ...(known ? labels.map((label) => `P(${label})`) : []),
     ...(mass ? ["Label mass"] : []),
   ];
   let rank = 0;
@@ -65,22 +65,17 @@ function rowsTable(run) {
     }
     rank += 1;
     return [
-      String(rank), item, main(row, result),
+      String(rank), item, main(row.parts[0]),
       ...(several ? row.parts.slice(1).map((part) => number(part.share)) : []),
-      ...(known && result.columns !== null ? row.parts.map((part) => number(part.probability)) : []),
+      ...(known ? row.parts.map((part) => number(part.probability)) : []),
       ...(mass ? [massCell(row.mass)] : []),
     ];
   });
   return table(result.ranked ? "Items, best first" : "Answers in the request's order", head, rows);
 }
 
-function main(row, result) {
-  if (result.columns !== null) {
-    const first = row.parts[0];
-    return make("td", { class: "main" }, bar(first.share, first.label), ` ${number(first.share)}`);
-  }
-  return make("td", { class: "main" }, ...row.parts.map((part) => make("div", { class: "answer" },
-    bar(part.share, part.label), ` ${number(part.share)} ${part.label}`)));
+function main(first) {
+  return make("td", { class: "main" }, bar(first.share, first.label), ` ${number(first.share)}`);
 }
 
 /** A small mass means that the model would have said something else. */

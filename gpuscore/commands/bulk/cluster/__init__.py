@@ -1,1 +1,0 @@
-"""`gpuscore batch --ray`: the same job as a pipeline of Ray Data over groups of rows."""
