@@ -85,9 +85,10 @@ def started(
         measured.append(measure(*arguments, **options))
         return measured[-1]
 
-    measure, folder = backend_module.measure, Path(tempfile.mkdtemp())
+    measure = backend_module.measure
     enter: Callable[[], Any] = recorder.__enter__
     with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for module, name, stand_in in (
             (loader, "CheckpointFiles", EmptyFiles),
             (backend_module, "ThreadPoolExecutor", partial(ThreadPoolExecutor, initializer=enter)),
