@@ -45,6 +45,7 @@ stop it (`Turns`), and limits on tokens are checked.
 
 import json
 import re
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -80,7 +81,10 @@ PIECE_CHARS = 1 << 16
 # A text takes as long as that many characters besides its own, for the objects that are made.
 PER_TEXT = 100
 
-Cut = Callable[[str, int, Turns], int | None]
+# Characters in which a piece's end is searched; without one the rest of a text is a single piece.
+SEARCHED = 16 * PIECE_CHARS
+
+Cut = Callable[[str, int, Turns, int], int | None]
 
 
 class OverLimit(Exception):
@@ -99,13 +103,13 @@ def is_long(text: str) -> bool:
 def pieces(text: str, cut: Cut | None, turns: Turns) -> Iterator[tuple[int, str]]:
     """Split a text into pieces of about PIECE_CHARS whose ids, concatenated, are the text's ids.
 
-    Without a safe cut a piece is longer. Every piece after the first begins with the character
-    before the cut, its guard, whose ids must be dropped. This is correct: let XYZ have safe cuts
-    after X and after Y. Then ids(XYZ) = ids(X) + t(YZ). t(YZ) is ids(lYZ) without the guard's ids,
-    and this is t(Y) + t(Z), because lYZ has a safe cut after lY.
+    Without a safe cut nearby a piece is longer. Every piece after the first begins with the
+    character before the cut, its guard, whose ids must be dropped. This is correct: let XYZ have
+    safe cuts after X and after Y. Then ids(XYZ) = ids(X) + t(YZ). t(YZ) is ids(lYZ) without the
+    guard's ids, and this is t(Y) + t(Z), because lYZ has a safe cut after lY.
 
     Args:
-        cut: returns the first safe cut from a place on (`Boundaries.first`).
+        cut: returns the first safe cut between two places (`Boundaries.first`).
 
     Yields:
         The position of a piece in the text, and the piece.
@@ -114,9 +118,8 @@ def pieces(text: str, cut: Cut | None, turns: Turns) -> Iterator[tuple[int, str]
     while True:
         end = None
         if cut is not None and len(text) - start > PIECE_CHARS:
-            end = cut(text, start + PIECE_CHARS, turns)
+            end = cut(text, start + PIECE_CHARS, turns, start + SEARCHED)
         begin, end = max(0, start - 1), end or len(text)
-        turns.before(end - begin)
         yield begin, text[begin:end]
         if end == len(text):
             return
@@ -184,12 +187,14 @@ class Boundaries:
     singles: frozenset[str]
     merged: frozenset[str]
 
-    def first(self, text: str, start: int = 1, turns: Turns = ALONE) -> int | None:
-        """Return the first p >= start with a safe cut between text[:p] and text[p:]."""
-        width = NEAR
-        while start < len(text):
+    def first(
+        self, text: str, start: int = 1, turns: Turns = ALONE, end: int = sys.maxsize
+    ) -> int | None:
+        """Return the first p with a safe cut between text[:p] and text[p:], start <= p < end."""
+        width, end = NEAR, min(end, len(text))
+        while start < end:
             turns.before(width // COPIED)
-            stop = min(start + width, len(text))
+            stop = min(start + width, end)
             cut = next(self._cuts(text, start, stop), None)
             if cut is not None:
                 return cut

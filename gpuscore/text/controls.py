@@ -33,7 +33,6 @@ from tokenizers.processors import TemplateProcessing
 from gpuscore.errors import InvalidRequest
 from gpuscore.models.files import shown
 from gpuscore.text.boundaries import flat
-from gpuscore.text.least import byte_alphabet
 from gpuscore.text.pretokens import META
 from gpuscore.types.batch import Int32Array
 
@@ -211,6 +210,21 @@ def _text_of(entry: str, tokenizer: Tokenizer) -> str:
     if all(c in _BYTES for c in entry):  # an entry in the alphabet of bytes, or ASCII
         return bytes(_BYTES[c] for c in entry).decode(errors="replace")
     return entry.replace(META, " ")
+
+
+def byte_alphabet() -> Iterator[tuple[str, int]]:
+    """Yield the character that stands for each byte in byte-level vocabularies, with the byte.
+
+    The mapping is GPT-2's `bytes_to_unicode`: printable bytes stand for themselves, the others are
+    mapped to characters after the first 256.
+    """
+    shifted = 256
+    for byte in range(256):
+        if 33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174:
+            yield chr(byte), byte
+        else:
+            yield chr(shifted), byte
+            shifted += 1
 
 
 _BYTES = dict(byte_alphabet())

@@ -13,6 +13,7 @@ from gpuscore.models.files import MAX_TOKENIZER, is_file
 from gpuscore.text.boundaries import (
     ALONE,
     PIECE_CHARS,
+    OverLimit,
     Turns,
     batches,
     beside,
@@ -36,7 +37,6 @@ from gpuscore.text.declared import (
     rebuild,
     refuse_other_ids,
 )
-from gpuscore.text.least import LeastTokens, find_least_tokens
 from gpuscore.types.batch import NO_TOKENS, Int32Array
 
 NONE = NO_TOKENS, NO_TOKENS
@@ -51,7 +51,6 @@ class TextEncoder:
         named: texts and ids of control tokens that other files name.
         template: the source of the chat template, which writes control tokens.
         forbidden: ids that no text may give; ControlToken is raised for a text that does.
-        base: an encoder whose lower bound for the number of a text's tokens holds here, too.
     """
 
     def __init__(
@@ -60,7 +59,6 @@ class TextEncoder:
         named: Collection[str | int] = (),
         template: str = "",
         forbidden: Forbidden | None = None,
-        base: "TextEncoder | None" = None,
     ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -71,10 +69,6 @@ class TextEncoder:
         self._specials = specials or Specials(NO_TOKENS, NO_TOKENS)
         self._boundaries = None if specials is None else find_boundaries(tokenizer)
         self._first_cut = None if self._boundaries is None else self._boundaries.first
-        # Half a second for a large vocabulary. A bound for tokens is one for some of them.
-        self._least: LeastTokens | None = (
-            find_least_tokens(tokenizer) if base is None else base._least
-        )
 
     @classmethod
     def read(cls, directory: Path, template: str = "") -> "TextEncoder | None":
@@ -225,14 +219,16 @@ class TextEncoder:
 
     def _long(self, text: str, special: bool, turns: Turns, limit: int | None) -> Int32Array:
         """Encode one text in pieces; raise OverLimit once it has more than `limit` tokens."""
-        if limit is not None and self._least is not None:
-            check_limit(self._least.of(text, limit, turns), limit)
         # With boundaries, `_specials` are known, so the pieces are encoded without them.
         in_parts = special and self._boundaries is not None
         opening, closing = (self._specials.opening, self._specials.closing) if in_parts else NONE
         arrays, count = [opening], len(opening) + len(closing)
+        check_limit(count, limit)
         for begin, piece in pieces(text, self._first_cut, turns):
             skipped = self._num_ids(piece[0]) if begin else 0
+            if limit is not None and self._beginning(piece, limit - count + skipped, turns):
+                raise OverLimit(limit + 1)
+            turns.before(len(piece))
             (encoding,) = self._encode([piece], special and not in_parts)
             count += len(encoding) - skipped
             check_limit(count, limit)  # before the list of ids, maybe millions, is made
@@ -251,18 +247,15 @@ class TextEncoder:
     def first_tokens(self, text: str, count: int, turns: Turns = ALONE) -> str:
         """Return the part of a text that its first `count` tokens cover; `count` is at least 1.
 
-        At most one piece beyond that part is encoded. A long text is shortened first: to a length
-        that is certain to have more than `count` tokens, and PIECE_CHARS characters more. If these
-        contain a safe cut, what follows cannot change the first tokens. Without one, it could do
-        so only through a chain of overlapping merges, each of a lower rank than the one before it.
+        At most one piece beyond that part is encoded.
         """
-        if self._least is not None and is_long(text):
-            text = text[: self._least.reach(text, count, turns) + PIECE_CHARS]
         seen = end = 0
         for begin, piece in pieces(text, self._first_cut, turns):
             skipped = self._num_ids(piece[0]) if begin else 0
-            with _tokenizing():
-                (encoding,) = self._tokenizer.encode_batch([piece], add_special_tokens=False)
+            encoding = self._beginning(piece, count - seen + skipped, turns)
+            if encoding is None:
+                turns.before(len(piece))
+                encoding = self._with_places(piece)
             new = min(len(encoding) - skipped, count - seen)
             if new:
                 # Faster than `offsets`, which would make a list for all tokens.
@@ -273,6 +266,29 @@ class TextEncoder:
                 return text[:end]
             seen += new
         return text
+
+    def _beginning(self, piece: str, count: int, turns: Turns) -> Encoding | None:
+        """Return the tokens of a beginning of a piece that has no safe cut, so that they are more
+        than `count`; None if there is none, or the piece is short.
+
+        PIECE_CHARS characters follow those tokens. What comes after these could change the tokens
+        only through a chain of overlapping merges, each of a lower rank than the one before it.
+        """
+        width = 2 * PIECE_CHARS
+        while width < len(piece):
+            turns.before(width)
+            encoding = self._with_places(piece[:width])
+            place = encoding.token_to_chars(count) if count < len(encoding) else None
+            if place is not None and place[1] + PIECE_CHARS <= width:
+                return encoding
+            width *= 2
+        return None
+
+    def _with_places(self, text: str) -> Encoding:
+        """Return a text's tokens, which know their places in it."""
+        with _tokenizing():
+            (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
+        return encoding
 
     @cached_property
     def controls(self) -> Controls:
@@ -285,7 +301,7 @@ class TextEncoder:
         other = continuing(self._tokenizer)
         if other is None:
             return self
-        return TextEncoder(other, self._named, self._template, self._forbidden, base=self)
+        return TextEncoder(other, self._named, self._template, self._forbidden)
 
     @property
     def markers(self) -> list[str]:
@@ -306,7 +322,7 @@ class TextEncoder:
         if ids not in self._for_callers:
             other = without_controls(self._tokenizer, ids)
             forbidden = Forbidden(ids, self._tokenizer.id_to_token)
-            self._for_callers[ids] = TextEncoder(other, forbidden=forbidden, base=self)
+            self._for_callers[ids] = TextEncoder(other, forbidden=forbidden)
         return self._for_callers[ids]
 
     def _decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:

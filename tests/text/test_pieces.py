@@ -1,13 +1,11 @@
-"""Promise: no legal text is refused for its length in characters, and long texts are encoded in
-pieces."""
+"""Promise: long texts are encoded in pieces, a text that is far too long is not encoded to its end,
+and no legal text is refused for its length in characters."""
 
 import random
-import unicodedata
 
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from gpuscore.config import RequestLimits
@@ -15,8 +13,8 @@ from gpuscore.errors import DeadlineExceeded, LabelNotSingleToken, PromptTooLong
 from gpuscore.text import boundaries as turns
 from gpuscore.text.boundaries import OverLimit
 from gpuscore.text.checks import label_tokens
+from gpuscore.text.controls import byte_alphabet
 from gpuscore.text.joining import PromptBuilder
-from gpuscore.text.least import SHRINK, byte_alphabet, find_least_tokens
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import BackendLimits
@@ -24,58 +22,6 @@ from support.counted_turns import Turned
 from support.slow import slow
 from support.tokenizer_search import ENGLISH, HARD, pair, plain, searched, texts
 from support.tokenizers import OTHERS, SOME, trained
-
-NEVER = 1 << 60
-# White space beside an added token vanishes, unknown characters are fused or dropped, or `Removed`
-# is used.
-NO_BOUND = {
-    *("qwen2, nasty tokens", "llama2, nasty tokens", "unigram, nasty tokens", "granite"),
-    *("no unknown token", "unknown fused", "unigram"),
-}
-
-
-@pytest.mark.parametrize("name", [*SOME, *slow(*OTHERS)])
-def test_it_is_at_most_the_number_of_tokens(name):
-    tokenizer = Tokenizer.from_str(trained(name))
-    least = find_least_tokens(tokenizer)
-    assert (least is None) == (name in NO_BOUND)
-    if least is None:
-        return
-    entries = sorted(tokenizer.get_vocab(), key=len)[-20:]
-
-    @searched
-    @given(texts, st.lists(st.sampled_from([*HARD, *entries, "\u212b", "\u1f82", "\u0344"])))
-    def property(text, more):
-        for longer in (text, "".join(more), "".join(more) * 20):
-            assert least.of(longer, NEVER) <= len(plain(tokenizer, longer, special=False))
-
-    property()
-    assert least.of(ENGLISH * 100, NEVER) > 100, "the bound must not be trivial"
-
-
-def test_a_window_ends_anywhere(monkeypatch):
-    tokenizer = Tokenizer.from_str(trained("qwen2"))
-    monkeypatch.setattr("gpuscore.text.least.WINDOW", 3)
-    for text in (ENGLISH, "e\u0301" * 40, "caf\u0065\u0301 ", "\uac00\u11a8" * 9, ""):
-        assert find_least_tokens(tokenizer).of(text, NEVER) <= len(tokenizer.encode(text).ids)
-
-
-@pytest.mark.slow
-def test_how_much_nfc_takes_away():
-    """Checks what the docstring of `least` states about all of Unicode."""
-    characters = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
-    full = {c: unicodedata.normalize("NFD", c) for c in characters}
-    longest: dict[str, int] = {}
-    for c, parts in full.items():
-        if len(parts) == 1:
-            longest[parts] = max(longest.get(parts, 0), len(c.encode()))
-    sums = {c: sum(longest.get(d, len(d.encode())) for d in parts) for c, parts in full.items()}
-    assert all(len(c.encode()) <= sums[c] for c in characters)
-    composed = [c for c in characters if unicodedata.is_normalized("NFC", c)]
-    assert max(sums[c] / len(c.encode()) for c in composed) == 3.5
-    assert max(map(len, full.values())) == SHRINK
-    seconds = {parts[1:] for parts in full.values()}
-    assert not any(chr(c) in "".join(seconds) for c in range(128)), "never behind another"
 
 
 def test_the_alphabet_of_bytes_is_that_of_the_library():
@@ -85,9 +31,6 @@ def test_the_alphabet_of_bytes_is_that_of_the_library():
     for text in ("a b\n", "\u00e9\u4f60\U0001f468\x00\x7f\u00ad"):
         (split,) = {"".join(p for p, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text))}
         assert bytes(letters[c] for c in split) == text.encode()
-
-
-# ---- pieces ----
 
 
 @pytest.fixture
@@ -165,6 +108,21 @@ def test_a_cut_text_without_a_safe_cut_is_not_read_to_its_end(name, character):
     assert sum(turned.asked) < 4 * turns.PIECE_CHARS
     encoding = tokenizer.encode(text[:3000], add_special_tokens=False)
     assert cut == text[: encoding.offsets[count - 1][1]]
+
+
+@pytest.mark.parametrize(("name", "character"), WITHOUT_CUT)
+def test_a_long_text_without_a_safe_cut_is_refused_by_its_beginning(name, character):
+    tokenizer, encoder = pair(name)
+    text, turned = character * 2_000_000, Turned()
+    with pytest.raises(OverLimit):
+        next(encoder.prompts([text], True, turned, limit=500))
+    assert sum(turned.asked) < 4 * turns.PIECE_CHARS
+    text = text[: 3 * turns.PIECE_CHARS]
+    expected = tokenizer.encode(text).ids
+    (got,) = encoder.prompts([text], limit=len(expected))
+    np.testing.assert_array_equal(got, expected)
+    with pytest.raises(OverLimit):
+        next(encoder.prompts([text], limit=len(expected) - 1))
 
 
 def test_errors_have_numbers():
