@@ -282,7 +282,7 @@ def test_free_memory_of_a_gpu(monkeypatch, region, preallocate, free):
 
 
 def test_the_reference_of_the_check_at_start_multiplies_in_full_precision(tiny_model):
-    """By default float32 is TF32 on CUDA, and bfloat16 on a TPU: here the program is read."""
+    """Read the program: by default float32 is TF32 on CUDA, and bfloat16 on a TPU."""
     import jax
 
     from gpuscore.backends.jax.start_check import _hidden
