@@ -200,7 +200,7 @@ def test_memory_of_a_program_does_not_grow_with_vocabulary_or_pool(monkeypatch, 
 
     temporary_bytes, options = [], XLA_OPTIONS
     for sizes in ((WIDE, 16), (vocab, pages)):
-        programs, _ = traced(sizes[0], monkeypatch, sizes[1])
+        programs, _ = traced(sizes[0], monkeypatch, sizes[1], "float32")
         taken = [
             program.lower().compile(options).memory_analysis().temp_size_in_bytes
             for program in (programs.extend, programs.labels)
@@ -209,7 +209,7 @@ def test_memory_of_a_program_does_not_grow_with_vocabulary_or_pool(monkeypatch, 
     assert temporary_bytes[0] == temporary_bytes[1]
 
 
-def traced(vocab, monkeypatch, pages=16):
+def traced(vocab, monkeypatch, pages=16, dtype="bfloat16"):
     """Return traced programs of a small model with tiles as on CUDA, and its head's shape."""
     from gpuscore.backends.jax import plan as planning
     from gpuscore.backends.jax.backend import attends_of, pool_shapes
@@ -220,7 +220,7 @@ def traced(vocab, monkeypatch, pages=16):
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
     config = QWEN3_06B | small | heads | {"vocab_size": vocab}
     with_free_memory(monkeypatch, 2**32)
-    settings = {"backend": "jax", "dtype": "float32", "max_batch_tokens": 1024}
+    settings = {"backend": "jax", "dtype": dtype, "max_batch_tokens": 1024}
     settings |= {"kv_cache_size": 2**20, "device": "cpu", "max_model_len": 1024}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))

@@ -23,6 +23,11 @@ LABELS = [3, 17]
 VISIBLE = 1e-2  # a hundred times the tolerance of the parity tests
 
 
+def without_the_check_at_start(monkeypatch):
+    """Leave out the check that would refuse most defects before a score is compared."""
+    monkeypatch.setattr(backend, "check_start", lambda *_: None)
+
+
 def patched(monkeypatch, module, name, change):
     """Replace module.name by change(original)."""
     monkeypatch.setattr(module, name, change(getattr(module, name)))
@@ -217,6 +222,7 @@ DEFECTS = [
 
 @pytest.mark.parametrize("plant", DEFECTS, ids=lambda plant: plant.__name__)
 def test_a_defect_is_visible(tiny_model, monkeypatch, plant):
+    without_the_check_at_start(monkeypatch)
     plant(monkeypatch)
     assert worst_error(tiny_model) > VISIBLE
 
@@ -304,5 +310,6 @@ def the_router_does_not_choose(monkeypatch):
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_a_defect_of_one_family_is_visible(tiny_model, monkeypatch, plant, family):
+    without_the_check_at_start(monkeypatch)
     plant(monkeypatch)
     assert worst_error(tiny_model, family) > VISIBLE

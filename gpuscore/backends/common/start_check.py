@@ -50,10 +50,12 @@ CHUNK, ALONE = 93, 2  # few rows have another kernel for the label head
 WITHOUT_QUERY = Tree((60,) * 6, (-1,) * 6)
 
 ABSOLUTE = 1e-4  # error that is always allowed, in standard deviations of the labels' logits
-IN_EIGHT_BITS = 5e-2  # the same; a number next to the middle of two integers may become either
+IN_EIGHT_BITS = 5e-2  # the same, where rows of activations are rounded to eight bits
 LEAST_SPREAD = 1e-2  # of the largest number, where all scores are the same
 FACTOR = 3.0  # of the reference's own error, in half precision
-MOST_ROWS = 0.8  # the share of rows that counts where rounding decides about the experts of a row
+# The share of rows that counts where rounding decides about the experts of a row, or a number next
+# to the middle of two integers may become either.
+MOST_ROWS = 0.8
 
 
 class Piece(NamedTuple):

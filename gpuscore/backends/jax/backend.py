@@ -20,6 +20,7 @@ from gpuscore.backends.common.plan import check_ids, mebibytes
 from gpuscore.backends.common.start_check import (
     ABSOLUTE,
     IN_EIGHT_BITS,
+    MOST_ROWS,
     KnownRequests,
     Run,
     check_start,
@@ -113,9 +114,10 @@ class JaxBackend:
 
         dtype = jnp.dtype(plan.dtype_name)
         rounded = None if dtype == jnp.float32 else plainly(dtype)
-        absolute = IN_EIGHT_BITS if plan.precision == "int8" else ABSOLUTE
+        int8 = plan.precision == "int8"
+        absolute, share = (IN_EIGHT_BITS, MOST_ROWS) if int8 else (ABSOLUTE, 1.0)
         choice = f"--attention {plan.attention} with --backend jax"
-        check_start(choice, known, chosen, plainly(jnp.float32), rounded, absolute, 1.0)
+        check_start(choice, known, chosen, plainly(jnp.float32), rounded, absolute, share)
 
     def extend(self, batch: PackedBatch) -> Launched:
         error = self._invalid(batch)

@@ -252,6 +252,7 @@ class TorchBackend:
             return run_on(reference(config, weights, head, self._lookup, dtype))
 
         exact = plainly(torch.float32, WideHead(whole.final_softcap))
+        eight_bits = plan.precision in ("int8", "fp8")
         rounded = None
         if plan.dtype != torch.float32:
             rounded = plainly(plan.dtype, WholeHead("reference", whole.final_softcap))
@@ -261,8 +262,8 @@ class TorchBackend:
             run_on(self.launcher),
             exact,
             rounded,
-            IN_EIGHT_BITS if plan.precision in ("int8", "fp8") else ABSOLUTE,
-            1.0 if whole.mixture is None else MOST_ROWS,
+            IN_EIGHT_BITS if eight_bits else ABSOLUTE,
+            MOST_ROWS if eight_bits or whole.mixture is not None else 1.0,
         )
 
     def _largest(self) -> Iterable[PackedBatch]:
