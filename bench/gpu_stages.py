@@ -135,8 +135,7 @@ def _http(device: str, work: Path, scratch: Path, trial: bool) -> Stage:
     command = (
         *(sys.executable, "-P", "-m", "gpuscore", "bench", "--allow-dirty", "--output", path),
         *("--model", scratch / (model or "qwen3-0.6b-bfloat16"), "--serve", f"--device {device}"),
-        *("--scenario", "latency,rerank-static,poisson", "--find-rate", "500"),
-        *("--seconds", "5", "--minutes", "1"),
+        *("--scenario", "latency,rerank-static,poisson", "--seconds", "5", "--minutes", "1"),
         *(("--scale", "0.02") if trial else ()),
     )
 

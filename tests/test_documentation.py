@@ -87,7 +87,7 @@ def test_the_reference_has_every_error_setting_and_route():
     assert "| `document` | object or text, or null | if asked for |" in rerank
     assert "| `finish_reason` | text | always |" in completions
     commands = text_of("commands.md")
-    for command in ("serve", "score", "info", "parity compare"):
+    for command in ("serve", "batch", "info", "parity compare"):
         assert f"\n## gpuscore {command}\n" in commands
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -278,3 +279,21 @@ def test_free_memory_of_a_gpu(monkeypatch, region, preallocate, free):
     if preallocate is not None:
         monkeypatch.setenv(platform.PREALLOCATE, preallocate)
     assert platform.free_memory(Gpu()) == free
+
+
+def test_the_reference_of_the_check_at_start_multiplies_in_full_precision(tiny_model):
+    """Read the program: by default float32 is TF32 on CUDA, and bfloat16 on a TPU."""
+    import jax
+
+    from gpuscore.backends.jax.start_check import _hidden
+    from gpuscore.types.batch import Segment, pack, visible_rows
+
+    directory, _ = tiny_model("qwen3")
+    backend = create_backend(plan_backend(directory, ModelConfig(**ONE_PROGRAM)))
+    batch = pack([Segment(np.arange(5, dtype=np.int32), 0, 0)], [])
+    weights = backend._weights._replace(embed=backend._weights.embed[batch.token_ids])
+    arguments = weights, batch.positions, visible_rows(batch)
+    program = str(jax.make_jaxpr(partial(_hidden, backend._config))(*arguments))
+    assert program.count("dot_general[") > 5
+    assert program.count("precision=") == program.count("dot_general[")
+    assert "precision=None" not in program

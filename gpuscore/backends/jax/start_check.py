@@ -6,7 +6,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.jax.attention import Pool
@@ -61,10 +61,13 @@ class MaskedBatch:
         seen = self.seen & (self.positions > (self.positions - window)[:, None])
         keys, values = jnp.split(kv.reshape(rows, -1, config.head_dim), 2, axis=1)
         grouped = q.reshape(rows, config.num_kv_heads, -1, config.head_dim)
-        scores = jnp.einsum("tkgd,skd->kgts", grouped, keys, preferred_element_type=jnp.float32)
+        # Else float32 would be TF32 on CUDA, and bfloat16 on a TPU.
+        wide = {"precision": lax.Precision.HIGHEST, "preferred_element_type": jnp.float32}
+        scores = jnp.einsum("tkgd,skd->kgts", grouped, keys, **wide)
         masked = jnp.where(seen, scores * config.attention_scale, -jnp.inf)
         weights = jax.nn.softmax(masked, axis=-1).astype(q.dtype)
-        return jnp.einsum("kgts,skd->tkgd", weights, values).reshape(rows, -1).astype(q.dtype)
+        outputs = jnp.einsum("kgts,skd->tkgd", weights, values, **wide)
+        return outputs.reshape(rows, -1).astype(q.dtype)
 
     def outputs(self, buffer: Array, start: Array, rows: int) -> Array:
         return part(buffer, start, rows)

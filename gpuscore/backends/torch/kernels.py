@@ -5,7 +5,6 @@ Heads and mixtures of experts have kernels too, which the decoder calls itself. 
 products, and functions that are not listed here, stay with torch.
 """
 
-import importlib
 import importlib.util
 import logging
 import os
@@ -58,10 +57,12 @@ def in_triton(function: Function) -> Function:
     A `Compiler`, in the place that functions in C have on a CPU: see `rows_in_c.py`.
     """
     if function.__module__ == linear.__name__:
-        folder = "delta_net" if function is linear.delta_rule else "delta_rows"
-        module = importlib.import_module(f"gpuscore_kernels.{folder}.triton")
-        own: Function = getattr(module, function.__name__)
-        return own
+        from gpuscore_kernels.delta_net.triton import delta_rule  # only where Triton is
+        from gpuscore_kernels.delta_rows import triton as delta_rows
+
+        return (
+            delta_rule if function is linear.delta_rule else getattr(delta_rows, function.__name__)
+        )
     kernel = _KERNELS.get(function)
     return function if kernel is None else partial(kernel, impl="triton")
 

@@ -16,6 +16,7 @@ nothing else is said.
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.nn import functional
 
 # Rows of a chunk, at most: as in transformers, and as few as Triton's kernels hold in registers.
 LONGEST = {"reference": 64, "triton": 32}
@@ -40,3 +41,9 @@ class Walks:
     walks: Tensor
     levels: tuple[int, ...]
     held: int
+
+
+def strengths(gates: Tensor, decay: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the strengths and the logarithms of the decays, [T, R Hk] each."""
+    strength, step = gates.to(decay).tensor_split(2, dim=1)
+    return strength.sigmoid(), decay * functional.softplus(step + bias)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpuscore_kernels.delta_net import Walks
+from gpuscore_kernels.delta_net import Walks, strengths
 
 EPS = 1e-6  # in the norm of queries and keys
 
@@ -103,12 +103,6 @@ def delta_rule(
                     held[target] = after
             state = after
     return out.flatten(1, 2)
-
-
-def strengths(gates: Tensor, decay: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the strengths and the logarithms of the decays, [T, R Hk] each."""
-    strength, step = gates.to(decay).tensor_split(2, dim=1)
-    return strength.sigmoid(), decay * functional.softplus(step + bias)
 
 
 def _chunk(

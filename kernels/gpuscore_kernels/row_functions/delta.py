@@ -6,8 +6,7 @@ from ctypes import c_float, c_int32, c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from gpuscore_kernels.delta_net import LONGEST, Walks
-from gpuscore_kernels.delta_net.reference import strengths
+from gpuscore_kernels.delta_net import LONGEST, Walks, strengths
 from gpuscore_kernels.row_functions.build import declare
 
 _P, _N, _F, _I = c_void_p, c_int64, c_float, c_int32
