@@ -33,6 +33,17 @@ def test_a_long_file_is_found(house):
     assert [line.split()[0] for line in lines] == ["gpuscore/x.py", "tests/test_x.py"]
 
 
+def test_a_room_that_is_too_large_is_found(house):
+    lengths = {"gpuscore/x.py": 52_000, "kernels/x.py": 1_000, "tests/test_x.py": 58_000}
+    assert list(house.large_rooms(lengths)) == []
+    lengths["kernels/x.py"] += 1
+    said = list(house.large_rooms(lengths))
+    assert said == [
+        "gpuscore/ and kernels/ has 53001 lines, the limit is 53000",
+        "all Python has 111001 lines, the limit is 111000",
+    ]
+
+
 def test_an_exception_has_a_limit_of_its_own(house):
     path, (most, _) = next(iter(house.LONGER.items()))
     assert list(house.long_files({path: most})) == []

@@ -1,4 +1,4 @@
-"""Checks of CONTRIBUTING.md's promises that no linter checks: length of files, first words of
+"""Checks of CONTRIBUTING.md's promises that no linter checks: length of files, size, first words of
 docstrings, names of classes, import cycles. `make check` runs it.
 
     python -P tools/check_house.py
@@ -27,6 +27,9 @@ LONGER = {
     "tests/support/broken_models.py": (520, "one function for each way to break a model's files"),
 }
 
+# Lines of all files whose paths begin so, at most: nobody holds more in one head.
+SIZES = {("gpuscore/", "kernels/"): 53_000, ("",): 111_000}
+
 RIDDLE = re.compile(
     r"(What|Of|Where|Whether|How|As|Whose|Which|When|That|Those|For|In|By|To|Up|Nobody|Nothing)\b"
 )
@@ -41,6 +44,15 @@ def long_files(lengths: Mapping[str, int]) -> Iterator[str]:
         most, _ = LONGER.get(path, (MAX_LINES, ""))
         if length > most:
             yield f"{path} has {length} lines, the limit is {most}"
+
+
+def large_rooms(lengths: Mapping[str, int]) -> Iterator[str]:
+    """Yield a complaint about each room of `SIZES` that has too many lines."""
+    for beginnings, most in SIZES.items():
+        total = sum(length for path, length in lengths.items() if path.startswith(beginnings))
+        if total > most:
+            room = " and ".join(filter(None, beginnings)) or "all Python"
+            yield f"{room} has {total} lines, the limit is {most}"
 
 
 def repeated_classes(modules: Modules) -> Iterator[str]:
@@ -130,8 +142,10 @@ def main() -> int:
     sources = read_sources()
     trees = {path: ast.parse(source) for path, source in sources.items()}
     modules = shipped(trees)
+    lengths = {path: len(source.splitlines()) for path, source in sources.items()}
     complaints = [
-        *long_files({path: len(source.splitlines()) for path, source in sources.items()}),
+        *long_files(lengths),
+        *large_rooms(lengths),
         *(bad for path, tree in trees.items() for bad in riddles(path, tree)),
         *repeated_classes(modules),
         *import_circles(modules),
