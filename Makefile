@@ -17,8 +17,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: setup serve real-model test test-all test-real test-hostile test-clients test-web test-ray test-gpu \
         check check-kernels check-tpu format golden \
-        bench-cpu bench-host bench-serve gpu-day soak \
-        docs release locks image image-test manifests-test audit clean
+        bench-cpu gpu-day docs release locks image image-test manifests-test
 
 # Everything that make test and make check need.
 setup: $(STAMP)
@@ -121,7 +120,7 @@ $(DOCS_VENV)/.installed: pyproject.toml
 	$(DOCS_VENV)/bin/python -m pip install --quiet --editable '.[docs]'
 	@touch $@
 
-# Tools of make test-hostile, test-web, release, manifests-test and audit, in one environment beside that of
+# Tools of make test-hostile, test-web, release and manifests-test, and of docker/locks/audit.sh, in one environment beside that of
 # the tests: schemathesis' plugin would slow down make test.
 TOOLS_VENV := .venv-tools
 
@@ -248,13 +247,6 @@ gpu-day:
 	  { $(MAKE) --no-print-directory setup; python=$(BIN)/python; }; \
 	  PYTHONSAFEPATH=1 PYTHONPATH=$(GPU_PATH) $$python bench/gpu_day.py $(addprefix --output ,$(OUT)) $(ARGS)
 
-# Host time of launches, or with PARTS=1 of a request around the device's work; without a device.
-bench-host: setup
-	PYTHONPATH=tests $(BIN)/python -P bench/$(if $(PARTS),host_parts,host_time).py $(ARGS)
-
-bench-serve: setup
-	$(BIN)/python -P bench/serve.py $(ARGS)
-
 GENERATE := PYTHONPATH=docs $(BIN)/python -P -m generate
 
 # The documentation, into site/: a strict build without network, from an environment of its own (200
@@ -273,11 +265,6 @@ docs: $(DOCS_VENV)/.installed
 # used, which takes minutes. ARGS='--extras serve batch': only these
 release: setup $(TOOLS_VENV)/.installed
 	$(TOOLS_VENV)/bin/python -P tools/release.py --torch '$(TORCH)' --torch-index '$(TORCH_INDEX)' $(ARGS)
-
-# An hour of gpuscore bench against a server that loses engines; its memory must not grow.
-MINUTES ?= 60
-soak: setup
-	$(BIN)/python -P bench/soak.py --minutes $(MINUTES)
 
 # What images install, with hashes: docker/locks/*.txt, from pyproject.toml.
 locks: setup
@@ -307,13 +294,3 @@ PROMETHEUS ?= prometheus
 manifests-test: setup $(TOOLS_VENV)/.installed
 	GPUSCORE=$(BIN)/gpuscore KUBECTL=$(KUBECTL) PROMTOOL=$(PROMTOOL) PROMETHEUS=$(PROMETHEUS) \
 	  $(TOOLS_VENV)/bin/pytest -p no:cacheprovider docker/checks
-
-# Known vulnerabilities of what the images install. Needs PyPI's advisories; where they cannot be had,
-# or a package is not found in them, that is an error too.
-audit: $(TOOLS_VENV)/.installed
-	for lock in build cpu tpu cuda; do \
-	  $(TOOLS_VENV)/bin/pip-audit --strict --require-hashes --disable-pip --progress-spinner off \
-	    --requirement docker/locks/$$lock.txt || exit; done
-
-clean:
-	rm -rf .venv .venv-* site .cache build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

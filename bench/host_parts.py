@@ -1,7 +1,7 @@
 """Host time of a request around the device's work, part by part, measured without a device.
 
-    make bench-host PARTS=1
-    make bench-host PARTS=1 ARGS='--workload 300 --rounds 500'
+    PYTHONPATH=tests python -P bench/host_parts.py
+    PYTHONPATH=tests python -P bench/host_parts.py --workload 300 --rounds 500
 
 The engine, the launcher and the launches of the label head run as on CUDA, on CPU tensors of a
 narrow model. The driver's calls and the replay of a graph return at once, and a batch that has no

@@ -1,8 +1,8 @@
 """Host time of an eager forward pass on CUDA, measured without a device.
 
-    make bench-host                    # Qwen3-0.6B, 300 tokens
-    make bench-host ARGS='--rounds 50'
-    make bench-host ARGS=--fp8         # instead, what an FP8 product costs around torch's operator
+    PYTHONPATH=tests python -P bench/host_time.py                    # Qwen3-0.6B, 300 tokens
+    PYTHONPATH=tests python -P bench/host_time.py --rounds 50
+    PYTHONPATH=tests python -P bench/host_time.py --fp8   # of an FP8 product around torch's
 
 Everything that the host does up to the driver's call runs: the decoder, Triton's key and launcher
 in C, or our cache in their place. The driver's calls return at once (a library of our own, built

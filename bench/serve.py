@@ -1,7 +1,7 @@
 """The host side of a server under load: CPU time of an answer, with a fake backend.
 
-    make bench-serve
-    make bench-serve ARGS='--fake {"token_us":20} --devices cpu,cpu'   # a simulated device
+    python -P bench/serve.py
+    python -P bench/serve.py --fake '{"token_us":20}' --devices cpu,cpu   # a simulated device
 
 `gpuscore bench` times whole servers; this bench shows where the host's time goes. Every score is
 compared with the oracle of fake.py. The exit code is 1 if a score is wrong or a request failed.

@@ -1,6 +1,6 @@
 """An hour of `gpuscore bench` against one server that loses engines, with a watch on its memory.
 
-    make soak MINUTES=60
+    python -P bench/soak.py --minutes 60
 
 Each round is a bench of concurrent requests, which compares a sample of scores before it times
 anything. In every second round of the first half the engine is killed under load. The exit code is

@@ -1,6 +1,6 @@
 """Promise: nothing in the tree runs code that arrives as data, and every dependency may be shipped.
 
-Known vulnerabilities need the network: `make audit`.
+Known vulnerabilities need the network: `sh docker/locks/audit.sh`.
 """
 
 import ast

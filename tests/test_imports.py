@@ -29,7 +29,6 @@ engine: config backends.base
 client: config httpx dialects.answers dialects.wire
 offline: backends config config.options engine models.hub prompts text
 backends.base:
-backends.needs: backends config
 backends.common: backends.base config system models
 backends.torch: backends.base backends.common config system gpuscore_kernels torch
 backends.jax: backends.base backends.common config jax
@@ -39,7 +38,7 @@ server.observe.spans: gpuscore dialects server opentelemetry
 server.observe.tracing: gpuscore config server system.extras opentelemetry
 processes.announcement: backends.common dialects processes.worker prompts text
 processes.worker: backends.base config engine system
-processes.replicas: backends.common.plan config engine system
+processes.replicas: backends.common.memory backends.common.plan config engine system
   processes.worker
 ray: gpuscore config. dialects engine models.hub processes system server ray starlette
 ray.columns: offline.scorer

@@ -105,7 +105,9 @@ def guarded() -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def two_models() -> Iterator[Server]:
     """A server of two models; requests choose one."""
-    with serving(model=("--model", "one=demo", "--model", "two=demo")) as running:
+    with serving(
+        model=("--model", "one=demo", "--model", "two=demo", "--kv-cache-size", "32MiB")
+    ) as running:
         yield running
 
 

@@ -18,17 +18,15 @@ from gpuscore.errors import ConfigError
 from gpuscore.models.files import printable
 from gpuscore.models.hub import model_directory, model_name
 from gpuscore.processes.replicas.placement import (
-    Needs,
     Placement,
     Sought,
-    ask_needs,
     placements,
     places_of_all,
 )
 from gpuscore.prompts.model import ModelFiles
 
 SHOWN_CLASSES = 8
-HEAD = ("model", "device", "cores", "weights", "one longest prompt", "most memory")
+HEAD = ("model", "device", "cores", "weights", "keys and values")
 
 
 def print_info(settings: Settings, device_memory: int | None) -> None:
@@ -89,8 +87,8 @@ def _print_model(
 
 
 def _shares_table(chosen: Sequence[ServedConfig], engine: EngineConfig) -> str:
-    """Return the plan of several models, a row for each engine: its device, the memory that it
-    needs and the memory that it may take.
+    """Return the plan of several models, a row for each engine: its device and cores, the bytes of
+    its weights' files and of its keys and values.
 
     Raises:
         ConfigError: as `places_of_all`.
@@ -99,32 +97,16 @@ def _shares_table(chosen: Sequence[ServedConfig], engine: EngineConfig) -> str:
         Sought(model.name, model_directory(model.config.model, model.config.revision), model.config)
         for model in chosen
     ]
-    asked: dict[str, list[Needs]] = {}
-
-    def ask(models: Sequence[Sought], place: Placement) -> list[Needs]:
-        asked[place.device] = ask_needs(models, place)
-        return asked[place.device]
-
     rows: list[tuple[str, ...]] = [HEAD]
-    for number, places in enumerate(places_of_all(sought, engine.devices, ask)):
-        rows += [
-            _shares_row(sought[number].name, place, asked[place.device][number]) for place in places
-        ]
+    for model, places in zip(sought, places_of_all(sought, engine.devices), strict=True):
+        cache = mebibytes(model.config.kv_cache_size or 0)
+        for place in places:
+            cores = ", ".join(map(str, place.cores)) or "all"
+            rows.append((model.name, place.device, cores, mebibytes(model.weights), cache))
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
-    )
-
-
-def _shares_row(name: str, place: Placement, needs: Needs) -> tuple[str, ...]:
-    return (
-        name,
-        place.device if place.device != "auto" else needs.kind,
-        ", ".join(map(str, place.cores)) or "all",
-        mebibytes(needs.weights),
-        mebibytes(needs.prompt),
-        mebibytes(place.model.memory_limit or 0),
     )
 
 

@@ -113,7 +113,7 @@ class ModelConfig:
     memory_limit: int | None = size_in_bytes(
         None,
         "most memory of the device for weights, the largest batch, and keys and values together, "
-        "such as 20GiB; several models share it",
+        "such as 20GiB; for one model",
         unset="all that is free",
         size=True,
     )

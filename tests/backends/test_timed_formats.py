@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from gpuscore.backends import plan_backend
-from gpuscore.backends.needs import needs_of
 from gpuscore.backends.torch import plan
 from gpuscore.backends.torch.timed_formats import LEAST_PAIRS, faster_format, time_products
 from gpuscore.config import ModelConfig
@@ -125,15 +124,6 @@ def test_replicas_that_share_memory_have_to_fit_together(directory, timed, monke
     monkeypatch.setattr(plan.TorchPlan, "free_memory", lambda plan: free)
     assert plan_backend(directory, ModelConfig()).dtype == torch.float32
     assert plan_backend(directory, ModelConfig(memory_fraction=0.175)).dtype == torch.bfloat16
-
-
-def test_several_models_need_what_their_checkpoints_formats_take(directory, timed):
-    """An engine chooses float32 later, if it fits into its share."""
-    sizes = timed(QUICK)
-    own = plan_backend(directory, ModelConfig(dtype="bfloat16"))
-    assert needs_of(directory, ModelConfig())["weights"] == own.weight_bytes
-    assert sizes == []
-    assert ModelConfig(dtype="float32").unmeasured().dtype == "float32"
 
 
 @pytest.mark.skipif(not plan.computes_natively("bfloat16"), reason="a CPU without bfloat16")

@@ -1,5 +1,5 @@
-"""Promise: the page on labels of several tokens shows requests, a program and a command that work,
-and limits that exist."""
+"""Promise: the page on labels of several tokens shows requests and a program that work, and limits
+that exist."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from gpuscore.config.options import options
 from gpuscore.errors import GpuscoreError
 from support.pages import HOW_TO, blocks, compare_numbers, run_program
 
-PAGE = HOW_TO / "labels.md"
+PAGE = HOW_TO.parent / "explanation/scores.md"
 ANSWERED = re.compile(r"```http\nPOST (\S+)\n\n(\{.*?)```\n+```text\n(.*?)```", re.DOTALL)
 
 

@@ -26,7 +26,7 @@ BODIES = [
 
 @pytest.fixture(scope="module")
 def together(model):
-    flags = (f"--model=tiny={model[0]}", *QUICK)
+    flags = (f"--model=tiny={model[0]}", "--kv-cache-size=32MiB", *QUICK)
     with serving("--model=demo=demo", *flags) as running, connected(running) as opened:
         yield opened
 
@@ -69,11 +69,12 @@ def test_each_has_its_own_description(together):
 
 def test_models_that_do_not_fit_are_refused_before_anything_is_loaded(model, capfd):
     flags = ["--model", "demo=demo", "--model", f"tiny={model[0]}", "--device", "cpu"]
-    assert main(["serve", *flags, "--memory-limit", "520MiB"]) == 78
+    assert main(["serve", *flags]) == 78
+    assert "2 models need --kv-cache-size" in capfd.readouterr().err
+    assert main(["serve", *flags, "--kv-cache-size", "64000GiB"]) == 78
     captured = capfd.readouterr()
-    assert "may take 520.0 MiB of cpu memory: demo 3.9 MiB of weights and 11.5 MiB" in captured.err
+    assert "are free: demo 3.9 MiB of weights and 65,536,000.0 MiB of keys" in captured.err
     assert "loading" not in captured.out
-    assert main(["info", *flags, "--memory-limit", "600MiB"]) == 0
+    assert main(["info", *flags, "--kv-cache-size", "32MiB"]) == 0
     rows = {line.split()[0]: line for line in capfd.readouterr().out.splitlines() if line}
-    limits = [float(rows[name].split()[-2]) for name in ("demo", "tiny")]
-    assert sum(limits) == pytest.approx(600 - 512, abs=0.2)
+    assert [rows[name].split()[-2:] for name in ("demo", "tiny")] == [["32.0", "MiB"]] * 2

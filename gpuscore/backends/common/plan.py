@@ -135,9 +135,6 @@ def check_ids(batch: PackedBatch, vocab_rows: int, label_rows: int) -> None:
             )
 
 
-# Memory that an engine's process takes beside what it plans: its interpreter, libraries, and on a
-# GPU the context and the kernels' code. Only the shares of several models need it.
-ENGINE_BYTES = {"cpu": 2**29, "cuda": 2**30}
 # By kind of device.
 PAGE_SIZE = {"cpu": 16, "cuda": 64, "tpu": 64}
 MAX_BATCH_TOKENS = {"cpu": 2048, "cuda": 16384, "tpu": 16384}

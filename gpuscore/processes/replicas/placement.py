@@ -1,24 +1,28 @@
 """The places of the engines: devices (`--devices`), and each engine's part of memory and cores."""
 
-import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
 
-from gpuscore.backends.common.plan import ENGINE_BYTES, MEMORY_FRACTION, mebibytes
-from gpuscore.config import API_KEY_VARIABLE, ModelConfig
-from gpuscore.errors import ConfigError, EngineFailed, LoadTimeout
+from gpuscore.backends.common.memory import HostMemory
+from gpuscore.backends.common.plan import (
+    MEMORY_FRACTION,
+    mebibytes,
+    nvidia_device,
+)
+from gpuscore.config import ModelConfig
+from gpuscore.errors import ConfigError
 
 ALL = "all"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 COUNT_SECONDS = 120.0  # torch's import, from a cold disk
-ASK_SECONDS = 300.0  # the same, and a device's first use
 CPU = "cpu"
+# What an engine's process on a CPU takes beside weights and pages: interpreter, libraries, batches.
+ENGINE_BYTES = 2**29
 _NAME = re.compile(r"cpu|cuda:(\d+)")
 
 
@@ -161,45 +165,26 @@ class Sought:
     directory: Path
     config: ModelConfig
 
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """The memory that an engine needs at least, in bytes.
-
-    Args:
-        kind: of the device, such as cpu.
-        weights: of the model.
-        prompt: for the keys and values of one longest prompt, or for all of `--kv-cache-size`.
-        free: memory of the device when the question was asked.
-    """
-
-    kind: str
-    weights: int
-    prompt: int
-    free: int
+    @property
+    def weights(self) -> int:
+        """Bytes of the files of weights."""
+        return sum(path.stat().st_size for path in self.directory.glob("*.safetensors"))
 
 
-Ask: TypeAlias = Callable[[Sequence[Sought], Placement], list[Needs]]
-
-
-def places_of_all(
-    models: Sequence[Sought], devices: str | None, ask: "Ask | None" = None
-) -> list[list[Placement]]:
+def places_of_all(models: Sequence[Sought], devices: str | None) -> list[list[Placement]]:
     """Return each model's placements: on every device one engine of each model.
 
-    An engine may take its model's weights, the memory of its longest prompt, and an equal part of
-    what then is left. Engines on CPUs get equal parts of the cores.
+    Each has keys and values of `--kv-cache-size`. On a GPU an engine loads after those before it,
+    and is refused if what is free then does not do; on CPUs, whose memory is given out later, all
+    are held against it here, and get equal parts of the cores.
 
     Args:
         models: in the order of `--model`.
         devices: `--devices`.
-        ask: returns the needs of all models at a placement; by default asks a process that imports
-            torch.
 
     Raises:
-        ConfigError: the devices cannot be used together, a model cannot be served, or they do not
-            fit together.
-        EngineFailed: the process that was asked ended.
+        ConfigError: the devices cannot be used together, a setting is missing or does not go with
+            several models, or they do not fit together.
     """
     first = models[0].config
     if len(models) == 1:
@@ -208,102 +193,53 @@ def places_of_all(
         raise ConfigError(
             f"--tensor-parallel {first.tensor_parallel} is not supported with several models"
         )
+    if first.kv_cache_size is None:
+        raise ConfigError(
+            f"{len(models)} models need --kv-cache-size, such as 2GiB: the memory of each one's "
+            "keys and values, on every device"
+        )
+    if first.memory_limit is not None:
+        raise ConfigError("--memory-limit is for one model; of several --kv-cache-size is set")
     bases = placements(first, devices)
-    by_device = {base.device: base for base in bases}
-    asked = {name: (ask or ask_needs)(models, base) for name, base in by_device.items()}
-    on_cpu = next(iter(asked.values()))[0].kind == CPU
-    together = len(bases) if on_cpu else 1  # replicas that share the memory of one device
-    limits = {
-        device: memory_parts([model.name for model in models], needs, first.memory_limit, together)
-        for device, needs in asked.items()
-    }
+    device = bases[0].model.device
+    on_cpu = device == CPU or (device == "auto" and nvidia_device() is None)
+    if on_cpu:
+        check_together(models, len(bases), HostMemory().free())
     cores = iter(core_parts(len(models) * len(bases))) if on_cpu else None
-    return [
-        [_place(base, model.config, limits[base.device][number], cores) for base in bases]
-        for number, model in enumerate(models)
-    ]
+    return [[_place(base, model.config, cores) for base in bases] for model in models]
 
 
-def memory_parts(
-    names: Sequence[str], needs: Sequence[Needs], limit: int | None = None, together: int = 1
-) -> list[int]:
-    """Return the bytes that each model's engine may take.
+def check_together(models: Sequence[Sought], replicas: int, free: int) -> None:
+    """Raise ConfigError, with all numbers, if so many replicas of the models do not fit together.
 
     Args:
-        names: of the models.
-        needs: of the models, all on the same device.
-        limit: `--memory-limit`, of all engines together.
-        together: engines of each model that share this memory.
-
-    Raises:
-        ConfigError: they do not fit together; the message has all numbers.
+        models: with their `--kv-cache-size`.
+        replicas: of each model.
+        free: bytes of memory.
     """
-    free = min(need.free for need in needs)
-    room = free if limit is None else min(free, limit)
-    beside = ENGINE_BYTES[needs[0].kind] * (len(needs) * together - 1)
-    left = room - beside - together * sum(need.weights + need.prompt for need in needs)
-    if left < 0:
-        raise ConfigError(_refusal(names, needs, room, beside, together))
-    return [need.weights + need.prompt + left // (len(needs) * together) for need in needs]
-
-
-def ask_needs(models: Sequence[Sought], place: Placement) -> list[Needs]:
-    """Ask a process that imports torch, and ends before an engine starts."""
-    command = [sys.executable, "-P", "-m", "gpuscore.backends.needs"]
-    questions = [
-        (model.name, str(model.directory), asdict(_for(place, model.config, None)))
-        for model in models
-    ]
-    environment = {k: v for k, v in os.environ.items() if k != API_KEY_VARIABLE}
-    try:
-        answer = subprocess.run(
-            command,
-            input=json.dumps(questions),
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=ASK_SECONDS,
-            env=environment | {**place.environment},
-        )
-    except subprocess.TimeoutExpired:
-        raise LoadTimeout(
-            f"the process that plans the memory has not answered in {ASK_SECONDS:g} s"
-        ) from None
-    if answer.returncode:
-        raise EngineFailed(
-            f"the process that plans the memory ended with exit code {answer.returncode}"
-        )
-    answered: Any = json.loads(answer.stdout.splitlines()[-1])
-    if isinstance(answered, dict):
-        raise ConfigError(answered["error"])
-    return [Needs(**need) for need in answered]
-
-
-def _for(place: Placement, config: ModelConfig, limit: int | None) -> ModelConfig:
-    """Return a model's settings at a place."""
-    return replace(config, device=place.model.device, memory_limit=limit)
+    caches = [model.config.kv_cache_size or 0 for model in models]
+    weights = [model.weights for model in models]
+    processes = ENGINE_BYTES * replicas * len(models)
+    total = processes + replicas * (sum(weights) + sum(caches))
+    if total <= free:
+        return
+    parts = ", ".join(
+        f"{model.name} {mebibytes(size)} of weights and {mebibytes(cache)} of keys and values"
+        for model, size, cache in zip(models, weights, caches, strict=True)
+    )
+    times = f", {replicas} times" if replicas > 1 else ""
+    raise ConfigError(
+        f"the models need {mebibytes(total)} of memory together and {mebibytes(free)} are free: "
+        f"{parts}{times}, and {mebibytes(processes)} for their processes; serve fewer models or "
+        "lower --kv-cache-size"
+    )
 
 
 def _place(
-    base: Placement, config: ModelConfig, limit: int, cores: Iterator[tuple[int, ...]] | None
+    base: Placement, config: ModelConfig, cores: Iterator[tuple[int, ...]] | None
 ) -> Placement:
-    own = _for(base, config, limit)
+    own = replace(config, device=base.model.device)
     if cores is None:
         return replace(base, model=own, in_turn=True)
-    return replace(base, model=own, cores=next(cores))
-
-
-def _refusal(
-    names: Sequence[str], needs: Sequence[Needs], room: int, beside: int, together: int
-) -> str:
-    parts = ", ".join(
-        f"{name} {mebibytes(need.weights)} of weights and {mebibytes(need.prompt)} for one longest "
-        "prompt"
-        for name, need in zip(names, needs, strict=True)
-    )
-    times = f", {together} times" if together > 1 else ""
-    total = beside + together * sum(need.weights + need.prompt for need in needs)
-    return (
-        f"the models need {mebibytes(total)} together and may take {mebibytes(room)} of "
-        f"{needs[0].kind} memory: {parts}{times}, and {mebibytes(beside)} for their processes; "
-        "serve fewer models, lower --max-model-len, or raise --memory-limit if it is set"
-    )
+    # None of them can tell whether float32 fits for all.
+    return replace(base, model=own.unmeasured(), cores=next(cores))
