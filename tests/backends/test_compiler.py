@@ -41,8 +41,8 @@ DEFECTS = {
     ),
     "a decay between rows": ("c->decay[i] - c->decay[j]", "c->decay[i]"),
     "a state that is not decayed": ("all * c->state[", "c->state["),
-    "a sibling's state": ("sources[siblings ? 0 : number]", "sources[0]"),
-    "a tap of another row": ("places[row * kernel + tap]", "places[row * kernel + kernel - 1]"),
+    "a sibling's state": ("source = walk[2]", "source = walks[2]"),
+    "a tap of another row": ("places[row * (kernel - 1) + tap]", "places[row * (kernel - 1)]"),
     "a number that stays": ("in[i] + wide(more[i])", "i ? in[i] + wide(more[i]) : 0"),
 }
 

@@ -48,7 +48,6 @@ def test_what_is_right_is_accepted(tiny_model, family, dtype):
         *slow(
             {"compile": "on"},
             {"max_batch_tokens": 16, "max_model_len": 8},
-            {"quantization": "w8a16"},
         ),
     ],
 )
