@@ -27,19 +27,8 @@ class ApiKeys:
     def __init__(self, keys: Collection[bytes]) -> None:
         self._digests = [hashlib.sha256(key).digest() for key in keys]
 
-    @classmethod
-    def of_digests(cls, digests: Collection[bytes]) -> "ApiKeys":
-        """Return keys whose SHA-256 digests alone are known."""
-        keys = cls([])
-        keys._digests = list(digests)
-        return keys
-
     def __len__(self) -> int:
         return len(self._digests)
-
-    @property
-    def digests(self) -> list[bytes]:
-        return self._digests
 
     def replace(self, other: "ApiKeys") -> None:
         """Accept the keys of `other` from now on; requests that were accepted before go on."""
