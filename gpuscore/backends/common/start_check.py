@@ -69,7 +69,7 @@ class Piece(NamedTuple):
 
 
 class KnownRequests:
-    """KnownRequests requests, and their batches.
+    """Known requests, and their batches.
 
     Args:
         vocab, labels: numbers of valid ids.
