@@ -5,6 +5,7 @@ from typing import Annotated
 
 import msgspec
 
+from gpuscore.dialects import others
 from gpuscore.dialects.answers import DetokenizeAnswer, TokenizeAnswer
 from gpuscore.dialects.dialect import (
     COUNT_BYTES,
@@ -27,7 +28,8 @@ from gpuscore.text.boundaries import OverLimit, Turns
 from gpuscore.text.joining import PromptBuilder
 
 
-class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
+@others.accepting(others.TOKENIZE)
+class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /tokenize."""
 
     prompt: Annotated[str, about("A text.")]
@@ -42,7 +44,8 @@ class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
         return None
 
 
-class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
+@others.accepting(others.DETOKENIZE)
+class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /detokenize."""
 
     tokens: Annotated[list[int], about("Token ids.")]
