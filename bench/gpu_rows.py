@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from card import Sampler
 from clock import Taken
 from gpu_reference import Reference
 from gpu_work import LABELS, Batches, Draws, first_of
@@ -27,6 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.config import EngineConfig, RequestLimits
 from gpuscore.engine.engine import Engine
+from gpuscore.measure.sensors import Sampler
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.types.batch import Float64Array
@@ -202,8 +202,8 @@ def sustained(launch: Callable[[], Callable[[], object]], seconds: float, on_cud
     start = counted = time.perf_counter()
     done, sampler = 0, None
     while (now := time.perf_counter()) < start + seconds:
-        if sampler is None and now > start + seconds / 3:
-            sampler, counted, done = Sampler(on_cuda), now, 0
+        if counted == start and now > start + seconds / 3:
+            sampler, counted, done = Sampler() if on_cuda else None, now, 0
         waits.pop(0)()
         waits.append(launch())
         done += 1
