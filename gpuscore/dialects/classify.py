@@ -9,7 +9,6 @@ from typing import Annotated
 
 import numpy as np
 
-from gpuscore.dialects import others
 from gpuscore.dialects.answers import ClassifiedText, ClassifyAnswer
 from gpuscore.dialects.dialect import (
     COUNT_BYTES,
@@ -24,6 +23,7 @@ from gpuscore.dialects.dialect import (
     list_json,
     text_bytes,
 )
+from gpuscore.dialects.others import accepting
 from gpuscore.dialects.paths import CLASSIFY_PATHS
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import (
@@ -40,7 +40,7 @@ from gpuscore.text.boundaries import Turns
 from gpuscore.types.labels import label_mass
 
 
-@others.accepting(others.CLASSIFY)
+@accepting("pooling", "chat", "classify")
 class ClassifyBody(ScoringBody):
     """Body of POST /v1/classify and /classify. `null` means a field's default."""
 

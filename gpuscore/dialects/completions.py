@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
-from gpuscore.dialects import others
 from gpuscore.dialects.answers import CompletionAnswer
 from gpuscore.dialects.completion_answer import (
     AnsweredPrompts,
@@ -20,10 +19,10 @@ from gpuscore.dialects.completion_answer import (
     most_bytes,
 )
 from gpuscore.dialects.dialect import Dialect, PreparedBody, Scored
-from gpuscore.dialects.others import SCORES_ONLY
+from gpuscore.dialects.others import accepting
 from gpuscore.dialects.paths import COMPLETIONS_PATH
 from gpuscore.dialects.served import LoadedModel
-from gpuscore.dialects.wire import ScoringBody, about, strict_decoder
+from gpuscore.dialects.wire import SCORES_ONLY, ScoringBody, about, strict_decoder
 from gpuscore.errors import InvalidRequest, MixedInputTypes, TooManyTokens
 from gpuscore.text.boundaries import Turns
 from gpuscore.text.joining import PromptBuilder
@@ -38,7 +37,7 @@ MAX_GROUPS = 16
 MAX_ECHO_LOGPROBS = 2**19
 
 
-@others.accepting(others.COMPLETION)
+@accepting("completion")
 class CompletionBody(ScoringBody):
     """Body of POST /v1/completions. `null` means a field's default."""
 

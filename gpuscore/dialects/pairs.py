@@ -7,7 +7,6 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from gpuscore.dialects import others
 from gpuscore.dialects.answers import PairsAnswer, PairScore
 from gpuscore.dialects.dialect import (
     COUNT_BYTES,
@@ -20,6 +19,7 @@ from gpuscore.dialects.dialect import (
     in_pieces,
     list_json,
 )
+from gpuscore.dialects.others import accepting
 from gpuscore.dialects.ranking import CheckedRanking, RankingBody, nulls, ranking_of
 from gpuscore.dialects.wire import about, strict_decoder
 from gpuscore.errors import InvalidRequest
@@ -31,7 +31,7 @@ Texts = str | list[str | None]
 FIRST, SECOND = ("queries", "text_1", "data_1"), ("documents", "items", "text_2", "data_2")
 
 
-@others.accepting(others.RANKING)
+@accepting("pooling", "ranking")
 class PairsBody(RankingBody):
     """Body of POST /v1/score from vLLM's clients."""
 

@@ -12,7 +12,6 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 import numpy as np
 
-from gpuscore.dialects import others
 from gpuscore.dialects.answers import RankedDocument, RankedText, RerankAnswer, TeiError
 from gpuscore.dialects.dialect import (
     COUNT_BYTES,
@@ -28,6 +27,7 @@ from gpuscore.dialects.dialect import (
     text_bytes,
     value_bytes,
 )
+from gpuscore.dialects.others import accepting
 from gpuscore.dialects.paths import INFINITY_RERANK_PATH, JINA_RERANK_PATH, RERANK_PATHS
 from gpuscore.dialects.ranking import (
     CheckedRanking,
@@ -98,7 +98,7 @@ def shown(document: Document | None) -> dict[str, Any] | None:
 DOCUMENTS_OF_A_SEARCH = 100  # Cohere's unit of billing, which its clients show
 
 
-@others.accepting(others.RERANK)
+@accepting("pooling", "ranking", "rerank")
 class RerankBody(RankingBody):
     """Body of POST /rerank, /v1/rerank and /v2/rerank."""
 

@@ -9,14 +9,14 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from gpuscore.dialects import others
+from gpuscore.dialects.others import accepting
 from gpuscore.dialects.wire import ItemsBody, ReturnMass, about
 
 Text = str
 Ids = list[int]
 
 
-@others.accepting(others.SCORE)
+@accepting("score")
 class ScoreBody(ItemsBody):
     """Body of POST /v1/score. `null` means a field's default."""
 

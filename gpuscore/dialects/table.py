@@ -11,12 +11,11 @@ import msgspec
 from gpuscore.dialects.classify import CLASSIFY
 from gpuscore.dialects.completions import COMPLETIONS
 from gpuscore.dialects.dialect import Dialect
-from gpuscore.dialects.others import SCORES_ONLY
 from gpuscore.dialects.paths import GENERATING_PATHS
 from gpuscore.dialects.rerank import RERANK
 from gpuscore.dialects.score import SCORE
 from gpuscore.dialects.tokens import DETOKENIZE, TOKENIZE_TEXT
-from gpuscore.dialects.wire import about, encode_error
+from gpuscore.dialects.wire import SCORES_ONLY, about, encode_error
 from gpuscore.errors import GpuscoreError, InvalidRequest
 from gpuscore.types.record import RequestRecord
 

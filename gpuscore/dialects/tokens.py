@@ -5,7 +5,6 @@ from typing import Annotated
 
 import msgspec
 
-from gpuscore.dialects import others
 from gpuscore.dialects.answers import DetokenizeAnswer, TokenizeAnswer
 from gpuscore.dialects.dialect import (
     COUNT_BYTES,
@@ -20,6 +19,7 @@ from gpuscore.dialects.dialect import (
     text_bytes,
     text_json,
 )
+from gpuscore.dialects.others import accepting
 from gpuscore.dialects.paths import DETOKENIZE_PATH, TOKENIZE_PATH
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import ModelName, about, strict_decoder
@@ -28,7 +28,7 @@ from gpuscore.text.boundaries import OverLimit, Turns
 from gpuscore.text.joining import PromptBuilder
 
 
-@others.accepting(others.TOKENIZE)
+@accepting("chat", "tokenize")
 class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /tokenize."""
 
@@ -44,7 +44,7 @@ class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return None
 
 
-@others.accepting(others.DETOKENIZE)
+@accepting("detokenize")
 class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /detokenize."""
 

@@ -20,6 +20,7 @@ from gpuscore.errors import GpuscoreError, InvalidRequest
 # msgspec writes a field's own default, which is null nearly everywhere. The value that null stands
 # for is kept under another name, and `openapi_of` makes it the default.
 DEFAULT = "x-default"
+SCORES_ONLY = "this server scores only and generates nothing"
 
 
 def about(text: str, default: bool | int | float | str | None = None) -> Meta:
