@@ -254,11 +254,12 @@ def _flag(value: bool | str | None, field: str) -> bool:
 
 
 def encode_rerank_error(error: GpuscoreError, variant: str) -> bytes:
-    """Return an error in TEI's shape, or in ours with the fields that the other clients read."""
+    """Return an error in TEI's shape, or in ours with the field that the other clients show."""
     if variant == TEI:
         kind = _TEI_TYPES.get(error.status, "Validation" if error.status < 500 else "Backend")
         return msgspec.json.encode(TeiError(error.message, kind))
-    return msgspec.json.encode(ErrorAnswer(error_body(error), error.message, error.message))
+    detail = error.code if error.param is None else f"{error.code}: {error.param}"
+    return msgspec.json.encode(ErrorAnswer(error_body(error), detail))
 
 
 RERANK = Dialect(

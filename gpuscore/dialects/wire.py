@@ -258,8 +258,7 @@ class ErrorBody(msgspec.Struct):
 
 class ErrorAnswer(msgspec.Struct, omit_defaults=True):
     error: ErrorBody
-    detail: str | None = None  # Jina's and Infinity's clients read it
-    message: str | None = None  # Cohere's clients read it
+    detail: str | None = None  # Jina's and Infinity's clients show it
 
 
 def error_body(error: GpuscoreError) -> ErrorBody:
