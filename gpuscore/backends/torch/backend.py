@@ -29,7 +29,13 @@ from gpuscore.backends.common.start_check import (
 from gpuscore.backends.torch.attention.choice import attention_factory
 from gpuscore.backends.torch.attention.triton import TritonAttention
 from gpuscore.backends.torch.compiler import Compiler, eagerly
-from gpuscore.backends.torch.decoder import Decoder, DecoderWeights, Lookup, shortened
+from gpuscore.backends.torch.decoder import (
+    Decoder,
+    DecoderWeights,
+    GatedProduct,
+    Lookup,
+    shortened,
+)
 from gpuscore.backends.torch.delta_net.layer import LinearAttention
 from gpuscore.backends.torch.delta_net.states import StatePool
 from gpuscore.backends.torch.devices import memory_of, sum_in_float32, taken_beside
@@ -222,6 +228,11 @@ class TorchBackend:
         return launcher
 
     def _decoder(self, config: DecoderConfig, weights: DecoderWeights) -> Decoder:
+        gated_product: GatedProduct | None = None
+        if self.plan.not_gated is None:
+            from gpuscore_kernels.gated import hopper  # only where Triton is
+
+            gated_product = hopper.gated_product
         return Decoder(
             config,
             weights,
@@ -230,6 +241,7 @@ class TorchBackend:
             self._own,
             self._lookup,
             mark_for(self.plan.attention, self.device),
+            gated_product,
         )
 
     @property

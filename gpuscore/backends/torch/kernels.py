@@ -13,6 +13,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.common.quantization import Precision
 from gpuscore.backends.torch.compiler import Function
 from gpuscore.backends.torch.layers import add_and_norm, gated, rms_norm
 from gpuscore.errors import ConfigError
@@ -49,6 +51,22 @@ def _why_not(device: torch.device, dtype: torch.dtype) -> str | None:
     if dtype == torch.bfloat16:
         return "Triton's interpreter computes bfloat16 wrongly; supported: float16, float32"
     return None
+
+
+def why_not_gated_product(
+    model: DecoderConfig, attention: str, dtype: torch.dtype, precision: Precision
+) -> str | None:
+    """Say why gate-up products do not write act(gate) * up themselves; None if they do."""
+    if attention != "fa4":
+        return f"--attention is {attention}, not fa4"
+    plain = model.mixture is None and not model.mlp_bias and precision not in ("int8", "fp8")
+    if dtype != torch.bfloat16 or not plain:
+        return "supported are plain MLPs in bfloat16 without a bias"
+    from gpuscore_kernels.gated import hopper
+
+    if model.hidden_size % hopper.MULTIPLE or model.intermediate_size % hopper.MULTIPLE:
+        return f"the MLP's sizes are not multiples of {hopper.MULTIPLE}"
+    return hopper.why_not(model.activation)
 
 
 def in_triton(function: Function) -> Function:
