@@ -67,16 +67,15 @@ def better_than(before: float, gain: float, otherwise: str) -> Callable[[float],
     return lambda value: "keep" if before - value >= gain else otherwise
 
 
-def tried(stage: str, workload: str, gain: bool = False) -> Value:
-    """Find the best of the kernels that were tried: its time, or what it gains over ours."""
+def tried(stage: str, workload: str) -> Value:
+    """Find the time of the best of the kernels that were tried."""
 
     def value(stages: Stages) -> float:
         found = [about["tried"] for name, about in stages.items() if name.startswith(stage)]
         rows = [row for row in sum(found, []) if row["ms"] and workload in row["name"]]
-        best = min(rows, key=lambda row: row["ms"] - gain * row["ours_ms"], default=None)
-        if best is None:
+        if not rows:
             raise LookupError(f"no kernel of {stage} was right")
-        return float(best["ours_ms"] - best["ms"] if gain else best["ms"])
+        return min(float(row["ms"]) for row in rows)
 
     return value
 
@@ -122,12 +121,6 @@ RULES = (
         tried("fa4", ", 2000 + 500 x 20"),
         "<= 0.38: an extra; <= 0.42: TMA in ours; else forget it",
         of_fa4,
-    ),
-    Rule(
-        "SwiGLU inside the product, gain of a layer of a, ms",
-        tried("gated", "12000 rows", gain=True),
-        ">= 0.03: adopt; else forget it",
-        lambda gain: "adopt" if gain >= 0.03 else "forget",
     ),
     Rule(
         "share of the sustained floor, a",

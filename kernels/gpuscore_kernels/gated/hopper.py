@@ -6,7 +6,6 @@ that a thread has both results of a column, in float32.
 """
 
 import functools
-import os
 from typing import Any
 
 import torch
@@ -59,7 +58,6 @@ def _loaded(activation: str, device: torch.device) -> tuple[ahead.Kernel, int]:
 
 def compile_kernel(activation: int) -> Any:
     """Compile the kernel for `ACTIVATIONS[activation]`, without a card."""
-    os.environ["QUACK_CACHE_ENABLED"] = "0"  # it would keep what `keep` returns
     import quack.gemm_runtime.host
     from cutlass import cute
     from quack.gemm_config import GemmConfig
