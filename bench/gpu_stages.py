@@ -20,6 +20,7 @@ HYBRID_TESTS = ("tests/kernels/triton_interpreter", "-k", "delta")
 ALONE = "tests/backends/test_gpu_runner.py"  # one of them takes all of the card's memory
 TESTS = (
     "tests/backends/test_gpu_attention.py",
+    "tests/kernels/test_gated_product.py",
     "tests/kernels/triton_interpreter",
     "tests/backends/test_contract.py",
 )

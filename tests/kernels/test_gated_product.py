@@ -16,11 +16,12 @@ from gpuscore.backends import plan_backend
 from gpuscore.backends.common.architectures import read_architecture
 from gpuscore.backends.common.hf_config import RawConfig
 from gpuscore.backends.common.shards import Shard
-from gpuscore.backends.torch import plan
+from gpuscore.backends.torch import backend, plan
 from gpuscore.backends.torch.kernels import why_not_gated_product
 from gpuscore.backends.torch.loader import load_weights
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
+from gpuscore_kernels import ahead
 from gpuscore_kernels.gated import ACTIVATIONS, hopper
 from support.models import reference_logprobs
 
@@ -78,7 +79,7 @@ def inside(monkeypatch):
         return replayed(x, weight, activation)
 
     monkeypatch.setattr(plan, "why_not_gated_product", lambda *_: None)
-    monkeypatch.setattr(hopper, "gated_product", count)
+    monkeypatch.setattr(backend, "gated_product", count)
     return calls
 
 
@@ -100,7 +101,7 @@ def test_gate_and_up_in_the_wrong_order_are_refused(tiny_model, inside, monkeypa
     def swapped(x, weight, activation):
         return replayed(x, weight.roll(len(weight) // 2, 0), activation)
 
-    monkeypatch.setattr(hopper, "gated_product", swapped)
+    monkeypatch.setattr(backend, "gated_product", swapped)
     with pytest.raises(ConfigError, match="computes"):
         Scorer(str(directory), device="cpu").close()
 
@@ -112,7 +113,7 @@ def test_gate_and_up_in_the_wrong_order_are_refused(tiny_model, inside, monkeypa
         ("fa4", {}, torch.float16, "full", "plain MLPs in bfloat16"),
         ("fa4", {}, torch.bfloat16, "fp8", "plain MLPs in bfloat16"),
         ("fa4", {"mlp_bias": True}, torch.bfloat16, "full", "without a bias"),
-        ("fa4", {"intermediate_size": 84}, torch.bfloat16, "full", "not multiples of 8"),
+        ("fa4", {"intermediate_size": 84}, torch.bfloat16, "full", "multiples of 8"),
         ("fa4", {}, torch.bfloat16, "full", "there are no objects"),
         ("fa4", {}, torch.bfloat16, "w8a16", "there are no objects"),
     ],
@@ -121,7 +122,7 @@ def test_where_they_do_not_the_reason_is_said(
     tiny_model, monkeypatch, attention, changes, dtype, precision, reason
 ):
     directory, _ = tiny_model("qwen3")
-    monkeypatch.setattr(hopper.ahead, "why_not", lambda module, *sizes: "there are no objects")
+    monkeypatch.setattr(ahead, "why_not", lambda module, *sizes: "there are no objects")
     config = replace(read_architecture(RawConfig.read(directory)).config, **changes)
     assert reason in why_not_gated_product(config, attention, dtype, precision)
 
@@ -137,7 +138,7 @@ def test_a_plan_says_it(tiny_model):
 def card():
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs a Hopper card")
-    if (reason := hopper.why_not("silu")) is not None:
+    if (reason := ahead.why_not(hopper.__name__, 0)) is not None:
         pytest.skip(reason)
     torch.manual_seed(0)
     return torch.device("cuda")

@@ -29,13 +29,7 @@ from gpuscore.backends.common.start_check import (
 from gpuscore.backends.torch.attention.choice import attention_factory
 from gpuscore.backends.torch.attention.triton import TritonAttention
 from gpuscore.backends.torch.compiler import Compiler, eagerly
-from gpuscore.backends.torch.decoder import (
-    Decoder,
-    DecoderWeights,
-    GatedProduct,
-    Lookup,
-    shortened,
-)
+from gpuscore.backends.torch.decoder import Decoder, DecoderWeights, Lookup, shortened
 from gpuscore.backends.torch.delta_net.layer import LinearAttention
 from gpuscore.backends.torch.delta_net.states import StatePool
 from gpuscore.backends.torch.devices import memory_of, sum_in_float32, taken_beside
@@ -62,6 +56,7 @@ from gpuscore.errors import ConfigError
 from gpuscore.system.heap import keep_freed_blocks
 from gpuscore.types.batch import BackendLimits, PackedBatch, RowScores
 from gpuscore_kernels import Implementation
+from gpuscore_kernels.gated.hopper import gated_product
 from gpuscore_kernels.label_head import TILE_ROWS, few_products
 from gpuscore_kernels.partial_attention import merge_partials
 
@@ -230,11 +225,6 @@ class TorchBackend:
         return launcher
 
     def _decoder(self, config: DecoderConfig, weights: DecoderWeights) -> Decoder:
-        gated_product: GatedProduct | None = None
-        if self.plan.not_gated is None:
-            from gpuscore_kernels.gated import hopper  # only where Triton is
-
-            gated_product = hopper.gated_product
         return Decoder(
             config,
             weights,
@@ -243,7 +233,7 @@ class TorchBackend:
             self._own,
             self._lookup,
             mark_for(self.plan.attention, self.device),
-            gated_product,
+            None if self.plan.not_gated else gated_product,
         )
 
     @property

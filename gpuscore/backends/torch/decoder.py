@@ -40,8 +40,6 @@ Stream: TypeAlias = tuple[Tensor, Tensor | None]
 Rotary: TypeAlias = Mapping[Rope, tuple[Tensor, ...]]  # cos and sin of all rows, [T, D / 2]
 # (token ids [T], table [V, E]) -> rows of the table [T, E].
 Lookup: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-# (x [T, E], weights of gate and up [2 I, E], activation) -> act(gate) * up [T, I].
-GatedProduct: TypeAlias = Callable[[Tensor, Tensor, str], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ class Decoder:
             everything between the QKV product and attention, and mixtures of experts.
         lookup: reads embeddings.
         mark: marks keys and values that are not finite, where `own` does not do it.
-        gated_product: computes act(gate) * up of plain MLPs in one call; None = after the product.
+        gated_product: computes act(gate) * up from rows, plain weights and activation.
     """
 
     def __init__(
@@ -97,7 +95,7 @@ class Decoder:
         own: Implementation = "reference",
         lookup: Lookup = functional.embedding,
         mark: Mark = mark_flaws,
-        gated_product: GatedProduct | None = None,
+        gated_product: Callable[[Tensor, Tensor, str], Tensor] | None = None,
     ) -> None:
         self.config = config
         self._lookup, self._mark, self._gated_product = lookup, mark, gated_product

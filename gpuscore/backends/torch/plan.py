@@ -184,7 +184,6 @@ def _plan(directory: Path, config: ModelConfig, rank: int) -> TorchPlan:
     free = memory_of(device, shard.ranks).free()
     check_weights(pages, free, weight_bytes, config.memory_limit)
     attention = choose_attention(config.attention, part, device, dtype, config.deterministic)
-    not_gated = why_not_gated_product(part, attention, dtype, precision)
     return TorchPlan(
         directory=str(directory),
         architecture=architecture,
@@ -201,7 +200,7 @@ def _plan(directory: Path, config: ModelConfig, rank: int) -> TorchPlan:
         attention=attention,
         graph_tokens=_graph_tokens(config, device, attention, kernels, precision),
         identity=f"{directory} {config.revision} {dtype} {precision}",
-        not_gated=not_gated,
+        not_gated=why_not_gated_product(part, attention, dtype, precision),
         precision=precision,
         shard=shard,
         settings=settings,
