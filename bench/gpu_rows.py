@@ -68,7 +68,6 @@ class Rows:
         floors: of the workloads, where they are known.
         effort: repetitions.
         add: keeps a row.
-        slack: multiplies the errors that are allowed.
     """
 
     workloads: Mapping[str, Workload]
@@ -76,7 +75,6 @@ class Rows:
     floors: Floors
     effort: Effort
     add: Callable[[Row], None]
-    slack: float = 1.0
 
     def each(self, scorer: str, make: Callable[[str, Workload], Row]) -> None:
         """Add one row per workload; if one workload fails, the others are still measured."""
@@ -124,15 +122,15 @@ class Rows:
         self, name: str, workload: Workload, score: Callable[[Request], Float64Array]
     ) -> Row:
         results = [score(request) for request in self.reference.inputs(workload)]
-        verdict = self.reference.verdict(name, results, self.slack)
+        verdict = self.reference.verdict(name, results)
         return {"errors": str(verdict)} | ({} if verdict.right else {"wrong": True})
 
-    def engine(self, backend: TorchBackend) -> None:
+    def engine(self, scorer: str, backend: TorchBackend) -> None:
         """Measure from lists of ids to log-probabilities, as `Scorer` does; closes the backend."""
         engine = Engine(backend, EngineConfig())
         builder = PromptBuilder(None, backend.limits, UNLIMITED)
         try:
-            self.each("engine", partial(self._in_engine, engine, builder))
+            self.each(scorer, partial(self._in_engine, engine, builder))
         finally:
             engine.close()
 

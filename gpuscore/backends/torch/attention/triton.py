@@ -58,7 +58,7 @@ class TritonPass:
     tables: list[DeviceTiles]  # per layer
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out, _ = extend_attention(
+        return extend_attention(
             q,
             k,
             v,
@@ -69,7 +69,6 @@ class TritonPass:
             config=self.tile_config,
             impl="triton",
         )
-        return out
 
 
 def layout_of(batch: PackedBatch, page_size: int) -> Layout:
