@@ -77,7 +77,10 @@ MostTokens = Annotated[
 ]
 Truncate = Annotated[
     RawFlag,
-    about("Cuts documents at their end where their prompts would not fit the model.", False),
+    about(
+        "Cuts documents at their end where their prompts would not fit the model; by default false "
+        "or the server's `--rerank-truncate`."
+    ),
 ]
 Instruction = Annotated[
     str | None,

@@ -72,7 +72,7 @@ def build_classes(
     labels = list(named if named is not None else known or ())
     if named is None and known is None:
         raise MissingLabels(NO_CLASSES, param="labels")
-    for index, label in enumerate(labels):
+    for index, label in enumerate(named or ()):
         if (first := labels.index(label)) < index:
             param = f"labels[{index}]"
             raise InvalidRequest(f"{param} is the same as labels[{first}]", param=param)
