@@ -27,6 +27,8 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 
 import gpuscore_kernels
+from gpuscore_kernels.extend_attention import config
+from gpuscore_kernels.extend_attention.config import MAX_HEAD_DIM, TileConfig
 from gpuscore_kernels.launch import ARCHES
 from graphs.device import Request, device
 from graphs.models import started
@@ -35,6 +37,7 @@ from support.model_configs import LLAMA_1B, LLAMA_8B, MIXTURE, QWEN3_06B, QWEN35
 from support.quantized import FOLDER
 
 SHARED = {80: 163, 89: 99, 90: 227, 120: 99}  # KiB of shared memory that a block may have
+WARPS = {80: 64, 89: 48, 90: 64, 120: 48}  # that a multiprocessor holds
 SMALL = {"num_hidden_layers": 4, "max_position_embeddings": 1024}
 GEMMA = {
     "architectures": ["Gemma2ForCausalLM"],
@@ -86,10 +89,10 @@ def requests(arch: int, models: Sequence[str]) -> Iterator[tuple[str, Request]]:
     """Yield each kernel with each of its compile-time choices once, and the first model with it."""
     seen = set()
     for name in models:
-        config, settings = MODELS[name]
+        fields, settings = MODELS[name]
         with device((arch // 10, arch % 10)) as (recorder, log):
             options = {"max_batch_tokens": 1024, "cuda_graph_tokens": 0} | settings
-            with started({**config, **SMALL}, options, recorder) as start:
+            with started({**fields, **SMALL}, options, recorder) as start:
                 for items in ([[1] * 18] * 10, [[1] * 9] * 60):
                     batch = in_one_batch([1] * 120, items, [9, 2])
                     start.backend.collect(start.backend.extend(batch))
@@ -122,6 +125,17 @@ def stack_allowed(request: Request, arch: int) -> int:
     return 128 if constants["D"] == 256 and arch == 90 else 0  # and a tenth faster so
 
 
+def blocks_held(arch: int, warps: int, registers: int, shared: int) -> int:
+    """Return how many blocks a multiprocessor holds, by CUDA's occupancy calculator.
+
+    Registers are given to four warps at a time, in pieces of 8 for a thread, and each block takes
+    1 KiB of shared memory for CUDA.
+    """
+    of_registers = 2**16 // (-(-registers // 8) * 8 * 32) // 4 * 4 // warps
+    of_shared = (SHARED[arch] + 1) * 1024 // (shared + 1024)
+    return min(WARPS[arch] // warps, WARPS[arch] // 2, of_registers, of_shared)
+
+
 CHOSEN: list[tuple[str, Request, int]] = []  # of all forked processes
 
 
@@ -143,7 +157,9 @@ def checked(number: int) -> tuple[str, bool]:
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     registers, stack = (int(x) for x in re.findall(r"REG:(\d+) STACK:(\d+)", said)[0])
     shared, allowed = made.metadata.shared, stack_allowed(request, arch)
-    line += f"{registers} registers, {stack} B stack, {shared} B shared"
+    warps = request.options["num_warps"]
+    line += f"{registers} registers, {stack} B stack, {shared} B shared, "
+    line += f"{warps * blocks_held(arch, warps, registers, shared)} of {WARPS[arch]} warps"
     if stack <= allowed and shared <= SHARED[arch] * 1024:
         return line, True
     return f"{line}: FAILED, allowed are {allowed} B stack, {SHARED[arch]} KiB shared", False
@@ -155,13 +171,23 @@ def written() -> set[str]:
     return {name for path in files for name in re.findall(r"def (\w+_kernel)\(", path.read_text())}
 
 
+def tile(text: str) -> TileConfig:
+    return TileConfig(*map(int, text.split(",")))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="check-kernels")
     parser.add_argument("--arch", type=int, action="append", choices=ARCHES)
     parser.add_argument("--model", action="append", choices=MODELS)
     parser.add_argument("--only", default="", help="kernels with this text in their names")
+    parser.add_argument(
+        "--tile", type=tile, help="ROWS,KEYS,OWN,WARPS,STAGES of attention in 16 bits, instead"
+    )
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    if options.tile is not None:
+        halves = {place: {MAX_HEAD_DIM: options.tile} for place in config.CONFIGS if place[1] == 2}
+        config.CONFIGS = config.CONFIGS | halves
     for arch in options.arch or ARCHES:
         for model, request in requests(arch, options.model or list(MODELS)):
             if options.only in request.function.__name__:

@@ -21,6 +21,22 @@ PYTHONS = {
 }
 
 
+@pytest.mark.parametrize(
+    ("arch", "warps", "registers", "shared", "blocks"),
+    [  # by NVIDIA's table of occupancy
+        (80, 8, 32, 0, 8),  # 2,048 threads
+        (89, 8, 40, 0, 6),  # 1,536 threads
+        (90, 4, 168, 90 * 1024, 2),  # 228 KiB
+        (89, 4, 139, 24576, 3),  # 65,536 registers, in pieces of 8 for a thread
+        (120, 8, 204, 65536, 1),
+    ],
+)
+def test_blocks_of_a_multiprocessor(arch, warps, registers, shared, blocks):
+    from graphs.compiled import blocks_held
+
+    assert blocks_held(arch, warps, registers, shared) == blocks
+
+
 @pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="needs triton, which is for Linux"
 )
