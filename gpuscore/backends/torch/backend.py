@@ -27,13 +27,12 @@ from gpuscore.backends.common.start_check import (
     pages_for,
 )
 from gpuscore.backends.torch.attention.choice import attention_factory
-from gpuscore.backends.torch.attention.triton import TritonAttention
 from gpuscore.backends.torch.compiler import Compiler, eagerly
 from gpuscore.backends.torch.decoder import Decoder, DecoderWeights, Lookup, shortened
 from gpuscore.backends.torch.delta_net.layer import LinearAttention
 from gpuscore.backends.torch.delta_net.states import StatePool
 from gpuscore.backends.torch.devices import memory_of, sum_in_float32, taken_beside
-from gpuscore.backends.torch.graph_launcher import GraphLauncher
+from gpuscore.backends.torch.graph_launcher import GraphLauncher, TableAttention
 from gpuscore.backends.torch.group import RankGroup
 from gpuscore.backends.torch.kernels import in_triton
 from gpuscore.backends.torch.kv_pool import KVPool
@@ -215,7 +214,7 @@ class TorchBackend:
         linear = LinearAttention(config, states, self._compiler, self._own)
         if plan.graph_tokens is None:
             return PlainLauncher(decoder, pool, attention, self._by_rows, self._head, linear)
-        assert isinstance(attention, TritonAttention)  # noqa: S101  (the plan guarantees it)
+        assert isinstance(attention, TableAttention)  # noqa: S101  (the plan guarantees it)
         queue = queue_of(plan.device)
         launcher = GraphLauncher(decoder, attention, linear, queue, plan.graph_tokens)
         launcher.reserve(self._largest())
