@@ -258,7 +258,9 @@ class ServerConfig:
         added=("request_timeout", DRAIN_SPARE),
     )
     log_requests: bool = option(
-        True, "write one line per request to standard error, without any input text"
+        True,
+        "write one line per request to standard error, without any input text; none for /livez, "
+        "/health and /ready",
     )
     log_format: str = option(
         "auto",

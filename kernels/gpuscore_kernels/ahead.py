@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from triton import knobs
 
 from gpuscore_kernels.row_functions.build import BuildError, run
 
@@ -91,6 +90,8 @@ def load(module: str, *sizes: int) -> Kernel:
 
 def library_of(module: str, sizes: Sequence[int], folder: Path | None = None) -> Path:
     """Return where a kernel's library is, in Triton's folder unless another is given."""
+    from triton import knobs  # only where Triton is
+
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(f"there is no module {module}")

@@ -78,7 +78,7 @@ class TritonPass:
     read: None = None  # it reads cached keys where they are
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out, _ = extend_attention(
+        return extend_attention(
             q,
             k,
             v,
@@ -89,7 +89,6 @@ class TritonPass:
             config=self.tile_config,
             impl="triton",
         )
-        return out
 
 
 def layout_of(batch: PackedBatch, page_size: int) -> Layout:
