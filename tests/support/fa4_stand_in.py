@@ -8,33 +8,19 @@ from gpuscore_kernels.hopper_attention.kernel import KEYS, ROWS
 
 def kernel(q, k, v, out, lse, scale, *rest):
     """Attend q [1, M, H, D] to k and v [1, T, Hkv, D]; write `out`."""
-    masked_count, masked, full_count, full = (x[0, 0] for x in rest[8][:4])
-    ((numbers,), _) = rest[9]
-    assert lse is None
-    assert rest[:8] == (None,) * 8
-    assert rest[10:] == (None, None)
-    group = q.shape[2] // k.shape[2]
-    tokens, count = ROWS // group, q.shape[1]
-    assert len(masked_count) == len(full_count) == -(-count // tokens)
+    *lists, numbers = *(x[0, 0] for x in rest[8][:4]), rest[9][0][0]
+    group, count = q.shape[2] // k.shape[2], q.shape[1]
     behind = torch.zeros(1, KEYS, *k.shape[2:], dtype=torch.float64)  # as the copy engine fills
     k, v = (torch.cat([x.double(), behind], 1)[0].repeat_interleave(group, 1) for x in (k, v))
-    for tile in range(len(masked_count)):
-        rows = torch.arange(tile * tokens, min((tile + 1) * tokens, count))
-        keys, visible = [], []
-        for is_full, lengths, places in ((False, masked_count, masked), (True, full_count, full)):
-            chosen = places[tile, : lengths[tile]].tolist()
-            assert chosen == sorted(set(chosen))
-            for block in chosen:
-                keys.append(block * KEYS + torch.arange(KEYS))
-                seen = (rows[:, None] >= numbers[0, keys[-1]]) & (
-                    rows[:, None] < numbers[1, keys[-1]]
-                )
-                visible.append(torch.ones_like(seen) if is_full else seen)
-        if not keys:
-            out[0, rows] = 0
-            continue
-        key, seen = torch.cat(keys), torch.cat(visible, 1)
-        assert len(set(key.tolist())) == len(key)
+    for tile, rows in enumerate(torch.arange(count).split(ROWS // group)):
+        (masked, full) = (places[tile, : n[tile]] for n, places in (lists[:2], lists[2:]))
+        for blocks in (masked, full):
+            assert blocks.tolist() == sorted(set(blocks.tolist()))
+        blocks = torch.cat([masked, full])
+        assert len(blocks) == len(blocks.unique())
+        key = (blocks[:, None] * KEYS + torch.arange(KEYS)).flatten()
+        seen = (rows[:, None] >= numbers[0, key]) & (rows[:, None] < numbers[1, key])
+        seen[:, len(masked) * KEYS :] = True
         scores = torch.einsum("mhd,thd->hmt", q[0, rows].double(), k[key]) * scale
         weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
         weights = weights.where(seen.any(1, keepdim=True), 0.0)  # of padding

@@ -32,7 +32,7 @@ from gpuscore.backends.torch.decoder import Decoder, DecoderWeights, Lookup, sho
 from gpuscore.backends.torch.delta_net.layer import LinearAttention
 from gpuscore.backends.torch.delta_net.states import StatePool
 from gpuscore.backends.torch.devices import memory_of, sum_in_float32, taken_beside
-from gpuscore.backends.torch.graph_launcher import GraphLauncher, TableAttention
+from gpuscore.backends.torch.graph_launcher import GraphLauncher
 from gpuscore.backends.torch.group import RankGroup
 from gpuscore.backends.torch.kernels import in_triton
 from gpuscore.backends.torch.kv_pool import KVPool
@@ -217,7 +217,6 @@ class TorchBackend:
         linear = LinearAttention(config, states, self._compiler, self._own)
         if plan.graph_tokens is None:
             return PlainLauncher(decoder, pool, attention, self._by_rows, self._head, linear)
-        assert isinstance(attention, TableAttention)  # noqa: S101  (the plan guarantees it)
         queue = queue_of(plan.device)
         launcher = GraphLauncher(decoder, attention, linear, queue, plan.graph_tokens)
         launcher.reserve(self._largest())

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from gpuscore.backends.torch.buckets import Bucket
 from gpuscore.backends.torch.delta_net.layout import StatePlaces, StateSizes, StateTables
@@ -10,22 +10,7 @@ from gpuscore.backends.torch.launcher import label_rows, wanted_rows
 from gpuscore.types.batch import Int32Array, PackedBatch
 from gpuscore_kernels.extend_attention import aligned, word_slices
 
-
-class Place(Protocol):
-    """The place of a table of attention in an array of words."""
-
-    @property
-    def start(self) -> int: ...
-
-    @property
-    def end(self) -> int: ...
-
-    def write(self, table: Any, words: Int32Array, tail: int) -> int:
-        """Write a table, its lists of any length from word `tail` on; return the word behind."""
-
-
-Table: TypeAlias = Any  # that an attention backend makes and its places take
-TablePlaces: TypeAlias = Callable[[Bucket, int], tuple[Place, ...]]  # for sizes, from a word on
+TablePlaces: TypeAlias = Callable[[Bucket, int], tuple[Any, ...]]  # for sizes, from a word on
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +23,7 @@ class Places:
     scored: slice
     num_tokens: slice  # one word: tokens without padding
     num_scored: slice  # one word
-    tables: tuple[Place, ...]
+    tables: tuple[Any, ...]  # of attention
     states: StatePlaces | None  # of a model with linear layers
     end: int  # first word after them, where lists of any length follow
 
@@ -79,7 +64,7 @@ def num_words(batch: PackedBatch, lists: int, places: Places) -> int:
 
 def write(
     batch: PackedBatch,
-    tables: list[Table],
+    tables: list[Any],
     states: StateTables | None,
     places: Places,
     words: Int32Array,
@@ -102,10 +87,10 @@ def write(
     words[places.num_scored] = len(batch.score_rows)
     if places.states is not None and states is not None:
         places.states.write(states, words)
-    end = places.end
+    tail = places.end
     for place, table in zip(places.tables, tables, strict=True):
-        end = place.write(table, words, end)
-    return end
+        tail = place.write(table, words, tail)
+    return tail
 
 
 def write_head(batch: PackedBatch, words: Int32Array, start: int) -> tuple[LabelWords, int]:

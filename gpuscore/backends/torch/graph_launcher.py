@@ -13,18 +13,16 @@ While the device runs one batch, the next is planned and queued (`queues`). Only
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gpuscore.backends.torch.attention.choice import AttentionPass
+from gpuscore.backends.torch.attention.triton import TritonAttention
 from gpuscore.backends.torch.batch_words import (
     LabelWords,
-    Place,
     Places,
-    Table,
     num_words,
     write,
     write_head,
@@ -33,7 +31,7 @@ from gpuscore.backends.torch.buckets import Bucket, filled_batch, find_bucket
 from gpuscore.backends.torch.decoder import Decoder
 from gpuscore.backends.torch.delta_net.layer import LinearAttention
 from gpuscore.backends.torch.delta_net.layout import StateSizes, StateTables
-from gpuscore.backends.torch.kv_pool import KeptRows, KVPool
+from gpuscore.backends.torch.kv_pool import KeptRows
 from gpuscore.backends.torch.launcher import Finish, row_scores
 from gpuscore.backends.torch.queues import Queue, Replay
 from gpuscore.backends.torch.rounding import TOLERANCE, relative_error
@@ -42,51 +40,22 @@ from gpuscore.types.batch import Int32Array, PackedBatch, RowScores
 from gpuscore_kernels.label_head import label_logits, vocab_statistics
 from gpuscore_kernels.launch import next_power_of_two
 
+if TYPE_CHECKING:  # it needs Triton
+    from gpuscore.backends.torch.attention.fa4 import HopperAttention
+
+# Takes its tables from words; only itself knows what they hold.
+TableAttention: TypeAlias = "TritonAttention | HopperAttention"
 # The most words of a batch that runs as a graph, without words of the label head, which is not part
 # of the graph.
 GRAPH_WORDS = 2**20
 IN_FLIGHT = 2  # batches: one runs, the next is uploaded
 
 
-class TablePass(AttentionPass, Protocol):
-    """Attention of one batch whose tables are on the device."""
-
-    @property
-    def read(self) -> Tensor | None:
-        """Slots whose keys and values it needs behind the batch's rows (`Pages.read`)."""
-
-
-@runtime_checkable
-class TableAttention(Protocol):
-    """An attention backend that takes its tables from an array of words."""
-
-    @property
-    def pool(self) -> KVPool: ...
-
-    def buckets(self, most_tokens: int) -> list[Bucket]:
-        """Return the sizes of graphs for batches of up to this many tokens, sorted."""
-
-    def tables(self, batch: PackedBatch) -> list[Table]:
-        """Return what attention must know of a batch, as arrays of the host."""
-
-    def tiles(self, tables: list[Table]) -> int:
-        """Return the number of tiles that a bucket must hold."""
-
-    def list_words(self, tables: list[Table]) -> int:
-        """Return the most words that the tables' lists of any length take."""
-
-    def places(self, sizes: Bucket, start: int) -> tuple[Place, ...]:
-        """Return the places of tables for sizes, from a word on."""
-
-    def on_device(self, places: tuple[Place, ...], words: Tensor) -> TablePass:
-        """Return the pass for tables that are in words of the device."""
-
-
 class PlannedBatch(NamedTuple):
     """A batch with its tables, the places of its parts, and its graph if there is one."""
 
     batch: PackedBatch
-    tables: list[Table]
+    tables: list[Any]
     states: StateTables | None
     places: Places
     replay: Replay | None
@@ -207,7 +176,7 @@ class GraphLauncher:
             self.launched += 1
         return self._answer(batch, head, hidden, buffers)
 
-    def _num_words(self, batch: PackedBatch, tables: list[Table], places: Places) -> int:
+    def _num_words(self, batch: PackedBatch, tables: list[Any], places: Places) -> int:
         return num_words(batch, self.attention.list_words(tables), places)
 
     def _plan(self, batch: PackedBatch) -> PlannedBatch:
@@ -216,7 +185,7 @@ class GraphLauncher:
         return PlannedBatch(batch, tables, states, *self._places(batch, tables, sizes))
 
     def _places(
-        self, batch: PackedBatch, tables: list[Table], states: StateSizes | None
+        self, batch: PackedBatch, tables: list[Any], states: StateSizes | None
     ) -> tuple[Places, Replay | None]:
         """Return the places of the batch's parts, and its graph if there is one."""
         exact = Bucket(batch.num_tokens, self.attention.tiles(tables), len(batch.score_rows))

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from gpuscore.backends.common.hf_config import DecoderConfig
@@ -19,7 +18,7 @@ from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.errors import ConfigError
 from gpuscore.types.batch import Int32Array, PackedBatch
 from gpuscore_kernels.ahead import Kernel, load
-from gpuscore_kernels.extend_attention import aligned, word_slices
+from gpuscore_kernels.extend_attention import aligned
 from gpuscore_kernels.hopper_attention import NEVER, KeyBlocks, block_lists, hopper_attention
 from gpuscore_kernels.hopper_attention.kernel import KEYS, ROWS
 from gpuscore_kernels.row_functions.build import BuildError
@@ -33,13 +32,7 @@ class KeyTable(NamedTuple):
     """Keys of a batch: its T rows, then P cached ones."""
 
     slots: Int32Array  # [P] of the pool
-    rows: Int32Array  # [2, T + P] of each key: the first row that sees it, the row after the last
-    last: Int32Array  # the same in numbers of scored rows
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of cached keys."""
-        return -(-len(self.slots) // KEYS)
+    numbers: Int32Array  # [4, T + P] first row that sees the key, row behind; among scored rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,43 +43,34 @@ class KeyPlace:
     start: int
 
     @property
-    def end(self) -> int:
-        return aligned(self._parts()[-1].stop)
-
-    @property
-    def _cached(self) -> int:
+    def cached(self) -> int:
         return self.sizes.tiles * KEYS
 
-    def _parts(self) -> list[slice]:
-        keys = -(-(self.sizes.tokens + self._cached) // KEYS) * KEYS
-        return word_slices([self._cached, 2 * keys, 2 * keys], self.start)
+    @property
+    def keys(self) -> int:
+        return -(-(self.sizes.tokens + self.cached) // KEYS) * KEYS
+
+    @property
+    def end(self) -> int:
+        return aligned(self.start + self.cached + 4 * self.keys)
 
     def write(self, table: KeyTable, words: Int32Array, tail: int) -> int:
         """Write a table that fits, padded with keys that no row sees; return `tail`."""
-        of_slots, *of_numbers = self._parts()
-        used, tokens = len(table.slots), table.rows.shape[1] - len(table.slots)
-        slots = words[of_slots]
+        used, tokens = len(table.slots), table.numbers.shape[1] - len(table.slots)
+        slots = words[self.start : self.start + self.cached]
         slots[:used] = table.slots
         # A block that holds a cached key holds no key behind it that is not finite.
         slots[used : used + KEYS] = ZEROS
         slots[used + KEYS :] = UNUSED
-        for part, numbers in zip(of_numbers, (table.rows, table.last), strict=True):
-            room = words[part].reshape(2, -1)
-            room[0], room[1] = NEVER, 0
-            room[:, :tokens] = numbers[:, :tokens]
-            room[:, self.sizes.tokens : self.sizes.tokens + used] = numbers[:, tokens:]
+        numbers = words[self.start + self.cached :][: 4 * self.keys].reshape(4, self.keys)
+        numbers[::2], numbers[1::2] = NEVER, 0
+        numbers[:, :tokens] = table.numbers[:, :tokens]
+        numbers[:, self.sizes.tokens : self.sizes.tokens + used] = table.numbers[:, tokens:]
         return tail
-
-    def on_device(self, words: Tensor, group: int) -> tuple[Tensor, KeyBlocks, KeyBlocks]:
-        """Return the slots, and the lists of all rows and of the scored rows."""
-        of_slots, *of_numbers = self._parts()
-        rows, last = (words[part].view(2, -1) for part in of_numbers)
-        lists = block_lists(rows, self.sizes.tokens, group)
-        return words[of_slots], lists, block_lists(last, self.sizes.scored, group)
 
 
 class HopperAttention:
-    """An attention backend, for batches whose keys `qk_norm_rope_store` has put together.
+    """An attention backend, for `GraphLauncher`.
 
     Raises:
         ConfigError: the kernel can be neither loaded nor compiled.
@@ -109,7 +93,7 @@ class HopperAttention:
         return [key_table(batch, self.pool.page_size)]
 
     def tiles(self, tables: list[KeyTable]) -> int:
-        return tables[0].blocks
+        return -(-len(tables[0].slots) // KEYS)
 
     def list_words(self, tables: list[KeyTable]) -> int:
         return 0
@@ -118,16 +102,12 @@ class HopperAttention:
         return (KeyPlace(sizes, start),)
 
     def on_device(self, places: tuple[KeyPlace, ...], words: Tensor) -> "HopperPass":
-        slots, *blocks = places[0].on_device(words, self.group)
-        return HopperPass(self.config, self.kernel, slots, blocks)
-
-    def prepare(self, batch: PackedBatch) -> "HopperPass":
-        (table,) = self.tables(batch)
-        sizes = Bucket(batch.num_tokens, table.blocks, len(batch.score_rows))
-        place = KeyPlace(sizes, 0)
-        words = np.empty(place.end, np.int32)
-        place.write(table, words, place.end)
-        return self.on_device((place,), torch.from_numpy(words).to(self.pool.device))
+        (place,) = places
+        slots = words[place.start : place.start + place.cached]
+        numbers = words[place.start + place.cached :][: 4 * place.keys].view(4, place.keys)
+        rows = block_lists(numbers[:2], place.sizes.tokens, self.group)
+        last = block_lists(numbers[2:], place.sizes.scored, self.group)
+        return HopperPass(self.config, self.kernel, slots, (rows, last))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +117,7 @@ class HopperPass:
     config: DecoderConfig
     kernel: Kernel
     read: Tensor  # slots, whose keys and values follow the batch's rows in k and v
-    blocks: list[KeyBlocks]  # of all rows, and of the scored rows
+    blocks: tuple[KeyBlocks, KeyBlocks]  # of all rows, and of the scored rows
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         blocks = self.blocks[layer == self.config.num_layers - 1]
@@ -145,34 +125,27 @@ class HopperPass:
 
 
 def key_table(batch: PackedBatch, page_size: int) -> KeyTable:
-    """Return the keys of a batch and who sees them."""
-    starts, ends = batch.cu_seqlens[:-1], batch.cu_seqlens[1:]
+    """Return the keys of a batch and who sees them.
+
+    A cached prefix stands there once for each run of segments that have it.
+    """
+    starts, ends, request = batch.cu_seqlens[:-1], batch.cu_seqlens[1:], batch.request_of
     behind, above = ends.copy(), batch.parent
     while (below := (above >= 0).nonzero()[0]).size:
         np.maximum.at(behind, above[below], ends[below])
         above = np.where(above >= 0, batch.parent[above], -1)
     own = np.stack([np.arange(batch.num_tokens), behind.repeat(ends - starts)])
-    slots, cached = _cached(batch, page_size)
-    rows = np.concatenate([own, cached], axis=1)
-    scored = np.bincount(batch.score_rows + 1, minlength=batch.num_tokens + 1).cumsum()
-    return KeyTable(slots, rows, scored[rows])
 
-
-def _cached(batch: PackedBatch, page_size: int) -> tuple[Int32Array, Int32Array]:
-    """Return slots of all cached prefixes, and who sees them, [2, P].
-
-    A prefix stands there once for each run of segments that have it.
-    """
-    request, pages = batch.request_of, batch.page_table
     changed = (request[1:] != request[:-1]).nonzero()[0] + 1
-    before, now = request[changed - 1], request[changed]
-    differ = (batch.prefix_lens[before] != batch.prefix_lens[now]) | (
-        pages[before] != pages[now]
-    ).any(1)
+    before, now, pages = request[changed - 1], request[changed], batch.page_table
+    differ = (pages[before] != pages[now]).any(1)
+    differ |= batch.prefix_lens[before] != batch.prefix_lens[now]
     first = np.concatenate([[0], changed[differ]])
     lengths, bounds = batch.prefix_lens[request[first]], batch.cu_seqlens[[*first, len(request)]]
     run = np.arange(len(first)).repeat(lengths)
-    position = np.arange(len(run)) - (lengths.cumsum() - lengths)[run]
-    page, offset = np.divmod(position, page_size)
+    page, offset = np.divmod(np.arange(len(run)) - (lengths.cumsum() - lengths)[run], page_size)
     slots = pages[request[first[run]], page] * page_size + offset
-    return slots.astype(np.int32), np.stack([bounds[run], bounds[run + 1]])
+
+    rows = np.concatenate([own, [bounds[run], bounds[run + 1]]], axis=1)
+    scored = np.bincount(batch.score_rows + 1, minlength=batch.num_tokens + 1).cumsum()
+    return KeyTable(slots.astype(np.int32), np.concatenate([rows, scored[rows]]))
