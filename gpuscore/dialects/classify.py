@@ -57,7 +57,7 @@ class ClassifyBody(ScoringBody):
     labels: Annotated[
         list[str] | None,
         about(
-            "Classes to choose from: names of the model's classes, or texts of one token each. "
+            "Classes to choose from: names of the model's classes, or texts of any length. "
             "Null means all classes of a guard or classification model; other models need it."
         ),
     ] = None

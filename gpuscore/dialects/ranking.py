@@ -1,7 +1,7 @@
 """The steps shared by the dialects that rank documents in the prompt of the model's family."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Generic, TypeVar
 
 import numpy as np
@@ -130,19 +130,22 @@ def nulls(
             yield index, InvalidRequest(message, param=param)
 
 
-def prepare_ranking(model: LoadedModel, body: CheckedRanking[Any], turns: Turns) -> PreparedBody:
-    """Build the engine's request.
+def prepare_ranking(
+    model: LoadedModel, body: CheckedRanking[Any], turns: Turns, cut: bool = False
+) -> PreparedBody:
+    """Build the engine's request; with `cut`, from documents that are cut to fit.
 
     Raises:
         GpuscoreError: the request is invalid, or the model is of no known family of rerankers.
     """
     prompts, salt = model.prompts.reranker, body.fields.cache_salt
+    given = replace(body.input, fit=True) if cut else body.input
     if body.fields.on_error != "null":
-        built = prompts.build(body.input, turns)
+        built = prompts.build(given, turns)
         return PreparedBody.of(built.request, salt, (prompts, built.truncated))
     model.prompts.builder.check_count(body.input.name, body.num_items)
     errors = body.errors()
-    rest = prompts.build_rest(body.input, errors, turns)
+    rest = prompts.build_rest(given, errors, turns)
     request, truncated = (None, ()) if rest is None else (rest.request, rest.truncated)
     return PreparedBody.of(request, salt, (prompts, truncated), errors.listed())
 

@@ -36,6 +36,7 @@ from gpuscore.dialects.ranking import (
     prepare_ranking,
     ranking_of,
 )
+from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import (
     ErrorAnswer,
     RawFlag,
@@ -48,6 +49,7 @@ from gpuscore.dialects.wire import (
 )
 from gpuscore.errors import GpuscoreError, InvalidRequest
 from gpuscore.prompts.rerank_input import RerankInput
+from gpuscore.text.boundaries import Turns
 from gpuscore.types.labels import label_mass
 from gpuscore.types.record import RequestRecord
 
@@ -195,6 +197,12 @@ def _checked(body: RerankBody) -> CheckedRerank:
     return CheckedRanking(body, made, partial(_refused, texts, body))
 
 
+def prepare_rerank(model: LoadedModel, body: CheckedRerank, turns: Turns) -> PreparedBody:
+    """Build the engine's request; raise GpuscoreError as `prepare_ranking`."""
+    cut = model.prompts.builder.limits.rerank_truncate and body.fields.truncate is None
+    return prepare_ranking(model, body, turns, cut)
+
+
 def rerank_bytes(body: CheckedRerank, prepared: PreparedBody) -> int:
     fields, size = body.fields, _RANKED_BYTES * body.num_items + error_bytes(prepared.errors)
     if fields.wants_documents:
@@ -269,7 +277,7 @@ RERANK = Dialect(
     bodies=(RerankBody,),
     answers=(RerankAnswer, list[RankedText]),
     decode=decode_rerank,
-    prepare=prepare_ranking,
+    prepare=prepare_rerank,
     encode=encode_rerank,
     answer_bytes=rerank_bytes,
     errors=(ErrorAnswer, TeiError),

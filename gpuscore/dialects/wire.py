@@ -77,7 +77,10 @@ MostTokens = Annotated[
 ]
 Truncate = Annotated[
     RawFlag,
-    about("Cuts documents at their end where their prompts would not fit the model.", False),
+    about(
+        "Cuts documents at their end where their prompts would not fit the model; by default false "
+        "or the server's `--rerank-truncate`."
+    ),
 ]
 Instruction = Annotated[
     str | None,
@@ -109,6 +112,7 @@ class ItemsBody(ScoringBody, kw_only=True):
 
 _KNOWN_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_CHOICES = re.compile(r"Expected `str` matching regex '\^\((.*)\)\\\\Z'")
 _AT_PATH = re.compile(r"^(.*?) - at `\$\.?([^`]*)`$", re.DOTALL)
 
 
@@ -228,6 +232,10 @@ def _inlined(schema: Any, components: dict[str, Any]) -> Any:
     return shown
 
 
+def _choices(found: re.Match[str]) -> str:
+    return f"must be one of {found[1].replace('|', ', ')}"
+
+
 def _invalid(message: str, body: type[msgspec.Struct]) -> InvalidRequest:
     """Return msgspec's message about a body as InvalidRequest, without text of the caller's.
 
@@ -245,7 +253,7 @@ def _invalid(message: str, body: type[msgspec.Struct]) -> InvalidRequest:
     at = _AT_PATH.match(message)
     if at is None:
         return InvalidRequest(message[:500])
-    text, path = at.group(1), at.group(2)
+    text, path = _CHOICES.sub(_choices, at.group(1)), at.group(2)
     return InvalidRequest(f"{path}: {text}"[:500], param=path[:100] or None)
 
 

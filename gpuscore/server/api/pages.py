@@ -51,7 +51,7 @@ def server_info(name: str, model: LoadedModel, aliases: Mapping[str, str]) -> di
         "max_batch_tokens": limits.max_tokens,
         "max_batch_requests": None,
         "max_client_batch_size": requests.max_items,
-        "auto_truncate": False,
+        "auto_truncate": requests.rerank_truncate,
         "tokenization_workers": None,
         "version": __version__,
         "sha": None,
