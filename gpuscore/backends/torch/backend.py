@@ -56,6 +56,7 @@ from gpuscore.errors import ConfigError
 from gpuscore.system.heap import keep_freed_blocks
 from gpuscore.types.batch import BackendLimits, PackedBatch, RowScores
 from gpuscore_kernels import Implementation
+from gpuscore_kernels.gated.hopper import gated_product
 from gpuscore_kernels.label_head import TILE_ROWS, few_products
 from gpuscore_kernels.partial_attention import merge_partials
 
@@ -137,6 +138,8 @@ class TorchBackend:
             self.close()
             raise
         self._limits = plan.limits(num_pages)
+        if plan.attention == "fa4":
+            logger.info("act(gate) * up in gate-up products: %s", self._limits.gated_product)
 
     def _load(self, progress: Progress) -> tuple[DecoderWeights, Compiler]:
         """Read the weights; functions in C are compiled meanwhile."""
@@ -230,6 +233,7 @@ class TorchBackend:
             self._own,
             self._lookup,
             mark_for(self.plan.attention, self.device),
+            None if self.plan.not_gated else gated_product,
         )
 
     @property
