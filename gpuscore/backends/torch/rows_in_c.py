@@ -149,7 +149,10 @@ def _known_of_linear_layers(dtype: torch.dtype) -> Iterator[tuple[Function, tupl
     chunks = [[0, -1, -1, -1], [11, -2, 0, -1], [18, -1, -1, -1], [29, 1, -1, -1]]
     chunks += [[31, -1, -1, -1], [ROWS, -1, -1, -1]]
     chains = [[0, 2, 3], [2, 3, -1], [3, 4, -2], [4, 5, 0]]
-    walks = Walks(torch.tensor(chunks).int(), torch.tensor(chains).int(), levels=(2, 2), held=1)
+    starts, walked = torch.tensor(chunks).int(), torch.tensor(chains).int()
+    lengths = starts[:, 0].diff()
+    begins = starts[:-1, 0].repeat_interleave(lengths)
+    walks = Walks(starts, walked, begins, levels=(2, 0, 2), held=1)
     gates = rows(ROWS, 2 * heads + 3).to(dtype)[:, : 2 * heads]
     of_heads = -rows(heads).abs(), rows(heads)
     yield delta_rule, (convolved, gates, *of_heads, walks, rows(4, 2, size, 3 * values))
