@@ -193,7 +193,7 @@ def test_what_is_not_finite_reaches_those_who_see_it_only():
 
 
 def test_a_block_that_all_rows_see_needs_no_rule():
-    """As many blocks are full as the rule itself makes full."""
+    """Compare the numbers of blocks with those that the rule itself makes full."""
     layer = Layer(2, tokens=700, blocks=0)
     batch = requests((0, 500, [20] * 10), page_size=PAGE, num_pages=NUM_PAGES)
     layer.fill(batch)
