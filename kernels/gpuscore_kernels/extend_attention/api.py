@@ -36,7 +36,8 @@ def extend_attention(
         config: sizes of the kernel's tiles.
 
     They are float32, float16 or bfloat16 on CUDA; float32 or float16 in Triton's interpreter on a
-    CPU, which computes bfloat16 wrongly. The last dimension of every tensor is contiguous; other strides are free.
+    CPU, which computes bfloat16 wrongly. The last dimension of every tensor is contiguous; other
+    strides are free.
 
     Returns:
         [M, H, D] in q's dtype. Sums are float32; weights are rounded to v's dtype before they are

@@ -73,9 +73,9 @@ WRITES_NOTHING = ("gated", "mask=inside)\n", "mask=inside & (row < 0))\n")
 def test_a_defect_is_refused(start, monkeypatch, tmp_path, defect, dtype):
     folder, old, new = defect
     module = importlib.import_module(f"gpuscore_kernels.{folder}.triton")
-    with planted(monkeypatch, module, old, new, tmp_path):
-        with pytest.raises(ConfigError, match=r"--attention triton with --kernels triton computes"):
-            start("qwen3", dtype)
+    refused = pytest.raises(ConfigError, match=r"--attention triton with --kernels triton computes")
+    with planted(monkeypatch, module, old, new, tmp_path), refused:
+        start("qwen3", dtype)
 
 
 @pytest.mark.parametrize(
