@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 import numpy as np
 
+from gpuscore.config import RequestLimits
 from gpuscore.dialects.answers import RankedDocument, RankedText, RerankAnswer, TeiError
 from gpuscore.dialects.dialect import (
     COUNT_BYTES,
@@ -165,10 +166,12 @@ _TEI_TYPES = {429: "Overloaded", 503: "Unhealthy"}
 _decoded = strict_decoder(RerankBody)
 
 
-def decode_rerank(body: bytes, record: RequestRecord) -> CheckedRerank:
+def decode_rerank(
+    body: bytes, record: RequestRecord, limits: RequestLimits | None
+) -> CheckedRerank:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
     record.variant = TEI if b'"texts"' in body else ""  # a guess; quotes in a text are escaped
-    fields = _decoded(body, record)
+    fields = _decoded(body, record, limits)
     record.variant = TEI if fields.is_tei else ""
     return _checked(fields)
 

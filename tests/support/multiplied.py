@@ -59,6 +59,7 @@ def words(count: int) -> str:
     return "a " * count
 
 
+THOUSAND = f"[{','.join('1' * 1000)}]"  # ids
 ONE_LABEL = '],"label_token_ids":[1]}'
 NULL = '"on_error":"null"'
 ECHO = '{"max_tokens":0,"echo":true,'
@@ -117,9 +118,15 @@ PRODUCTS = (
     a_list(SCORE, "empty items with on_error", f'{{{NULL},"items":[', "[]", ONE_LABEL),
     a_list(SCORE, "items of an id", '{"items":[', "[1]", ONE_LABEL),
     a_list(SCORE, "the longest of items", '{"items":[', "[]", ONE_LABEL, LONGEST),
+    a_list(SCORE, "items of ids", '{"items":[', THOUSAND, ONE_LABEL),
+    a_list(
+        SCORE, "the longest of ids", '{"item_first":true,"items":[', THOUSAND, ONE_LABEL, LONGEST
+    ),
+    a_list(SCORE, "an item of ids", '{"items":[[', "1", f"]{ONE_LABEL}"),
     a_list(SCORE, "items of a letter", '{"items":[', '"a"', ONE_LABEL),
     a_list(SCORE, "label ids", '{"items":[[1]],"label_token_ids":[', "1", "]}"),
     a_list(SCORE, "lists of label ids", '{"items":[[1]],"label_token_ids":[', "[1]", "]}"),
+    a_list(SCORE, "long lists of label ids", '{"items":[[1]],"label_token_ids":[', THOUSAND, "]}"),
     a_list(SCORE, "labels", '{"items":["a"],"labels":[', '"a"', "]}"),
     a_list(SCORE, "label sequences", '{"items":[[1]],"label_sequences":[', "[1]", "]}"),
     a_list(SCORE, "overrides", '{"items":[[1]],"item_embed_overrides":[', "[[]]", "]}"),
@@ -158,6 +165,11 @@ PRODUCTS = (
     a_list(RERANK, "nested documents", '{"query":"a","documents":[', '{"a":{"a":{}}}', "]}"),
     a_list(RERANK, "a document of lists", '{"query":"a","documents":[{"a":[', "[[[[[]]]]]", "]}]}"),
     a_list(RERANK, "a document of objects", '{"query":"a","documents":[{"a":[', "{}", "]}]}"),
+    a_list(RERANK, "a document of a name", '{"query":"a","documents":[{', '"a":1', "}]}"),
+    product(
+        *(RERANK, "a document of names", 400_000, 1),
+        lambda n, m: {"query": "a", "documents": [dict.fromkeys(numbers(n))]},
+    ),
     a_list(RERANK, "texts", '{"query":"a","texts":[', '""', "]}"),
     a_list(RERANK, "fields", '{"query":"a","documents":[{}],"rank_fields":[', '"a"', "]}"),
     product(
@@ -179,8 +191,15 @@ PRODUCTS = (
     ),
     a_list(COMPLETIONS, "prompts", f'{ECHO}"prompt":[', "[1]", "]}"),
     a_list(COMPLETIONS, "a prompt", f'{ECHO}"prompt":[', "1", "]}"),
+    a_list(COMPLETIONS, "prompts of ids", f'{ECHO}"prompt":[', THOUSAND, "]}"),
+    a_list(COMPLETIONS, "the longest of prompts", f'{ECHO}"prompt":[', THOUSAND, "]}", LONGEST),
     a_list(COMPLETIONS, "prompts of a letter", f'{ECHO}"prompt":[', '"a"', "]}"),
     a_list(COMPLETIONS, "options", f'{ECHO}"prompt":"a","stream_options":{{"a":[', "[[]]", "]}}"),
+    product(
+        *(COMPLETIONS, "biases", 400_000, 1),
+        lambda n, m: {"prompt": "a", "logit_bias": dict.fromkeys(numbers(n), 1)},
+    ),
+    a_list(COMPLETIONS, "a field again", "{", '"n":1', "}"),
     a_list(COMPLETIONS, "stops", f'{ECHO}"prompt":"a","stop":[', '"a"', "]}"),
     a_list("/tokenize", "a text", '{"return_token_strs":true,"prompt":"', "a", '"}'),
     a_list("/detokenize", "tokens", '{"tokens":[', "1", "]}"),
