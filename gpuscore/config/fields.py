@@ -57,10 +57,11 @@ class ModelConfig:
     attention: str = option(
         "auto",
         "attention kernels; triton: one launch for pages and packed rows; flashinfer: "
-        "from an optional package; torch: plain operators; with --backend jax, xla: plain "
+        "from an optional package; fa4: FlashAttention 4's kernel for H100 and H200, from the "
+        "extra hopper; torch: plain operators; with --backend jax, xla: plain "
         "operators, pallas: a kernel for TPUs, not run on hardware yet; auto: torch on CPU, "
         "triton on CUDA, and with --backend jax pallas on TPU, otherwise xla",
-        choices=("auto", "triton", "flashinfer", "torch", "xla", "pallas"),
+        choices=("auto", "triton", "flashinfer", "fa4", "torch", "xla", "pallas"),
         metavar="NAME",
     )
     compile: str = option(
@@ -257,7 +258,9 @@ class ServerConfig:
         added=("request_timeout", DRAIN_SPARE),
     )
     log_requests: bool = option(
-        True, "write one line per request to standard error, without any input text"
+        True,
+        "write one line per request to standard error, without any input text; none for /livez, "
+        "/health and /ready",
     )
     log_format: str = option(
         "auto",
@@ -310,6 +313,11 @@ class RequestLimits:
     max_labels: int = option(128, "most labels of one item", minimum=1)
     max_label_tokens: int = tokens(32, "most tokens of one label")
     max_request_tokens: int = tokens(1048576, "most tokens of a request; shared ones count once")
+    rerank_truncate: bool = option(
+        False,
+        "cut documents that do not fit the model at their end, in requests to /rerank without "
+        "truncate; the answer marks them as truncated",
+    )
 
 
 @dataclass(frozen=True, slots=True)

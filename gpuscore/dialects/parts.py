@@ -39,15 +39,21 @@ class PartsDecoder(Generic[StructT]):
         ]
         outer = msgspec.defstruct("Outer", places, kw_only=True, forbid_unknown_fields=True)
         self._body, self._outer = body, msgspec.json.Decoder(outer)
-        self._decoders = {f.name: msgspec.json.Decoder[Any](f.type) for f in fields}
+        # Fields of other servers stay as they are.
+        known = [field for field in fields if field.default is not msgspec.UNSET]
+        self._decoders = {f.name: msgspec.json.Decoder[Any](f.type) for f in known}
 
     def decode(self, data: bytes, limits: RequestLimits) -> StructT:
         """Return the body; raise msgspec's error, or TooManyItems for more values than any request
         within the limits has."""
         outer = self._outer.decode(data)
-        values = {name: getattr(outer, name) for name in self._decoders}
-        given = {name: raw for name, raw in values.items() if raw is not msgspec.UNSET}
-        return self._body(**{name: self._value(name, raw, limits) for name, raw in given.items()})
+        values = {name: getattr(outer, name) for name in outer.__struct_fields__}
+        for name in self._decoders:
+            if values[name] is msgspec.UNSET:
+                del values[name]  # the field has a default
+            else:
+                values[name] = self._value(name, values[name], limits)
+        return self._body(**values)
 
     def _value(self, name: str, raw: Raw, limits: RequestLimits) -> Any:
         whole, entries = memoryview(raw), list[Any]()

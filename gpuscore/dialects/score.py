@@ -30,7 +30,7 @@ from gpuscore.dialects.pairs import (
     encode_pairs,
     pairs_bytes,
 )
-from gpuscore.dialects.paths import SCORE_PATH
+from gpuscore.dialects.paths import SCORE_PATHS
 from gpuscore.dialects.ranking import CheckedItems, CheckedRanking, nulls, prepare_ranking
 from gpuscore.dialects.score_body import Ids, ScoreBody, Text
 from gpuscore.dialects.served import LoadedModel
@@ -59,14 +59,6 @@ class CheckedScore(CheckedItems[ScoreBody, ScoreInput]):
         return len(self.input.items)
 
 
-_UNSUPPORTED = (
-    "return_token_logprobs",
-    "return_pooled_hidden_states",
-    "score_extraction_token",
-    "embed_override_token_id",
-    "query_embed_overrides",
-    "item_embed_overrides",
-)
 _decoded = strict_decoder(ScoreBody)
 
 
@@ -80,10 +72,6 @@ def decode_score(
         if not are_pairs(body):
             raise
         return decode_pairs(body, limits)
-    for field in _UNSUPPORTED:
-        value = getattr(decoded, field)
-        if value is not None and value is not False:  # 0 == False, and 0 is a token id
-            raise InvalidRequest(f"{field} is not supported by this server", param=field)
     if decoded.items is None:
         raise InvalidRequest("items is required", param="items")
     check_temperature(_temperature(decoded), bool(decoded.apply_softmax))
@@ -233,7 +221,7 @@ def _temperature(body: ScoreBody) -> float:
 
 
 SCORE = Dialect(
-    paths=(SCORE_PATH,),
+    paths=SCORE_PATHS,
     summary="Score items",
     description="Probabilities of label tokens after each `query + item` prompt.",
     bodies=(ScoreBody, PairsBody),

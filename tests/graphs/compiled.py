@@ -70,6 +70,7 @@ MODELS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
         {},
     ),
     "Qwen3-0.6B": (QWEN3_06B, {}),
+    "Qwen3-0.6B fa4": (QWEN3_06B, {"attention": "fa4"}),
     "Qwen3-0.6B float32": (QWEN3_06B, {"dtype": "float32"}),
     "Qwen3-0.6B int8": (quantised("qwen3-int8"), {}),
     "Qwen3-0.6B fp8": (quantised("qwen3-fp8-channel"), {}),
@@ -112,6 +113,8 @@ def constants_of(request: Request) -> dict[str, Any]:
 
 def stack_allowed(request: Request, arch: int) -> int:
     """Return the bytes of stack that a kernel may take."""
+    if request.function.__name__ == "systems_kernel":  # products of 64 x 64 float32, without wgmma
+        return 64 if arch in (80, 120) else 0
     if request.function.__name__ != "extend_attention_kernel":
         return 0
     constants = constants_of(request)

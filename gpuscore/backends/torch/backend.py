@@ -27,7 +27,6 @@ from gpuscore.backends.common.start_check import (
     pages_for,
 )
 from gpuscore.backends.torch.attention.choice import attention_factory
-from gpuscore.backends.torch.attention.triton import TritonAttention
 from gpuscore.backends.torch.compiler import Compiler, eagerly
 from gpuscore.backends.torch.decoder import Decoder, DecoderWeights, Lookup, shortened
 from gpuscore.backends.torch.delta_net.layer import LinearAttention
@@ -56,6 +55,7 @@ from gpuscore.errors import ConfigError
 from gpuscore.system.heap import keep_freed_blocks
 from gpuscore.types.batch import BackendLimits, PackedBatch, RowScores
 from gpuscore_kernels import Implementation
+from gpuscore_kernels.gated.hopper import gated_product
 from gpuscore_kernels.label_head import TILE_ROWS, few_products
 from gpuscore_kernels.partial_attention import merge_partials
 
@@ -137,6 +137,8 @@ class TorchBackend:
             self.close()
             raise
         self._limits = plan.limits(num_pages)
+        if plan.attention == "fa4":
+            logger.info("act(gate) * up in gate-up products: %s", self._limits.gated_product)
 
     def _load(self, progress: Progress) -> tuple[DecoderWeights, Compiler]:
         """Read the weights; functions in C are compiled meanwhile."""
@@ -215,7 +217,6 @@ class TorchBackend:
         linear = LinearAttention(config, states, self._compiler, self._own)
         if plan.graph_tokens is None:
             return PlainLauncher(decoder, pool, attention, self._by_rows, self._head, linear)
-        assert isinstance(attention, TritonAttention)  # noqa: S101  (the plan guarantees it)
         queue = queue_of(plan.device)
         launcher = GraphLauncher(decoder, attention, linear, queue, plan.graph_tokens)
         launcher.reserve(self._largest())
@@ -230,6 +231,7 @@ class TorchBackend:
             self._own,
             self._lookup,
             mark_for(self.plan.attention, self.device),
+            None if self.plan.not_gated else gated_product,
         )
 
     @property

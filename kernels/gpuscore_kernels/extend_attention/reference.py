@@ -16,11 +16,10 @@ def extend_attention(
     *,
     scale: float,
     softcap: float | None,
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     """Compute `api.extend_attention`."""
     compute = torch.promote_types(q.dtype, torch.float32)
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
-    lse = torch.full(q.shape[:2], -torch.inf, dtype=compute, device=q.device)
     for tile in tiles.tiles.tolist():
         members = tiles.rows[:, tile[0] : tile[0] + tile[1]].long()
         rows = members[QUERY_ROW]
@@ -34,11 +33,10 @@ def extend_attention(
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         scores = scores.masked_fill(~visible.unsqueeze(1), -torch.inf)
-        lse[rows] = torch.logsumexp(scores, dim=-1)
         weights = torch.softmax(scores, dim=-1)
         result = torch.einsum("mhs,hsd->mhd", weights, values.repeat_interleave(group, 0))
         out[rows] = result.to(q.dtype)
-    return out, lse
+    return out
 
 
 def _gather(own: Tensor, pool: Tensor, slots: Tensor, packed: Tensor) -> Tensor:

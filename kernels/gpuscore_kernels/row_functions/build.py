@@ -114,11 +114,12 @@ def _compile(compiler: str, machine: str, dtype: torch.dtype, sources: Path, lib
     with tempfile.TemporaryDirectory(prefix="gpuscore-") as folder:
         compiled = [str(Path(folder, f"{name}.o")) for name in FILES]
         for name, target in zip(FILES, compiled, strict=True):
-            _run(compiler, *flags, "-c", str(sources / name), "-o", target)
-        _run(compiler, "-shared", *compiled, "-lm", "-o", str(library))
+            run(compiler, *flags, "-c", str(sources / name), "-o", target)
+        run(compiler, "-shared", *compiled, "-lm", "-o", str(library))
 
 
-def _run(*command: str) -> None:
+def run(*command: str) -> None:
+    """Run a command; raise BuildError with its message if it fails or takes too long."""
     try:
         subprocess.run(
             command,

@@ -191,17 +191,18 @@ class RowFunctions:
         return out
 
     def products(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Multiply float32 x [N, E] with the transpose of a bfloat16 weight [V, E], float32 [N, V].
+        """Multiply x [N, E] with the transpose of a weight [V, E], float32 [N, V].
 
-        It is fast for few rows only, because all of x is read again for every three rows of the
-        weight. Sums are float32.
+        In bfloat16 sums are float32; float32 is torch's.
         """
+        if self._dtype == torch.float32:
+            return x @ weight.T
         (rows, width), columns = x.shape, len(weight)
-        _check(x, (rows, width), torch.float32)
+        _check(x, (rows, width), torch.bfloat16)
         _check(weight, (columns, width), torch.bfloat16)
         if not (x.is_contiguous() and weight.is_contiguous()):
             raise ValueError("rows and weights must be contiguous")
-        out = x.new_empty(rows, columns + APART)
+        out = x.new_empty(rows, columns + APART, dtype=torch.float32)
         self._library.products(
             *(out.data_ptr(), x.data_ptr(), weight.data_ptr()),
             *(rows, columns, width, out.stride(0)),
