@@ -292,17 +292,6 @@ def text_bytes(*texts: str | None) -> int:
     return sum(4 if text is None else _CHAR_BYTES * len(text) for text in texts) + 3 * len(texts)
 
 
-def value_bytes(value: object) -> int:
-    """Return the most bytes that a decoded value takes as JSON again, with a comma."""
-    if isinstance(value, str):
-        return text_bytes(value)
-    if isinstance(value, dict):
-        return 3 + sum(text_bytes(name) + value_bytes(entry) for name, entry in value.items())
-    if isinstance(value, list):
-        return 3 + sum(map(value_bytes, value))
-    return NUMBER_BYTES + (value.bit_length() // 3 if isinstance(value, int) else 0)
-
-
 def error_bytes(errors: Sequence[ItemError] | None) -> int:
     """Return the most bytes that the errors of single items take in an answer."""
     return sum(64 + text_bytes(error.code, error.message) for error in errors or ())

@@ -166,6 +166,7 @@ def strict_decoder(
 
     def decoded(data: bytes, record: object, limits: RequestLimits | None) -> StructT:
         with _decoding_errors(body):
+            data.decode()  # because msgspec takes bytes that are not UTF-8 as Raw
             fields = at_once.decode(data) if limits is None else in_parts.decode(data, limits)
             check_others(fields)
         check(fields)

@@ -46,7 +46,6 @@ from gpuscore.server.http.headers import (
 )
 from gpuscore.server.observe.operations import Operations, OperationsMiddleware
 from gpuscore.server.service import RequestContext, ScoringService
-from gpuscore.system.heap import without_collection
 from gpuscore.types.record import CLIENT_LEFT, LEFT_CODE, record_of
 
 logger = logging.getLogger(__name__)
@@ -170,11 +169,7 @@ async def _decode_large(
     service: ScoringService, dialect: Dialect[BodyT], received: bytes, call: RequestContext
 ) -> BodyT:
     limits = service.models.limits  # None if no model is loaded, and the answer is 503
-
-    def work() -> BodyT:
-        with without_collection():
-            return dialect.decode(received, call.record, limits)
-
+    work = partial(dialect.decode, received, call.record, limits)
     async with service.large_bodies.turn(call.tenant):
         return await service.in_thread(call, work)
 
