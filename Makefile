@@ -201,8 +201,8 @@ test-gpu:
 	  { echo "make test-gpu needs a CUDA device"; exit 1; }
 	@status=0; workers=$$($(PYTHON) -c 'import xdist' 2> /dev/null && \
 	  echo --numprocesses auto --maxprocesses 12); \
-	$(PYTEST_GPU) $$workers tests/kernels/triton_interpreter tests/backends/test_gpu_attention.py \
-	  tests/backends/test_contract.py -k 'not jax' || status=1; \
+	$(PYTEST_GPU) $$workers tests/kernels/triton_interpreter tests/kernels/test_gated_product.py \
+	  tests/backends/test_gpu_attention.py tests/backends/test_contract.py -k 'not jax' || status=1; \
 	$(PYTEST_GPU) tests/backends/test_gpu_runner.py || status=1; \
 	exit $$status
 

@@ -176,7 +176,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         "--objects",
         type=Path,
         metavar="DIR",
-        help="also try the kernels that bench/trial_*.py made",
+        help="also measure --attention fa4, whose kernels `gpuscore_kernels.ahead` put there",
     )
     return parser.parse_args(argv)
 
@@ -191,9 +191,11 @@ def main(argv: list[str] | None = None) -> int:
     if trial:
         about["sizes"] = "small: a trial, whose figures mean nothing"
     print("\n".join(f"{name}: {value}" for name, value in about.items()), flush=True)
+    if options.objects is not None:
+        os.environ["TRITON_CACHE_DIR"] = str(options.objects.resolve())
     options.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="gpu-day-") as work:
-        planned = stages(device, Path(work), trial=trial, objects=options.objects)
+        planned = stages(device, Path(work), trial=trial, fa4=options.objects is not None)
         if options.stages:
             names = options.stages.split(";")
             planned = [stage for stage in planned if stage.name in names]

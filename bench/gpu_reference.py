@@ -46,7 +46,7 @@ class Verdict:
         )
 
 
-def verdict(got: Sequence[Array], exact: Array, theirs: Array, slack: float = 1.0) -> Verdict:
+def verdict(got: Sequence[Array], exact: Array, theirs: Array) -> Verdict:
     """Judge results; `got` may lack the last requests, and each request its last items."""
     pairs = zip(got, exact[: len(got)], strict=True)
     ours = np.concatenate([np.abs(ours - right[: len(ours)]).ravel() for ours, right in pairs])
@@ -54,8 +54,8 @@ def verdict(got: Sequence[Array], exact: Array, theirs: Array, slack: float = 1.
     return Verdict(
         float(np.median(ours)),
         float(ours.max()),
-        slack * max(ALWAYS, 2 * float(np.median(bound))),
-        slack * max(ALWAYS, 2 * float(bound.max())),
+        max(ALWAYS, 2 * float(np.median(bound))),
+        max(ALWAYS, 2 * float(bound.max())),
     )
 
 
@@ -143,10 +143,10 @@ class Reference:
     def inputs(self, workload: Workload) -> list[Request]:
         return inputs(workload, self.vocab, self.rows)
 
-    def verdict(self, name: str, got: Sequence[Array], slack: float = 1.0) -> Verdict:
+    def verdict(self, name: str, got: Sequence[Array]) -> Verdict:
         """Judge results for the first requests of `inputs`, or for some first items of each."""
         if not self.path.is_file():
             raise RuntimeError("there is no reference to compare with, so nothing is timed")
         with np.load(self.path) as arrays:
             exact, theirs = arrays[f"{name}/exact"], arrays[f"{name}/theirs"]
-        return verdict(got, exact, theirs, slack)
+        return verdict(got, exact, theirs)

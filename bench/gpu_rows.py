@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from card import Sampler
 from clock import Taken
 from gpu_reference import Reference
 from gpu_work import LABELS, Batches, Draws, first_of
@@ -27,6 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.config import EngineConfig, RequestLimits
 from gpuscore.engine.engine import Engine
+from gpuscore.measure.sensors import Sampler
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.types.batch import Float64Array
@@ -68,7 +68,6 @@ class Rows:
         floors: of the workloads, where they are known.
         effort: repetitions.
         add: keeps a row.
-        slack: multiplies the errors that are allowed.
     """
 
     workloads: Mapping[str, Workload]
@@ -76,7 +75,6 @@ class Rows:
     floors: Floors
     effort: Effort
     add: Callable[[Row], None]
-    slack: float = 1.0
 
     def each(self, scorer: str, make: Callable[[str, Workload], Row]) -> None:
         """Add one row per workload; if one workload fails, the others are still measured."""
@@ -124,15 +122,15 @@ class Rows:
         self, name: str, workload: Workload, score: Callable[[Request], Float64Array]
     ) -> Row:
         results = [score(request) for request in self.reference.inputs(workload)]
-        verdict = self.reference.verdict(name, results, self.slack)
+        verdict = self.reference.verdict(name, results)
         return {"errors": str(verdict)} | ({} if verdict.right else {"wrong": True})
 
-    def engine(self, backend: TorchBackend) -> None:
+    def engine(self, scorer: str, backend: TorchBackend) -> None:
         """Measure from lists of ids to log-probabilities, as `Scorer` does; closes the backend."""
         engine = Engine(backend, EngineConfig())
         builder = PromptBuilder(None, backend.limits, UNLIMITED)
         try:
-            self.each("engine", partial(self._in_engine, engine, builder))
+            self.each(scorer, partial(self._in_engine, engine, builder))
         finally:
             engine.close()
 
@@ -202,8 +200,8 @@ def sustained(launch: Callable[[], Callable[[], object]], seconds: float, on_cud
     start = counted = time.perf_counter()
     done, sampler = 0, None
     while (now := time.perf_counter()) < start + seconds:
-        if sampler is None and now > start + seconds / 3:
-            sampler, counted, done = Sampler(on_cuda), now, 0
+        if counted == start and now > start + seconds / 3:
+            sampler, counted, done = Sampler() if on_cuda else None, now, 0
         waits.pop(0)()
         waits.append(launch())
         done += 1

@@ -1,7 +1,4 @@
-"""The rules by which a day with a card decides, and the goals that its figures are held against.
-
-`bench/README.md` says where the rules come from.
-"""
+"""The goals that the figures of a day with a card are held against (bench/README.md)."""
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping
@@ -12,46 +9,53 @@ from report import Row, short
 
 Stages = Mapping[str, Mapping[str, Any]]
 Value = Callable[[Stages], float]
+CARD = "H200"  # the goals are for one
 
 
 @dataclass(frozen=True)
-class Rule:
-    """One figure of the day, and what follows from it.
+class Goal:
+    """A figure of the day, and the most, or with `least` the least, that it should be.
 
     Args:
         figure: what it is, with its unit.
         value: finds it in the findings of all stages; raises LookupError if it is not there.
-        rule: in words.
-        verdict: of the figure, in one word.
-        cards: the rule holds for cards whose name contains one of these; empty: for all.
+        goal: the number.
+        least: at least that.
     """
 
     figure: str
     value: Value
-    rule: str
-    verdict: Callable[[float], str]
-    cards: tuple[str, ...] = ()
+    goal: float
+    least: bool = False
+
+    def met(self, value: float) -> bool:
+        return value >= self.goal if self.least else value <= self.goal
 
 
-def in_row(stage: str, scorer: str, workload: str, key: str) -> Value:
+def best(scorer: str, workload: str, key: str, least: bool = False) -> Value:
+    """Find a figure of the attention that does best; `scorer` has {} in place of its name."""
+
     def value(stages: Stages) -> float:
-        rows = stages[stage]["rows"]
-        found = [r for r in rows if (r["scorer"], r.get("workload", "")) == (scorer, workload)]
-        return float(found[0][key])
+        found = [
+            float(row[key])
+            for name in ("triton", "fa4")
+            for row in stages.get(name, {}).get("rows", ())
+            if (row["scorer"], row.get("workload")) == (scorer.format(name), workload)
+            and key in row
+        ]
+        if not found:
+            raise LookupError(f"{scorer} of {workload} was not measured")
+        return max(found) if least else min(found)
 
     return value
 
 
-def of_kernel(stage: str, workload: str, kernel: str) -> Value:
+def hybrid(workload: str) -> Value:
     def value(stages: Stages) -> float:
-        kernels = [row for row in stages[stage]["profile"][workload] if kernel in row["name"]]
-        return float(kernels[0]["ms"])
+        rows = {(row["scorer"], row["workload"]): row for row in stages["hybrid"]["rows"]}
+        return float(rows["qwen3.5", workload]["device ms"])
 
     return value
-
-
-def load_clock(stages: Stages) -> float:
-    return float(stages["under load"]["rows"][-1]["clock MHz"]["median"])
 
 
 def http_p50(stages: Stages) -> float:
@@ -59,101 +63,33 @@ def http_p50(stages: Stages) -> float:
     return statistics.median(rows["latency", "scoring"]["latencies"])
 
 
-def at_most(most: float) -> Callable[[float], str]:
-    return lambda value: "met" if value <= most else "missed"
-
-
-def better_than(before: float, gain: float, otherwise: str) -> Callable[[float], str]:
-    return lambda value: "keep" if before - value >= gain else otherwise
-
-
-def tried(stage: str, workload: str, gain: bool = False) -> Value:
-    """Find the best of the kernels that were tried: its time, or what it gains over ours."""
-
-    def value(stages: Stages) -> float:
-        found = [about["tried"] for name, about in stages.items() if name.startswith(stage)]
-        rows = [row for row in sum(found, []) if row["ms"] and workload in row["name"]]
-        best = min(rows, key=lambda row: row["ms"] - gain * row["ours_ms"], default=None)
-        if best is None:
-            raise LookupError(f"no kernel of {stage} was right")
-        return float(best["ours_ms"] - best["ms"] if gain else best["ms"])
-
-    return value
-
-
-def of_fa4(ms: float) -> str:
-    return "adopt" if ms <= 0.38 else "TMA in ours" if ms <= 0.42 else "forget"
-
-
-H200 = ("H200",)
 GOALS = (
-    ("a", in_row("workloads", "backend", "a", "device ms"), 27.0),
-    ("a cached", in_row("workloads", "backend", "a cached", "device ms"), 24.0),
-    ("d", in_row("workloads", "backend", "d", "device ms"), 4.2),
-    ("300 in the engine", in_row("workloads", "engine", "300", "wall ms"), 2.3),
-    ("300 over HTTP, p50", http_p50, 3.3),
-    ("Qwen3.5-0.8B, a", in_row("hybrid", "qwen3.5", "a", "device ms"), 30.0),
-    ("Qwen3.5-0.8B, 300", in_row("hybrid", "qwen3.5", "300", "device ms"), 3.0),
-)
-RULES = (
-    *(Rule(f"{name}, ms", value, f"goal <= {most}", at_most(most)) for name, value, most in GOALS),
-    Rule(
-        "qk_norm_rope_store of a, ms",
-        of_kernel("profiles", "a", "qk_norm_rope_store"),
-        "before 1.84; a gain below 0.3: revert",
-        better_than(1.84, 0.3, "revert"),
-        H200,
-    ),
-    Rule(
-        "d on the device, ms",
-        in_row("workloads", "backend", "d", "device ms"),
-        "before 4.81; not better: revert the key tables",
-        better_than(4.81, 0.0, "revert"),
-        H200,
-    ),
-    Rule(
-        "clock under load, MHz",
-        load_clock,
-        "below 1,900: publish sustained floors and goals",
-        lambda clock: "keep" if clock >= 1900 else "adopt",
-    ),
-    Rule(
-        "FlashAttention 4, a layer of a, ms",
-        tried("fa4", ", 2000 + 500 x 20"),
-        "<= 0.38: an extra; <= 0.42: TMA in ours; else forget it",
-        of_fa4,
-    ),
-    Rule(
-        "SwiGLU inside the product, gain of a layer of a, ms",
-        tried("gated", "12000 rows", gain=True),
-        ">= 0.03: adopt; else forget it",
-        lambda gain: "adopt" if gain >= 0.03 else "forget",
-    ),
-    Rule(
-        "share of the sustained floor, a",
-        in_row("under load", "under load", "a", "of sustained floor"),
-        "goal >= 0.62",
-        lambda share: "met" if share >= 0.62 else "missed",
+    Goal("a, ms", best("{}", "a", "device ms"), 27.0),
+    Goal("a cached, ms", best("{}", "a cached", "device ms"), 24.0),
+    Goal("d, ms", best("{}", "d", "device ms"), 4.2),
+    Goal("300 in the engine, ms", best("{}, engine", "300", "wall ms"), 2.3),
+    Goal("300 over HTTP, p50, ms", http_p50, 3.3),
+    Goal("Qwen3.5-0.8B, a, ms", hybrid("a"), 30.0),
+    Goal("Qwen3.5-0.8B, 300, ms", hybrid("300"), 3.0),
+    Goal("a, share of the floor", best("{}", "a", "of floor", least=True), 0.7, least=True),
+    Goal(
+        "a under load, share of the sustained floor",
+        best("{} under load", "a", "of sustained floor", least=True),
+        0.62,
+        least=True,
     ),
 )
 
 
 def verdicts(stages: Stages, card: str, trial: bool = False) -> Iterator[Row]:
-    """Yield a row per rule: the figure, the rule, and keep, revert, adopt, met, missed or open.
-
-    A trial's figures decide nothing.
-    """
-    for rule in RULES:
+    """Yield a row per goal: met, missed, or open, as all are on another card and in a trial."""
+    for goal in GOALS:
         try:
-            value = rule.value(stages)
+            value = goal.value(stages)
         except (LookupError, TypeError):
-            found, said = None, "open"
+            value, said = None, "open"
         else:
-            here = not trial and (not rule.cards or any(name in card for name in rule.cards))
-            found, said = value, rule.verdict(value) if here else "open"
-        yield {
-            "figure": rule.figure,
-            "value": short(found),
-            "rule": rule.rule,
-            "verdict": said,
-        }
+            decides = CARD in card and not trial
+            said = "open" if not decides else "met" if goal.met(value) else "missed"
+        wanted = f"{'>=' if goal.least else '<='} {goal.goal}"
+        yield {"figure": goal.figure, "value": short(value), "goal": wanted, "verdict": said}

@@ -20,7 +20,6 @@ from transformers.utils import logging as transformers_logging
 
 sys.path.insert(0, str(Path(__file__).parent))
 import gpu_ceiling
-from gpu_models import make_fp8
 from gpu_reference import Reference
 from gpu_rows import Effort, Rows, launched, profiled, release, sustained
 from gpu_work import workloads
@@ -38,10 +37,7 @@ from gpuscore.measure.bench.random_models import SHAPES, make_model
 MAX_MODEL_LEN = 4096
 TRIAL_TOKENS = 128  # of a batch, and of a graph at most
 KV_TOKENS = 32_768  # of all KV pages: enough for these workloads, and leaves memory to others
-SECONDS = 3.0  # of load, after as many in which the clock settles
-# On random weights FP8 errs more than bfloat16; a wrong kernel errs by far more. A trial on a CPU
-# computes in float32, beside which eight bits err by far more still.
-FP8_SLACK, TRIAL_SLACK = 12.0, 1e5
+SECONDS = 5.0  # of load; in the first third the clock settles
 
 
 class Section:
@@ -53,6 +49,8 @@ class Section:
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.scratch = options.scratch
         self.workloads = workloads(self.trial)
+        self.on_cuda = self.device.type == "cuda"
+        self.seconds = 0.3 if self.trial else SECONDS
         self.findings: dict[str, Any] = {"rows": []}
 
     def model(self, hybrid: bool = False) -> tuple[Path, Mapping[str, Any]]:
@@ -67,7 +65,7 @@ class Section:
         rows = 6 if self.trial else 16 if hybrid else 128
         return Reference(self.folder / f"{name}.npz", self.model(hybrid)[1]["vocab_size"], rows)
 
-    def measured(self, *names: str, hybrid: bool = False, slack: float = 1.0) -> Rows:
+    def measured(self, *names: str, hybrid: bool = False) -> Rows:
         """Return what measures rows of these workloads, by default of all."""
         chosen = {name: work for name, work in self.workloads.items() if name in names or not names}
         shape = self.model(hybrid)[1]
@@ -76,7 +74,7 @@ class Section:
             name: gpu_ceiling.floor(shape, work, self.dtype, rates) for name, work in chosen.items()
         }
         effort = Effort(2, 1, 0.5) if self.trial else Effort()
-        return Rows(chosen, self.reference(hybrid), floors, effort, self.add, slack)
+        return Rows(chosen, self.reference(hybrid), floors, effort, self.add)
 
     def rates(self) -> Mapping[str, float]:
         kept: Mapping[str, float] = read_json(self.folder / "ceilings.json")["rates"]
@@ -90,9 +88,9 @@ class Section:
     def save(self) -> None:
         replace_json(self.folder / f"{self.name}.json", self.findings)
 
-    def loaded(self, directory: Path) -> TorchBackend:
-        """Return a warm backend with the default settings, and keep those that it chose."""
-        plan = self._plan(directory)
+    def loaded(self, directory: Path, attention: str = "auto") -> TorchBackend:
+        """Return a warm backend, and keep the settings that it chose."""
+        plan = self._plan(directory, attention if self.on_cuda else "auto")
         self.findings["settings"] = {
             "attention": plan.attention,
             "graph tokens": plan.graph_tokens,
@@ -108,10 +106,11 @@ class Section:
         backend.warmup()
         return backend
 
-    def _plan(self, directory: Path) -> TorchPlan:
+    def _plan(self, directory: Path, attention: str) -> TorchPlan:
         config = ModelConfig(
             str(directory),
             device=self.device.type,
+            attention=attention,
             max_model_len=MAX_MODEL_LEN,
             kv_cache_size=KV_TOKENS * self._token_bytes(directory),
             max_batch_tokens=TRIAL_TOKENS if self.trial else None,
@@ -141,25 +140,21 @@ def ceilings(section: Section) -> None:
         name: gpu_ceiling.floor(shape, work, section.dtype, rates)
         for name, work in section.workloads.items()
     }
-    section.save()
+    size = 256 if section.trial else 8192
+    load = sustained(product(size, section.dtype, section.device), section.seconds, section.on_cuda)
+    rates["sustained product"] = 2 * size**3 / load["ms"] * 1e3
+    section.add({"scorer": f"{size}^3 product under load"} | load)
     errors = section.reference().make(directory, section.dtype, section.device, section.workloads)
     section.findings["errors of transformers"] = {name: str(each) for name, each in errors.items()}
 
 
-def of_workloads(section: Section) -> None:
-    backend = section.loaded(section.model()[0])
-    rows = section.measured()
-    rows.backend("backend", backend)
-    rows.engine(backend)
-
-
-def under_load(section: Section) -> None:
-    """Load the card with the large request and with the product of the ceiling."""
-    seconds = 0.3 if section.trial else 2 * SECONDS
-    size, dtype, device = 256 if section.trial else 8192, section.dtype, section.device
+def product(
+    size: int, dtype: torch.dtype, device: torch.device
+) -> Callable[[], Callable[[], object]]:
+    """Return what queues a product of square matrices and returns what waits for it."""
     x, w = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
 
-    def product() -> Callable[[], object]:
+    def launch() -> Callable[[], object]:
         functional.linear(x, w)
         if device.type != "cuda":
             return lambda: None
@@ -167,25 +162,24 @@ def under_load(section: Section) -> None:
         event.record()
         return event.synchronize
 
-    row = sustained(product, seconds, device.type == "cuda")
-    rate = 2 * size**3 / row["ms"] * 1e3
-    section.add({"scorer": f"{size}^3 product", "TFLOP/s": rate / 1e12} | row)
-    backend = section.loaded(section.model()[0])
-    row = sustained(launched(backend, section.workloads["a"]), seconds, device.type == "cuda")
-    rows = section.measured("a")
-    burst, floor = section.rates()["product"], rows.floors["a"]["ms"]
-    row["of sustained floor"] = round(floor * burst / rate / row["ms"], 3)
-    row["of floor"] = rows.of_floor("a", row["ms"])
-    section.add({"scorer": "under load", "workload": "a"} | row)
-    backend.close()
+    return launch
 
 
-def profiles(section: Section) -> None:
-    backend = section.loaded(section.model()[0])
+def of_attention(section: Section) -> None:
+    """Measure all workloads with the attention that the section is named after: on the device,
+    under load, by kernels, and in the engine, which closes the backend."""
+    backend = section.loaded(section.model()[0], section.name)
+    rows, rates = section.measured(), section.rates()
+    rows.backend(section.name, backend)
+    load = sustained(launched(backend, section.workloads["a"]), section.seconds, section.on_cuda)
+    share, burst = rows.of_floor("a", load["ms"]) or 0.0, rates["product"]
+    load["of sustained floor"] = round(share * burst / rates["sustained product"], 3)
+    row = {"scorer": f"{section.name} under load", "workload": "a", "of floor": share}
+    section.add(row | load)
     section.findings["profile"] = {
         name: profiled(backend, section.workloads[name]) for name in ("a", "300")
     }
-    backend.close()
+    rows.engine(f"{section.name}, engine", backend)
 
 
 def hybrid(section: Section) -> None:
@@ -200,25 +194,14 @@ def hybrid(section: Section) -> None:
     section.findings["profile"] = {
         name: profiled(backend, work) for name, work in rows.workloads.items()
     }
-    rows.engine(backend)
-
-
-def fp8(section: Section) -> None:
-    slack = FP8_SLACK if section.dtype == torch.bfloat16 else TRIAL_SLACK
-    backend = section.loaded(make_fp8(section.model()[0]))
-    section.measured("b cached", slack=slack).backend("fp8 checkpoint", backend)
-    for name in ("replayed", "launched"):
-        section.findings["settings"][name] = getattr(backend.launcher, name, None)
-    backend.close()
+    rows.engine("qwen3.5, engine", backend)
 
 
 SECTIONS: Mapping[str, Callable[[Section], None]] = {
     "ceilings": ceilings,
-    "workloads": of_workloads,
-    "under load": under_load,
-    "profiles": profiles,
+    "triton": of_attention,
+    "fa4": of_attention,
     "hybrid": hybrid,
-    "fp8": fp8,
 }
 
 

@@ -1,9 +1,8 @@
 """The stages of bench/gpu_day.py, the most valuable first: commands, limits, readers."""
 
 import importlib.util
-import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,16 @@ BENCH = ROOT / "bench"
 GOLDEN = ROOT / "tests" / "fixtures" / "golden"  # recorded on a CPU, float32, by `make golden`
 SERVER = ("fastapi", "uvicorn", "httptools", "msgspec", "httpx", "tokenizers", "prometheus_client")
 PYTEST = ("pytest", "msgspec", "hypothesis")
-HYBRID_TESTS = ("tests/kernels/triton_interpreter", "-k", "delta")
-ALONE = "tests/backends/test_gpu_runner.py"  # one of them takes all of the card's memory
-TESTS = (
+INTERPRETED = "tests/kernels/triton_interpreter"  # on a card they are compiled
+LINEAR = f"{INTERPRETED}/test_linear_layers.py"
+ATTENTION = (
     "tests/backends/test_gpu_attention.py",
-    "tests/kernels/triton_interpreter",
-    "tests/backends/test_contract.py",
+    "tests/kernels/test_gated_product.py",
+    f"{INTERPRETED}/test_extend_attention.py",
+    f"{INTERPRETED}/test_attention_backends.py",
 )
+ALONE = "tests/backends/test_gpu_runner.py"  # one of them takes all of the card's memory
+REST = (INTERPRETED, "tests/backends/test_contract.py", "-k", "not jax")
 TRIAL_TESTS = ("tests/kernels/test_tiles.py",)
 Found = dict[str, Any]
 
@@ -50,14 +52,14 @@ class Stage:
         return [name for name in self.packages if importlib.util.find_spec(name) is None]
 
 
-def stages(device: str, work: Path, *, trial: bool, objects: Path | None = None) -> list[Stage]:
+def stages(device: str, work: Path, *, trial: bool, fa4: bool = False) -> list[Stage]:
     """Return all stages of the day.
 
     Args:
         device: cuda or cpu.
         work: folder that gets the stages' files.
         trial: with small sizes.
-        objects: folders of kernels that the trials' `--compile` made, if they are to be tried.
+        fa4: measure this attention, too.
     """
     scratch = work / "weights" if trial else ROOT / "scratch"
     own = ("--device", device, "--scratch", scratch, *(("--trial",) if trial else ()))
@@ -66,46 +68,26 @@ def stages(device: str, work: Path, *, trial: bool, objects: Path | None = None)
         command = (sys.executable, "-P", BENCH / "gpu_sections.py", work, name, *own)
         return Stage(name, (command,), lambda _: read_json(work / f"{name}.json"), limit)
 
-    tests = [_tests("tests", 300, work, *TRIAL_TESTS)]
-    if not trial:
-        tests = [
-            _tests("tests alone", 90, work, ALONE),
-            _tests("tests", 300, work, *_workers(), *TESTS, "-k", "not jax"),
-        ]
     planned = [
         section("ceilings", 80),
-        section("workloads", 90),
-        section("under load", 45),
-        section("profiles", 40),
-        *([] if objects is None else _trials(work, objects)),
-        section("hybrid", 90),
-        *([] if trial else [_tests("hybrid tests", 60, work, *HYBRID_TESTS)]),
-        section("fp8", 50),
-        _parity("jax", device, work, 75, "--backend", "jax"),
-        _parity("parity with a CPU", device, work, 60),
+        section("triton", 100),
+        *([section("fa4", 100)] if fa4 else []),
         _http(device, work, scratch, trial),
-        *tests,
+        section("hybrid", 80),
+        _parity("jax", device, work, 60, "--backend", "jax"),
+        _parity("parity with a CPU", device, work, 40),
     ]
-    # A CPU may have other work.
-    return [replace(each, limit=4 * each.limit) if trial else each for each in planned]
-
-
-def _trials(work: Path, objects: Path) -> Iterator[Stage]:
-    """Yield a stage per folder of objects, named after its trial, such as fa4 and fa4-more."""
-    for folder in sorted(objects.iterdir()):
-        rows = work / f"{folder.name}.jsonl"
-        script = BENCH / f"trial_{folder.name.partition('-')[0]}.py"
-        yield Stage(
-            folder.name,
-            ((sys.executable, "-P", script, "--run", folder, "--output", rows),),
-            lambda _, rows=rows: {"tried": _json_lines(rows)},
-            45,
-            ("tvm_ffi",),
-        )
-
-
-def _json_lines(path: Path) -> list[Found]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    if trial:  # a CPU may have other work
+        planned = [*planned, _tests("tests", 300, work, *TRIAL_TESTS)]
+        return [replace(each, limit=4 * each.limit) for each in planned]
+    done = [f"--ignore={path}" for path in (LINEAR, *ATTENTION)]
+    return [
+        *planned,
+        _tests("tests of linear layers", 45, work, *_workers(), LINEAR),
+        _tests("tests of attention", 45, work, *_workers(), *ATTENTION),
+        _tests("tests alone", 60, work, ALONE),
+        _tests("tests", 300, work, *_workers(), *done, *REST),
+    ]
 
 
 def _parity(name: str, device: str, work: Path, limit: float, *more: str) -> Stage:
@@ -135,15 +117,15 @@ def _http(device: str, work: Path, scratch: Path, trial: bool) -> Stage:
     command = (
         *(sys.executable, "-P", "-m", "gpuscore", "bench", "--allow-dirty", "--output", path),
         *("--model", scratch / (model or "qwen3-0.6b-bfloat16"), "--serve", f"--device {device}"),
-        *("--scenario", "latency,rerank-static,poisson", "--seconds", "5", "--minutes", "1"),
-        *(("--scale", "0.02") if trial else ()),
+        *("--scenario", "latency,poisson", "--rate", "70%", "--seconds", "8"),
+        *("--minutes", "0.4", *(("--scale", "0.02") if trial else ())),
     )
 
     def read(printed: str) -> Found:
         # The bundle is written at the end; until then there is what was printed.
         return {"bundle": read_json(path)} if path.is_file() else {"printed": printed}
 
-    return Stage("http", (command,), read, 110, SERVER)
+    return Stage("http", (command,), read, 80, SERVER)
 
 
 def _tests(name: str, limit: float, work: Path, *chosen: str) -> Stage:

@@ -67,14 +67,6 @@ class TokenIdOutOfRange(GpuscoreError, status=400):
     """
 
 
-class LabelNotSingleToken(GpuscoreError, status=400):
-    """A label text of `/v1/classify` is not a single token; the message lists its tokens.
-
-    Remedy: Choose another text (a leading space matters), or ask `/v1/score`, which takes labels of
-    several tokens.
-    """
-
-
 class MixedInputTypes(GpuscoreError, status=400):
     """One request has both texts and token ids.
 

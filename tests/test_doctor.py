@@ -41,7 +41,7 @@ def test_an_extra_is_there_with_all_that_it_asks_for(capsys, monkeypatch):
     asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     extras = checks_of(capsys, "--port", "0")[1]["extras"]["found"]
     shown = dict(extra.split(" ", 1) for extra in extras.split(", "))
-    assert shown.keys() == asked.keys() - {"cuda", "dev", "images", "docs"}
+    assert shown.keys() == asked.keys() - {"cuda", "hopper", "dev", "images", "docs"}
     assert shown["otel"] == "yes"
     here = bool(find_spec("ray"))
     assert shown["ray"] == ("yes" if here else "no (ray is missing)")

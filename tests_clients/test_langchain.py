@@ -52,7 +52,7 @@ def test_jina(server, ranking, is_same, monkeypatch):
     compressor = JinaRerank(model="demo", jina_api_key=server.key, top_n=4)
     assert is_same(compressed(compressor), ranking[:4])
     wrong = JinaRerank(model="demo", jina_api_key="wrong")
-    with pytest.raises(RuntimeError, match="API key"):  # the client reads `detail`
+    with pytest.raises(RuntimeError, match="invalid_api_key"):  # the client reads `detail`
         wrong.rerank(TEXTS, QUERY)
 
 

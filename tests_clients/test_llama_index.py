@@ -37,7 +37,7 @@ def test_cohere_honours_retry_after(server, full_at_first, ranking, is_same):
 def test_jina(server, ranking, is_same):
     asked = {"model": "demo", "base_url": server.url + "/v1"}
     assert is_same(ranked(JinaRerank(api_key=server.key, top_n=4, **asked)), ranking[:4])
-    with pytest.raises(RuntimeError, match="API key"):  # the client reads `detail`
+    with pytest.raises(RuntimeError, match="invalid_api_key"):  # the client reads `detail`
         ranked(JinaRerank(api_key="wrong", **asked))
 
 

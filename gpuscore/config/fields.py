@@ -257,7 +257,9 @@ class ServerConfig:
         added=("request_timeout", DRAIN_SPARE),
     )
     log_requests: bool = option(
-        True, "write one line per request to standard error, without any input text"
+        True,
+        "write one line per request to standard error, without any input text; none for /livez, "
+        "/health and /ready",
     )
     log_format: str = option(
         "auto",
@@ -310,6 +312,11 @@ class RequestLimits:
     max_labels: int = option(128, "most labels of one item", minimum=1)
     max_label_tokens: int = tokens(32, "most tokens of one label")
     max_request_tokens: int = tokens(1048576, "most tokens of a request; shared ones count once")
+    rerank_truncate: bool = option(
+        False,
+        "cut documents that do not fit the model at their end, in requests to /rerank without "
+        "truncate; the answer marks them as truncated",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,12 +23,12 @@ from gpuscore.dialects.dialect import (
     list_json,
     text_bytes,
 )
+from gpuscore.dialects.others import accepting
 from gpuscore.dialects.paths import CLASSIFY_PATHS
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import (
     ReturnMass,
     ScoringBody,
-    Unused,
     about,
     check_not_negative,
     strict_decoder,
@@ -40,6 +40,7 @@ from gpuscore.text.boundaries import Turns
 from gpuscore.types.labels import label_mass
 
 
+@accepting("pooling", "chat", "classify")
 class ClassifyBody(ScoringBody):
     """Body of POST /v1/classify and /classify. `null` means a field's default."""
 
@@ -56,12 +57,15 @@ class ClassifyBody(ScoringBody):
     labels: Annotated[
         list[str] | None,
         about(
-            "Classes to choose from: names of the model's classes, or texts of one token each. "
+            "Classes to choose from: names of the model's classes, or texts of any length. "
             "Null means all classes of a guard or classification model; other models need it."
         ),
     ] = None
     use_activation: Annotated[
         bool | None, about("false: logits instead of probabilities.", True)
+    ] = None
+    raw_scores: Annotated[
+        bool | None, about("true: as `use_activation: false`; Infinity's name.", False)
     ] = None
     truncate: Annotated[
         bool | None,
@@ -72,8 +76,6 @@ class ClassifyBody(ScoringBody):
         about("For guards: cuts longer texts at their end, to this many tokens; 0 is never.", 0),
     ] = None
     return_label_mass: ReturnMass = None
-    user: Unused = None
-    request_id: Unused = None
 
     @property
     def texts(self) -> list[str]:
@@ -121,8 +123,9 @@ def classify_bytes(body: ClassifyBody, prepared: PreparedBody) -> int:
 
 def encode_classify(scored: Scored[ClassifyBody]) -> Iterator[bytes]:
     classes, result, count = scored.prepared.notes, scored.scores, scored.body.num_items
-    raw, labels = scored.body.use_activation is False, classes.labels
-    request = scored.request if scored.body.return_label_mass else None
+    body, labels = scored.body, classes.labels
+    raw = body.raw_scores or body.use_activation is False
+    request = scored.request if body.return_label_mass else None
     cut, step = set(classes.truncated), max(1, NUMBERS // len(labels))
 
     def data() -> Iterator[ClassifiedText]:

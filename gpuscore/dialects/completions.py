@@ -19,16 +19,10 @@ from gpuscore.dialects.completion_answer import (
     most_bytes,
 )
 from gpuscore.dialects.dialect import Dialect, PreparedBody, Scored
+from gpuscore.dialects.others import accepting
 from gpuscore.dialects.paths import COMPLETIONS_PATH
 from gpuscore.dialects.served import LoadedModel
-from gpuscore.dialects.wire import (
-    SCORES_ONLY,
-    ScoringBody,
-    Unused,
-    about,
-    only,
-    strict_decoder,
-)
+from gpuscore.dialects.wire import SCORES_ONLY, ScoringBody, about, strict_decoder
 from gpuscore.errors import InvalidRequest, MixedInputTypes, TooManyTokens
 from gpuscore.text.boundaries import Turns
 from gpuscore.text.joining import PromptBuilder
@@ -43,6 +37,7 @@ MAX_GROUPS = 16
 MAX_ECHO_LOGPROBS = 2**19
 
 
+@accepting("completion")
 class CompletionBody(ScoringBody):
     """Body of POST /v1/completions. `null` means a field's default."""
 
@@ -69,22 +64,9 @@ class CompletionBody(ScoringBody):
     add_special_tokens: Annotated[
         bool | None, about("true: texts get the tokenizer's special tokens.", True)
     ] = None
-    # Fields of generation: accepted at values that change nothing.
     temperature: Annotated[
         float | None, about("Ignored; with `max_tokens` 1, only 0 is accepted.")
     ] = None
-    top_p: Annotated[float | None, only("1")] = None
-    n: Annotated[int | None, only("1")] = None
-    best_of: Annotated[int | None, only("1")] = None
-    stream: Annotated[bool | None, only("false")] = None
-    stream_options: Annotated[dict[str, Any] | None, only("null")] = None
-    stop: Annotated[str | list[str] | None, only("an empty text or list")] = None
-    suffix: Annotated[str | None, only("an empty text")] = None
-    frequency_penalty: Annotated[float | None, only("0")] = None
-    presence_penalty: Annotated[float | None, only("0")] = None
-    logit_bias: Annotated[dict[str, float] | None, only("an empty object")] = None
-    seed: Annotated[int | None, about("Accepted and ignored.")] = None
-    user: Unused = None
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
@@ -103,26 +85,7 @@ class CompletionBody(ScoringBody):
         return CompletionOptions(bool(self.echo), self.max_tokens == 1, self.logprobs)
 
 
-# The values, besides null, that change nothing.
-_HARMLESS: dict[str, tuple[object, ...]] = {
-    "top_p": (1,),
-    "n": (1,),
-    "best_of": (1,),
-    "stream": (False,),
-    "stream_options": (),
-    "stop": ("", []),
-    "suffix": ("",),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
-}
-
-
 def _check(body: CompletionBody) -> None:
-    for field, harmless in _HARMLESS.items():
-        value = getattr(body, field)
-        if value is not None and value not in harmless:
-            raise InvalidRequest(f"{field}: {SCORES_ONLY}", param=field)
     _check_tokens(body)
     _check_prompt(body)
 

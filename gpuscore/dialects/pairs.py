@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from heapq import merge
 from operator import itemgetter
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 
@@ -19,14 +19,9 @@ from gpuscore.dialects.dialect import (
     in_pieces,
     list_json,
 )
+from gpuscore.dialects.others import accepting
 from gpuscore.dialects.ranking import CheckedRanking, RankingBody, nulls, ranking_of
-from gpuscore.dialects.wire import (
-    Unused,
-    about,
-    check_not_negative,
-    refused,
-    strict_decoder,
-)
+from gpuscore.dialects.wire import about, strict_decoder
 from gpuscore.errors import InvalidRequest
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.types.results import spread
@@ -36,6 +31,7 @@ Texts = str | list[str | None]
 FIRST, SECOND = ("queries", "text_1", "data_1"), ("documents", "items", "text_2", "data_2")
 
 
+@accepting("pooling", "ranking")
 class PairsBody(RankingBody):
     """Body of POST /v1/score from vLLM's clients."""
 
@@ -58,33 +54,6 @@ class PairsBody(RankingBody):
     text_2: Annotated[Texts | None, about("Another name of `documents`.")] = None
     data_1: Annotated[Texts | None, about("Another name of `queries`.")] = None
     data_2: Annotated[Texts | None, about("Another name of `documents`.")] = None
-    use_activation: Annotated[
-        bool | None, about("false: raw scores instead of probabilities.", True)
-    ] = None
-    truncate_prompt_tokens: Annotated[
-        int | None,
-        about(
-            "-1: cuts documents at their end where their prompts would not fit the model. Other "
-            "values are refused; use `max_tokens_per_doc`."
-        ),
-    ] = None
-    truncation_side: Annotated[str | None, about("`right` only.", "right")] = None
-    user: Unused = None
-    request_id: Unused = None
-    softmax: Annotated[bool | None, about("Older name of `use_activation`.", True)] = None
-    activation: Annotated[bool | None, about("Older name of `use_activation`.", True)] = None
-    # These fields are known only so that the error can name them.
-    max_tokens_per_query: Annotated[int | None, refused("0 is accepted, too.")] = None
-    chat_template_kwargs: Annotated[
-        dict[str, Any] | None, refused("An empty object is accepted, too.")
-    ] = None
-    mm_processor_kwargs: Annotated[
-        dict[str, Any] | None, refused("An empty object is accepted, too.")
-    ] = None
-
-    @property
-    def wants_raw(self) -> bool:
-        return False in (self.use_activation, self.activation, self.softmax)
 
 
 CheckedPairs: TypeAlias = CheckedRanking[PairsBody]
@@ -100,7 +69,6 @@ class _Keys(msgspec.Struct):
 
 # Names, an index, a score, a mark.
 _PAIR_BYTES = 64 + COUNT_BYTES + NUMBER_BYTES
-_UNSUPPORTED = ("max_tokens_per_query", "mm_processor_kwargs", "chat_template_kwargs")
 _keys = msgspec.json.Decoder(_Keys)
 _decoded = strict_decoder(PairsBody)
 
@@ -125,19 +93,8 @@ def _checked(body: PairsBody) -> CheckedPairs:
     Raises:
         InvalidRequest: fields exclude each other or are not supported.
     """
-    for field in _UNSUPPORTED:
-        if getattr(body, field):
-            raise InvalidRequest(f"{field} is not supported by this server", param=field)
     (first, queries), (second, documents) = _side(body, FIRST), _side(body, SECOND)
-    if body.truncate_prompt_tokens not in (None, -1):
-        raise InvalidRequest(
-            "truncate_prompt_tokens must be -1, for the model's limit; max_tokens_per_doc sets a "
-            "lower one",
-            param="truncate_prompt_tokens",
-        )
-    if body.truncation_side not in (None, "right"):
-        raise InvalidRequest("documents are cut at their end only", param="truncation_side")
-    check_not_negative(body, "max_tokens_per_doc")
+    body.check_cut()
     texts: list[str | None] = [documents] if isinstance(documents, str) else documents
     if isinstance(queries, list) and len(queries) == 1 < len(texts) and queries[0] is not None:
         queries = queries[0]

@@ -1,6 +1,6 @@
 """Paths of the server's routes."""
 
-SCORE_PATH = "/v1/score"
+SCORE_PATHS = ("/v1/score", "/score")
 JINA_RERANK_PATH = "/v1/rerank"
 RERANK_PATHS = ("/rerank", JINA_RERANK_PATH, "/v2/rerank", "/reranking", "/v1/reranking")
 COMPLETIONS_PATH = "/v1/completions"
@@ -16,7 +16,7 @@ MODELS_PATH = "/v1/models"
 PLAYGROUND_PATH, STATUS_PATH, DOCS_PATH = "/", "/status", "/docs"
 UI_PATHS = (PLAYGROUND_PATH, STATUS_PATH)
 # Routes of other servers, and ours for the same requests.
-ELSEWHERE = {"/score": SCORE_PATH, "/generative_scoring": SCORE_PATH, "/predict": CLASSIFY_PATHS[1]}
+ELSEWHERE = {"/generative_scoring": SCORE_PATHS[0], "/predict": CLASSIFY_PATHS[1]}
 PROBE_PATHS = ("/livez", "/health", "/ready")
 # Routes that need no key, besides the files that pages load: probes, and pages that are the same
 # for everyone.
@@ -24,7 +24,7 @@ OPEN_PATHS = (*PROBE_PATHS, *UI_PATHS, DOCS_PATH, "/openapi.json")
 # The routes of /docs by what they do, in its order. Routes that are not named here are aliases.
 ALIASES, REFUSED = "Aliases", "Always refused"
 GROUPS = {
-    "Score": (SCORE_PATH,),
+    "Score": SCORE_PATHS[:1],
     "Rank": (JINA_RERANK_PATH,),
     "Classify": (CLASSIFY_PATHS[1],),
     "Tokens": (COMPLETIONS_PATH, TOKENIZE_PATH, DETOKENIZE_PATH, TOKENIZER_INFO_PATH),

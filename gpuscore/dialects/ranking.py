@@ -1,14 +1,20 @@
 """The steps shared by the dialects that rank documents in the prompt of the model's family."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Generic, TypeVar
 
 import numpy as np
 
 from gpuscore.dialects.dialect import PreparedBody, Scored
 from gpuscore.dialects.served import LoadedModel
-from gpuscore.dialects.wire import Instruction, ItemsBody, MostTokens
+from gpuscore.dialects.wire import (
+    Instruction,
+    ItemsBody,
+    MostTokens,
+    about,
+    check_not_negative,
+)
 from gpuscore.errors import InvalidRequest
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.text.boundaries import Turns
@@ -21,11 +27,33 @@ class RankingBody(ItemsBody, kw_only=True):
 
     instruction: Instruction = None
     max_tokens_per_doc: MostTokens = None
+    truncate_prompt_tokens: Annotated[
+        int | None,
+        about(
+            "-1: cuts documents at their end where their prompts would not fit the model. Other "
+            "values are refused; use `max_tokens_per_doc`."
+        ),
+    ] = None
+    use_activation: Annotated[
+        bool | None, about("false: raw scores instead of probabilities.", True)
+    ] = None
+    softmax: Annotated[bool | None, about("Older name of `use_activation`.", True)] = None
+    activation: Annotated[bool | None, about("Older name of `use_activation`.", True)] = None
 
     @property
     def wants_raw(self) -> bool:
         """True for raw scores in place of relevances."""
-        raise NotImplementedError
+        return False in (self.use_activation, self.activation, self.softmax)
+
+    def check_cut(self) -> None:
+        """Raise InvalidRequest for numbers of tokens that no document can be cut to."""
+        check_not_negative(self, "max_tokens_per_doc")
+        if self.truncate_prompt_tokens not in (None, -1):
+            raise InvalidRequest(
+                "truncate_prompt_tokens must be -1, for the model's limit; max_tokens_per_doc sets "
+                "a lower one",
+                param="truncate_prompt_tokens",
+            )
 
 
 FieldsT = TypeVar("FieldsT", bound=ItemsBody)
@@ -102,19 +130,22 @@ def nulls(
             yield index, InvalidRequest(message, param=param)
 
 
-def prepare_ranking(model: LoadedModel, body: CheckedRanking[Any], turns: Turns) -> PreparedBody:
-    """Build the engine's request.
+def prepare_ranking(
+    model: LoadedModel, body: CheckedRanking[Any], turns: Turns, cut: bool = False
+) -> PreparedBody:
+    """Build the engine's request; with `cut`, from documents that are cut to fit.
 
     Raises:
         GpuscoreError: the request is invalid, or the model is of no known family of rerankers.
     """
     prompts, salt = model.prompts.reranker, body.fields.cache_salt
+    given = replace(body.input, fit=True) if cut else body.input
     if body.fields.on_error != "null":
-        built = prompts.build(body.input, turns)
+        built = prompts.build(given, turns)
         return PreparedBody.of(built.request, salt, (prompts, built.truncated))
     model.prompts.builder.check_count(body.input.name, body.num_items)
     errors = body.errors()
-    rest = prompts.build_rest(body.input, errors, turns)
+    rest = prompts.build_rest(given, errors, turns)
     request, truncated = (None, ()) if rest is None else (rest.request, rest.truncated)
     return PreparedBody.of(request, salt, (prompts, truncated), errors.listed())
 

@@ -27,6 +27,7 @@ from gpuscore.dialects.dialect import (
     text_bytes,
     value_bytes,
 )
+from gpuscore.dialects.others import accepting
 from gpuscore.dialects.paths import INFINITY_RERANK_PATH, JINA_RERANK_PATH, RERANK_PATHS
 from gpuscore.dialects.ranking import (
     CheckedRanking,
@@ -35,20 +36,20 @@ from gpuscore.dialects.ranking import (
     prepare_ranking,
     ranking_of,
 )
+from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import (
     ErrorAnswer,
     RawFlag,
     ReturnMass,
     Truncate,
-    Unused,
     about,
     check_not_negative,
     error_body,
-    refused,
     strict_decoder,
 )
 from gpuscore.errors import GpuscoreError, InvalidRequest
 from gpuscore.prompts.rerank_input import RerankInput
+from gpuscore.text.boundaries import Turns
 from gpuscore.types.labels import label_mass
 from gpuscore.types.record import RequestRecord
 
@@ -99,6 +100,7 @@ def shown(document: Document | None) -> dict[str, Any] | None:
 DOCUMENTS_OF_A_SEARCH = 100  # Cohere's unit of billing, which its clients show
 
 
+@accepting("pooling", "ranking", "rerank")
 class RerankBody(RankingBody):
     """Body of POST /rerank, /v1/rerank and /v2/rerank."""
 
@@ -131,16 +133,7 @@ class RerankBody(RankingBody):
         about("For documents that are objects: the fields to rank by, as lines `name: value`."),
     ] = None
     truncate: Truncate = None
-    truncation_direction: Annotated[
-        str | None, about("`right` only, in upper or lower case.", "right")
-    ] = None
-    truncation_side: Annotated[str | None, about("`right` only.", "right")] = None
-    user: Unused = None
-    # These fields are known only so that the error can name them.
-    max_chunks_per_doc: Annotated[int | None, refused()] = None
-    max_tokens_per_query: Annotated[int | None, refused()] = None
-    truncate_prompt_tokens: Annotated[int | None, refused("Use `max_tokens_per_doc`.")] = None
-    overlap_tokens: Annotated[int | None, refused()] = None
+    instruct: Annotated[str | None, about("SGLang's name of `instruction`.")] = None
 
     @property
     def is_tei(self) -> bool:
@@ -148,7 +141,7 @@ class RerankBody(RankingBody):
 
     @property
     def wants_raw(self) -> bool:
-        return _flag(self.raw_scores, "raw_scores")
+        return _flag(self.raw_scores, "raw_scores") or super().wants_raw
 
     @property
     def wants_documents(self) -> bool:
@@ -178,28 +171,25 @@ def _checked(body: RerankBody) -> CheckedRerank:
     are not supported."""
     if (body.documents is None) == (body.texts is None):
         raise InvalidRequest("either documents or texts is required", param="documents")
-    for field in _UNSUPPORTED:
-        if getattr(body, field) is not None:
-            raise InvalidRequest(f"{field} is not supported by this server", param=field)
-    if (
-        body.truncation_side not in (None, "right")
-        or (body.truncation_direction or "right").lower() != "right"
-    ):
-        raise InvalidRequest("documents are cut at their end only", param="truncation_direction")
+    body.check_cut()
+    if body.instruction is not None and body.instruct is not None:
+        raise InvalidRequest("instruction and instruct exclude each other", param="instruct")
+    told = "instruct" if body.instruction is None else "instruction"
     if body.is_tei and body.on_error == "null":
         raise InvalidRequest(
             "on_error null needs documents: the answer to texts is TEI's list, without errors",
             param="on_error",
         )
-    check_not_negative(body, "top_n", "top_k", "max_tokens_per_doc")
+    check_not_negative(body, "top_n", "top_k")
     names = _rank_fields(body)
     texts = [text_of(document, names) for document in body.texts or body.documents or ()]
     made = RerankInput(
         query=body.query,
         documents=[text or "" for text in texts],
-        instruction=body.instruction,
+        instruction=getattr(body, told),
+        instruction_name=told,
         most_tokens=body.max_tokens_per_doc or None,
-        fit=_flag(body.truncate, "truncate"),
+        fit=_flag(body.truncate, "truncate") or body.truncate_prompt_tokens == -1,
         priority=body.priority or 0,
         need_lse=bool(body.return_label_mass),
         name="texts" if body.is_tei else "documents",
@@ -207,12 +197,10 @@ def _checked(body: RerankBody) -> CheckedRerank:
     return CheckedRanking(body, made, partial(_refused, texts, body))
 
 
-_UNSUPPORTED = (
-    "max_chunks_per_doc",
-    "max_tokens_per_query",
-    "truncate_prompt_tokens",
-    "overlap_tokens",
-)
+def prepare_rerank(model: LoadedModel, body: CheckedRerank, turns: Turns) -> PreparedBody:
+    """Build the engine's request; raise GpuscoreError as `prepare_ranking`."""
+    cut = model.prompts.builder.limits.rerank_truncate and body.fields.truncate is None
+    return prepare_ranking(model, body, turns, cut)
 
 
 def rerank_bytes(body: CheckedRerank, prepared: PreparedBody) -> int:
@@ -274,11 +262,12 @@ def _flag(value: bool | str | None, field: str) -> bool:
 
 
 def encode_rerank_error(error: GpuscoreError, variant: str) -> bytes:
-    """Return an error in TEI's shape, or in ours with the fields that the other clients read."""
+    """Return an error in TEI's shape, or in ours with the field that the other clients show."""
     if variant == TEI:
         kind = _TEI_TYPES.get(error.status, "Validation" if error.status < 500 else "Backend")
         return msgspec.json.encode(TeiError(error.message, kind))
-    return msgspec.json.encode(ErrorAnswer(error_body(error), error.message, error.message))
+    detail = error.code if error.param is None else f"{error.code}: {error.param}"
+    return msgspec.json.encode(ErrorAnswer(error_body(error), detail))
 
 
 RERANK = Dialect(
@@ -288,7 +277,7 @@ RERANK = Dialect(
     bodies=(RerankBody,),
     answers=(RerankAnswer, list[RankedText]),
     decode=decode_rerank,
-    prepare=prepare_ranking,
+    prepare=prepare_rerank,
     encode=encode_rerank,
     answer_bytes=rerank_bytes,
     errors=(ErrorAnswer, TeiError),

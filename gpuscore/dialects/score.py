@@ -24,6 +24,7 @@ from gpuscore.dialects.dialect import (
     in_pieces,
     list_json,
 )
+from gpuscore.dialects.others import check_others
 from gpuscore.dialects.pairs import (
     CheckedPairs,
     PairsBody,
@@ -32,7 +33,7 @@ from gpuscore.dialects.pairs import (
     encode_pairs,
     pairs_bytes,
 )
-from gpuscore.dialects.paths import SCORE_PATH
+from gpuscore.dialects.paths import SCORE_PATHS
 from gpuscore.dialects.ranking import CheckedItems, CheckedRanking, nulls, prepare_ranking
 from gpuscore.dialects.score_body import Ids, ScoreBody, Text, decode_in_parts
 from gpuscore.dialects.served import LoadedModel
@@ -61,14 +62,6 @@ class CheckedScore(CheckedItems[ScoreBody, ScoreInput]):
         return len(self.input.items)
 
 
-_UNSUPPORTED = (
-    "return_token_logprobs",
-    "return_pooled_hidden_states",
-    "score_extraction_token",
-    "embed_override_token_id",
-    "query_embed_overrides",
-    "item_embed_overrides",
-)
 _decoder = msgspec.json.Decoder(ScoreBody)
 
 
@@ -78,14 +71,11 @@ def decode_score(body: bytes, record: RequestRecord) -> CheckedScore | CheckedPa
         with decoding_errors(ScoreBody):
             decoded = decode_in_parts(body) if len(body) >= LARGE else None
             decoded = decoded or _decoder.decode(body)
+            check_others(decoded)
     except InvalidRequest:
         if not are_pairs(body):
             raise
         return decode_pairs(body)
-    for field in _UNSUPPORTED:
-        value = getattr(decoded, field)
-        if value is not None and value is not False:  # 0 == False, and 0 is a token id
-            raise InvalidRequest(f"{field} is not supported by this server", param=field)
     if decoded.items is None:
         raise InvalidRequest("items is required", param="items")
     check_temperature(_temperature(decoded), bool(decoded.apply_softmax))
@@ -235,7 +225,7 @@ def _temperature(body: ScoreBody) -> float:
 
 
 SCORE = Dialect(
-    paths=(SCORE_PATH,),
+    paths=SCORE_PATHS,
     summary="Score items",
     description="Probabilities of label tokens after each `query + item` prompt.",
     bodies=(ScoreBody, PairsBody),

@@ -9,17 +9,14 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from gpuscore.dialects.wire import (
-    ItemsBody,
-    ReturnMass,
-    about,
-    refused,
-)
+from gpuscore.dialects.others import accepting
+from gpuscore.dialects.wire import ItemsBody, ReturnMass, about
 
 Text = str
 Ids = list[int]
 
 
+@accepting("score")
 class ScoreBody(ItemsBody):
     """Body of POST /v1/score. `null` means a field's default."""
 
@@ -88,13 +85,6 @@ class ScoreBody(ItemsBody):
         about("Adds `label_logprobs`: log-probabilities over the whole vocabulary.", False),
     ] = None
     return_label_mass: ReturnMass = None
-    # SGLang's other fields are known only so that the error can name them.
-    return_token_logprobs: Annotated[bool | None, refused("false is accepted, too.")] = None
-    return_pooled_hidden_states: Annotated[bool | None, refused("false is accepted, too.")] = None
-    score_extraction_token: Annotated[str | None, refused()] = None
-    embed_override_token_id: Annotated[int | None, refused()] = None
-    query_embed_overrides: Annotated[list[list[float]] | None, refused()] = None
-    item_embed_overrides: Annotated[list[list[list[float]] | None] | None, refused()] = None
 
 
 PART = 2**15  # bytes of entries that are decoded in one call

@@ -19,6 +19,7 @@ from gpuscore.dialects.dialect import (
     text_bytes,
     text_json,
 )
+from gpuscore.dialects.others import accepting
 from gpuscore.dialects.paths import DETOKENIZE_PATH, TOKENIZE_PATH
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import ModelName, about, strict_decoder
@@ -27,7 +28,8 @@ from gpuscore.text.boundaries import OverLimit, Turns
 from gpuscore.text.joining import PromptBuilder
 
 
-class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
+@accepting("chat", "tokenize")
+class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /tokenize."""
 
     prompt: Annotated[str, about("A text.")]
@@ -42,7 +44,8 @@ class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
         return None
 
 
-class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
+@accepting("detokenize")
+class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /detokenize."""
 
     tokens: Annotated[list[int], about("Token ids.")]

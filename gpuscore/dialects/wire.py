@@ -8,17 +8,18 @@ import difflib
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import filterfalse
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+from gpuscore.dialects.others import check_others, others_of
 from gpuscore.errors import GpuscoreError, InvalidRequest
 
 # msgspec writes a field's own default, which is null nearly everywhere. The value that null stands
 # for is kept under another name, and `openapi_of` makes it the default.
 DEFAULT = "x-default"
-REFUSED = "x-refused"
 SCORES_ONLY = "this server scores only and generates nothing"
 
 
@@ -31,18 +32,6 @@ def about(text: str, default: bool | int | float | str | None = None) -> Meta:
     """
     extra = None if default is None else {DEFAULT: default}
     return Meta(description=text, extra_json_schema=extra)
-
-
-def refused(text: str = "") -> Meta:
-    """Describe a field of the original API that is known only so that it is refused by name."""
-    words = f"Refused unless it is null. {text}".strip()
-    return Meta(description=words, extra_json_schema={REFUSED: True, "deprecated": True})
-
-
-def only(text: str) -> Meta:
-    """Describe a field of text generation that is accepted only at values that change nothing."""
-    words = f"Accepted as {text}; anything else is refused, because nothing is generated."
-    return Meta(description=words)
 
 
 CacheSalt = Annotated[
@@ -73,7 +62,6 @@ ErrorMode = Annotated[
         "fail",
     ),
 ]
-Unused = Annotated[str | None, about("Accepted and ignored.")]
 RawFlag = bool | str | None  # some clients send booleans as text
 ReturnMass = Annotated[
     bool | None,
@@ -89,7 +77,10 @@ MostTokens = Annotated[
 ]
 Truncate = Annotated[
     RawFlag,
-    about("Cuts documents at their end where their prompts would not fit the model.", False),
+    about(
+        "Cuts documents at their end where their prompts would not fit the model; by default false "
+        "or the server's `--rerank-truncate`."
+    ),
 ]
 Instruction = Annotated[
     str | None,
@@ -121,6 +112,7 @@ class ItemsBody(ScoringBody, kw_only=True):
 
 _KNOWN_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_CHOICES = re.compile(r"Expected `str` matching regex '\^\((.*)\)\\\\Z'")
 _AT_PATH = re.compile(r"^(.*?) - at `\$\.?([^`]*)`$", re.DOTALL)
 
 
@@ -173,6 +165,7 @@ def strict_decoder(
     def decoded(data: bytes, record: object) -> StructT:
         with decoding_errors(body):
             fields = decode(data)
+            check_others(fields)
         check(fields)
         return fields
 
@@ -239,6 +232,10 @@ def _inlined(schema: Any, components: dict[str, Any]) -> Any:
     return shown
 
 
+def _choices(found: re.Match[str]) -> str:
+    return f"must be one of {found[1].replace('|', ', ')}"
+
+
 def _invalid(message: str, body: type[msgspec.Struct]) -> InvalidRequest:
     """Return msgspec's message about a body as InvalidRequest, without text of the caller's.
 
@@ -248,14 +245,15 @@ def _invalid(message: str, body: type[msgspec.Struct]) -> InvalidRequest:
     if unknown is not None:
         name = unknown.group(1)
         if _KNOWN_NAME.fullmatch(name):
-            close = difflib.get_close_matches(name, body.__struct_encode_fields__, n=1)
+            ours = [*filterfalse(others_of(body).__contains__, body.__struct_encode_fields__)]
+            close = difflib.get_close_matches(name, ours, n=1)
             meant = f"; did you mean {close[0]}?" if close else ""
             return InvalidRequest(f"unknown field {name}{meant}", param=name)
         return InvalidRequest("unknown field")
     at = _AT_PATH.match(message)
     if at is None:
         return InvalidRequest(message[:500])
-    text, path = at.group(1), at.group(2)
+    text, path = _CHOICES.sub(_choices, at.group(1)), at.group(2)
     return InvalidRequest(f"{path}: {text}"[:500], param=path[:100] or None)
 
 
@@ -268,8 +266,7 @@ class ErrorBody(msgspec.Struct):
 
 class ErrorAnswer(msgspec.Struct, omit_defaults=True):
     error: ErrorBody
-    detail: str | None = None  # Jina's and Infinity's clients read it
-    message: str | None = None  # Cohere's clients read it
+    detail: str | None = None  # Jina's and Infinity's clients show it
 
 
 def error_body(error: GpuscoreError) -> ErrorBody:

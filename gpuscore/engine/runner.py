@@ -4,7 +4,6 @@ The module also counts the steps (`Tally`).
 """
 
 import logging
-from bisect import bisect_left
 from collections.abc import Callable
 from time import monotonic
 
@@ -22,7 +21,7 @@ from gpuscore.errors import (
     causes,
 )
 from gpuscore.types.batch import PackedBatch, RowScores
-from gpuscore.types.stats import BATCH_ITEMS, BATCH_TOKENS, EngineCounters, SizeCounts
+from gpuscore.types.stats import EngineCounters
 
 logger = logging.getLogger(__name__)
 
@@ -250,48 +249,28 @@ class Tally:
         self.oom_retried = 0
         self.oom_failed = 0
         self.nonfinite_rows = 0
+        self.computed_tokens = 0
         self._batches = 0
-        self._tokens = _SizeCount(BATCH_TOKENS)
-        self._items = _SizeCount(BATCH_ITEMS)
+        self._items = 0
 
     def collected(self, batch: PackedBatch) -> None:
         """Count a collected batch, its tokens and its scored rows."""
         self._batches += 1
-        self._tokens.add(batch.num_tokens)
-        self._items.add(len(batch.score_rows))
-
-    @property
-    def computed_tokens(self) -> int:
-        return self._tokens.total
+        self.computed_tokens += batch.num_tokens
+        self._items += len(batch.score_rows)
 
     def counters(
         self, cached_tokens: int, evicted_pages: int, evicted_states: int
     ) -> EngineCounters:
         """Return all counters; the arguments come from the scheduler, its pages and its states."""
-        tokens = self._tokens.sizes()
         return EngineCounters(
             batches=self._batches,
-            computed_tokens=tokens.total,
+            computed_tokens=self.computed_tokens,
             cached_tokens=cached_tokens,
             evicted_pages=evicted_pages,
             oom_retried=self.oom_retried,
             oom_failed=self.oom_failed,
             nonfinite_rows=self.nonfinite_rows,
-            batch_tokens=tokens,
-            batch_items=self._items.sizes(),
+            batch_items=self._items,
             evicted_states=evicted_states,
         )
-
-
-class _SizeCount:
-    def __init__(self, bounds: tuple[int, ...]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self.total = 0
-
-    def add(self, size: int) -> None:
-        self._counts[bisect_left(self._bounds, size)] += 1
-        self.total += size
-
-    def sizes(self) -> SizeCounts:
-        return SizeCounts(tuple(self._counts), self.total)

@@ -38,7 +38,7 @@ ValueT = TypeVar("ValueT")
 
 # Batches whose tokens many calls in a row keep in the engine, so that it never waits for texts.
 AHEAD = 8
-_UNLIMITED = RequestLimits(**{item.name: sys.maxsize for item in fields(RequestLimits)})
+_UNLIMITED = RequestLimits(sys.maxsize, sys.maxsize, sys.maxsize, sys.maxsize)
 # Callers in this process wait for their own calls; none is refused.
 _NO_QUEUE_LIMIT = EngineConfig(
     max_queued_requests=sys.maxsize, max_queued_tokens=sys.maxsize, max_queued_items=sys.maxsize

@@ -72,11 +72,14 @@ def build_classes(
     labels = list(named if named is not None else known or ())
     if named is None and known is None:
         raise MissingLabels(NO_CLASSES, param="labels")
+    for index, label in enumerate(named or ()):
+        if (first := labels.index(label)) < index:
+            param = f"labels[{index}]"
+            raise InvalidRequest(f"{param} is the same as labels[{first}]", param=param)
     score = ScoreInput(
         query="",
         items=inputs.documents,
         labels=named,
-        one_token=True,
         label_token_ids=None if named is not None else range(len(labels)),
         need_lse=inputs.need_lse,
         priority=inputs.priority,

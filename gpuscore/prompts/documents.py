@@ -141,7 +141,9 @@ class FamilyPrompts:
     def _check_fields(self, inputs: RerankInput) -> None:
         name = self.family.name
         if inputs.instruction is not None and not self.family.takes_instruction:
-            raise InvalidRequest(f"prompts of {name} have no instruction", param="instruction")
+            raise InvalidRequest(
+                f"prompts of {name} have no instruction", param=inputs.instruction_name
+            )
         template = self._template if inputs.query is None else self._answering
         has_query = any(QUERY in fields_of(part) for part in (*template.before, template.last))
         if has_query and inputs.query is None:

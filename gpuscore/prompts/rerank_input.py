@@ -26,7 +26,7 @@ class RerankInput:
         priority: of the request; a lower value runs first.
         need_lse: ask for the log-sum-exp over the vocabulary.
         name: the caller's name for the documents, for errors.
-        query_name: the caller's name for the query, for errors.
+        query_name, instruction_name: the caller's names for the query and the instruction.
     """
 
     query: str | Sequence[str] | None
@@ -38,6 +38,7 @@ class RerankInput:
     need_lse: bool = False
     name: str = "documents"
     query_name: str = "query"
+    instruction_name: str = "instruction"
 
     @property
     def queries(self) -> list[str]:

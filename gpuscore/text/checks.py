@@ -15,13 +15,12 @@ from gpuscore.errors import (
     EmptyLabels,
     EmptyPrompt,
     InvalidRequest,
-    LabelNotSingleToken,
     PromptTooLong,
     TokenIdOutOfRange,
     TooManyLabels,
     TooManyTokens,
 )
-from gpuscore.text.boundaries import ALONE, COPIED, OverLimit, Turns
+from gpuscore.text.boundaries import COPIED, OverLimit, Turns
 from gpuscore.text.score_input import ScoreInput, lists_of
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import NO_TOKENS, BackendLimits, Int32Array
@@ -141,8 +140,6 @@ class PromptChecks:
         return ids.astype(np.int32)
 
 
-SHOWN_IDS = 16  # ids in an error message
-
 Labels = tuple[Int32Array, ...]  # the label ids of every item
 
 
@@ -167,8 +164,9 @@ class LabelReader:
             self._check_count(len(inputs.labels), "labels")
         if inputs.label_sequences is not None:
             return self._trie(self._sequences(inputs.label_sequences), len(inputs.items))
-        if inputs.labels is not None and (inputs.one_token or self.checks.backend.classes):
-            return self.same(self._named(inputs.labels, turns), len(inputs.items)), None
+        classes = self.checks.backend.classes
+        if inputs.labels is not None and classes is not None:
+            return self.same(class_ids(inputs.labels, classes), len(inputs.items)), None
         if inputs.labels is not None:
             return self._trie(self._tokenised(inputs.labels, turns), len(inputs.items))
         ids = inputs.label_token_ids if inputs.label_token_ids is not None else default or ()
@@ -195,12 +193,6 @@ class LabelReader:
     ) -> tuple[Labels, LabelTrie | None]:
         trie = LabelTrie.of(sequences)
         return (trie.first_ids,) * num_items, trie if trie.num_nodes else None
-
-    def _named(self, labels: Sequence[str], turns: Turns) -> list[int]:
-        """Return the tokens of labels of one token each, or the numbers of classes."""
-        if self.checks.backend.classes is not None:
-            return class_ids(labels, self.checks.backend.classes)
-        return label_tokens(self._need_encoder(), labels, turns)
 
     def _tokenised(self, labels: Sequence[str], turns: Turns) -> list[Int32Array]:
         most, sequences = self.limits.max_label_tokens, list[Int32Array]()
@@ -250,36 +242,6 @@ class LabelReader:
         if self.encoder is None:
             raise InvalidRequest("this model has no tokenizer: send token ids", param="labels")
         return self.encoder
-
-
-def label_tokens(encoder: TextEncoder, labels: Sequence[str], turns: Turns = ALONE) -> list[int]:
-    """Return the token of each label, without special tokens.
-
-    Raises:
-        LabelNotSingleToken: a label is not exactly one token; the message has its ids, unless the
-            label is very long.
-    """
-    ids: list[int] = []
-    try:
-        for tokens in encoder.prompts(labels, False, turns, 1):
-            ids.append(_single_token(tokens, f"labels[{len(ids)}]"))
-    except OverLimit as over:
-        param = f"labels[{len(ids)}]"
-        raise LabelNotSingleToken(
-            f"{param} is at least {over.least} tokens, it must be exactly one", param=param
-        ) from None
-    return ids
-
-
-def _single_token(tokens: Int32Array, param: str) -> int:
-    """Return a label's only token; raise LabelNotSingleToken, which shows its tokens."""
-    if len(tokens) == 1:
-        return int(tokens[0])
-    more = "" if len(tokens) <= SHOWN_IDS else ", ..."
-    shown = ", ".join(map(str, tokens[:SHOWN_IDS].tolist())) + more
-    raise LabelNotSingleToken(
-        f"{param} is {len(tokens)} tokens ([{shown}]), it must be exactly one", param=param
-    )
 
 
 def class_ids(labels: Sequence[str], classes: Sequence[str]) -> list[int]:

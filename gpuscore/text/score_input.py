@@ -40,7 +40,6 @@ class ScoreInput:
     `label_token_ids`, `labels` and `label_sequences` the model's default labels are meant.
 
     Attributes:
-        one_token: each of `labels` must be exactly one token.
         is_text: True if there is any text; False for token ids, and if all is empty.
 
     Raises:
@@ -53,7 +52,6 @@ class ScoreInput:
     label_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None
     labels: Sequence[str] | None = None
     label_sequences: Sequence[Sequence[int]] | None = None
-    one_token: bool = False
     item_first: bool = False
     need_lse: bool = True
     priority: int = 0

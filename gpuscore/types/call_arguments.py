@@ -192,7 +192,7 @@ class ClassifyOptions(TypedDict, total=False):
     Attributes:
         query: for guards: the user's message that each text answers.
         labels: the classes to choose from, if not all of the model's: names of classes, or texts
-            of one token each.
+            of any number of tokens.
         max_tokens_per_doc: for guards: cut longer texts at their end.
         truncate: for guards: cut texts where their prompts would not fit the model.
     """

@@ -2,30 +2,10 @@
 
 from dataclasses import dataclass, fields
 
-# Upper bounds of the histogram buckets in `SizeCounts`.
-BATCH_TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
-BATCH_ITEMS = (0, 1, 3, 10, 30, 100, 300, 1000, 3000)  # 0: only chunks that are not scored
-
-
-@dataclass(frozen=True, slots=True)
-class SizeCounts:
-    """A histogram of sizes; `counts` has one entry per bound and a last one for larger sizes."""
-
-    counts: tuple[int, ...]
-    total: int  # sum of all sizes
-
-    def __add__(self, other: "SizeCounts") -> "SizeCounts":
-        counts = tuple(count + more for count, more in zip(self.counts, other.counts, strict=True))
-        return SizeCounts(counts, self.total + other.total)
-
 
 @dataclass(frozen=True, slots=True)
 class EngineCounters:
-    """Totals since an engine started; they only grow.
-
-    Raises:
-        ValueError: a histogram has the wrong number of counts.
-    """
+    """Totals since an engine started; they only grow."""
 
     batches: int  # collected
     computed_tokens: int
@@ -34,25 +14,15 @@ class EngineCounters:
     oom_retried: int  # batches that ran out of memory and whose work was scheduled again ...
     oom_failed: int  # ... or, at the smallest size, failed together with its request
     nonfinite_rows: int  # rows with NaN or infinity; an item is tried twice before it fails
-    batch_tokens: SizeCounts
-    batch_items: SizeCounts  # scored rows
+    batch_items: int  # scored rows
     evicted_states: int = 0  # cached states that were overwritten by others
-
-    def __post_init__(self) -> None:
-        for sizes, bounds in ((self.batch_tokens, BATCH_TOKENS), (self.batch_items, BATCH_ITEMS)):
-            if len(sizes.counts) != len(bounds) + 1:
-                raise ValueError(f"{len(sizes.counts)} counts for {len(bounds)} bounds")
 
     def __add__(self, other: "EngineCounters") -> "EngineCounters":
         names = [item.name for item in fields(self)]
         return EngineCounters(**{n: getattr(self, n) + getattr(other, n) for n in names})
 
 
-NO_COUNTERS = EngineCounters(
-    *(0,) * 7,
-    batch_tokens=SizeCounts((0,) * (len(BATCH_TOKENS) + 1), 0),
-    batch_items=SizeCounts((0,) * (len(BATCH_ITEMS) + 1), 0),
-)
+NO_COUNTERS = EngineCounters(*(0,) * 8)
 
 
 @dataclass(frozen=True, slots=True)

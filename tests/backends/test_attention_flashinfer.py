@@ -15,9 +15,10 @@ import torch
 from gpuscore.backends.common.start_check import TREES, WITHOUT_QUERY, KnownRequests
 from gpuscore.backends.torch.attention.choice import attention_factory
 from gpuscore.backends.torch.attention.flashinfer import lay_out_items
-from gpuscore.backends.torch.attention.plain import TorchAttention, attend
+from gpuscore.backends.torch.attention.plain import TorchAttention
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.types.batch import visible_rows
+from gpuscore_kernels.extend_attention.reference import extend_attention
 from support.attention_inputs import heads_alone, inputs, relative_error, requests
 from support.batches import random_batch
 from support.flashinfer_stand_in import STUB, Items, stub
@@ -106,8 +107,8 @@ def test_calls_of_the_locked_release_score_as_the_mask_rule_says(batch, monkeypa
     for layer in pool.layers:
         for side, values in zip(layer, (arrays.pool_k, arrays.pool_v), strict=True):
             side.copy_(values)
-    exact = TorchAttention(config, pool, attend).prepare(batch)
-    tested = attention_factory("flashinfer", attend, False)(config, pool).prepare(batch)
+    exact = TorchAttention(config, pool, extend_attention).prepare(batch)
+    tested = attention_factory("flashinfer", extend_attention, False)(config, pool).prepare(batch)
     for layer, q in enumerate((arrays.q, arrays.q[batch.score_rows.astype(np.int64)])):
         if len(q):
             expected = exact.run(layer, q, arrays.k, arrays.v)

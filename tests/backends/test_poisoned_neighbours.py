@@ -7,7 +7,6 @@ import torch
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.torch.attention.choice import attention_factory
-from gpuscore.backends.torch.attention.plain import attend
 from gpuscore.backends.torch.decoder import Decoder
 from gpuscore.backends.torch.kv_pool import KeptRows, KVPool, index_of
 from gpuscore.backends.torch.loader import load_weights
@@ -16,6 +15,7 @@ from gpuscore.engine.engine import Engine
 from gpuscore.engine.runner import Runner
 from gpuscore.errors import NonfiniteScore
 from gpuscore.types.request import ScoreRequest
+from gpuscore_kernels.extend_attention.reference import extend_attention
 from support.backends import needs_jax
 from support.batches import int32
 from support.poison import POISON, batches, check_neighbours, poisoned
@@ -112,7 +112,7 @@ def test_a_device_is_not_waited_for(family, tiny_model):
     config, dtype = plan.architecture.config, torch.float32
     weights = load_weights(directory, plan.architecture, dtype, meta, plan.precision)
     decoder, pool = Decoder(config, weights), KVPool(config, 32, 16, dtype, meta)
-    attention = attention_factory("torch", attend, False)(config, pool)
+    attention = attention_factory("torch", extend_attention, False)(config, pool)
     batch, _ = batches(POISON, 16)
     attended, kept = attention.prepare(batch).run, KeptRows.of(batch.slot_mapping, pool)
     tokens, positions, rows = (

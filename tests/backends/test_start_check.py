@@ -10,7 +10,6 @@ import torch
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.common import start_check as common
 from gpuscore.backends.torch import start_check
-from gpuscore.backends.torch.attention import plain
 from gpuscore.backends.torch.attention.plain import TorchAttention
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.backends.torch.kv_pool import KVPool
@@ -19,6 +18,7 @@ from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.types.batch import page_slots, visible_rows
 from gpuscore_kernels.extend_attention.layout import NUM_PACKED
+from gpuscore_kernels.extend_attention.reference import extend_attention
 from support.backends import needs_jax
 from support.slow import slow
 
@@ -127,9 +127,9 @@ def a_tile_of_keys_is_left_out(monkeypatch):
     def short(q, k, v, pool, tiles, *how):
         few = tiles.tiles.clone()
         few[:, NUM_PACKED] = (few[:, NUM_PACKED] - 1).clamp(min=0)
-        return plain.attend(q, k, v, pool, replace(tiles, tiles=few), *how)
+        return extend_attention(q, k, v, pool, replace(tiles, tiles=few), *how)
 
-    changed_function(monkeypatch, plain.attend, short)
+    changed_function(monkeypatch, extend_attention, short)
 
 
 PLANTS = [

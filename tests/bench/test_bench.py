@@ -20,6 +20,7 @@ from gpuscore.measure.bench.bundle import read_bundle, write_bundle
 from gpuscore.measure.bench.sample import disagreement, sample_of
 from gpuscore.measure.bench.targets import started
 from gpuscore.measure.parity.results import CaseResult, Run
+from gpuscore.system.machine import _gpus as gpus
 from support.programs import COMMAND
 from support.serving import QUICK, serving
 from support.slow import slow
@@ -288,6 +289,25 @@ def test_a_server_of_an_uncommitted_tree_is_marked(between, tmp_path, capsys):
     assert bundle.servers[0].about.facts["settings"] == "unknown", "it told nothing of them"
     _, rows = run(tmp_path, *words, "--allow-dirty")
     assert not any(said in row.notes for row in rows.values())
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_the_gpu_of_this_machine_is_asked_while_it_works(device, between, tmp_path, monkeypatch):
+    card = Path(__file__).parents[1] / "support" / "card"  # its libraries, in place of NVIDIA's
+    monkeypatch.syspath_prepend(card)
+    monkeypatch.setenv("PATH", str(card), prepend=":")
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    gpus.cache_clear()
+
+    def on_device(path, asked, answer):
+        return answer | {"model_dtype": f"float32 on {device}"} if path == "/info" else answer
+
+    words = ("--url", between(on_device), "--scenario", "latency")
+    row, _ = run(tmp_path, *words)[1].values()
+    gpus.cache_clear()
+    said = "clock was 1,500 of 1,980 MHz (76%), its power 691 of 700 W, its temperature 58 C"
+    assert any(said in note for note in row.notes) is (device == "cuda")
+    assert len(row.gpu) == (row.rounds if device == "cuda" else 0)
 
 
 def test_a_refusal_stands_in_its_row_in_the_servers_words(tmp_path):

@@ -33,23 +33,23 @@ def run(folder, *names):
 
 
 def test_nothing_is_timed_without_a_reference(tmp_path):
-    codes, (ceilings, _) = run(tmp_path, "ceilings", "under load")
-    assert codes == [0, 0]
+    codes, (ceilings,) = run(tmp_path, "ceilings")
+    assert codes == [0]
     assert list(ceilings["floors"]) == list(WORKLOADS)
     (tmp_path / "reference.npz").unlink()
-    codes, (found,) = run(tmp_path, "workloads")
+    codes, (found,) = run(tmp_path, "triton")
     assert codes == [1]
-    assert {row["scorer"] for row in found["rows"]} == {"backend", "engine"}
-    assert all("there is no reference" in row["failed"] for row in found["rows"])
+    rows = {row["scorer"]: row for row in found["rows"] if "load" not in row["scorer"]}
+    assert rows.keys() == {"triton", "triton, engine"}
+    assert all("there is no reference" in row["failed"] for row in rows.values())
 
 
 @pytest.mark.slow
-def test_sections_that_the_day_trials_seldom(tmp_path):
-    codes, (_, profiles, hybrid, fp8) = run(tmp_path, "ceilings", "profiles", "hybrid", "fp8")
-    assert codes == [0] * 4
-    assert profiles["profile"]["300"][0]["ms"] > 0
+def test_linear_layers_have_a_reference_of_their_own(tmp_path):
+    codes, (_, hybrid) = run(tmp_path, "ceilings", "hybrid")
+    assert codes == [0] * 2
     assert [row["workload"] for row in hybrid["rows"]] == ["a", "300"] * 2
-    assert all(row["wall ms"] > 0 for row in hybrid["rows"] + fp8["rows"])
+    assert all(row["wall ms"] > 0 for row in hybrid["rows"])
 
 
 def test_only_http_needs_the_servers_dependencies():
@@ -103,9 +103,9 @@ def test_a_wrong_row_is_not_timed(tmp_path, tiny_model):
         def inputs(self, workload):
             return [Draws(workload, self.vocab, 1).next()]
 
-        def verdict(self, name, got, slack=1.0):
+        def verdict(self, name, got):
             exact = np.stack(got) + self.shift
-            return verdict(got, exact, exact, slack)
+            return verdict(got, exact, exact)
 
     reference = Shifted(tmp_path / "none", backend.limits.vocab_rows, rows=1)
     kept = []

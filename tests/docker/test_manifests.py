@@ -34,6 +34,7 @@ assert AFTER_THE_DRAIN <= SPARE / 2
 SUFFIXES = {
     "counter": ("_total",),
     "histogram": ("_bucket", "_sum", "_count"),
+    "summary": ("_sum", "_count"),
     "gauge": ("",),
     "info": ("_info",),
 }

@@ -234,10 +234,10 @@ def test_results_are_tables(scorer):
     names = ["yes", "label_mass (2)", "yes (2)", "yes (2) (2)", "label_mass"]
     assert list(again.columns()) == names
     assert [again.columns()[name][0] for name in names[:4]] == again.scores[0].tolist()
-    classes = scorer.classify(["a"], labels=["yes", "no", "yes"])
+    classes = scorer.classify(["a"], labels=["yes", "no", " yes"])
     named = replace(classes, classes=("yes", "class", "yes")).columns()
     assert list(named) == ["class", "yes", "class (2)", "yes (2)"]
-    assert named["yes"] == named["yes (2)"] == classes.columns()["yes"]
+    assert [named["yes"], named["yes (2)"]] == [classes.columns()[name] for name in ("yes", " yes")]
     many = Ranking(*([np.arange(2)] * 3), ("a", "b"), 0, 0)
     pandas = pytest.importorskip("pandas")
     assert isinstance(many.to_pandas(), pandas.DataFrame)

@@ -16,7 +16,6 @@ from gpuscore.prompts.chat import parts_of
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.family import PromptFamily
 from gpuscore.prompts.rerank_input import RerankInput
-from gpuscore.text.checks import label_tokens
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import BackendLimits
@@ -129,7 +128,7 @@ def result_of(rows):
 def test_formulas(prompts_of):
     logits = np.array([[3.0, 1.0], [-2.0, 5.0], [0.5, 0.5], [800.0, -800.0], [-800.0, 800.0]])
     pair = prompts_of(registry.QWEN3_RERANKER)
-    assert pair.label_ids == label_tokens(pair._own, ["yes", "no"])
+    assert pair.label_ids == [ids.item() for ids in pair._own.prompts(["yes", "no"], False)]
     raw = pair.raw_scores(result_of(logits))
     np.testing.assert_allclose(raw, logits[:, 0] - logits[:, 1])
     shifted = np.exp(logits - logits.max(axis=1, keepdims=True))

@@ -163,6 +163,15 @@ class TestClassify:
         alone = demo.post("/classify", json=body | {"input": prompts()[0]}).json()
         np.testing.assert_allclose(alone["data"][0]["probs"], expected["scores"][0], atol=1e-5)
 
+    @pytest.mark.parametrize("labels", [["yes", "yes and no"], ["a rug", "a lamp", "no"]])
+    def test_labels_of_several_tokens(self, demo, labels):
+        expected = probabilities(demo, prompts(), labels, return_label_mass=True)
+        body = {"input": prompts(), "labels": labels, "return_label_mass": True}
+        data = demo.post("/v1/classify", json=body).json()["data"]
+        np.testing.assert_allclose([e["probs"] for e in data], expected["scores"], atol=1e-5)
+        masses = [entry["label_mass"] for entry in data]
+        np.testing.assert_allclose(masses, expected["label_mass"], atol=1e-5)
+
     def test_raw(self, demo):
         body = {"input": prompts(), "labels": ["yes", "no"], "use_activation": False}
         rows = np.array([e["probs"] for e in demo.post("/classify", json=body).json()["data"]])
@@ -177,7 +186,8 @@ class TestClassify:
             ({"input": [5]}, "invalid_request", "input[0]"),
             ({"labels": None}, "missing_labels", "labels"),
             ({"labels": []}, "empty_labels", "labels"),
-            ({"labels": ["several words"]}, "label_not_single_token", "labels[0]"),
+            ({"labels": ["yes", "no", "yes"]}, "invalid_request", "labels[2]"),
+            ({"truncation_side": "left"}, "invalid_request", "truncation_side"),
             ({"query": "q"}, "invalid_request", "query"),
             ({"truncate": True}, "invalid_request", "truncate"),
             ({"max_tokens_per_doc": -1}, "invalid_request", "max_tokens_per_doc"),

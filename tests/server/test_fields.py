@@ -10,15 +10,6 @@ from gpuscore.dialects.table import DIALECT_OF, DIALECTS
 from gpuscore.dialects.wire import openapi_of
 
 JSON = "application/json"
-# A value of each type that is neither null, false nor empty.
-VALUES = {
-    "boolean": True,
-    "integer": 1,
-    "number": 0.5,
-    "string": "x",
-    "array": [],
-    "object": {"a": 1},
-}
 PAIRS = {"queries": "a lamp", "documents": ["A lamp."]}
 
 
@@ -27,23 +18,10 @@ def paths(demo):
     return demo.get("/openapi.json").json()["paths"]
 
 
-def value_of(field):
-    kinds = [kind["type"] for kind in field.get("anyOf", [field]) if kind["type"] != "null"]
-    return VALUES[kinds[0]]
-
-
 def bodies(dialect):
     """Return the schemas of a dialect's possible bodies."""
     schema = openapi_of(dialect.bodies, (), dialect.example)["requestBody"]["content"][JSON]
     return schema["schema"].get("anyOf", [schema["schema"]])
-
-
-def refused_fields():
-    for dialect in DIALECTS:
-        for body in bodies(dialect):
-            for name, field in body["properties"].items():
-                if field.get("x-refused"):
-                    yield pytest.param(dialect, body, name, field, id=f"{body['title']}-{name}")
 
 
 @pytest.mark.parametrize("path", sorted(DIALECT_OF))
@@ -65,16 +43,19 @@ def test_every_field_of_every_body_and_answer_is_explained(paths, path):
     assert count
 
 
-@pytest.mark.parametrize(("dialect", "body", "name", "field"), list(refused_fields()))
-def test_what_is_marked_as_refused_is_refused_by_name(demo, dialect, body, name, field):
-    example = dialect.example
-    if body["title"] == "PairsBody":
-        example = PAIRS
-    accepted = demo.post(dialect.paths[0], json=example | {name: None})
-    assert accepted.status_code == 200, accepted.text
-    answer = demo.post(dialect.paths[0], json=example | {name: value_of(field)})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == name
+def test_what_is_marked_as_refused_is_refused_by_name(demo):
+    """test_peers.py has the values that are accepted."""
+    count = 0
+    for dialect in DIALECTS:
+        for body in bodies(dialect):
+            example = PAIRS if body["title"] == "PairsBody" else dialect.example
+            for name, field in body["properties"].items():
+                if field.get("x-refused"):
+                    count += 1
+                    answer = demo.post(dialect.paths[0], json=example | {name: {"not": "neutral"}})
+                    assert answer.status_code == 400, (body["title"], name)
+                    assert answer.json()["error"]["param"] == name
+    assert count > 100
 
 
 def defaults():

@@ -54,7 +54,6 @@ def test_another_model_of_cohere_is_refused(demo):
 def test_routes_that_are_not_there_are_not(demo):
     routes = other_routes(COMING.read_text())
     assert routes == {
-        "/score",
         "/pooling",
         "/generative_scoring",
         "/predict",

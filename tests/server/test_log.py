@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import pytest
 
+from gpuscore.dialects.paths import PROBE_PATHS
 from gpuscore.server.observe.operations import request_line
 from gpuscore.system.log import JsonFormatter, LogWriter, logging_to
 from gpuscore.types.record import STAGES, RequestRecord
@@ -66,15 +67,11 @@ class TestLog:
         record.stages = dict.fromkeys(STAGES, (0.0, 1e5 / 3))
         assert len(request_line(record)) < 1024
 
-    @pytest.mark.parametrize("route", ["/livez", "/health", "/ready"])
-    def test_what_a_probe_asks_for_is_no_error(self, route):
-        def level(status, route):
-            record = RequestRecord("x", route=route)
-            record.refuse(status, "unavailable")
-            return json.loads(request_line(record))["level"]
-
-        assert level(503, route) == "info"
-        assert level(500, route) == level(503, "/v1/score") == "error"
+    def test_probes_write_no_line(self, watched):
+        assert {watched.client.get(path).status_code for path in PROBE_PATHS} == {200}
+        post(watched.client, json.dumps(BODY).encode(), X_Request_Id="after-the-probes")
+        assert watched.line("after-the-probes")["status"] == 200
+        assert not {line.get("route") for line in watched.lines()} & {*PROBE_PATHS}
 
     def test_a_request_as_text(self):
         record = RequestRecord("a-request", method="POST", route="/v1/score", status=200)

@@ -74,7 +74,7 @@ KINDS = {
         True,
     ),
     "wrong method": (by_get("/v1/score"), 405, "method_not_allowed", SCORE, True),
-    "made-up method": (by_get("/health", CANARY), 405, "method_not_allowed", "/health", True),
+    "made-up method": (by_get("/info", CANARY), 405, "method_not_allowed", "/info", True),
     "slow head": (bare(b"GET /hea"), 408, "request_timeout", NO_ROUTE, False),
     "slow body": (
         raw("Content-Type: application/json", "Content-Length: 9"),
@@ -179,7 +179,7 @@ class TestCanary:
             watched.line(reply.headers["x-request-id"])
         for sent in (CANARY, f"GET /{CANARY}\r\n\r\n", f"GET / HTTP/1.1\r\n{CANARY} : x\r\n\r\n"):
             bare(sent.encode())(watched, "")
-        last = by_get("/health")(watched, f"last-{uuid4().hex}").headers["x-request-id"]
+        last = by_get("/info")(watched, f"last-{uuid4().hex}").headers["x-request-id"]
         watched.line(last)
         wait_until(lambda: last.encode() in b"".join(watched.traces), 5)
         metrics = watched.client.get("/metrics").text

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from gpuscore import Scorer
-from support.connections import check_error
+from support.connections import check_error, connected
+from support.serving import serving
 
 QUERY = "a blue lamp of steel"
 DOCUMENTS = ["wooden chair, red", "blue steel lamp", "lamp in blue", "green rug", "blue steel lamp"]
@@ -130,9 +131,28 @@ def test_truncation_is_reported(demo):
     assert short["usage"]["prompt_tokens"] < 60
 
 
+def test_a_server_may_cut_for_clients_that_say_nothing(demo):
+    long = ["blue lamp", "blue steel lamp, " * 2000]
+    whole = rerank(demo, documents=long, truncate=True).json()["results"]
+    flags = ("--threads", "1", "--rerank-truncate")
+    with serving("demo", *flags) as running, connected(running) as cutting:
+        answer = rerank(cutting, documents=long).json()
+        assert answer["results"] == whole
+        assert answer["meta"]["warnings"] == ["1 documents were truncated"]
+        texts = cutting.post("/rerank", json={"query": QUERY, "texts": long}).json()
+        assert [entry.get("truncated") for entry in texts] == [r.get("truncated") for r in whole]
+        check_error(
+            rerank(cutting, documents=long, truncate=False), 400, "prompt_too_long", "documents[1]"
+        )
+        pairs = cutting.post("/score", json={"queries": QUERY, "documents": long})
+        check_error(pairs, 400, "prompt_too_long", "documents[1]")
+        assert cutting.get("/info").json()["auto_truncate"] is True
+
+
 def test_errors_as_the_clients_read_them(demo):
-    refused = rerank(demo, top_n=-1).json()
-    assert refused["detail"] == refused["message"] == refused["error"]["message"]
+    refused = rerank(demo, top_n=-1)
+    assert refused.json()["detail"] == "invalid_request: top_n"
+    assert refused.text.count(refused.json()["error"]["message"]) == 1
     for body in ({"top_n": -1}, {"texts": "no list"}, {"unknown": 1}):
         answer = demo.post("/rerank", json={"query": QUERY, "texts": ["a"]} | body)
         assert answer.status_code == 400

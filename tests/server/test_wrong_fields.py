@@ -124,6 +124,18 @@ class TestFields:
             assert param.split("[")[0] in message
 
     @pytest.mark.parametrize(
+        ("path", "name", "values"),
+        [
+            ("/v1/score", "on_error", "fail, null"),
+            ("/rerank", "on_error", "fail, null"),
+            ("/v1/score", "label_length_normalization", "none, mean"),
+        ],
+    )
+    def test_a_wrong_choice_gets_the_valid_ones(self, client, path, name, values):
+        message = check_error(client.post(path, json={name: MARKER}), 400, "invalid_request", name)
+        assert message == f"{name}: must be one of {values}"
+
+    @pytest.mark.parametrize(
         ("path", "name", "meant"),
         [
             ("/v1/score", "apply_soft_max", "apply_softmax"),
@@ -203,22 +215,6 @@ class TestTokens:
         body = GOOD | fields
         message = check_error(score(client, **body), 400, "token_id_out_of_range", param)
         assert message.endswith(f"valid are 0 to {VOCAB - 1}")
-
-    @covers("label_not_single_token")
-    def test_a_class_of_several_tokens(self, client, encode):
-        ids = encode(MARKER)[1:]  # without <s>
-        assert len(ids) > 16
-
-        def message(*labels, param):
-            reply = client.post("/v1/classify", json={"input": ["a"], "labels": labels})
-            return check_error(reply, 400, "label_not_single_token", param)
-
-        long = message("y", MARKER, param="labels[1]")
-        assert f"{len(ids)} tokens" in long
-        assert ", ".join(map(str, ids[:16])) in long
-        short = message("nyn", param="labels[0]")
-        assert f"[{', '.join(map(str, encode('nyn')[1:]))}]" in short
-        assert "0 tokens" in message("", param="labels[0]")
 
     @covers("empty_prompt")
     def test_a_prompt_of_no_token(self, client, limited):

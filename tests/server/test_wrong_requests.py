@@ -36,7 +36,7 @@ class TestPaths:
             "/v1/scores",
             "/v1/score/..",
             "/v1/../v1/score",
-            "/score",
+            "/v2/score",
             "/health/",
             "/redoc",
             "/metrics/",
@@ -56,7 +56,6 @@ class TestPaths:
     @pytest.mark.parametrize(
         ("path", "ours"),
         [
-            ("/score", "/v1/score"),
             ("/generative_scoring", "/v1/score"),
             ("/predict", "/v1/classify"),
         ],

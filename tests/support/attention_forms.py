@@ -6,8 +6,8 @@ from tempfile import mkdtemp
 
 import torch
 
-from gpuscore.backends.torch.attention.plain import attend
 from gpuscore.backends.torch.compiler import Function, cc
+from gpuscore_kernels.extend_attention.reference import extend_attention
 from gpuscore_kernels.row_functions import AttentionFunctions, load
 from gpuscore_kernels.row_functions.build import LEVELS, SOURCES, compile_library
 
@@ -22,9 +22,9 @@ def runs_here(machine: str) -> bool:
 
 @cache
 def form(machine: str, dtype: torch.dtype, *flags: str) -> Function:
-    """Return `plain.attend` ("plain"), or its form in C for a machine, compiled once."""
+    """Return the reference ("plain"), or its form in C for a machine, compiled once."""
     if machine == "plain":
-        return attend
+        return extend_attention
     library = Path(mkdtemp(prefix="gpuscore-attention-"), "rows.so")
     compile_library(cc(), machine, dtype, SOURCES, library, flags)
     return AttentionFunctions(load(library), dtype).extend_attention

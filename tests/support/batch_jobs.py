@@ -21,7 +21,6 @@ from gpuscore.config import EngineConfig, RequestLimits
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.engine.engine import Engine
 from gpuscore.prompts.model import ModelPrompts
-from gpuscore.text.checks import label_tokens
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.labels import softmax
@@ -163,7 +162,7 @@ def expected(rows: Sequence[dict[str, Any]]) -> Any:
 
 @cache
 def _expected(prompts: tuple[str, ...]) -> Any:
-    ids = np.array(label_tokens(encoder(), LABELS))
+    ids = np.concatenate([*encoder().prompts(LABELS, False)])
     logits = []
     for prompt in encoder().prompts(prompts):
         hashed = fake.token_values(prompt, np.arange(len(prompt))).sum()

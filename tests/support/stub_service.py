@@ -16,14 +16,7 @@ from gpuscore.server.service import ScoringService
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import ScoreResult, Timings
-from gpuscore.types.stats import (
-    BATCH_ITEMS,
-    BATCH_TOKENS,
-    EngineCounters,
-    EngineStats,
-    ReplicaState,
-    SizeCounts,
-)
+from gpuscore.types.stats import EngineCounters, EngineStats, ReplicaState
 
 STATS = EngineStats(
     requests=3,
@@ -41,8 +34,7 @@ STATS = EngineStats(
         oom_retried=4,
         oom_failed=2,
         nonfinite_rows=11,
-        batch_tokens=SizeCounts((1, 0, 2, *(0,) * (len(BATCH_TOKENS) - 3), 3), 7000),
-        batch_items=SizeCounts((4, 2, *(0,) * (len(BATCH_ITEMS) - 1)), 2),
+        batch_items=2,
     ),
     restarts=5,
     heartbeat_age=0.125,

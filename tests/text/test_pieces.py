@@ -9,10 +9,9 @@ from hypothesis import given
 from tokenizers import Tokenizer
 
 from gpuscore.config import RequestLimits
-from gpuscore.errors import DeadlineExceeded, LabelNotSingleToken, PromptTooLong
+from gpuscore.errors import DeadlineExceeded, PromptTooLong, TooManyTokens
 from gpuscore.text import boundaries as turns
 from gpuscore.text.boundaries import OverLimit
-from gpuscore.text.checks import label_tokens
 from gpuscore.text.controls import byte_alphabet
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
@@ -133,8 +132,8 @@ def test_errors_have_numbers():
         with pytest.raises(PromptTooLong, match=r"at least \d{4,} tokens, the limit is 4000") as e:
             made.build(ScoreInput(query, items, label_token_ids=[1]))
         assert e.value.param == ("items[0]" if query else "items[1]")
-    with pytest.raises(LabelNotSingleToken, match=r"labels\[1\] is at least \d+ tokens"):
-        label_tokens(made.encoder, ["a", long])
+    with pytest.raises(TooManyTokens, match=r"labels\[1\] is at least \d+ tokens"):
+        made.build(ScoreInput("", ["a"], labels=["a", long]))
 
 
 def test_a_long_text_that_is_legal():

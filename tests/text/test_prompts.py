@@ -11,7 +11,6 @@ from gpuscore.errors import (
     EmptyPrompt,
     InternalError,
     InvalidRequest,
-    LabelNotSingleToken,
     MissingLabels,
     MixedInputTypes,
     PromptTooLong,
@@ -21,7 +20,6 @@ from gpuscore.errors import (
     TooManyTokens,
 )
 from gpuscore.text.boundaries import ALONE, PIECE_CHARS
-from gpuscore.text.checks import label_tokens
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput, factor
 from gpuscore.text.tokenizer import TextEncoder
@@ -128,19 +126,6 @@ def test_truncation_and_padding_of_the_tokenizer_are_off():
     ids = [*TextEncoder(tokenizer).prompts(["query: a blue wooden chair", "a"])]
     assert len(ids[0]) > 3
     assert len(ids[1]) == 1
-
-
-def test_labels_as_text():
-    text = TextEncoder(make_tokenizer(bos=True))
-    assert label_tokens(text, ["yes", "no"]) == [
-        make_tokenizer(bos=False).token_to_id(label) for label in ("yes", "no")
-    ]
-    with pytest.raises(LabelNotSingleToken, match=r"labels\[1\] is 3 tokens \(\[\d+, \d+, \d+\]\)"):
-        label_tokens(text, ["yes", "zqx"])
-    with pytest.raises(LabelNotSingleToken, match="is 0 tokens"):
-        label_tokens(text, [""])
-    with pytest.raises(LabelNotSingleToken, match=r", \.\.\.\]"):
-        label_tokens(text, ["zqx" * 1000])
 
 
 def test_a_tokenizer_panic_is_an_error_of_its_own():

@@ -34,7 +34,6 @@ from gpuscore.processes.worker.messages import (
 )
 from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import LabelTrie, ScoreRequest, ScoreResult, Timings
-from gpuscore.types.stats import NO_STATS
 
 
 def ints(*values):
@@ -145,16 +144,6 @@ def test_a_million_tokens():
     items = tuple(np.full(105, i, dtype=np.int32) for i in range(10_000))
     request = ScoreRequest(ints(1), items, (ints(4),) * 10_000, True)
     equal(to_request(decode_to_child(encode(score_message(1, request))), 20_000, 20_000), request)
-
-
-@pytest.mark.parametrize("sizes", ["batch_tokens", "batch_items"])
-def test_statistics_with_other_bounds_are_no_message(sizes):
-    """Adding such statistics to an earlier process's would give wrong sums."""
-    assert decode_from_child(encode(Heartbeat(NO_STATS, 0.0))).stats == NO_STATS
-    stats = msgspec.to_builtins(NO_STATS)
-    stats["counters"][sizes]["counts"] += (0,)
-    with pytest.raises(ProtocolError, match="counts for"):
-        decode_from_child(msgspec.msgpack.encode(["Heartbeat", stats, 0.0]))
 
 
 def test_an_error_arrives_as_it_was():

@@ -27,7 +27,6 @@ from gpuscore.backends.common.start_check import (
     pages_for,
 )
 from gpuscore.backends.torch.attention.choice import attention_factory
-from gpuscore.backends.torch.attention.plain import attend
 from gpuscore.backends.torch.attention.triton import TritonAttention
 from gpuscore.backends.torch.compiler import Compiler, eagerly
 from gpuscore.backends.torch.decoder import Decoder, DecoderWeights, Lookup, shortened
@@ -57,6 +56,8 @@ from gpuscore.errors import ConfigError
 from gpuscore.system.heap import keep_freed_blocks
 from gpuscore.types.batch import BackendLimits, PackedBatch, RowScores
 from gpuscore_kernels import Implementation
+from gpuscore_kernels.extend_attention.reference import extend_attention
+from gpuscore_kernels.gated.hopper import gated_product
 from gpuscore_kernels.label_head import TILE_ROWS, few_products
 
 logger = logging.getLogger(__name__)
@@ -111,7 +112,7 @@ class TorchBackend:
             keep_freed_blocks()
         self._by_rows = in_tiles(STEADY_ROWS) if plan.deterministic else all_at_once
         self._attention = attention_factory(
-            plan.attention, self._compiler(attend), plan.deterministic
+            plan.attention, self._compiler(extend_attention), plan.deterministic
         )
         try:
             # Only for the check and the measurement: a few layers and pages.
@@ -131,6 +132,8 @@ class TorchBackend:
             self.close()
             raise
         self._limits = plan.limits(num_pages)
+        if plan.attention == "fa4":
+            logger.info("act(gate) * up in gate-up products: %s", self._limits.gated_product)
 
     def _load(self, progress: Progress) -> tuple[DecoderWeights, Compiler]:
         """Read the weights; functions in C are compiled meanwhile."""
@@ -223,6 +226,7 @@ class TorchBackend:
             self._by_rows,
             self._own,
             self._lookup,
+            None if self.plan.not_gated else gated_product,
         )
 
     @property

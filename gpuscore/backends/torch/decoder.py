@@ -22,7 +22,7 @@ from gpuscore.backends.torch.layers import (
     rms_norm,
     rotary_tables,
 )
-from gpuscore.backends.torch.linear import Linear, Products, Rows, rows_of
+from gpuscore.backends.torch.linear import DenseLinear, Linear, Products, Rows, rows_of
 from gpuscore.backends.torch.mixture import EightBitMixture, MixtureWeights, mixture_mlp
 from gpuscore_kernels import Implementation
 from gpuscore_kernels.label_head import repeating_rows
@@ -80,6 +80,7 @@ class Decoder:
         own: implementation of the parts that have a kernel of ours and do not compute row by row:
             everything between the QKV product and attention, and mixtures of experts.
         lookup: reads embeddings.
+        gated_product: computes act(gate) * up from rows, plain weights and activation.
     """
 
     def __init__(
@@ -90,9 +91,10 @@ class Decoder:
         by_rows: ByRows = all_at_once,
         own: Implementation = "reference",
         lookup: Lookup = functional.embedding,
+        gated_product: Callable[[Tensor, Tensor, str], Tensor] | None = None,
     ) -> None:
         self.config = config
-        self._lookup = lookup
+        self._lookup, self._gated_product = lookup, gated_product
         self._by_rows = by_rows
         self._own: Implementation = own
         # The kernel stores keys and values itself, but not tile by tile: padding has no slots.
@@ -347,7 +349,11 @@ class Decoder:
     def _mlp(self, mlp: MlpWeights, x: Rows) -> Tensor:
         activation = self.config.activation
         inner: Rows
-        if self._product.takes_quantized(mlp.down):
+        if self._gated_product is not None:
+            assert isinstance(x, Tensor)  # noqa: S101  (the plan has checked that weights are plain)
+            assert isinstance(mlp.gate_up, DenseLinear)  # noqa: S101
+            inner = self._gated_product(x, mlp.gate_up.weight, activation)
+        elif self._product.takes_quantized(mlp.down):
             inner = self._product.gated(mlp.down, self._product(mlp.gate_up, x), activation)
         else:
             inner = self._gated(self._product(mlp.gate_up, x), activation)

@@ -13,13 +13,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.common.quantization import Precision
 from gpuscore.backends.torch.compiler import Function
 from gpuscore.backends.torch.layers import add_and_norm, gated, rms_norm
 from gpuscore.errors import ConfigError
-from gpuscore_kernels import Implementation
+from gpuscore_kernels import Implementation, ahead
 from gpuscore_kernels import gated as gated_kernel
 from gpuscore_kernels.add_rms_norm import add_rms_norm
 from gpuscore_kernels.delta_net import reference as linear
+from gpuscore_kernels.gated import hopper
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +52,19 @@ def _why_not(device: torch.device, dtype: torch.dtype) -> str | None:
     if dtype == torch.bfloat16:
         return "Triton's interpreter computes bfloat16 wrongly; supported: float16, float32"
     return None
+
+
+def why_not_gated_product(
+    model: DecoderConfig, attention: str, dtype: torch.dtype, precision: Precision
+) -> str | None:
+    """Say why gate-up products do not write act(gate) * up themselves; None if they do."""
+    if attention != "fa4":
+        return f"--attention is {attention}, not fa4"
+    aligned = model.hidden_size % 8 == model.intermediate_size % 8 == 0
+    plain = model.mixture is None and not model.mlp_bias and precision not in ("int8", "fp8")
+    if dtype != torch.bfloat16 or not (plain and aligned):
+        return "supported are plain MLPs in bfloat16, without a bias, with multiples of 8 columns"
+    return ahead.why_not(hopper.__name__, gated_kernel.ACTIVATIONS.index(model.activation))
 
 
 def in_triton(function: Function) -> Function:

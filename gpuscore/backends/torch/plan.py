@@ -32,7 +32,7 @@ from gpuscore.backends.common.shards import (
 from gpuscore.backends.torch.attention.choice import choose_attention
 from gpuscore.backends.torch.compiler import WORTHWHILE_PARAMETERS, use_compiler
 from gpuscore.backends.torch.devices import check_devices, choose_device, memory_of
-from gpuscore.backends.torch.kernels import use_kernels
+from gpuscore.backends.torch.kernels import use_kernels, why_not_gated_product
 from gpuscore.backends.torch.layers import STEADY_ROWS, steady_threads
 from gpuscore.backends.torch.linear import why_not_in_eight_bits
 from gpuscore.backends.torch.timed_formats import faster_format, time_products
@@ -74,6 +74,7 @@ class TorchPlan:
     attention: str  # one of attention.choice.NAMES
     graph_tokens: int | None  # of the largest CUDA graph; None = no `GraphLauncher`
     identity: str  # see BackendLimits
+    not_gated: str | None = None  # why gate-up products do not write act(gate) * up; None = they do
     precision: Precision = "full"  # of linear layers
     framework: Literal["torch"] = "torch"
     shard: Shard = ALL  # of the model that this process holds
@@ -111,6 +112,7 @@ class TorchPlan:
             quantized=self.precision != "full",
             dtype_reason=self.dtype_reason,
             num_states=self.pages.num_states,
+            gated_product="yes" if self.not_gated is None else f"no: {self.not_gated}",
         )
 
 
@@ -198,6 +200,7 @@ def _plan(directory: Path, config: ModelConfig, rank: int) -> TorchPlan:
         attention=attention,
         graph_tokens=_graph_tokens(config, device, attention, kernels, precision),
         identity=f"{directory} {config.revision} {dtype} {precision}",
+        not_gated=why_not_gated_product(part, attention, dtype, precision),
         precision=precision,
         shard=shard,
         settings=settings,

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpuscore.backends.torch.attention.plain import attend
 from gpuscore.backends.torch.compiler import Compiler, Function, cc
 from gpuscore.backends.torch.layers import add_and_norm, gated, norm_and_rotate, rms_norm
 from gpuscore.backends.torch.linear import scaled, unsigned
@@ -18,6 +17,7 @@ from gpuscore_kernels.delta_net import Walks
 from gpuscore_kernels.delta_net.reference import convolve, delta_rule, gated_norm, keep_tails
 from gpuscore_kernels.extend_attention import Layout, TileShape, build_tiles, upload
 from gpuscore_kernels.extend_attention.layout import Ints
+from gpuscore_kernels.extend_attention.reference import extend_attention
 from gpuscore_kernels.label_head import few_products
 from gpuscore_kernels.quantized.reference import EPS
 from gpuscore_kernels.row_functions import (
@@ -55,7 +55,7 @@ def in_c(dtype: torch.dtype) -> Compiler:
     except BuildError as error:
         raise ConfigError(f"{error}; choose --compile off, or another compiler in CC") from error
     forms = _forms(RowFunctions(library, dtype)) | _of_linear_layers(DeltaFunctions(library, dtype))
-    forms[attend] = AttentionFunctions(library, dtype).extend_attention
+    forms[extend_attention] = AttentionFunctions(library, dtype).extend_attention
     with torch.inference_mode():
         for function, arguments in (
             *_known(dtype),
@@ -190,7 +190,7 @@ def _known_attention(dtype: torch.dtype) -> Iterator[tuple[Function, tuple[Any, 
         table = build_tiles(layout, TileShape(19, KEYS, KEYS), window=window)
         q, k, v = (rows(int(ends[-1]), heads, 38) for heads in (6, 2, 2))
         pool = rows(2, 3 * KEYS, 38), rows(2, 3 * KEYS, 38)
-        yield attend, (q, k, v, pool, *upload([table], torch.device("cpu")), 0.2, softcap)
+        yield extend_attention, (q, k, v, pool, *upload([table], torch.device("cpu")), 0.2, softcap)
 
 
 def _copied(argument: Any) -> Any:

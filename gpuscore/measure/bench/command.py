@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ def bench(values: argparse.Namespace) -> int:
                 f"{target.about.name}: {target.about.api}, model {target.about.model}, {told}",
                 flush=True,
             )
-        step, say = stack.enter_context(_bar())
+        step, say = stack.enter_context(_counter())
         runner = BenchRun(targets, scenarios, options, say, step)
         interrupted = False
         try:
@@ -170,23 +169,9 @@ def _interruptible() -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def _bar() -> Iterator[tuple[Callable[[int], None], Callable[[str], None]]]:
-    """Yield a function that counts measurements, and one that prints a line above the bar.
-
-    The base install has no tqdm; there a counter stands on the terminal's last line.
-    """
-    if find_spec("tqdm") is None:
-        step, say, clear = _counter()
-        yield step, say
-        clear()
-        return
-    from tqdm import tqdm
-
-    with tqdm(unit=" measurements", leave=False, disable=None) as bar:
-        yield lambda count: bar.update(count) and None, lambda line: bar.write(line)
-
-
-def _counter() -> tuple[Callable[[int], None], Callable[[str], None], Callable[[], None]]:
+def _counter() -> Iterator[tuple[Callable[[int], None], Callable[[str], None]]]:
+    """Yield a function that counts measurements on the terminal's last line, and one that prints a
+    line above it. The base install has no tqdm."""
     done, shown = 0, sys.stderr.isatty()
 
     def clear() -> None:
@@ -204,4 +189,5 @@ def _counter() -> tuple[Callable[[int], None], Callable[[str], None], Callable[[
         clear()
         print(line, flush=True)
 
-    return step, say, clear
+    yield step, say
+    clear()

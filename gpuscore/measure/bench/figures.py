@@ -9,6 +9,7 @@ import numpy as np
 
 from gpuscore.measure.bench.load import LOST, Record
 from gpuscore.measure.intervals import FEWEST, Interval, Resamples
+from gpuscore.measure.sensors import Reading, limits, said
 from gpuscore.types.batch import Float64Array
 
 REFUSED = 429
@@ -29,6 +30,7 @@ class Shot:
         refused: requests that got 429.
         late: 99th percentile of the time by which requests were sent late, in milliseconds.
         busy: share of a core that the client took.
+        gpu: what the sensors of this machine's GPU said meanwhile; empty if it was not asked.
     """
 
     seconds: float
@@ -38,9 +40,10 @@ class Shot:
     refused: int
     late: float
     busy: float
+    gpu: Reading = field(default_factory=dict)
 
     @classmethod
-    def of(cls, record: Record, items: Sequence[int]) -> "Shot":
+    def of(cls, record: Record, items: Sequence[int], gpu: Reading | None = None) -> "Shot":
         """Read a record of requests with these numbers of items."""
         good = record.status == 200
         late = (record.sent - record.due)[~np.isnan(record.sent)]
@@ -52,6 +55,7 @@ class Shot:
             int((record.status == REFUSED).sum()),
             float(np.percentile(late, 99)) * 1e3 if late.size else 0.0,
             record.client_seconds / max(record.seconds, 1e-9),
+            gpu or {},
         )
 
     @property
@@ -100,6 +104,7 @@ class Row:
         asked: arrivals per second; None: requests were kept in flight.
         late: 99th percentile of the time by which arrivals were sent late, in milliseconds.
         published: in place of latencies the average of a report, perhaps with PERCENTILES.
+        gpu: of each measurement, what the sensors of the GPU said.
     """
 
     scenario: str
@@ -120,6 +125,7 @@ class Row:
     asked: float | None = None
     late: float = math.nan
     published: tuple[float, ...] = ()
+    gpu: tuple[Reading, ...] = ()
 
     @property
     def rate(self) -> Interval:
@@ -148,7 +154,8 @@ class Row:
     def from_json(cls, values: dict[str, Any]) -> "Row":
         """Read the output of `as_json`; raise TypeError for another object."""
         change = values.get("improvement")
-        lists = {name: tuple(values[name]) for name in ("rates", "latencies", "notes", "published")}
+        names = ("rates", "latencies", "notes", "published", "gpu")
+        lists = {name: tuple(values.get(name, ())) for name in names}
         rate = values["requests_per_second"]
         numbers = {name: _number(value) for name, value in (change or {}).items()}
         more = {
@@ -200,6 +207,7 @@ class WayFigures:
             "refused": sum(shot.refused for shot in shots),
             "notes": (*row.notes, *self._notes(shots, row.asked)),
             "late": math.nan if row.asked is None else max(shot.late for shot in shots),
+            "gpu": tuple(shot.gpu for shot in shots if shot.gpu),
         }
         return Row(**values)
 
@@ -211,6 +219,8 @@ class WayFigures:
             notes.append(f"sent up to {late:.0f} ms late (p99): the client was the limit")
         if (busy := max(shot.busy for shot in shots)) > BUSY:
             notes.append(f"the client took {busy:.0%} of a core and may be the limit")
+        if readings := [shot.gpu for shot in shots if shot.gpu]:
+            notes.append(said(readings, limits()))
         return notes
 
 

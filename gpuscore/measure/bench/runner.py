@@ -19,6 +19,7 @@ from gpuscore.measure.bench.sample import (
 )
 from gpuscore.measure.bench.scenarios import BenchRequest, Draws, Scenario, Way, poisson_at
 from gpuscore.measure.bench.targets import SAFE_VOCAB, Answerer
+from gpuscore.measure.sensors import Sampler, limits
 
 MOST_ROUNDS = 30
 PROBED = 64  # requests in flight while a server's capacity is measured
@@ -200,7 +201,11 @@ class BenchRun:
         api, draws = _api(way, target), self._draws(target)
         asks = draws.requests(scenario, way, number)
         offsets = None if way.rate is None else draws.arrivals(way, number)[: len(asks)]
-        record = target.send(api, asks, way.in_flight, offsets)
+        sampler = Sampler() if target.on_gpu and limits() else None
+        try:
+            record = target.send(api, asks, way.in_flight, offsets)
+        finally:
+            reading = sampler.stop() if sampler is not None else {}
         if (bad := failed(record)) is not None:
             count = int((~np.isin(record.status, (200, 429))).sum())
             raise ValueError(f"{count} of {len(asks)} requests failed: {trouble(record, bad)}")
@@ -209,7 +214,7 @@ class BenchRun:
                 api.read(record.bodies[place], len(asks[place].items))
             except (ValueError, KeyError, TypeError, IndexError) as error:
                 raise ValueError(f"no scores in an answer: {error!r}") from error
-        shot = Shot.of(record, [len(ask.items) for ask in asks])
+        shot = Shot.of(record, [len(ask.items) for ask in asks], reading)
         if not shot.requests:
             raise ValueError(f"all {len(asks)} requests were refused: {trouble(record, 0)}")
         if _is_part(scenario, way, asks) and shot.requests == len(asks):

@@ -33,6 +33,7 @@ TINY: tuple[BenchRequest, BenchRequest] = (
     BenchRequest("a blue", [" chair", " lamp"]),
 )
 FEWEST_WORDS = 20
+HERE = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class Answerer(Protocol):
 
     about: About
     words: Sequence[str] | None  # texts of one token each, if texts are sent
+    on_gpu: bool  # this machine's only GPU does the work, so its sensors tell of it
 
     def send(
         self,
@@ -83,6 +85,7 @@ class HttpTarget:
         self, address: Address, about: About, words: Sequence[str] | None, patience: float
     ) -> None:
         self.about, self.words = about, words
+        self.on_gpu = address.host in HERE and _may_use_gpu(about)
         self._address, self._patience = address, patience
 
     def send(
@@ -99,6 +102,12 @@ class HttpTarget:
             ClosedLoop(*where, clients) if offsets is None else OpenLoop(*where, offsets)
         )
         return loop.run()
+
+
+def _may_use_gpu(about: About) -> bool:
+    """Return whether this machine has one GPU, and the server does not say that it uses another."""
+    gpus = local_machine().get("gpus", ())
+    return len(gpus) == 1 and " on cpu" not in about.facts.get("model_dtype", "")
 
 
 def meet(
@@ -278,6 +287,7 @@ class LocalTarget:
 
     def __init__(self, about: About, scorer: Any) -> None:
         self.about, self._scorer = about, scorer
+        self.on_gpu = _may_use_gpu(about)
 
     def send(
         self,

@@ -6,18 +6,17 @@ sum over its replicas.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
 from typing import TypeAlias, TypeVar
 
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
-    HistogramMetricFamily,
     InfoMetricFamily,
     Metric,
+    SummaryMetricFamily,
 )
 
-from gpuscore.types.stats import BATCH_ITEMS, BATCH_TOKENS, EngineStats, ReplicaState, SizeCounts
+from gpuscore.types.stats import EngineStats, ReplicaState
 
 LABELS, VLLM_LABELS = ("model", "replica"), ("model_name",)
 SourceT = TypeVar("SourceT")
@@ -135,10 +134,13 @@ def engine_metrics(replicas: Sequence[ReplicaState]) -> Iterator[Metric]:
         oom.add_metric([*labels, "retried"], stats.counters.oom_retried)
         oom.add_metric([*labels, "failed"], stats.counters.oom_failed)
     yield oom
-    tokens = [(labels, stats.counters.batch_tokens) for labels, stats in every]
-    yield _histogram("batch_tokens", "Tokens of a forward pass", BATCH_TOKENS, tokens)
-    items = [(labels, stats.counters.batch_items) for labels, stats in every]
-    yield _histogram("batch_items", "Items that a pass scored", BATCH_ITEMS, items)
+    tokens = SummaryMetricFamily("gpuscore_batch_tokens", "Tokens of a forward pass", labels=LABELS)
+    items = SummaryMetricFamily("gpuscore_batch_items", "Items that a pass scored", labels=LABELS)
+    for labels, stats in every:
+        done = stats.counters
+        tokens.add_metric(labels, done.batches, done.computed_tokens)
+        items.add_metric(labels, done.batches, done.batch_items)
+    yield from (tokens, items)
     if alive := [(_labels(replica), replica.stats) for replica in replicas if replica.alive]:
         yield from _families(GaugeMetricFamily, "gpuscore_", LABELS, _GAUGES, alive)
         labels = [*LABELS, "state"]
@@ -196,14 +198,3 @@ def _families(
         for own, source in sources:
             family.add_metric(own, value(source))
         yield family
-
-
-def _histogram(
-    name: str, what: str, bounds: tuple[int, ...], sizes: "_Sources[SizeCounts]"
-) -> Metric:
-    family = HistogramMetricFamily(f"gpuscore_{name}", what, labels=LABELS)
-    ends = [*(str(float(bound)) for bound in bounds), "+Inf"]
-    for labels, counted in sizes:
-        buckets = list(zip(ends, accumulate(counted.counts), strict=True))
-        family.add_metric(labels, buckets, counted.total)
-    return family

@@ -4,7 +4,7 @@ key or any other text of a caller."""
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
@@ -20,7 +20,6 @@ LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 
 # From 1 ms, for a cached classifier prompt, to 120 s, the default --request-timeout.
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 ITEMS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10000)
-TOKENS = tuple(4**n for n in range(2, 12))  # 16 to 4 million
 ERROR_CODES = sorted({kind.code for kind in GpuscoreError.__subclasses__()})
 BYTES = tuple(4**n for n in range(4, 13))  # 256 to 16 MiB
 
@@ -52,6 +51,7 @@ class Metrics:
         models: Sequence[str] = (),
         vllm_names: bool = False,
     ) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a gauge for each counter
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(_Scraped(lambda: _of_process(state())))
         self.registry.register(_Scraped(lambda: _of_server(state(), vllm_names)))
@@ -64,7 +64,7 @@ class Metrics:
         )
         self._duration = Histogram(
             "gpuscore_request_duration_seconds",
-            "Time from a request's head to the end of its answer",
+            "Time from a request's head to the end of its answer; no pages and probes",
             ("route", "model"),
             buckets=SECONDS,
             registry=self.registry,
@@ -73,9 +73,6 @@ class Metrics:
         self._body = self._sizes("request_body_bytes", "Body of a score request, as read", BYTES)
         self._answer = self._sizes("response_body_bytes", "Body of a score request's answer", BYTES)
         self._items = self._sizes("request_items", "Items of a scored request", ITEMS)
-        self._tokens = self._sizes(
-            "request_prompt_tokens", "Prompt tokens of a scored request", TOKENS
-        )
         self._rejected = self._counters(
             "rejected",
             "Score requests refused before the engine admitted them; reason is the error code",
@@ -108,12 +105,12 @@ class Metrics:
         self._requests.labels(
             record.route, record.method, str(record.status), record.code, record.model
         ).inc()
-        self._duration.labels(record.route, record.model).observe(record.seconds)
         if record.code == LEFT_CODE:
             self._cancelled.labels(record.progress).inc()
         elif record.code and record.route in DIALECT_OF and not record.accepted:
             self._rejected.labels(record.code).inc()
         if record.route in DIALECT_OF:
+            self._duration.labels(record.route, record.model).observe(record.seconds)
             self._body.observe(record.bytes_in)
             self._answer.observe(record.bytes_out)
         for name, (_, seconds) in record.stages.items():
@@ -132,7 +129,6 @@ class Metrics:
     def _scored(self, model: str, items: int, record: RequestRecord) -> None:
         tokens = record.prompt_tokens or 0
         self._items.observe(items)
-        self._tokens.observe(tokens)
         self._items_total.labels(model).inc(items)
         self._tokens_total.labels(model).inc(tokens)
         self._cached_total.labels(model).inc(record.cached_tokens or 0)

@@ -49,12 +49,6 @@ def _text(record: RequestRecord) -> bytes:
     return "  ".join(parts).encode() + b"\n"
 
 
-def _level(record: RequestRecord) -> str:
-    # A probe's 503 is what it asks for; what makes a server unhealthy has a line of its own.
-    asked = record.status == 503 and record.route in PROBE_PATHS
-    return "error" if record.status >= 500 and not asked else "info"
-
-
 def _number(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
@@ -63,7 +57,7 @@ def _json(record: RequestRecord) -> bytes:
     tenant = record.tenant[:SHOWN_TENANT] if record.tenant else None
     fields: dict[str, str | float | None] = {
         "time": timestamp(),
-        "level": _level(record),
+        "level": "error" if record.status >= 500 else "info",
         "event": "request",
         "request_id": record.request_id,
         "trace_id": record.trace_id,
@@ -124,7 +118,8 @@ class Operations:
         self.metrics.finished(record)
         if self.tracer is not None:
             record.trace_id = self.tracer.finished(record, headers)
-        if self.log is not None and self.log_requests:
+        # Probes come every few seconds; what makes a server unhealthy has a line of its own.
+        if self.log is not None and self.log_requests and record.route not in PROBE_PATHS:
             self.log.write(request_line(record, self.log_format))
 
     async def watch_loop(self) -> None:

@@ -23,10 +23,9 @@ def extend_attention(
     *,
     scale: float,
     softcap: float | None = None,
-    need_lse: bool = False,
     config: TileConfig,
     impl: Implementation,
-) -> tuple[Tensor, Tensor | None]:
+) -> Tensor:
     """Attend the query rows of `tiles`.
 
     Args:
@@ -36,9 +35,7 @@ def extend_attention(
             have no effect, even if they hold NaN.
         tiles: the batch's table, of the shape `config.shape(H // Hkv)`.
         scale: factor on q k^T, over 0.
-        softcap: scores s = scale * q k^T become softcap * tanh(s / softcap), before the softmax
-            and the log-sum-exp.
-        need_lse: also return the log-sum-exp.
+        softcap: scores s = scale * q k^T become softcap * tanh(s / softcap), before the softmax.
         config: sizes of the kernel's tiles.
         impl: "reference" (any device and dtype) or "triton" (float32, float16 or bfloat16 on CUDA;
             float32 or float16 in Triton's interpreter on a CPU, which computes bfloat16 wrongly).
@@ -46,8 +43,8 @@ def extend_attention(
     The last dimension of every tensor is contiguous; other strides are free.
 
     Returns:
-        out [M, H, D] in q's dtype, and lse [M, H], natural log, float32 (None unless asked for).
-        Sums are float32; weights are rounded to v's dtype before they are multiplied with v.
+        [M, H, D] in q's dtype. Sums are float32; weights are rounded to v's dtype before they are
+        multiplied with v.
 
     Raises:
         ValueError: shapes or dtypes do not fit.
@@ -58,13 +55,11 @@ def extend_attention(
             raise ValueError(f"shapes do not fit: pool {tuple(pool.shape)}, k {tuple(k.shape)}")
         _check_contiguous(pool)
     if impl == "reference":
-        out, lse = reference.extend_attention(
-            q, k, v, (pool_k, pool_v), tiles, scale=scale, softcap=softcap
-        )
-        return out, lse if need_lse else None
+        pools = pool_k, pool_v
+        return reference.extend_attention(q, k, v, pools, tiles, scale=scale, softcap=softcap)
     from gpuscore_kernels.extend_attention.launch import launch
 
-    return launch((q, k, v), (pool_k, pool_v), tiles, scale, softcap, need_lse, config)
+    return launch((q, k, v), (pool_k, pool_v), tiles, scale, softcap, config)
 
 
 def _check(

@@ -25,8 +25,6 @@ class TileConfig:
     num_warps: int
     num_stages: int
     is_steady: bool = False  # a row's tiles do not depend on other rows
-    # Load the slot of a tile of the pool one iteration early, so that its copies wait for no load.
-    carry_slot: bool = False
 
     def shape(self, group: int) -> TileShape:
         """Return the tile shape for `group` query heads per KV head.
@@ -47,21 +45,21 @@ MAX_HEAD_DIM = 256
 Row: TypeAlias = Mapping[int, TileConfig]  # by head size, rounded up
 _HALVES = {
     80: {  # A100
-        64: TileConfig(128, 64, 32, 8, 3, carry_slot=True),
-        128: TileConfig(128, 32, 32, 8, 3, carry_slot=True),
-        256: TileConfig(64, 32, 32, 8, 3, carry_slot=True),
+        64: TileConfig(128, 64, 32, 8, 3),
+        128: TileConfig(128, 32, 32, 8, 3),
+        256: TileConfig(64, 32, 32, 8, 3),
     },
     89: {  # L4, L40S; RTX PRO 6000. A third stage of 256 would need 100 KiB of shared memory.
-        64: TileConfig(128, 64, 32, 8, 3, carry_slot=True),
-        128: TileConfig(128, 32, 32, 8, 3, carry_slot=True),
-        256: TileConfig(64, 32, 32, 8, 2, carry_slot=True),
+        64: TileConfig(128, 64, 32, 8, 3),
+        128: TileConfig(128, 32, 32, 8, 3),
+        256: TileConfig(64, 32, 32, 8, 2),
     },
     # H100, H200: timed on an H100 (bench/LOG.md). Of tiles of 64 rows a multiprocessor holds two,
     # and one computes exponentials while the other multiplies.
     90: {
-        64: TileConfig(64, 64, 64, 4, 3, carry_slot=True),
-        128: TileConfig(64, 64, 64, 4, 3, carry_slot=True),
-        256: TileConfig(128, 64, 32, 8, 2, carry_slot=True),
+        64: TileConfig(64, 64, 64, 4, 3),
+        128: TileConfig(64, 64, 64, 4, 3),
+        256: TileConfig(128, 64, 32, 8, 2),
     },
 }
 # Tensor cores do not compute exact float32, so its tiles are small; float32 is for comparison only.
@@ -70,7 +68,7 @@ _SINGLES = {
     128: TileConfig(32, 32, 32, 8, 1),
     256: TileConfig(32, 16, 16, 8, 1),
 }
-_INTERPRETED = TileConfig(64, 16, 16, 1, 1, carry_slot=True)  # fits the pages of a CPU
+_INTERPRETED = TileConfig(64, 16, 16, 1, 1)  # fits the pages of a CPU
 
 
 def _table(halves: Mapping[int, Row]) -> Mapping[tuple[int, int], Row]:

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
@@ -28,34 +27,25 @@ def launch(
     tiles: DeviceTiles,
     scale: float,
     softcap: float | None,
-    need_lse: bool,
     config: TileConfig,
-) -> tuple[Tensor, Tensor | None]:
+) -> Tensor:
     """Launch `api.extend_attention`."""
     (q, k, v), (pool_k, pool_v) = rows, pool
     num_rows, heads, dim = q.shape
     out = q.new_empty(num_rows, heads, dim)
-    lse = q.new_empty((num_rows, heads), dtype=torch.float32)
     num_tiles, kv_heads = tiles.tiles.shape[0], k.shape[1]
     if num_tiles == 0:
-        return out, lse if need_lse else None
+        return out
     log2_e = LOG2_E.value
     of_rows = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2])
     of_pool = (*pool_k.stride()[1::-1], *pool_v.stride()[1::-1])
-    of_results = (*out.stride()[:2], *lse.stride())
     tables = (tiles.rows, tiles.tiles, tiles.pool_tiles, tiles.masked)
     factor = scale * log2_e if softcap is None else 2 * scale * log2_e / softcap
-    chosen = _launch(
-        heads // kv_heads,
-        dim,
-        config,
-        window=tiles.window,
-        cap=softcap is not None,
-        need_lse=need_lse,
-    )
+    cap = softcap is not None
+    chosen = _launch(heads // kv_heads, dim, config, window=tiles.window, cap=cap)
     chosen(
         (num_tiles, kv_heads),
-        (q, k, v, pool_k, pool_v, out, lse, *tables),
-        (num_rows, factor, softcap or 0.0, *of_rows, *of_pool, *of_results),
+        (q, k, v, pool_k, pool_v, out, *tables),
+        (num_rows, factor, softcap or 0.0, *of_rows, *of_pool, *out.stride()[:2]),
     )
-    return out, lse if need_lse else None
+    return out

@@ -15,17 +15,15 @@ def extend_attention(
     v: Tensor,
     pool: tuple[Tensor, Tensor],
     tiles: DeviceTiles,
-    *,
     scale: float,
     softcap: float | None,
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     """Compute `api.extend_attention`; nothing waits for a device if the table is on the host.
 
     With steady tiles, the shapes of a row's operations depend on the row's own keys alone.
     """
     compute = torch.promote_types(q.dtype, torch.float32)
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
-    lse = torch.full(q.shape[:2], -torch.inf, dtype=compute, device=q.device)
     group = q.shape[1] // k.shape[1]
     for tile in tiles.tiles.tolist():
         members = tiles.rows[:, tile[0] : tile[0] + tile[1]].long().cpu()
@@ -46,10 +44,9 @@ def extend_attention(
                 scores = softcap * torch.tanh(scores / softcap)
             hidden = ~seen[:, near].unsqueeze(1).to(q.device)
             scores = scores.masked_fill(hidden, -torch.inf)
-            lse[rows] = torch.logsumexp(scores, dim=-1)
             result = torch.einsum("mhs,hsd->mhd", torch.softmax(scores, dim=-1), values)
             out[rows] = result.to(q.dtype)
-    return out, lse
+    return out
 
 
 def _gather(own: Tensor, pool: Tensor, places: Tensor, packed: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ from gpuscore_kernels.extend_attention import layout as columns
 from gpuscore_kernels.extend_attention.config import TileConfig
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-LN_2 = tl.constexpr(0.6931471805599453)
 NEVER = tl.constexpr(-1.0e30)  # finite, so that a difference of two is never NaN
 TILE_FIELDS = tl.constexpr(columns.TILE_FIELDS)
 NUM_ROWS = tl.constexpr(columns.NUM_ROWS)
@@ -140,7 +139,6 @@ def extend_attention_kernel(
     pool_k,  # [Hkv, slots, D], any strides
     pool_v,
     out,  # [M, H, D]
-    lse,  # float32 [M, H]
     rows,  # int32 [ROW_FIELDS, M]
     tiles,  # int32 [n, TILE_FIELDS]
     pool_tiles,  # int32
@@ -160,8 +158,6 @@ def extend_attention_kernel(
     stride_pvh,
     stride_om,
     stride_oh,
-    stride_lm,
-    stride_lh,
     WINDOW: tl.constexpr,  # 0 = none
     GROUP: tl.constexpr,  # heads per KV head
     D: tl.constexpr,
@@ -169,9 +165,7 @@ def extend_attention_kernel(
     BM: tl.constexpr,
     BN: tl.constexpr,
     OWN: tl.constexpr,
-    CARRY: tl.constexpr,  # load a pool tile's slot one iteration early
     CAP: tl.constexpr,
-    NEED_LSE: tl.constexpr,
 ):
     tile = tiles + tl.program_id(0) * TILE_FIELDS
     kv_head = tl.program_id(1)
@@ -219,14 +213,10 @@ def extend_attention_kernel(
     pool_end = tl.load(tile + POOL_END)
     # A copy whose address is loaded in the same iteration would wait for that load, and Triton
     # would not start it before the product of the iteration before.
-    if CARRY:
-        next_slot = tl.load(pool_tiles + pool_begin, mask=pool_begin < pool_end, other=0)
+    next_slot = tl.load(pool_tiles + pool_begin, mask=pool_begin < pool_end, other=0)
     for index in tl.range(pool_begin, pool_end):
-        if CARRY:
-            slot = next_slot.to(tl.int64)
-            next_slot = tl.load(pool_tiles + index + 1, mask=index + 1 < pool_end, other=0)
-        else:
-            slot = tl.load(pool_tiles + index).to(tl.int64)
+        slot = next_slot.to(tl.int64)
+        next_slot = tl.load(pool_tiles + index + 1, mask=index + 1 < pool_end, other=0)
         from_k = pool_k_head + slot * stride_pks
         from_v = pool_v_head + slot * stride_pvs
         keys = _load_keys(from_k, offset_n, offset_d, stride_pks, BN, D, False)
@@ -251,13 +241,8 @@ def extend_attention_kernel(
     )  # fmt: skip
 
     at = row[:, None] * stride_om + head[:, None] * stride_oh + offset_d[None, :]
-    seen = total > 0  # false for padding rows
-    total = tl.where(seen, total, 1.0)
-    result = acc / total[:, None]
+    result = acc / tl.where(total > 0, total, 1.0)[:, None]  # 0 for padding rows
     tl.store(out + at, result.to(out.dtype.element_ty), mask=in_head)
-    if NEED_LSE:
-        log_sum = tl.where(seen, (top + tl.log2(total)) * LN_2, -float("inf"))
-        tl.store(lse + row * stride_lm + head * stride_lh, log_sum, mask=real)
 
 
 def constants(
@@ -267,7 +252,6 @@ def constants(
     *,
     window: int | None,
     cap: bool,
-    need_lse: bool,
 ) -> dict[str, Any]:
     """Compile-time arguments of the kernel."""
     return {
@@ -278,7 +262,5 @@ def constants(
         "BM": config.rows,
         "BN": config.keys,
         "OWN": config.own,
-        "CARRY": config.carry_slot,
         "CAP": cap,
-        "NEED_LSE": need_lse,
     }

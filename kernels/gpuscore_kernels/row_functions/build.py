@@ -126,11 +126,12 @@ def compile_library(
     with tempfile.TemporaryDirectory(prefix="gpuscore-") as folder:
         compiled = [str(Path(folder, f"{name}.o")) for name in FILES]
         for name, target in zip(FILES, compiled, strict=True):
-            _run(compiler, *flags, "-c", str(sources / name), "-o", target)
-        _run(compiler, *more, "-shared", *compiled, "-lm", "-o", str(library))
+            run(compiler, *flags, "-c", str(sources / name), "-o", target)
+        run(compiler, *more, "-shared", *compiled, "-lm", "-o", str(library))
 
 
-def _run(*command: str) -> None:
+def run(*command: str) -> None:
+    """Run a command; raise BuildError with its message if it fails or takes too long."""
     try:
         subprocess.run(
             command,

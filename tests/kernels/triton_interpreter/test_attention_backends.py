@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from gpuscore.backends import create_backend, plan_backend
+from gpuscore.backends.torch.attention import triton
 from gpuscore.config import ModelConfig
 from gpuscore.types.batch import Prefix, Segment, pack, page_slots
 from support.batches import Pages, int32, item_segments
@@ -66,3 +67,28 @@ def test_the_same_scores_as_torch(make_backend, family):
     expected = scores(make_backend(family, "torch"))
     got = scores(make_backend(family, "triton"))
     np.testing.assert_allclose(got, expected, atol=2e-5, rtol=0)
+
+
+def test_a_prompts_tables_are_those_of_its_length(make_backend, monkeypatch):
+    """They are kept for the next one as long; a rest, other rows and two segments have theirs."""
+    attention = make_backend("mistral", "triton").launcher.attention
+    monkeypatch.setattr(triton, "KEPT", 2)
+    size, rng = attention.pool.page_size, np.random.default_rng(0)
+    pages = Pages.shuffled(rng, 8, size).of(0, 40)
+    for length in (20, 33, 20, 21, 33, 20):
+        ids = int32(random_ids(rng, length))
+        prompt = Segment(ids, 0, 0, label_ids=int32([3]))
+        for segments, cached in (
+            ([prompt], 0),
+            ([replace(prompt, label_ids=ids, every_row=True)], 0),
+            ([replace(prompt, start=19)], 19),
+            ([Segment(ids[:7], 0, 0), replace(prompt, token_ids=ids[7:])], 0),
+        ):
+            batch = pack(segments, [Prefix(cached, pages[: -(-cached // size)])])
+            got = attention.tables(batch)
+            fresh = triton.build_tables(batch, attention.config, size, attention.shape)
+            for table, expected in zip(got, fresh, strict=True):
+                for part, value in zip(table, expected, strict=True):
+                    np.testing.assert_array_equal(part, value)
+        whole = pack([prompt], [Prefix(0, pages[:0])])
+        assert attention.tables(whole) is attention.tables(whole)

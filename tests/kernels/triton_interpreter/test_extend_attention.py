@@ -4,7 +4,6 @@ They run in the interpreter, or on a GPU if there is one.
 """
 
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,8 +27,7 @@ from support.slow import slow
 
 PAGE, PAGES = 32, 16
 HEADS = (2, 1)  # of queries, of keys
-CONFIG = TileConfig(rows=32, keys=32, own=16, num_warps=4, num_stages=1, carry_slot=True)
-LSE_TOLERANCE = 1e-3
+CONFIG = TileConfig(rows=32, keys=32, own=16, num_warps=4, num_stages=1)
 
 BATCHES = {
     "a single token": [(0, 0, [1])],
@@ -50,7 +48,7 @@ def table_of(batch, config, heads, **options):
     return upload([build_tiles(layout_of(batch, PAGE), shape, **options)], torch.device(DEVICE))[0]
 
 
-def errors(
+def error(
     sizes,
     *,
     dtype=torch.float32,
@@ -61,21 +59,20 @@ def errors(
     softcap=None,
     rows=None,
 ):
-    """Return the relative error of the output and the absolute error of the log-sum-exp."""
+    """Return the relative error."""
     batch = tree() if sizes == TREE else requests(*sizes, page_size=PAGE, num_pages=PAGES)
     operands = inputs(batch, PAGE, PAGES, heads, dim, dtype, DEVICE)
     tiles = table_of(batch, config, heads, window=window, rows=rows)
     q = operands.q if rows is None else operands.q[torch.from_numpy(rows).long()]
-    options = {"scale": 0.3, "softcap": softcap, "need_lse": True, "config": config}
-    out, lse = extend_attention(q, *operands.all()[1:], tiles, **options, impl="triton")
+    options = {"scale": 0.3, "softcap": softcap, "config": config}
+    out = extend_attention(q, *operands.all()[1:], tiles, **options, impl="triton")
     exact = [x.double() for x in (q, *operands.all()[1:])]
-    expected, expected_lse = extend_attention(*exact, tiles, **options, impl="reference")
-    return relative_error(out, expected), float((lse - expected_lse).abs().max())
+    expected = extend_attention(*exact, tiles, **options, impl="reference")
+    return relative_error(out, expected)
 
 
-def close(errors, dtype=torch.float32):
-    assert errors[0] <= TOLERANCE[dtype]
-    assert errors[1] <= LSE_TOLERANCE
+def close(error, dtype=torch.float32):
+    assert error <= TOLERANCE[dtype]
 
 
 def tree():
@@ -93,50 +90,45 @@ def tree():
 
 @pytest.mark.parametrize("window", [None, *slow(9)])
 def test_trees(window):
-    close(errors(TREE, window=window))
+    close(error(TREE, window=window))
 
 
 @pytest.mark.parametrize("name", BATCHES)
 def test_layouts(name):
-    close(errors(BATCHES[name]))
-
-
-@pytest.mark.parametrize("sizes", [CACHED, *slow(SMALL, *BATCHES.values(), MIXED)])
-def test_slots_loaded_where_they_are_used(sizes):
-    close(errors(sizes, config=replace(CONFIG, carry_slot=False)))
+    close(error(BATCHES[name]))
 
 
 @pytest.mark.parametrize("dim", [96, 256] if INTERPRETED else [64, 96, 128, 256])
 def test_head_sizes(dim):
-    close(errors(SMALL, dim=dim, rows=FEW))
+    close(error(SMALL, dim=dim, rows=FEW))
 
 
 @pytest.mark.parametrize(
     "heads", [(4, 2), *(pytest.param(heads, marks=pytest.mark.slow) for heads in ((1, 1), (3, 1)))]
 )
 def test_heads_that_share_keys(heads):
-    close(errors(SMALL, heads=heads, rows=FEW))
+    close(error(SMALL, heads=heads, rows=FEW))
 
 
 @pytest.mark.parametrize(("window", "softcap"), [(16, 1.5), *slow((1, None), (40, None))])
 def test_windows_and_soft_caps(window, softcap):
-    close(errors(MIXED, window=window, softcap=softcap))
+    close(error(MIXED, window=window, softcap=softcap))
 
 
 def test_a_soft_cap_alone():
-    close(errors(SMALL, softcap=0.7))
+    close(error(SMALL, softcap=0.7))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES[1:])
 def test_short_numbers(dtype):
-    close(errors(SMALL, dtype=dtype, dim=64), dtype)
-    close(errors(SMALL, dtype=dtype, window=20, softcap=1.5), dtype)
+    close(error(SMALL, dtype=dtype, dim=64), dtype)
+    close(error(SMALL, dtype=dtype, window=20, softcap=1.5), dtype)
 
 
 def test_scored_rows_only():
-    close(errors(MIXED, rows=np.array([97, 3, 66, 34, 76], np.int32)))
-    close(errors(MIXED, rows=np.array([0], np.int32)))
+    close(error(MIXED, rows=np.array([97, 3, 66, 34, 76], np.int32)))
+    close(error(MIXED, rows=np.array([0], np.int32)))
 
 
 def test_no_rows():
@@ -145,9 +137,8 @@ def test_no_rows():
     tiles = table_of(batch, CONFIG, HEADS, rows=np.empty(0, np.int32))
     for impl in ("triton", "reference"):
         options = {"scale": 1.0, "config": CONFIG, "impl": impl}
-        out, lse = extend_attention(operands.q[:0], *operands.all()[1:], tiles, **options)
+        out = extend_attention(operands.q[:0], *operands.all()[1:], tiles, **options)
         assert out.shape == (0, 2, 16)
-        assert lse is None
 
 
 @pytest.mark.parametrize("window", [20, *slow(None)])
@@ -159,7 +150,7 @@ def test_the_rule_written_out(window):
     q, k, v, *pools = (x.double().cpu().numpy() for x in operands.all())
     expected = oracle.attention(batch, PAGE, q, k, v, *(x.swapaxes(0, 1) for x in pools), window)
     for impl in ("triton", "reference"):
-        out, _ = extend_attention(*operands.all(), tiles, scale=0.25, config=CONFIG, impl=impl)
+        out = extend_attention(*operands.all(), tiles, scale=0.25, config=CONFIG, impl=impl)
         np.testing.assert_allclose(out.cpu().numpy(), expected, atol=2e-6)
 
 
@@ -167,12 +158,11 @@ def test_large_scores_do_not_overflow():
     batch = requests(*SMALL, page_size=PAGE, num_pages=PAGES)
     operands = inputs(batch, PAGE, PAGES, HEADS, 16, torch.float32, DEVICE)
     tiles = table_of(batch, CONFIG, HEADS)
-    options = {"need_lse": True, "scale": 1e4, "config": CONFIG}
-    out, lse = extend_attention(*operands.all(), tiles, **options, impl="triton")
+    options = {"scale": 1e4, "config": CONFIG}
+    out = extend_attention(*operands.all(), tiles, **options, impl="triton")
     exact = [x.double() for x in operands.all()]
-    _, expected = extend_attention(*exact, tiles, **options, impl="reference")
-    assert out.isfinite().all()
-    assert float(((lse - expected) / expected).abs().max()) < 1e-5
+    expected = extend_attention(*exact, tiles, **options, impl="reference")
+    assert relative_error(out, expected) < 0.01, "no more than scores of 1e4 let differ"
 
 
 @pytest.mark.parametrize("window", [24, *slow(None)])
@@ -210,7 +200,7 @@ def item_bits(config, window, request, item):
     operands.q[start : start + 21] = own[2]
     tiles = table_of(batch, config, HEADS, window=window)
     moved = [x.to(DEVICE) for x in operands.all()]
-    out, _ = extend_attention(*moved, tiles, scale=0.3, config=config, impl="triton")
+    out = extend_attention(*moved, tiles, scale=0.3, config=config, impl="triton")
     return out[start : start + 21].cpu().numpy()
 
 
@@ -246,7 +236,6 @@ DEFECTS = {
     "the last slot is not loaded": ("mask=index + 1 < pool_end", "mask=index + 2 < pool_end"),
     "a slot is loaded again": ("tl.load(pool_tiles + index + 1,", "tl.load(pool_tiles + index,"),
     "tails of pages are read": ("offset_n[:, None] < count", "offset_n[:, None] >= 0"),
-    "the log-sum-exp of base 2": ("(top + tl.log2(total)) * LN_2", "(top + tl.log2(total))"),
 }
 
 
@@ -259,5 +248,5 @@ def test_a_defect_is_visible(name, tmp_path, monkeypatch):
         heads = (4, 2) if "head" in name.lower() else HEADS
         sizes = TREE if "ancestor" in name else CACHED if "slot" in name else SMALL
         rows = None if sizes == TREE else FEW
-        error, lse_error = errors(sizes, heads=heads, rows=rows)
-    assert not (error <= 1e-3 and lse_error <= 1e-2)
+        seen = error(sizes, heads=heads, rows=rows)
+    assert not seen <= 1e-3  # NaN is seen, too

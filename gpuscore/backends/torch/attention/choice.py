@@ -76,7 +76,7 @@ def attention_factory(name: str, attend: Function, steady: bool) -> Factory:
 
     Args:
         name: of the backend.
-        attend: `plain.attend`, or its form in C.
+        attend: the reference of `extend_attention`, or its form in C.
         steady: a row's bits must not depend on other rows.
     """
     if name == "triton":

@@ -14,24 +14,11 @@ from gpuscore.backends.torch.attention.triton import build_tables, tables_of_lay
 from gpuscore.backends.torch.compiler import Function
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.types.batch import PackedBatch
-from gpuscore_kernels.extend_attention import DeviceTiles, TileShape, reference, upload
+from gpuscore_kernels.extend_attention import DeviceTiles, TileShape, upload
 from gpuscore_kernels.row_functions.attention import KEYS
 
 ROWS = 192  # of a tile of queries, if heads allow: tokens times the heads that share keys
 HOST = torch.device("cpu")
-
-
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    pool: tuple[Tensor, Tensor],
-    tiles: DeviceTiles,
-    scale: float,
-    softcap: float | None,
-) -> Tensor:
-    """Return the attention of the table's query rows; see `extend_attention`."""
-    return reference.extend_attention(q, k, v, pool, tiles, scale=scale, softcap=softcap)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +27,7 @@ class TorchAttention:
 
     config: DecoderConfig
     pool: KVPool
-    attend: Function  # `attend`, or its form in C
+    attend: Function  # the reference of `extend_attention`, or its form in C
     steady: bool = False
 
     def prepare(self, batch: PackedBatch) -> "TorchPass":

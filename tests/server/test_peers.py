@@ -1,0 +1,127 @@
+"""Promise: each request field that other servers document is accepted, accepted at the values that
+change nothing, or refused by its own name with the reason; their documents' requests are answered.
+
+fields.toml and examples.toml say where each field and request is documented.
+"""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from gpuscore.dialects.others import others_of
+from gpuscore.dialects.table import DIALECT_OF
+from support.connections import connected, same_answer
+from support.models import make_model
+from support.serving import QUICK, serving
+
+HERE = Path(__file__).parent
+ROUTES = tomllib.loads((HERE / "fields.toml").read_text(encoding="utf-8"))["route"]
+EXAMPLES = tomllib.loads((HERE / "examples.toml").read_text(encoding="utf-8"))["example"]
+PATHS = [(route, path) for route in ROUTES for path in route["paths"]]
+SENT = ("documents", "text_2", "texts", "input")
+UNLISTED = {"overlap_tokens"}  # of no peer of the table
+
+
+def ids(pairs):
+    return [f"{route['peer']} {path} {'-'.join(route['body'])}" for route, path in pairs]
+
+
+def fields_of(route):
+    """Return {field: "accepted", "neutral" or "refused"}, as it counts."""
+    kinds = {}
+    for kind in ("refused", "accepted", "neutral"):
+        kinds |= dict.fromkeys(route.get(kind, ()), kind)
+    return kinds
+
+
+def refusal(answer):
+    """Return the place and the message of a 400, in the shape that the caller's client reads."""
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    if isinstance(error, str):  # TEI's
+        return error.split()[0], error
+    return error["param"], error["message"]
+
+
+@pytest.mark.parametrize(("route", "path"), PATHS, ids=ids(PATHS))
+def test_fields_are_answered_as_the_table_says(demo, route, path):
+    def post(**fields):
+        return demo.post(path, json=route["body"] | fields)
+
+    plain = post()
+    assert plain.status_code == 200, plain.text
+    for field, value in route.get("accepted", {}).items():
+        answer = post(**{field: value})
+        assert answer.status_code == 200, (field, answer.text)
+    for field in fields_of(route).keys() - set(route.get("needed", ())):
+        null = post(**{field: None})
+        assert null.status_code == 200, (field, null.text)
+    for field, values in route.get("neutral", {}).items():
+        assert field in route["refused"], "a neutral value needs one that is not"
+        for value in (None, *values):
+            same_answer(post(**{field: value}).json(), plain.json())
+    for field, value in route.get("refused", {}).items():
+        param, message = refusal(post(**{field: value}))
+        assert param == field
+        assert "unknown field" not in message
+        assert len(message.removeprefix(field).split()) >= 4, f"{message} gives no reason"
+
+
+def test_fields_without_a_meaning_are_of_some_peer():
+    listed = {(path, field) for route, path in PATHS for field in fields_of(route)}
+    missing = {
+        (path, field)
+        for path in {path for _, path in PATHS}
+        for body in DIALECT_OF[path].bodies
+        for field in others_of(body).keys() - UNLISTED
+        if not any((same, field) in listed for same in DIALECT_OF[path].paths)
+    }
+    assert not missing
+
+
+def test_every_peer_has_all_its_routes():
+    routes = {}
+    for route, path in PATHS:
+        routes.setdefault(route["peer"].split()[0], set()).add(path)
+    assert routes["vLLM"] == {
+        *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/classify"),
+        *("/v1/completions", "/tokenize", "/detokenize"),
+    }
+    assert routes["SGLang"] == {
+        *("/v1/score", "/v1/rerank", "/v1/classify", "/classify", "/v1/completions"),
+        *("/tokenize", "/detokenize"),
+    }
+    assert routes.keys() == {"vLLM", "SGLang", "TEI", "Cohere", "Jina", "Infinity"}
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory):
+    """A client of a server with the names that the documents' requests have, for a reranker and a
+    classification model."""
+    directory = tmp_path_factory.mktemp("classes")
+    make_model(directory, "qwen3_classes", num_labels=2)
+    names = {example["body"].get("model"): example["path"] for example in EXAMPLES}
+    aliases = [
+        f"--model-alias={name}={'classes' if path == '/classify' else 'demo'}"
+        for name, path in names.items()
+        if name is not None
+    ]
+    models = ("--model=demo=demo", f"--model=classes={directory}", "--default-model=demo")
+    flags = (*models[1:], *aliases, "--kv-cache-size=32MiB", *QUICK)
+    with serving(models[0], *flags) as running, connected(running) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=[example["source"] for example in EXAMPLES])
+def test_requests_of_their_documents_are_answered(named, example):
+    answer = named.post(example["path"], json=example["body"])
+    if "refused" in example:
+        assert refusal(answer)[0] == example["refused"]
+        return
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    rows = body if isinstance(body, list) else body.get("results", body.get("data"))
+    asked = next(example["body"][name] for name in SENT if name in example["body"])
+    assert len(rows) == (1 if isinstance(asked, str) else len(asked))
+    assert isinstance(body, list) or body["model"] == example["body"]["model"]
