@@ -20,6 +20,7 @@ LINEAR = f"{INTERPRETED}/test_linear_layers.py"
 ATTENTION = (
     "tests/backends/test_gpu_attention.py",
     "tests/kernels/test_gated_product.py",
+    f"{INTERPRETED}/test_fa4.py",
     f"{INTERPRETED}/test_extend_attention.py",
     f"{INTERPRETED}/test_attention_backends.py",
 )
@@ -74,7 +75,7 @@ def stages(device: str, work: Path, *, trial: bool, fa4: bool = False) -> list[S
         *([section("fa4", 100)] if fa4 else []),
         _http(device, work, scratch, trial),
         section("hybrid", 80),
-        _parity("jax", device, work, 60, "--backend", "jax"),
+        _parity("jax", device, work, 90, "--backend", "jax"),
         _parity("parity with a CPU", device, work, 40),
     ]
     if trial:  # a CPU may have other work
@@ -83,8 +84,8 @@ def stages(device: str, work: Path, *, trial: bool, fa4: bool = False) -> list[S
     done = [f"--ignore={path}" for path in (LINEAR, *ATTENTION)]
     return [
         *planned,
-        _tests("tests of linear layers", 45, work, *_workers(), LINEAR),
-        _tests("tests of attention", 45, work, *_workers(), *ATTENTION),
+        _tests("tests of attention", 60, work, *_workers(), *ATTENTION),
+        _tests("tests of linear layers", 60, work, *_workers(), LINEAR),
         _tests("tests alone", 60, work, ALONE),
         _tests("tests", 300, work, *_workers(), *done, *REST),
     ]

@@ -20,8 +20,7 @@ from gpuscore import __version__
 from gpuscore.backends.common.memory import HostMemory
 from gpuscore.backends.common.plan import mebibytes, nvidia_device
 from gpuscore.backends.torch.compiler import cc
-from gpuscore.backends.torch.devices import DRIVERS, choose_device
-from gpuscore.backends.torch.plan import computes_natively
+from gpuscore.backends.torch.devices import DRIVERS, choose_device, computes_natively
 from gpuscore.backends.torch.timed_formats import faster_format, time_products
 from gpuscore.config import ModelConfig, ServerConfig
 from gpuscore.config.sources import Settings

@@ -79,7 +79,7 @@ def test_a_state_that_others_begin_with_is_not_overwritten():
     pages = Pages.shuffled(np.random.default_rng(0), 4, 16).of(0, 20)
     two = [Segment(int32([0] * 2), 20, 0, states=[(2, 5)]), Segment(int32([0]), 20, 0)]
     with pytest.raises(ValueError, match="slot 5 is overwritten while others begin with it"):
-        lay_out_states(pack(two, [Prefix(20, pages, 5)]), 4, 32)
+        lay_out_states(pack(two, [Prefix(20, pages, 5)]), 4, False)
 
 
 @pytest.mark.parametrize("seed", range(4))

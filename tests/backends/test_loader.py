@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 from gpuscore import Scorer
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.torch import plan
+from gpuscore.backends.torch.linear import DenseLinear, LinearParts, Products, pack
+from gpuscore.backends.torch.loader import load_weights
 from gpuscore.config import ModelConfig
 from gpuscore.config.options import checked
 from gpuscore.errors import ConfigError
@@ -283,6 +285,45 @@ def test_a_cpu_computes_what_it_has_instructions_for(dtype, flags):
     (line, *_) = (x for x in Path("/proc/cpuinfo").read_text().splitlines() if "flags\t" in x)
     assert plan.computes_natively(dtype) is bool(flags & set(line.split()))
     assert plan.computes_natively("float32")
+
+
+in_bfloat16 = pytest.mark.skipif(
+    platform.machine() != "x86_64" or not plan.computes_natively("bfloat16"),
+    reason="needs an x86 CPU with products in bfloat16",
+)
+
+
+@in_bfloat16
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("rows", "width", "outputs"), [(1, 1, 1), (7, 65, 3), (128, 300, 130)])
+def test_reordered_weights_have_the_same_products(rows, width, outputs, biased):
+    generator = torch.Generator().manual_seed(rows)
+    x, weight = (torch.randn(n, width, generator=generator).bfloat16() for n in (rows, outputs))
+    bias = torch.randn(outputs, generator=generator).bfloat16() if biased else None
+    reordered, products = pack(DenseLinear(weight, bias)), Products()
+    assert reordered.weight.is_mkldnn
+    exact = x.double() @ weight.double().T + (bias.double() if biased else 0)
+    got = products(reordered, x)
+    assert got.dtype == torch.bfloat16
+    torch.testing.assert_close(got.double(), exact, rtol=2**-8, atol=1e-2)
+    wide = products(reordered, x.float())  # as the check at start has it
+    torch.testing.assert_close(wide.double(), exact, rtol=1e-5, atol=1e-4)
+    assert products(reordered, x[:0]).shape == (0, outputs)
+    order = torch.randperm(rows, generator=generator)
+    assert torch.equal(products(reordered, x[order]), got[order]), "--deterministic needs that"
+
+
+@in_bfloat16
+def test_every_product_of_a_layer_has_reordered_weights(tiny_model):
+    made = plan_backend(tiny_model()[0], ModelConfig(device="cpu", dtype="bfloat16"))
+    weights = load_weights(
+        Path(made.directory), made.architecture, made.dtype, made.device, made.precision
+    )
+    for layer in weights.layers:
+        for linear in (layer.qkv, layer.o, layer.mlp.gate_up, layer.mlp.down):
+            parts = linear.parts if isinstance(linear, LinearParts) else (linear,)
+            assert all(part.weight.is_mkldnn for part in parts)
+    assert not weights.lm_head.is_mkldnn, "tokens are read from it"
 
 
 def test_a_tied_head_that_is_another_one_is_refused(copy):

@@ -23,9 +23,11 @@ from gpuscore.backends.torch.decoder import shortened
 from gpuscore.backends.torch.devices import DeviceMemory
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.backends.torch.launcher import PlainLauncher
+from gpuscore.backends.torch.loader import load_weights
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from support.memory import measured_and_taken, peaks
+from support.models import make_model
 from support.slow import slow
 
 MIB = 2**20
@@ -201,6 +203,29 @@ def test_the_peak_counts_though_it_is_over(tmp_path):
     ran = []
     assert blind.growth(lambda: ran.append(1)) is None
     assert ran == [1]
+
+
+@linux_only
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_weights_are_in_memory_once(tmp_path, dtype):
+    """Not also as a mapped file or in another order, neither afterwards nor during the loading."""
+    layers = {"hidden_size": 256, "intermediate_size": 3072, "num_hidden_layers": 12}
+    model = make_model(tmp_path, "qwen3", **layers).to(getattr(torch, dtype))
+    model.save_pretrained(tmp_path)
+    del model
+    made = plan_backend(tmp_path, ModelConfig(device="cpu", dtype=dtype))
+    memory, held = HostMemory(), []
+    memory.trim()
+    before = memory._status("VmRSS")
+
+    def load():
+        held.append(load_weights(tmp_path, made.architecture, made.dtype, made.device))
+
+    peak = memory._peak(load)
+    memory.trim()
+    assert made.weight_bytes > 50 * MIB
+    assert peak < 1.8 * made.weight_bytes, "with freed blocks that the C library keeps"
+    assert memory._status("VmRSS") - before < 1.25 * made.weight_bytes
 
 
 @linux_only

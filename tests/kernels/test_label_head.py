@@ -16,10 +16,9 @@ vocab_statistics = partial(label_head.vocab_statistics, impl="reference")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-@pytest.fixture(params=["pieces", "whole tiles"])
-def conversion(request, monkeypatch):
-    """Both ways to convert half-precision weights; pieces have 4 rows of 17 weights."""
-    monkeypatch.setattr(label_head, "FEW_ROWS", 1000 if request.param == "pieces" else -1)
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Convert 4 rows of 17 weights at a time."""
     monkeypatch.setattr(label_head, "CACHED_PIECE", 4 * 17)
 
 
@@ -39,7 +38,7 @@ def make(rows, vocab, width, dtype):
     return hidden, weight, hidden.double().numpy() @ weight.double().numpy().T
 
 
-@pytest.mark.usefixtures("conversion", "new_memory_is_nan")
+@pytest.mark.usefixtures("small_pieces", "new_memory_is_nan")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("rows", "vocab", "max_tile"),
@@ -79,7 +78,7 @@ def test_label_logits_are_ragged_and_repeatable(max_tile, dtype):
     assert got[0] == got[2]
 
 
-@pytest.mark.usefixtures("conversion")
+@pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_tie_goes_to_the_lowest_id(dtype):
     hidden, weight = torch.ones(1, 17, dtype=dtype), torch.zeros(40, 17, dtype=dtype)
@@ -91,7 +90,7 @@ def test_a_tie_goes_to_the_lowest_id(dtype):
             assert top[0].tolist() == [3, 4, 22, 39, 0, 1][:num_top]
 
 
-@pytest.mark.usefixtures("conversion")
+@pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("max_tile", [1, 17 * 20, 10_000])
 def test_ties_of_more_tokens_than_are_wanted(max_tile):
     rng = torch.Generator().manual_seed(0)
@@ -103,7 +102,7 @@ def test_ties_of_more_tokens_than_are_wanted(max_tile):
     assert torch.equal(statistics.top_logits, expected.values[:, : label_head.MAX_TOP])
 
 
-@pytest.mark.usefixtures("conversion", "new_memory_is_nan")
+@pytest.mark.usefixtures("small_pieces", "new_memory_is_nan")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_softcap(dtype):
     hidden, weight, logits = make(3, 63, 17, dtype)
@@ -113,7 +112,7 @@ def test_softcap(dtype):
     np.testing.assert_allclose(top_logits[:, 0].numpy(), capped.max(axis=1), atol=1e-5)
 
 
-@pytest.mark.usefixtures("conversion")
+@pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_strides(dtype):
     """Rows and weights lie between NaN, and rows are also read column by column."""
@@ -127,9 +126,9 @@ def test_strides(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("num_top", [1, 5])
-@pytest.mark.parametrize("rows", [9, label_head.FEW_ROWS, label_head.FEW_ROWS + 1, 128])
+@pytest.mark.parametrize("rows", [9, 64, 65, 128])
 def test_packed_as_alone(rows, dtype, num_top):
-    """Other rows change no more than the order of sums, whichever way each call converts.
+    """Other rows change no more than the order of sums.
 
     With as many rows, the bits are the same wherever a row stands: `--deterministic` needs that.
     """
@@ -165,7 +164,7 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_few_rows_convert_pieces_that_a_cache_holds(dtype):
+def test_pieces_that_a_cache_holds_are_converted(dtype):
     """All weights would take 20 MB in float32, and a tile of them 16 MB."""
     hidden, weight, _ = make(3, 20_000, 256, dtype)
     with Largest(weight) as largest:

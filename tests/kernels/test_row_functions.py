@@ -177,7 +177,7 @@ def test_bits_depend_on_the_row_alone(functions, dtype):
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 11])
 @pytest.mark.parametrize(("columns", "width"), [(1, 1), (62, 63), (129, 111), (6, 128)])
 def test_products(functions, rows, columns, width):
-    x, weight = torch.randn(rows, width), torch.randn(columns, width).bfloat16()
+    x, weight = torch.randn(rows, width).bfloat16(), torch.randn(columns, width).bfloat16()
     c = functions[torch.bfloat16]
     got = c.products(x, weight)
     torch.testing.assert_close(got.double(), x.double() @ weight.double().T, atol=2e-5, rtol=0)
@@ -187,7 +187,7 @@ def test_products(functions, rows, columns, width):
 
 
 def test_what_does_not_fit_is_refused(functions):
-    c, x = functions[torch.float32], torch.randn(4, 6)
+    c, halves, x = functions[torch.float32], functions[torch.bfloat16], torch.randn(4, 6)
     tables = torch.ones(4, 1), torch.ones(4, 1)
     refused = [
         lambda: c.rms_norm(x.bfloat16(), torch.ones(6), 1e-6, False),
@@ -201,9 +201,9 @@ def test_what_does_not_fit_is_refused(functions):
             torch.ones(1, 2048), torch.ones(1, 1024), torch.ones(1, 1024), None, None, 0, 0, 1, 0
         ),
         lambda: c.gated(x[:, :5], "silu"),
-        lambda: c.products(x, x),
-        lambda: c.products(x, torch.ones(3, 5, dtype=torch.bfloat16)),
-        lambda: c.products(x, torch.ones(6, 3, dtype=torch.bfloat16).T),
+        lambda: halves.products(x, x.bfloat16()),
+        lambda: halves.products(x.bfloat16(), torch.ones(3, 5, dtype=torch.bfloat16)),
+        lambda: halves.products(x.bfloat16(), torch.ones(6, 3, dtype=torch.bfloat16).T),
         lambda: c.scale_rows(x.T, torch.ones(6), None),
         lambda: c.scale_rows(x, torch.ones(4), torch.ones(5)),
     ]

@@ -49,17 +49,23 @@ class CheckpointFiles:
         self.architecture, self.storage = architecture, architecture.storage
         self._framework, self._shard = framework, shard
         self.shapes = weight_shapes(architecture.config)
-        self._stack = ExitStack()
+        self._paths, self._stack = weight_files(directory), ExitStack()
         with ExitStack() as stack:
-            paths = weight_files(directory)
-            files = [_open_file(path, framework, stack) for path in paths]
-            self._path_of = dict(zip(files, paths, strict=True))
-            self._file_of = _by_name(files)
+            stack.enter_context(self)
+            self.reopen()
             self._check()
-            self._total = sum(path.stat().st_size for path in paths) // shard.ranks
-            self._stack = stack.pop_all()
+            stack.pop_all()  # all is well: the files stay open
+        self._total = sum(path.stat().st_size for path in self._paths) // shard.ranks
         self._used: set[str] = set()
         self._progress, self._done = progress, 0
+
+    def reopen(self) -> None:
+        """Open the files, again: what was read of a mapped file counts as this process's memory
+        until the file is closed."""
+        self._stack.close()
+        files = [_open_file(path, self._framework, self._stack) for path in self._paths]
+        self._path_of = dict(zip(files, self._paths, strict=True))
+        self._file_of = _by_name(files)
 
     def tensor(self, part: str, name: str) -> Any:
         """Return this shard of the stored tensor `name`, which must have the shape of `part`.

@@ -22,7 +22,7 @@ from gpuscore.backends.torch.layers import (
     rms_norm,
     rotary_tables,
 )
-from gpuscore.backends.torch.linear import DenseLinear, Linear, Products, Rows, rows_of
+from gpuscore.backends.torch.linear import DenseLinear, Linear, LinearParts, Products, Rows
 from gpuscore.backends.torch.mixture import EightBitMixture, MixtureWeights, mixture_mlp
 from gpuscore_kernels import Implementation
 from gpuscore_kernels.label_head import repeating_rows
@@ -49,8 +49,9 @@ class MlpWeights:
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     input_norm: Tensor  # [E]
-    # [(H + 2 Hkv) D, E]: q rows, then k, then v; with an output gate its H D rows come first. In a
-    # linear layer: `delta_net.layer.DELTA_PARTS`.
+    # [(H + 2 Hkv) D, E]: q rows, then k, then v; with an output gate its H D rows come first. The
+    # last layer has its queries in one part, keys and values in another. In a linear layer:
+    # `delta_net.layer.DELTA_PARTS`.
     qkv: Linear
     q_norm: Tensor | None  # [D]
     k_norm: Tensor | None  # [D]
@@ -80,7 +81,7 @@ class Decoder:
         own: implementation of the parts that have a kernel of ours and do not compute row by row:
             everything between the QKV product and attention, and mixtures of experts.
         lookup: reads embeddings.
-        gated_product: computes act(gate) * up from rows, plain weights and activation.
+        gated_product: computes silu(gate) * up from rows and plain weights.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Decoder:
         by_rows: ByRows = all_at_once,
         own: Implementation = "reference",
         lookup: Lookup = functional.embedding,
-        gated_product: Callable[[Tensor, Tensor, str], Tensor] | None = None,
+        gated_product: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> None:
         self.config = config
         self._lookup, self._gated_product = lookup, gated_product
@@ -99,8 +100,7 @@ class Decoder:
         self._own: Implementation = own
         # The kernel stores keys and values itself, but not tile by tile: padding has no slots.
         self._stores = own == "triton" and by_rows is all_at_once
-        self._q_size = config.num_heads * config.head_dim
-        self._gate_size = self._q_size if config.output_gate else 0
+        self._gate_size = config.num_heads * config.head_dim if config.output_gate else 0
         self._of_norms = eps, one_plus = config.rms_norm_eps, config.one_plus_norms
         self._of_heads: dict[str, Any] = {"eps": eps, "one_plus": one_plus}
         self.weights = weights
@@ -235,16 +235,15 @@ class Decoder:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return x + delta, its norm, and k and v of all rows."""
         x, normed = self._residual(x, delta, layer.input_norm)
-        first, kv_heads = self._gate_size + self._q_size, self.config.num_kv_heads
-        linear = rows_of(layer.qkv, first)
-        _, k, v = self._project(layer, normed, linear, cos, sin, 0, kv_heads, pages)[:3]
+        kv = _parts(layer.qkv)[1]
+        _, k, v = self._project(layer, normed, kv, cos, sin, 0, self.config.num_kv_heads, pages)[:3]
         return x, normed, k, v
 
     def _queries(
         self, layer: LayerWeights, normed: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, ...]:
-        linear = rows_of(layer.qkv, 0, self._gate_size + self._q_size)
-        q, _, _, *gate = self._project(layer, normed, linear, cos, sin, self.config.num_heads, 0)
+        queries = _parts(layer.qkv)[0]
+        q, _, _, *gate = self._project(layer, normed, queries, cos, sin, self.config.num_heads, 0)
         return q, *gate
 
     def _projected(
@@ -352,12 +351,17 @@ class Decoder:
         if self._gated_product is not None:
             assert isinstance(x, Tensor)  # noqa: S101  (the plan has checked that weights are plain)
             assert isinstance(mlp.gate_up, DenseLinear)  # noqa: S101
-            inner = self._gated_product(x, mlp.gate_up.weight, activation)
+            inner = self._gated_product(x, mlp.gate_up.weight)
         elif self._product.takes_quantized(mlp.down):
             inner = self._product.gated(mlp.down, self._product(mlp.gate_up, x), activation)
         else:
             inner = self._gated(self._product(mlp.gate_up, x), activation)
         return self._product(mlp.down, inner)
+
+
+def _parts(qkv: Linear) -> tuple[Linear, ...]:
+    assert isinstance(qkv, LinearParts)  # noqa: S101  (the loader's promise for a last layer)
+    return qkv.parts
 
 
 def shortened(

@@ -12,6 +12,11 @@ from gpuscore_kernels.launch import ARCHES
 UNCHECKED = 10  # major compute capability of B200 and B300
 # The oldest driver of each release of CUDA, from its release notes.
 DRIVERS = {12: 525, 13: 580}
+# Features of an x86 CPU, as torch names them, that multiply matrices of a dtype.
+_INSTRUCTIONS = {
+    "bfloat16": ("avx512_bf16", "amx_bf16"),
+    "float16": ("avx512_fp16", "amx_fp16"),
+}
 
 
 def choose_device(name: str) -> torch.device:
@@ -80,6 +85,22 @@ def _error_of_cuda() -> str:
     except (RuntimeError, AssertionError) as error:  # the latter without CUDA's runtime library
         return str(error).splitlines()[0].partition(". ")[0].removesuffix(".")
     return "torch finds no device"
+
+
+def computes_natively(dtype: str) -> bool:
+    """True if this CPU has instructions for matrix products in `dtype`.
+
+    oneDNN also supports formats that it emulates: bfloat16 on any x86 CPU with AVX-512, which takes
+    over twice the time of float32.
+    """
+    features = torch.cpu.get_capabilities()
+    if features.get("architecture") == "x86_64" and dtype in _INSTRUCTIONS:
+        return any(features[name] for name in _INSTRUCTIONS[dtype])
+    if dtype == "bfloat16":
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if dtype == "float16":
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return True
 
 
 def sum_in_float32() -> None:

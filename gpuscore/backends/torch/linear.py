@@ -6,7 +6,7 @@ result, and computes it on other devices.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeGuard
 
 import torch
@@ -17,6 +17,7 @@ from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.common.quantization import LINEAR, EightBits
 from gpuscore.backends.common.shapes import weight_shapes
 from gpuscore.backends.torch.compiler import Compiler, eagerly
+from gpuscore.backends.torch.devices import computes_natively
 from gpuscore_kernels import Implementation
 from gpuscore_kernels.quantized import fp8, quantize_rows, quantized_product
 from gpuscore_kernels.quantized.reference import quantize_rows as plain_quantize_rows
@@ -31,7 +32,7 @@ ZERO_POINT = 128
 class DenseLinear:
     """Weights in the model's dtype."""
 
-    weight: Tensor  # [O, K]
+    weight: Tensor  # [O, K], perhaps in oneDNN's order, see `pack`
     bias: Tensor | None  # [O]
 
 
@@ -126,8 +127,7 @@ class Products:
             return self._quantized(linear, x)
         match linear:
             case DenseLinear():
-                bias = None if linear.bias is None else linear.bias.to(x.dtype)
-                return functional.linear(x, linear.weight.to(x.dtype), bias)
+                return _dense(linear, x)
             case PackedLinear():
                 return self._packed(linear, self.unsigned(x))
             case QuantizedLinear():
@@ -191,26 +191,16 @@ class Products:
         return scaled
 
 
-def rows_of(linear: Linear, start: int, stop: int | None = None) -> Linear:
-    """Return the layer that computes columns `start` to `stop` of a layer's result.
+def pack(linear: Linear) -> Linear:
+    """Return the layer with weights in int8, and in bfloat16 on x86, in oneDNN's order.
 
-    Packed weights cannot be cut: their layer has to consist of parts that end at the cut.
+    Otherwise every product in bfloat16 would bring its weights into that order first. The sums,
+    and so the bits, are the same. Experts of a mixture and the label head keep the plain order:
+    single experts, tiles and tokens are read from their tensors.
     """
     match linear:
-        case DenseLinear() | QuantizedLinear():
-            bias = None if linear.bias is None else linear.bias[start:stop]
-            if isinstance(linear, DenseLinear):
-                return DenseLinear(linear.weight[start:stop], bias)
-            return QuantizedLinear(linear.weight[start:stop], linear.scale[start:stop], bias)
-        case LinearParts(parts):
-            first, last = parts
-            return last if start else first
-    raise TypeError("packed weights cannot be cut")
-
-
-def pack(linear: Linear) -> Linear:
-    """Return the layer with int8 weights packed for oneDNN."""
-    match linear:
+        case DenseLinear() if linear.weight.dtype == torch.bfloat16 and _reads_reordered():
+            return replace(linear, weight=torch.ops.mkldnn._reorder_linear_weight(linear.weight))
         case LinearParts(parts):
             return LinearParts(tuple(map(pack, parts)))
         case QuantizedLinear() if linear.weight.dtype == torch.int8:
@@ -218,6 +208,12 @@ def pack(linear: Linear) -> Linear:
             zero_points = torch.zeros(len(linear.scale), dtype=torch.int32)
             return PackedLinear(packed, linear.scale, zero_points, linear.bias)
     return linear
+
+
+def _reads_reordered() -> bool:
+    """True on x86 with products in bfloat16; elsewhere the order was not measured."""
+    x86 = torch.cpu.get_capabilities().get("architecture") == "x86_64"
+    return x86 and computes_natively("bfloat16")
 
 
 def stack(linears: Sequence[Linear]) -> Linear:
@@ -269,6 +265,18 @@ def scaled(y: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) ->
     """Return y times the scales of its rows, plus the bias, rounded once."""
     y = y * scale[:, None]
     return (y if bias is None else y + bias.float()).to(dtype)
+
+
+def _dense(linear: DenseLinear, x: Tensor) -> Tensor:
+    weight, bias = linear.weight, linear.bias
+    if weight.is_mkldnn:
+        if x.dtype == weight.dtype:
+            reordered = torch.ops.mkldnn._linear_pointwise
+            product: Tensor = reordered(x, weight, bias, "none", [], "")
+            return product
+        weight = weight.to_dense()  # the reference of the check at start has rows in float32
+    bias = None if bias is None else bias.to(x.dtype)
+    return functional.linear(x, weight.to(x.dtype), bias)
 
 
 def _scaled_in_place(y: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:

@@ -98,6 +98,7 @@ class Checkpoint:
         return DecoderWeights(embed, layers, norm, head)
 
     def _layer(self, index: int) -> LayerWeights:
+        self.files.reopen()
         read = partial(self._part, index)
         linear = self.architecture.config.is_linear(index)
         return LayerWeights(
@@ -154,10 +155,9 @@ class Checkpoint:
     def _qkv(self, index: int) -> Linear:
         """Return the layer's projections; in the last, queries stand apart from keys and values.
 
-        The last layer computes queries for scored rows only, and packed weights cannot be cut.
+        The last layer computes queries for scored rows only.
         """
-        last = index == self.architecture.config.num_layers - 1
-        if not last or self.precision not in EIGHT_BITS:
+        if index < self.architecture.config.num_layers - 1:
             return self._linear(index, "q", "k", "v")
         return LinearParts((self._linear(index, "q"), self._linear(index, "k", "v")))
 
@@ -258,7 +258,9 @@ class Checkpoint:
         return self._converted(name, self.files.tensor(part, name))
 
     def _converted(self, name: str, tensor: Tensor) -> Tensor:
-        return _finite(f"tensor {name}", tensor.to(self.dtype)).to(self.device)
+        # A tensor of the file's own memory would keep all of the file in this process's.
+        own = tensor.to(self.dtype, copy=self.device.type == "cpu")
+        return _finite(f"tensor {name}", own).to(self.device)
 
 
 def _finite(what: str, tensor: Tensor) -> Tensor:

@@ -31,7 +31,12 @@ from gpuscore.backends.common.shards import (
 )
 from gpuscore.backends.torch.attention.choice import choose_attention
 from gpuscore.backends.torch.compiler import WORTHWHILE_PARAMETERS, use_compiler
-from gpuscore.backends.torch.devices import check_devices, choose_device, memory_of
+from gpuscore.backends.torch.devices import (
+    check_devices,
+    choose_device,
+    computes_natively,
+    memory_of,
+)
 from gpuscore.backends.torch.kernels import use_kernels, why_not_gated_product
 from gpuscore.backends.torch.layers import STEADY_ROWS, steady_threads
 from gpuscore.backends.torch.linear import why_not_in_eight_bits
@@ -48,11 +53,6 @@ GRAPH_TOKENS = {"cpu": 0, "cuda": 4096}
 # FP8 takes the host longer: an H200 took 25.7 ms for 5,054 tokens that were launched one by one,
 # 13.8 of them on the device.
 FP8_GRAPH_TOKENS = 8192
-# Features of an x86 CPU, as torch names them, that multiply matrices of a dtype.
-_INSTRUCTIONS = {
-    "bfloat16": ("avx512_bf16", "amx_bf16"),
-    "float16": ("avx512_fp16", "amx_fp16"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,9 @@ class TorchPlan:
     attention: str  # one of attention.choice.NAMES
     graph_tokens: int | None  # of the largest CUDA graph; None = no `GraphLauncher`
     identity: str  # see BackendLimits
-    not_gated: str | None = None  # why gate-up products do not write act(gate) * up; None = they do
+    not_gated: str | None = (
+        None  # why gate-up products do not write silu(gate) * up; None = they do
+    )
     precision: Precision = "full"  # of linear layers
     framework: Literal["torch"] = "torch"
     shard: Shard = ALL  # of the model that this process holds
@@ -241,7 +243,9 @@ def _graph_tokens(
     wanted, reason = config.cuda_graph_tokens, None
     if config.tensor_parallel > 1:
         return None
-    if attention != "triton" or not kernels:
+    if attention == "fa4" and not kernels:
+        raise ConfigError("--attention fa4 needs --kernels triton, which put its keys together")
+    if attention not in ("triton", "fa4") or not kernels:
         reason = f"--attention is {attention}, --kernels {'triton' if kernels else 'torch'}; both "
         reason += "have to be triton"
     elif config.deterministic:
@@ -252,19 +256,3 @@ def _graph_tokens(
     if wanted:
         raise ConfigError(f"--cuda-graph-tokens {wanted}: {reason}")
     return None
-
-
-def computes_natively(dtype: str) -> bool:
-    """True if this CPU has instructions for matrix products in `dtype`.
-
-    oneDNN also supports formats that it emulates: bfloat16 on any x86 CPU with AVX-512, which takes
-    over twice the time of float32.
-    """
-    features = torch.cpu.get_capabilities()
-    if features.get("architecture") == "x86_64" and dtype in _INSTRUCTIONS:
-        return any(features[name] for name in _INSTRUCTIONS[dtype])
-    if dtype == "bfloat16":
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    if dtype == "float16":
-        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
-    return True

@@ -32,9 +32,6 @@ from gpuscore_kernels.row_functions import (
 )
 
 ROWS = 33  # rows of the known answers
-# Rows of a label head up to which our products take less time than a conversion and torch's; with
-# more, torch's hide the conversion (bench/LOG.md).
-FEW_ROWS = 16
 EPS_OF_NORMS = 0.3  # large enough to be seen
 Answer = tuple[Tensor, ...]
 
@@ -93,18 +90,13 @@ def _filled_memory() -> Iterator[None]:
 
 
 def _forms(functions: RowFunctions) -> dict[Function, Callable[..., Any]]:
-    def products(rows: Tensor, weight: Tensor) -> Tensor:
-        if weight.dtype != torch.bfloat16 or len(rows) > FEW_ROWS:
-            return few_products(rows, weight)
-        return functions.products(rows, weight)
-
     return {
         rms_norm: functions.rms_norm,
         add_and_norm: functions.add_and_norm,
         norm_and_rotate: functions.norm_and_rotate,
         gated: functions.gated,
         unsigned: lambda x: functions.quantize_rows(x, EPS),
-        few_products: products,
+        few_products: functions.products,
         scaled: lambda y, scale, bias, dtype: functions.scale_rows(y, scale, bias),
     }
 
@@ -139,7 +131,7 @@ def _known(dtype: torch.dtype) -> Iterator[tuple[Function, tuple[Any, ...]]]:
         yield norm_and_rotate, (qkv, *tables, *norms, EPS_OF_NORMS, False, heads, 2)
     for activation in ("silu", "gelu_tanh"):
         yield gated, (3 * rows(ROWS, 2 * 83).to(dtype), activation)
-    yield few_products, (rows(7, 83), rows(ROWS + 1, 83).to(dtype))
+    yield few_products, (rows(7, 83).to(dtype), rows(ROWS + 1, 83).to(dtype))
     yield unsigned, (x,)
     yield scaled, (rows(ROWS, 83), rows(ROWS), weight, dtype)
 
@@ -164,7 +156,10 @@ def _known_of_linear_layers(dtype: torch.dtype) -> Iterator[tuple[Function, tupl
     chunks = [[0, -1, -1, -1], [11, -2, 0, -1], [18, -1, -1, -1], [29, 1, -1, -1]]
     chunks += [[31, -1, -1, -1], [ROWS, -1, -1, -1]]
     chains = [[0, 2, 3], [2, 3, -1], [3, 4, -2], [4, 5, 0]]
-    walks = Walks(torch.tensor(chunks).int(), torch.tensor(chains).int(), levels=(2, 2), held=1)
+    starts, walked = torch.tensor(chunks).int(), torch.tensor(chains).int()
+    lengths = starts[:, 0].diff()
+    begins = starts[:-1, 0].repeat_interleave(lengths)
+    walks = Walks(starts, walked, begins, levels=(2, 0, 2), held=1)
     gates = rows(ROWS, 2 * heads + 3).to(dtype)[:, : 2 * heads]
     of_heads = -rows(heads).abs(), rows(heads)
     yield delta_rule, (convolved, gates, *of_heads, walks, rows(4, 2, size, 3 * values))

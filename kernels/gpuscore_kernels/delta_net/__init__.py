@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional
 
-# Rows of a chunk, at most: as in transformers, and as few as Triton's kernels hold in registers.
-LONGEST = {"reference": 64, "triton": 32}
+LONGEST = 64  # rows of a chunk, at most: as in transformers
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +32,16 @@ class Walks:
         chunks: int32 [n + 1, 4] the first row of each, and up to three places that get the state
             after it, then -1; the last begins at T.
         walks: int32 [w, 3] first chunk, the one behind the last, and the place of its state.
-        levels: how many walks each level has, in their order.
+        begins: int32 [T] the first of the rows that a row depends on: of its chunk, or of its own
+            segment where siblings share a chunk, which is all of its walk then, and is not kept.
+        levels: how many walks each level has, in their order. Every other one, the second first,
+            has only walks of one chunk that keep no state.
         held: how many states are held.
     """
 
     chunks: Tensor
     walks: Tensor
+    begins: Tensor
     levels: tuple[int, ...]
     held: int
 

@@ -93,9 +93,11 @@ def delta_rule(
     for begin, end, source in walks.walks.tolist():
         state = pool[source] if source >= 0 else held.get(source)
         for chunk in range(begin, end):
-            own, targets = slice(chunks[chunk][0], chunks[chunk + 1][0]), chunks[chunk][1:]
-            of_values = v[:, :, own], b[:, :, own], log[:, :, own]
-            outputs[:, :, own], after = _chunk(q[:, own], k[:, own], *of_values, state)
+            (start, *targets), stop = chunks[chunk], chunks[chunk + 1][0]
+            parts = sorted(set(walks.begins[start:stop].tolist()))
+            for own in map(slice, parts, [*parts[1:], stop]):
+                of_values = v[:, :, own], b[:, :, own], log[:, :, own]
+                outputs[:, :, own], after = _chunk(q[:, own], k[:, own], *of_values, state)
             for target in targets:
                 if target >= 0:
                     pool[target] = after

@@ -13,6 +13,7 @@ from gpuscore_kernels.delta_net.reference import EPS
 from gpuscore_kernels.launch import next_power_of_two, row_warps
 
 BLOCK = 2048  # elements of a program: 16 heads of 128
+ROWS = 4  # of a program that convolves
 EPSILON = tl.constexpr(EPS)
 
 
@@ -26,12 +27,19 @@ def row_at(mixed, tails, place, stride, column, inside, COLUMNS: tl.constexpr):
 
 
 @triton.jit
+def nothing():
+    """Return no blocks, of any type."""
+    return ()
+
+
+@triton.jit(do_not_specialize=["rows"])
 def convolve_kernel(
     mixed,
     tails,
     places,
     weight,
     out,
+    rows,
     stride,
     COLUMNS: tl.constexpr,
     TAPS: tl.constexpr,
@@ -39,25 +47,30 @@ def convolve_kernel(
     SIZE: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    """Write a block of heads of a row."""
-    row = tl.program_id(0).to(tl.int64)
+    """Write a block of heads of a few rows, which share what is read of the weights."""
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     inner = tl.arange(0, BLOCK_SIZE)
     column = head[:, None] * SIZE + inner[None, :]
     inside = (inner < SIZE)[None, :] & (column < COLUMNS)
-    total = tl.zeros([BLOCK_HEADS, BLOCK_SIZE], tl.float32)
+    weights = nothing()
     for tap in tl.static_range(TAPS):
-        place = row
-        if tap + 1 < TAPS:
-            place = tl.load(places + row * (TAPS - 1) + tap).to(tl.int64)
-        x = row_at(mixed, tails, place, stride, column, inside, COLUMNS).to(tl.float32)
-        total += x * tl.load(weight + tap * COLUMNS + column, mask=inside, other=0.0)
-    total *= tl.sigmoid(total)
-    factor = tl.rsqrt(tl.sum(total * total, axis=1) + EPSILON)
-    factor = tl.where(head * SIZE < KEYS, factor * (SIZE**-0.5), factor)
-    total *= tl.where(head * SIZE < 2 * KEYS, factor, 1.0)[:, None]
-    tl.store(out + row * COLUMNS + column, total, mask=inside)
+        weights += (tl.load(weight + tap * COLUMNS + column, mask=inside, other=0.0),)
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    for row in range(first, min(first + ROWS, rows)):
+        total = tl.zeros([BLOCK_HEADS, BLOCK_SIZE], tl.float32)
+        for tap in tl.static_range(TAPS):
+            place = row
+            if tap + 1 < TAPS:
+                place = tl.load(places + row * (TAPS - 1) + tap).to(tl.int64)
+            x = row_at(mixed, tails, place, stride, column, inside, COLUMNS)
+            total += x.to(tl.float32) * weights[tap]
+        total *= tl.sigmoid(total)
+        factor = tl.rsqrt(tl.sum(total * total, axis=1) + EPSILON)
+        factor = tl.where(head * SIZE < KEYS, factor * (SIZE**-0.5), factor)
+        total *= tl.where(head * SIZE < 2 * KEYS, factor, 1.0)[:, None]
+        tl.store(out + row * COLUMNS + column, total.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -119,19 +132,19 @@ def _heads(heads: int, size: int) -> dict[str, int]:
 
 
 def _launch(
-    kernel: Any, constants: dict[str, int], columns: int, dtypes: tuple[int, ...]
+    kernel: Any, constants: dict[str, int], columns: int, dtypes: tuple[int, ...], free: int = 0
 ) -> tuple[CachedLaunch, int]:
     """Return a launch, and the number of programs of a row."""
     options = {"num_warps": row_warps(constants["BLOCK_HEADS"] * constants["BLOCK_SIZE"])}
     programs = triton.cdiv(columns, constants["BLOCK_HEADS"] * constants["SIZE"])
-    return CachedLaunch(kernel, constants, options, dtypes=dtypes), programs
+    return CachedLaunch(kernel, constants, options, free=free, dtypes=dtypes), programs
 
 
 @chosen_once
 def _convolve(columns: int, taps: int, keys: int, size: int) -> tuple[CachedLaunch, int]:
     own = {"COLUMNS": columns, "TAPS": taps, "KEYS": keys}
-    constants = own | _heads(triton.cdiv(columns, size), size)
-    return _launch(convolve_kernel, constants, columns, (0,))
+    constants = own | _heads(triton.cdiv(columns, size), size) | {"ROWS": ROWS}
+    return _launch(convolve_kernel, constants, columns, (0,), free=1)
 
 
 @chosen_once
@@ -149,9 +162,10 @@ def convolve(
     mixed: Tensor, tails: Tensor, places: Tensor, weight: Tensor, keys: int, size: int
 ) -> Tensor:
     rows, columns = mixed.shape
-    out = torch.empty((rows, columns), dtype=torch.float32, device=mixed.device)
+    out = torch.empty((rows, columns), dtype=mixed.dtype, device=mixed.device)
     launch, programs = _convolve(columns, len(weight), keys, size)
-    launch((rows, programs), (mixed, tails, places, weight, out), (mixed.stride(0),))
+    tensors = mixed, tails, places, weight, out
+    launch((triton.cdiv(rows, ROWS), programs), tensors, (rows, mixed.stride(0)))
     return out
 
 

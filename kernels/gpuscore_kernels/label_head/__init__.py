@@ -19,15 +19,13 @@ from gpuscore_kernels.slice_merge import MAX_TOP
 
 MAX_TILE = 1 << 22
 
-# (rows [n, E] in float32, weights [v, E]) -> float32 [n, v]
+# (rows [n, E], weights [v, E]) -> float32 [n, v]; float64 of float64
 Products: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 # Converting a tile of half-precision weights and reading it back from memory takes longer than its
-# product with few rows. So for up to FEW_ROWS rows a CPU converts pieces that its caches still hold
-# when they are multiplied. Smaller pieces are a little faster on a quiet machine, and slower on a
-# busy one, because threads wait for each other after each piece. With more rows the product hides
-# the conversion. bench/LOG.md has the measurements.
-FEW_ROWS = 64
+# product with few rows, so pieces are converted that a CPU's caches still hold when they are
+# multiplied. Smaller pieces are a little faster on a quiet machine, and slower on a busy one,
+# because threads wait for each other after each piece. bench/LOG.md has the measurements.
 CACHED_PIECE = 1 << 20  # elements, 4 MiB of float32
 
 # In Triton up to so many rows have another kernel for the log-sum-exp than more rows do: the rows
@@ -100,8 +98,7 @@ def vocab_statistics(
         num_top: number of best tokens to return with their logits, at most MAX_TOP.
         softcap: logits z become softcap * tanh(z / softcap).
         max_tile: elements of logits and of converted weights that the reference holds at a time.
-        products: of rows in float32 with tiles of weights, in place of the reference's
-            `few_products`.
+        products: of rows with tiles of weights, in place of the reference's `few_products`.
         impl: "reference" (any device) or "triton".
 
     Returns:
@@ -164,16 +161,13 @@ def _vocab_statistics(
 ) -> VocabStatistics:
     num_rows, width = hidden.shape
     compute = torch.promote_types(hidden.dtype, torch.float32)
-    hidden = hidden.to(compute)
     lse = torch.full((num_rows,), -torch.inf, dtype=compute, device=hidden.device)
     best = lse.new_full((num_rows, num_top), -torch.inf)
     best_ids = torch.zeros(num_rows, num_top, dtype=torch.int64, device=hidden.device)
     vocab_step, row_step = _tile(width, max_tile)
-    in_pieces = hidden.device.type == "cpu" and num_rows <= FEW_ROWS
     multiply = products or few_products
     for v0 in range(0, weight.shape[0], vocab_step):
         tile = weight[v0 : v0 + vocab_step]  # [v, E]
-        tile = tile if in_pieces else tile.to(compute)
         for n0 in range(0, num_rows, row_step):
             rows = slice(n0, n0 + row_step)
             logits = _capped(multiply(hidden[rows], tile), softcap)  # [n, v]
@@ -214,7 +208,9 @@ def _merged(best: Tensor, ids: Tensor, values: Tensor, new_ids: Tensor) -> tuple
 
 
 def few_products(hidden: Tensor, weight: Tensor) -> Tensor:
-    """Return hidden [n, E] @ weight.T [E, v]; weights of another dtype are converted in pieces."""
+    """Return hidden [n, E] @ weight.T [E, v], at least in float32; weights of another dtype are
+    converted in pieces."""
+    hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
     if weight.dtype == hidden.dtype:
         return hidden @ weight.T
     vocab, width = weight.shape

@@ -85,14 +85,14 @@ class DeltaFunctions:
         _check(walks.chunks, (len(walks.chunks), 4), torch.int32)
         _check(walks.walks, (sum(walks.levels), 3), torch.int32)
         longest = int(walks.chunks[:, 0].diff().max())
-        if longest > LONGEST["reference"]:
-            raise ValueError(f"a chunk has {longest} rows; supported: up to {LONGEST['reference']}")
+        if longest > LONGEST:
+            raise ValueError(f"a chunk has {longest} rows; supported: up to {LONGEST}")
         out, held = (
             torch.empty(rows, heads, value_size),
             pool.new_empty(walks.held, *pool.shape[1:]),
         )
         threads = torch.get_num_threads()
-        of_chunk = LONGEST["reference"] * (key_size + 2 * LONGEST["reference"] + value_size)
+        of_chunk = LONGEST * (key_size + 2 * LONGEST + value_size)
         work = torch.empty(threads * (of_chunk + key_size * value_size))
         for level in torch.split(walks.walks, list(walks.levels)):
             self._library.delta_walks(

@@ -9,6 +9,7 @@ from ctypes import c_float, c_int32, c_int64, c_void_p
 import torch
 from torch import Tensor
 
+from gpuscore_kernels.label_head import few_products
 from gpuscore_kernels.row_functions.build import declare
 
 LARGEST_HEAD = 1024  # numbers, as in rows.c
@@ -170,17 +171,18 @@ class RowFunctions:
         return out
 
     def products(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Multiply float32 x [N, E] with the transpose of a bfloat16 weight [V, E], float32 [N, V].
+        """Multiply x [N, E] with the transpose of a weight [V, E], float32 [N, V].
 
-        It is fast for few rows only, because all of x is read again for every three rows of the
-        weight. Sums are float32.
+        In bfloat16 sums are float32; other formats are torch's.
         """
+        if self._dtype != torch.bfloat16:
+            return few_products(x, weight)
         (rows, width), columns = x.shape, len(weight)
-        _check(x, (rows, width), torch.float32)
+        _check(x, (rows, width), torch.bfloat16)
         _check(weight, (columns, width), torch.bfloat16)
         if not (x.is_contiguous() and weight.is_contiguous()):
             raise ValueError("rows and weights must be contiguous")
-        out = x.new_empty(rows, columns + APART)
+        out = x.new_empty(rows, columns + APART, dtype=torch.float32)
         self._library.products(
             *(out.data_ptr(), x.data_ptr(), weight.data_ptr()),
             *(rows, columns, width, out.stride(0)),

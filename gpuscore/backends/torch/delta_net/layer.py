@@ -18,7 +18,6 @@ from gpuscore.backends.torch.delta_net.layout import (
 from gpuscore.backends.torch.delta_net.states import StatePool
 from gpuscore.types.batch import PackedBatch
 from gpuscore_kernels import Implementation
-from gpuscore_kernels.delta_net import LONGEST
 from gpuscore_kernels.delta_net.reference import convolve, delta_rule, gated_norm, keep_tails
 
 # The projections of a layer, in the order in which their results stand side by side: queries, keys
@@ -57,7 +56,7 @@ class LinearAttention:
         compiler: Compiler = eagerly,
         impl: Implementation = "reference",
     ) -> None:
-        self.config, self.pool, self._longest = config, pool, LONGEST[impl]
+        self.config, self.pool, self._share = config, pool, impl == "triton"
         if config.delta_net is not None:
             self.convolve = compiler(convolve)
             self.keep_tails = compiler(keep_tails)
@@ -68,13 +67,13 @@ class LinearAttention:
         """Return what depends on lengths, for all layers; None for a model without them."""
         if (net := self.config.delta_net) is None:
             return None
-        return lay_out_states(batch, net.kernel, self._longest)
+        return lay_out_states(batch, net.kernel, self._share)
 
     def room(self, tokens: int, scored: int) -> StateSizes | None:
         """Return the room for tables in a graph of these sizes."""
         if (net := self.config.delta_net) is None:
             return None
-        return room_for(tokens, scored, net.kernel, self._longest)
+        return room_for(tokens, scored, net.kernel)
 
     def planned(self, layout: DeltaLayout | None) -> Recur | None:
         """Return the layers over tables that are on the device already."""

@@ -3,9 +3,14 @@
 A segment is divided into chunks of consecutive rows, also after each row whose state is kept, and
 walked from chunk to chunk. It begins with the state at the end of its segment's parent, or with a
 kept state, or with zeros, so the depth of a segment in its tree is its walk's level.
+
+Segments of one depth and beginning that nothing follows share chunks, so their walks are one: few
+rows in a chunk cost as much as many. The C functions do not know such chunks.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gpuscore.types.batch import Int32Array, PackedBatch
-from gpuscore_kernels.delta_net import Walks
+from gpuscore_kernels.delta_net import LONGEST, Walks
 from gpuscore_kernels.extend_attention import aligned, word_slices
 
 HELD, KEPT = 16, 32  # states of a batch that runs as a graph
@@ -27,8 +32,8 @@ class StateTables:
         places: [T, kernel - 1] of the rows that each row's convolution sees before itself.
         kept: [K, kernel] slots of tails, and places of the rows that go into each. The first
             `early` ones need rows of another slot, which later ones may overwrite.
-        chunks, walks: as in `Walks`.
-        levels: how many walks each level has.
+        chunks, begins, walks: as in `Walks`.
+        levels: how many walks each level has: at each depth those that go on, and the others.
         held: how many states are held.
         early: see `kept`.
     """
@@ -36,6 +41,7 @@ class StateTables:
     places: Int32Array
     kept: Int32Array
     chunks: Int32Array
+    begins: Int32Array
     walks: Int32Array
     levels: tuple[int, ...]
     held: int
@@ -96,16 +102,16 @@ class StatePlaces:
     @staticmethod
     def of(sizes: StateSizes, start: int) -> "StatePlaces":
         rows, before, chunks, levels, _, kept, _ = sizes
-        counts = rows * before, kept * (before + 1), 4 * (chunks + 1), 3 * sum(levels)
+        counts = rows * before, kept * (before + 1), 4 * (chunks + 1), rows, 3 * sum(levels)
         parts = word_slices(counts, start)
         return StatePlaces(sizes, tuple(parts), aligned(parts[-1].stop))
 
     def write(self, tables: StateTables, words: Int32Array) -> None:
         """Write the tables, padded with chunks, walks and tails that do nothing."""
-        lists = tables.places, tables.kept, tables.chunks
-        fillings = -1, -1, tables.chunks[-1]  # chunks of no rows
+        lists = tables.places, tables.kept, tables.chunks, tables.begins
+        fillings = -1, -1, tables.chunks[-1], 0  # chunks of no rows
         for part, table, filling in zip(self.parts, lists, fillings, strict=False):
-            to = words[part].reshape(-1, table.shape[1])
+            to = words[part].reshape(-1, *table.shape[1:])
             to[: len(table)], to[len(table) :] = table, filling
         walks = words[self.parts[-1]].reshape(-1, 3)
         walks[:] = 0, 0, -1
@@ -117,24 +123,25 @@ class StatePlaces:
     def on_device(self, words: Tensor) -> DeltaLayout:
         """Return the tables that are in these words."""
         before, early = self.sizes.before, self.sizes.early
-        places, kept, chunks, walks = (words[part] for part in self.parts)
+        places, kept, chunks, begins, walks = (words[part] for part in self.parts)
         kept = kept.view(-1, before + 1)
         parts = tuple(part for part in (kept[:early], kept[early:]) if part.shape[0])
         counts = self.sizes.levels, self.sizes.held
-        chains = Walks(chunks.view(-1, 4), walks.view(-1, 3), *counts)
+        chains = Walks(chunks.view(-1, 4), walks.view(-1, 3), begins, *counts)
         return DeltaLayout(places.view(-1, before), parts, chains)
 
 
-def room_for(tokens: int, scored: int, kernel: int, longest: int) -> StateSizes:
+def room_for(tokens: int, scored: int, kernel: int) -> StateSizes:
     """Return the room of a graph: for queries and their items, or items of cached queries, with
     that many tokens and scored rows, for few kept states, and for few queries with items."""
-    chunks = min(tokens, tokens // longest + 2 * scored + KEPT)
-    levels = scored, scored
+    chunks = min(tokens, tokens // LONGEST + 2 * scored + KEPT)
+    going_on = min(scored, tokens // LONGEST + HELD + KEPT)
+    levels = going_on, scored, going_on, scored
     return StateSizes(tokens, kernel - 1, chunks, levels, HELD, KEPT, 0)
 
 
-def lay_out_states(batch: PackedBatch, kernel: int, longest: int) -> StateTables:
-    """Lay out `batch`, in chunks of up to `longest` rows, for convolutions of `kernel` tokens.
+def lay_out_states(batch: PackedBatch, kernel: int, share: bool) -> StateTables:
+    """Lay out `batch` for convolutions of `kernel` tokens, with chunks that siblings share or not.
 
     Raises:
         ValueError: the state after a cached prefix is missing, or overwritten for others.
@@ -156,36 +163,62 @@ def lay_out_states(batch: PackedBatch, kernel: int, longest: int) -> StateTables
     foreign = theirs & ((-2 - kept[:, 1:]) // (kernel - 1) != kept[:, :1])
     early = foreign.any(axis=1)
 
-    starts = _starts(batch, longest)
     inner = np.unique(parent[parent >= 0])
     of_segment = np.zeros(len(parent), np.int64)
     of_segment[inner] = -2 - np.arange(len(inner))
-    first = np.searchsorted(starts, bounds)
-    chunks = np.full((len(starts), 4), -1)
-    chunks[:, 0] = starts
-    ends = np.searchsorted(starts, batch.state_rows, side="right") - 1
-    targets = zip(
-        (*(first[inner + 1] - 1), *ends), (*of_segment[inner], *batch.state_slots), strict=True
-    )
-    for chunk, place in targets:
-        free = np.flatnonzero(chunks[chunk] == -1)
-        chunks[chunk, free[0]] = place
     depth, above = np.zeros(len(parent), np.int64), parent
     while (above >= 0).any():
         depth += above >= 0
         above = np.where(above >= 0, parent[above], -1)
-    walks = np.column_stack(
-        (first[:-1], first[1:], np.where(parent >= 0, of_segment[parent], root))
+    sources = np.where(parent >= 0, of_segment[parent], root)
+    goes_on = np.diff(bounds) > LONGEST
+    goes_on[inner] = True
+    goes_on[np.searchsorted(bounds, batch.state_rows, side="right") - 1] = True
+    alike = np.column_stack((depth, sources, batch.request_of, goes_on))
+    opens = _opens(bounds, alike, share)  # the segments with which walks begin
+
+    walked = np.append(bounds[opens], bounds[-1])
+    starts = _starts(walked, batch.state_rows)
+    first = np.searchsorted(starts, walked)
+    chunks = np.full((len(starts), 4), -1)
+    chunks[:, 0] = starts
+    begins = np.maximum(
+        np.repeat(starts[:-1], np.diff(starts)), np.repeat(bounds[:-1], np.diff(bounds))
     )
+    last = np.searchsorted(starts, bounds[inner + 1]) - 1
+    ends = np.searchsorted(starts, batch.state_rows, side="right") - 1
+    targets = zip((*last, *ends), (*of_segment[inner], *batch.state_slots), strict=True)
+    for chunk, place in targets:
+        free = np.flatnonzero(chunks[chunk] == -1)
+        chunks[chunk, free[0]] = place
+    walks = np.column_stack((first[:-1], first[1:], sources[opens]))
+    level = 2 * depth[opens] + ~goes_on[opens]
     arrays = (
         places[:, :-1],
         np.concatenate((kept[early], kept[~early])),
         chunks,
-        walks[np.argsort(depth, kind="stable")],
+        begins,
+        walks[np.argsort(level, kind="stable")],
     )
-    places, kept, chunks, walks = (np.ascontiguousarray(x, dtype=np.int32) for x in arrays)
-    levels = tuple(np.bincount(depth).tolist())
-    return StateTables(places, kept, chunks, walks, levels, len(inner), int(early.sum()))
+    levels = tuple(np.bincount(level).tolist())
+    places, kept, chunks, begins, walks = (np.ascontiguousarray(x, dtype=np.int32) for x in arrays)
+    return StateTables(places, kept, chunks, begins, walks, levels, len(inner), int(early.sum()))
+
+
+def _opens(bounds: Int32Array, alike: np.ndarray, share: bool) -> np.ndarray:
+    """Return the segments with which walks begin: others follow one that they are like, unless it
+    goes on, in the same chunk."""
+    if not share:
+        return np.arange(len(alike))
+    new = alike[1:, -1] | (alike[1:] != alike[:-1]).any(axis=1)
+    opens, ends = [], bounds[1:].tolist()
+    for begin, end in pairwise((0, *(np.flatnonzero(new) + 1).tolist(), len(alike))):
+        segment = begin
+        while segment < end:
+            opens.append(segment)
+            segment = bisect_right(ends, int(bounds[segment]) + LONGEST, segment, end)
+            segment = max(segment, opens[-1] + 1)  # one that goes on
+    return np.array(opens)
 
 
 def _check(batch: PackedBatch) -> None:
@@ -202,9 +235,9 @@ def _check(batch: PackedBatch) -> None:
             raise ValueError(f"the state in slot {slot} is overwritten while others begin with it")
 
 
-def _starts(batch: PackedBatch, longest: int) -> np.ndarray:
+def _starts(walked: np.ndarray, kept: Int32Array) -> np.ndarray:
     """Return the first row of each chunk, and the number of all rows."""
-    pieces = np.unique(np.concatenate((batch.cu_seqlens, batch.state_rows + 1))).astype(np.int64)
-    counts = -(-np.diff(pieces) // longest)
+    pieces = np.unique(np.concatenate((walked, kept + 1))).astype(np.int64)
+    counts = -(-np.diff(pieces) // LONGEST)
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.append(np.repeat(pieces[:-1], counts) + longest * within, pieces[-1])
+    return np.append(np.repeat(pieces[:-1], counts) + LONGEST * within, pieces[-1])
