@@ -9,6 +9,7 @@ from ctypes import c_float, c_int32, c_int64, c_void_p
 import torch
 from torch import Tensor
 
+from gpuscore_kernels.label_head import few_products
 from gpuscore_kernels.row_functions.build import declare
 
 LARGEST_HEAD = 1024  # numbers, as in rows.c
@@ -193,10 +194,10 @@ class RowFunctions:
     def products(self, x: Tensor, weight: Tensor) -> Tensor:
         """Multiply x [N, E] with the transpose of a weight [V, E], float32 [N, V].
 
-        In bfloat16 sums are float32; float32 is torch's.
+        Products in bfloat16 are of C, those of other formats torch's.
         """
-        if self._dtype == torch.float32:
-            return x @ weight.T
+        if self._dtype != torch.bfloat16:
+            return few_products(x, weight)
         (rows, width), columns = x.shape, len(weight)
         _check(x, (rows, width), torch.bfloat16)
         _check(weight, (columns, width), torch.bfloat16)
