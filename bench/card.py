@@ -5,6 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from gpuscore.measure.sensors import limits
+from gpuscore.system.machine import local_machine
 
 PACKAGES = ("triton", "transformers", "numpy", "jax", "flashinfer-python", "nvidia-ml-py")
 
@@ -13,7 +14,9 @@ def card(device: str) -> dict[str, Any]:
     """Return the device, cuda or cpu, and the versions that its figures depend on."""
     import torch  # slow to import, and the tests of the day need none
 
+    machine = local_machine()
     versions = {
+        "host": f"{machine['cpu']}, {machine['cores']} cores",
         "torch": torch.__version__,
         "CUDA": torch.version.cuda,
         "python": platform.python_version(),

@@ -173,8 +173,10 @@ class Rows:
         before = engine.stats().counters.cached_tokens
         alone = self.effort.times(one_alone)
         row["cached"] = (engine.stats().counters.cached_tokens - before) / len(alone)
+        sampler = Sampler() if torch.cuda.is_available() else None
         with ThreadPoolExecutor(IN_FLIGHT) as pool:
             together = statistics.median(self.effort.times(some_at_once))
+        row |= sampler.stop() if sampler is not None else {}  # times compare at one clock only
         row["wall ms"] = wall = statistics.median(alone)
         return row | {
             "all wall ms": alone,

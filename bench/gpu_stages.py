@@ -20,6 +20,7 @@ LINEAR = f"{INTERPRETED}/test_linear_layers.py"
 ATTENTION = (
     "tests/backends/test_gpu_attention.py",
     "tests/kernels/test_gated_product.py",
+    f"{INTERPRETED}/test_fa4.py",
     f"{INTERPRETED}/test_extend_attention.py",
     f"{INTERPRETED}/test_attention_backends.py",
 )

@@ -152,7 +152,7 @@ def forward_pass(
     from gpuscore.backends.torch.buckets import Bucket
     from gpuscore.backends.torch.graph_launcher import Places
 
-    places = Places.of(Bucket(tokens, 16, 16), 2)
+    places = Places.of(Bucket(tokens, 16, 16), launcher.attention.places)
     words = torch.zeros(places.end, dtype=torch.int32, device=device)
     return lambda: launcher._forward(places, words)
 

@@ -1,5 +1,6 @@
 """Promise: every --help has examples that parse, is short, and a misspelt flag gets the closest."""
 
+import re
 import shlex
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import sys
 import pytest
 
 from gpuscore.commands.cli import main, make_parser
-from gpuscore.config.flags import RARE, CommandParser
+from gpuscore.config.flags import RARE, CommandParser, other_flags
 from gpuscore.config.sources import OPTIONS, read_settings
 
 
@@ -77,7 +78,9 @@ def test_rare_settings_are_shown_on_request_only(name, capsys):
         (["batch", "--inptu", "a", "--input", "b", "--output", "c"], "did you mean --input?"),
         (["serve", "demo", "--xyzzy"], "there is no --xyzzy; `gpuscore serve --help-all` shows"),
         (["serve", "demo", "other"], "other is one too many"),
-        (["serve", "demo", "--api-kye", "s3cret"], "did you mean --api-key-file?"),
+        (["serve", "demo", "--api-kye", "s3cret"], "did you mean --api-key? It is not"),
+        (["serve", "demo", "--gpu-memory-utilisation", "1"], "? It is --memory-fraction here; `g"),
+        (["serve", "demo", "--trace-modules", "1"], "no --trace-modules; `gpuscore serve"),
     ],
 )
 def test_a_misspelt_flag_gets_the_closest(words, message, capsys):
@@ -103,8 +106,20 @@ def test_a_command_parser_is_used_everywhere():
     assert all(type(parser) is CommandParser for parser in ALL.values())
 
 
-@pytest.mark.parametrize("flag", ["--pipeline-parallel", "--pipeline-parallel-size", "--pp-size"])
-def test_pipeline_parallel_is_refused_by_name(flag, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["serve", "demo", flag, "2"])
-    assert f"{flag} is not supported: " in capsys.readouterr().err
+@pytest.mark.parametrize("flag", [*other_flags(), "--hf_overrides", "--max-num-seqs=4"])
+def test_flags_of_other_servers_get_their_meaning_here(flag, capsys):
+    for words in ([flag], [flag, "s3cret"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(["serve", "demo", *words])
+        name = flag.partition("=")[0]
+        error = capsys.readouterr().err
+        assert f"error: {name} {other_flags()[name.replace('_', '-')]}" in error
+        assert "did you mean" not in error
+        assert "s3cret" not in error
+
+
+def test_what_other_flags_are_called_here_exists():
+    known = {name for action in ALL["gpuscore serve"]._actions for name in action.option_strings}
+    assert not known & other_flags().keys() - {"--api-key"}
+    for meaning in other_flags().values():
+        assert set(re.findall(r"--[a-z-]+", meaning)) <= known, meaning

@@ -54,14 +54,14 @@ def test_v1_documents_that_are_objects(server, ranking, is_same):
 def test_wrong_key(server, kind):
     with pytest.raises(UnauthorizedError) as caught:
         kind(api_key="wrong", base_url=server.url).rerank(**ASKED)
-    assert "API key" in caught.value.body["message"]
+    assert "API key" in caught.value.body["error"]["message"]
 
 
 def test_errors_have_the_servers_words(server):
     client = cohere.ClientV2(api_key=server.key, base_url=server.url)
     with pytest.raises(BadRequestError) as caught:
         client.rerank(**ASKED | {"documents": []})
-    assert "documents" in caught.value.body["message"]
+    assert "documents" in caught.value.body["error"]["message"]
     with pytest.raises(cohere.errors.NotFoundError):
         client.rerank(**ASKED | {"model": "another"})
 

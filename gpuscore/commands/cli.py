@@ -28,7 +28,6 @@ from gpuscore.config.flags import (
     add_flags,
     add_some_flags,
     refuse_api_key,
-    refuse_pipelines,
 )
 from gpuscore.config.options import options
 from gpuscore.config.served import check_one_source
@@ -150,7 +149,6 @@ def _add_command(
 ) -> CommandParser:
     usage, description = f"{name} {model}[OPTIONS]", f"{help[0].upper()}{help[1:]}."
     command = add_command(commands, name, usage, help, description, EXAMPLES[name] + EPILOG, run)
-    refuse_pipelines(command)
     return command
 
 

@@ -57,10 +57,11 @@ class ModelConfig:
     attention: str = option(
         "auto",
         "attention kernels; triton: one launch for pages and packed rows; flashinfer: "
-        "from an optional package; torch: plain operators; with --backend jax, xla: plain "
+        "from an optional package; fa4: FlashAttention 4's kernel for H100 and H200, from the "
+        "extra hopper; torch: plain operators; with --backend jax, xla: plain "
         "operators, pallas: a kernel for TPUs, not run on hardware yet; auto: torch on CPU, "
         "triton on CUDA, and with --backend jax pallas on TPU, otherwise xla",
-        choices=("auto", "triton", "flashinfer", "torch", "xla", "pallas"),
+        choices=("auto", "triton", "flashinfer", "fa4", "torch", "xla", "pallas"),
         metavar="NAME",
     )
     compile: str = option(

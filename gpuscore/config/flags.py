@@ -5,11 +5,12 @@ import argparse
 import difflib
 import math
 import textwrap
+import tomllib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
-from gpuscore.config.fields import API_KEY_VARIABLE
 from gpuscore.config.options import Option, options, plain, shown
 from gpuscore.errors import UsageError
 
@@ -28,6 +29,8 @@ RARE = frozenset(
 )
 
 ALL = "--help-all"
+# Similarities of a misspelt flag to ours and to those of other servers, which have many alike.
+CLOSE, VERY_CLOSE = 0.8, 0.88
 
 EPILOG = """\
 An option that is not marked as "command line only" may also be an environment
@@ -39,6 +42,16 @@ variable or a line of the --config file:
 
 The command line overrides the environment, the environment overrides the file.
 `gpuscore info` takes the options of serve and shows the source of each value."""
+
+
+def other_flags() -> dict[str, str]:
+    """Return what to say of each flag of other servers, to follow its name."""
+    table = tomllib.loads(Path(__file__).with_name("other_flags.toml").read_text(encoding="utf-8"))
+    return {
+        name: f"is {row['ours']} here" if "ours" in row else f"is not supported: {row['why']}"
+        for row in table["flags"]
+        for name in row["names"].split()
+    }
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -91,10 +104,16 @@ class CommandParser(argparse.ArgumentParser):
             for name in action.option_strings
             if name.startswith("--")
         ]
-        close = difflib.get_close_matches(flag, known, n=1)
-        nearest = f"did you mean {close[0]}? " if close else ""
-        shown = ALL if ALL in known else "--help"
-        return f"there is no {flag}; {nearest}`{self.prog} {shown}` shows all"
+        theirs = other_flags() if ALL in known else {}
+        shown = f"`{self.prog} {ALL if ALL in known else '--help'}` shows all"
+        if meaning := theirs.get(flag.replace("_", "-")):
+            return f"{flag} {meaning}; {shown}"
+        nearest = ""
+        if close := difflib.get_close_matches(flag, known, n=1, cutoff=CLOSE):
+            nearest = f"did you mean {close[0]}? "
+        elif close := difflib.get_close_matches(flag, theirs, n=1, cutoff=VERY_CLOSE):
+            nearest = f"did you mean {close[0]}? It {theirs[close[0]]}; "
+        return f"there is no {flag}; {nearest}{shown}"
 
     @contextmanager
     def _hidden(self) -> Iterator[None]:
@@ -160,32 +179,9 @@ def refuse_api_key(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--api-key", nargs="?", action=_ApiKey, help=argparse.SUPPRESS)
 
 
-def refuse_pipelines(parser: argparse.ArgumentParser) -> None:
-    """Refuse other servers' flags that spread a model's layers over several devices."""
-    names = ("--pipeline-parallel", "--pipeline-parallel-size", "--pp-size")
-    parser.add_argument(*names, nargs="?", action=_Pipeline, help=argparse.SUPPRESS)
-
-
-class _Pipeline(argparse.Action):
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        parser.error(
-            f"{option_string} is not supported: the layers of a model run on the same devices; "
-            "--tensor-parallel divides every layer among several"
-        )
-
-
 class _ApiKey(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        parser.error(
-            "--api-key is not supported, because every user of the machine can read the command "
-            f"line; set {API_KEY_VARIABLE} or --api-key-file"
-        )
+        parser.error(f"--api-key {other_flags()['--api-key']}")
 
 
 class _Repeated(argparse.Action):

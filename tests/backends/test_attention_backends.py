@@ -57,12 +57,20 @@ def test_auto(model, monkeypatch, caplog):
         ("flashinfer", "qwen3", {"device": CPU}, "device is cpu"),
         ("flashinfer", "qwen3", {"dtype": torch.float32}, "do not support float32"),
         ("flashinfer", "gemma3", {}, "sliding windows"),
+        ("fa4", "qwen3", {"deterministic": True}, "not supported with --deterministic"),
+        ("fa4", "qwen3", {"device": CPU}, "device is cpu"),
+        ("fa4", "qwen3", {"capability": (10, 0)}, "for GPUs of compute capability 9.0"),
+        ("fa4", "qwen3", {"dtype": torch.float16}, "dtype is float16; supported: bfloat16"),
+        ("fa4", "gemma3", {}, "sliding windows"),
+        ("fa4", "qwen3", {"head_dim": 256}, "head_dim is 256"),
+        ("fa4", "qwen3", {"head_dim": 64, "num_heads": 14}, "7 heads share a KV head"),
     ],
 )
 def test_a_choice_that_cannot_run(
     model, monkeypatch, no_interpreter, wanted, family, options, reason
 ):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    capability = options.get("capability", (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(choice.importlib.util, "find_spec", lambda name: name)
     fields = {key: options[key] for key in ("head_dim", "num_heads") if key in options}
     with pytest.raises(ConfigError, match=rf"^--attention {wanted}: .*{reason}"):

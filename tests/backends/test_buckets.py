@@ -1,13 +1,14 @@
 """Promise: every batch within the bound has a CUDA graph that is little larger, and a choice that
 cannot run graphs is refused."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gpuscore.backends import plan_backend
-from gpuscore.backends.torch.attention.triton import layout_of
+from gpuscore.backends.torch.attention.triton import layout_of, table_places
 from gpuscore.backends.torch.batch_words import Places
 from gpuscore.backends.torch.buckets import FEW, Bucket, filled_batch, find_bucket, make_buckets
 from gpuscore.backends.torch.graph_launcher import GRAPH_WORDS
@@ -120,7 +121,7 @@ def test_the_known_batch_of_each_bucket_fills_it(most, rows_per_tile):
         assert 1 <= len(batch.score_rows) <= bucket.scored
         assert 1 <= len(whole.tiles) <= bucket.tiles
         assert 1 <= len(last.tiles) <= bucket.scored
-        words = Places.of(bucket, 2).end + list_words([whole, last])
+        words = Places.of(bucket, partial(table_places, 2)).end + list_words([whole, last])
         assert words <= GRAPH_WORDS
         assert (np.diff(batch.cu_seqlens)[1:] > 0).all()
         assert len(set(batch.token_ids.tolist())) > bucket.tokens // 4, "alike, all would be equal"
@@ -128,7 +129,7 @@ def test_the_known_batch_of_each_bucket_fills_it(most, rows_per_tile):
 
 @pytest.mark.parametrize("sizes", [Bucket(1, 0, 0), Bucket(17, 5, 3), Bucket(4096, 200, 4096)])
 def test_places_do_not_overlap(sizes):
-    places = Places.of(sizes, 3)
+    places = Places.of(sizes, partial(table_places, 3))
     used = np.zeros(places.end, int)
     for part, count in (
         (places.tokens, sizes.tokens),

@@ -70,6 +70,7 @@ MODELS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
         {},
     ),
     "Qwen3-0.6B": (QWEN3_06B, {}),
+    "Qwen3-0.6B fa4": (QWEN3_06B, {"attention": "fa4"}),
     "Qwen3-0.6B float32": (QWEN3_06B, {"dtype": "float32"}),
     "Qwen3-0.6B int8": (quantised("qwen3-int8"), {}),
     "Qwen3-0.6B fp8": (quantised("qwen3-fp8-channel"), {}),

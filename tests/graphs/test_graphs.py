@@ -128,17 +128,18 @@ MIXED |= {f"triton {name}_kernel": 1 for name in EXPERTS}
 
 
 @pytest.mark.parametrize(
-    ("config", "layer"),
+    ("config", "layer", "attention"),
     [
-        (SMALL, LAYER),
+        (SMALL, LAYER, "triton"),
+        (SMALL, LAYER | {"triton extend_attention_kernel": 0, "aten::zero_": 1}, "fa4"),
         *slow(
-            (MIXTURE | {"num_experts": 16}, MIXED),
-            (LLAMA_8B | {"num_hidden_layers": 3}, LAYER),
+            (MIXTURE | {"num_experts": 16}, MIXED, "triton"),
+            (LLAMA_8B | {"num_hidden_layers": 3}, LAYER, "triton"),
         ),
     ],
 )
-def test_a_sound_launcher(config, layer):
-    seen = examine(config)
+def test_a_sound_launcher(config, layer, attention):
+    seen = examine(config, SETTINGS | {"attention": attention})
     assert seen.problems == []
     assert len(seen.graphs) == seen.buckets > 5
     assert seen.of_a_layer == Counter(layer)

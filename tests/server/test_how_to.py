@@ -15,6 +15,7 @@ import pytest
 
 from gpuscore.commands.cli import EXIT_CONFIG, EXIT_ENGINE, EXIT_FAILED, EXIT_TEMPORARY, make_parser
 from gpuscore.config import CONFIGS
+from gpuscore.config.flags import other_flags
 from gpuscore.config.options import options
 from gpuscore.config.sources import read_settings
 from gpuscore.errors import GpuscoreError
@@ -65,8 +66,21 @@ def test_routes_that_are_not_there_are_not(demo):
 
 def test_every_origin_has_a_section():
     linked = re.findall(r"^\| \[(.*?)\]\(#(.*?)\) \|", COMING.read_text(), re.MULTILINE)
-    assert [name for name, _ in linked] == [*SECTIONS]
-    assert [anchor for _, anchor in linked] == [name.lower() for name in SECTIONS]
+    assert [name for name, _ in linked] == [*SECTIONS][:-1]
+    assert [anchor for _, anchor in linked] == [name.lower() for name in SECTIONS][:-1]
+
+
+def test_the_table_of_other_flags_is_what_the_command_says():
+    shown = SECTIONS["Flags"].replace("`", "")
+    rows = [row.strip("| ").split(" | ") for row in shown.splitlines() if row.startswith("| -")]
+    told = {
+        name: here.replace("none: ", "is not supported: ", 1)
+        if here.startswith("none: ")
+        else f"is {here} here"
+        for names, here in rows[1:]
+        for name in names.split(", ")
+    }
+    assert told == other_flags()
 
 
 def test_the_program_instead_of_sentence_transformers(tmp_path, capsys):

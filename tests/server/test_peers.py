@@ -44,10 +44,18 @@ def refusal(answer):
     return error["param"], error["message"]
 
 
+@pytest.fixture(scope="module")
+def instructed():
+    """A client of a server whose family of rerankers takes an instruction."""
+    flags = ("--family", "qwen3-reranker", *QUICK)
+    with serving("demo", *flags) as running, connected(running) as opened:
+        yield opened
+
+
 @pytest.mark.parametrize(("route", "path"), PATHS, ids=ids(PATHS))
-def test_fields_are_answered_as_the_table_says(demo, route, path):
+def test_fields_are_answered_as_the_table_says(instructed, route, path):
     def post(**fields):
-        return demo.post(path, json=route["body"] | fields)
+        return instructed.post(path, json=route["body"] | fields)
 
     plain = post()
     assert plain.status_code == 200, plain.text
@@ -66,6 +74,15 @@ def test_fields_are_answered_as_the_table_says(demo, route, path):
         assert param == field
         assert "unknown field" not in message
         assert len(message.removeprefix(field).split()) >= 4, f"{message} gives no reason"
+
+
+def test_large_values_of_fields_without_a_meaning(instructed):
+    body = {"input": "a lamp", "labels": ["yes", "no"]}
+    many = ["x" * 50] * 4000
+    param, message = refusal(instructed.post("/classify", json=body | {"messages": many}))
+    assert (param, len(message) < 200) == ("messages", True)
+    for value in ("x" * 200_000, many):
+        assert instructed.post("/classify", json=body | {"user": value}).status_code == 200
 
 
 def test_fields_without_a_meaning_are_of_some_peer():

@@ -181,8 +181,6 @@ BAD = {
     "rank_fields": ({"documents": [{"a": "x"}], "rank_fields": ["a", "b"]}, "documents[0]"),
     "negative": ({"top_n": -1}, "top_n"),
     "no flag": ({"raw_scores": "yes"}, "raw_scores"),
-    "from the left": ({"truncation_direction": "left"}, "truncation_direction"),
-    "not here": ({"max_chunks_per_doc": 3}, "max_chunks_per_doc"),
     "unknown": ({"top_p": 1}, "top_p"),
     "no place for it": ({"instruction": "be kind"}, "instruction"),
     "no query": ({"query": None}, "query"),

@@ -78,7 +78,7 @@ def planted(
         patch.setitem(sys.modules, module.__name__, changed)  # dataclasses look it up there
         spec.loader.exec_module(changed)
         package = sys.modules[module.__name__.rpartition(".")[0]]
-        patch.setattr(package, "triton", changed)
+        patch.setattr(package, "triton", changed, raising=False)
         for user in users:
             for name, value in vars(user).copy().items():
                 if vars(module).get(name) is value and name in vars(changed):

@@ -27,7 +27,6 @@ from gpuscore.backends.common.start_check import (
     pages_for,
 )
 from gpuscore.backends.torch.attention.choice import attention_factory
-from gpuscore.backends.torch.attention.triton import TritonAttention
 from gpuscore.backends.torch.compiler import Compiler, eagerly
 from gpuscore.backends.torch.decoder import Decoder, DecoderWeights, Lookup, shortened
 from gpuscore.backends.torch.delta_net.layer import LinearAttention
@@ -218,7 +217,6 @@ class TorchBackend:
         linear = LinearAttention(config, states, self._compiler, self._own)
         if plan.graph_tokens is None:
             return PlainLauncher(decoder, pool, attention, self._by_rows, self._head, linear)
-        assert isinstance(attention, TritonAttention)  # noqa: S101  (the plan guarantees it)
         queue = queue_of(plan.device)
         launcher = GraphLauncher(decoder, attention, linear, queue, plan.graph_tokens)
         launcher.reserve(self._largest())

@@ -1,19 +1,16 @@
 """A batch as int32 words in one buffer, in an order that depends on the batch's sizes only."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from gpuscore.backends.torch.buckets import Bucket
 from gpuscore.backends.torch.delta_net.layout import StatePlaces, StateSizes, StateTables
 from gpuscore.backends.torch.launcher import label_rows, wanted_rows
 from gpuscore.types.batch import Int32Array, PackedBatch
-from gpuscore_kernels.extend_attention import (
-    TablePlace,
-    TileTable,
-    aligned,
-    list_words,
-    word_slices,
-)
+from gpuscore_kernels.extend_attention import aligned, word_slices
+
+TablePlaces: TypeAlias = Callable[[Bucket, int], tuple[Any, ...]]  # for sizes, from a word on
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +23,15 @@ class Places:
     scored: slice
     num_tokens: slice  # one word: tokens without padding
     num_scored: slice  # one word
-    tables: tuple[TablePlace, ...]  # the last one is the last layer's
+    tables: tuple[Any, ...]  # of attention
     states: StatePlaces | None  # of a model with linear layers
     end: int  # first word after them, where lists of any length follow
 
     @staticmethod
-    def of(sizes: Bucket, num_tables: int, states: StateSizes | None = None) -> "Places":
+    def of(sizes: Bucket, table_places: TablePlaces, states: StateSizes | None = None) -> "Places":
         lengths = (sizes.tokens, sizes.tokens, sizes.tokens, sizes.scored, 1, 1)
         tokens, positions, slots, scored, num_tokens, num_scored = word_slices(lengths, 0)
-        end = aligned(num_scored.stop)
-        tables = []
-        for _ in range(num_tables - 1):
-            tables.append(TablePlace(sizes.tokens, sizes.tiles, end))
-            end = tables[-1].end
-        tables.append(TablePlace(sizes.scored, sizes.scored, end))
+        tables = table_places(sizes, aligned(num_scored.stop))
         end = tables[-1].end
         of_states = None if states is None else StatePlaces.of(states, aligned(end))
         return Places(
@@ -49,7 +41,7 @@ class Places:
             scored,
             num_tokens,
             num_scored,
-            tuple(tables),
+            tables,
             of_states,
             end if of_states is None else of_states.end,
         )
@@ -63,15 +55,16 @@ class LabelWords(NamedTuple):
     wanted: slice  # scored rows whose statistics are wanted
 
 
-def num_words(batch: PackedBatch, tables: list[TileTable], places: Places) -> int:
-    """Return the most words that a batch takes, with the inputs of its label head."""
+def num_words(batch: PackedBatch, lists: int, places: Places) -> int:
+    """Return the most words that a batch takes, with those of lists of any length and the inputs of
+    its label head."""
     asked = 2 * aligned(len(batch.label_token_ids)) + aligned(len(batch.score_rows))
-    return places.end + list_words(tables) + aligned(1) + asked
+    return places.end + lists + aligned(1) + asked
 
 
 def write(
     batch: PackedBatch,
-    tables: list[TileTable],
+    tables: list[Any],
     states: StateTables | None,
     places: Places,
     words: Int32Array,
@@ -94,10 +87,10 @@ def write(
     words[places.num_scored] = len(batch.score_rows)
     if places.states is not None and states is not None:
         places.states.write(states, words)
-    end = places.end
+    tail = places.end
     for place, table in zip(places.tables, tables, strict=True):
-        end = place.write(table, words, end)
-    return end
+        tail = place.write(table, words, tail)
+    return tail
 
 
 def write_head(batch: PackedBatch, words: Int32Array, start: int) -> tuple[LabelWords, int]:

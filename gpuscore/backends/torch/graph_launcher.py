@@ -13,13 +13,13 @@ While the device runs one batch, the next is planned and queued (`queues`). Only
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gpuscore.backends.torch.attention.triton import TritonAttention, table_windows
+from gpuscore.backends.torch.attention.triton import TritonAttention
 from gpuscore.backends.torch.batch_words import (
     LabelWords,
     Places,
@@ -27,7 +27,7 @@ from gpuscore.backends.torch.batch_words import (
     write,
     write_head,
 )
-from gpuscore.backends.torch.buckets import Bucket, filled_batch, find_bucket, make_buckets
+from gpuscore.backends.torch.buckets import Bucket, filled_batch, find_bucket
 from gpuscore.backends.torch.decoder import Decoder
 from gpuscore.backends.torch.delta_net.layer import LinearAttention
 from gpuscore.backends.torch.delta_net.layout import StateSizes, StateTables
@@ -37,10 +37,14 @@ from gpuscore.backends.torch.queues import Queue, Replay
 from gpuscore.backends.torch.rounding import TOLERANCE, relative_error
 from gpuscore.errors import ConfigError
 from gpuscore.types.batch import Int32Array, PackedBatch, RowScores
-from gpuscore_kernels.extend_attention import TileTable, list_words
 from gpuscore_kernels.label_head import label_logits, vocab_statistics
 from gpuscore_kernels.launch import next_power_of_two
 
+if TYPE_CHECKING:  # it needs Triton
+    from gpuscore.backends.torch.attention.fa4 import HopperAttention
+
+# Takes its tables from words; only itself knows what they hold.
+TableAttention: TypeAlias = "TritonAttention | HopperAttention"
 # The most words of a batch that runs as a graph, without words of the label head, which is not part
 # of the graph.
 GRAPH_WORDS = 2**20
@@ -51,7 +55,7 @@ class PlannedBatch(NamedTuple):
     """A batch with its tables, the places of its parts, and its graph if there is one."""
 
     batch: PackedBatch
-    tables: list[TileTable]
+    tables: list[Any]
     states: StateTables | None
     places: Places
     replay: Replay | None
@@ -68,7 +72,7 @@ class Buffers:
 
 
 class GraphLauncher:
-    """Forward passes of one model over one pool, with Triton's attention and kernels.
+    """Forward passes of one model over one pool, with kernels of Triton's.
 
     Args:
         decoder: uses Triton's kernels and computes all rows at once.
@@ -81,7 +85,7 @@ class GraphLauncher:
     def __init__(
         self,
         decoder: Decoder,
-        attention: TritonAttention,
+        attention: TableAttention,
         linear: LinearAttention,
         queue: Queue,
         graph_tokens: int,
@@ -89,14 +93,12 @@ class GraphLauncher:
         self.decoder, self.attention, self.queue = decoder, attention, queue
         self.linear = linear
         self.pool = attention.pool
-        config = self.decoder.config
-        self._windows = (*table_windows(config), config.windows[-1])  # one per table
-        self.buckets = make_buckets(graph_tokens, self.attention.shape.rows)
+        self.buckets = attention.buckets(graph_tokens)
         self.replayed = 0  # batches that ran as graphs ...
         self.launched = 0  # ... and as single launches
         self._graphs: dict[Bucket, Replay] = {}
         self._places_of = {
-            bucket: Places.of(bucket, len(self._windows), linear.room(bucket.tokens, bucket.scored))
+            bucket: Places.of(bucket, attention.places, linear.room(bucket.tokens, bucket.scored))
             for bucket in self.buckets
         }
         self._words = self._device_words(GRAPH_WORDS if self.buckets else 0)
@@ -114,7 +116,7 @@ class GraphLauncher:
         words = answers = 0
         for batch in batches:
             _, tables, _, places, _ = self._plan(batch)
-            words = max(words, num_words(batch, tables, places))
+            words = max(words, self._num_words(batch, tables, places))
             of_rows = (1 + 2 * batch.num_top) * len(batch.score_rows)
             answers = max(answers, len(batch.label_token_ids) + of_rows)
         for _ in range(IN_FLIGHT):
@@ -151,7 +153,7 @@ class GraphLauncher:
         planned, self._planned = self._planned, None
         if planned is None or planned.batch is not batch:
             planned = self._plan(batch)
-        buffers = self._take(num_words(batch, planned.tables, planned.places))
+        buffers = self._take(self._num_words(batch, planned.tables, planned.places))
         try:
             return self._launch(planned, buffers)
         except BaseException:
@@ -174,25 +176,27 @@ class GraphLauncher:
             self.launched += 1
         return self._answer(batch, head, hidden, buffers)
 
+    def _num_words(self, batch: PackedBatch, tables: list[Any], places: Places) -> int:
+        return num_words(batch, self.attention.list_words(tables), places)
+
     def _plan(self, batch: PackedBatch) -> PlannedBatch:
         tables, states = self.attention.tables(batch), self.linear.tables(batch)
         sizes = None if states is None else states.sizes
         return PlannedBatch(batch, tables, states, *self._places(batch, tables, sizes))
 
     def _places(
-        self, batch: PackedBatch, tables: list[TileTable], states: StateSizes | None
+        self, batch: PackedBatch, tables: list[Any], states: StateSizes | None
     ) -> tuple[Places, Replay | None]:
         """Return the places of the batch's parts, and its graph if there is one."""
-        tiles = max((len(table.tiles) for table in tables[:-1]), default=0)
-        exact = Bucket(batch.num_tokens, tiles, len(batch.score_rows))
+        exact = Bucket(batch.num_tokens, self.attention.tiles(tables), len(batch.score_rows))
         bucket = find_bucket(self.buckets, exact)
         if bucket is not None and bucket in self._graphs:
             places = self._places_of[bucket]
             room = places.states
             there = room is None or states is None or states.fit(room.sizes)
-            if there and places.end + list_words(tables) <= GRAPH_WORDS:
+            if there and places.end + self.attention.list_words(tables) <= GRAPH_WORDS:
                 return places, self._graphs[bucket]
-        return Places.of(exact, len(self._windows), states), None
+        return Places.of(exact, self.attention.places, states), None
 
     def _take(self, words: int) -> Buffers:
         buffers = self._free.pop() if self._free else None
@@ -244,24 +248,21 @@ class GraphLauncher:
             bucket.tokens, bucket.scored, self.decoder.config.vocab_size, self.pool.page_size
         )
         tables, states = self.attention.tables(batch), self.linear.tables(batch)
-        words = np.empty(num_words(batch, tables, places), np.int32)
+        words = np.empty(self._num_words(batch, tables, places), np.int32)
         end = write(batch, tables, states, places, words)
         self._words[:end].copy_(torch.from_numpy(words[:end]))
         return len(batch.score_rows)
 
     def _forward(self, places: Places, words: Tensor) -> Tensor:
         """Return hidden states of the scored rows after the final norm."""
-        tables = [
-            place.on_device(words, self.attention.shape, window)
-            for place, window in zip(places.tables, self._windows, strict=True)
-        ]
+        attention = self.attention.on_device(places.tables, words)
         nothing, states = words[:0], places.states
         return self.decoder.forward(
             words[places.tokens],
             words[places.positions],
             words[places.scored],
-            self.attention.planned(tables).run,
-            KeptRows(self.pool, nothing, nothing, words[places.slots]),
+            attention.run,
+            KeptRows(self.pool, nothing, nothing, words[places.slots], attention.read),
             (words[places.num_tokens], words[places.num_scored]),
             self.linear.planned(None if states is None else states.on_device(words)),
         )

@@ -84,6 +84,7 @@ class KeptRows:
     rows: Rows  # [n] of the batch
     slots: Rows  # [n]
     slot_of_row: Tensor  # [T]; -1 = not kept
+    read: Tensor | None = None  # as `Pages.read`
 
     @staticmethod
     def of(slot_mapping: Int32Array, pool: KVPool) -> "KeptRows":
@@ -98,7 +99,7 @@ class KeptRows:
 
     def pages(self, layer: int) -> Pages:
         """Return the pages and slots for a kernel that stores keys and values itself."""
-        return Pages(*self.pool.layers[layer], self.slot_of_row)
+        return Pages(*self.pool.layers[layer], self.slot_of_row, self.read)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -241,7 +241,9 @@ def _graph_tokens(
     wanted, reason = config.cuda_graph_tokens, None
     if config.tensor_parallel > 1:
         return None
-    if attention != "triton" or not kernels:
+    if attention == "fa4" and not kernels:
+        raise ConfigError("--attention fa4 needs --kernels triton, which put its keys together")
+    if attention not in ("triton", "fa4") or not kernels:
         reason = f"--attention is {attention}, --kernels {'triton' if kernels else 'torch'}; both "
         reason += "have to be triton"
     elif config.deterministic:

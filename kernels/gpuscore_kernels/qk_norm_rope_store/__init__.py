@@ -15,11 +15,14 @@ class Pages:
     Args:
         k, v: [Hkv, slots, D], with equal strides; the elements of a head are contiguous.
         slots: int32 or int64 [T], all different; a row with a negative slot is not kept.
+        read: int32 [P], P a multiple of 16: slots that are read into P more rows of k and v. The
+            rows of -1 become zeros, and those of less are left as they are. None = no such rows.
     """
 
     k: Tensor
     v: Tensor
     slots: Tensor
+    read: Tensor | None = None
 
 
 def qk_norm_rope_store(
@@ -53,9 +56,10 @@ def qk_norm_rope_store(
     Returns:
         q [T, H, D], k and v [T, Hkv, D] in qkv's dtype. v is qkv's own memory; q and k are
         contiguous with impl="triton". Norm and rotation together are float32 and round once.
-        If a value of a kept row (without pages: of any row) is not finite, its head's value becomes
-        zeros there, and the key NaN. A mask replaces the score of a hidden key, but a weight of 0
-        times NaN is NaN; so only rows that see the token get NaN.
+        With slots that are read, k and v are [T + P, Hkv, D], and v is memory of its own if P > 0.
+        If a value of a kept row (without pages or with `read`: of any row) is not finite, its
+        head's value becomes zeros there, and the key NaN. A mask replaces the score of a hidden
+        key, but a weight of 0 times NaN is NaN; so only rows that see the token get NaN.
 
     Raises:
         ValueError: shapes do not fit.
@@ -70,13 +74,21 @@ def qk_norm_rope_store(
     heads = num_heads, num_kv_heads
     q, k, v = reference.norm_and_rotate(qkv, cos, sin, q_norm, k_norm, eps, one_plus, *heads)
     flawed = ~v.isfinite().all(-1, keepdim=True)
-    if pages is not None:
+    if pages is not None and pages.read is None:
         flawed &= (pages.slots >= 0)[:, None, None]
     k.masked_fill_(flawed, torch.nan)
     v.masked_fill_(flawed, 0)
     if pages is not None:
         reference.store((pages.k, pages.v), pages.slots, k, v)
+    if pages is not None and pages.read is not None:
+        k, v = (_with_read(x, side, pages.read) for x, side in ((k, pages.k), (v, pages.v)))
     return q, k, v
+
+
+def _with_read(rows: Tensor, side: Tensor, read: Tensor) -> Tensor:
+    """Return rows with those of slots behind them; zeros where there is no slot."""
+    cached = side[:, read.clamp(min=0)].transpose(0, 1)
+    return torch.cat([rows, cached.where((read >= 0)[:, None, None], 0)])
 
 
 def check_heads(

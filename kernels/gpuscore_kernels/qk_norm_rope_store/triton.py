@@ -1,11 +1,13 @@
 """`qk_norm_rope_store` in Triton: one program per row and block of heads, halves side by side.
 
 A program has a block of query heads, or of KV heads with both their keys and their values. Values
-stay where the QKV product has put them: only values of rows that are kept are read.
+stay where the QKV product has put them: only values of rows that are kept are read. Where cached
+rows follow the batch's, all values are read and written, and further programs copy cached rows.
 """
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,6 +20,8 @@ BLOCK = 2048  # elements of a program at most: 16 heads of 128
 # Of a thread, so that both sides of eight KV heads have eight each: 128 bits in half precision, the
 # widest load.
 ELEMENTS = 32
+COPIED = tl.constexpr(16)  # cached rows of the programs of a row
+ZEROS = tl.constexpr(-1)  # in place of a slot: the row becomes zeros; below: it is not written
 
 
 @triton.jit
@@ -70,6 +74,27 @@ def put(start, half, left, right, mask, HALF: tl.constexpr):
 
 
 @triton.jit
+def copy_cached(
+    read, k, v, k_pages, v_pages, head_stride, slot_stride, HEADS: tl.constexpr, DIM: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, COUNT: tl.constexpr,
+):  # fmt: skip
+    """Copy keys and values of `COUNT` slots to consecutive rows, some by each program of a row."""
+    head, at = tl.arange(0, BLOCK_HEADS)[:, None], tl.arange(0, BLOCK_DIM)[None, :]
+    inside = (head < HEADS) & (at < DIM)
+    for index in tl.range(tl.program_id(1), COUNT, tl.num_programs(1)):
+        slot = tl.load(read + index).to(tl.int64)
+        if slot >= ZEROS:
+            place = head * head_stride + slot * slot_stride + at
+            cached = inside & (slot >= 0)
+            key = tl.load(k_pages + place, mask=cached, other=0.0)
+            value = tl.load(v_pages + place, mask=cached, other=0.0)
+            fine = tl.sum(value.to(tl.float32) * 0.0, axis=1)[:, None] == 0.0
+            to = index * (HEADS * DIM) + head * DIM + at
+            tl.store(k + to, tl.where(fine, key, float("nan")), mask=inside)
+            tl.store(v + to, tl.where(fine, value, 0.0), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
 def qk_norm_rope_store_kernel(
     qkv,
     cos,
@@ -78,9 +103,12 @@ def qk_norm_rope_store_kernel(
     k_norm,
     q,
     k,
+    v,
     k_pages,
     v_pages,
     slots,
+    read,
+    rows,
     qkv_stride,
     head_stride,
     slot_stride,
@@ -94,9 +122,21 @@ def qk_norm_rope_store_kernel(
     HAS_NORM: tl.constexpr,
     ONE_PLUS: tl.constexpr,
     HAS_PAGES: tl.constexpr,
+    ALL: tl.constexpr,
+    READS: tl.constexpr,
+    ALL_KV: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
+    if READS:  # noqa: SIM102  (only one of the two is known when it is compiled)
+        if row >= rows:
+            first = (row - rows) * COPIED
+            behind = (rows + first) * (KV_HEADS * 2 * HALF)
+            copy_cached(
+                read + first, k + behind, v + behind, k_pages, v_pages, head_stride, slot_stride,
+                KV_HEADS, 2 * HALF, ALL_KV, 2 * BLOCK_HALF, COPIED,
+            )  # fmt: skip
+            return
     q_blocks: tl.constexpr = (HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
     half = tl.arange(0, BLOCK_HALF)
     inside = half < HALF
@@ -124,15 +164,19 @@ def qk_norm_rope_store_kernel(
         if HAS_PAGES:
             slot = tl.load(slots + row).to(tl.int64)
             kept = kept & (slot >= 0)
+        checked = real if ALL else kept
         from_v = from_k + KV_HEADS * 2 * HALF
-        v_left, v_right = halves(from_v, half, kept, HALF)
+        v_left, v_right = halves(from_v, half, checked, HALF)
         # 0 times infinity is NaN, as 0 times NaN is.
         fine = tl.sum(v_left * 0.0 + v_right * 0.0, axis=1)[:, None] == 0.0
         k_left = tl.where(fine, k_left, float("nan"))
         k_right = tl.where(fine, k_right, float("nan"))
         v_left, v_right = tl.where(fine, v_left, 0.0), tl.where(fine, v_right, 0.0)
         put(to_k, half, k_left, k_right, real, HALF)
-        put(from_v, half, v_left, v_right, kept & ~fine, HALF)
+        if READS:
+            put(v + row * (KV_HEADS * 2 * HALF) + at, half, v_left, v_right, real, HALF)
+        else:
+            put(from_v, half, v_left, v_right, checked & ~fine, HALF)
         if HAS_PAGES:
             page = kv_head.to(tl.int64)[:, None] * head_stride + slot * slot_stride
             put(k_pages + page, half, k_left, k_right, kept, HALF)
@@ -146,6 +190,8 @@ def _constants(
     has_norm: bool,
     one_plus: bool,
     has_pages: bool,
+    checks_all: bool,
+    reads: bool,
 ) -> tuple[dict[str, int], int]:
     """Return compile-time arguments, and the number of programs of a row."""
     half = next_power_of_two(head_dim // 2)
@@ -162,6 +208,9 @@ def _constants(
         "HAS_NORM": has_norm,
         "ONE_PLUS": one_plus,
         "HAS_PAGES": has_pages,
+        "ALL": checks_all,
+        "READS": reads,
+        "ALL_KV": next_power_of_two(max(1, num_kv_heads)),
     }, triton.cdiv(num_heads, of_queries) + triton.cdiv(num_kv_heads, of_keys)
 
 
@@ -178,7 +227,8 @@ def _launch(*choices: Any) -> tuple[CachedLaunch, int]:
         qk_norm_rope_store_kernel,
         constants,
         {"num_warps": _warps(constants)},
-        dtypes=(0, 1, 2, 3, 4, 7, 8, 9),  # q and k are made here
+        free=1,
+        dtypes=(0, 1, 2, 3, 4, 8, 9, 10),  # q, k and v are made here, and `read` is int32
     )
     return launch, programs
 
@@ -198,18 +248,32 @@ def qk_norm_rope_store(
     num_heads, num_kv_heads, head_dim = sizes
     qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
     rows = qkv.shape[0]
+    read = None if pages is None else pages.read
+    cached = 0 if read is None else read.shape[0]
     q = qkv.new_empty(rows, num_heads, head_dim)
-    k = qkv.new_empty(rows, num_kv_heads, head_dim)
+    k = qkv.new_empty(rows + cached, num_kv_heads, head_dim)
     v = qkv[:, (num_heads + num_kv_heads) * head_dim :].view(rows, num_kv_heads, head_dim)
+    v = torch.empty_like(k) if cached else v
     if rows == 0 or num_heads + num_kv_heads == 0:
         return q, k, v
     norms = (qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm)
     stores = (k, k, cos) if pages is None else (pages.k, pages.v, pages.slots.contiguous())
     strides = (0, 0) if pages is None else pages.k.stride()[:2]
-    launch, programs = _launch(*sizes, q_norm is not None, one_plus, pages is not None)
+    choices = q_norm is not None, one_plus, pages is not None, read is not None, cached > 0
+    launch, programs = _launch(*sizes, *choices)
     launch(
-        (rows, programs),
-        (qkv, cos.contiguous(), sin.contiguous(), *norms, q, k, *stores),
-        (qkv.stride(0), *strides, eps),
+        (rows + cached // COPIED.value, programs),
+        (
+            qkv,
+            cos.contiguous(),
+            sin.contiguous(),
+            *norms,
+            q,
+            k,
+            v,
+            *stores,
+            k if read is None else read,
+        ),
+        (rows, qkv.stride(0), *strides, eps),
     )
     return q, k, v

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from gpuscore.backends.torch import backend
+from gpuscore.backends.torch.attention import choice, fa4
+from support.fa4_stand_in import kernel
 from support.kept import model_directory
 from support.kernels import INTERPRETED
 from support.quick_interpreter import shorten, steady_products
@@ -58,6 +60,15 @@ def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(backend, "largest_batches", lambda *a: iter(()))
         monkeypatch.setattr(backend, "largest_in_parts", lambda *a, **how: iter(()))
         monkeypatch.setattr(backend.TorchBackend, "_check", lambda *_: None)
+
+
+@pytest.fixture
+def fa4_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `--attention fa4` run on a CPU, with a kernel that stands in for the compiled one."""
+    monkeypatch.setattr(fa4, "load", lambda *sizes: kernel)
+    monkeypatch.setattr(fa4, "MOST_BLOCKS", 1)  # the interpreter takes long for empty programs
+    reasons = choice._REASONS | {"fa4": choice._REASONS["triton"]}
+    monkeypatch.setattr(choice, "_REASONS", reasons)
 
 
 @pytest.fixture(autouse=True)

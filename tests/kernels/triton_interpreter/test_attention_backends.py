@@ -1,5 +1,5 @@
-"""Promise: the torch backend with `--attention triton` scores as with torch, in the interpreter or
-on a GPU."""
+"""Promise: the torch backend with `--attention triton` and fa4 scores as with torch, in the
+interpreter or on a GPU."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from gpuscore.backends.torch.attention import triton
 from gpuscore.config import ModelConfig
 from gpuscore.types.batch import Prefix, Segment, pack, page_slots
 from support.batches import Pages, int32, item_segments
-from support.kernels import DEVICE
+from support.kernels import DEVICE, INTERPRETED
 from support.slow import slow
 from support.token_ids import random_ids
 
@@ -22,12 +22,13 @@ SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads"
 def make_backend(tiny_model, quick_start):
     made = []
 
-    def make(family, attention, dtype="float32", **plan):
+    def make(family, attention, dtype="float32", kernels="auto", **plan):
         directory, _ = tiny_model(family, **SMALL)
         config = ModelConfig(
             str(directory),
             device=DEVICE,
             attention=attention,
+            kernels=kernels,
             dtype=dtype,
             max_batch_tokens=56,
             max_model_len=64,
@@ -67,6 +68,17 @@ def test_the_same_scores_as_torch(make_backend, family):
     expected = scores(make_backend(family, "torch"))
     got = scores(make_backend(family, "triton"))
     np.testing.assert_allclose(got, expected, atol=2e-5, rtol=0)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="the stand-in is for a CPU")
+@pytest.mark.parametrize("graph_tokens", [0, 56])
+@pytest.mark.usefixtures("fa4_stands_in")
+def test_fa4_with_a_kernel_that_stands_in(graph_tokens, make_backend):
+    expected = scores(make_backend("qwen3", "torch"))
+    backend = make_backend("qwen3", "fa4", kernels="triton", graph_tokens=graph_tokens)
+    backend.warmup()
+    np.testing.assert_allclose(scores(backend), expected, atol=2e-5, rtol=0)
+    assert (backend.launcher.replayed > 0) == (graph_tokens > 0)
 
 
 def test_a_prompts_tables_are_those_of_its_length(make_backend, monkeypatch):

@@ -2,6 +2,7 @@
 float64."""
 
 import importlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -101,6 +102,28 @@ def test_values_that_are_not_finite(impl, paged):
         for side, wanted in ((pages.k, k), (pages.v, v)):
             stored = side[:, [5, 2]].transpose(0, 1)
             torch.testing.assert_close(stored, wanted[[0, 2]], equal_nan=True)
+
+
+@pytest.mark.parametrize("impl", ["reference", "triton"])
+@pytest.mark.parametrize("slots", [[], [7, 39, 0, *[-1] * 13, 39, *[-1] * 15]])
+def test_cached_rows_follow_the_batchs(slots, impl):
+    """Zeros where there is no slot; and values of all rows are finite, of those not kept too."""
+    rows, kv_heads, head_dim = 3, 3, 24
+    qkv, angles = randn(rows, 4 * kv_heads * head_dim), tables(rows, head_dim)
+    qkv.view(rows, -1, head_dim)[1, -1, 3] = torch.inf
+    heads = {"num_heads": 2 * kv_heads, "num_kv_heads": kv_heads}
+    _, *expected = qk_norm_rope_store(qkv.clone(), *angles, **heads, impl="reference")
+    pages = poisoned_pages(kv_heads, head_dim, torch.float32, [5, -1, 2])
+    for side in (pages.k, pages.v):
+        side[:, [7, 39, 0]] = randn(kv_heads, 3, head_dim)
+    cached = [side[:, slots].transpose(0, 1).clone() for side in (pages.k, pages.v)]
+    for side in cached:
+        side[[slot < 0 for slot in slots]] = 0
+    pages = replace(pages, read=torch.tensor(slots, dtype=torch.int32, device=DEVICE))
+    _, *got = qk_norm_rope_store(qkv, *angles, **heads, pages=pages, impl=impl)
+    for side, own, behind in zip(got, expected, cached, strict=True):
+        torch.testing.assert_close(side, torch.cat([own, behind]), equal_nan=True)
+    assert got[1].isfinite().all()
 
 
 def test_the_reference_stores_the_same():
@@ -203,10 +226,26 @@ def test_a_defect_is_visible(old, new, monkeypatch, tmp_path):
     [
         ('tl.where(fine, k_left, float("nan"))', "k_left"),
         ("tl.where(fine, v_right, 0.0)", "v_right"),
-        ("put(from_v, half, v_left, v_right, kept & ~fine, HALF)", "pass"),
+        ("put(from_v, half, v_left, v_right, checked & ~fine, HALF)", "pass"),
     ],
 )
 def test_a_value_that_passes_is_visible(old, new, monkeypatch, tmp_path):
     module = importlib.import_module("gpuscore_kernels.qk_norm_rope_store.triton")
     with planted(monkeypatch, module, old, new, tmp_path), pytest.raises(AssertionError):
         test_values_that_are_not_finite("triton", True)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("checked = real if ALL else kept", "checked = kept"),
+        ("slot >= ZEROS", "slot > ZEROS"),
+        ("slot * slot_stride + at", "(slot + 1) * slot_stride + at"),
+        ("first = (row - rows) * COPIED", "first = 0"),
+    ],
+)
+def test_a_defect_in_cached_rows_is_visible(old, new, monkeypatch, tmp_path):
+    module = importlib.import_module("gpuscore_kernels.qk_norm_rope_store.triton")
+    slots = [7, 39, 0, *[-1] * 13, 39, *[-1] * 15]
+    with planted(monkeypatch, module, old, new, tmp_path), pytest.raises(AssertionError):
+        test_cached_rows_follow_the_batchs(slots, "triton")

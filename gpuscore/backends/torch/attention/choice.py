@@ -7,7 +7,7 @@ import importlib.util
 import logging
 import os
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from gpuscore_kernels.extend_attention.config import MAX_HEAD_DIM, config_for
 from gpuscore_kernels.partial_attention import Implementation
 
 FLASHINFER_HEADS = (64, 128, 256)
+FA4_HEADS, FA4_GROUPS = (64, 128), (1, 2, 4, 8)  # its kernel needs no stack for these
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class AttentionBackend(Protocol):
         """Prepare, once for all layers, everything that depends on the batch's lengths."""
 
 
-Factory: TypeAlias = Callable[[DecoderConfig, KVPool], AttentionBackend]
+Factory: TypeAlias = Callable[[DecoderConfig, KVPool], Any]  # of the launcher that is planned
 
 
 def choose_attention(
@@ -89,6 +90,10 @@ def attention_factory(
         from gpuscore.backends.torch.attention import flashinfer
 
         return flashinfer.FlashInferAttention
+    if name == "fa4":
+        from gpuscore.backends.torch.attention.fa4 import HopperAttention
+
+        return HopperAttention
     impl: Implementation = "cpu" if device.type == "cpu" else "reference"
     return lambda config, pool: TorchAttention(config, pool, impl, merge, tiling)
 
@@ -130,9 +135,31 @@ def _why_not_flashinfer(
     return None
 
 
+def _why_not_fa4(model: DecoderConfig, device: torch.device, dtype: torch.dtype) -> str | None:
+    if (reason := _why_not_triton(model, device, dtype)) is not None:
+        return reason
+    if device.type == "cpu" or torch.cuda.get_device_capability(device) != (9, 0):
+        return "its kernel is for GPUs of compute capability 9.0 (H100, H200)"
+    if dtype != torch.bfloat16:
+        return f"dtype is {str(dtype).removeprefix('torch.')}; supported: bfloat16"
+    if any(model.windows) or model.attention_softcap is not None:
+        return "not supported for models with sliding windows or soft-caps"
+    group = model.num_heads // model.num_kv_heads
+    if model.head_dim not in FA4_HEADS or group not in FA4_GROUPS:
+        return (
+            f"head_dim is {model.head_dim}, and {group} heads share a KV head; supported: "
+            f"{', '.join(map(str, FA4_HEADS))}, and {', '.join(map(str, FA4_GROUPS))}"
+        )
+    from gpuscore.backends.torch.attention.fa4 import KERNEL
+    from gpuscore_kernels.ahead import why_not
+
+    return why_not(KERNEL, model.head_dim, group)
+
+
 _REASONS = {
     "torch": _why_not_torch,
     "triton": _why_not_triton,
     "flashinfer": _why_not_flashinfer,
+    "fa4": _why_not_fa4,
 }
 NAMES = tuple(_REASONS)

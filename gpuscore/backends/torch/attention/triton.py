@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.torch.buckets import Bucket, make_buckets
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.types.batch import PackedBatch
 from gpuscore_kernels.extend_attention import (
     DeviceTiles,
     Layout,
     TableBuilder,
+    TablePlace,
     TileConfig,
     TileShape,
     TileTable,
     extend_attention,
+    list_words,
     upload,
 )
 from gpuscore_kernels.extend_attention.config import config_for
@@ -40,6 +43,9 @@ class TritonAttention:
         self.shape = tile_config.shape(self.config.num_heads // self.config.num_kv_heads)
         self._kept: dict[tuple[int, bytes], list[TileTable]] = {}
 
+    def buckets(self, most_tokens: int) -> list[Bucket]:
+        return make_buckets(most_tokens, self.shape.rows)
+
     def tables(self, batch: PackedBatch) -> list[TileTable]:
         """Return a batch's tables, which nobody may change.
 
@@ -58,11 +64,24 @@ class TritonAttention:
             self._kept[key] = tables
         return tables
 
-    def prepare(self, batch: PackedBatch) -> "TritonPass":
-        return self.planned(upload(self.tables(batch), self.pool.device))
+    def tiles(self, tables: list[TileTable]) -> int:
+        return max((len(table.tiles) for table in tables[:-1]), default=0)
 
-    def planned(self, tables: list[DeviceTiles]) -> "TritonPass":
-        """Return the pass for tables that are on the device already."""
+    def list_words(self, tables: list[TileTable]) -> int:
+        return list_words(tables)
+
+    def places(self, sizes: Bucket, start: int) -> tuple[TablePlace, ...]:
+        return table_places(len(table_windows(self.config)) + 1, sizes, start)
+
+    def on_device(self, places: tuple[TablePlace, ...], words: Tensor) -> "TritonPass":
+        windows = (*table_windows(self.config), self.config.windows[-1])
+        tables = zip(places, windows, strict=True)
+        return self._planned([place.on_device(words, self.shape, w) for place, w in tables])
+
+    def prepare(self, batch: PackedBatch) -> "TritonPass":
+        return self._planned(upload(self.tables(batch), self.pool.device))
+
+    def _planned(self, tables: list[DeviceTiles]) -> "TritonPass":
         of_layers = tables_of_layers(self.config, tables)
         return TritonPass(self.config, self.pool, self.tile_config, of_layers)
 
@@ -75,6 +94,7 @@ class TritonPass:
     pool: KVPool
     tile_config: TileConfig
     tables: list[DeviceTiles]  # per layer
+    read: None = None  # it reads cached keys where they are
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return extend_attention(
@@ -101,6 +121,14 @@ def layout_of(batch: PackedBatch, page_size: int) -> Layout:
         batch.page_table,
         page_size,
     )
+
+
+def table_places(count: int, sizes: Bucket, start: int) -> tuple[TablePlace, ...]:
+    """Return places of tables from a word on; the last one is the last layer's."""
+    places: list[TablePlace] = []
+    for rows, tiles in [sizes[:2]] * (count - 1) + [(sizes.scored, sizes.scored)]:
+        places.append(TablePlace(rows, tiles, places[-1].end if places else start))
+    return tuple(places)
 
 
 def table_windows(config: DecoderConfig) -> list[int | None]:
