@@ -15,15 +15,15 @@ import torch
 from gpuscore.backends.common.start_check import TREES, WITHOUT_QUERY, KnownRequests
 from gpuscore.backends.torch.attention.choice import attention_factory
 from gpuscore.backends.torch.attention.flashinfer import lay_out_items
-from gpuscore.backends.torch.attention.operators import TorchAttention
+from gpuscore.backends.torch.attention.plain import TorchAttention
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.types.batch import visible_rows
-from gpuscore_kernels.partial_attention import merge_partials
+from gpuscore_kernels.extend_attention.reference import extend_attention
 from support.attention_inputs import heads_alone, inputs, relative_error, requests
 from support.batches import random_batch
 from support.flashinfer_stand_in import STUB, Items, stub
 
-PAGE, SLOTS = 8, 1024
+PAGE, SLOTS = 16, 2048
 HOPPER = [(128, 96), (192, 96), (128, 32)]  # rows and keys of FlashInfer's tiles
 LOCK = Path(__file__).parents[2] / "docker" / "locks" / "cuda.txt"
 STAND_IN = SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=Items)
@@ -107,9 +107,8 @@ def test_calls_of_the_locked_release_score_as_the_mask_rule_says(batch, monkeypa
     for layer in pool.layers:
         for side, values in zip(layer, (arrays.pool_k, arrays.pool_v), strict=True):
             side.copy_(values)
-    exact = TorchAttention(config, pool, "reference", merge_partials).prepare(batch)
-    make = attention_factory("flashinfer", config, pool.device, torch.float32, merge_partials, None)
-    tested = make(config, pool).prepare(batch)
+    exact = TorchAttention(config, pool, extend_attention).prepare(batch)
+    tested = attention_factory("flashinfer", extend_attention, False)(config, pool).prepare(batch)
     for layer, q in enumerate((arrays.q, arrays.q[batch.score_rows.astype(np.int64)])):
         if len(q):
             expected = exact.run(layer, q, arrays.k, arrays.v)

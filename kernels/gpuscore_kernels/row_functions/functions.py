@@ -21,7 +21,6 @@ _ARGUMENTS = {
     "add_rms_norm": (_P, _P, _P, _P, _P, _F, _I, _N, _N, _N, _N, _I),
     "norm_and_rotate": (_P, _P, _P, _P, _P, _P, _P, _F, _I, _N, _N, _N, _N, _N, _I),
     "gated": (_P, _P, _I, _N, _N, _N, _I),
-    "merge_partials": (_P, _P, _P, _P, *[_N] * 11, _I),
     "quantize_rows": (_P, _P, _P, _F, _N, _N, _N, _I),
     "scale_rows": (_P, _P, _P, _P, _N, _N, _I),
     "products": (_P, _P, _P, _N, _N, _N, _N, _I),
@@ -135,26 +134,6 @@ class RowFunctions:
             torch.get_num_threads(),
         )
         return out
-
-    def merge_partials(
-        self, out: Tensor, lse: Tensor, o: Tensor, o_lse: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Merge o [T, H, D] and o_lse [T, H] into out and lse, in place; return these two.
-
-        The result equals `partial_attention.merge_partials`.
-        """
-        rows, heads, size = out.shape
-        for tensor in (out, o):
-            self._check(tensor, (rows, heads, size))
-        for tensor in (lse, o_lse):
-            _check(tensor, (rows, heads), torch.float32)
-        self._library.merge_partials(
-            *(x.data_ptr() for x in (out, lse, o, o_lse)),
-            *(rows, heads, size),
-            *(step for x in (out, lse, o, o_lse) for step in (x.stride(0), x.stride(1))),
-            torch.get_num_threads(),
-        )
-        return out, lse
 
     def quantize_rows(self, x: Tensor, least: float) -> tuple[Tensor, Tensor]:
         """Quantise x [T, K] to int8, as `quantized.reference`; return numbers plus 128, as uint8.
