@@ -81,7 +81,7 @@ class Decoder:
         own: implementation of the parts that have a kernel of ours and do not compute row by row:
             everything between the QKV product and attention, and mixtures of experts.
         lookup: reads embeddings.
-        gated_product: computes act(gate) * up from rows, plain weights and activation.
+        gated_product: computes silu(gate) * up from rows and plain weights.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Decoder:
         by_rows: ByRows = all_at_once,
         own: Implementation = "reference",
         lookup: Lookup = functional.embedding,
-        gated_product: Callable[[Tensor, Tensor, str], Tensor] | None = None,
+        gated_product: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> None:
         self.config = config
         self._lookup, self._gated_product = lookup, gated_product
@@ -351,7 +351,7 @@ class Decoder:
         if self._gated_product is not None:
             assert isinstance(x, Tensor)  # noqa: S101  (the plan has checked that weights are plain)
             assert isinstance(mlp.gate_up, DenseLinear)  # noqa: S101
-            inner = self._gated_product(x, mlp.gate_up.weight, activation)
+            inner = self._gated_product(x, mlp.gate_up.weight)
         elif self._product.takes_quantized(mlp.down):
             inner = self._product.gated(mlp.down, self._product(mlp.gate_up, x), activation)
         else:

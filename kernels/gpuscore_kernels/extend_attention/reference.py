@@ -38,14 +38,16 @@ def extend_attention(
                 _gather(own, pool[side], slots[near], packed[near]).to(compute)
                 for side, own in enumerate((k, v))
             )
-            keys, values = (x.repeat_interleave(group, 0) for x in (keys, values))
-            scores = torch.einsum("mhd,hsd->mhs", q[rows].to(compute), keys) * scale
+            # Rows of all heads that share keys are multiplied together: [Hkv, rows * group, D].
+            by_head = q[rows].to(compute).view(-1, len(keys), group, q.shape[2])
+            by_head = by_head.transpose(0, 1).flatten(1, 2)
+            scores = by_head @ keys.mT * scale
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
-            hidden = ~seen[:, near].unsqueeze(1).to(q.device)
-            scores = scores.masked_fill(hidden, -torch.inf)
-            result = torch.einsum("mhs,hsd->mhd", torch.softmax(scores, dim=-1), values)
-            out[rows] = result.to(q.dtype)
+            hidden = ~seen[:, near].repeat_interleave(group, 0).to(q.device)
+            weights = scores.masked_fill_(hidden, -torch.inf).softmax(dim=-1)
+            result = (weights @ values).view(len(keys), -1, group, q.shape[2])
+            out[rows] = result.transpose(0, 1).flatten(1, 2).to(q.dtype)
     return out
 
 

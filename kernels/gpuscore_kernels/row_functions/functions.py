@@ -173,7 +173,7 @@ class RowFunctions:
     def products(self, x: Tensor, weight: Tensor) -> Tensor:
         """Multiply x [N, E] with the transpose of a weight [V, E], float32 [N, V].
 
-        Products in bfloat16 are of C, those of other formats torch's.
+        In bfloat16 sums are float32; other formats are torch's.
         """
         if self._dtype != torch.bfloat16:
             return few_products(x, weight)
