@@ -336,7 +336,7 @@ def _why_not_fp8(model: DecoderConfig, device: torch.device, dtype: torch.dtype)
     capability, shapes = torch.cuda.get_device_capability(device), weight_shapes(model)
     for part in sorted(LINEAR):
         outputs, width = shapes[part]
-        reason = fp8.refusal(capability, outputs, width, dtype, blocks=False)
+        reason = fp8.refusal(capability, outputs, width, dtype)
         if reason is not None:
             return reason
     return None
