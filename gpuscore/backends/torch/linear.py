@@ -153,21 +153,12 @@ class Products:
     ) -> tuple[Tensor, QuantizedRows]:
         """Return x + delta, and its norm as the layer takes it."""
         dtype = linear.weight.dtype
-        total, q, scale = quantized_norm(
-            x,
-            delta,
-            weight,
-            eps=eps,
-            one_plus=one_plus,
-            dtype=dtype,
-            impl=self._impl,
-        )
+        total, q, scale = quantized_norm(x, delta, weight, eps=eps, one_plus=one_plus, dtype=dtype)
         return total, QuantizedRows(q, scale, weight.dtype)
 
     def gated(self, linear: QuantizedLinear, gate_up: Tensor, activation: str) -> QuantizedRows:
         """Return act(gate) * up as the layer takes it."""
-        dtype = linear.weight.dtype
-        rows = quantized_gated(gate_up, activation, dtype=dtype, impl=self._impl)
+        rows = quantized_gated(gate_up, activation, dtype=linear.weight.dtype)
         return QuantizedRows(*rows, gate_up.dtype)
 
     def _quantized(self, linear: QuantizedLinear, x: QuantizedRows) -> Tensor:
