@@ -34,7 +34,7 @@ NEW_VENV = @version=$$($(PYTHON) -c 'import sys; print("Python %d.%d" % sys.vers
 
 # pip compiles on one core; afterwards it is done on all. What does not compile are templates that
 # some packages ship, which pip passes over as well.
-COMPILE = @echo 'compiling what was installed: up to half a minute'; \
+COMPILE = @echo 'compiling what was installed: up to a minute'; \
   $(BIN)/python -m compileall -qq -j 0 -x /tests/ $(VENV)/lib || true
 
 # What serving needs.
@@ -84,6 +84,7 @@ $(TPU_VENV)/.installed: $(STAMP)
 CPU_BUILD := $(VENV)/lib/python*/site-packages/torch-*+cpu.dist-info
 
 serve: $(SERVES) $(if $(filter smollm2,$(MODEL)),real-model)
+	@echo 'starting the server: seconds, or half a minute for a real model'
 	@device=$$(ls -d $(CPU_BUILD) > /dev/null 2>&1 && echo cpu); \
 	GPUSCORE_DEVICE=$${GPUSCORE_DEVICE:-$$device} exec $(BIN)/gpuscore serve $(SERVED) $(addprefix --port ,$(PORT))
 SERVED = $(if $(filter smollm2,$(MODEL)),$(REAL_MODEL) --family instruct,$(MODEL))
