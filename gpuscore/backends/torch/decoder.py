@@ -282,7 +282,6 @@ class Decoder:
                 q_norm=norms[0],
                 k_norm=norms[1],
                 pages=pages,
-                impl="triton",
                 **self._of_heads,
             )
         else:

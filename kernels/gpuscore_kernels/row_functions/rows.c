@@ -68,14 +68,17 @@ static inline void rotate_head(number *out, const float *x, const float *cosine,
     }
 }
 
-/* 0, or NaN if one of the numbers is not finite. */
-static inline float flaw_of(const number *x, int64_t size)
+/* Whether a number of a key or its value is not finite. */
+static inline uint32_t is_flawed(const number *k, const number *v, int64_t size)
 {
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < size; i++)
-        sum += 0.0f * wide(x[i]);
-    return sum;
+    uint32_t most = 0;
+#pragma omp simd reduction(max : most)
+    for (int64_t i = 0; i < size; i++) {
+        uint32_t key = bits_of(wide(k[i])) & 0x7fffffff, value = bits_of(wide(v[i])) & 0x7fffffff;
+        uint32_t larger = key > value ? key : value;
+        most = larger > most ? larger : most;
+    }
+    return most >= 0x7f800000;
 }
 
 #define LARGEST_HEAD 1024
@@ -107,7 +110,7 @@ void norm_and_rotate(number *q, number *k, number *qkv, const float *cosine,
             }
             rotate_head(out, values, c, s, size / 2);
             number *v = qkv + row * stride + (head + kv_heads) * size;
-            if (head >= heads && flaw_of(out, size) + flaw_of(v, size) != 0)
+            if (head >= heads && is_flawed(out, v, size))
                 for (int64_t i = 0; i < size; i++) {
                     out[i] = rounded(NAN);
                     v[i] = rounded(0.0f);
