@@ -11,7 +11,11 @@ lost where keys repeat.
 `walk_kernel` has a program for each walk, value head and block of values. It holds its part of the
 state in registers from chunk to chunk, and fetches the next chunk meanwhile. Walks of a level run
 in one launch, whose code is another for walks that end with their only chunk.
+
+The others have a program for a few rows and a block of heads, or of columns.
 """
+
+from typing import Any
 
 import torch
 import triton
@@ -20,9 +24,13 @@ from torch import Tensor
 
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
 from gpuscore_kernels.delta_net import LONGEST, Walks
-from gpuscore_kernels.launch import next_power_of_two
+from gpuscore_kernels.delta_net.reference import EPS
+from gpuscore_kernels.launch import next_power_of_two, row_warps
 
 NAMES = "KEY_HEADS", "REPEAT", "KEY_SIZE", "VALUE_SIZE"
+BLOCK = 2048  # elements of a program of rows: 16 heads of 128
+ROWS = 4  # of a program that convolves
+EPSILON = tl.constexpr(EPS)
 
 
 @triton.jit
@@ -198,29 +206,163 @@ def walk_kernel(
                     tl.store(state_at(pool, ends, slot, STATE) + place, state, mask=inside)
 
 
+@triton.jit
+def row_at(mixed, tails, place, stride, column, inside, COLUMNS: tl.constexpr):
+    """Return a row of the batch, or a kept one, or zeros."""
+    own, old = mixed + place * stride, tails + (-2 - place) * COLUMNS
+    row = tl.where(place >= 0, own, old)
+    return tl.load(row + column, mask=inside & (place != -1), other=0.0)
+
+
+@triton.jit
+def columns_of(COLUMNS, SIZE, BLOCK_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """Return the heads of a program, their columns, and which of these there are."""
+    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    inner = tl.arange(0, BLOCK_SIZE)[None, :]
+    column = head[:, None] * SIZE + inner
+    return head, column, (inner < SIZE) & (column < COLUMNS)
+
+
+@triton.jit
+def nothing():
+    """Return no blocks, of any type."""
+    return ()
+
+
+@triton.jit(do_not_specialize=["rows"])
+def convolve_kernel(
+    mixed,
+    tails,
+    places,
+    weight,
+    out,
+    rows,
+    stride,
+    COLUMNS: tl.constexpr,
+    TAPS: tl.constexpr,
+    KEYS: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Write a block of heads of a few rows, which share what is read of the weights."""
+    head, column, inside = columns_of(COLUMNS, SIZE, BLOCK_HEADS, BLOCK_SIZE)
+    weights = nothing()
+    for tap in tl.static_range(TAPS):
+        weights += (tl.load(weight + tap * COLUMNS + column, mask=inside, other=0.0),)
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    for row in range(first, min(first + ROWS, rows)):
+        total = tl.zeros([BLOCK_HEADS, BLOCK_SIZE], tl.float32)
+        for tap in tl.static_range(TAPS):
+            place = row
+            if tap + 1 < TAPS:
+                place = tl.load(places + row * (TAPS - 1) + tap).to(tl.int64)
+            x = row_at(mixed, tails, place, stride, column, inside, COLUMNS)
+            total += x.to(tl.float32) * weights[tap]
+        total *= tl.sigmoid(total)
+        factor = tl.rsqrt(tl.sum(total * total, axis=1) + EPSILON)
+        factor = tl.where(head * SIZE < KEYS, factor * (SIZE**-0.5), factor)
+        total *= tl.where(head * SIZE < 2 * KEYS, factor, 1.0)[:, None]
+        tl.store(out + row * COLUMNS + column, total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def keep_tails_kernel(
+    mixed,
+    tails,
+    kept,
+    stride,
+    COLUMNS: tl.constexpr,
+    TAPS: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    """Write a block of columns of a slot. Its own rows only move forward."""
+    _, column, inside = columns_of(COLUMNS, SIZE, BLOCK_HEADS, BLOCK_SIZE)
+    entry = kept + tl.program_id(0) * TAPS
+    slot = tl.load(entry).to(tl.int64)
+    for tap in tl.static_range(TAPS - 1):
+        place = tl.load(entry + tap + 1).to(tl.int64)
+        row = row_at(mixed, tails, place, stride, column, inside, COLUMNS)
+        tl.debug_barrier()  # before another thread overwrites it
+        to = tails + (slot * (TAPS - 1) + tap) * COLUMNS + column
+        tl.store(to, row, mask=inside & (slot >= 0))
+
+
+@triton.jit
+def gated_norm_kernel(
+    x,
+    gate,
+    weight,
+    out,
+    stride,
+    eps,
+    COLUMNS: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    """Write a block of heads of a row."""
+    row = tl.program_id(0).to(tl.int64)
+    head, column, inside = columns_of(COLUMNS, SIZE, BLOCK_HEADS, BLOCK_SIZE)
+    value = tl.load(x + row * COLUMNS + column, mask=inside, other=0.0)
+    value *= tl.rsqrt(tl.sum(value * value, axis=1) / SIZE + eps)[:, None]
+    value *= tl.load(weight + column - head[:, None] * SIZE, mask=inside, other=0.0)
+    opened = tl.load(gate + row * stride + column, mask=inside, other=0.0).to(tl.float32)
+    value *= opened * tl.sigmoid(opened)
+    tl.store(out + row * COLUMNS + column, value.to(out.dtype.element_ty), mask=inside)
+
+
 @chosen_once
-def _systems(sizes: tuple[int, ...], precision: str) -> CachedLaunch:
+def _of_chunks(kernel: Any, sizes: tuple[int, ...], precision: str, **own: int) -> CachedLaunch:
     """Return the launch for key heads, value heads of each, and their sizes."""
-    constants, options = _constants(sizes, precision), {"num_warps": 4, "num_stages": 1}
-    return CachedLaunch(systems_kernel, constants, options, free=1, dtypes=(0, 1))
+    block = max(16, next_power_of_two(sizes[2]))
+    constants = dict(zip(NAMES, sizes, strict=True)) | own
+    constants |= {"SIZE": LONGEST, "BLOCK_K": block, "PRECISION": precision}
+    # What float32 would fetch ahead does not fit some devices.
+    ahead = own.get("CHAIN", False) and precision == "tf32"
+    options = {"num_warps": 4, "num_stages": 2 if ahead else 1}
+    return CachedLaunch(kernel, constants, options, free=1, dtypes=(0, 1))
 
 
 @chosen_once
-def _walk(sizes: tuple[int, ...], precision: str, chain: bool) -> CachedLaunch:
-    """Return the launch for chains of chunks, or for walks of one, and as few values of a program
-    as leave its registers off the stack."""
-    block = min(16 if chain else 32, max(16, next_power_of_two(sizes[3])))
-    constants = _constants(sizes, precision) | {"BLOCK_V": block, "CHAIN": chain}
-    # What float32 would fetch ahead does not fit some devices.
-    ahead = chain and precision == "tf32"
-    options = {"num_warps": 8 if chain else 4, "num_stages": 2 if ahead else 1}
-    return CachedLaunch(walk_kernel, constants, options, free=1, dtypes=(0,))
+def _of_rows(
+    kernel: Any, columns: int, size: int, free: int = 0, **own: int
+) -> tuple[CachedLaunch, int]:
+    """Return the launch for heads of `size` columns, and the number of programs of a row."""
+    wide, heads = next_power_of_two(size), triton.cdiv(columns, size)
+    block = min(next_power_of_two(heads), max(1, BLOCK // wide))
+    own |= {"COLUMNS": columns, "SIZE": size, "BLOCK_HEADS": block, "BLOCK_SIZE": wide}
+    options = {"num_warps": row_warps(block * wide)}
+    launch = CachedLaunch(kernel, own, options, free=free, dtypes=(0, 1))
+    return launch, triton.cdiv(heads, block)
 
 
-def _constants(sizes: tuple[int, ...], precision: str) -> dict[str, object]:
-    block = max(16, next_power_of_two(sizes[2]))
-    own = {"SIZE": LONGEST, "BLOCK_K": block, "PRECISION": precision}
-    return dict(zip(NAMES, sizes, strict=True)) | own
+def convolve(
+    mixed: Tensor, tails: Tensor, places: Tensor, weight: Tensor, keys: int, size: int
+) -> Tensor:
+    rows, columns = mixed.shape
+    out = torch.empty((rows, columns), dtype=mixed.dtype, device=mixed.device)
+    own = {"TAPS": len(weight), "KEYS": keys, "ROWS": ROWS}
+    launch, programs = _of_rows(convolve_kernel, columns, size, free=1, **own)
+    tensors = mixed, tails, places, weight, out
+    launch((triton.cdiv(rows, ROWS), programs), tensors, (rows, mixed.stride(0)))
+    return out
+
+
+def keep_tails(mixed: Tensor, tails: Tensor, kept: Tensor) -> None:
+    launch, programs = _of_rows(keep_tails_kernel, mixed.shape[1], BLOCK, TAPS=kept.shape[1])
+    launch((len(kept), programs), (mixed, tails, kept), (mixed.stride(0),))
+
+
+def gated_norm(out: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    rows, heads, size = out.shape
+    result = torch.empty((rows, heads * size), dtype=gate.dtype, device=gate.device)
+    launch, programs = _of_rows(gated_norm_kernel, heads * size, size)
+    launch((rows, programs), (out, gate, weight, result), (gate.stride(0), eps))
+    return result
 
 
 def delta_rule(
@@ -239,13 +381,15 @@ def delta_rule(
     )
     of_rows = logs, solutions, scores
     by_row = convolved, gates, decay, bias, walks.begins, walks.chunks, *of_rows
-    _systems(*kind)((chunks * heads, 1), by_row, (gates.stride(0),))
+    _of_chunks(systems_kernel, *kind)((chunks * heads, 1), by_row, (gates.stride(0),))
     first = 0
     for level, count in enumerate(walks.levels):
         if count:
-            walk = _walk(*kind, level % 2 == 0)
-            programs = triton.cdiv(sizes[3], walk.constants["BLOCK_V"])
+            chain = level % 2 == 0
+            # As few values of a program as leave its registers off the stack.
+            block = min(16 if chain else 64, max(16, next_power_of_two(sizes[3])))
+            walk = _of_chunks(walk_kernel, *kind, BLOCK_V=block, CHAIN=chain)
             tensors = convolved, walks.chunks, walks.walks, *of_rows, pool, held, out
-            walk((count * heads, programs), tensors, (first,))
+            walk((count * heads, triton.cdiv(sizes[3], block)), tensors, (first,))
         first += count
     return out
