@@ -138,7 +138,7 @@ class TorchBackend:
             raise
         self._limits = plan.limits(num_pages)
         if plan.attention == "fa4":
-            logger.info("act(gate) * up in gate-up products: %s", self._limits.gated_product)
+            logger.info("silu(gate) * up in gate-up products: %s", self._limits.gated_product)
 
     def _load(self, progress: Progress) -> tuple[DecoderWeights, Compiler]:
         """Read the weights; functions in C are compiled meanwhile."""

@@ -84,7 +84,7 @@ class Decoder:
             everything between the QKV product and attention, and mixtures of experts.
         lookup: reads embeddings.
         mark: marks keys and values that are not finite, where `own` does not do it.
-        gated_product: computes act(gate) * up from rows, plain weights and activation.
+        gated_product: computes silu(gate) * up from rows and plain weights.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Decoder:
         own: Implementation = "reference",
         lookup: Lookup = functional.embedding,
         mark: Mark = mark_flaws,
-        gated_product: Callable[[Tensor, Tensor, str], Tensor] | None = None,
+        gated_product: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> None:
         self.config = config
         self._lookup, self._mark, self._gated_product = lookup, mark, gated_product
@@ -357,7 +357,7 @@ class Decoder:
         if self._gated_product is not None:
             assert isinstance(x, Tensor)  # noqa: S101  (the plan has checked that weights are plain)
             assert isinstance(mlp.gate_up, DenseLinear)  # noqa: S101
-            inner = self._gated_product(x, mlp.gate_up.weight, activation)
+            inner = self._gated_product(x, mlp.gate_up.weight)
         elif self._product.takes_quantized(mlp.down):
             inner = self._product.gated(mlp.down, self._product(mlp.gate_up, x), activation)
         else:

@@ -57,14 +57,14 @@ def _why_not(device: torch.device, dtype: torch.dtype) -> str | None:
 def why_not_gated_product(
     model: DecoderConfig, attention: str, dtype: torch.dtype, precision: Precision
 ) -> str | None:
-    """Say why gate-up products do not write act(gate) * up themselves; None if they do."""
+    """Say why gate-up products do not write silu(gate) * up themselves; None if they do."""
     if attention != "fa4":
         return f"--attention is {attention}, not fa4"
     aligned = model.hidden_size % 8 == model.intermediate_size % 8 == 0
     plain = model.mixture is None and not model.mlp_bias and precision not in ("int8", "fp8")
-    if dtype != torch.bfloat16 or not (plain and aligned):
-        return "supported are plain MLPs in bfloat16, without a bias, with multiples of 8 columns"
-    return ahead.why_not(hopper.__name__, gated_kernel.ACTIVATIONS.index(model.activation))
+    if dtype != torch.bfloat16 or model.activation != "silu" or not (plain and aligned):
+        return "supported are SwiGLU in bfloat16, without a bias, with multiples of 8 columns"
+    return ahead.why_not(hopper.__name__)
 
 
 def in_triton(function: Function) -> Function:

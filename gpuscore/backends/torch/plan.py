@@ -74,7 +74,9 @@ class TorchPlan:
     attention: str  # one of attention.choice.NAMES
     graph_tokens: int | None  # of the largest CUDA graph; None = no `GraphLauncher`
     identity: str  # see BackendLimits
-    not_gated: str | None = None  # why gate-up products do not write act(gate) * up; None = they do
+    not_gated: str | None = (
+        None  # why gate-up products do not write silu(gate) * up; None = they do
+    )
     precision: Precision = "full"  # of linear layers
     framework: Literal["torch"] = "torch"
     shard: Shard = ALL  # of the model that this process holds
