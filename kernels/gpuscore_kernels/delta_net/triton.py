@@ -5,8 +5,8 @@ model in float32 all products are three in TF32, which together are as exact as 
 
 `systems_kernel` has a program for each chunk and value head: it solves the triangular system of
 what the rows write, for every right side. Solutions of blocks of a row, of 2, of 4 and so on are
-put together by products. No number of a solution exceeds 1 where keys have length 1, so nothing is
-lost where keys repeat.
+put together by products, small ones up to 16 rows. No number of a solution exceeds 1 where keys
+have length 1, so nothing is lost where keys repeat.
 
 `walk_kernel` has a program for each walk, value head and block of values. It holds its part of the
 state in registers from chunk to chunk, and fetches the next chunk meanwhile. Walks of a level run
@@ -25,7 +25,7 @@ from torch import Tensor
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
 from gpuscore_kernels.delta_net import LONGEST, Walks
 from gpuscore_kernels.delta_net.reference import EPS
-from gpuscore_kernels.launch import next_power_of_two, row_warps
+from gpuscore_kernels.launch import arch_of, next_power_of_two, row_warps
 
 NAMES = "KEY_HEADS", "REPEAT", "KEY_SIZE", "VALUE_SIZE"
 BLOCK = 2048  # elements of a program of rows: 16 heads of 128
@@ -43,18 +43,31 @@ def product(a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def inverse(system, index, SIZE: tl.constexpr, PRECISION: tl.constexpr):
-    """Return the inverse of I + system, which is square and 0 from its diagonal on."""
-    row, column = index[:, None], index[None, :]
-    solved = tl.where(row // 2 == column // 2, -system, 0.0) + (row == column).to(tl.float32)
-    width = 2  # of blocks whose inverse is known
-    while width < SIZE:
+def doubled(
+    solved, system, index, WIDTH: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr
+):
+    """Return the inverse of matrices [..., SIZE, SIZE] from those of their blocks of WIDTH."""
+    block, width = index // WIDTH, 1
+    while width * WIDTH < SIZE:
         # From one block of each two to the other.
-        between = (row // width) ^ (column // width) == 1
+        between = (block[:, None] // width) ^ (block[None, :] // width) == 1
         step = product(solved, system * between.to(tl.float32), PRECISION)
         solved -= product(step, solved, PRECISION)
         width *= 2
     return solved
+
+
+@triton.jit
+def inverse(system, index, SIZE: tl.constexpr, PRECISION: tl.constexpr):
+    """Return the inverse of a triangular matrix with 1 on its diagonal, which is not read."""
+    BLOCKS: tl.constexpr = SIZE // 16  # on the diagonal: small products are enough at first
+    block, inner = tl.arange(0, BLOCKS), tl.arange(0, 16)
+    same = (block[:, None] == block[None, :])[:, None, :, None]
+    own = tl.where(same, tl.reshape(system, [BLOCKS, 16, BLOCKS, 16]), 0.0)
+    own, unit = tl.sum(own, axis=2), (inner[:, None] == inner[None, :])[None, :, :]
+    solved = doubled(tl.where(unit, 1.0, tl.zeros_like(own)), own, inner, 1, 16, PRECISION)
+    solved = tl.reshape(tl.where(same, solved[:, :, None, :], 0.0), [SIZE, SIZE])
+    return doubled(solved, system, index, 16, SIZE, PRECISION)
 
 
 @triton.jit
@@ -75,8 +88,7 @@ def systems_kernel(
     begins,
     chunks,
     logs,
-    solutions,
-    scores,
+    squares,
     stride,
     KEY_HEADS: tl.constexpr,
     REPEAT: tl.constexpr,
@@ -101,7 +113,6 @@ def systems_kernel(
     real, first_of_head = index < length, start * HEADS + head
     gates += start * stride + head
     by = tl.sigmoid(tl.load(gates + index * stride, mask=real, other=0.0).to(tl.float32))
-    by = tl.where(real, by, 0.0)
     step = tl.load(gates + index * stride + HEADS, mask=real, other=0.0).to(tl.float32)
     log = tl.load(decay + head) * softplus(step + tl.load(bias + head))
     # Of the rows that a row depends on the first.
@@ -116,13 +127,12 @@ def systems_kernel(
     k = tl.load(convolved + KEYS + of_key, mask=inside, other=0.0)
     since = log[:, None] - log[None, :]
     between = tl.exp(tl.where(seen, since, float("-inf")))
-    square = index[:, None] * (HEADS * SIZE) + index[None, :]
+    squares += first_of_head * 2 * SIZE + index[:, None] * (2 * HEADS * SIZE) + index[None, :]
     score = product(q, tl.trans(k), PRECISION) * between
-    tl.store(scores + first_of_head * SIZE + square, score, mask=real[:, None])
+    tl.store(squares + SIZE, score, mask=real[:, None])
     system = product(k, tl.trans(k), PRECISION) * between * by[:, None]
-    system = tl.where(index[:, None] > index[None, :], system, 0.0)
     solution = inverse(system, index, SIZE, PRECISION) * by[None, :]
-    tl.store(solutions + first_of_head * SIZE + square, solution, mask=real[:, None])
+    tl.store(squares, solution, mask=real[:, None])
 
 
 @triton.jit
@@ -137,8 +147,7 @@ def walk_kernel(
     chunks,
     walks,
     logs,
-    solutions,
-    scores,
+    squares,
     pool,
     ends,
     out,
@@ -171,9 +180,8 @@ def walk_kernel(
     is_key, is_value = inner < KEY_SIZE, value < VALUE_SIZE
     place = (key_head * KEY_SIZE + inner)[:, None] * WIDTH + head % REPEAT * VALUE_SIZE + value
     inside = is_key[:, None] & is_value[None, :]
-    state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
-    if source != -1:
-        state += tl.load(state_at(pool, ends, source, STATE) + place, mask=inside, other=0.0)
+    begun = state_at(pool, ends, source, STATE) + place
+    state = tl.load(begun, mask=inside & (source != -1), other=0.0)
     for chunk in range(begin, end if CHAIN else begin + 1):
         entry = chunks + chunk * 4
         start, stop = tl.load(entry).to(tl.int64), tl.load(entry + 4)
@@ -184,19 +192,19 @@ def walk_kernel(
         of_q = convolved + start * COLUMNS + key_head * KEY_SIZE
         of_v = convolved + start * COLUMNS + 2 * KEYS + head * VALUE_SIZE
         of_key = index[:, None] * COLUMNS + inner[None, :]
-        square = index[:, None] * (HEADS * SIZE) + index[None, :]
+        square = squares + first_of_head * 2 * SIZE
+        square += index[:, None] * (2 * HEADS * SIZE) + index[None, :]
         k = tl.load(of_q + KEYS + of_key, mask=at_key, other=0.0)
         known = tl.exp(log)[:, None] * product(k, state, PRECISION)
         new = tl.load(of_v + index[:, None] * COLUMNS + value[None, :], mask=at_value, other=0.0)
-        solution = tl.load(solutions + first_of_head * SIZE + square, mask=real[:, None], other=0.0)
+        solution = tl.load(square, mask=real[:, None], other=0.0)
         written = product(solution, new.to(tl.float32) - known, PRECISION)
         q = tl.load(of_q + of_key, mask=at_key, other=0.0)
         result = tl.exp(log)[:, None] * product(q, state, PRECISION)
-        score = tl.load(scores + first_of_head * SIZE + square, mask=real[:, None], other=0.0)
+        score = tl.load(square + SIZE, mask=real[:, None], other=0.0)
         result += product(score, written, PRECISION)
-        to = out + first_of_head * VALUE_SIZE
-        to += index[:, None] * (HEADS * VALUE_SIZE) + value[None, :]
-        tl.store(to, result, mask=at_value)
+        to = index[:, None] * (HEADS * VALUE_SIZE) + value[None, :]
+        tl.store(out + first_of_head * VALUE_SIZE + to, result, mask=at_value)
         if CHAIN:
             kept = written * tl.exp(total - log)[:, None]
             state = tl.exp(total) * state + product(tl.trans(k), kept, PRECISION)
@@ -253,11 +261,10 @@ def convolve_kernel(
         weights += (tl.load(weight + tap * COLUMNS + column, mask=inside, other=0.0),)
     first = tl.program_id(0).to(tl.int64) * ROWS
     for row in range(first, min(first + ROWS, rows)):
-        total = tl.zeros([BLOCK_HEADS, BLOCK_SIZE], tl.float32)
-        for tap in tl.static_range(TAPS):
-            place = row
-            if tap + 1 < TAPS:
-                place = tl.load(places + row * (TAPS - 1) + tap).to(tl.int64)
+        own = tl.load(mixed + row * stride + column, mask=inside, other=0.0)
+        total = own.to(tl.float32) * weights[TAPS - 1]
+        for tap in tl.static_range(TAPS - 1):
+            place = tl.load(places + row * (TAPS - 1) + tap).to(tl.int64)
             x = row_at(mixed, tails, place, stride, column, inside, COLUMNS)
             total += x.to(tl.float32) * weights[tap]
         total *= tl.sigmoid(total)
@@ -336,15 +343,15 @@ def _of_rows(
     block = min(next_power_of_two(heads), max(1, BLOCK // wide))
     own |= {"COLUMNS": columns, "SIZE": size, "BLOCK_HEADS": block, "BLOCK_SIZE": wide}
     options = {"num_warps": row_warps(block * wide)}
-    launch = CachedLaunch(kernel, own, options, free=free, dtypes=(0, 1))
-    return launch, triton.cdiv(heads, block)
+    programs = triton.cdiv(heads, block)
+    return CachedLaunch(kernel, own, options, free=free, dtypes=(0, 1)), programs
 
 
 def convolve(
     mixed: Tensor, tails: Tensor, places: Tensor, weight: Tensor, keys: int, size: int
 ) -> Tensor:
     rows, columns = mixed.shape
-    out = torch.empty((rows, columns), dtype=mixed.dtype, device=mixed.device)
+    out = torch.empty(mixed.shape, dtype=mixed.dtype, device=mixed.device)
     own = {"TAPS": len(weight), "KEYS": keys, "ROWS": ROWS}
     launch, programs = _of_rows(convolve_kernel, columns, size, free=1, **own)
     tensors = mixed, tails, places, weight, out
@@ -372,24 +379,22 @@ def delta_rule(
     rows, heads, chunks = len(convolved), len(decay), len(walks.chunks) - 1
     sizes = key_heads, heads // key_heads, key_size, values * key_heads // heads
     kind = sizes, "tf32x3" if convolved.dtype == torch.float32 else "tf32"
-    shapes = (
-        *((rows, heads, columns) for columns in (1, LONGEST, LONGEST, sizes[3])),
-        (walks.held, *pool.shape[1:]),
+    shapes = (rows, heads), (rows, heads, 2, LONGEST), (rows, heads, sizes[3])
+    logs, squares, out, held = (
+        torch.empty(shape, dtype=torch.float32, device=pool.device)
+        for shape in (*shapes, (walks.held, *pool.shape[1:]))
     )
-    logs, solutions, scores, out, held = (
-        torch.empty(shape, dtype=torch.float32, device=pool.device) for shape in shapes
-    )
-    of_rows = logs, solutions, scores
-    by_row = convolved, gates, decay, bias, walks.begins, walks.chunks, *of_rows
+    by_row = convolved, gates, decay, bias, walks.begins, walks.chunks, logs, squares
     _of_chunks(systems_kernel, *kind)((chunks * heads, 1), by_row, (gates.stride(0),))
     first = 0
     for level, count in enumerate(walks.levels):
         if count:
             chain = level % 2 == 0
             # As few values of a program as leave its registers off the stack.
-            block = min(16 if chain else 64, max(16, next_power_of_two(sizes[3])))
+            most = 16 if chain else 64 if arch_of(pool) == 90 else 32
+            block = min(most, max(16, next_power_of_two(sizes[3])))
             walk = _of_chunks(walk_kernel, *kind, BLOCK_V=block, CHAIN=chain)
-            tensors = convolved, walks.chunks, walks.walks, *of_rows, pool, held, out
+            tensors = convolved, walks.chunks, walks.walks, logs, squares, pool, held, out
             walk((count * heads, triton.cdiv(sizes[3], block)), tensors, (first,))
         first += count
     return out
