@@ -97,8 +97,9 @@ def delta_rule(
             (start, *targets), stop = chunks[chunk], chunks[chunk + 1][0]
             parts = sorted(set(walks.begins[start:stop].tolist()))
             for own in map(slice, parts, [*parts[1:], stop]):
-                of_rows = (x[:, :, own] for x in (q, k, v, b, log))
-                outputs[:, :, own], after = _chunk(*of_rows, state)
+                of_values = v[:, :, own], b[:, :, own], log[:, :, own]
+                of_chunk = _chunk(q[:, :, own], k[:, :, own], *of_values, state)
+                outputs[:, :, own], after = of_chunk
             for target in targets:
                 if target >= 0:
                     states[target] = after

@@ -326,8 +326,8 @@ def gated_norm_kernel(
 def _of_chunks(kernel: Any, sizes: tuple[int, ...], precision: str, **own: int) -> CachedLaunch:
     """Return the launch for key heads, value heads of each, and their sizes."""
     block = max(16, next_power_of_two(sizes[2]))
-    constants = dict(zip(NAMES, sizes, strict=True)) | own
-    constants |= {"SIZE": LONGEST, "BLOCK_K": block, "PRECISION": precision}
+    of_all = {"SIZE": LONGEST, "BLOCK_K": block, "PRECISION": precision}
+    constants = {**dict(zip(NAMES, sizes, strict=True)), **of_all, **own}
     # What float32 would fetch ahead does not fit some devices.
     ahead = own.get("CHAIN", False) and precision == "tf32"
     options = {"num_warps": 4, "num_stages": 2 if ahead else 1}
