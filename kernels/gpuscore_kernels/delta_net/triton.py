@@ -11,8 +11,6 @@ have length 1, so nothing is lost where keys repeat.
 `walk_kernel` has a program for each walk, value head and block of values. It holds its part of the
 state in registers from chunk to chunk, and fetches the next chunk meanwhile. Walks of a level run
 in one launch, whose code is another for walks that end with their only chunk.
-
-The others have a program for a few rows and a block of heads, or of columns.
 """
 
 from typing import Any
@@ -43,11 +41,9 @@ def product(a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def doubled(
-    solved, system, index, WIDTH: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr
-):
+def doubled(solved, system, row, WIDTH: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr):
     """Return the inverse of matrices [..., SIZE, SIZE] from those of their blocks of WIDTH."""
-    block, width = index // WIDTH, 1
+    block, width = row // WIDTH, 1
     while width * WIDTH < SIZE:
         # From one block of each two to the other.
         between = (block[:, None] // width) ^ (block[None, :] // width) == 1
@@ -323,14 +319,16 @@ def gated_norm_kernel(
 
 
 @chosen_once
-def _of_chunks(kernel: Any, sizes: tuple[int, ...], precision: str, **own: int) -> CachedLaunch:
+def _of_chunks(
+    kernel: Any, sizes: tuple[int, ...], precision: str, warps: int = 4, **own: int
+) -> CachedLaunch:
     """Return the launch for key heads, value heads of each, and their sizes."""
     block = max(16, next_power_of_two(sizes[2]))
     of_all = {"SIZE": LONGEST, "BLOCK_K": block, "PRECISION": precision}
     constants = {**dict(zip(NAMES, sizes, strict=True)), **of_all, **own}
     # What float32 would fetch ahead does not fit some devices.
     ahead = own.get("CHAIN", False) and precision == "tf32"
-    options = {"num_warps": 4, "num_stages": 2 if ahead else 1}
+    options = {"num_warps": warps, "num_stages": 2 if ahead else 1}
     return CachedLaunch(kernel, constants, options, free=1, dtypes=(0, 1))
 
 
@@ -386,14 +384,16 @@ def delta_rule(
     )
     by_row = convolved, gates, decay, bias, walks.begins, walks.chunks, logs, squares
     _of_chunks(systems_kernel, *kind)((chunks * heads, 1), by_row, (gates.stride(0),))
-    first = 0
+    first, hopper = 0, arch_of(pool) == 90
     for level, count in enumerate(walks.levels):
         if count:
             chain = level % 2 == 0
-            # As few values of a program as leave its registers off the stack.
-            most = 16 if chain else 64 if arch_of(pool) == 90 else 32
+            # As many values of a program as leave its registers off the stack.
+            most = 64 if hopper and not chain else 16
             block = min(most, max(16, next_power_of_two(sizes[3])))
-            walk = _of_chunks(walk_kernel, *kind, BLOCK_V=block, CHAIN=chain)
+            walk = _of_chunks(
+                walk_kernel, *kind, 4 if hopper or not chain else 8, BLOCK_V=block, CHAIN=chain
+            )
             tensors = convolved, walks.chunks, walks.walks, logs, squares, pool, held, out
             walk((count * heads, triton.cdiv(sizes[3], block)), tensors, (first,))
         first += count
