@@ -14,12 +14,10 @@ from gpuscore.backends.torch.delta_net.layer import DeltaWeights, Recur
 from gpuscore.backends.torch.kv_pool import KeptRows
 from gpuscore.backends.torch.layers import (
     ByRows,
-    Mark,
     add_and_norm,
     all_at_once,
     gated,
     inverse_frequencies,
-    mark_flaws,
     norm_and_rotate,
     rms_norm,
     rotary_tables,
@@ -83,7 +81,6 @@ class Decoder:
         own: implementation of the parts that have a kernel of ours and do not compute row by row:
             everything between the QKV product and attention, and mixtures of experts.
         lookup: reads embeddings.
-        mark: marks keys and values that are not finite, where `own` does not do it.
         gated_product: computes silu(gate) * up from rows and plain weights.
     """
 
@@ -95,11 +92,10 @@ class Decoder:
         by_rows: ByRows = all_at_once,
         own: Implementation = "reference",
         lookup: Lookup = functional.embedding,
-        mark: Mark = mark_flaws,
         gated_product: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> None:
         self.config = config
-        self._lookup, self._mark, self._gated_product = lookup, mark, gated_product
+        self._lookup, self._gated_product = lookup, gated_product
         self._by_rows = by_rows
         self._own: Implementation = own
         # The kernel stores keys and values itself, but not tile by tile: padding has no slots.
@@ -208,8 +204,6 @@ class Decoder:
         return kept.pages(layer) if self._stores else None
 
     def _store(self, kept: KeptRows, layer: int, k: Tensor, v: Tensor) -> None:
-        if self._own == "reference":
-            self._mark(k, v)
         if not self._stores:
             kept.write(layer, k, v)
 
@@ -288,7 +282,6 @@ class Decoder:
                 q_norm=norms[0],
                 k_norm=norms[1],
                 pages=pages,
-                impl="triton",
                 **self._of_heads,
             )
         else:

@@ -8,7 +8,6 @@ products, and functions that are not listed here, stay with torch.
 import importlib.util
 import logging
 import os
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from gpuscore.backends.common.quantization import Precision
 from gpuscore.backends.torch.compiler import Function
 from gpuscore.backends.torch.layers import add_and_norm, gated, rms_norm
 from gpuscore.errors import ConfigError
-from gpuscore_kernels import Implementation, ahead
+from gpuscore_kernels import ahead
 from gpuscore_kernels import gated as gated_kernel
 from gpuscore_kernels.add_rms_norm import add_rms_norm
 from gpuscore_kernels.delta_net import reference as linear
@@ -76,24 +75,15 @@ def in_triton(function: Function) -> Function:
         from gpuscore_kernels.delta_net import triton as kernels  # only where Triton is
 
         return getattr(kernels, function.__name__)  # type: ignore[no-any-return]
-    kernel = _KERNELS.get(function)
-    return function if kernel is None else partial(kernel, impl="triton")
+    return _KERNELS.get(function, function)
 
 
-def _rms_norm(
-    x: Tensor, weight: Tensor, eps: float, one_plus: bool, *, impl: Implementation
-) -> Tensor:
-    return add_rms_norm(x, None, weight, eps=eps, one_plus=one_plus, impl=impl)[1]
-
-
-def _add_and_norm(
-    x: Tensor, delta: Tensor, weight: Tensor, eps: float, one_plus: bool, *, impl: Implementation
-) -> tuple[Tensor, Tensor]:
-    return add_rms_norm(x, delta, weight, eps=eps, one_plus=one_plus, impl=impl)
+def _rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
+    return add_rms_norm(x, None, weight, eps, one_plus)[1]
 
 
 _KERNELS: dict[Function, Function] = {
     rms_norm: _rms_norm,
-    add_and_norm: _add_and_norm,
+    add_and_norm: add_rms_norm,
     gated: gated_kernel.gated,
 }
