@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import tomllib
+from collections import defaultdict
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,6 +35,20 @@ def test_a_machine_that_can_serve(capsys):
     assert code == 0, checks
     assert checks.keys() == CHECKS
     assert not [check for check in checks.values() if check["level"] == "problem"]
+
+
+@pytest.mark.parametrize(
+    ("has", "used"),
+    [
+        ({"avx512_bf16", "avx512_f", "avx2"}, "avx512_bf16 in products, avx512_bf16 in attention"),
+        ({"amx_bf16", "avx512_bf16", "avx2"}, "amx_bf16 in products, avx512_bf16 in attention"),
+        ({"amx_bf16", "avx2"}, "amx_bf16 in products, avx2 in attention"),
+    ],
+)
+def test_the_instructions_that_are_used_are_named(capsys, monkeypatch, has, used):
+    known = defaultdict(bool, architecture="x86_64") | dict.fromkeys(has, True)
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: known)
+    assert used in checks_of(capsys, "--port", "0")[1]["CPU"]["found"]
 
 
 def test_an_extra_is_there_with_all_that_it_asks_for(capsys, monkeypatch):

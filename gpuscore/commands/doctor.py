@@ -214,9 +214,13 @@ def _dtype(checked: Checked) -> Iterator[Finding]:
         name, reason = faster_format("bfloat16", seconds)
         stays = "stays" if name == "bfloat16" else "is computed in float32"
         result = f"a large model in bfloat16 {stays}: {reason}"
+        used = [next(filter(known.get, names), "others") for names in _USED]
+        state += "; those used in bfloat16 are {} in products, {} in attention".format(*used)
     yield Finding("CPU", "OK", f"{state}: with --dtype auto {result}")
 
 
+# Features, the best first, whose instructions oneDNN's products and attention in C use.
+_USED = ("amx_bf16", "avx512_bf16"), ("avx512_bf16", "avx512_f", "avx2")
 _FEATURES = (
     "avx2",
     "avx512_f",

@@ -66,7 +66,7 @@ class ModelConfig:
     )
     compile: str = option(
         "auto",
-        "fuse element-wise work in C functions, on a CPU with a C compiler; auto: on for "
+        "attention and element-wise work in C functions, on a CPU with a C compiler; auto: on for "
         "models of 100 million parameters or more; --backend jax always compiles",
         choices=("auto", "on", "off"),
     )

@@ -13,6 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from gpuscore.config import RequestLimits
 from gpuscore.dialects.served import LoadedModel, ModelTable, ServedModel
 from gpuscore.dialects.wire import (
     ErrorAnswer,
@@ -175,8 +176,9 @@ class Dialect(Generic[BodyT]):
         bodies: types of the bodies, for /docs.
         answers: types of the answers, for /docs; empty for a route that is always refused.
         example: a body that the demo model answers, for /docs.
-        decode: decodes a body and makes all checks that need no model. May set `variant` of the
-            record. Raises InvalidRequest.
+        decode: decodes a body and makes all checks that need no model; with limits, in parts and
+            only up to more values than they allow. May set `variant` of the record. Raises
+            InvalidRequest or TooManyItems.
         check: checks fields that need the served model, which is None while it loads; runs before
             the model's name is checked. Raises GpuscoreError.
         prepare: makes the engine's request; calls `Turns.before` before each piece of work on text.
@@ -197,7 +199,7 @@ class Dialect(Generic[BodyT]):
     bodies: tuple[type[msgspec.Struct], ...]
     answers: tuple[Any, ...]
     example: dict[str, Any]
-    decode: Callable[[bytes, RequestRecord], BodyT]
+    decode: Callable[[bytes, RequestRecord, RequestLimits | None], BodyT]
     prepare: Callable[[LoadedModel, BodyT, Turns], PreparedBody]
     encode: Callable[[Scored[BodyT]], Iterator[bytes]]
     answer_bytes: Callable[[BodyT, PreparedBody], int]
@@ -288,17 +290,6 @@ def next_part(pieces: Iterator[bytes]) -> bytes | None:
 def text_bytes(*texts: str | None) -> int:
     """Return the most bytes of JSON that texts take, each with a comma; None is null."""
     return sum(4 if text is None else _CHAR_BYTES * len(text) for text in texts) + 3 * len(texts)
-
-
-def value_bytes(value: object) -> int:
-    """Return the most bytes that a decoded value takes as JSON again, with a comma."""
-    if isinstance(value, str):
-        return text_bytes(value)
-    if isinstance(value, dict):
-        return 3 + sum(text_bytes(name) + value_bytes(entry) for name, entry in value.items())
-    if isinstance(value, list):
-        return 3 + sum(map(value_bytes, value))
-    return NUMBER_BYTES + (value.bit_length() // 3 if isinstance(value, int) else 0)
 
 
 def error_bytes(errors: Sequence[ItemError] | None) -> int:

@@ -40,7 +40,6 @@ class Other(NamedTuple):
         """Raise InvalidRequest for a value that would change something."""
         given = bytes(raw)
         if not self.reason:
-            given.decode()  # refuse what is not UTF-8
             return
         if len(given) <= SHORT:
             value = msgspec.json.decode(given)

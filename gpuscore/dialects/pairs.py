@@ -7,6 +7,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
+from gpuscore.config import RequestLimits
 from gpuscore.dialects.answers import PairsAnswer, PairScore
 from gpuscore.dialects.dialect import (
     COUNT_BYTES,
@@ -82,9 +83,9 @@ def are_pairs(body: bytes) -> bool:
     return any(getattr(keys, name) is not msgspec.UNSET for name in FIRST)
 
 
-def decode_pairs(body: bytes) -> CheckedPairs:
+def decode_pairs(body: bytes, limits: RequestLimits | None) -> CheckedPairs:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
-    return _checked(_decoded(body, None))
+    return _checked(_decoded(body, None, limits))
 
 
 def _checked(body: PairsBody) -> CheckedPairs:

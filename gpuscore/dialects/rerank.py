@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 import numpy as np
 
+from gpuscore.config import RequestLimits
 from gpuscore.dialects.answers import RankedDocument, RankedText, RerankAnswer, TeiError
 from gpuscore.dialects.dialect import (
     COUNT_BYTES,
@@ -25,7 +26,6 @@ from gpuscore.dialects.dialect import (
     in_pieces,
     list_json,
     text_bytes,
-    value_bytes,
 )
 from gpuscore.dialects.others import accepting
 from gpuscore.dialects.paths import INFINITY_RERANK_PATH, JINA_RERANK_PATH, RERANK_PATHS
@@ -53,8 +53,9 @@ from gpuscore.text.boundaries import Turns
 from gpuscore.types.labels import label_mass
 from gpuscore.types.record import RequestRecord
 
-Document: TypeAlias = str | dict[str, Any]
+Document: TypeAlias = str | dict[str, msgspec.Raw]  # fields are decoded where they are read
 TEXT_FIELD = ["text"]
+_text = msgspec.json.Decoder(str)
 
 
 def text_of(document: Document | None, names: list[str]) -> str | None:
@@ -64,8 +65,9 @@ def text_of(document: Document | None, names: list[str]) -> str | None:
         return document
     lines = []
     for name in names:
-        value = document.get(name)
-        if not isinstance(value, str):
+        try:
+            value = _text.decode(document[name])
+        except (KeyError, msgspec.ValidationError):
             return None
         lines.append(value if names == TEXT_FIELD else f"{name}: {value}")
     return "\n".join(lines)
@@ -97,6 +99,13 @@ def shown(document: Document | None) -> dict[str, Any] | None:
     return {"text": document} if isinstance(document, str) else document
 
 
+def _bytes(document: Document | None) -> int:
+    """Return the most bytes that a document takes in an answer, without its frame."""
+    if isinstance(document, dict):
+        return sum(text_bytes(name) + len(memoryview(raw)) for name, raw in document.items())
+    return text_bytes(document)
+
+
 DOCUMENTS_OF_A_SEARCH = 100  # Cohere's unit of billing, which its clients show
 
 
@@ -106,7 +115,7 @@ class RerankBody(RankingBody):
 
     query: Annotated[str, about("The query that the documents are ranked by.")]
     documents: Annotated[
-        list[str | dict[str, Any] | None] | None,
+        list[str | dict[str, msgspec.Raw] | None] | None,
         about(
             "Texts, or objects with a `text` field (see `rank_fields`). Give either this or "
             "`texts`. null is a document that cannot be scored: see `on_error`."
@@ -158,10 +167,12 @@ _TEI_TYPES = {429: "Overloaded", 503: "Unhealthy"}
 _decoded = strict_decoder(RerankBody)
 
 
-def decode_rerank(body: bytes, record: RequestRecord) -> CheckedRerank:
+def decode_rerank(
+    body: bytes, record: RequestRecord, limits: RequestLimits | None
+) -> CheckedRerank:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
     record.variant = TEI if b'"texts"' in body else ""  # a guess; quotes in a text are escaped
-    fields = _decoded(body, record)
+    fields = _decoded(body, record, limits)
     record.variant = TEI if fields.is_tei else ""
     return _checked(fields)
 
@@ -207,7 +218,7 @@ def rerank_bytes(body: CheckedRerank, prepared: PreparedBody) -> int:
     fields, size = body.fields, _RANKED_BYTES * body.num_items + error_bytes(prepared.errors)
     if fields.wants_documents:
         # Infinity's clients get texts, which may have names of fields before each value.
-        size += sum(map(value_bytes, fields.documents or ())) + text_bytes(*body.input.documents)
+        size += sum(map(_bytes, fields.documents or ())) + text_bytes(*body.input.documents)
     return size
 
 

@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import msgspec
-
+from gpuscore.config import RequestLimits
 from gpuscore.dialects.answers import PairsAnswer, ScoreAnswer
 from gpuscore.dialects.dialect import (
     HOLE,
-    LARGE,
     NUMBER_BYTES,
     NUMBERS,
     SMALL_ITEMS,
@@ -24,7 +22,6 @@ from gpuscore.dialects.dialect import (
     in_pieces,
     list_json,
 )
-from gpuscore.dialects.others import check_others
 from gpuscore.dialects.pairs import (
     CheckedPairs,
     PairsBody,
@@ -35,9 +32,9 @@ from gpuscore.dialects.pairs import (
 )
 from gpuscore.dialects.paths import SCORE_PATHS
 from gpuscore.dialects.ranking import CheckedItems, CheckedRanking, nulls, prepare_ranking
-from gpuscore.dialects.score_body import Ids, ScoreBody, Text, decode_in_parts
+from gpuscore.dialects.score_body import Ids, ScoreBody, Text
 from gpuscore.dialects.served import LoadedModel
-from gpuscore.dialects.wire import PromptTokensDetails, TokenUsage, decoding_errors
+from gpuscore.dialects.wire import PromptTokensDetails, TokenUsage, strict_decoder
 from gpuscore.errors import InvalidRequest
 from gpuscore.text.boundaries import Turns
 from gpuscore.text.score_input import ScoreInput
@@ -62,20 +59,19 @@ class CheckedScore(CheckedItems[ScoreBody, ScoreInput]):
         return len(self.input.items)
 
 
-_decoder = msgspec.json.Decoder(ScoreBody)
+_decoded = strict_decoder(ScoreBody)
 
 
-def decode_score(body: bytes, record: RequestRecord) -> CheckedScore | CheckedPairs:
+def decode_score(
+    body: bytes, record: RequestRecord, limits: RequestLimits | None
+) -> CheckedScore | CheckedPairs:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
     try:
-        with decoding_errors(ScoreBody):
-            decoded = decode_in_parts(body) if len(body) >= LARGE else None
-            decoded = decoded or _decoder.decode(body)
-            check_others(decoded)
+        decoded = _decoded(body, record, limits)
     except InvalidRequest:
         if not are_pairs(body):
             raise
-        return decode_pairs(body)
+        return decode_pairs(body, limits)
     if decoded.items is None:
         raise InvalidRequest("items is required", param="items")
     check_temperature(_temperature(decoded), bool(decoded.apply_softmax))

@@ -1,12 +1,7 @@
-"""The body of /v1/score; a large one is decoded part by part, so that no other thread waits for it.
+"""The body of /v1/score."""
 
-msgspec holds the GIL while it decodes. Ten thousand lists of labels, a million numbers, would take
-it a tenth of a second in one call.
-"""
+from typing import Annotated
 
-from typing import Annotated, Any
-
-import msgspec
 from msgspec import Meta
 
 from gpuscore.dialects.others import accepting
@@ -85,56 +80,3 @@ class ScoreBody(ItemsBody):
         about("Adds `label_logprobs`: log-probabilities over the whole vocabulary.", False),
     ] = None
     return_label_mass: ReturnMass = None
-
-
-PART = 2**15  # bytes of entries that are decoded in one call
-# Of the fields with many entries.
-_decoders: dict[str, msgspec.json.Decoder[list[Any]]] = {
-    "items": msgspec.json.Decoder(list[Text | Ids | None]),
-    "label_token_ids": msgspec.json.Decoder(list[int | Ids]),
-}
-_raw_entries = msgspec.json.Decoder(list[msgspec.Raw])
-_NULL = msgspec.Raw(b"null")
-_outer = msgspec.json.Decoder(
-    msgspec.defstruct(
-        "OuterScoreBody",
-        [
-            (field.name, msgspec.Raw, _NULL)
-            if field.name in _decoders
-            else (field.name, field.type, field.default)
-            for field in msgspec.structs.fields(ScoreBody)
-        ],
-        forbid_unknown_fields=True,
-    )
-)
-
-
-def decode_in_parts(body: bytes) -> ScoreBody | None:
-    """Return what msgspec makes of a body; None if the whole is to be decoded at once.
-
-    A wrong body is decoded at once, so that its error names the right place.
-    """
-    try:
-        outer = _outer.decode(body)
-        fields = {name: getattr(outer, name) for name in outer.__struct_fields__}
-        for name, decoder in _decoders.items():
-            fields[name] = _entries(fields[name], decoder)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-    return ScoreBody(**fields)
-
-
-def _entries(raw: msgspec.Raw, decoder: msgspec.json.Decoder[list[Any]]) -> list[Any] | None:
-    if raw == _NULL:
-        return None
-    entries: list[Any] = []
-    some, size = list[msgspec.Raw](), 0
-    left = _raw_entries.decode(raw)
-    left.reverse()  # so that each is released once it is decoded
-    while left:
-        some.append(left.pop())
-        size += len(memoryview(some[-1]))
-        if size > PART:
-            entries += decoder.decode(b"[%b]" % b",".join(some))
-            some, size = [], 0
-    return entries + decoder.decode(b"[%b]" % b",".join(some))

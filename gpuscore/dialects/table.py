@@ -30,7 +30,7 @@ class RefusedBody(msgspec.Struct):
         return None
 
 
-def _refuse(body: bytes, record: RequestRecord) -> RefusedBody:
+def _refuse(*_: object) -> RefusedBody:
     raise InvalidRequest(
         f"{SCORES_ONLY}, embeddings included: see /v1/score, /v1/rerank, and /v1/completions for "
         "the log-probabilities of a prompt"

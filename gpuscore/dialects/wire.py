@@ -14,7 +14,9 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
+from gpuscore.config import RequestLimits
 from gpuscore.dialects.others import check_others, others_of
+from gpuscore.dialects.parts import PartsDecoder
 from gpuscore.errors import GpuscoreError, InvalidRequest
 
 # msgspec writes a field's own default, which is null nearly everywhere. The value that null stands
@@ -155,16 +157,17 @@ class ShortUsage(msgspec.Struct):
 
 def strict_decoder(
     body: type[StructT], check: Callable[[StructT], None] = lambda _: None
-) -> Callable[[bytes, object], StructT]:
+) -> Callable[[bytes, object, RequestLimits | None], StructT]:
     """Return the `decode` of a dialect: it decodes JSON as this struct, and checks it.
 
     `decode` raises InvalidRequest, whose message never holds the body's text.
     """
-    decode = msgspec.json.Decoder(body).decode
+    at_once, in_parts = msgspec.json.Decoder(body), PartsDecoder(body)
 
-    def decoded(data: bytes, record: object) -> StructT:
-        with decoding_errors(body):
-            fields = decode(data)
+    def decoded(data: bytes, record: object, limits: RequestLimits | None) -> StructT:
+        with _decoding_errors(body):
+            data.decode()  # because msgspec takes bytes that are not UTF-8 as Raw
+            fields = at_once.decode(data) if limits is None else in_parts.decode(data, limits)
             check_others(fields)
         check(fields)
         return fields
@@ -173,7 +176,7 @@ def strict_decoder(
 
 
 @contextmanager
-def decoding_errors(body: type[msgspec.Struct]) -> Iterator[None]:
+def _decoding_errors(body: type[msgspec.Struct]) -> Iterator[None]:
     """Turn every error that msgspec raises while decoding a body into InvalidRequest, whose message
     never holds the body's text."""
     try:

@@ -11,10 +11,10 @@ tenants. Within a tenant they go alternately to a job that has begun and to a ne
 A job that has not begun holds no thread. The number of begun jobs is bounded for each tenant and
 for all together. A tenant below its own bound is not delayed by another tenant at its bound.
 
-The event loop takes some 50 ms to decode a body of 16 MiB, and a text request needs the loop four
-times until it is answered. If large bodies were decoded one after the other, a text request would
-wait four times for a large body. So large bodies have turns, too (`LargeBodies`). After a burst of
-large bodies, hundreds of megabytes would stay with the process; `Trimmer` gives them back.
+A body of 16 MiB stops the event loop for some 30 ms, and a text request needs the loop four times
+until it is answered. If large bodies were decoded one after the other, a text request would wait
+four times for a large body. So large bodies have turns, too (`LargeBodies`). After a burst of large
+bodies, hundreds of megabytes would stay with the process; `Trimmer` gives them back.
 """
 
 import asyncio

@@ -7,8 +7,6 @@ another C library these functions do nothing.
 import ctypes
 import gc
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # mallopt(3)
 NEVER = -1  # M_TRIM_THRESHOLD: only `trim` gives the end of the heap back
@@ -25,22 +23,6 @@ def collect_and_trim() -> None:
     """
     gc.collect()
     trim()
-
-
-@contextmanager
-def without_collection() -> Iterator[None]:
-    """Leave garbage where it is while a call makes up to millions of objects that stay.
-
-    Otherwise Python looks through all of them again each time that their number has grown by a
-    quarter: four fifths of the time that decoding them takes, while every other thread waits.
-    """
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
 
 
 def trim() -> None:

@@ -66,7 +66,7 @@ class BackendLimits:
     quantized: bool = False  # weights of eight bits: the engine asks known prompts at start
     dtype_reason: str = ""  # why the number format is what it is, if that was measured, for people
     num_states: int = 0  # slots for states; 0 = the model has none, only keys and values
-    gated_product: str = ""  # whether gate-up products write act(gate) * up, for people
+    gated_product: str = ""  # whether gate-up products write silu(gate) * up, for people
 
     @property
     def label_rows(self) -> int:

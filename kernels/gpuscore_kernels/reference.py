@@ -81,9 +81,3 @@ def _normed_and_rotated(
     else:
         wide = _wide_norm(x, weight, eps, one_plus)
     return rotate(wide, cos, sin).to(x.dtype)
-
-
-def store(pages: tuple[Tensor, Tensor], slots: Tensor, k: Tensor, v: Tensor) -> None:
-    kept = torch.nonzero(slots >= 0)[:, 0]
-    for side, values in zip(pages, (k, v), strict=True):
-        side.index_copy_(1, slots[kept].long(), values[kept].transpose(0, 1))

@@ -27,7 +27,7 @@ class Scoring:
     """An engine with a model. `bits` returns all float32 numbers of a request's result."""
 
     def __init__(self, directory, **options):
-        config = ModelConfig(str(directory), deterministic=True, compile="off", **options)
+        config = ModelConfig(str(directory), deterministic=True, **{"compile": "on"} | options)
         self.backend = create_backend(plan_backend(directory, config))
         self.engine = Engine(self.backend, EngineConfig())
         self.builder = PromptBuilder(None, self.backend.limits, UNLIMITED)
@@ -77,12 +77,17 @@ def some_items(rng, count, longest=40):
 
 
 OTHERS = ("gemma2", "gemma3", "llama", "mistral", "qwen3", "qwen3_moe")
-FAMILIES = [("qwen3", "bfloat16"), *slow(*((name, "float32") for name in OTHERS))]
+FAMILIES = [
+    *(("qwen3", "bfloat16", compiled) for compiled in ("on", "off")),
+    *slow(*((name, "float32", compiled) for name in OTHERS for compiled in ("on", "off"))),
+    *slow(("qwen3", "float16", "on"), ("gemma3", "bfloat16", "on")),
+]
 
 
-@pytest.mark.parametrize(("family", "dtype"), FAMILIES)
-def test_same_bits_in_every_batch(scoring, rng, family, dtype):
-    made = scoring(family, dtype=dtype, max_batch_tokens=600, max_model_len=600)
+@pytest.mark.parametrize(("family", "dtype", "compiled"), FAMILIES)
+def test_same_bits_in_every_batch(scoring, rng, family, dtype, compiled):
+    how = {"dtype": dtype, "compile": compiled}
+    made = scoring(family, **how, max_batch_tokens=600, max_model_len=600)
     query, items = random_ids(rng, 301), [*some_items(rng, 11), random_ids(rng, 290)]
     alone = np.concatenate([made.bits(query, [item]) for item in items])
     assert len(np.unique(alone[:, 0])) == len(items)  # the items' scores differ
@@ -210,7 +215,7 @@ def test_a_pair_does_not_depend_on_the_queries_of_others(rng):
 
     queries = [text(40), text(60), text(5)]
     pairs = [(query, text(count)) for query in queries for count in (3, 30, 80)]
-    with Scorer("demo", deterministic=True, compile="off", max_batch_tokens=512) as scorer:
+    with Scorer("demo", deterministic=True, compile="on", max_batch_tokens=512) as scorer:
         together = scorer.score_pairs(pairs, raw_scores=True).scores
         alone = [scorer.score_pairs([pair], raw_scores=True).scores[0] for pair in pairs]
         same_query = scorer.score_pairs(pairs[:3], raw_scores=True).scores
@@ -224,7 +229,7 @@ def test_a_labels_bits_do_not_depend_on_the_other_labels(tiny_model):
     rng = np.random.default_rng(7)
     query, items = random_ids(rng, 150), [random_ids(rng, n) for n in (1, 7, 40)]
     bits_of: dict[tuple[int, ...], set[bytes]] = {}
-    with Scorer(str(directory), dtype="float32", deterministic=True) as scorer:
+    with Scorer(str(directory), dtype="float32", deterministic=True, compile="on") as scorer:
         for _ in range(12):
             longest = int(rng.integers(1, 4))
             labels = [random_ids(rng, int(n)) for n in rng.integers(1, longest + 1, 6)]

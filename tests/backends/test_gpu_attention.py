@@ -12,7 +12,7 @@ from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.backends.torch.rounding import TOLERANCE, relative_error
 from gpuscore.backends.torch.start_check import MaskedAttention
 from gpuscore.errors import ConfigError
-from gpuscore_kernels.partial_attention import merge_partials
+from gpuscore_kernels.extend_attention.reference import extend_attention
 from support.attention_inputs import heads_alone
 
 pytestmark = [
@@ -47,7 +47,7 @@ def test_attention_by_the_rule(model, name, dtype):
         assert name != "triton"  # triton supports all of them
         pytest.skip(str(error))
     batch = KnownRequests(100, 100, 64, (*TREES, WITHOUT_QUERY)).packed()
-    factory = attention_factory(name, config, device, dtype, merge_partials, None)
+    factory = attention_factory(name, extend_attention, False)
     tested = factory(config, KVPool(config, 1, 64, dtype, device)).prepare(batch)
     by_the_rule = MaskedAttention(config, device).prepare(batch)
     for layer in range(config.num_layers):

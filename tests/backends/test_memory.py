@@ -179,14 +179,13 @@ def test_no_batch_takes_more_than_was_measured(tiny_model, longest, count):
 
 @linux_only
 @pytest.mark.slow
-@pytest.mark.parametrize(("masked", "copied"), [(True, False), (False, True), (False, False)])
-def test_two_parts_take_as_much_as_the_largest_batches(tiny_model, masked, copied):
+def test_two_parts_take_as_much_as_the_largest_batches(tiny_model):
     """Rows and keys are measured one after the other, and not too much is set aside for it."""
     sizes = 300, 16384, 16
     directory, _ = tiny_model("qwen3", **WIDE | {"max_position_embeddings": sizes[1]})
     # A process of its own: in that of the tests, peaks depend on what other tests left in the heap.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as own:
-        whole, parts = own.submit(peaks, directory, sizes, masked, copied).result()
+        whole, parts = own.submit(peaks, directory, sizes).result()
     assert len(parts) == 2
     keys = 2 * sizes[1] * WIDE["num_key_value_heads"] * WIDE["head_dim"] * 4
     aside = sum(parts) + min(sum(parts), _FRAGMENTS)  # as `HostMemory.growth`

@@ -5,18 +5,20 @@ This keeps the parity tests honest: a comparison that misses these defects would
 """
 
 import dataclasses
-from copy import copy
 
 import numpy as np
 import pytest
 
 from gpuscore import Scorer
 from gpuscore.backends.torch import backend, decoder, launcher, layers
-from gpuscore.backends.torch.attention import layout, operators
+from gpuscore.backends.torch.attention import triton
 from gpuscore.engine import jobs
 from gpuscore.text import joining
 from gpuscore_kernels import reference as heads
 from gpuscore_kernels import routing
+from gpuscore_kernels.extend_attention import reference as attention
+from gpuscore_kernels.extend_attention.layout import OWN
+from gpuscore_kernels.row_functions import KEYS
 from support.models import random_ids, reference_logprobs
 
 LABELS = [3, 17]
@@ -50,67 +52,45 @@ def test_without_a_defect(tiny_model, family):
     assert worst_error(tiny_model, family) < 1e-4
 
 
+def in_tables(monkeypatch, change):
+    """Build tables of changed layouts."""
+    patched(monkeypatch, triton, "layout_of", lambda make: lambda *a: change(make(*a)))
+
+
 def items_do_not_see_the_parent(monkeypatch):
-    patched(
-        monkeypatch,
-        layout._Builder,
-        "dense_passes",
-        lambda make: (
-            lambda *a: [
-                dataclasses.replace(part, before=()) for part in make(*a) if len(part.slots)
-            ]
-        ),
-    )
+    in_tables(monkeypatch, lambda made: made._replace(parent=np.full_like(made.parent, -1)))
 
 
 def items_do_not_see_the_cached_prefix(monkeypatch):
-    patched(
-        monkeypatch,
-        layout._Builder,
-        "dense_passes",
-        lambda make: (
-            lambda *a: [
-                dataclasses.replace(part, slots=part.slots[:0], run=None)
-                for part in make(*a)
-                if part.before
-            ]
-        ),
-    )
+    in_tables(monkeypatch, lambda made: made._replace(prefix_lens=made.prefix_lens * 0))
 
 
 def one_cached_token_is_dropped(monkeypatch):
-    patched(monkeypatch, layout, "prefix_slots", lambda slots: lambda *a: slots(*a)[1:])
-
-
-def items_see_their_future(monkeypatch):
-    patched(
-        monkeypatch,
-        operators,
-        "partial_attention",
-        lambda run: lambda *a, causal=False, **k: run(*a, **k),
+    in_tables(
+        monkeypatch, lambda made: made._replace(prefix_lens=np.maximum(made.prefix_lens - 1, 0))
     )
 
 
+def items_see_their_future(monkeypatch):
+    """A row sees its own segment to the end of the tile that its diagonal is in."""
+
+    def blind(visible):
+        def seen(key, whose, members, window):
+            return visible(key - KEYS * (whose == OWN), whose, members, window)
+
+        return seen
+
+    patched(monkeypatch, attention, "_visible", blind)
+
+
 def items_see_each_other(monkeypatch):
-    """All segments of a batch run as one causal segment."""
+    """Each item continues the one before it."""
 
-    def blur(make):
-        def groups(planner):
-            blurred = copy(planner)
-            blurred.starts = planner.starts[:1]
-            blurred.lengths = planner.lengths.sum(keepdims=True)
-            return make(blurred)
+    def chained(made):
+        parent = np.where(made.parent >= 0, np.arange(len(made.parent)) - 1, made.parent)
+        return made._replace(parent=parent.astype(np.int32))
 
-        return groups
-
-    patched(monkeypatch, layout._Builder, "causal_groups", blur)
-
-
-def the_merge_ignores_the_weights(monkeypatch):
-    def average(merge):
-        return lambda a, lse_a, b, lse_b: ((a + b) / 2, lse_a)
-
-    patched(monkeypatch, backend, "merge_partials", average)
+    in_tables(monkeypatch, chained)
 
 
 def item_positions_are_shifted(monkeypatch):
@@ -207,7 +187,6 @@ DEFECTS = [
     one_cached_token_is_dropped,
     items_see_their_future,
     items_see_each_other,
-    the_merge_ignores_the_weights,
     item_positions_are_shifted,
     all_positions_are_scaled,
     the_wrong_row_is_scored,
@@ -228,27 +207,30 @@ def test_a_defect_is_visible(tiny_model, monkeypatch, plant):
 
 
 def a_window_is_one_longer(monkeypatch):
-    def longer(first):
-        return lambda positions, window: first(positions, window and window + 1)
-
-    patched(monkeypatch, layout, "_first_positions", longer)
+    patched(
+        monkeypatch,
+        triton.TableBuilder,
+        "tables",
+        lambda make: lambda self, rows, window: make(self, rows, window and window + 1),
+    )
 
 
 def a_window_counts_rows(monkeypatch):
     """Count rows from the start of the segment instead of the prompt."""
 
-    def from_own_start(first):
-        return lambda positions, window: first(positions - positions.min(), window)
+    def from_own_start(made):
+        first = np.repeat(made.cu_seqlens[:-1], np.diff(made.cu_seqlens))
+        return made._replace(positions=(np.arange(len(first)) - first).astype(np.int32))
 
-    patched(monkeypatch, layout, "_first_positions", from_own_start)
+    in_tables(monkeypatch, from_own_start)
 
 
 def scores_are_not_capped(monkeypatch):
     patched(
         monkeypatch,
-        operators,
-        "partial_attention",
-        lambda run: lambda *a, softcap, **k: run(*a, **k),
+        backend,
+        "extend_attention",
+        lambda run: lambda *a: run(*a[:-1], None),
     )
 
 

@@ -7,20 +7,17 @@ import torch
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.torch.attention.choice import attention_factory
-from gpuscore.backends.torch.attention.operators import TorchAttention
 from gpuscore.backends.torch.decoder import Decoder
 from gpuscore.backends.torch.kv_pool import KeptRows, KVPool, index_of
-from gpuscore.backends.torch.layers import mark_for
 from gpuscore.backends.torch.loader import load_weights
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.engine.runner import Runner
 from gpuscore.errors import NonfiniteScore
 from gpuscore.types.request import ScoreRequest
-from gpuscore_kernels.partial_attention import merge_partials, partial_attention
-from support.attention_inputs import heads_alone
+from gpuscore_kernels.extend_attention.reference import extend_attention
 from support.backends import needs_jax
-from support.batches import in_one_batch, int32
+from support.batches import int32
 from support.poison import POISON, batches, check_neighbours, poisoned
 from support.slow import slow
 from support.stepped_runner import run, submit
@@ -35,12 +32,15 @@ SAME_BITS = {"deterministic": True}
     [
         ("qwen3", "kv", {}),
         ("gemma3", "v", {}),  # windows
+        ("qwen3", "v", {"compile": "on"}),
         pytest.param("qwen3", "v", JAX, marks=needs_jax),
         *slow(
             ("qwen3", "k", {}),
-            ("qwen3", "v", {"compile": "on"}),
             ("gemma2", "v", {}),  # a soft-cap
+            ("gemma3", "kv", {"compile": "on"}),
+            ("qwen3", "v", {"compile": "on", "dtype": "bfloat16"}),
             ("gemma2", "kv", SAME_BITS),
+            ("gemma2", "kv", SAME_BITS | {"compile": "on"}),
             ("gemma3", "k", SAME_BITS),
             ("qwen3_moe", "kv", {}),
         ),
@@ -49,15 +49,8 @@ SAME_BITS = {"deterministic": True}
 )
 def test_neighbours_of_a_poisoned_request(family, kind, options, tiny_model, tmp_path):
     directory = poisoned(tiny_model(family)[0], tmp_path / "model", kind)
-    config = ModelConfig(
-        str(directory),
-        device="cpu",
-        dtype="float32",
-        max_batch_tokens=512,
-        kv_cache_size=2**23,
-        **options,
-    )
-    check_neighbours(config)
+    how = {"device": "cpu", "dtype": "float32", "max_batch_tokens": 512, "kv_cache_size": 2**23}
+    check_neighbours(ModelConfig(str(directory), **how | options))
 
 
 @pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=needs_jax)])
@@ -117,49 +110,14 @@ def test_a_device_is_not_waited_for(family, tiny_model):
     plan = plan_backend(directory, ModelConfig(str(directory), device="cpu", dtype="float32"))
     config, dtype = plan.architecture.config, torch.float32
     weights = load_weights(directory, plan.architecture, dtype, meta, plan.precision)
-    decoder = Decoder(config, weights, mark=mark_for("torch", meta))
-    pool, merge = KVPool(config, 32, 16, dtype, meta), merge_partials
-    attention = attention_factory("torch", config, meta, dtype, merge, None)(config, pool)
+    decoder, pool = Decoder(config, weights), KVPool(config, 32, 16, dtype, meta)
+    attention = attention_factory("torch", extend_attention, False)(config, pool)
     batch, _ = batches(POISON, 16)
-    attend, kept = attention.prepare(batch).run, KeptRows.of(batch.slot_mapping, pool)
+    attended, kept = attention.prepare(batch).run, KeptRows.of(batch.slot_mapping, pool)
     tokens, positions, rows = (
         index_of(values, meta) for values in (batch.token_ids, batch.positions, batch.score_rows)
     )
-    hidden = decoder.forward(tokens, positions, rows, attend, kept)
+    hidden = decoder.forward(tokens, positions, rows, attended, kept)
     assert hidden.shape == (len(rows), config.hidden_size)
     with pytest.raises(RuntimeError, match="meta"):
         bool(hidden.sum().isfinite())
-
-
-@pytest.mark.parametrize("impl", ["cpu", "reference"])
-@pytest.mark.parametrize("hidden", ["causal", "window", "mask"])
-@pytest.mark.parametrize("flaw", [torch.nan, torch.inf, -torch.inf])
-def test_what_a_row_sees_alone_reaches_it(impl, hidden, flaw):
-    """Keys are hidden by the diagonal, a window or a mask, in rows before and after the flaw."""
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(2, heads, 11, 8) for heads in (4, 2, 2))
-    how = {"causal": {"causal": True}, "mask": {"key_mask": torch.ones(2, 11).bool()}}.get(
-        hidden, {"causal": True, "first_key": torch.arange(11) - 3}
-    )
-    if hidden == "mask":
-        how["key_mask"][0, 4] = False
-    how |= {"scale": 0.3, "impl": impl}
-    expected, want_lse = partial_attention(q, k, v, **how)
-    v[0, 1, 4, 2] = flaw
-    got, lse = partial_attention(q, k, v, **how)
-    sees = {"causal": slice(4, 11), "window": slice(4, 8), "mask": slice(0, 0)}[hidden]
-    assert got[0, 2:, sees].isnan().all()
-    got[0, 2:, sees], lse[0, 2:, sees] = expected[0, 2:, sees], want_lse[0, 2:, sees]
-    torch.testing.assert_close(got, expected)
-    torch.testing.assert_close(lse, want_lse)
-
-
-def test_a_query_that_is_not_finite_is_kept_so():
-    """torch's operator takes a row whose scores are all NaN for one that sees no key."""
-    config, batch = heads_alone(2, 1, 16), in_one_batch([1, 2, 3], [[4, 5]], [0])
-    pool = KVPool(config, 1, 16, torch.float32, torch.device("cpu"))
-    q, k, v = (torch.randn(5, heads, 16) for heads in (2, 1, 1))
-    q[1] = torch.nan
-    out = TorchAttention(config, pool, "cpu", merge_partials).prepare(batch).run(0, q, k, v)
-    assert out[1].isnan().all()
-    assert out[[0, 2, 3, 4]].isfinite().all()

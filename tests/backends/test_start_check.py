@@ -10,14 +10,15 @@ import torch
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.common import start_check as common
 from gpuscore.backends.torch import start_check
-from gpuscore.backends.torch.attention import operators
-from gpuscore.backends.torch.attention.operators import TorchAttention
+from gpuscore.backends.torch.attention.plain import TorchAttention
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.backends.torch.layers import gated, norm_and_rotate, rms_norm
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.types.batch import page_slots, visible_rows
+from gpuscore_kernels.extend_attention.layout import NUM_PACKED
+from gpuscore_kernels.extend_attention.reference import extend_attention
 from support.backends import needs_jax
 from support.slow import slow
 
@@ -121,15 +122,14 @@ def a_norm_has_no_weight(monkeypatch):
 
 
 def a_tile_of_keys_is_left_out(monkeypatch):
-    """The last 16 of many keys that are read without a diagonal."""
-    right = operators.partial_attention
+    """The last 16 of many keys that are read without a mask."""
 
-    def short(q, k, v, *, causal=False, **options):
-        if not causal and k.shape[-2] > 32 and options.get("mask") is None:
-            k, v = k[..., :-16, :], v[..., :-16, :]
-        return right(q, k, v, causal=causal, **options)
+    def short(q, k, v, pool, tiles, *how):
+        few = tiles.tiles.clone()
+        few[:, NUM_PACKED] = (few[:, NUM_PACKED] - 1).clamp(min=0)
+        return extend_attention(q, k, v, pool, replace(tiles, tiles=few), *how)
 
-    monkeypatch.setattr(operators, "partial_attention", short)
+    changed_function(monkeypatch, extend_attention, short)
 
 
 PLANTS = [

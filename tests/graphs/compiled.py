@@ -35,6 +35,7 @@ from support.model_configs import LLAMA_1B, LLAMA_8B, MIXTURE, QWEN3_06B, QWEN35
 from support.quantized import FOLDER
 
 SHARED = {80: 163, 89: 99, 90: 227, 120: 99}  # KiB of shared memory that a block may have
+WARPS = {80: 64, 89: 48, 90: 64, 120: 48}  # that a multiprocessor holds
 SMALL = {"num_hidden_layers": 4, "max_position_embeddings": 1024}
 GEMMA = {
     "architectures": ["Gemma2ForCausalLM"],
@@ -114,7 +115,7 @@ def constants_of(request: Request) -> dict[str, Any]:
 def stack_allowed(request: Request, arch: int) -> int:
     """Return the bytes of stack that a kernel may take."""
     if request.function.__name__ == "systems_kernel":  # products of 64 x 64 float32, without wgmma
-        return 64 if arch in (80, 120) else 0
+        return 64 if arch in (89, 120) else 0
     if request.function.__name__ != "extend_attention_kernel":
         return 0
     constants = constants_of(request)
@@ -123,6 +124,17 @@ def stack_allowed(request: Request, arch: int) -> int:
     if constants["GROUP"] == 7:  # which no power of two divides
         return 32 if arch == 80 else 0
     return 128 if constants["D"] == 256 and arch == 90 else 0  # and a tenth faster so
+
+
+def blocks_held(arch: int, warps: int, registers: int, shared: int) -> int:
+    """Return how many blocks a multiprocessor holds, by CUDA's occupancy calculator.
+
+    Registers are given to four warps at a time, in pieces of 8 for a thread, and each block takes
+    1 KiB of shared memory for CUDA.
+    """
+    of_registers = 2**16 // (-(-registers // 8) * 8 * 32) // 4 * 4 // warps
+    of_shared = (SHARED[arch] + 1) * 1024 // (shared + 1024)
+    return min(WARPS[arch] // warps, WARPS[arch] // 2, of_registers, of_shared)
 
 
 CHOSEN: list[tuple[str, Request, int]] = []  # of all forked processes
@@ -146,7 +158,9 @@ def checked(number: int) -> tuple[str, bool]:
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     registers, stack = (int(x) for x in re.findall(r"REG:(\d+) STACK:(\d+)", said)[0])
     shared, allowed = made.metadata.shared, stack_allowed(request, arch)
-    line += f"{registers} registers, {stack} B stack, {shared} B shared"
+    warps = request.options["num_warps"]
+    line += f"{registers} registers, {stack} B stack, {shared} B shared, "
+    line += f"{warps * blocks_held(arch, warps, registers, shared)} of {WARPS[arch]} warps"
     if stack <= allowed and shared <= SHARED[arch] * 1024:
         return line, True
     return f"{line}: FAILED, allowed are {allowed} B stack, {SHARED[arch]} KiB shared", False

@@ -41,6 +41,9 @@ class EmptyFiles:
         self.shapes, self._device = weight_shapes(architecture.config), device
         self.storage = architecture.storage
 
+    def reopen(self) -> None:
+        """Do nothing: there are no files."""
+
     def scale(self, part: str, name: str) -> Tensor | None:
         """Return scales of rows, or nothing for a part that is not quantised."""
         if self.storage is None or part not in LINEAR:

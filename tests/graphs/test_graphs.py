@@ -190,6 +190,18 @@ def test_a_graph_is_launched_by_its_caller_if_none_is_in_flight(in_flight, token
     assert threads[in_flight :: in_flight + 1] == [by_caller] * 2
 
 
+def test_beside_a_graph_words_go_up_once_and_one_answer_comes_down():
+    with device() as (recorder, _), started(SMALL, SETTINGS, recorder) as start:
+        start.backend.warmup()
+        before, replays = len(recorder.launches), recorder.replays
+        start.backend.collect(start.backend.extend(in_one_batch([], [[1] * 9], LABELS)))
+    assert recorder.replays == replays + 1
+    kernels = ("label_logits", "slice_statistics", "merge_slices")
+    assert Counter(recorder.launches[before:]) == Counter(
+        ["upload", *(f"triton {name}_kernel" for name in kernels), "aten::cat", "download"]
+    )
+
+
 @pytest.mark.slow
 def test_all_graphs_of_a_real_model():
     """The number stands in docs/explanation/element-wise.md."""

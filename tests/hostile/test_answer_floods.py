@@ -21,7 +21,7 @@ import pytest
 from support.connections import Connection, canary, connected, under_way
 from support.floods import flooding, sent_by
 from support.serving import RunningServer, serving, wait_until
-from support.vitals import MIB, Patient
+from support.vitals import MIB
 
 pytestmark = [pytest.mark.hostile, pytest.mark.alone]
 
@@ -159,10 +159,10 @@ def test_large_answers_delay_nobody(server, tmp_path, record_property, name):
     assert beside_large.median <= FACTOR * beside_small.median
 
 
-def test_slow_readers_hold_the_arrays_and_a_piece(server, record_property):
+def test_slow_readers_hold_the_arrays_and_a_piece(server, patient_of, record_property):
     body = request_of(*items_of(LABELS, return_label_logprobs=True), packed=True)
     with connected(server, VICTIM) as client:
-        patient = Patient(server.process.pid, lambda: canary(client))
+        patient = patient_of(server, VICTIM)
         readers = []
         for _ in range(READERS):
             reader = Connection(client, timeout=60)

@@ -17,7 +17,7 @@ import pytest
 
 from support.connections import Connection, connected
 from support.serving import RunningServer, serving
-from support.vitals import GROWTH, MIB, Patient
+from support.vitals import Patient
 
 pytestmark = [pytest.mark.hostile, pytest.mark.alone]
 
@@ -28,9 +28,6 @@ SIZE = 16_000_000  # bytes of a text; a body may have 16 MiB
 PATIENCE = "X-Request-Timeout-Ms: 1000"
 MEDIAN, TIMES = 0.2, 5  # seconds; or times as long as without the attack
 LONGEST = 3.0  # seconds, for one of a handful of requests on a machine with other work
-# Python's own allocator keeps blocks of 1 MiB in which one small object of 10,000 prompts lives on;
-# the next such request fills them, so that memory stays there.
-GAPS = {"10,000 items, the query is long": 40 * MIB}
 
 ENGLISH = "The quick brown fox jumps over the lazy dogs, and nobody knows who has told it to. "
 LABELS = ["yes", "no"]
@@ -176,7 +173,7 @@ def test_another_key_does_not_notice(server, name):
     grown = patient.grew()
     start = time.monotonic()
     with connected(server, VICTIM) as victim:
-        patient.check(name, lambda: canary(victim), GAPS.get(name, GROWTH))
+        patient.check(name, lambda: canary(victim))
     print(f"  RSS at the end +{grown >> 20} MiB, as before after {time.monotonic() - start:.1f} s")
     for kind in TINY:
         usual, under_attack = map(statistics.median, (quiet.seconds[kind], busy.seconds[kind]))

@@ -48,9 +48,10 @@ def make(rows, vocab, width, dtype):
     ],
 )
 @pytest.mark.parametrize("num_top", [1, 2, label_head.MAX_TOP])
-def test_statistics(rows, vocab, max_tile, dtype, num_top):
+def test_statistics(rows, vocab, max_tile, dtype, num_top, monkeypatch):
+    monkeypatch.setattr(label_head, "MAX_TILE", max_tile)
     hidden, weight, logits = make(rows, vocab, 17, dtype)
-    lse, top, top_logits = vocab_statistics(hidden, weight, num_top=num_top, max_tile=max_tile)
+    lse, top, top_logits = vocab_statistics(hidden, weight, num_top=num_top)
     peak = logits.max(axis=1, keepdims=True)
     expected = np.log(np.exp(logits - peak).sum(axis=1)) + peak[:, 0]
     assert lse.dtype == torch.float32, "logits stay float32 whatever the weights are"
@@ -62,41 +63,44 @@ def test_statistics(rows, vocab, max_tile, dtype, num_top):
     best = np.take_along_axis(logits, order, axis=1)
     np.testing.assert_allclose(top_logits.numpy()[:, :count], best, atol=1e-5, rtol=2e-6)
     assert (top_logits[:, count:] == -torch.inf).all(), "there are no more tokens"
-    again, *none = vocab_statistics(hidden, weight, num_top=0, max_tile=max_tile, impl="reference")
+    again, *none = vocab_statistics(hidden, weight, num_top=0, impl="reference")
     assert torch.equal(lse, again)
     assert none == [None, None]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("max_tile", [1, 100, 1 << 22])
-def test_label_logits_are_ragged_and_repeatable(max_tile, dtype):
+def test_label_logits_are_ragged_and_repeatable(max_tile, dtype, monkeypatch):
+    monkeypatch.setattr(label_head, "MAX_TILE", max_tile)
     hidden, weight, logits = make(5, 63, 17, dtype)
     rows = torch.tensor([0, 0, 0, 2, 4, 4, 1])
     labels = torch.tensor([62, 0, 62, 5, 7, 7, 31])
-    got = label_logits(hidden, weight, rows, labels, max_tile=max_tile).numpy()
+    got = label_logits(hidden, weight, rows, labels).numpy()
     np.testing.assert_allclose(got, logits[rows, labels], atol=1e-5)
     assert got[0] == got[2]
 
 
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_tie_goes_to_the_lowest_id(dtype):
+def test_a_tie_goes_to_the_lowest_id(dtype, monkeypatch):
     hidden, weight = torch.ones(1, 17, dtype=dtype), torch.zeros(40, 17, dtype=dtype)
     weight[[3, 4, 22, 39]] = 1  # ends of a piece, and other tiles
     for max_tile in (1, 17, 17 * 20, 10_000):
-        assert vocab_statistics(hidden, weight, num_top=1, max_tile=max_tile)[1] == 3
+        monkeypatch.setattr(label_head, "MAX_TILE", max_tile)
+        assert vocab_statistics(hidden, weight, num_top=1)[1] == 3
         for num_top in (2, 4, 6):
-            top = vocab_statistics(hidden, weight, num_top=num_top, max_tile=max_tile)[1]
+            top = vocab_statistics(hidden, weight, num_top=num_top)[1]
             assert top[0].tolist() == [3, 4, 22, 39, 0, 1][:num_top]
 
 
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("max_tile", [1, 17 * 20, 10_000])
-def test_ties_of_more_tokens_than_are_wanted(max_tile):
+def test_ties_of_more_tokens_than_are_wanted(max_tile, monkeypatch):
+    monkeypatch.setattr(label_head, "MAX_TILE", max_tile)
     rng = torch.Generator().manual_seed(0)
     weight = torch.randint(0, 5, (300, 1), generator=rng).float()
     hidden = torch.tensor([[1.0], [0.0], [-1.0]])
-    statistics = vocab_statistics(hidden, weight, num_top=label_head.MAX_TOP, max_tile=max_tile)
+    statistics = vocab_statistics(hidden, weight, num_top=label_head.MAX_TOP)
     expected = (hidden @ weight.T).sort(dim=1, descending=True, stable=True)
     assert torch.equal(statistics.top_ids, expected.indices[:, : label_head.MAX_TOP])
     assert torch.equal(statistics.top_logits, expected.values[:, : label_head.MAX_TOP])

@@ -61,20 +61,6 @@ def test_int8_products_are_exact_sums_times_the_scales(bias: bool) -> None:
     assert torch.equal(got, torch.from_numpy(wanted).bfloat16())
 
 
-def test_blocks_of_a_float8_weight_have_scales_of_their_own() -> None:
-    x, weight = rows(3, 300), rows(200, 300)
-    q, scale_x = quantize_rows(x, torch.float8_e4m3fn, impl="reference")
-    w = (weight / weight.abs().max() * 448).to(torch.float8_e4m3fn)
-    scale_w = torch.arange(1, 7, dtype=torch.float32).reshape(2, 3)
-    got = quantized_product(q, scale_x, w, scale_w, dtype=torch.float32, impl="reference")
-    wide = w.double().numpy()
-    for i in range(2):
-        for j in range(3):
-            wide[128 * i : 128 * (i + 1), 128 * j : 128 * (j + 1)] *= 3 * i + j + 1
-    wanted = q.double().numpy() @ wide.T * scale_x.double().numpy()[:, None]
-    np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-6)
-
-
 def test_what_does_not_fit_is_refused() -> None:
     q, scale_x = torch.zeros(3, 8, dtype=torch.int8), torch.ones(3)
     w, scale_w = torch.zeros(5, 8, dtype=torch.int8), torch.ones(5)

@@ -45,29 +45,26 @@ def test_it_computes_what_the_reference_does(
 
 
 @pytest.mark.parametrize(
-    ("capability", "shape", "dtype", "blocks", "reason"),
+    ("capability", "shape", "dtype", "reason"),
     [
-        ((8, 9), (4096, 1024), torch.bfloat16, False, None),
-        ((9, 0), (4096, 1024), torch.float16, False, None),
-        ((10, 0), (4096, 1024), torch.bfloat16, False, None),
-        ((8, 0), (4096, 1024), torch.bfloat16, False, "no FP8 .* on sm_80"),
-        ((12, 0), (4096, 1024), torch.bfloat16, False, "no FP8 .* on sm_120"),
-        ((9, 0), (4096, 1024), torch.bfloat16, True, "one per block"),
-        ((9, 0), (4090, 1024), torch.bfloat16, False, r"\[4090, 1024\] are not multiples of 16"),
-        ((9, 0), (4096, 1032), torch.bfloat16, False, r"\[4096, 1032\] are not"),
-        ((9, 0), (4096, 1024), torch.float32, False, "float32"),
+        ((8, 9), (4096, 1024), torch.bfloat16, None),
+        ((9, 0), (4096, 1024), torch.float16, None),
+        ((8, 0), (4096, 1024), torch.bfloat16, "no FP8 .* on sm_80"),
+        ((12, 0), (4096, 1024), torch.bfloat16, "no FP8 .* on sm_120"),
+        ((9, 0), (4090, 1024), torch.bfloat16, r"\[4090, 1024\] are not multiples of 16"),
+        ((9, 0), (4096, 1032), torch.bfloat16, r"\[4096, 1032\] are not"),
+        ((9, 0), (4096, 1024), torch.float32, "float32"),
     ],
 )
 def test_cards_and_sizes_that_it_is_not_for_are_refused(
     capability: fp8.Capability,
     shape: tuple[int, int],
     dtype: torch.dtype,
-    blocks: bool,
     reason: str | None,
 ) -> None:
     """All other calls have the shapes and strides that torch demands of CUDA tensors."""
     (outputs, width), count = shape, 5
-    refusal = fp8.refusal(capability, outputs, width, dtype, blocks=blocks)
+    refusal = fp8.refusal(capability, outputs, width, dtype)
     if reason is not None:
         assert refusal is not None
         assert re.search(reason, refusal)

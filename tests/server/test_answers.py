@@ -21,7 +21,7 @@ from gpuscore.dialects.answers import (
     ScoreAnswer,
     TokenizeAnswer,
 )
-from gpuscore.dialects.dialect import list_json, text_bytes, text_json, value_bytes
+from gpuscore.dialects.dialect import list_json, text_bytes, text_json
 from gpuscore.dialects.paths import GENERATING_PATHS
 from gpuscore.dialects.table import DIALECT_OF, DIALECTS
 from gpuscore.server.api.bodies import LARGE_ANSWER
@@ -106,7 +106,7 @@ BODIES = {  # name -> the type of the answer, and a request
             "/rerank",
             {
                 "query": "q",
-                "documents": [*texts(70, ODD + "{}"), {"text": "a", ODD: [1e300, True, {ODD: 7}]}],
+                "documents": [*texts(70, ODD + "{}"), {"text": "a", ODD: [1.5, True, {ODD: 7}]}],
                 "return_documents": True,
                 "on_error": "null",
             },
@@ -206,20 +206,6 @@ def test_pieces_of_lists_and_texts():
             assert b"".join(list_json(rows, step)) == msgspec.json.encode(rows)
         assert b"".join(text_json(text, "", text)) == msgspec.json.encode(text + text)
         assert len(msgspec.json.encode(text)) <= text_bytes(text)
-    values = [
-        None,
-        True,
-        10**40,
-        -(2**63),
-        -2.2250738585072014e-308,
-        ODD,
-        [],
-        {},
-        [[ODD]],
-        {ODD: [1]},
-    ]
-    for value in (*values, values):
-        assert len(msgspec.json.encode(value)) < value_bytes(value)
 
 
 LARGE = items(700, [*range(60)], return_label_logprobs=True)

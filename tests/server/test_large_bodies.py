@@ -4,7 +4,6 @@ tests/hostile/test_text_floods.py measures over HTTP how fast small requests are
 """
 
 import asyncio
-import gc
 import json
 import time
 
@@ -96,29 +95,3 @@ def test_a_large_body_is_decoded_in_its_turn_and_a_small_one_at_once():
             assert await status(client, ["a" * LARGE]) == 503
 
     asyncio.run(main())
-
-
-def test_no_garbage_is_collected_while_a_large_body_is_decoded():
-    service = ScoringService([ServedModel("tiny")])
-    app = create_app(service, ServerConfig(), ApiKeys([]))
-    content = b'{"items":[],"label_sequences":[' + b",".join([b"[1]"] * 200_000) + b"]}"
-    passes = []
-
-    def seen(phase: str, info: dict[str, int]) -> None:
-        if phase == "start":
-            passes.append(info["generation"])
-
-    async def main() -> None:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-            head = {"Content-Type": "application/json"}
-            reply = await client.post("/v1/score", content=content, headers=head)
-            assert reply.status_code == 503
-
-    gc.callbacks.append(seen)
-    try:
-        asyncio.run(main())
-    finally:
-        gc.callbacks.remove(seen)
-    assert gc.isenabled()
-    assert len(passes) < 50  # otherwise 200,000 lists would be one every 700

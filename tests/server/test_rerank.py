@@ -88,6 +88,11 @@ def test_documents_that_are_objects(demo):
     answer = rerank(demo, documents=objects, return_documents=True).json()["results"]
     assert [r["relevance_score"] for r in answer] == [r["relevance_score"] for r in plain]
     assert [r["document"] for r in answer] == [objects[r["index"]] for r in answer]
+    sent = b'{"query":"q","documents":[{"text":"a","n":[1.00,1e+3]}],"return_documents":true}'
+    kind = {"content-type": "application/json"}
+    assert b'"n":[1.00,1e+3]' in demo.post("/rerank", content=sent, headers=kind).content
+    sent = sent.replace(b"1.00", b'"\xff"')
+    assert demo.post("/rerank", content=sent, headers=kind).status_code == 400
     split = [{"what": "lamp", "colour": "blue"}]
     of_fields = rerank(demo, documents=split, rank_fields=["colour", "what"]).json()["results"]
     of_texts = rerank(demo, documents=["colour: blue\nwhat: lamp"]).json()["results"]

@@ -20,9 +20,7 @@ from support.batches import int32, item_segments
 from support.models import random_ids
 
 
-def peaks(
-    directory: Path, sizes: tuple[int, int, int], masked: bool, copied: bool
-) -> tuple[int | None, list[int | None]]:
+def peaks(directory: Path, sizes: tuple[int, int, int]) -> tuple[int | None, list[int | None]]:
     """Return the peaks of the largest batches in bytes: of all together, and of each part.
 
     sizes: tokens of a batch, positions, and tokens of a page. Run it in a new process: the heap
@@ -33,7 +31,7 @@ def peaks(
     backend = TorchBackend(plan_backend(directory, config))
     memory = HostMemory()
     whole = memory._peak(lambda: backend._run_all(largest_batches(*sizes)))
-    made = largest_in_parts(*sizes, masked=masked, copied=copied)
+    made = largest_in_parts(*sizes)
     parts = [memory._peak(partial(backend._run_all, part)) for part in made]
     backend.close()
     return whole, parts

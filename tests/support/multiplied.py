@@ -59,6 +59,7 @@ def words(count: int) -> str:
     return "a " * count
 
 
+THOUSAND = f"[{','.join('1' * 1000)}]"  # ids
 ONE_LABEL = '],"label_token_ids":[1]}'
 NULL = '"on_error":"null"'
 ECHO = '{"max_tokens":0,"echo":true,'
@@ -111,20 +112,19 @@ PRODUCTS = (
         lambda n, m: {"queries": words(m), "documents": numbers(n)},
     ),
     a_list(SCORE, "nulls", '{"items":[', "null", ONE_LABEL),
-    a_list(SCORE, "nulls with on_error", f'{{{NULL},"items":[', "null", ONE_LABEL),
     a_list(SCORE, "the longest of nulls", f'{{{NULL},"items":[', "null", ONE_LABEL, LONGEST),
     a_list(SCORE, "empty items", '{"items":[', "[]", ONE_LABEL),
-    a_list(SCORE, "empty items with on_error", f'{{{NULL},"items":[', "[]", ONE_LABEL),
     a_list(SCORE, "items of an id", '{"items":[', "[1]", ONE_LABEL),
     a_list(SCORE, "the longest of items", '{"items":[', "[]", ONE_LABEL, LONGEST),
-    a_list(SCORE, "items of a letter", '{"items":[', '"a"', ONE_LABEL),
+    a_list(
+        SCORE, "the longest of ids", '{"item_first":true,"items":[', THOUSAND, ONE_LABEL, LONGEST
+    ),
+    a_list(SCORE, "an item of ids", '{"items":[[', "1", f"]{ONE_LABEL}"),
     a_list(SCORE, "label ids", '{"items":[[1]],"label_token_ids":[', "1", "]}"),
     a_list(SCORE, "lists of label ids", '{"items":[[1]],"label_token_ids":[', "[1]", "]}"),
-    a_list(SCORE, "labels", '{"items":["a"],"labels":[', '"a"', "]}"),
+    a_list(SCORE, "long lists of label ids", '{"items":[[1]],"label_token_ids":[', THOUSAND, "]}"),
     a_list(SCORE, "label sequences", '{"items":[[1]],"label_sequences":[', "[1]", "]}"),
-    a_list(SCORE, "overrides", '{"items":[[1]],"item_embed_overrides":[', "[[]]", "]}"),
     a_list(SCORE, "a query", '{"items":[[1]],"label_token_ids":[1],"query":[', "1", "]}"),
-    a_list(SCORE, "null documents", f'{{{NULL},"queries":"a","documents":[', "null", "]}"),
     a_list(SCORE, "queries", '{"documents":"a","queries":[', '""', "]}"),
     a_list(
         *(SCORE, "arguments", '{"documents":"a","queries":"a","chat_template_kwargs":{"a":['),
@@ -151,13 +151,21 @@ PRODUCTS = (
             **{"query": words(m), "documents": numbers(n), "on_error": "null", "truncate": True},
         },
     ),
-    a_list(RERANK, "null documents", f'{{{NULL},"query":"a","documents":[', "null", "]}"),
     a_list(RERANK, "empty documents", f'{{{NULL},"query":"a","documents":[', "{}", "]}"),
     a_list(RERANK, "the longest of documents", '{"query":"a","documents":[', "{}", "]}", LONGEST),
     a_list(RERANK, "documents of a name", '{"query":"a","documents":[', '{"a":1}', "]}"),
     a_list(RERANK, "nested documents", '{"query":"a","documents":[', '{"a":{"a":{}}}', "]}"),
+    product(
+        *(RERANK, "documents of lists", 9_000, 100),
+        lambda n, m: {"query": "a", "documents": [{"text": "a", "b": [[]] * m}] * n},
+    ),
     a_list(RERANK, "a document of lists", '{"query":"a","documents":[{"a":[', "[[[[[]]]]]", "]}]}"),
     a_list(RERANK, "a document of objects", '{"query":"a","documents":[{"a":[', "{}", "]}]}"),
+    a_list(RERANK, "a document of a name", '{"query":"a","documents":[{', '"a":1', "}]}"),
+    product(
+        *(RERANK, "a document of names", 400_000, 1),
+        lambda n, m: {"query": "a", "documents": [dict.fromkeys(numbers(n))]},
+    ),
     a_list(RERANK, "texts", '{"query":"a","texts":[', '""', "]}"),
     a_list(RERANK, "fields", '{"query":"a","documents":[{}],"rank_fields":[', '"a"', "]}"),
     product(
@@ -179,8 +187,13 @@ PRODUCTS = (
     ),
     a_list(COMPLETIONS, "prompts", f'{ECHO}"prompt":[', "[1]", "]}"),
     a_list(COMPLETIONS, "a prompt", f'{ECHO}"prompt":[', "1", "]}"),
-    a_list(COMPLETIONS, "prompts of a letter", f'{ECHO}"prompt":[', '"a"', "]}"),
+    a_list(COMPLETIONS, "the longest of prompts", f'{ECHO}"prompt":[', THOUSAND, "]}", LONGEST),
     a_list(COMPLETIONS, "options", f'{ECHO}"prompt":"a","stream_options":{{"a":[', "[[]]", "]}}"),
+    product(
+        *(COMPLETIONS, "biases", 400_000, 1),
+        lambda n, m: {"prompt": "a", "logit_bias": dict.fromkeys(numbers(n), 1)},
+    ),
+    a_list(COMPLETIONS, "a field again", "{", '"n":1', "}"),
     a_list(COMPLETIONS, "stops", f'{ECHO}"prompt":"a","stop":[', '"a"', "]}"),
     a_list("/tokenize", "a text", '{"return_token_strs":true,"prompt":"', "a", '"}'),
     a_list("/detokenize", "tokens", '{"tokens":[', "1", "]}"),

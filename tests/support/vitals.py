@@ -87,10 +87,10 @@ class Patient:
         now = self._all()
         if len(now) != len(self._before):
             return f"{len(now) - 1} children, before {len(self._before) - 1}"
-        for before, after in zip(self._before, now, strict=True):
-            grown = (after.rss - before.rss) // MIB
-            if after.rss - before.rss > growth:
-                return f"{grown} MiB more memory, {growth // MIB} are allowed"
+        for child, (before, after) in enumerate(zip(self._before, now, strict=True)):
+            who, grown = f"child {child}" if child else "the server", after.rss - before.rss
+            if grown > growth:
+                return f"{who} has {grown // MIB} MiB more memory, {growth // MIB} are allowed"
             if after.descriptors > before.descriptors or after.threads > before.threads:
-                return f"descriptors and threads: {after}, before {before}"
+                return f"{who} has descriptors and threads: {after}, before {before}"
         return ""

@@ -9,9 +9,8 @@ from gpuscore.types.batch import Int32Array, PackedBatch, Prefix, Segment, pack
 from gpuscore.types.request import MAX_TOP
 
 SMALL = 64  # tokens of a warm-up batch
-FEW_ROWS = 256  # rows; more rows need no larger masks and work spaces
-FEWER_ROWS = 64  # the same without masks, and where operators do not copy keys for many rows
-SOME_KEYS = 1024  # keys with which an attention operator's work spaces have their full size
+FEW_ROWS = 256  # rows; attention holds scores of no more at a time
+SOME_KEYS = 1024  # keys, behind which a full batch takes more memory for its rows than for them
 LABELS = 16384  # labels of a largest batch; more than the label head handles in one tile
 
 
@@ -38,10 +37,8 @@ def warmup_batches(
 def largest_batches(max_tokens: int, max_model_len: int, page_size: int) -> Iterator[PackedBatch]:
     """Return the full batches that take the most memory, with every optional result asked for.
 
-    The first has items of one token behind the longest prefix: attention pads each item to four
-    rows, every row is scored, and the keys of the prefix are gathered. The second is the end of the
-    longest prompt in one segment that is kept, with every row scored: in layers with a window, each
-    of its rows sees a different range. No other measured layout came near these two.
+    The first has items of one token behind the longest prefix, with every row scored. The second is
+    the end of the longest prompt in one segment that is kept, with every row scored.
 
     Prefixes repeat the first page, so a pool of that one page is enough.
     """
@@ -61,7 +58,7 @@ def _full_batches(
 
 
 def largest_in_parts(
-    max_tokens: int, max_model_len: int, page_size: int, *, masked: bool, copied: bool
+    max_tokens: int, max_model_len: int, page_size: int
 ) -> list[Iterator[PackedBatch]]:
     """Return batches whose peaks together are at least the peak of `largest_batches`.
 
@@ -69,22 +66,13 @@ def largest_in_parts(
     on the number of rows or on the number of keys, or has a constant bound; only the operations of
     attention grow with the product of both, which for a prompt of 40,960 tokens makes
     `largest_batches` take a CPU half a minute.
-
-    Args:
-        max_tokens, max_model_len, page_size: as for `largest_batches`.
-        masked: attention has masks for rows and keys, or scores of its own: a window or a soft-cap.
-            Without either, keys of a prompt's end take the same memory as keys of items after it.
-        copied: attention may copy all keys in another order if there are many rows, as torch's
-            operator does in half precision.
     """
     some = max_tokens + SOME_KEYS
     if max_tokens <= FEW_ROWS or max_model_len <= some:
         return [largest_batches(max_tokens, max_model_len, page_size)]
     full = _full_batches(max_tokens, SOME_KEYS, max_tokens, SOME_KEYS, page_size)
-    if masked:
-        return [full, largest_batches(FEW_ROWS, max_model_len, page_size)]
-    rows = FEW_ROWS if copied else FEWER_ROWS
-    items = _batch([1] * rows, cached=max_model_len - 1, scored=rows, page_size=page_size)
+    cached = max_model_len - 1
+    items = _batch([1] * FEW_ROWS, cached=cached, scored=FEW_ROWS, page_size=page_size)
     return [full, iter([items])]
 
 

@@ -44,7 +44,7 @@ from gpuscore.backends.torch.launcher import (
     ShardedVocabulary,
     WholeHead,
 )
-from gpuscore.backends.torch.layers import TILING, all_at_once, in_tiles, mark_for
+from gpuscore.backends.torch.layers import STEADY_ROWS, all_at_once, in_tiles
 from gpuscore.backends.torch.loader import load_weights
 from gpuscore.backends.torch.plan import TorchPlan
 from gpuscore.backends.torch.queues import queue_of
@@ -55,9 +55,9 @@ from gpuscore.errors import ConfigError
 from gpuscore.system.heap import keep_freed_blocks
 from gpuscore.types.batch import BackendLimits, PackedBatch, RowScores
 from gpuscore_kernels import Implementation
+from gpuscore_kernels.extend_attention.reference import extend_attention
 from gpuscore_kernels.gated.hopper import gated_product
 from gpuscore_kernels.label_head import TILE_ROWS, few_products
-from gpuscore_kernels.partial_attention import merge_partials
 
 logger = logging.getLogger(__name__)
 
@@ -109,15 +109,9 @@ class TorchBackend:
             self._head = vocabulary if whole.classes is None else self._head
         if plan.device.type == "cpu":
             keep_freed_blocks()
-        self.tiling = TILING if plan.deterministic else None
-        self._by_rows = in_tiles(self.tiling.rows) if self.tiling else all_at_once
+        self._by_rows = in_tiles(STEADY_ROWS) if plan.deterministic else all_at_once
         self._attention = attention_factory(
-            plan.attention,
-            config,
-            plan.device,
-            plan.dtype,
-            self._compiler(merge_partials),
-            self.tiling,
+            plan.attention, self._compiler(extend_attention), plan.deterministic
         )
         try:
             # Only for the check and the measurement: a few layers and pages.
@@ -138,7 +132,7 @@ class TorchBackend:
             raise
         self._limits = plan.limits(num_pages)
         if plan.attention == "fa4":
-            logger.info("act(gate) * up in gate-up products: %s", self._limits.gated_product)
+            logger.info("silu(gate) * up in gate-up products: %s", self._limits.gated_product)
 
     def _load(self, progress: Progress) -> tuple[DecoderWeights, Compiler]:
         """Read the weights; functions in C are compiled meanwhile."""
@@ -230,7 +224,6 @@ class TorchBackend:
             self._by_rows,
             self._own,
             self._lookup,
-            mark_for(self.plan.attention, self.device),
             None if self.plan.not_gated else gated_product,
         )
 
@@ -284,14 +277,7 @@ class TorchBackend:
 
         parts: Sequence[Iterable[PackedBatch]] = [self._largest()]
         if self.device.type == "cpu":
-            config = plan.part
-            parts = largest_in_parts(
-                plan.max_tokens,
-                plan.max_model_len,
-                pages.size,
-                masked=set(config.windows) != {None} or config.attention_softcap is not None,
-                copied=plan.dtype != torch.float32,
-            )
+            parts = largest_in_parts(plan.max_tokens, plan.max_model_len, pages.size)
         try:
             measured = measure(memory, *(partial(run, part) for part in parts), spare=pages.spare)
         except OutOfMemory as error:

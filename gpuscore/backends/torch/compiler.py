@@ -1,7 +1,7 @@
-"""The choice of functions in C for element-wise work on a CPU (`--compile`).
+"""The choice of functions in C for attention and element-wise work on a CPU (`--compile`).
 
 Eager torch writes every intermediate result to memory. A function in C, such as norm + rotary
-embedding, reads and writes once. Matrix products and attention stay with torch.
+embedding, reads and writes once. Matrix products stay with torch.
 """
 
 import logging
@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 
 from gpuscore.errors import ConfigError
-from gpuscore_kernels.row_functions.build import FORMATS, built_ahead
+from gpuscore_kernels.row_functions.build import built_ahead
 
 logger = logging.getLogger(__name__)
 
@@ -36,15 +36,13 @@ def use_compiler(
     if wanted == "on":
         raise ConfigError(f"--compile on: {reason}")
     if device.type == "cpu":
-        logger.warning("element-wise work runs eagerly, slower: %s", reason)
+        logger.warning("attention and element-wise work run in plain torch, slowly: %s", reason)
     return False
 
 
 def _why_not(device: torch.device, dtype: torch.dtype) -> str | None:
     if device.type != "cpu":
         return f"device is {device.type}; supported: cpu"
-    if dtype not in FORMATS:
-        return f"dtype is {str(dtype).removeprefix('torch.')}; supported: bfloat16, float32"
     if sys.platform != "linux":
         return f"the system is {sys.platform}; supported: linux"
     if shutil.which(cc()) is None and built_ahead(dtype) is None:

@@ -14,12 +14,10 @@ from gpuscore.backends.torch.delta_net.layer import DeltaWeights, Recur
 from gpuscore.backends.torch.kv_pool import KeptRows
 from gpuscore.backends.torch.layers import (
     ByRows,
-    Mark,
     add_and_norm,
     all_at_once,
     gated,
     inverse_frequencies,
-    mark_flaws,
     norm_and_rotate,
     rms_norm,
     rotary_tables,
@@ -83,8 +81,7 @@ class Decoder:
         own: implementation of the parts that have a kernel of ours and do not compute row by row:
             everything between the QKV product and attention, and mixtures of experts.
         lookup: reads embeddings.
-        mark: marks keys and values that are not finite, where `own` does not do it.
-        gated_product: computes act(gate) * up from rows, plain weights and activation.
+        gated_product: computes silu(gate) * up from rows and plain weights.
     """
 
     def __init__(
@@ -95,11 +92,10 @@ class Decoder:
         by_rows: ByRows = all_at_once,
         own: Implementation = "reference",
         lookup: Lookup = functional.embedding,
-        mark: Mark = mark_flaws,
-        gated_product: Callable[[Tensor, Tensor, str], Tensor] | None = None,
+        gated_product: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> None:
         self.config = config
-        self._lookup, self._mark, self._gated_product = lookup, mark, gated_product
+        self._lookup, self._gated_product = lookup, gated_product
         self._by_rows = by_rows
         self._own: Implementation = own
         # The kernel stores keys and values itself, but not tile by tile: padding has no slots.
@@ -208,8 +204,6 @@ class Decoder:
         return kept.pages(layer) if self._stores else None
 
     def _store(self, kept: KeptRows, layer: int, k: Tensor, v: Tensor) -> None:
-        if self._own == "reference":
-            self._mark(k, v)
         if not self._stores:
             kept.write(layer, k, v)
 
@@ -288,7 +282,6 @@ class Decoder:
                 q_norm=norms[0],
                 k_norm=norms[1],
                 pages=pages,
-                impl="triton",
                 **self._of_heads,
             )
         else:
@@ -307,7 +300,7 @@ class Decoder:
     ) -> tuple[Tensor, Tensor]:
         """Return the residual stream after attention, and the MLP's output to be added to it."""
         if gate is not None:
-            attended = (attended.float() * gate.float().sigmoid()).to(attended.dtype)
+            attended = attended.mul_(gate.float().sigmoid())  # in float32, rounded once
         delta = self._product(layer.o, attended)
         delta = self._post_norm(delta, layer.post_attention_norm)
         if not isinstance(layer.mlp, MlpWeights):
@@ -357,7 +350,7 @@ class Decoder:
         if self._gated_product is not None:
             assert isinstance(x, Tensor)  # noqa: S101  (the plan has checked that weights are plain)
             assert isinstance(mlp.gate_up, DenseLinear)  # noqa: S101
-            inner = self._gated_product(x, mlp.gate_up.weight, activation)
+            inner = self._gated_product(x, mlp.gate_up.weight)
         elif self._product.takes_quantized(mlp.down):
             inner = self._product.gated(mlp.down, self._product(mlp.gate_up, x), activation)
         else:

@@ -45,10 +45,8 @@ if TYPE_CHECKING:  # it needs Triton
 
 # Takes its tables from words; only itself knows what they hold.
 TableAttention: TypeAlias = "TritonAttention | HopperAttention"
-# The most words of a batch that runs as a graph, without words of the label head, which is not part
-# of the graph.
-GRAPH_WORDS = 2**20
-IN_FLIGHT = 2  # batches: one runs, the next is uploaded
+GRAPH_WORDS = 2**20  # the most words of a batch that runs as a graph
+IN_FLIGHT = 2  # batches: one runs, the next is queued
 
 
 class PlannedBatch(NamedTuple):
@@ -67,7 +65,6 @@ class Buffers:
 
     host: Tensor  # int32
     words: Int32Array  # of `host`
-    device: Tensor  # int32
     answer: Tensor  # float32, on the host
 
 
@@ -101,7 +98,8 @@ class GraphLauncher:
             bucket: Places.of(bucket, attention.places, linear.room(bucket.tokens, bucket.scored))
             for bucket in self.buckets
         }
-        self._words = self._device_words(GRAPH_WORDS if self.buckets else 0)
+        # Of all batches: one's are uploaded after the batch before has run.
+        self._words = self._device_words(GRAPH_WORDS)
         weight = self.decoder.weights.lm_head
         self._hidden = weight.new_empty(graph_tokens, weight.shape[1])
         self._free: list[Buffers] = []
@@ -164,17 +162,16 @@ class GraphLauncher:
         batch, tables, states, places, replay = planned
         end = write(batch, tables, states, places, buffers.words)
         head, end = write_head(batch, buffers.words, end)
-        words = buffers.device[:end]
+        words = self._words[:end] if end <= GRAPH_WORDS else self._device_words(end)
         self.queue.upload(buffers.host[:end], words)
         if replay is not None:
-            self._words[: head.rows.start].copy_(words[: head.rows.start])
             replay()
             hidden = self._hidden
             self.replayed += 1
         else:
             hidden = self._forward(places, words)
             self.launched += 1
-        return self._answer(batch, head, hidden, buffers)
+        return self._answer(batch, head, hidden, words, buffers)
 
     def _num_words(self, batch: PackedBatch, tables: list[Any], places: Places) -> int:
         return num_words(batch, self.attention.list_words(tables), places)
@@ -194,7 +191,7 @@ class GraphLauncher:
             places = self._places_of[bucket]
             room = places.states
             there = room is None or states is None or states.fit(room.sizes)
-            if there and places.end + self.attention.list_words(tables) <= GRAPH_WORDS:
+            if there and self._num_words(batch, tables, places) <= GRAPH_WORDS:
                 return places, self._graphs[bucket]
         return Places.of(exact, self.attention.places, states), None
 
@@ -215,12 +212,7 @@ class GraphLauncher:
     def _make_buffers(self, words: int, answers: int) -> Buffers:
         size = max(2**14, next_power_of_two(words))
         host = self.queue.host(size, torch.int32)
-        return Buffers(
-            host,
-            host.numpy(),
-            self._device_words(size),
-            self.queue.host(answers, torch.float32),
-        )
+        return Buffers(host, host.numpy(), self.queue.host(answers, torch.float32))
 
     def _device_words(self, count: int) -> Tensor:
         return torch.empty(count, dtype=torch.int32, device=self.queue.device)
@@ -268,10 +260,15 @@ class GraphLauncher:
         )
 
     def _answer(
-        self, batch: PackedBatch, head: LabelWords, hidden: Tensor, buffers: Buffers
+        self,
+        batch: PackedBatch,
+        head: LabelWords,
+        hidden: Tensor,
+        words: Tensor,
+        buffers: Buffers,
     ) -> Finish:
         weight, cap = self.decoder.weights.lm_head, self.decoder.config.final_softcap
-        rows, ids, wanted = (buffers.device[part] for part in (head.rows, head.ids, head.wanted))
+        rows, ids, wanted = (words[part] for part in (head.rows, head.ids, head.wanted))
         parts = [label_logits(hidden, weight, rows, ids, softcap=cap, impl="triton")]
         if wanted.shape[0]:  # a tensor's `len` is a function in Python
             lse, top, top_logits = vocab_statistics(

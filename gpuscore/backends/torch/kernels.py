@@ -8,7 +8,6 @@ products, and functions that are not listed here, stay with torch.
 import importlib.util
 import logging
 import os
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from gpuscore.backends.common.quantization import Precision
 from gpuscore.backends.torch.compiler import Function
 from gpuscore.backends.torch.layers import add_and_norm, gated, rms_norm
 from gpuscore.errors import ConfigError
-from gpuscore_kernels import Implementation, ahead
+from gpuscore_kernels import ahead
 from gpuscore_kernels import gated as gated_kernel
 from gpuscore_kernels.add_rms_norm import add_rms_norm
 from gpuscore_kernels.delta_net import reference as linear
@@ -57,14 +56,14 @@ def _why_not(device: torch.device, dtype: torch.dtype) -> str | None:
 def why_not_gated_product(
     model: DecoderConfig, attention: str, dtype: torch.dtype, precision: Precision
 ) -> str | None:
-    """Say why gate-up products do not write act(gate) * up themselves; None if they do."""
+    """Say why gate-up products do not write silu(gate) * up themselves; None if they do."""
     if attention != "fa4":
         return f"--attention is {attention}, not fa4"
     aligned = model.hidden_size % 8 == model.intermediate_size % 8 == 0
     plain = model.mixture is None and not model.mlp_bias and precision not in ("int8", "fp8")
-    if dtype != torch.bfloat16 or not (plain and aligned):
-        return "supported are plain MLPs in bfloat16, without a bias, with multiples of 8 columns"
-    return ahead.why_not(hopper.__name__, gated_kernel.ACTIVATIONS.index(model.activation))
+    if dtype != torch.bfloat16 or model.activation != "silu" or not (plain and aligned):
+        return "supported are SwiGLU in bfloat16, without a bias, with multiples of 8 columns"
+    return ahead.why_not(hopper.__name__)
 
 
 def in_triton(function: Function) -> Function:
@@ -73,30 +72,18 @@ def in_triton(function: Function) -> Function:
     A `Compiler`, in the place that functions in C have on a CPU: see `rows_in_c.py`.
     """
     if function.__module__ == linear.__name__:
-        from gpuscore_kernels.delta_net.triton import delta_rule  # only where Triton is
-        from gpuscore_kernels.delta_rows import triton as delta_rows
+        from gpuscore_kernels.delta_net import triton as kernels  # only where Triton is
 
-        return (
-            delta_rule if function is linear.delta_rule else getattr(delta_rows, function.__name__)
-        )
-    kernel = _KERNELS.get(function)
-    return function if kernel is None else partial(kernel, impl="triton")
+        return getattr(kernels, function.__name__)  # type: ignore[no-any-return]
+    return _KERNELS.get(function, function)
 
 
-def _rms_norm(
-    x: Tensor, weight: Tensor, eps: float, one_plus: bool, *, impl: Implementation
-) -> Tensor:
-    return add_rms_norm(x, None, weight, eps=eps, one_plus=one_plus, impl=impl)[1]
-
-
-def _add_and_norm(
-    x: Tensor, delta: Tensor, weight: Tensor, eps: float, one_plus: bool, *, impl: Implementation
-) -> tuple[Tensor, Tensor]:
-    return add_rms_norm(x, delta, weight, eps=eps, one_plus=one_plus, impl=impl)
+def _rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
+    return add_rms_norm(x, None, weight, eps, one_plus)[1]
 
 
 _KERNELS: dict[Function, Function] = {
     rms_norm: _rms_norm,
-    add_and_norm: _add_and_norm,
+    add_and_norm: add_rms_norm,
     gated: gated_kernel.gated,
 }

@@ -20,21 +20,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from gpuscore.backends.common.hf_config import DecoderConfig, Llama3Rope, Rope
-from gpuscore.backends.torch.attention.layout import Tiling
+from gpuscore_kernels import reference
 from gpuscore_kernels.expert_mlp import TILE
 from gpuscore_kernels.label_head import tile_shapes
-from gpuscore_kernels.reference import gated, norm_and_rotate, rms_norm
-
-Mark: TypeAlias = Callable[[Tensor, Tensor], None]  # of k and v [T, Hkv, D], in place
+from gpuscore_kernels.reference import gated, rms_norm
 
 __all__ = [
-    "Mark",
     "add_and_norm",
     "gated",
     "inverse_frequencies",
-    "mark_flaws",
-    "mark_for",
-    "mark_keys",
     "norm_and_rotate",
     "rms_norm",
     "rotary_tables",
@@ -49,33 +43,27 @@ def add_and_norm(
     return x, rms_norm(x, weight, eps, one_plus)
 
 
-def mark_flaws(k: Tensor, v: Tensor) -> None:
-    """Make heads of k and v [T, Hkv, D] that are not finite 0 and NaN, which every row that sees
-    them gets.
+def norm_and_rotate(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    one_plus: bool,
+    num_heads: int,
+    num_kv_heads: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Split and rotate as `reference.norm_and_rotate`; where a head's key or value is not finite,
+    write NaN to the key and 0 to the value, in qkv's own memory.
 
-    torch's operator on a CPU takes a row whose scores are all NaN for a row without keys. Looking
-    first is quicker there; a device would have to be waited for.
+    Attention replaces the scores of hidden keys, so NaN then reaches rows that see the key, and no
+    others. `qk_norm_rope_store` does the same.
     """
-    if not (k.sum(dtype=torch.float32) + v.sum(dtype=torch.float32)).isfinite():
-        flawed = ~(k.isfinite() & v.isfinite()).all(-1, keepdim=True)
-        k.masked_fill_(flawed, 0)
-        v.masked_fill_(flawed, torch.nan)
-
-
-def mark_keys(k: Tensor, v: Tensor) -> None:
-    """Write NaN to keys, and 0 to values, of heads where either is not finite.
-
-    `qk_norm_rope_store` does the same. Attention that replaces the scores of hidden keys then
-    passes NaN on to rows that see the key, and to no others.
-    """
+    norms, heads = (q_norm, k_norm, eps, one_plus), (num_heads, num_kv_heads)
+    q, k, v = reference.norm_and_rotate(qkv, cos, sin, *norms, *heads)
     flawed = ~(k.isfinite() & v.isfinite()).all(-1, keepdim=True)
-    k.masked_fill_(flawed, torch.nan)
-    v.masked_fill_(flawed, 0)
-
-
-def mark_for(attention: str, device: torch.device) -> Mark:
-    """Return the function that marks keys and values which are not finite for this attention."""
-    return mark_flaws if attention == "torch" and device.type == "cpu" else mark_keys
+    return q, k.masked_fill_(flawed, torch.nan), v.masked_fill_(flawed, 0)
 
 
 def inverse_frequencies(rope: Rope, rotated: int, head_dim: int, device: torch.device) -> Tensor:
@@ -142,9 +130,9 @@ def _tile(rows: Tensor | None, start: int, size: int) -> Tensor | None:
     return functional.pad(tile, (0, 0) * (tile.dim() - 1) + (0, missing))
 
 
-# Rows of every call of an operator: few, because a small request is padded to them, and a multiple
-# of every page size.
-TILING = Tiling(block=128, rows=128, group=512)
+# Rows of every call of an operator with `--deterministic`, and tokens of a query's chunk: few,
+# because a small request is padded to them, and a multiple of every page size.
+STEADY_ROWS = 128
 
 GRAIN = 32768  # torch gives element-wise work one thread per this many elements, rounded up
 VECTOR = 16  # elements; one or two vectors of float32, depending on the CPU
@@ -158,8 +146,6 @@ def steady_threads(config: DecoderConfig, threads: int) -> int:
     n / GRAIN rounded up). With uneven shares, rows of a tile near the ends of shares would get
     other bits. One or two threads always divide a tile's rows evenly.
     """
-    if config.attention_softcap is not None:
-        return min(threads, 2)  # a soft-cap works on one score per key, so sizes vary
     sizes = list(_elements(config))
     return next(t for t in range(threads, 0, -1) if all(_is_even(size, t) for size in sizes))
 
@@ -174,11 +160,11 @@ def _elements(config: DecoderConfig) -> Iterator[int]:
     heads = config.num_heads + 2 * config.num_kv_heads
     inner = config.intermediate_size
     for width in (config.hidden_size, heads * config.head_dim, inner, 2 * inner):
-        yield TILING.rows * width
+        yield STEADY_ROWS * width
     for kv in (config.num_heads, config.num_kv_heads):
-        yield TILING.rows * kv * config.head_dim
+        yield STEADY_ROWS * kv * config.head_dim
     if config.mixture is not None:
         yield TILE * config.mixture.intermediate_size
-        yield TILING.rows * config.mixture.top_k * config.hidden_size
-    for rows, labels in tile_shapes(TILING.rows, config.label_rows, config.hidden_size):
+        yield STEADY_ROWS * config.mixture.top_k * config.hidden_size
+    for rows, labels in tile_shapes(STEADY_ROWS, config.label_rows, config.hidden_size):
         yield rows * labels

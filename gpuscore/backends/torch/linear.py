@@ -153,21 +153,12 @@ class Products:
     ) -> tuple[Tensor, QuantizedRows]:
         """Return x + delta, and its norm as the layer takes it."""
         dtype = linear.weight.dtype
-        total, q, scale = quantized_norm(
-            x,
-            delta,
-            weight,
-            eps=eps,
-            one_plus=one_plus,
-            dtype=dtype,
-            impl=self._impl,
-        )
+        total, q, scale = quantized_norm(x, delta, weight, eps=eps, one_plus=one_plus, dtype=dtype)
         return total, QuantizedRows(q, scale, weight.dtype)
 
     def gated(self, linear: QuantizedLinear, gate_up: Tensor, activation: str) -> QuantizedRows:
         """Return act(gate) * up as the layer takes it."""
-        dtype = linear.weight.dtype
-        rows = quantized_gated(gate_up, activation, dtype=dtype, impl=self._impl)
+        rows = quantized_gated(gate_up, activation, dtype=linear.weight.dtype)
         return QuantizedRows(*rows, gate_up.dtype)
 
     def _quantized(self, linear: QuantizedLinear, x: QuantizedRows) -> Tensor:
@@ -336,7 +327,7 @@ def _why_not_fp8(model: DecoderConfig, device: torch.device, dtype: torch.dtype)
     capability, shapes = torch.cuda.get_device_capability(device), weight_shapes(model)
     for part in sorted(LINEAR):
         outputs, width = shapes[part]
-        reason = fp8.refusal(capability, outputs, width, dtype, blocks=False)
+        reason = fp8.refusal(capability, outputs, width, dtype)
         if reason is not None:
             return reason
     return None

@@ -38,7 +38,7 @@ from gpuscore.backends.torch.devices import (
     memory_of,
 )
 from gpuscore.backends.torch.kernels import use_kernels, why_not_gated_product
-from gpuscore.backends.torch.layers import TILING, steady_threads
+from gpuscore.backends.torch.layers import STEADY_ROWS, steady_threads
 from gpuscore.backends.torch.linear import why_not_in_eight_bits
 from gpuscore.backends.torch.timed_formats import faster_format, time_products
 from gpuscore.config import ModelConfig
@@ -74,7 +74,9 @@ class TorchPlan:
     attention: str  # one of attention.choice.NAMES
     graph_tokens: int | None  # of the largest CUDA graph; None = no `GraphLauncher`
     identity: str  # see BackendLimits
-    not_gated: str | None = None  # why gate-up products do not write act(gate) * up; None = they do
+    not_gated: str | None = (
+        None  # why gate-up products do not write silu(gate) * up; None = they do
+    )
     precision: Precision = "full"  # of linear layers
     framework: Literal["torch"] = "torch"
     shard: Shard = ALL  # of the model that this process holds
@@ -107,7 +109,7 @@ class TorchPlan:
             max_model_len=self.max_model_len,
             vocab_rows=self.architecture.config.vocab_size,
             identity=self.identity,
-            deterministic_chunk=TILING.block if self.deterministic else 0,
+            deterministic_chunk=STEADY_ROWS if self.deterministic else 0,
             classes=self.architecture.config.classes,
             quantized=self.precision != "full",
             dtype_reason=self.dtype_reason,
@@ -179,7 +181,7 @@ def _plan(directory: Path, config: ModelConfig, rank: int) -> TorchPlan:
     refuse_quantized(precision, shard.ranks)
     refuse_with_states(architecture.config, config, precision)
     weight_bytes = count_weight_bytes(part, dtype.itemsize, precision)
-    again = TILING.block if config.deterministic else 0
+    again = STEADY_ROWS if config.deterministic else 0
     pages = plan_pages(part, config, max_len, name, device.type, again, weight_bytes)
     free = memory_of(device, shard.ranks).free()
     check_weights(pages, free, weight_bytes, config.memory_limit)
@@ -224,9 +226,9 @@ def _threads(model: DecoderConfig, config: ModelConfig, device: torch.device) ->
 
 def _max_tokens(config: ModelConfig, device: torch.device) -> int:
     limit = config.max_batch_tokens or MAX_BATCH_TOKENS[device.type]
-    if config.deterministic and limit < TILING.block:
+    if config.deterministic and limit < STEADY_ROWS:
         raise ConfigError(
-            f"--max-batch-tokens {limit} is under the {TILING.block} of --deterministic"
+            f"--max-batch-tokens {limit} is under the {STEADY_ROWS} of --deterministic"
         )
     return limit
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,10 +15,14 @@ from gpuscore.backends.torch.rounding import TOLERANCE, relative_error
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.delta_net import Walks
 from gpuscore_kernels.delta_net.reference import convolve, delta_rule, gated_norm, keep_tails
+from gpuscore_kernels.extend_attention import Layout, TileShape, build_tiles, upload
+from gpuscore_kernels.extend_attention.layout import Ints
+from gpuscore_kernels.extend_attention.reference import extend_attention
 from gpuscore_kernels.label_head import few_products
-from gpuscore_kernels.partial_attention import merge_partials
 from gpuscore_kernels.quantized.reference import EPS
 from gpuscore_kernels.row_functions import (
+    KEYS,
+    AttentionFunctions,
     BuildError,
     DeltaFunctions,
     RowFunctions,
@@ -47,8 +52,13 @@ def in_c(dtype: torch.dtype) -> Compiler:
     except BuildError as error:
         raise ConfigError(f"{error}; choose --compile off, or another compiler in CC") from error
     forms = _forms(RowFunctions(library, dtype)) | _of_linear_layers(DeltaFunctions(library, dtype))
+    forms[extend_attention] = AttentionFunctions(library, dtype).extend_attention
     with torch.inference_mode():
-        for function, arguments in (*_known(dtype), *_known_of_linear_layers(dtype)):
+        for function, arguments in (
+            *_known(dtype),
+            *_known_of_linear_layers(dtype),
+            *_known_attention(dtype),
+        ):
             expected = _as_tuple(function(*map(_copied, arguments)))
             with _filled_memory():
                 got = _as_tuple(forms[function](*map(_copied, arguments)))
@@ -85,7 +95,6 @@ def _forms(functions: RowFunctions) -> dict[Function, Callable[..., Any]]:
         add_and_norm: functions.add_and_norm,
         norm_and_rotate: functions.norm_and_rotate,
         gated: functions.gated,
-        merge_partials: functions.merge_partials,
         unsigned: lambda x: functions.quantize_rows(x, EPS),
         few_products: functions.products,
         scaled: lambda y, scale, bias, dtype: functions.scale_rows(y, scale, bias),
@@ -122,8 +131,6 @@ def _known(dtype: torch.dtype) -> Iterator[tuple[Function, tuple[Any, ...]]]:
         yield norm_and_rotate, (qkv, *tables, *norms, EPS_OF_NORMS, False, heads, 2)
     for activation in ("silu", "gelu_tanh"):
         yield gated, (3 * rows(ROWS, 2 * 83).to(dtype), activation)
-    sides = ((rows(ROWS, heads, size).to(dtype), 5 * rows(ROWS, heads)) for _ in range(2))
-    yield merge_partials, tuple(tensor for side in sides for tensor in side)
     yield few_products, (rows(7, 83).to(dtype), rows(ROWS + 1, 83).to(dtype))
     yield unsigned, (x,)
     yield scaled, (rows(ROWS, 83), rows(ROWS), weight, dtype)
@@ -156,6 +163,29 @@ def _known_of_linear_layers(dtype: torch.dtype) -> Iterator[tuple[Function, tupl
     gates = rows(ROWS, 2 * heads + 3).to(dtype)[:, : 2 * heads]
     of_heads = -rows(heads).abs(), rows(heads)
     yield delta_rule, (convolved, gates, *of_heads, walks, rows(4, 2, size, 3 * values))
+
+
+def _known_attention(dtype: torch.dtype) -> Iterator[tuple[Function, tuple[Any, ...]]]:
+    """Yield attention of a root behind 21 cached tokens, of two items below it and one below these,
+    in two tiles of queries, with three heads for each of two KV heads."""
+    generator = torch.Generator().manual_seed(0)
+
+    def rows(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    def ints(values: Any) -> Ints:
+        return np.asarray(values, np.int32)
+
+    lengths, starts = (20, 9, 5, 3), (21, 41, 41, 46)
+    positions = np.concatenate([s + np.arange(n) for s, n in zip(starts, lengths, strict=True)])
+    ends = ints(np.cumsum((0, *lengths)))
+    tree = ints((-1, 0, 0, 2)), ints((0, 0, 0, 0))
+    layout = Layout(ints(positions), ends, *tree, ints([21]), ints([[2, 0]]), KEYS)
+    for window, softcap in ((None, None), (11, 1.5)):
+        table = build_tiles(layout, TileShape(19, KEYS, KEYS), window=window)
+        q, k, v = (rows(int(ends[-1]), heads, 38) for heads in (6, 2, 2))
+        pool = rows(2, 3 * KEYS, 38), rows(2, 3 * KEYS, 38)
+        yield extend_attention, (q, k, v, pool, *upload([table], torch.device("cpu")), 0.2, softcap)
 
 
 def _copied(argument: Any) -> Any:

@@ -302,7 +302,7 @@ class RequestTask:
             raise NotFound("no such path")
         if line.method != "POST":
             raise MethodNotAllowed("this path does not have that method")
-        body = dialect.decode(bytes(line.body), record)
+        body = dialect.decode(bytes(line.body), record, None)
         name = answered_name(choose(self._models, dialect, body), body)
         prepared = dialect.prepare(self._model, body, ALONE)
         return _Call(line, dialect, body, prepared, name, record)

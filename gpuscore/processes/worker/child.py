@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 BEAT = 0.25  # seconds between heartbeats
 REPORT = 0.1  # seconds between reports of the weights that were read
-TRIM = 10.0  # least seconds between two times that free memory is given back
+TRIM = 4.0  # least seconds between two times that free memory is given back
 EXIT_OK, EXIT_FAILED = 0, 1
 
 Prepare = Callable[[Path, ModelConfig], Prepared]

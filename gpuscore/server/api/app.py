@@ -20,7 +20,6 @@ from gpuscore.config import ServerConfig
 from gpuscore.dialects.dialect import LARGE, BodyT, Dialect
 from gpuscore.dialects.paths import OPEN_PATHS, no_such_path
 from gpuscore.dialects.table import DIALECT_OF
-from gpuscore.dialects.values import check_values
 from gpuscore.dialects.wire import openapi_of
 from gpuscore.errors import (
     AnswerTooLarge,
@@ -47,7 +46,6 @@ from gpuscore.server.http.headers import (
 )
 from gpuscore.server.observe.operations import Operations, OperationsMiddleware
 from gpuscore.server.service import RequestContext, ScoringService
-from gpuscore.system.heap import without_collection
 from gpuscore.types.record import CLIENT_LEFT, LEFT_CODE, record_of
 
 logger = logging.getLogger(__name__)
@@ -146,7 +144,7 @@ def _endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConf
             size = len(received)
             try:
                 if size < LARGE:
-                    body = dialect.decode(received, call.record)
+                    body = dialect.decode(received, call.record, None)
                 else:
                     decoding = _decode_large(service, dialect, received, call)
                     body = await _in_time(decoding, deadline, seconds)
@@ -170,14 +168,8 @@ def _reserve(scope: Scope, limit: int, size: int) -> None:
 async def _decode_large(
     service: ScoringService, dialect: Dialect[BodyT], received: bytes, call: RequestContext
 ) -> BodyT:
-    limits = service.models.limits
-
-    def work() -> BodyT:
-        if limits is not None:  # else no model is loaded, and the answer is 503
-            check_values(received, limits)
-        with without_collection():
-            return dialect.decode(received, call.record)
-
+    limits = service.models.limits  # None if no model is loaded, and the answer is 503
+    work = partial(dialect.decode, received, call.record, limits)
     async with service.large_bodies.turn(call.tenant):
         return await service.in_thread(call, work)
 

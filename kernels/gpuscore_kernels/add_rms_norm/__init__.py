@@ -3,17 +3,13 @@
 import torch
 from torch import Tensor
 
-from gpuscore_kernels import Implementation, reference
-
 
 def add_rms_norm(
     x: Tensor,
     delta: Tensor | None,
     weight: Tensor,
-    *,
     eps: float,
     one_plus: bool = False,
-    impl: Implementation,
 ) -> tuple[Tensor, Tensor]:
     """Return x + delta, and its norm.
 
@@ -24,7 +20,6 @@ def add_rms_norm(
         weight: [E].
         eps: added to the mean square.
         one_plus: Gemma's form: multiply by 1 + weight.
-        impl: "reference" (any device) or "triton".
 
     Returns:
         The sum [T, E], float32 (x itself without a delta), and its norm [T, E], rounded once to the
@@ -34,9 +29,7 @@ def add_rms_norm(
         ValueError: shapes or dtypes do not fit.
     """
     check_rows(x, delta, weight)
-    if impl == "reference":
-        return reference.add_rms_norm(x, delta, weight, eps, one_plus)
-    from gpuscore_kernels.add_rms_norm import triton
+    from gpuscore_kernels.add_rms_norm import triton  # only where Triton is
 
     return triton.add_rms_norm(x, delta, weight, eps, one_plus)
 

@@ -7,8 +7,6 @@ segment up to itself. A tile table (`tiles`), built once per batch, lists the ke
 import torch
 from torch import Tensor
 
-from gpuscore_kernels import Implementation
-from gpuscore_kernels.extend_attention import reference
 from gpuscore_kernels.extend_attention.config import MAX_HEAD_DIM, TileConfig
 from gpuscore_kernels.extend_attention.table import DeviceTiles
 
@@ -24,7 +22,6 @@ def extend_attention(
     scale: float,
     softcap: float | None = None,
     config: TileConfig,
-    impl: Implementation,
 ) -> Tensor:
     """Attend the query rows of `tiles`.
 
@@ -37,10 +34,10 @@ def extend_attention(
         scale: factor on q k^T, over 0.
         softcap: scores s = scale * q k^T become softcap * tanh(s / softcap), before the softmax.
         config: sizes of the kernel's tiles.
-        impl: "reference" (any device and dtype) or "triton" (float32, float16 or bfloat16 on CUDA;
-            float32 or float16 in Triton's interpreter on a CPU, which computes bfloat16 wrongly).
 
-    The last dimension of every tensor is contiguous; other strides are free.
+    They are float32, float16 or bfloat16 on CUDA; float32 or float16 in Triton's interpreter on a
+    CPU, which computes bfloat16 wrongly. The last dimension of every tensor is contiguous; other
+    strides are free.
 
     Returns:
         [M, H, D] in q's dtype. Sums are float32; weights are rounded to v's dtype before they are
@@ -54,10 +51,7 @@ def extend_attention(
         if pool.dim() != 3 or (pool.shape[0], pool.shape[2]) != k.shape[1:]:
             raise ValueError(f"shapes do not fit: pool {tuple(pool.shape)}, k {tuple(k.shape)}")
         _check_contiguous(pool)
-    if impl == "reference":
-        pools = pool_k, pool_v
-        return reference.extend_attention(q, k, v, pools, tiles, scale=scale, softcap=softcap)
-    from gpuscore_kernels.extend_attention.launch import launch
+    from gpuscore_kernels.extend_attention.triton import launch  # only where Triton is
 
     return launch((q, k, v), (pool_k, pool_v), tiles, scale, softcap, config)
 

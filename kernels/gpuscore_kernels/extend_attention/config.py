@@ -2,7 +2,7 @@
 
 The table is fixed and nothing is tuned while serving, so a server's bits and speed do not depend on
 timings. The entries of compute capability 9.0 were timed. The others compile without spilling
-registers (Triton 3.6), and were not timed yet.
+registers, and no such card has run them yet.
 """
 
 from collections.abc import Mapping
@@ -43,17 +43,20 @@ class TileConfig:
 
 MAX_HEAD_DIM = 256
 Row: TypeAlias = Mapping[int, TileConfig]  # by head size, rounded up
+# L4, L40S, RTX PRO 6000, which have 99 KiB of shared memory: the most warps on a multiprocessor, of
+# tiles with at least 32 keys (docs/explanation/device-checks.md).
+_SMALL = {
+    64: TileConfig(64, 32, 16, 4, 3),
+    128: TileConfig(128, 32, 32, 8, 3),
+    256: TileConfig(64, 32, 32, 8, 2),
+}
 _HALVES = {
     80: {  # A100
         64: TileConfig(128, 64, 32, 8, 3),
         128: TileConfig(128, 32, 32, 8, 3),
         256: TileConfig(64, 32, 32, 8, 3),
     },
-    89: {  # L4, L40S; RTX PRO 6000. A third stage of 256 would need 100 KiB of shared memory.
-        64: TileConfig(128, 64, 32, 8, 3),
-        128: TileConfig(128, 32, 32, 8, 3),
-        256: TileConfig(64, 32, 32, 8, 2),
-    },
+    89: _SMALL,
     # H100, H200: timed on an H100 (bench/LOG.md). Of tiles of 64 rows a multiprocessor holds two,
     # and one computes exponentials while the other multiplies.
     90: {
@@ -61,6 +64,7 @@ _HALVES = {
         128: TileConfig(64, 64, 64, 4, 3),
         256: TileConfig(128, 64, 32, 8, 2),
     },
+    120: _SMALL,
 }
 # Tensor cores do not compute exact float32, so its tiles are small; float32 is for comparison only.
 _SINGLES = {
@@ -71,17 +75,10 @@ _SINGLES = {
 _INTERPRETED = TileConfig(64, 16, 16, 1, 1)  # fits the pages of a CPU
 
 
-def _table(halves: Mapping[int, Row]) -> Mapping[tuple[int, int], Row]:
-    """Rows by (compute capability times ten, bytes of an element), then by head size rounded up."""
-    small = halves.get(89, halves[80])
-    by_arch = {80: halves[80], 89: small, 90: halves[90], 120: small}
-    return MappingProxyType(
-        {(arch, 2): row for arch, row in by_arch.items()}
-        | {(arch, 4): _SINGLES for arch in by_arch}
-    )
-
-
-CONFIGS = _table(_HALVES)
+# Rows by (compute capability times ten, bytes of an element), then by head size rounded up.
+CONFIGS: Mapping[tuple[int, int], Row] = MappingProxyType(
+    {(arch, 2): row for arch, row in _HALVES.items()} | {(arch, 4): _SINGLES for arch in _HALVES}
+)
 
 
 def config_for(device: torch.device, head_dim: int, dtype: torch.dtype) -> TileConfig:

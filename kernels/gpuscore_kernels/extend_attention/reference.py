@@ -1,9 +1,11 @@
 """The definition of a tile table in plain torch: gather a tile's keys, one softmax over them."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from gpuscore_kernels.extend_attention.layout import OWN, QUERY_ROW, SHARED
+from gpuscore_kernels.extend_attention.layout import BATCH_ROW, OWN, POSITION, QUERY_ROW, SHARED
 from gpuscore_kernels.extend_attention.table import DeviceTiles
 
 
@@ -13,62 +15,85 @@ def extend_attention(
     v: Tensor,
     pool: tuple[Tensor, Tensor],
     tiles: DeviceTiles,
-    *,
     scale: float,
     softcap: float | None,
 ) -> Tensor:
-    """Compute `api.extend_attention`."""
+    """Compute `api.extend_attention`; nothing waits for a device if the table is on the host.
+
+    With steady tiles, the shapes of a row's operations depend on the row's own keys alone.
+    """
     compute = torch.promote_types(q.dtype, torch.float32)
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    group = q.shape[1] // k.shape[1]
     for tile in tiles.tiles.tolist():
-        members = tiles.rows[:, tile[0] : tile[0] + tile[1]].long()
-        rows = members[QUERY_ROW]
+        members = tiles.rows[:, tile[0] : tile[0] + tile[1]].long().cpu()
         slots, packed, visible = _keys(tiles, tile, members)
-        keys, values = (
-            _gather(own, pool[side], slots, packed).to(compute) for side, own in enumerate((k, v))
-        )
-        group = q.shape[1] // k.shape[1]
-        scores = torch.einsum("mhd,hsd->mhs", q[rows].to(compute), keys.repeat_interleave(group, 0))
-        scores = scores * scale
-        if softcap is not None:
-            scores = softcap * torch.tanh(scores / softcap)
-        scores = scores.masked_fill(~visible.unsqueeze(1), -torch.inf)
-        weights = torch.softmax(scores, dim=-1)
-        result = torch.einsum("mhs,hsd->mhd", weights, values.repeat_interleave(group, 0))
-        out[rows] = result.to(q.dtype)
+        step = 1 if tiles.shape.is_steady else tile[1]
+        for start in range(0, tile[1], step):
+            part = slice(start, start + step)
+            seen = visible[part]
+            near = seen.any(0).nonzero()[:, 0]
+            rows = members[QUERY_ROW][part].to(q.device)
+            keys, values = (
+                _gather(own, pool[side], slots[near], packed[near]).to(compute)
+                for side, own in enumerate((k, v))
+            )
+            # Rows of all heads that share keys are multiplied together: [Hkv, rows * group, D].
+            by_head = q[rows].to(compute).view(-1, len(keys), group, q.shape[2])
+            by_head = by_head.transpose(0, 1).flatten(1, 2)
+            scores = by_head @ keys.mT * scale
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            hidden = ~seen[:, near].repeat_interleave(group, 0).to(q.device)
+            weights = scores.masked_fill_(hidden, -torch.inf).softmax(dim=-1)
+            result = (weights @ values).view(len(keys), -1, group, q.shape[2])
+            out[rows] = result.transpose(0, 1).flatten(1, 2).to(q.dtype)
     return out
 
 
-def _gather(own: Tensor, pool: Tensor, slots: Tensor, packed: Tensor) -> Tensor:
-    """Gather keys or values, [Hkv, keys, D]; the pool's come first."""
-    return torch.cat((pool[:, slots], own[packed].transpose(0, 1)), dim=1)
+def _gather(own: Tensor, pool: Tensor, places: Tensor, packed: Tensor) -> Tensor:
+    """Gather keys or values, [Hkv, keys, D]: rows of the batch where `packed`, else slots."""
+    order = torch.cat((packed.nonzero()[:, 0], (~packed).nonzero()[:, 0])).argsort()
+    rows, slots = (places[which].to(own.device) for which in (packed, ~packed))
+    both = torch.cat((own[rows].transpose(0, 1), pool[:, slots]), dim=1)
+    return both[:, order.to(own.device)]
 
 
 def _keys(tiles: DeviceTiles, tile: list[int], members: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Slots and rows of a tile's keys, and bool [rows, keys], true for visible keys."""
-    _, _, begin, _, end, pool_begin, pool_end, num_packed, num_root, root, own = tile
-    size, count, device = tiles.shape.keys, members.shape[1], members.device
-    offsets = torch.arange(size, device=device)
-    slots = [int(slot) + offsets for slot in tiles.pool_tiles[pool_begin:pool_end]]
-    packed = [(root if i < num_root else own) + i * size + offsets for i in range(num_packed)]
-    # Keys of full tiles are visible to all rows.
-    seen = {
-        False: [torch.ones(count, size * len(slots), dtype=torch.bool, device=device)],
-        True: [torch.ones(count, size * len(packed), dtype=torch.bool, device=device)],
-    }
-    for start, number, first, whose, is_packed in tiles.masked[begin:end].tolist():
-        key = torch.arange(number, device=device)
-        (packed if is_packed else slots).append(start + key)
-        seen[bool(is_packed)].append(_visible(first + key, whose, members, tiles.window))
-    none = torch.zeros(0, dtype=torch.long, device=device)
-    visible = torch.cat((*seen[False], *seen[True]), dim=1)
-    return torch.cat((none, *slots)), torch.cat((none, *packed)), visible
+    """Places of a tile's keys in the kernel's order: rows or slots; True for rows; and bool
+    [rows, keys], true for visible keys."""
+    offsets = torch.arange(tiles.shape.keys)
+    places, packed, visible = [], [], []
+    for is_packed, start, entry in _tiles_of_keys(tiles, tile):
+        key = offsets if entry is None else offsets[: entry[1]]
+        places.append(start + key)
+        packed.append(torch.full(key.shape, is_packed))
+        if entry is None:
+            visible.append(torch.ones(members.shape[1], len(key), dtype=torch.bool))
+        else:
+            visible.append(_visible(key + entry[2], entry[3], members, tiles.window))
+    return torch.cat(places), torch.cat(packed), torch.cat(visible, dim=1)
+
+
+def _tiles_of_keys(
+    tiles: DeviceTiles, tile: list[int]
+) -> Iterator[tuple[bool, int, list[int] | None]]:
+    """Yield the tiles of keys: are they rows of the batch, where they start, and a masked entry."""
+    _, _, begin, after, end, pool_begin, pool_end, num_packed, num_root, root, own = tile
+    for entry in tiles.masked[begin:after].tolist():
+        yield bool(entry[4]), entry[0], entry
+    for slot in tiles.pool_tiles[pool_begin:pool_end].tolist():
+        yield False, slot, None
+    for i in range(num_packed):
+        yield True, (root if i < num_root else own) + i * tiles.shape.keys, None
+    for entry in tiles.masked[after:end].tolist():
+        yield bool(entry[4]), entry[0], entry
 
 
 def _visible(key: Tensor, whose: int, members: Tensor, window: int | None) -> Tensor:
     """Return which keys the rows see; of OWN keys, `key` is a row of the batch."""
-    _, row, first, position = members.unsqueeze(2)
-    newest = row if whose == OWN else position
+    first = members[2].unsqueeze(1)
+    newest = members[BATCH_ROW if whose == OWN else POSITION].unsqueeze(1)
     visible = torch.le(key, newest)
     if window is not None:
         visible = visible & (key > newest - window)

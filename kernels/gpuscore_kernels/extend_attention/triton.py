@@ -6,13 +6,14 @@ the batch and masked tiles. Scores and sums are float32, exponentials have base 
 weight is exactly 0, so it changes no sum. The recurrence is FlashAttention-2's (arXiv 2307.08691).
 """
 
-from typing import Any
-
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
 from gpuscore_kernels.extend_attention import layout as columns
 from gpuscore_kernels.extend_attention.config import TileConfig
+from gpuscore_kernels.extend_attention.table import DeviceTiles
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 NEVER = tl.constexpr(-1.0e30)  # finite, so that a difference of two is never NaN
@@ -245,16 +246,11 @@ def extend_attention_kernel(
     tl.store(out + at, result.to(out.dtype.element_ty), mask=in_head)
 
 
-def constants(
-    group: int,
-    dim: int,
-    config: TileConfig,
-    *,
-    window: int | None,
-    cap: bool,
-) -> dict[str, Any]:
-    """Compile-time arguments of the kernel."""
-    return {
+@chosen_once
+def _launch(
+    group: int, dim: int, config: TileConfig, window: int | None, cap: bool
+) -> CachedLaunch:
+    constants = {
         "WINDOW": window or 0,
         "GROUP": group,
         "D": dim,
@@ -264,3 +260,40 @@ def constants(
         "OWN": config.own,
         "CAP": cap,
     }
+    return CachedLaunch(
+        extend_attention_kernel,
+        constants,
+        {"num_warps": config.num_warps, "num_stages": config.num_stages},
+        free=1,
+        dtypes=(0, 3, 4),  # q and the pool; tables are int32
+    )
+
+
+def launch(
+    rows: tuple[Tensor, Tensor, Tensor],
+    pool: tuple[Tensor, Tensor],
+    tiles: DeviceTiles,
+    scale: float,
+    softcap: float | None,
+    config: TileConfig,
+) -> Tensor:
+    """Launch `api.extend_attention`."""
+    (q, k, v), (pool_k, pool_v) = rows, pool
+    num_rows, heads, dim = q.shape
+    out = q.new_empty(num_rows, heads, dim)
+    num_tiles, kv_heads = tiles.tiles.shape[0], k.shape[1]
+    if num_tiles == 0:
+        return out
+    log2_e = LOG2_E.value
+    of_rows = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2])
+    of_pool = (*pool_k.stride()[1::-1], *pool_v.stride()[1::-1])
+    tables = (tiles.rows, tiles.tiles, tiles.pool_tiles, tiles.masked)
+    factor = scale * log2_e if softcap is None else 2 * scale * log2_e / softcap
+    cap = softcap is not None
+    chosen = _launch(heads // kv_heads, dim, config, tiles.window, cap)
+    chosen(
+        (num_tiles, kv_heads),
+        (q, k, v, pool_k, pool_v, out, *tables),
+        (num_rows, factor, softcap or 0.0, *of_rows, *of_pool, *out.stride()[:2]),
+    )
+    return out

@@ -2,19 +2,16 @@
 
 from torch import Tensor
 
-from gpuscore_kernels import Implementation, reference
-
 ACTIVATIONS = ("silu", "gelu_tanh")
 
 
-def gated(gate_up: Tensor, activation: str, *, impl: Implementation) -> Tensor:
+def gated(gate_up: Tensor, activation: str) -> Tensor:
     """Return act(gate) * up.
 
     Args:
         gate_up: [T, 2I], the gate's columns, then the up projection's; the elements of a row are
             contiguous, rows need not be.
         activation: "silu" (SwiGLU) or "gelu_tanh" (GeGLU with tanh's approximation).
-        impl: "reference" (any device) or "triton".
 
     Returns:
         [T, I] in gate_up's dtype; float32 inside, rounded once.
@@ -23,9 +20,7 @@ def gated(gate_up: Tensor, activation: str, *, impl: Implementation) -> Tensor:
         ValueError: the number of columns is odd, or the activation is unknown.
     """
     check_gate_up(gate_up, activation)
-    if impl == "reference":
-        return reference.gated(gate_up, activation)
-    from gpuscore_kernels.gated import triton
+    from gpuscore_kernels.gated import triton  # only where Triton is
 
     return triton.gated(gate_up, activation)
 

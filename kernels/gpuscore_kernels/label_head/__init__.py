@@ -4,7 +4,7 @@ All products are float32 (float64 for float64 inputs), and the [N, V] logits nev
 The final norm is already applied to the rows: the decoder computes it together with the last sum of
 the residual stream (`add_rms_norm`).
 
-In plain torch, no more than `max_tile` elements of logits or of gathered or converted weights are
+In plain torch, no more than `MAX_TILE` elements of logits or of gathered or converted weights are
 held at a time.
 """
 
@@ -48,7 +48,6 @@ def label_logits(
     label_ids: Tensor,
     *,
     softcap: float | None = None,
-    max_tile: int = MAX_TILE,
     impl: Implementation,
 ) -> Tensor:
     """Return the logit of token `label_ids[i]` in row `rows[i]`; reads only these weight rows.
@@ -59,7 +58,6 @@ def label_logits(
         rows: int [L], 0 <= rows < N.
         label_ids: int [L], 0 <= label_ids < V.
         softcap: logits z become softcap * tanh(z / softcap).
-        max_tile: elements of gathered weights that the reference holds at a time.
         impl: "reference" (any device) or "triton".
 
     Returns:
@@ -72,7 +70,7 @@ def label_logits(
     if rows.shape != label_ids.shape or rows.dim() != 1:
         raise ValueError(f"{tuple(rows.shape)} rows for {tuple(label_ids.shape)} labels")
     if impl == "reference":
-        return _label_logits(hidden, weight, rows, label_ids, softcap, max_tile)
+        return _label_logits(hidden, weight, rows, label_ids, softcap)
     from gpuscore_kernels.label_head import triton
 
     return triton.label_logits(hidden, weight, rows, label_ids, softcap)
@@ -85,7 +83,6 @@ def vocab_statistics(
     *,
     num_top: int,
     softcap: float | None = None,
-    max_tile: int = MAX_TILE,
     products: Products | None = None,
     impl: Implementation,
 ) -> VocabStatistics:
@@ -97,7 +94,6 @@ def vocab_statistics(
         rows: int [M], rows of `hidden` to compute; None = all.
         num_top: number of best tokens to return with their logits, at most MAX_TOP.
         softcap: logits z become softcap * tanh(z / softcap).
-        max_tile: elements of logits and of converted weights that the reference holds at a time.
         products: of rows with tiles of weights, in place of the reference's `few_products`.
         impl: "reference" (any device) or "triton".
 
@@ -117,7 +113,7 @@ def vocab_statistics(
     if impl == "reference":
         if rows is not None:
             hidden = hidden.index_select(0, rows)
-        return _vocab_statistics(hidden, weight, num_top, softcap, max_tile, products)
+        return _vocab_statistics(hidden, weight, num_top, softcap, products)
     from gpuscore_kernels.label_head import triton
 
     return triton.vocab_statistics(hidden, weight, rows, num_top, softcap)
@@ -138,11 +134,10 @@ def _label_logits(
     rows: Tensor,
     label_ids: Tensor,
     softcap: float | None,
-    max_tile: int,
 ) -> Tensor:
     compute = torch.promote_types(hidden.dtype, torch.float32)
     logits = torch.empty(len(rows), dtype=compute, device=hidden.device)
-    step = _power_of_two(max_tile // hidden.shape[1])
+    step = _power_of_two(MAX_TILE // hidden.shape[1])
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
         left = hidden.index_select(0, rows[part]).to(compute)
@@ -156,7 +151,6 @@ def _vocab_statistics(
     weight: Tensor,
     num_top: int,
     softcap: float | None,
-    max_tile: int,
     products: Products | None = None,
 ) -> VocabStatistics:
     num_rows, width = hidden.shape
@@ -164,7 +158,7 @@ def _vocab_statistics(
     lse = torch.full((num_rows,), -torch.inf, dtype=compute, device=hidden.device)
     best = lse.new_full((num_rows, num_top), -torch.inf)
     best_ids = torch.zeros(num_rows, num_top, dtype=torch.int64, device=hidden.device)
-    vocab_step, row_step = _tile(width, max_tile)
+    vocab_step, row_step = _tile(width)
     multiply = products or few_products
     for v0 in range(0, weight.shape[0], vocab_step):
         tile = weight[v0 : v0 + vocab_step]  # [v, E]
@@ -225,7 +219,7 @@ def few_products(hidden: Tensor, weight: Tensor) -> Tensor:
 
 def tile_shapes(num_rows: int, vocab: int, width: int) -> set[tuple[int, int]]:
     """Shapes [n, v] of the tiles of logits in `vocab_statistics`, for 2^k rows of this width."""
-    vocab_step, row_step = _tile(width, MAX_TILE)
+    vocab_step, row_step = _tile(width)
     rows = min(num_rows, row_step)
     return {(rows, v) for v in (min(vocab, vocab_step), vocab % vocab_step) if v}
 
@@ -235,12 +229,12 @@ def repeating_rows(width: int) -> int:
 
     A tile may be converted, or its logits computed, while the logits of the tile before are held.
     """
-    return 3 * _tile(width, MAX_TILE)[0]
+    return 3 * _tile(width)[0]
 
 
-def _tile(width: int, max_tile: int) -> tuple[int, int]:
-    vocab_step = max(1, max_tile // width)
-    return vocab_step, _power_of_two(max_tile // vocab_step)
+def _tile(width: int) -> tuple[int, int]:
+    vocab_step = max(1, MAX_TILE // width)
+    return vocab_step, _power_of_two(MAX_TILE // vocab_step)
 
 
 def _power_of_two(most: int) -> int:

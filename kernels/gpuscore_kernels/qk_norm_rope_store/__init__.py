@@ -2,10 +2,7 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
-
-from gpuscore_kernels import Implementation, reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +34,6 @@ def qk_norm_rope_store(
     eps: float = 0.0,
     one_plus: bool = False,
     pages: Pages | None = None,
-    impl: Implementation,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Split heads, norm and rotate queries and keys, and store keys and values.
 
@@ -51,11 +47,10 @@ def qk_norm_rope_store(
         eps: of the norms.
         one_plus: Gemma's norms, see `add_rms_norm`.
         pages: also write keys and values there.
-        impl: "reference" (any device) or "triton".
 
     Returns:
         q [T, H, D], k and v [T, Hkv, D] in qkv's dtype. v is qkv's own memory; q and k are
-        contiguous with impl="triton". Norm and rotation together are float32 and round once.
+        contiguous. Norm and rotation together are float32 and round once.
         With slots that are read, k and v are [T + P, Hkv, D], and v is memory of its own if P > 0.
         If a value of a kept row (without pages or with `read`: of any row) is not finite, its
         head's value becomes zeros there, and the key NaN. A mask replaces the score of a hidden
@@ -66,29 +61,10 @@ def qk_norm_rope_store(
     """
     shape, norms = (qkv.shape[0], qkv.shape[1]), (q_norm, k_norm)
     head_dim = check_heads(shape, cos, sin, (num_heads, num_kv_heads), norms, pages)
-    if impl == "triton":
-        from gpuscore_kernels.qk_norm_rope_store import triton
+    from gpuscore_kernels.qk_norm_rope_store import triton  # only where Triton is
 
-        sizes = num_heads, num_kv_heads, head_dim
-        return triton.qk_norm_rope_store(qkv, cos, sin, sizes, q_norm, k_norm, eps, one_plus, pages)
-    heads = num_heads, num_kv_heads
-    q, k, v = reference.norm_and_rotate(qkv, cos, sin, q_norm, k_norm, eps, one_plus, *heads)
-    flawed = ~v.isfinite().all(-1, keepdim=True)
-    if pages is not None and pages.read is None:
-        flawed &= (pages.slots >= 0)[:, None, None]
-    k.masked_fill_(flawed, torch.nan)
-    v.masked_fill_(flawed, 0)
-    if pages is not None:
-        reference.store((pages.k, pages.v), pages.slots, k, v)
-    if pages is not None and pages.read is not None:
-        k, v = (_with_read(x, side, pages.read) for x, side in ((k, pages.k), (v, pages.v)))
-    return q, k, v
-
-
-def _with_read(rows: Tensor, side: Tensor, read: Tensor) -> Tensor:
-    """Return rows with those of slots behind them; zeros where there is no slot."""
-    cached = side[:, read.clamp(min=0)].transpose(0, 1)
-    return torch.cat([rows, cached.where((read >= 0)[:, None, None], 0)])
+    sizes = num_heads, num_kv_heads, head_dim
+    return triton.qk_norm_rope_store(qkv, cos, sin, sizes, q_norm, k_norm, eps, one_plus, pages)
 
 
 def check_heads(

@@ -55,8 +55,7 @@ def quantized_product(
         q: [T, K], int8 or float8_e4m3fn, contiguous; K of int8 is at most `MAX_SUMMANDS`.
         scale_x: [T], float32.
         w: [O, K] in q's dtype, contiguous.
-        scale_w: [O], float32, or for float8_e4m3fn also one for each block of 128 rows and 128
-            columns, [O / 128, K / 128] rounded up.
+        scale_w: [O], float32.
         bias: [O] in `dtype`, or None.
         dtype: of the result.
         impl: "reference" (any device) or "triton" (int8; `fp8` has what cards do in float8_e4m3fn).
@@ -100,9 +99,7 @@ def _check_weight(q: Tensor, w: Tensor) -> None:
 
 
 def _check_scales(q: Tensor, scale_x: Tensor, w: Tensor, scale_w: Tensor) -> None:
-    blocks = tuple(-(-size // reference.BLOCK) for size in w.shape)
-    shapes = [tuple(w.shape[:1])] + ([blocks] if q.dtype != torch.int8 else [])
-    if scale_x.shape != q.shape[:1] or tuple(scale_w.shape) not in shapes:
+    if scale_x.shape != q.shape[:1] or scale_w.shape != w.shape[:1]:
         raise ValueError(
             f"scales do not fit q {tuple(q.shape)} and w {tuple(w.shape)}: "
             f"{tuple(scale_x.shape)} and {tuple(scale_w.shape)}"

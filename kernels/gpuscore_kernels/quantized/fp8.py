@@ -3,11 +3,9 @@
 What a card computes was read in torch 2.13's sources (ScaledBlas.cpp, RowwiseScaledMM.cu) and
 issues; only sm_90 was tried:
 
-- sm_89: CUTLASS; sm_90: cuBLASLt; sm_100 and sm_103: CUTLASS. All add up in float32.
+- sm_89: CUTLASS; sm_90: cuBLASLt. Both add up in float32.
 - sm_120 is left out. The sources have a kernel for it, but a report says that such calls fail there
   (https://github.com/pytorch/pytorch/issues/192707).
-- Weights with a scale for each block of 128 x 128 only on sm_90, and only with rows that have one
-  for every 128 elements. Rows here have one scale, so such weights are not for this function.
 """
 
 from typing import TypeAlias
@@ -18,28 +16,23 @@ from torch.nn.functional import ScalingType
 
 Capability: TypeAlias = tuple[int, int]
 
-CAPABILITIES: tuple[Capability, ...] = ((8, 9), (9, 0), (10, 0), (10, 3))
+CAPABILITIES: tuple[Capability, ...] = ((8, 9), (9, 0))
 MULTIPLE = 16  # both sizes of a weight have to be multiples of it
 RESULTS = (torch.bfloat16, torch.float16)  # float32 takes no bias
 _BY_ROW, _AS_IT_IS = [ScalingType.RowWise.value], list[int]()  # recipe of scales, and their order
 
 
-def refusal(
-    capability: Capability, outputs: int, width: int, dtype: torch.dtype, *, blocks: bool
-) -> str | None:
+def refusal(capability: Capability, outputs: int, width: int, dtype: torch.dtype) -> str | None:
     """Return why a card does not compute products with a weight [outputs, width]; None if it does.
 
     Args:
         capability: compute capability of the card, (9, 0) for sm_90.
         outputs, width: of the weight.
         dtype: of the result.
-        blocks: the weight has a scale per block instead of one per output.
     """
     major, minor = capability
     if capability not in CAPABILITIES:
         return f"torch computes no FP8 with a scale per row on sm_{major}{minor}"
-    if blocks:
-        return "torch computes no FP8 with a scale per row and one per block of weights"
     if outputs % MULTIPLE or width % MULTIPLE:
         return f"FP8 weights [{outputs}, {width}] are not multiples of {MULTIPLE}"
     if dtype not in RESULTS:

@@ -34,11 +34,7 @@ def quantized_product(
 
     Sums are float64, in which sums of integers are exact.
     """
-    if scale_w.dim() == 2:
-        y = (q.double() @ (w.double() * spread(scale_w, w)).T).float()
-    else:
-        y = (q.double() @ w.double().T).float() * scale_w
-    y = y * scale_x[:, None]
+    y = (q.double() @ w.double().T).float() * scale_w * scale_x[:, None]
     return (y if bias is None else y + bias.float()).to(dtype)
 
 

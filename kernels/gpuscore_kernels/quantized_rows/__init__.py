@@ -6,11 +6,9 @@ The result in the model's dtype is rounded to it, as if it were stored, but only
 import torch
 from torch import Tensor
 
-from gpuscore_kernels import Implementation, reference
 from gpuscore_kernels.add_rms_norm import check_rows
 from gpuscore_kernels.gated import check_gate_up
 from gpuscore_kernels.quantized import check_eight_bits
-from gpuscore_kernels.quantized.reference import quantize_rows
 
 
 def quantized_norm(
@@ -21,12 +19,11 @@ def quantized_norm(
     eps: float,
     one_plus: bool = False,
     dtype: torch.dtype,
-    impl: Implementation,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return x + delta, and its norm in eight bits: `add_rms_norm`, then `quantize_rows`.
 
     Args:
-        x, delta, weight, eps, one_plus, impl: as for `add_rms_norm`.
+        x, delta, weight, eps, one_plus: as for `add_rms_norm`.
         dtype: int8 or float8_e4m3fn.
 
     Returns:
@@ -37,10 +34,7 @@ def quantized_norm(
     """
     check_rows(x, delta, weight)
     check_eight_bits(dtype)
-    if impl == "reference":
-        total, normed = reference.add_rms_norm(x, delta, weight, eps, one_plus)
-        return total, *quantize_rows(normed, dtype)
-    from gpuscore_kernels.quantized_rows import triton
+    from gpuscore_kernels.quantized_rows import triton  # only where Triton is
 
     return triton.quantized_norm(x, delta, weight, eps, one_plus, dtype)
 
@@ -50,12 +44,11 @@ def quantized_gated(
     activation: str,
     *,
     dtype: torch.dtype,
-    impl: Implementation,
 ) -> tuple[Tensor, Tensor]:
     """Return act(gate) * up in eight bits: `gated`, then `quantize_rows`.
 
     Args:
-        gate_up, activation, impl: as for `gated`.
+        gate_up, activation: as for `gated`.
         dtype: int8 or float8_e4m3fn.
 
     Returns:
@@ -68,8 +61,6 @@ def quantized_gated(
     if gate_up.shape[1] == 0:
         raise ValueError(f"rows have no elements: {tuple(gate_up.shape)}")
     check_eight_bits(dtype)
-    if impl == "reference":
-        return quantize_rows(reference.gated(gate_up, activation), dtype)
     from gpuscore_kernels.quantized_rows import triton
 
     return triton.quantized_gated(gate_up, activation, dtype)

@@ -1,9 +1,12 @@
+from gpuscore_kernels.row_functions.attention import KEYS, AttentionFunctions
 from gpuscore_kernels.row_functions.build import FORMATS, BuildError, build, built_ahead, load
 from gpuscore_kernels.row_functions.delta import DeltaFunctions
 from gpuscore_kernels.row_functions.functions import RowFunctions
 
 __all__ = [
     "FORMATS",
+    "KEYS",
+    "AttentionFunctions",
     "BuildError",
     "DeltaFunctions",
     "RowFunctions",

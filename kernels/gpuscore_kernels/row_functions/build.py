@@ -12,15 +12,15 @@ import ctypes
 import hashlib
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 SOURCES = Path(__file__).parent
-FORMATS = {torch.float32: "FLOAT32", torch.bfloat16: "BFLOAT16"}
-FILES = ("rows.c", "products.c", "delta.c")
+FORMATS = {torch.float32: "FLOAT32", torch.bfloat16: "BFLOAT16", torch.float16: "FLOAT16"}
+FILES = ("rows.c", "products.c", "delta.c", "attention.c")
 # Without contraction, a product and a sum round one after the other, as in torch; no flag lets the
 # compiler change the order of sums.
 FLAGS = (
@@ -29,9 +29,12 @@ FLAGS = (
 )
 AHEAD = SOURCES / "built"
 _V3 = ("avx", "avx2", "bmi", "bmi2", "f16c", "fma3", "lzcnt")
-# Levels of x86-64's psABI, the best first, with features as torch.cpu.get_capabilities names them.
+_V4 = (*_V3, "avx512_f", "avx512_bw", "avx512_cd", "avx512_dq", "avx512_vl")
+# Levels of x86-64's psABI, and instructions beyond one, the best first, with features as
+# torch.cpu.get_capabilities names them.
 LEVELS = {
-    "x86-64-v4": (*_V3, "avx512_f", "avx512_bw", "avx512_cd", "avx512_dq", "avx512_vl"),
+    "x86-64-v4+avx512bf16": (*_V4, "avx512_bf16"),
+    "x86-64-v4": _V4,
     "x86-64-v3": _V3,
 }
 _LONGEST = 120  # seconds that a compiler may take
@@ -55,7 +58,7 @@ def build(compiler: str, dtype: torch.dtype, sources: Path = SOURCES) -> ctypes.
     """
     with tempfile.TemporaryDirectory(prefix="gpuscore-") as folder:
         library = Path(folder, "rows.so")
-        _compile(compiler, "native", dtype, sources, library)
+        compile_library(compiler, "native", dtype, sources, library)
         return load(library)
 
 
@@ -79,7 +82,7 @@ def build_ahead(compiler: str, folder: Path = AHEAD) -> list[Path]:
     folder.mkdir(exist_ok=True)
     made = {_ahead(folder, level, dtype): (level, dtype) for level in LEVELS for dtype in FORMATS}
     for library, (level, dtype) in made.items():
-        _compile(compiler, level, dtype, SOURCES, library)
+        compile_library(compiler, level, dtype, SOURCES, library)
     return [*made]
 
 
@@ -108,14 +111,23 @@ def _ahead(folder: Path, level: str, dtype: torch.dtype) -> Path:
     return folder / f"{FORMATS[dtype].lower()}-{level}-{digest}.so"
 
 
-def _compile(compiler: str, machine: str, dtype: torch.dtype, sources: Path, library: Path) -> None:
-    """Compile the sources for a `-march` of the compiler's."""
-    flags = (*FLAGS, f"-march={machine}", f"-D{FORMATS[dtype]}")
+def compile_library(
+    compiler: str,
+    machine: str,
+    dtype: torch.dtype,
+    sources: Path,
+    library: Path,
+    more: Sequence[str] = (),
+) -> None:
+    """Compile the sources for a `-march` of the compiler's, or a level, with `more` flags."""
+    level, *beyond = machine.split("+")
+    instructions = f"-march={level}", *(f"-m{name}" for name in beyond)
+    flags = (*FLAGS, *instructions, f"-D{FORMATS[dtype]}", *more)
     with tempfile.TemporaryDirectory(prefix="gpuscore-") as folder:
         compiled = [str(Path(folder, f"{name}.o")) for name in FILES]
         for name, target in zip(FILES, compiled, strict=True):
             run(compiler, *flags, "-c", str(sources / name), "-o", target)
-        run(compiler, "-shared", *compiled, "-lm", "-o", str(library))
+        run(compiler, *more, "-shared", *compiled, "-lm", "-o", str(library))
 
 
 def run(*command: str) -> None:

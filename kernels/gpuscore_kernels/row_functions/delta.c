@@ -3,37 +3,12 @@
    prompt and on the place of its chunk's rows alone. */
 
 #include "numbers.h"
+#include "vectors.h"
 
 #include <omp.h>
 
-/* Numbers of a vector, a * b + c, and a vector of one number. */
-#if defined(__AVX512F__)
-#include <immintrin.h>
-#define LANES 16
-#define MULTIPLY_ADD(a, b, c) _mm512_fmadd_ps(a, b, c)
-#define SPLAT(x) _mm512_set1_ps(x)
-#elif defined(__FMA__)
-#include <immintrin.h>
-#define LANES 8
-#define MULTIPLY_ADD(a, b, c) _mm256_fmadd_ps(a, b, c)
-#define SPLAT(x) _mm256_set1_ps(x)
-#elif defined(__ARM_NEON)
-#include <arm_neon.h>
-#define LANES 4
-#define MULTIPLY_ADD(a, b, c) vfmaq_f32(c, a, b)
-#define SPLAT(x) vdupq_n_f32(x)
-#else
-#define LANES 4
-#define MULTIPLY_ADD(a, b, c) ((a) * (b) + (c))
-#define SPLAT(x) ((floats){(x), (x), (x), (x)})
-#endif
-
-/* Rows and vectors of a block of a product: their sums fit a CPU's vector registers. */
-#define ROWS 4
-#define VECTORS (LANES == 16 ? 4 : 2)
+#define ROWS 4     /* of a block of a product */
 #define LONGEST 64 /* rows of a chunk, as in layout.py */
-
-typedef float floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 static inline __attribute__((always_inline)) void
 block(float *const *out, const float *const *x, const float *matrix, int64_t depth, int64_t stride,

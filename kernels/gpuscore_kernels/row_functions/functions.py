@@ -9,6 +9,7 @@ from ctypes import c_float, c_int32, c_int64, c_void_p
 import torch
 from torch import Tensor
 
+from gpuscore_kernels.label_head import few_products
 from gpuscore_kernels.row_functions.build import declare
 
 LARGEST_HEAD = 1024  # numbers, as in rows.c
@@ -20,7 +21,6 @@ _ARGUMENTS = {
     "add_rms_norm": (_P, _P, _P, _P, _P, _F, _I, _N, _N, _N, _N, _I),
     "norm_and_rotate": (_P, _P, _P, _P, _P, _P, _P, _F, _I, _N, _N, _N, _N, _N, _I),
     "gated": (_P, _P, _I, _N, _N, _N, _I),
-    "merge_partials": (_P, _P, _P, _P, *[_N] * 11, _I),
     "quantize_rows": (_P, _P, _P, _F, _N, _N, _N, _I),
     "scale_rows": (_P, _P, _P, _P, _N, _N, _I),
     "products": (_P, _P, _P, _N, _N, _N, _N, _I),
@@ -135,26 +135,6 @@ class RowFunctions:
         )
         return out
 
-    def merge_partials(
-        self, out: Tensor, lse: Tensor, o: Tensor, o_lse: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Merge o [T, H, D] and o_lse [T, H] into out and lse, in place; return these two.
-
-        The result equals `partial_attention.merge_partials`.
-        """
-        rows, heads, size = out.shape
-        for tensor in (out, o):
-            self._check(tensor, (rows, heads, size))
-        for tensor in (lse, o_lse):
-            _check(tensor, (rows, heads), torch.float32)
-        self._library.merge_partials(
-            *(x.data_ptr() for x in (out, lse, o, o_lse)),
-            *(rows, heads, size),
-            *(step for x in (out, lse, o, o_lse) for step in (x.stride(0), x.stride(1))),
-            torch.get_num_threads(),
-        )
-        return out, lse
-
     def quantize_rows(self, x: Tensor, least: float) -> tuple[Tensor, Tensor]:
         """Quantise x [T, K] to int8, as `quantized.reference`; return numbers plus 128, as uint8.
 
@@ -193,10 +173,10 @@ class RowFunctions:
     def products(self, x: Tensor, weight: Tensor) -> Tensor:
         """Multiply x [N, E] with the transpose of a weight [V, E], float32 [N, V].
 
-        In bfloat16 sums are float32; float32 is torch's.
+        In bfloat16 sums are float32; other formats are torch's.
         """
-        if self._dtype == torch.float32:
-            return x @ weight.T
+        if self._dtype != torch.bfloat16:
+            return few_products(x, weight)
         (rows, width), columns = x.shape, len(weight)
         _check(x, (rows, width), torch.bfloat16)
         _check(weight, (columns, width), torch.bfloat16)

@@ -1,4 +1,4 @@
-/* The number format of rows, which a macro names: FLOAT32 or BFLOAT16. */
+/* The number format of rows, which a macro names: FLOAT32, BFLOAT16 or FLOAT16. */
 
 #include <math.h>
 #include <stdint.h>
@@ -50,6 +50,28 @@ static inline number rounded(float x)
     uint32_t bits = bits_of(x);
     uint32_t nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     return (bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : (number)nearest;
+}
+
+#elif defined(FLOAT16)
+
+typedef uint16_t number;
+
+/* Older compilers have no type for it; these vectorise. */
+static inline float wide(number x)
+{
+    uint32_t bits = bits_of(from_bits((uint32_t)(x & 0x7fff) << 13) * 0x1p112f);
+    bits |= (x & 0x7c00) == 0x7c00 ? 0x7f800000 : 0;
+    return from_bits(bits | (uint32_t)(x & 0x8000) << 16);
+}
+
+/* To nearest, ties to even; NaN stays NaN. */
+static inline number rounded(float x)
+{
+    uint32_t size = bits_of(x) & 0x7fffffff, sign = bits_of(x) >> 16 & 0x8000;
+    uint32_t normal = (size - 0x38000000 + 0xfff + (size >> 13 & 1)) >> 13;
+    uint32_t small = bits_of(from_bits(size) + 0.5f) - 0x3f000000; /* no more than 2^-14 */
+    uint32_t found = size < 0x38800000 ? small : size >= 0x47800000 ? 0x7c00 : normal;
+    return (number)(sign | (size > 0x7f800000 ? 0x7e00 : found));
 }
 
 #endif

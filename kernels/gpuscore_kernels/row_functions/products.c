@@ -4,26 +4,9 @@
    A result's bits depend on its row and column alone: products are fused with sums where a function
    says so, and nowhere else. */
 
-#include <stdint.h>
-#include <string.h>
+#include "vectors.h"
 
-/* Numbers of a vector, and a * b + c. */
-#if defined(__AVX512F__)
-#include <immintrin.h>
-#define LANES 16
-#define MULTIPLY_ADD(a, b, c) _mm512_fmadd_ps(a, b, c)
-#elif defined(__FMA__)
-#include <immintrin.h>
-#define LANES 8
-#define MULTIPLY_ADD(a, b, c) _mm256_fmadd_ps(a, b, c)
-#elif defined(__ARM_NEON)
-#include <arm_neon.h>
-#define LANES 4
-#define MULTIPLY_ADD(a, b, c) vfmaq_f32(c, a, b)
-#else
-#define LANES 4
-#define MULTIPLY_ADD(a, b, c) ((a) * (b) + (c))
-#endif
+#include <string.h>
 
 /* Rows and columns of a block: their sums, a vector for each column and one for the row are nearly
    all vectors that an x86 CPU has, 32 with AVX-512 and 16 without. */
@@ -34,7 +17,6 @@
 #define COLUMNS 3
 #endif
 
-typedef float floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint32_t words __attribute__((vector_size(4 * LANES)));
 typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 

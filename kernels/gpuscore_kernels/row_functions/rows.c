@@ -68,11 +68,25 @@ static inline void rotate_head(number *out, const float *x, const float *cosine,
     }
 }
 
+/* Whether a number of a key or its value is not finite. */
+static inline uint32_t is_flawed(const number *k, const number *v, int64_t size)
+{
+    uint32_t most = 0;
+#pragma omp simd reduction(max : most)
+    for (int64_t i = 0; i < size; i++) {
+        uint32_t key = bits_of(wide(k[i])) & 0x7fffffff, value = bits_of(wide(v[i])) & 0x7fffffff;
+        uint32_t larger = key > value ? key : value;
+        most = larger > most ? larger : most;
+    }
+    return most >= 0x7f800000;
+}
+
 #define LARGEST_HEAD 1024
 
 /* Heads of a QKV product's queries and keys: normed if there are weights, and rotated. They are
-   written head by head, [heads, rows, size]. */
-void norm_and_rotate(number *q, number *k, const number *qkv, const float *cosine,
+   written head by head, [heads, rows, size]. Where a key or value is not finite, the key becomes NaN
+   and the value 0, in its place. */
+void norm_and_rotate(number *q, number *k, number *qkv, const float *cosine,
                      const float *sine, const number *q_norm, const number *k_norm, float eps,
                      int32_t one_plus, int64_t rows, int64_t heads, int64_t kv_heads, int64_t size,
                      int64_t stride, int32_t threads)
@@ -95,6 +109,12 @@ void norm_and_rotate(number *q, number *k, const number *qkv, const float *cosin
                 norm_head(values, weight, inverse, one_plus, size);
             }
             rotate_head(out, values, c, s, size / 2);
+            number *v = qkv + row * stride + (head + kv_heads) * size;
+            if (head >= heads && is_flawed(out, v, size))
+                for (int64_t i = 0; i < size; i++) {
+                    out[i] = rounded(NAN);
+                    v[i] = rounded(0.0f);
+                }
         }
     }
 }
@@ -121,34 +141,6 @@ void gated(number *out, const number *gate_up, int32_t gelu, int64_t rows, int64
                 float x = wide(gate[i]);
                 to[i] = rounded(x / (1.0f + exponential(-x)) * wide(up[i]));
             }
-        }
-    }
-}
-
-/* Merges attention over other keys, o and o_lse, into out and lse, in place. */
-void merge_partials(number *out, float *lse, const number *o, const float *o_lse, int64_t rows,
-                    int64_t heads, int64_t size, int64_t out_row, int64_t out_head,
-                    int64_t lse_row, int64_t lse_head, int64_t o_row, int64_t o_head,
-                    int64_t o_lse_row, int64_t o_lse_head, int32_t threads)
-{
-#pragma omp parallel for schedule(static) num_threads(threads) if (rows * heads * size > GRAIN)
-    for (int64_t row = 0; row < rows; row++) {
-        for (int64_t head = 0; head < heads; head++) {
-            const number *from = o + row * o_row + head * o_head;
-            number *to = out + row * out_row + head * out_head;
-            float *log_sum = lse + row * lse_row + head * lse_head;
-            float a = *log_sum, b = o_lse[row * o_lse_row + head * o_lse_head];
-            float high = a > b ? a : b, low = a > b ? b : a;
-            float ratio = low == -INFINITY ? 0.0f : exponential(low - high);
-            /* The weights are exp(a - both) and exp(b - both), and 0 for two empty sides. */
-            float larger = high == -INFINITY ? 0.0f : 1.0f / (1.0f + ratio);
-            float smaller = ratio * larger;
-            float weight = a > b ? larger : smaller, other = a > b ? smaller : larger;
-            float both = high + log1pf(ratio);
-#pragma omp simd
-            for (int64_t i = 0; i < size; i++)
-                to[i] = rounded(wide(to[i]) * weight + wide(from[i]) * other);
-            *log_sum = both;
         }
     }
 }

@@ -58,7 +58,7 @@ def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
     if INTERPRETED:
         monkeypatch.setattr(backend, "warmup_batches", lambda *a: iter(()))
         monkeypatch.setattr(backend, "largest_batches", lambda *a: iter(()))
-        monkeypatch.setattr(backend, "largest_in_parts", lambda *a, **how: iter(()))
+        monkeypatch.setattr(backend, "largest_in_parts", lambda *a: iter(()))
         monkeypatch.setattr(backend.TorchBackend, "_check", lambda *_: None)
 
 

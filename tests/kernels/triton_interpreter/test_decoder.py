@@ -7,7 +7,6 @@ import pytest
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.torch import backend as backend_module
 from gpuscore.backends.torch import linear, loader
-from gpuscore.backends.torch.attention.layout import Tiling
 from gpuscore.config import ModelConfig
 from gpuscore.types.batch import Prefix, Segment, pack, page_slots
 from gpuscore_kernels.cached_launch import CachedLaunch
@@ -175,7 +174,7 @@ def test_so_do_products_of_int8(make, used, unpacked, family):
 @pytest.mark.slow
 def test_tiles_of_fixed_size_do_as_well(make, monkeypatch):
     """With --deterministic, and tiles smaller than it uses in service."""
-    monkeypatch.setattr(backend_module, "TILING", Tiling(block=8, rows=8, group=8))
+    monkeypatch.setattr(backend_module, "STEADY_ROWS", 8)
     special = {"num_hidden_layers": 2}
     expected = scores(make("qwen3", special, "torch"))
     backend = make("qwen3", special, "triton", deterministic=True, max_batch_tokens=128)

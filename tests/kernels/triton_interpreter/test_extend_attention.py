@@ -1,9 +1,7 @@
-"""Promise: `extend_attention` on Triton equals the float64 reference.
+"""Promise: `extend_attention` equals the mask rule in NumPy and float64, without a tile table.
 
 They run in the interpreter, or on a GPU if there is one.
 """
-
-import sys
 
 import numpy as np
 import pytest
@@ -15,14 +13,13 @@ from gpuscore_kernels.extend_attention import (
     TileConfig,
     build_tiles,
     extend_attention,
-    launch,
     upload,
 )
 from gpuscore_kernels.extend_attention import triton as kernels
 from support import attention_oracle as oracle
 from support.attention_inputs import inputs, relative_error, requests
 from support.batches import Pages, int32
-from support.kernels import DEVICE, DTYPES, INTERPRETED, TOLERANCE, choose_anew, planted
+from support.kernels import DEVICE, DTYPES, INTERPRETED, TOLERANCE, planted
 from support.slow import slow
 
 PAGE, PAGES = 32, 16
@@ -58,17 +55,20 @@ def error(
     window=None,
     softcap=None,
     rows=None,
+    scale=0.3,
 ):
     """Return the relative error."""
     batch = tree() if sizes == TREE else requests(*sizes, page_size=PAGE, num_pages=PAGES)
     operands = inputs(batch, PAGE, PAGES, heads, dim, dtype, DEVICE)
     tiles = table_of(batch, config, heads, window=window, rows=rows)
     q = operands.q if rows is None else operands.q[torch.from_numpy(rows).long()]
-    options = {"scale": 0.3, "softcap": softcap, "config": config}
-    out = extend_attention(q, *operands.all()[1:], tiles, **options, impl="triton")
-    exact = [x.double() for x in (q, *operands.all()[1:])]
-    expected = extend_attention(*exact, tiles, **options, impl="reference")
-    return relative_error(out, expected)
+    options = {"scale": scale, "softcap": softcap, "config": config}
+    out = extend_attention(q, *operands.all()[1:], tiles, **options)
+    exact, k, v, *pools = (x.double().cpu().numpy() for x in operands.all())
+    exact *= scale * dim**0.5
+    by_slot = (x.swapaxes(0, 1) for x in pools)
+    expected = oracle.attention(batch, PAGE, exact, k, v, *by_slot, window, softcap)
+    return relative_error(out.cpu(), torch.from_numpy(expected[... if rows is None else rows]))
 
 
 def close(error, dtype=torch.float32):
@@ -135,34 +135,13 @@ def test_no_rows():
     batch = requests(*MIXED, page_size=PAGE, num_pages=PAGES)
     operands = inputs(batch, PAGE, PAGES, HEADS, 16, torch.float32, DEVICE)
     tiles = table_of(batch, CONFIG, HEADS, rows=np.empty(0, np.int32))
-    for impl in ("triton", "reference"):
-        options = {"scale": 1.0, "config": CONFIG, "impl": impl}
-        out = extend_attention(operands.q[:0], *operands.all()[1:], tiles, **options)
-        assert out.shape == (0, 2, 16)
-
-
-@pytest.mark.parametrize("window", [20, *slow(None)])
-def test_the_rule_written_out(window):
-    """The dense mask in NumPy gives the same, without a tile table."""
-    batch = requests(*MIXED, page_size=PAGE, num_pages=PAGES)
-    operands = inputs(batch, PAGE, PAGES, HEADS, 16, torch.float32, DEVICE)
-    tiles = table_of(batch, CONFIG, HEADS, window=window)
-    q, k, v, *pools = (x.double().cpu().numpy() for x in operands.all())
-    expected = oracle.attention(batch, PAGE, q, k, v, *(x.swapaxes(0, 1) for x in pools), window)
-    for impl in ("triton", "reference"):
-        out = extend_attention(*operands.all(), tiles, scale=0.25, config=CONFIG, impl=impl)
-        np.testing.assert_allclose(out.cpu().numpy(), expected, atol=2e-6)
+    rest = operands.all()[1:]
+    out = extend_attention(operands.q[:0], *rest, tiles, scale=1.0, config=CONFIG)
+    assert out.shape == (0, 2, 16)
 
 
 def test_large_scores_do_not_overflow():
-    batch = requests(*SMALL, page_size=PAGE, num_pages=PAGES)
-    operands = inputs(batch, PAGE, PAGES, HEADS, 16, torch.float32, DEVICE)
-    tiles = table_of(batch, CONFIG, HEADS)
-    options = {"scale": 1e4, "config": CONFIG}
-    out = extend_attention(*operands.all(), tiles, **options, impl="triton")
-    exact = [x.double() for x in operands.all()]
-    expected = extend_attention(*exact, tiles, **options, impl="reference")
-    assert relative_error(out, expected) < 0.01, "no more than scores of 1e4 let differ"
+    assert error(SMALL, scale=1e4) < 0.01, "no more than scores of 1e4 let differ"
 
 
 @pytest.mark.parametrize("window", [24, *slow(None)])
@@ -200,7 +179,7 @@ def item_bits(config, window, request, item):
     operands.q[start : start + 21] = own[2]
     tiles = table_of(batch, config, HEADS, window=window)
     moved = [x.to(DEVICE) for x in operands.all()]
-    out = extend_attention(*moved, tiles, scale=0.3, config=config, impl="triton")
+    out = extend_attention(*moved, tiles, scale=0.3, config=config)
     return out[start : start + 21].cpu().numpy()
 
 
@@ -242,9 +221,6 @@ DEFECTS = {
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_defect_is_visible(name, tmp_path, monkeypatch):
     with planted(monkeypatch, kernels, *DEFECTS[name], tmp_path):
-        defective = sys.modules[kernels.__name__].extend_attention_kernel
-        monkeypatch.setattr(launch, "extend_attention_kernel", defective)
-        choose_anew(monkeypatch, launch)
         heads = (4, 2) if "head" in name.lower() else HEADS
         sizes = TREE if "ancestor" in name else CACHED if "slot" in name else SMALL
         rows = None if sizes == TREE else FEW

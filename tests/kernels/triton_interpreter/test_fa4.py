@@ -16,6 +16,7 @@ from gpuscore.backends.torch.attention import fa4
 from gpuscore.backends.torch.attention.choice import choose_attention
 from gpuscore.backends.torch.buckets import Bucket
 from gpuscore.backends.torch.kv_pool import KVPool
+from gpuscore.backends.torch.layers import mark_keys, norm_and_rotate
 from gpuscore.backends.torch.queues import queue_of
 from gpuscore.errors import ConfigError
 from gpuscore.types.batch import prefix_slots, visible_rows
@@ -31,8 +32,18 @@ from support.slow import slow
 lists = importlib.import_module("gpuscore_kernels.hopper_attention.triton")
 PAGE, NUM_PAGES = 16, 256
 DTYPE = torch.float32 if INTERPRETED else torch.bfloat16
-IMPL = "reference" if INTERPRETED else "triton"  # of the product's other part, which is slow there
 WORST = 1e-5 if INTERPRETED else 3e-2  # error of a row
+
+
+def by_torch(qkv, cos, sin, *, num_heads, num_kv_heads, pages):
+    """Return what `qk_norm_rope_store` does, which takes long in the interpreter."""
+    q, *sides = norm_and_rotate(qkv, cos, sin, None, None, 0.0, False, num_heads, num_kv_heads)
+    mark_keys(*sides)
+    read, rows = pages.read[:, None, None], []
+    for own, pool in zip(sides, (pages.k, pages.v), strict=True):
+        cached = pool[:, pages.read.clamp(min=0)].transpose(0, 1).where(read >= 0, 0.0)
+        rows.append(torch.cat([own, cached.where(read != fa4.UNUSED, torch.nan)]))
+    return q, *rows
 
 
 class Layer:
@@ -86,10 +97,8 @@ class Layer:
         angle = torch.zeros(tokens, config.head_dim // 2, device=self.device)
         kept = torch.full((tokens,), -1, dtype=torch.int32, device=self.device)
         pages = Pages(*self.pool.layers[0], kept, made.read)
-        cos, sin = angle.cos(), angle.sin()
-        q, k, v = qk_norm_rope_store(self.qkv, cos, sin, **heads, pages=pages, impl=IMPL)
-        if INTERPRETED:
-            v[tokens:][made.read == fa4.UNUSED] = torch.nan
+        project = by_torch if INTERPRETED else qk_norm_rope_store
+        q, k, v = project(self.qkv, angle.cos(), angle.sin(), **heads, pages=pages)
         return made.run(0, q.contiguous(), k, v), made.run(1, q[self.scored], k, v)
 
     def check(self, batch, got, rows):

@@ -7,11 +7,18 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gpuscore_kernels import reference
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
 from support.kernels import DEVICE, DTYPES, assert_near, between_nans, planted, randn
 from support.slow import slow
 
 SLOTS = 40
+
+
+def exactly(*product, num_heads, num_kv_heads, q_norm=None, k_norm=None, eps=0.0, one_plus=False):
+    """Return what the kernel should, of finite values, by the reference."""
+    heads = num_heads, num_kv_heads
+    return reference.norm_and_rotate(*product, q_norm, k_norm, eps, one_plus, *heads)
 
 
 def tables(rows, head_dim):
@@ -51,16 +58,11 @@ def test_norm_rotation_and_stored_pages(rows, heads, kv_heads, head_dim, norm, d
     slots = [31, -1, 0, 7, 39][:rows]
     pages = poisoned_pages(kv_heads, head_dim, dtype, slots, by_slot=rows == 3)
     got = qk_norm_rope_store(
-        qkv, cos, sin, q_norm=weights[0], k_norm=weights[1], pages=pages, **sizes, impl="triton"
+        qkv, cos, sin, q_norm=weights[0], k_norm=weights[1], pages=pages, **sizes
     )
     exact = [None if w is None else w.double() for w in weights]
-    expected = qk_norm_rope_store(
-        *(x.double() for x in (qkv, cos, sin)),
-        q_norm=exact[0],
-        k_norm=exact[1],
-        **sizes,
-        impl="reference",
-    )
+    wide = (x.double() for x in (qkv, cos, sin))
+    expected = exactly(*wide, q_norm=exact[0], k_norm=exact[1], **sizes)
     for x, y in zip(got, expected, strict=True):
         assert x.dtype == dtype
         assert_near(x, y, dtype)
@@ -81,13 +83,12 @@ def check_pages(pages, got, slots):
 
 
 @pytest.mark.parametrize("paged", [True, False])
-@pytest.mark.parametrize("impl", ["reference", "triton"])
-def test_values_that_are_not_finite(impl, paged):
+def test_values_that_are_not_finite(paged):
     """They become zeros and their keys NaN, but not in rows that are not kept."""
     heads, kv_heads, dim, slots = 3, 3, 24, [5, -1, 2]
     qkv, angles = randn(3, (heads + 2 * kv_heads) * dim), tables(3, dim)
     sizes = {"num_heads": heads, "num_kv_heads": kv_heads}
-    q, k, v = (x.clone() for x in qk_norm_rope_store(qkv, *angles, **sizes, impl="reference"))
+    q, k, v = (x.clone() for x in exactly(qkv, *angles, **sizes))
     raw = qkv.view(3, -1, dim)[:, heads + kv_heads :]
     raw[0, 0, 3], raw[1, 1, 23], raw[2, 2, 0] = torch.inf, torch.nan, -torch.inf
     pages = poisoned_pages(kv_heads, dim, torch.float32, slots) if paged else None
@@ -95,7 +96,7 @@ def test_values_that_are_not_finite(impl, paged):
         k[row, head], v[row, head] = torch.nan, 0
     if paged:
         v[1, 1, 23] = torch.nan
-    got = qk_norm_rope_store(qkv, *angles, **sizes, pages=pages, impl=impl)
+    got = qk_norm_rope_store(qkv, *angles, **sizes, pages=pages)
     for x, y in zip(got, (q, k, v), strict=True):
         torch.testing.assert_close(x, y, equal_nan=True)
     if pages is not None:
@@ -104,15 +105,16 @@ def test_values_that_are_not_finite(impl, paged):
             torch.testing.assert_close(stored, wanted[[0, 2]], equal_nan=True)
 
 
-@pytest.mark.parametrize("impl", ["reference", "triton"])
 @pytest.mark.parametrize("slots", [[], [7, 39, 0, *[-1] * 13, 39, *[-1] * 15]])
-def test_cached_rows_follow_the_batchs(slots, impl):
+def test_cached_rows_follow_the_batchs(slots):
     """Zeros where there is no slot; and values of all rows are finite, of those not kept too."""
     rows, kv_heads, head_dim = 3, 3, 24
     qkv, angles = randn(rows, 4 * kv_heads * head_dim), tables(rows, head_dim)
-    qkv.view(rows, -1, head_dim)[1, -1, 3] = torch.inf
     heads = {"num_heads": 2 * kv_heads, "num_kv_heads": kv_heads}
-    _, *expected = qk_norm_rope_store(qkv.clone(), *angles, **heads, impl="reference")
+    _, *expected = (x.clone() for x in exactly(qkv, *angles, **heads))
+    qkv.view(rows, -1, head_dim)[1, -1, 3] = torch.inf
+    for side, marked in zip(expected, (torch.nan, 0), strict=True):
+        side[1, -1] = marked
     pages = poisoned_pages(kv_heads, head_dim, torch.float32, [5, -1, 2])
     for side in (pages.k, pages.v):
         side[:, [7, 39, 0]] = randn(kv_heads, 3, head_dim)
@@ -120,24 +122,15 @@ def test_cached_rows_follow_the_batchs(slots, impl):
     for side in cached:
         side[[slot < 0 for slot in slots]] = 0
     pages = replace(pages, read=torch.tensor(slots, dtype=torch.int32, device=DEVICE))
-    _, *got = qk_norm_rope_store(qkv, *angles, **heads, pages=pages, impl=impl)
+    _, *got = qk_norm_rope_store(qkv, *angles, **heads, pages=pages)
     for side, own, behind in zip(got, expected, cached, strict=True):
         torch.testing.assert_close(side, torch.cat([own, behind]), equal_nan=True)
     assert got[1].isfinite().all()
 
 
-def test_the_reference_stores_the_same():
-    qkv, (cos, sin) = randn(3, 8 * 16), tables(3, 16)
-    pages = poisoned_pages(2, 16, torch.float32, [5, -1, 2])
-    got = qk_norm_rope_store(
-        qkv, cos, sin, num_heads=4, num_kv_heads=2, pages=pages, impl="reference"
-    )
-    check_pages(pages, got, [5, -1, 2])
-
-
 def test_values_stay_where_they_are():
     qkv = randn(2, 6 * 16, dtype=torch.float16)
-    v = qk_norm_rope_store(qkv, *tables(2, 16), num_heads=2, num_kv_heads=2, impl="triton")[2]
+    v = qk_norm_rope_store(qkv, *tables(2, 16), num_heads=2, num_kv_heads=2)[2]
     assert torch.equal(v.flatten(1), qkv[:, 4 * 16 :])
     assert v.data_ptr() == qkv[:, 4 * 16 :].data_ptr()
 
@@ -149,17 +142,14 @@ def test_rounding_points(one_plus):
     qkv, (cos, sin) = randn(6, 4 * 64, dtype=torch.float16), tables(6, 64)
     norms = {name: 1 + randn(64, dtype=torch.float16) for name in ("q_norm", "k_norm")}
     options = {"num_heads": 2, "num_kv_heads": 1, "eps": 1e-6, "one_plus": one_plus, **norms}
-    got, expected = (
-        qk_norm_rope_store(qkv, cos, sin, **options, impl=impl) for impl in ("triton", "reference")
-    )
+    got, expected = (way(qkv, cos, sin, **options) for way in (qk_norm_rope_store, exactly))
     for x, y in zip(got, expected, strict=True):
         assert (x == y).float().mean() > 0.98
 
 
-@pytest.mark.parametrize("impl", ["reference", "triton"])
-def test_what_does_not_fit_is_refused(impl):
+def test_what_does_not_fit_is_refused():
     qkv, (cos, sin) = randn(2, 8 * 16), tables(2, 16)
-    sizes = {"num_heads": 4, "num_kv_heads": 2, "impl": impl}
+    sizes = {"num_heads": 4, "num_kv_heads": 2}
     with pytest.raises(ValueError, match="shapes do not fit"):
         qk_norm_rope_store(qkv[:, 16:], cos, sin, **sizes)
     with pytest.raises(ValueError, match="both be given"):
@@ -180,14 +170,10 @@ def test_norm_and_rotation_round_once():
     for one_plus in (False, True):
         sizes = {"num_heads": 2, "num_kv_heads": 1, "eps": 1e-4, "one_plus": one_plus}
         angles = tables(9, 64)
-        got = qk_norm_rope_store(
-            qkv, *angles, q_norm=norms[0], k_norm=norms[1], **sizes, impl="triton"
-        )
+        got = qk_norm_rope_store(qkv, *angles, q_norm=norms[0], k_norm=norms[1], **sizes)
         q_norm, k_norm = (norm.double() for norm in norms)
         wide = (x.double() for x in (qkv, *angles))
-        expected = qk_norm_rope_store(
-            *wide, q_norm=q_norm, k_norm=k_norm, **sizes, impl="reference"
-        )
+        expected = exactly(*wide, q_norm=q_norm, k_norm=k_norm, **sizes)
         for value, exact in zip(got, expected, strict=True):
             assert (value == exact.half()).float().mean() > 0.99
 
@@ -232,7 +218,7 @@ def test_a_defect_is_visible(old, new, monkeypatch, tmp_path):
 def test_a_value_that_passes_is_visible(old, new, monkeypatch, tmp_path):
     module = importlib.import_module("gpuscore_kernels.qk_norm_rope_store.triton")
     with planted(monkeypatch, module, old, new, tmp_path), pytest.raises(AssertionError):
-        test_values_that_are_not_finite("triton", True)
+        test_values_that_are_not_finite(True)
 
 
 @pytest.mark.parametrize(
@@ -248,4 +234,4 @@ def test_a_defect_in_cached_rows_is_visible(old, new, monkeypatch, tmp_path):
     module = importlib.import_module("gpuscore_kernels.qk_norm_rope_store.triton")
     slots = [7, 39, 0, *[-1] * 13, 39, *[-1] * 15]
     with planted(monkeypatch, module, old, new, tmp_path), pytest.raises(AssertionError):
-        test_cached_rows_follow_the_batchs(slots, "triton")
+        test_cached_rows_follow_the_batchs(slots)

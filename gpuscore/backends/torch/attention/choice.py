@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from gpuscore.backends.common.hf_config import DecoderConfig
-from gpuscore.backends.torch.attention.layout import Tiling
-from gpuscore.backends.torch.attention.operators import Merge, TorchAttention
+from gpuscore.backends.torch.attention.plain import TorchAttention
+from gpuscore.backends.torch.compiler import Function
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.errors import ConfigError
 from gpuscore.types.batch import PackedBatch
 from gpuscore_kernels.extend_attention.config import MAX_HEAD_DIM, config_for
-from gpuscore_kernels.partial_attention import Implementation
 
 FLASHINFER_HEADS = (64, 128, 256)
 FA4_HEADS, FA4_GROUPS = (64, 128), (1, 2, 4, 8)  # its kernel needs no stack for these
@@ -73,19 +72,18 @@ def choose_attention(
     return wanted
 
 
-def attention_factory(
-    name: str,
-    model: DecoderConfig,
-    device: torch.device,
-    dtype: torch.dtype,
-    merge: Merge,
-    tiling: Tiling | None,
-) -> Factory:
-    """Return a function that makes the named backend; imports no other backend's packages."""
+def attention_factory(name: str, attend: Function, steady: bool) -> Factory:
+    """Return a function that makes the named backend; imports no other backend's packages.
+
+    Args:
+        name: of the backend.
+        attend: the reference of `extend_attention`, or its form in C.
+        steady: a row's bits must not depend on other rows.
+    """
     if name == "triton":
         from gpuscore.backends.torch.attention.triton import TritonAttention
 
-        return lambda config, pool: TritonAttention(config, pool, steady=tiling is not None)
+        return lambda config, pool: TritonAttention(config, pool, steady=steady)
     if name == "flashinfer":
         from gpuscore.backends.torch.attention import flashinfer
 
@@ -94,8 +92,7 @@ def attention_factory(
         from gpuscore.backends.torch.attention.fa4 import HopperAttention
 
         return HopperAttention
-    impl: Implementation = "cpu" if device.type == "cpu" else "reference"
-    return lambda config, pool: TorchAttention(config, pool, impl, merge, tiling)
+    return lambda config, pool: TorchAttention(config, pool, attend, steady)
 
 
 def _why_not_torch(model: DecoderConfig, device: torch.device, dtype: torch.dtype) -> str | None:

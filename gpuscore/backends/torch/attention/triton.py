@@ -106,7 +106,6 @@ class TritonPass:
             scale=self.config.attention_scale,
             softcap=self.config.attention_softcap,
             config=self.tile_config,
-            impl="triton",
         )
 
 
