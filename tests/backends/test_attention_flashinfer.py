@@ -38,15 +38,15 @@ def batches():
     yield requests((0, 0, [60] * 6), (8, 0, [60] * 6), (0, 0, [150]), page_size=PAGE, num_pages=64)
 
 
-def key_numbers(plan, sequences, index):
+def key_numbers(plan, index):
     """Return the numbers of the keys that the buffer holds at a sequence's pages."""
-    numbers = sequences.keys[sequences.starts[index] : sequences.starts[index + 1]]
+    numbers = plan.keys[plan.starts[index] : plan.starts[index + 1]]
     buffer = np.concatenate((plan.slots, SLOTS + np.arange(len(plan.rows))))
     return buffer[numbers]
 
 
-def rows_of(plan, sequences, index):
-    return plan.rows[sequences.queries[index] : sequences.queries[index + 1]]
+def rows_of(plan, index):
+    return plan.rows[plan.queries[index] : plan.queries[index + 1]]
 
 
 @pytest.mark.parametrize("sizes", HOPPER, ids=str)
@@ -56,7 +56,7 @@ def test_kernels_for_hopper_read_the_tiles_that_rows_see(batch, sizes):
     plan = lay_out_items(batch, PAGE)
     seen = visible_rows(batch)
     for index, prefix in enumerate(plan.prefix_lens):
-        keys, rows = key_numbers(plan, plan.sequences, index), rows_of(plan, plan.sequences, index)
+        keys, rows = key_numbers(plan, index), rows_of(plan, index)
         before = len(keys) - len(rows)  # of them are cached, or those of ancestors
         own = keys - SLOTS
         for tile in range(-(-len(rows) // of_rows)):
@@ -74,7 +74,7 @@ def test_the_check_at_start_has_tiles_that_no_item_reaches(sizes):
     batch = KnownRequests(100, 100, PAGE, (*TREES, WITHOUT_QUERY)).packed()
     plan = lay_out_items(batch, PAGE)
     (index,) = np.flatnonzero(plan.prefix_lens == 0)
-    rows, longest = len(rows_of(plan, plan.sequences, index)), int(plan.positions[index].max())
+    rows, longest = len(rows_of(plan, index)), int(plan.positions[index].max())
     read = [tiles_read(reach, rows, 0, longest, sizes) for reach in range(0, rows, sizes[0])]
     assert min(min(tiles) for tiles in read) == -1
 

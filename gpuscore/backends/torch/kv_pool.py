@@ -21,14 +21,8 @@ Rows: TypeAlias = Tensor | slice  # slices are read and written in place
 
 def rows_at(indices: np.ndarray, device: torch.device) -> Rows:
     """Return the slice of consecutive indices, else the indices as a tensor."""
-    run = run_of(indices)
-    return index_of(indices, device) if run is None else run
-
-
-def run_of(indices: np.ndarray) -> slice | None:
-    """Return indices [n] as a slice; None if they are empty or not consecutive."""
     if len(indices) == 0 or (np.diff(indices) != 1).any():
-        return None
+        return index_of(indices, device)
     return slice(int(indices[0]), int(indices[-1]) + 1)
 
 
@@ -68,11 +62,9 @@ class KVPool:
             else:
                 side.index_copy_(1, slots, values.transpose(0, 1))
 
-    def read(self, layer: int, slots: Rows) -> tuple[Tensor, Tensor]:
-        """Return k and v [Hkv, n, D] of slots [n]; for a slice, they share the pool's memory."""
+    def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Return k and v [Hkv, n, D] of slots [n]."""
         k, v = self.layers[layer]
-        if isinstance(slots, slice):
-            return k[:, slots], v[:, slots]
         return k.index_select(1, slots), v.index_select(1, slots)
 
 

@@ -13,6 +13,7 @@ the pool, then the batch's own. So page numbers are the same in every layer.
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -23,26 +24,21 @@ from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.types.batch import PackedBatch, lineage, prefix_slots
 
-
-@dataclass(frozen=True, slots=True)
-class Sequences:
-    """Query rows and keys of FlashInfer's "requests", here called sequences."""
-
-    queries: NDArray[np.int32]  # [n + 1] first query row of each sequence, and the end
-    starts: NDArray[np.int32]  # [n + 1] first entry of each sequence in `keys`, and the end
-    keys: NDArray[np.int32]  # places in the buffer of keys
+Numbers: TypeAlias = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class ItemsLayout:
-    """A batch as FlashInfer reads it."""
+    """A batch as FlashInfer reads it: n of its "requests", here called sequences."""
 
-    slots: NDArray[np.int64]  # of the pool; their keys come first in the buffer
-    rows: NDArray[np.int64]  # [T] rows of the batch in the order of query rows
-    sequences: Sequences
-    prefix_lens: NDArray[np.int64]  # [n] keys of each sequence before its items
-    positions: NDArray[np.int64]  # [n, width] position in its item of each item token, from 1
-    longest: NDArray[np.int64]  # [n] tokens of the longest item, or of all where no prefix is
+    slots: Numbers  # of the pool; their keys come first in the buffer
+    rows: Numbers  # [T] rows of the batch in the order of query rows
+    queries: Numbers  # [n + 1] first query row of each sequence, and the end
+    starts: Numbers  # [n + 1] first entry of each sequence in `keys`, and the end
+    keys: Numbers  # places in the buffer of keys
+    prefix_lens: Numbers  # [n] keys of each sequence before its items
+    positions: Numbers  # [n, width] position in its item of each item token, from 1
+    longest: Numbers  # [n] tokens of the longest item, or of all where no prefix is
 
 
 def lay_out_items(batch: PackedBatch, page_size: int) -> ItemsLayout:
@@ -58,27 +54,33 @@ def lay_out_items(batch: PackedBatch, page_size: int) -> ItemsLayout:
     attention/hopper/mainloop_mma.cuh and both loaders, FlashInfer 0.7). On an H100 that is an
     access to illegal memory.
     """
-    slots, cached = _cached(batch, page_size)
+    slots = [prefix_slots(batch, request, page_size) for request in range(len(batch.prefix_lens))]
+    ends = np.cumsum([0, *map(len, slots)])
+    every = np.arange(ends[-1] + batch.num_tokens)  # places in the buffer
+    cached, packed = np.split(every[: ends[-1]], ends[1:-1]), every[ends[-1] :]
     rows, keys, prefix_lens, positions, longest = [], [], [], [], []
     groups = _groups(batch)
     heads = {p for _, p in groups if p >= 0 and batch.parent[p] < 0}
     for (request, parent), segments in groups.items():
         items = [_rows(batch, s) for s in segments if s not in heads]
-        prefix = _rows_above(batch, segments[0])
+        prefix = [_rows(batch, ancestor) for ancestor in lineage(batch, segments[0])]
         first = prefix if parent in heads else []
         if not items:
             continue
         rows.append(np.concatenate([*first, *items]))
-        keys.append(np.concatenate([cached[request], *(len(slots) + x for x in (*prefix, *items))]))
+        keys.append(np.concatenate([cached[request], *(packed[x] for x in (*prefix, *items))]))
         prefix_lens.append(len(cached[request]) + sum(map(len, prefix)))
         positions.append(np.concatenate([1 + np.arange(len(item)) for item in items]))
         longest.append(max(map(len, items)) if prefix_lens[-1] else sum(map(len, items)))
     width = max(map(len, positions), default=0)
     padded = [np.pad(row, (0, width - len(row))) for row in positions]
+    none = np.empty(0, np.int64)
     return ItemsLayout(
-        slots,
-        np.concatenate([np.empty(0, np.int64), *rows]),
-        _sequences(rows, keys),
+        np.concatenate([none, *slots]),
+        np.concatenate([none, *rows]),
+        np.cumsum([0, *map(len, rows)]),
+        np.cumsum([0, *map(len, keys)]),
+        np.concatenate([none, *keys]),
         np.array(prefix_lens, np.int64),
         np.array(padded, np.int64).reshape(len(padded), width),
         np.array(longest, np.int64),
@@ -94,42 +96,12 @@ def _groups(batch: PackedBatch) -> dict[tuple[int, int], list[int]]:
     return groups
 
 
-def _rows(batch: PackedBatch, segment: int) -> NDArray[np.int64]:
+def _rows(batch: PackedBatch, segment: int) -> Numbers:
     return np.arange(batch.cu_seqlens[segment], batch.cu_seqlens[segment + 1], dtype=np.int64)
-
-
-def _rows_above(batch: PackedBatch, segment: int) -> list[NDArray[np.int64]]:
-    return [_rows(batch, ancestor) for ancestor in lineage(batch, segment)]
-
-
-def _cached(
-    batch: PackedBatch, page_size: int
-) -> tuple[NDArray[np.int64], list[NDArray[np.int64]]]:
-    """Slots of all cached prefixes, and each request's places in the buffer of keys."""
-    slots = [prefix_slots(batch, request, page_size) for request in range(len(batch.prefix_lens))]
-    ends = np.cumsum([0, *batch.prefix_lens.tolist()])
-    numbers = [np.arange(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
-    return np.concatenate([np.empty(0, np.int64), *slots]), numbers
-
-
-def _sequences(rows: list[NDArray[np.int64]], keys: list[NDArray[np.int64]]) -> Sequences:
-    return Sequences(
-        np.cumsum([0, *map(len, rows)], dtype=np.int32),
-        np.cumsum([0, *map(len, keys)], dtype=np.int32),
-        np.concatenate([np.empty(0, np.int64), *keys]).astype(np.int32),
-    )
 
 
 WORKSPACE_BYTES = 128 * 2**20  # what FlashInfer recommends
 LONGEST_ITEM = 2**16 - 1  # positions are uint16
-
-
-def _indices(sequences: Sequences, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Starts of queries and of keys, page numbers, and the tokens in each last page."""
-    some = (np.diff(sequences.starts) > 0).astype(np.int32)
-    arrays = (sequences.queries, sequences.starts, sequences.keys, some)
-    queries, starts, keys, last = (torch.from_numpy(x).to(device) for x in arrays)
-    return queries, starts, keys, last
 
 
 class FlashInferAttention:
@@ -150,11 +122,14 @@ class FlashInferAttention:
                 "query have"
             )
 
-        def tensor(values: NDArray[np.int64], dtype: torch.dtype) -> Tensor:
+        def tensor(values: NDArray[Any], dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.from_numpy(values).to(dtype).to(device)
 
         self.wrapper.plan(
-            *_indices(layout.sequences, device),
+            tensor(layout.queries, torch.int32),
+            tensor(layout.starts, torch.int32),
+            tensor(layout.keys, torch.int32),
+            tensor(np.diff(layout.starts) > 0, torch.int32),  # the tokens in each last page
             self.config.num_heads,
             self.config.num_kv_heads,
             self.config.head_dim,
@@ -167,11 +142,8 @@ class FlashInferAttention:
             token_pos_in_items_len=layout.positions.shape[1],
             max_item_len_ptr=tensor(layout.longest, torch.uint16),
         )
-        rows, slots, scored = (
-            torch.from_numpy(x.astype(np.int64)).to(device)
-            for x in (layout.rows, layout.slots, batch.score_rows)
-        )
-        return FlashInferPass(self, rows, slots, scored)
+        scored = tensor(batch.score_rows)
+        return FlashInferPass(self, tensor(layout.rows), tensor(layout.slots), scored)
 
 
 @dataclass(frozen=True, slots=True)
