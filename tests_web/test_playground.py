@@ -233,6 +233,8 @@ def test_the_keyboard_is_enough(page, server):
     for _ in range(40):
         page.keyboard.press("Tab")
         visited.append(page.evaluate("document.activeElement.name || document.activeElement.id"))
+        if visited[-1] in ("query", "items"):
+            page.keyboard.press("Control+A")  # the example
         if visited[-1] == "query":
             page.keyboard.type("a blue chair")
         if visited[-1] == "items":
@@ -279,6 +281,47 @@ def test_phones_and_colours(page, server, width, colours, picture):
     assert abs(light[0] - light[1]) > 400
 
 
+def hidden_columns(page) -> list[bool]:
+    """Return for each table whether columns lie outside of it; check that it says so."""
+    found = page.evaluate(
+        """() => [...document.querySelectorAll(".wide")].map((one) => [
+          one.scrollWidth > one.clientWidth,
+          one.previousElementSibling?.checkVisibility() ?? false])"""
+    )
+    assert [said for _, said in found] == [hides for hides, _ in found]
+    return [hides for hides, _ in found]
+
+
+def test_no_column_hides_without_a_sign(page, server, picture):
+    """The sign comes and goes with the width, as when a phone is turned."""
+    page.set_viewport_size({"width": 360, "height": 800})
+    page.goto(server.link(**STATE))
+    done(page)
+    sign = page.get_by_text("More columns: scroll the table sideways")
+    expect(sign).to_be_visible()
+    assert hidden_columns(page) == [True]
+    page.set_viewport_size({"width": 1200, "height": 800})
+    expect(sign).to_be_hidden()
+    assert hidden_columns(page) == [False]
+    page.set_viewport_size({"width": 360, "height": 800})
+    expect(sign).to_be_visible()
+
+
+def test_an_address_with_a_request_gets_no_example(page, server):
+    page.goto(server.link(query="mine", run=False))
+    expect(page.locator("#run")).to_be_enabled()
+    assert page.locator("textarea[name=query]").first.input_value() == "mine"
+    assert page.locator("textarea[name=items]").first.input_value() == ""
+
+
+def test_the_first_look(page, server, picture):
+    page.set_viewport_size({"width": 360, "height": 800})
+    page.goto(server.url)
+    expect(page.locator("textarea[name=query]").first).not_to_have_value("")
+    expect(page.locator("#code")).to_contain_text("blue")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
 def test_the_back_button_shows_the_state_before(page, server):
     page.goto(server.link(**STATE))
     done(page)
@@ -323,9 +366,19 @@ def test_two_models(page, two_models):
 
 
 def example(page, server: Server) -> None:
+    """Run what the page starts with, and the same from the button."""
     page.goto(server.link(run=False))
     expect(page.locator("#run")).to_be_enabled()  # the page knows the model
+    query = page.locator("textarea[name=query]").first
+    shown = query.input_value()
+    assert shown != ""
+    query.fill("")
     page.get_by_role("button", name="Example", exact=True).click()
+    assert query.input_value() == shown
+    page.goto("about:blank")
+    page.goto(server.url)
+    expect(query).to_have_value(shown)
+    assert "#" not in page.url  # an address to remember stays plain
     page.locator("#run").click()
     done(page)
     assert len(rows(page)) >= 3

@@ -185,10 +185,13 @@ def normal(name: str) -> str:
 
 
 def check_key_is_needed(container: Container, environment: dict[str, str]) -> None:
-    container.start(**environment)
-    code = container.wait(60)
-    expect(code == REFUSED, f"exit code {code}:\n{container.output()}")
-    expect("GPUSCORE_API_KEY" in container.output(), "the message does not say what is missing")
+    """Check it in every form that starts a server; each has to bind more than loopback."""
+    for arguments in ((), ("serve", "demo"), ("--model", "demo")):
+        container.start(*arguments, **environment)
+        code = container.wait(60)
+        expect(code == REFUSED, f"{arguments}: exit code {code}:\n{container.output()}")
+        said = "--host 0.0.0.0" in container.output() and "GPUSCORE_API_KEY" in container.output()
+        expect(said, f"{arguments}: the message does not say what is missing")
 
 
 def check_confinement(container: Container) -> None:

@@ -160,10 +160,10 @@ class ServerConfig:
     )
     models: str | None = option(
         None,
-        "name and MODEL of a served model, instead of MODEL; repeat it for several, which share "
-        "the device",
+        "name and MODEL of a served model, or MODEL alone, instead of MODEL; repeat it with names "
+        "for several, which share the device",
         unset="MODEL",
-        metavar="NAME=MODEL",
+        metavar="[NAME=]MODEL",
         repeated="--model",
     )
     model_aliases: str | None = option(

@@ -73,13 +73,14 @@ def _with_alias(models: Sequence[ServedConfig], text: str) -> list[ServedConfig]
 
 
 def _named(model: ModelConfig, server: ServerConfig) -> list[ServedConfig]:
-    if server.models is None:
+    if server.models is None or not re.search("[=,]", server.models):  # --model MODEL, as elsewhere
         if server.default_model is not None:
             raise ConfigError("--default-model needs --model NAME=MODEL")
-        folder = model_name(model.model)
+        source = server.models or model.model
+        folder = model_name(source)
         name = server.served_model_name or folder
-        others = tuple(dict.fromkeys(other for other in (folder, model.model) if other != name))
-        return [ServedConfig(name, model, others)]
+        others = tuple(dict.fromkeys(other for other in (folder, source) if other != name))
+        return [ServedConfig(name, replace(model, model=source), others)]
     pairs = [_pair(text) for text in server.models.split(",")]
     names = [name for name, _ in pairs]
     _check(names, model, server)

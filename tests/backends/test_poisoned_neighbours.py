@@ -39,7 +39,6 @@ SAME_BITS = {"deterministic": True}
             ("gemma2", "v", {}),  # a soft-cap
             ("gemma3", "kv", {"compile": "on"}),
             ("qwen3", "v", {"compile": "on", "dtype": "bfloat16"}),
-            ("qwen3", "kv", {"compile": "on", "dtype": "float16"}),
             ("gemma2", "kv", SAME_BITS),
             ("gemma2", "kv", SAME_BITS | {"compile": "on"}),
             ("gemma3", "k", SAME_BITS),

@@ -49,6 +49,14 @@ def test_several_models_answer_to_their_names_alone():
     assert model.is_default
 
 
+def test_one_model_without_a_name_is_the_model():
+    """`--model MODEL` is how vLLM's users write it."""
+    for server in ({}, {"served_model_name": "n"}, {"model_aliases": "other"}):
+        (flag,) = served_models(ModelConfig(), ServerConfig(models="Org/Name", **server))
+        (alone,) = served_models(ModelConfig(model="Org/Name"), ServerConfig(**server))
+        assert flag == alone
+
+
 def test_aliases_are_names_of_one_model():
     (model,) = served_models(ModelConfig(), ServerConfig(model_aliases="other,fast"))
     assert (model.name, model.aliases) == ("demo", ("other", "fast"))
@@ -64,7 +72,12 @@ def test_aliases_are_names_of_one_model():
 @pytest.mark.parametrize(
     ("model", "server", "message"),
     [
-        ({}, {"models": "demo"}, "--model demo: must be NAME=MODEL"),
+        ({}, {"models": "demo,a=x"}, "--model demo: must be NAME=MODEL"),
+        (
+            {},
+            {"models": "demo", "default_model": "demo"},
+            "--default-model needs --model NAME=MODEL",
+        ),
         ({}, {"model_aliases": "default"}, "--model-alias default: must be NAME"),
         ({}, {"model_aliases": "a b"}, "must be NAME or NAME=MODEL"),
         ({}, {"model_aliases": "demo"}, "demo is a model's name already"),

@@ -1,8 +1,13 @@
 """Promise: the images' files hold what can be checked without building them. `make image-test`
 builds and runs the images."""
 
+import http.client
+import json
+import os
 import re
+import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -182,9 +187,75 @@ def test_the_shipped_stage_is_confined_and_watched(dockerfile):
     health = stage[kinds.index("HEALTHCHECK")]
     assert 'CMD ["python"' in health
     assert "'/livez'" in health
-    # In exec form process 1 is the server, so signals reach it.
-    assert 'ENTRYPOINT ["gpuscore"]' in stage
-    assert 'CMD ["serve", "--host", "0.0.0.0"]' in stage
+
+
+def started(dockerfile, folder, *arguments, **variables):
+    """Return command and environment of `docker run -e variables IMAGE arguments`, with this
+    environment's gpuscore. `exec` in the script keeps process 1 the one that signals reach."""
+    lines = last_stage(dockerfile)
+    chosen = {line.split()[0]: line for line in lines if line.startswith(("ENTRYPOINT", "CMD"))}
+    entrypoint, command = (
+        json.loads(chosen[kind].partition(" ")[2]) for kind in ("ENTRYPOINT", "CMD")
+    )
+    for line in lines:
+        if line.startswith("COPY docker/"):
+            _, source, target = line.split()
+            assert Path(target).parent == Path("/opt/gpuscore/bin")  # which is on the image's PATH
+            shutil.copy(ROOT / source, folder / Path(target).name)
+            assert f"!{source}" in (ROOT / ".dockerignore").read_text().splitlines()
+    (folder / "gpuscore").symlink_to(Path(sys.executable).with_name("gpuscore"))
+    pairs = [
+        pair.split("=", 1) for line in lines if line.startswith("ENV") for pair in line.split()[1:]
+    ]
+    given = {name: value for name, value in pairs if name.startswith("GPUSCORE_")}
+    given |= {"PATH": f"{folder}:{os.environ['PATH']}"} | variables
+    return [str(folder / entrypoint[0]), *entrypoint[1:], *(arguments or command)], given
+
+
+@pytest.mark.parametrize("arguments", [("serve", "demo"), ("--model", "demo")])
+@pytest.mark.parametrize("dockerfile", IMAGES)
+def test_every_way_to_serve_binds_more_than_loopback(dockerfile, arguments, tmp_path):
+    """Without a key, which the address needs, the server refuses to start."""
+    command, variables = started(dockerfile, tmp_path, *arguments)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 78, done
+    assert "--host 0.0.0.0" in done.stderr
+    assert "GPUSCORE_API_KEY" in done.stderr
+
+
+def test_a_model_by_option_or_by_variable_answers_on_all_addresses(tmp_path):
+    """127.0.0.2 leads to this machine, too, but not to a server on 127.0.0.1."""
+    for arguments, model in ((("--model", "demo"), ""), ((), "demo")):
+        folder = tmp_path / f"bin{len(arguments)}"
+        folder.mkdir()
+        variables = {"GPUSCORE_API_KEY": "k" * 32, "GPUSCORE_PORT": "0", "GPUSCORE_MODEL": model}
+        command, variables = started("Dockerfile.cpu", folder, *arguments, **variables)
+        with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as server:
+            try:
+                ready = next(line for line in server.stdout if "ready on" in line)
+                port = int(re.search(r"ready on http://0\.0\.0\.0:(\d+)", ready)[1])
+                connection = http.client.HTTPConnection("127.0.0.2", port, timeout=60)
+                connection.request("GET", "/v1/models", headers={"X-API-Key": "k" * 32})
+                answer = connection.getresponse()
+                assert answer.status == 200, answer.read()
+                assert json.load(answer)["data"][0]["id"] == "demo"
+                connection.close()
+            finally:
+                server.terminate()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["--help"], "usage: gpuscore [-h]"),
+        (["--version"], "gpuscore 0."),
+        (["info", "--help"], "usage: gpuscore info"),
+    ],
+)
+def test_other_commands_are_reached(arguments, shown, tmp_path):
+    command, variables = started("Dockerfile.cpu", tmp_path, *arguments)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
+    assert shown in " ".join(done.stdout.split()), done
 
 
 def test_no_base_is_chosen_behind_the_argument():

@@ -115,7 +115,7 @@ def constants_of(request: Request) -> dict[str, Any]:
 def stack_allowed(request: Request, arch: int) -> int:
     """Return the bytes of stack that a kernel may take."""
     if request.function.__name__ == "systems_kernel":  # products of 64 x 64 float32, without wgmma
-        return 64 if arch in (80, 120) else 0
+        return 64 if arch in (89, 120) else 0
     if request.function.__name__ != "extend_attention_kernel":
         return 0
     constants = constants_of(request)

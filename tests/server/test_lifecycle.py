@@ -82,7 +82,9 @@ def test_a_client_that_leaves_frees_the_engine(model, client):
 
 def test_a_port_in_use(client):
     config = ServerConfig(port=client.base_url.port)
-    with pytest.raises(ConfigError, match="cannot bind --host 127.0.0.1 --port .*in use"):
+    with pytest.raises(
+        ConfigError, match="cannot bind --host 127.0.0.1 --port .*in use.*; name .* PORT="
+    ):
         serve([(ServedModel("m"), pytest.fail)], config, ApiKeys([]), announce=pytest.fail)
 
 

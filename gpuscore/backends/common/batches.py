@@ -37,10 +37,8 @@ def warmup_batches(
 def largest_batches(max_tokens: int, max_model_len: int, page_size: int) -> Iterator[PackedBatch]:
     """Return the full batches that take the most memory, with every optional result asked for.
 
-    The first has items of one token behind the longest prefix: attention pads each item to four
-    rows, every row is scored, and the keys of the prefix are gathered. The second is the end of the
-    longest prompt in one segment that is kept, with every row scored: in layers with a window, each
-    of its rows sees a different range. No other measured layout came near these two.
+    The first has items of one token behind the longest prefix, with every row scored. The second is
+    the end of the longest prompt in one segment that is kept, with every row scored.
 
     Prefixes repeat the first page, so a pool of that one page is enough.
     """

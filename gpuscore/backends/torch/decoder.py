@@ -300,7 +300,7 @@ class Decoder:
     ) -> tuple[Tensor, Tensor]:
         """Return the residual stream after attention, and the MLP's output to be added to it."""
         if gate is not None:
-            attended = (attended.float() * gate.float().sigmoid()).to(attended.dtype)
+            attended = attended.mul_(gate.float().sigmoid())  # in float32, rounded once
         delta = self._product(layer.o, attended)
         delta = self._post_norm(delta, layer.post_attention_norm)
         if not isinstance(layer.mlp, MlpWeights):

@@ -72,12 +72,9 @@ def in_triton(function: Function) -> Function:
     A `Compiler`, in the place that functions in C have on a CPU: see `rows_in_c.py`.
     """
     if function.__module__ == linear.__name__:
-        from gpuscore_kernels.delta_net.triton import delta_rule  # only where Triton is
-        from gpuscore_kernels.delta_rows import triton as delta_rows
+        from gpuscore_kernels.delta_net import triton as kernels  # only where Triton is
 
-        return (
-            delta_rule if function is linear.delta_rule else getattr(delta_rows, function.__name__)
-        )
+        return getattr(kernels, function.__name__)  # type: ignore[no-any-return]
     return _KERNELS.get(function, function)
 
 

@@ -1,5 +1,6 @@
 """The server's address: listening sockets of one process, or of several that share a port."""
 
+import errno
 import socket
 
 from gpuscore.config import ServerConfig
@@ -27,16 +28,19 @@ def bind_all(config: ServerConfig, count: int) -> list[socket.socket]:
     Raises:
         ConfigError: the address cannot be bound. No other process can listen on it later either.
     """
-    first = _bound(config.host, config.port, f"--host {config.host} --port {config.port}")
+    flags = f"--host {config.host} --port {config.port}"
+    first = _bound(config.host, config.port, flags, "; name another by --port, with make by PORT=")
     return [first, *(_another(first) for _ in range(count - 1))]
 
 
-def _bound(host: str, port: int, flags: str) -> socket.socket:
+def _bound(host: str, port: int, flags: str, if_in_use: str = "") -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         sock = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:  # OverflowError: a port over 65535
         reason = getattr(error, "strerror", None) or "no such port"
+        if getattr(error, "errno", None) == errno.EADDRINUSE:
+            reason += if_in_use
         raise ConfigError(f"cannot bind {flags}: {reason}") from error
     # Connections inherit this option. asyncio sets it only on sockets made with an explicit
     # protocol. Without it, an answer of more than one packet may wait 40 ms for an ACK.

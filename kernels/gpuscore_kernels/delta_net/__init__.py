@@ -7,10 +7,9 @@ Per head and token, with a state S [Dk, Dv], key k, value v, decay a and strengt
 (Yang et al., "Gated Delta Networks", 2024; chunks as in flash-linear-attention.) All is float32
 inside.
 
-`reference.py` documents the functions; `triton.py` here and in `delta_rows` has kernels of the same
-names. Shapes: T rows, Hk key heads, R value heads of each, Dk and Dv their sizes, C convolved
-columns. Tensors are contiguous, except rows of `mixed`, `gate` and `gates`, and float32 where
-nothing else is said.
+`reference.py` documents the functions; `triton.py` has kernels of the same names. Shapes: T rows,
+Hk key heads, R value heads of each, Dk and Dv their sizes, C convolved columns. Tensors are
+contiguous, except rows of `mixed`, `gate` and `gates`, and float32 where nothing else is said.
 """
 
 from dataclasses import dataclass

@@ -81,26 +81,28 @@ def delta_rule(
     heads, key_size = pool.shape[1:3]
     rows, keys, repeat = len(convolved), heads * key_size, len(decay) // heads
     q, k = (
-        x.view(rows, heads, key_size).transpose(0, 1)  # [Hk, T, Dk]
+        x.view(rows, heads, 1, key_size).permute(1, 2, 0, 3)  # [Hk, 1, T, Dk]
         for x in convolved[:, : 2 * keys].tensor_split(2, dim=1)
     )
     v = convolved[:, 2 * keys :].view(rows, heads, repeat, -1).permute(1, 2, 0, 3)
     b, log = (x.view(rows, heads, repeat).permute(1, 2, 0) for x in strengths(gates, decay, bias))
     out = v.new_empty(rows, *v.shape[:2], v.shape[3])
     outputs = out.permute(1, 2, 0, 3)  # [Hk, R, T, Dv], as v
+    states = pool.view(*pool.shape[:3], repeat, -1).transpose(2, 3)
     chunks = walks.chunks.tolist()
-    held: dict[int, Tensor] = {}
+    held = {-1: torch.zeros_like(states[0])}
     for begin, end, source in walks.walks.tolist():
-        state = pool[source] if source >= 0 else held.get(source)
+        state = states[source] if source >= 0 else held[source]
         for chunk in range(begin, end):
             (start, *targets), stop = chunks[chunk], chunks[chunk + 1][0]
             parts = sorted(set(walks.begins[start:stop].tolist()))
             for own in map(slice, parts, [*parts[1:], stop]):
                 of_values = v[:, :, own], b[:, :, own], log[:, :, own]
-                outputs[:, :, own], after = _chunk(q[:, own], k[:, own], *of_values, state)
+                of_chunk = _chunk(q[:, :, own], k[:, :, own], *of_values, state)
+                outputs[:, :, own], after = of_chunk
             for target in targets:
                 if target >= 0:
-                    pool[target] = after
+                    states[target] = after
                 elif target < -1:
                     held[target] = after
             state = after
@@ -108,33 +110,17 @@ def delta_rule(
 
 
 def _chunk(
-    q: Tensor, k: Tensor, v: Tensor, b: Tensor, log: Tensor, state: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, b: Tensor, log: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the outputs [Hk, R, L, Dv] of a chunk, and the state after it."""
-    log, by_row = log.cumsum(-1), b.unsqueeze(-1)
-    between, new, read = _decays(log), v, None
-    if state is not None:
-        of_keys, read = (_read(x, state, v.shape[1]) * log.exp().unsqueeze(-1) for x in (k, q))
-        new = v - of_keys
-    system = (k @ k.transpose(-1, -2)).unsqueeze(1) * between * by_row
-    written = torch.linalg.solve_triangular(system, new * by_row, upper=False, unitriangular=True)
-    result = ((q @ k.transpose(-1, -2)).unsqueeze(1) * between) @ written
-    total = log[..., -1:]
-    kept = written * (total - log).exp().unsqueeze(-1)
-    after = k.transpose(-1, -2) @ kept.transpose(1, 2).flatten(-2)
-    if state is not None:
-        all_of_it = total.exp().squeeze(-1).repeat_interleave(v.shape[-1], dim=-1)
-        after = torch.addcmul(after, state, all_of_it.unsqueeze(1))
-    return result if read is None else result + read, after
-
-
-def _decays(log: Tensor) -> Tensor:
-    """Return the decay from each row to each later one, [Hk, R, L, L], 0 for earlier ones."""
-    size = log.shape[-1]
-    future = torch.ones(size, size, dtype=torch.bool, device=log.device).triu(1)
-    return (log.unsqueeze(-1) - log.unsqueeze(-2)).masked_fill_(future, -torch.inf).exp_()
-
-
-def _read(x: Tensor, state: Tensor, repeat: int) -> Tensor:
-    """Return what x [Hk, L, Dk] reads from a state, [Hk, R, L, Dv]."""
-    return (x @ state).view(*x.shape[:2], repeat, -1).transpose(1, 2)
+    """Return the outputs [Hk, R, L, Dv] of a chunk, and the state [Hk, R, Dk, Dv] after it."""
+    log, by_row = log.cumsum(-1).unsqueeze(-1), b.unsqueeze(-1)
+    # The decay from each row to each later one.
+    between = (log - log.transpose(-1, -2)).exp().tril()
+    known, read = (log.exp() * (x @ state) for x in (k, q))
+    system = (k @ k.transpose(-1, -2)) * between * by_row
+    right = (v - known) * by_row
+    written = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+    result = ((q @ k.transpose(-1, -2)) * between) @ written
+    total = log[..., -1:, :]
+    after = k.transpose(-1, -2) @ (written * (total - log).exp())
+    return result + read, torch.addcmul(after, state, total.exp())

@@ -1,4 +1,4 @@
-"""The functions of `delta.c` on tensors; `delta_net` and `delta_rows` document them."""
+"""The functions of `delta.c` on tensors; `delta_net/reference.py` documents them."""
 
 import ctypes
 from ctypes import c_float, c_int32, c_int64, c_void_p
@@ -34,7 +34,7 @@ class DeltaFunctions:
     def convolve(
         self, mixed: Tensor, tails: Tensor, places: Tensor, weight: Tensor, keys: int, size: int
     ) -> Tensor:
-        """Convolve rows, and norm the heads of queries and keys, as `delta_rows.convolve`."""
+        """Convolve rows, and norm the heads of queries and keys, as `reference.convolve`."""
         (rows, columns), kernel = mixed.shape, len(weight)
         _check(mixed, (rows, columns), self._dtype, contiguous=False)
         _check(tails, (len(tails), kernel - 1, columns), self._dtype)
@@ -49,7 +49,7 @@ class DeltaFunctions:
         return out
 
     def gated_norm(self, out: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Norm each head and multiply with the gate, as `delta_rows.gated_norm`."""
+        """Norm each head and multiply with the gate, as `reference.gated_norm`."""
         rows, heads, size = out.shape
         _check(out, (rows, heads, size), torch.float32)
         _check(gate, (rows, heads * size), self._dtype, contiguous=False)

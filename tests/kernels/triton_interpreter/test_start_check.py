@@ -88,7 +88,7 @@ def test_a_defect_is_refused(start, monkeypatch, tmp_path, defect, dtype):
             ("routing", "route", "qwen3_moe"),
             ("expert_mlp", "expert_mlp", "qwen3_moe"),
             ("delta_net", "delta_rule", "qwen3_5"),
-            ("delta_rows", "gated_norm", "qwen3_5"),
+            ("delta_net", "gated_norm", "qwen3_5"),
         ),
     ],
 )

@@ -26,7 +26,7 @@ HELD, KEPT = 16, 32  # states of a batch that runs as a graph
 
 @dataclass(frozen=True, slots=True)
 class StateTables:
-    """Tables of one batch, int32; `delta_net.Walks` and `delta_rows` say what places are.
+    """Tables of one batch, int32; `gpuscore_kernels.delta_net` says what places are.
 
     Args:
         places: [T, kernel - 1] of the rows that each row's convolution sees before itself.

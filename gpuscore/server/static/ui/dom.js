@@ -27,18 +27,21 @@ export function bar(share, name) {
   return make("span", { class: "bar", role: "img", "aria-label": `${name} ${percent(share)}` }, fill);
 }
 
-/** A table that scrolls by itself, so that the page fits a phone. */
+/** A table that scrolls by itself, so that the page fits a phone, and says so where it does. */
 export function table(caption, head, rows) {
   const cells = head.map((text) => make("th", { scope: "col" }, text));
   const body = rows.map((row) =>
     make("tr", {}, ...row.map((cell, i) =>
       i === 0 ? make("th", { scope: "row" }, cell) : cell instanceof HTMLTableCellElement ? cell
         : make("td", {}, cell))));
-  return make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": caption },
+  const wide = make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": caption },
     make("table", {},
       make("caption", {}, caption),
       make("thead", {}, make("tr", {}, ...cells)),
       make("tbody", {}, ...body)));
+  const more = make("p", { class: "sideways", hidden: true }, "More columns: scroll the table sideways →");
+  new ResizeObserver(() => { more.hidden = wide.scrollWidth <= wide.clientWidth; }).observe(wide);
+  return make("div", {}, more, wide);
 }
 
 export const number = (value, digits = 4) =>

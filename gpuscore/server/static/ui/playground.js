@@ -24,10 +24,7 @@ function start() {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); run(); }
   });
   byId("compare").addEventListener("change", () => { showSides(); changed(); });
-  byId("example").addEventListener("click", () => {
-    sides.a.state = { ...sides.a.state, ...exampleFor(sides.a), format: "lines" };
-    changed();
-  });
+  byId("example").addEventListener("click", () => { showExample(); changed(); });
   byId("copy-a").addEventListener("click", () => { sides.b.state = sides.a.state; changed(); });
   byId("link").addEventListener("click", (event) => {
     copy(location.origin + location.pathname + fragment(true), event.currentTarget);
@@ -59,6 +56,12 @@ function open(hash) {
   connect();
 }
 
+const isEmpty = (state) => ["query", "items", "labels"].every((name) => state[name] === "");
+
+function showExample() {
+  sides.a.state = { ...sides.a.state, ...exampleFor(sides.a), format: "lines" };
+}
+
 function openAgain(hash) {
   location.hash = hash;  // as a link would, so that the browser's way back works
 }
@@ -85,6 +88,7 @@ async function connect() {
     else again = setTimeout(connect, AGAIN);  // it loads its model, or it was stopped
     return;
   }
+  if (!wanted && !byId("compare").checked && isEmpty(sides.a.state)) showExample();
   showSnippets();
   if (wanted) {
     wanted = false;
