@@ -16,7 +16,7 @@ from gpuscore.backends.torch.attention import fa4
 from gpuscore.backends.torch.attention.choice import choose_attention
 from gpuscore.backends.torch.buckets import Bucket
 from gpuscore.backends.torch.kv_pool import KVPool
-from gpuscore.backends.torch.layers import mark_keys, norm_and_rotate
+from gpuscore.backends.torch.layers import norm_and_rotate
 from gpuscore.backends.torch.queues import queue_of
 from gpuscore.errors import ConfigError
 from gpuscore.types.batch import prefix_slots, visible_rows
@@ -38,7 +38,9 @@ WORST = 1e-5 if INTERPRETED else 3e-2  # error of a row
 def by_torch(qkv, cos, sin, *, num_heads, num_kv_heads, pages):
     """Return what `qk_norm_rope_store` does, which takes long in the interpreter."""
     q, *sides = norm_and_rotate(qkv, cos, sin, None, None, 0.0, False, num_heads, num_kv_heads)
-    mark_keys(*sides)
+    flawed = ~sides[1].isfinite().all(-1, keepdim=True)
+    for side, marked in zip(sides, (torch.nan, 0.0), strict=True):
+        side.masked_fill_(flawed, marked)
     read, rows = pages.read[:, None, None], []
     for own, pool in zip(sides, (pages.k, pages.v), strict=True):
         cached = pool[:, pages.read.clamp(min=0)].transpose(0, 1).where(read >= 0, 0.0)
