@@ -107,9 +107,6 @@ class Recorder(TorchDispatchMode):
     def empty_cache(self) -> None:
         self.ordinary.reserved = self.ordinary.live
 
-    def drop_graphs(self) -> None:
-        self.of_graphs.reserved = self.of_graphs.live
-
     def begin_capture(self) -> Capture:
         self.capturing = Capture(len(self.captures) + 1)
         self.captures.append(self.capturing)

@@ -109,22 +109,6 @@ class Tables(NamedTuple):
     label_ids: Ints  # [labels]
 
 
-@dataclass(frozen=True, slots=True)
-class Trips:
-    """Iterations of a program's loops for one batch, in each layer.
-
-    The last layer iterates over all rows for keys and values, and over scored rows for the rest.
-    """
-
-    products: tuple[int, ...]  # tiles of all rows, by `TileSizes.product_rows`
-    scored_products: tuple[int, ...]
-    own_blocks: Int32Array  # [tiles] blocks of this batch's keys that each tile of all rows reads
-    prefix_blocks: Int32Array  # [tiles] blocks of cached keys
-    scored_own_blocks: Int32Array
-    scored_prefix_blocks: Int32Array
-    runs: int  # pages that are written, whole or in part
-
-
 def buckets(max_tokens: int, rows: int) -> tuple[int, ...]:
     """Return a few sizes; the last one holds `max_tokens`.
 
@@ -167,27 +151,6 @@ def fill(table: Ints, values: np.ndarray) -> None:
 def buffer_length(sizes: ProgramSizes) -> int:
     """Number of entries of a batch's array."""
     return sum(_leaves(_lengths(sizes)))
-
-
-def trips(tables: Tables, sizes: ProgramSizes) -> Trips:
-    """Count what a program's loops do for a batch, from the same tables that bound them."""
-    numbers, tiling = tables.numbers, sizes.tiling
-
-    def attended(tiles: Tiles, rows: int) -> tuple[Int32Array, Int32Array]:
-        bounds = Bounds(*(bound[: -(-rows // tiling.rows)] for bound in tiles.bounds))
-        of_prefix = (
-            tables.block_starts[bounds.request_stop] - tables.block_starts[bounds.request_start]
-        )
-        return bounds.own_stop - bounds.own_start, of_prefix
-
-    rows, scored = int(numbers.rows[0]), int(numbers.scored[0])
-    return Trips(
-        tuple(count for _, count in product_tiles(rows, tiling)),
-        tuple(count for _, count in product_tiles(scored, tiling)),
-        *attended(tables.every, rows),
-        *attended(tables.scored, scored),
-        runs=int(numbers.runs[0]),
-    )
 
 
 def product_tiles(rows: Ints, tiling: TileSizes) -> Iterator[tuple[Ints, Ints]]:
