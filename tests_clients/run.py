@@ -78,11 +78,15 @@ class Torch:
     index: str
 
     def install(self, python: Path) -> None:
-        command = [python, "-m", "pip", "install", "--quiet", "--no-deps"]
-        if subprocess.run([*command, self.requirement]).returncode == 0:
-            return
-        index = ["--extra-index-url", self.index]
-        subprocess.run([*command, *index, self.requirement], check=True)
+        what = f"installing {self.requirement}, some 200 MB: one or two minutes"
+        index = ("--or-extra-index-url", self.index)
+        install(python, what, *index, "install", "--no-deps", self.requirement)
+
+
+def install(python: Path, *arguments: str | Path) -> None:
+    """Run tools/install.py, which says what is wrong before this ends."""
+    if subprocess.run([python, HERE.parent / "tools" / "install.py", *arguments]).returncode:
+        sys.exit(1)
 
 
 def environment(name: str, torch: Torch) -> Path:
@@ -93,13 +97,13 @@ def environment(name: str, torch: Torch) -> Path:
     path = ENVIRONMENTS / f"{name}-{hashlib.sha256(content).hexdigest()[:12]}"
     python, done = path / "bin" / "python", path / ".installed"
     if not done.exists():
-        print(f"installing {name}", flush=True)
+        print(f"making {path}: up to half a minute", flush=True)
         subprocess.run([sys.executable, "-m", "venv", "--clear", path], check=True)
         if b"# torch" in content:
             torch.install(python)
         # The files name every package, so there is nothing to resolve.
-        command = [python, "-m", "pip", "install", "--quiet", "--no-deps", "-r", requirements]
-        subprocess.run(command, check=True)
+        what = f"installing {name}: up to two minutes"
+        install(python, what, "install", "--no-deps", "-r", requirements)
         done.touch()
     return python
 
