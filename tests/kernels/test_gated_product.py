@@ -17,7 +17,7 @@ from gpuscore.backends import plan_backend
 from gpuscore.backends.common.architectures import read_architecture
 from gpuscore.backends.common.hf_config import RawConfig
 from gpuscore.backends.common.shards import Shard
-from gpuscore.backends.torch import backend, plan
+from gpuscore.backends.torch import backend, decoder, plan
 from gpuscore.backends.torch.kernels import why_not_gated_product
 from gpuscore.backends.torch.loader import load_weights
 from gpuscore.config import ModelConfig
@@ -69,13 +69,17 @@ def inside(monkeypatch):
     return calls
 
 
-def test_scores_are_the_models(tiny_model, inside):
+@pytest.mark.parametrize(("fewest", "seen"), [(1, [59, 59, 3]), (59, [59, 59]), (60, [])])
+def test_scores_are_the_models_with_enough_rows(tiny_model, inside, monkeypatch, fewest, seen):
     directory, model = tiny_model("qwen3")
+    assert decoder.FEWEST_ROWS == 1000
+    monkeypatch.setattr(decoder, "FEWEST_ROWS", fewest)
     query, items = list(range(5, 40)), [[7], [9, 11, 399], [8] * 20]
     with Scorer(str(directory), device="cpu") as scorer:
+        assert set(inside[:3]) == {370, 220}, "of the check at start's batches the larger ones"
         inside.clear()
         result = scorer.score(query, items, label_token_ids=LABELS, logprobs=True)
-    assert inside == [59, 59, 3], "all rows but in the last layer, which has the scored ones only"
+    assert inside == seen, "all rows but in the last layer, which has the scored ones only"
     expected = reference_logprobs(model, [query + item for item in items])[:, LABELS]
     assert abs(result.logprobs - expected).max() < 1e-4
 

@@ -61,6 +61,10 @@ from gpuscore_kernels.label_head import TILE_ROWS, few_products
 
 logger = logging.getLogger(__name__)
 
+# Rows from which the check at start computes silu(gate) * up inside a product: known requests are
+# short, and some of their batches have more, some fewer.
+GATED_FROM = 200
+
 ResultT = TypeVar("ResultT")
 Launched: TypeAlias = Future[Finish] | Done[Finish]
 
@@ -120,6 +124,7 @@ class TorchBackend:
             self.launcher = self._make_launcher(short, some, num_pages=pages, num_states=1)
             if group is not None:
                 group.connect()
+            self.launcher.decoder.gated_from = GATED_FROM
             self._check(short, some)
             of_device = memory or memory_of(plan.device, plan.shard.ranks)
             num_pages = self._count_pages(of_device, short.num_layers)

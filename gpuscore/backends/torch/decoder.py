@@ -25,6 +25,7 @@ from gpuscore.backends.torch.layers import (
 from gpuscore.backends.torch.linear import DenseLinear, Linear, LinearParts, Products, Rows
 from gpuscore.backends.torch.mixture import EightBitMixture, MixtureWeights, mixture_mlp
 from gpuscore_kernels import Implementation
+from gpuscore_kernels.gated.hopper import FEWEST_ROWS
 from gpuscore_kernels.label_head import repeating_rows
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
 
@@ -81,7 +82,8 @@ class Decoder:
         own: implementation of the parts that have a kernel of ours and do not compute row by row:
             everything between the QKV product and attention, and mixtures of experts.
         lookup: reads embeddings.
-        gated_product: computes silu(gate) * up from rows and plain weights.
+        gated_product: computes silu(gate) * up from rows and plain weights, `gated_from` rows or
+            more of them.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Decoder:
     ) -> None:
         self.config = config
         self._lookup, self._gated_product = lookup, gated_product
+        self.gated_from = FEWEST_ROWS
         self._by_rows = by_rows
         self._own: Implementation = own
         # The kernel stores keys and values itself, but not tile by tile: padding has no slots.
@@ -347,7 +350,7 @@ class Decoder:
     def _mlp(self, mlp: MlpWeights, x: Rows) -> Tensor:
         activation = self.config.activation
         inner: Rows
-        if self._gated_product is not None:
+        if self._gated_product is not None and len(x) >= self.gated_from:
             assert isinstance(x, Tensor)  # noqa: S101  (the plan has checked that weights are plain)
             assert isinstance(mlp.gate_up, DenseLinear)  # noqa: S101
             inner = self._gated_product(x, mlp.gate_up.weight)

@@ -9,6 +9,7 @@ import torch
 
 from gpuscore import Scorer
 from gpuscore.backends.common.hf_config import DeltaNet
+from gpuscore.backends.common.plan import PAGE_SIZE
 from gpuscore.backends.torch.kernels import in_triton as compiler
 from gpuscore.types.batch import Prefix, Segment, pack
 from gpuscore_kernels import delta_net
@@ -189,15 +190,16 @@ def test_a_model_scores_as_with_torch(tiny_model, quick_start):
     """A query in chunks, its items, also from cached states; one item is longer than a batch."""
     directory, _ = tiny_model("qwen3_5", num_hidden_layers=3, layer_types=[*LAYERS])
     rng = np.random.default_rng(0)
-    query, items = random_ids(rng, 40), [random_ids(rng, n) for n in (1, 9, 40)]
+    cached = 2 * PAGE_SIZE[DEVICE]  # whole pages of the query
+    query, items = random_ids(rng, cached + 8), [random_ids(rng, n) for n in (1, 9, 40)]
     results = []
     for kinds in ({"attention": "torch", "kernels": "torch"}, {}):
-        config = in_triton(directory, max_batch_tokens=32, max_model_len=128, **kinds)
+        config = in_triton(directory, max_batch_tokens=32, max_model_len=256, **kinds)
         with Scorer(config) as scorer:
             ask = {"label_token_ids": [3, 17, 399], "logprobs": True}
             results.append([scorer.score(query, items, **ask) for _ in range(2)])
     expected, got = results
-    assert got[1].cached_tokens == got[0].cached_tokens + 32
+    assert got[1].cached_tokens == got[0].cached_tokens + cached
     for a, b in zip(got, expected, strict=True):
         assert b.logprobs.std() > 0.5, "near-uniform outputs would prove nothing"
         np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-4, rtol=0)
