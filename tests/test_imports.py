@@ -48,6 +48,7 @@ measure.intervals: types.batch
 measure.plots: measure.intervals types.batch
 measure.progress:
 measure.machine: system.machine torch jax
+measure.sensors:
 measure.parity: backends config config.flags config.options config.sources models offline.scorer
   system.machine measure.intervals measure.machine measure.plots measure.progress
   measure.reports measure.texts tokenizers
@@ -57,7 +58,7 @@ measure.parity.oracle: backends.torch.devices measure.parity measure.progress sy
   transformers
 measure.bench: backends config config.flags config.options config.sources models.hub offline.scorer
   httpx system.machine measure.intervals measure.machine measure.parity measure.plots
-  measure.progress measure.reports measure.texts
+  measure.progress measure.reports measure.sensors measure.texts
 measure.bench.arguments: measure.bench config.examples config.flags config.sources
 measure.bench.random_models: torch transformers
 commands.info: backends config. models processes.replicas prompts

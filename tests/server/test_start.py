@@ -164,8 +164,8 @@ def test_a_json_log_on_request(tmp_path):
     """Off a terminal it is the default, and --log-format text changes both processes' lines."""
     log = tmp_path / "log"
     with serving("demo", *QUICK, "--log-format", "text", log=log) as server:
-        httpx.get(f"{server.url}/livez")
-        wait_until(lambda: "GET /livez 200" in log.read_text())
+        httpx.get(f"{server.url}/v1/models")
+        wait_until(lambda: "GET /v1/models 200" in log.read_text())
     lines = log.read_text().splitlines()
     assert all(re.match(r"\d\d:\d\d:\d\d ", line) for line in lines), lines
     assert any("info: memory: " in line for line in lines)

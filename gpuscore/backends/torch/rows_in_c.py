@@ -51,7 +51,8 @@ def in_c(dtype: torch.dtype) -> Compiler:
         library = build(cc(), dtype) if ahead is None else load(ahead)
     except BuildError as error:
         raise ConfigError(f"{error}; choose --compile off, or another compiler in CC") from error
-    forms = _forms(RowFunctions(library, dtype)) | _of_linear_layers(DeltaFunctions(library, dtype))
+    forms = _forms(RowFunctions(library, dtype), dtype)
+    forms |= _of_linear_layers(DeltaFunctions(library, dtype))
     forms[extend_attention] = AttentionFunctions(library, dtype).extend_attention
     with torch.inference_mode():
         for function, arguments in (
@@ -89,14 +90,14 @@ def _filled_memory() -> Iterator[None]:
         torch.set_deterministic_debug_mode(before)
 
 
-def _forms(functions: RowFunctions) -> dict[Function, Callable[..., Any]]:
+def _forms(functions: RowFunctions, dtype: torch.dtype) -> dict[Function, Callable[..., Any]]:
     return {
         rms_norm: functions.rms_norm,
         add_and_norm: functions.add_and_norm,
         norm_and_rotate: functions.norm_and_rotate,
         gated: functions.gated,
         unsigned: lambda x: functions.quantize_rows(x, EPS),
-        few_products: functions.products,
+        few_products: functions.products if dtype == torch.bfloat16 else few_products,
         scaled: lambda y, scale, bias, dtype: functions.scale_rows(y, scale, bias),
     }
 

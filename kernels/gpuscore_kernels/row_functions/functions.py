@@ -9,7 +9,6 @@ from ctypes import c_float, c_int32, c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from gpuscore_kernels.label_head import few_products
 from gpuscore_kernels.row_functions.build import declare
 
 LARGEST_HEAD = 1024  # numbers, as in rows.c
@@ -171,12 +170,8 @@ class RowFunctions:
         return out
 
     def products(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Multiply x [N, E] with the transpose of a weight [V, E], float32 [N, V].
-
-        In bfloat16 sums are float32; other formats are torch's.
-        """
-        if self._dtype != torch.bfloat16:
-            return few_products(x, weight)
+        """Multiply x [N, E] with the transpose of a weight [V, E], both in bfloat16, to float32
+        [N, V]."""
         (rows, width), columns = x.shape, len(weight)
         _check(x, (rows, width), torch.bfloat16)
         _check(weight, (columns, width), torch.bfloat16)
