@@ -7,54 +7,34 @@ machine with other work; results are compared with float64 first.
 """
 
 import sys
+from pathlib import Path
 from statistics import median
 from time import process_time
 
-import numpy as np
 import torch
 
-from gpuscore.backends.common.hf_config import DecoderConfig, Rope
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
 from gpuscore.backends.torch.attention.plain import TorchAttention
 from gpuscore.backends.torch.compiler import cc
 from gpuscore.backends.torch.kv_pool import KVPool
-from gpuscore.types.batch import PackedBatch, Prefix, Segment, pack, visible_rows
+from gpuscore.types.batch import visible_rows
 from gpuscore_kernels.row_functions import AttentionFunctions, build
+from support.attention_inputs import heads_alone
+from support.batches import in_one_batch
 
 HEADS, KV_HEADS, DIM = 16, 8, 128
 WORKLOADS = {"500 + 77 x 20": (500, 77, 20), "120 + 10 x 180": (120, 10, 180)}
-CONFIG = DecoderConfig(
-    architecture="",
-    vocab_size=1,
-    hidden_size=1,
-    intermediate_size=1,
-    num_layers=2,
-    num_heads=HEADS,
-    num_kv_heads=KV_HEADS,
-    head_dim=DIM,
-    rms_norm_eps=1e-6,
-    rope=Rope(1e4),
-    max_position_embeddings=1,
-    windows=(None, None),
-    attention_scale=DIM**-0.5,
-    tie_word_embeddings=True,
-    checkpoint_dtype="float32",
-)
-
-
-def batch_of(query: int, items: int, length: int) -> PackedBatch:
-    """Return a query with items of one length."""
-    zeros = np.zeros(max(query, length), np.int32)
-    segments = [Segment(zeros[:query], 0, 0)]
-    segments += [Segment(zeros[:length], query, 0, 0, label_ids=zeros[:1])] * items
-    return pack(segments, [Prefix(0, zeros[:0])])
+CONFIG = heads_alone(HEADS, KV_HEADS, DIM)
 
 
 def main(dtype: torch.dtype) -> None:
     """Print a line for each workload."""
     attend = AttentionFunctions(build(cc(), dtype), dtype).extend_attention
     torch.set_num_threads(1)
-    for name, sizes in WORKLOADS.items():
-        batch, pool = batch_of(*sizes), KVPool(CONFIG, 1, 16, dtype, torch.device("cpu"))
+    for name, (query, items, length) in WORKLOADS.items():
+        batch = in_one_batch([0] * query, [[0] * length] * items, [0])
+        pool = KVPool(CONFIG, 1, 16, dtype, torch.device("cpu"))
         seen = torch.from_numpy(visible_rows(batch))
         q, k, v = (torch.randn(n, len(seen), DIM).to(dtype) for n in (HEADS, KV_HEADS, KV_HEADS))
         tested = TorchAttention(CONFIG, pool, attend).prepare(batch)
