@@ -4,12 +4,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from queue import Empty, SimpleQueue
 
-from gpuscore.commands.bulk.rows import Settled, TextRow
-from gpuscore.commands.bulk.tasks import Task, Unit
+from gpuscore.commands.bulk.tasks import Row, Settled, Task, Unit
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.errors import GpuscoreError, InternalError, Overloaded, Unavailable
 from gpuscore.types.request import ScoreResult
@@ -22,16 +21,6 @@ SENT_TOGETHER = 32
 PAUSE = 0.2  # seconds until a request that was refused for now is sent again
 
 
-@dataclass(frozen=True, slots=True)
-class CountedRows:
-    """The outcome of some rows, with the tokens that it took."""
-
-    settled: Settled
-    rows: int
-    prompt_tokens: int = 0
-    computed_tokens: int = 0
-
-
 class Feeder:
     """The loop that scores rows with an engine.
 
@@ -42,12 +31,10 @@ class Feeder:
     Args:
         model: with the engine.
         task: makes requests of rows.
-        settle: called with each outcome.
+        settle: called with the results of some rows.
     """
 
-    def __init__(
-        self, model: LoadedModel, task: Task, settle: Callable[[CountedRows], None]
-    ) -> None:
+    def __init__(self, model: LoadedModel, task: Task, settle: Callable[[Settled], None]) -> None:
         self._engine, self._task, self._settle = model.engine, task, settle
         self._most_tokens = BATCHES * model.replicas * model.engine.limits.max_tokens
         self._most_requests = MOST_REQUESTS * model.replicas
@@ -58,7 +45,7 @@ class Feeder:
         watcher = threading.Thread(target=self._watch, args=(model.wait_ended,), daemon=True)
         watcher.start()
 
-    def run(self, groups: Iterable[Sequence[TextRow]]) -> None:
+    def run(self, groups: Iterable[Sequence[Row]]) -> None:
         """Score all groups of rows.
 
         Raises:
@@ -83,17 +70,15 @@ class Feeder:
         while not refused and self._room:
             units: list[Unit] = []
             while len(units) < SENT_TOGETHER and self._room:
-                if self._again:
-                    self._take(self._again.popleft(), units)
-                    continue
-                part = next(made, None)
+                part = self._again.popleft() if self._again else next(made, None)
                 if part is None:
                     self._send(units)
                     return False
                 if isinstance(part, Unit):
-                    self._take(part, units)
+                    units.append(part)
+                    self._tokens += part.request.num_tokens
                 else:
-                    self._settle(CountedRows(part, 1))
+                    self._settle(part)
             refused = self._send(units)
         return True
 
@@ -101,10 +86,6 @@ class Feeder:
     def _room(self) -> bool:
         """True if one more request may be in flight, whatever its size."""
         return len(self._flying) < self._most_requests and self._tokens < self._most_tokens
-
-    def _take(self, unit: Unit, units: list[Unit]) -> None:
-        units.append(unit)
-        self._tokens += unit.request.num_tokens
 
     def _send(self, units: list[Unit]) -> bool:
         """Send requests; return True if the engine takes no more for now."""
@@ -135,39 +116,27 @@ class Feeder:
         error = answer.exception()
         if error is None:
             self._tokens -= unit.request.num_tokens
-            result = answer.result()
-            settled = self._task.settle(unit, result)
-            tokens = unit.request.num_prompt_tokens
-            self._settle(CountedRows(settled, len(unit.rows), tokens, result.computed_tokens))
-        elif isinstance(error, Unavailable):
-            self._lost(replace(unit, losses=unit.losses + 1), error)
+            self._settle(self._task.settle(unit, answer.result()))
         elif isinstance(error, GpuscoreError):
-            self._gone(unit, error)
+            lost = isinstance(error, Unavailable)  # with its engine
+            self._gone(replace(unit, losses=unit.losses + lost), error)
         else:
             raise error
 
-    def _lost(self, unit: Unit, error: Unavailable) -> None:
-        """Take back a request whose engine was lost."""
-        if unit.losses < MOST_LOSSES:
-            self._gone(unit, error)
-            return
-        self._tokens -= unit.request.num_tokens
-        what = InternalError(f"the engine was lost {unit.losses} times while it had this row")
-        self._divide(unit, what)
-
     def _gone(self, unit: Unit, error: GpuscoreError) -> bool:
-        """Take back a request without a result; return True if it may be sent again as it is."""
+        """Take back a request without a result; return True if it may be sent again as it is.
+
+        Others are divided into smaller requests; a single row is settled.
+        """
         self._tokens -= unit.request.num_tokens
         if isinstance(error, Overloaded | Unavailable):
-            self._again.append(unit)
-            return True
-        self._divide(unit, error)
-        return False
-
-    def _divide(self, unit: Unit, error: GpuscoreError) -> None:
-        """Send smaller requests in place of a failed request, or settle its only row."""
+            if unit.losses < MOST_LOSSES:
+                self._again.append(unit)
+                return True
+            error = InternalError(f"the engine was lost {unit.losses} times while it had this row")
         for part in self._task.failed(unit, error):
             if isinstance(part, Unit):
                 self._again.append(part)
             else:
-                self._settle(CountedRows(part, 1))
+                self._settle(part)
+        return False

@@ -24,11 +24,7 @@ JSON_LINES, CSV, PARQUET = "JSON lines", "CSV", "Parquet"
 SUFFIXES = {".jsonl": JSON_LINES, ".ndjson": JSON_LINES, ".csv": CSV, ".parquet": PARQUET}
 DEFAULT_ITEM_COLUMN = "item"
 SHOWN_NAMES = 20
-# Options that decide the scores and the output.
-IDENTITY = (
-    *("query_column", "item_column", "labels", "label_sequences", "label_length_normalization"),
-    *("apply_softmax", "temperature", "item_first", "instruction", "requests", "scores_column"),
-)
+FREE = ("input", "output", "strict", "max_bad")  # what a run that goes on may have otherwise
 EXAMPLES = """\
 Examples:
 
@@ -110,7 +106,8 @@ class BatchOptions:
 
     def identity(self) -> dict[str, Any]:
         """Return the flags that a resumed run must repeat, by name."""
-        values = {name: getattr(self, name) for name in IDENTITY}
+        names = (item.name for item in fields(self) if item.name not in FREE)
+        values = {name: getattr(self, name) for name in names}
         if self.labels is not None:
             values["labels"] = ",".join(self.labels)
         if self.label_sequences:
@@ -169,7 +166,7 @@ def _check_requests(options: BatchOptions, names_items: bool) -> None:
     for item in fields(options):
         value = getattr(options, item.name)
         differs = names_items if item.name == "item_column" else value and value != item.default
-        if differs and item.name in IDENTITY and item.name != "requests":
+        if differs and item.name not in (*FREE, "requests"):
             raise ConfigError(
                 f"--requests excludes {_flag(item.name)}: each line says what it asks for"
             )

@@ -1,125 +1,192 @@
-"""From rows to requests of the engine, and from its results to scores or answers.
+"""From rows to requests of the engine, and from its results to scores."""
 
-Lines of a file of requests have OpenAI's batch format, as vLLM's run-batch takes it: {"custom_id",
-"method", "url", "body"}. The dialect of the url answers the body, so the answer is the same as the
-server's.
-"""
-
-import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import Any, NamedTuple, Protocol
 
-import msgspec
 import numpy as np
 
+from gpuscore.commands.bulk.inputs import Problem
 from gpuscore.commands.bulk.options import BatchOptions
-from gpuscore.commands.bulk.rows import (
-    AnswerLine,
-    BadTextRow,
-    Problem,
-    RowScoring,
-    Settled,
-    TextRow,
-)
-from gpuscore.dialects.dialect import (
-    Dialect,
-    PreparedBody,
-    Scored,
-    answered_name,
-    cache_salt,
-    choose,
-)
-from gpuscore.dialects.served import LoadedModel, ModelTable, ServedModel
-from gpuscore.dialects.table import DIALECT_OF
-from gpuscore.dialects.wire import encode_error
-from gpuscore.errors import ConfigError, GpuscoreError, MethodNotAllowed, NotFound
+from gpuscore.commands.bulk.work import Result
+from gpuscore.dialects.served import LoadedModel
+from gpuscore.errors import ConfigError, GpuscoreError
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.rerank_input import RerankInput
-from gpuscore.text.boundaries import ALONE
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.types.batch import Float64Array
 from gpuscore.types.labels import label_scores, per_token, softmax
-from gpuscore.types.record import RequestRecord
 from gpuscore.types.request import ScoreRequest, ScoreResult
-from gpuscore.types.results import renumbered, scored_places
 
+GROUP_ROWS = 2048  # most rows of one request
+# Most characters of one request, for each token of a batch: about two batches, so that results come
+# in steps of seconds on a slow machine, too.
+GROUP_TEXT = 8
+# Characters, a few pages of tokens: neighbours go into separate requests if prompts on one side
+# begin alike for that much longer, so that each request's prompts share all of it.
+WORTHWHILE = 256
 _INDEX = re.compile(r"\[(\d+)\]$")  # of the item that an error is about
+
+
+class Row(NamedTuple):
+    """A row's texts. Rows sort by them, so rows that begin alike become neighbours."""
+
+    first: str  # rows with the same first text become one request
+    rest: str
+    part: int
+    index: int  # in its part
+
+
+_END = Row("", "", -1, -1)
+
+
+class Settled(NamedTuple):
+    """The results of some rows."""
+
+    rows: Sequence[Row]
+    results: Sequence[Result]
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
     """A request to the engine, and the rows that it answers."""
 
-    rows: Sequence[TextRow]
+    rows: Sequence[Row]
     request: ScoreRequest
     notes: Any = None  # of the task that made it
     losses: int = 0  # of engines that had it in flight
+
+
+class Task(Protocol):
+    """The work of a job on its rows."""
+
+    def texts(self, block: Any) -> "list[tuple[str, ...] | Problem]":
+        """Return one text or two of every row of a block, or what is wrong with it."""
+
+    def units(self, rows: Sequence[Row]) -> Iterator[Unit | Settled]:
+        """Yield requests for the rows, and the results of rows that need none."""
+
+    def settle(self, unit: Unit, result: ScoreResult) -> Settled:
+        """Return the results of a request's rows."""
+
+    def failed(self, unit: Unit, error: GpuscoreError) -> Iterator[Unit | Settled]:
+        """Yield smaller requests in place of a failed request, or the outcome of a single row."""
+
+
+def grouped(
+    rows: Iterable[Row], most_rows: int, batch_tokens: int, free_cut: bool = True
+) -> Iterator[list[Row]]:
+    """Yield neighbouring rows whose prompts go into one request: rows with the same first text, or,
+    to save requests, rows that each have a first text of their own.
+
+    Args:
+        rows: in order.
+        most_rows: of one group.
+        batch_tokens: tokens of one batch of the engine, which bound a group's text.
+        free_cut: a request's prompts share all that they begin with, not only what their first text
+            alone determines; then rows of several first texts may be put together.
+    """
+    most_rows, most_text = min(GROUP_ROWS, most_rows), GROUP_TEXT * batch_tokens
+    group: list[Row] = []
+    size = before = here = 0  # characters shared with the row before, for the last row and this one
+    last, singles = _END, False  # the row before, and whether the group's first texts differ
+    for row, following in pairwise(chain(rows, [_END])):
+        after = _shared(row, following) if free_cut else 0
+        single = free_cut and row.first not in (last.first, following.first)
+        length = len(row.rest) + (len(row.first) if single else 0)
+        if group:
+            fits = row.first == last.first or (single and singles)
+            full = len(group) >= most_rows or size + length > most_text
+            if not fits or full or here + WORTHWHILE <= max(before, after):
+                yield group
+                group, size = [], 0
+        group.append(row)
+        singles, size = single, size + length
+        last, before, here = row, here, after
+    if group:
+        yield group
+
+
+def _shared(row: Row, following: Row) -> int:
+    """Return how many first characters two prompts share; a few count as 0."""
+    if following is _END:
+        return 0
+    if row.first != following.first:
+        return _alike(row.first, following.first)
+    return len(row.first) + _alike(row.rest, following.rest)
+
+
+def _alike(a: str, b: str) -> int:
+    if a[:WORTHWHILE] != b[:WORTHWHILE]:
+        return 0
+    least, most = 0, min(len(a), len(b)) + 1  # alike up to `least`, not up to `most`
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (middle, most) if a[:middle] == b[:middle] else (least, middle)
+    return least
 
 
 class TableTask:
     """The scores of a table's rows.
 
     Args:
-        width: number of scores of a row.
         build: makes the request of a group of rows; raises GpuscoreError.
-        scores: returns [rows, width] of a request's result.
+        scores: returns [rows, labels] of a request's result.
     """
 
     def __init__(
         self,
-        width: int,
-        build: Callable[[Sequence[TextRow]], ScoreRequest],
+        options: BatchOptions,
+        build: Callable[[Sequence[Row]], ScoreRequest],
         scores: Callable[[ScoreRequest, ScoreResult], Float64Array],
     ) -> None:
-        self.width = width
-        self._build, self._scores = build, scores
+        self._options, self._build, self._scores = options, build, scores
 
-    def units(self, rows: Sequence[TextRow]) -> Iterator[Unit | Settled]:
+    def texts(self, block: Any) -> "list[tuple[str, ...] | Problem]":
+        texts: list[tuple[str, ...] | Problem] = block.texts(self._options)
+        return texts
+
+    def units(self, rows: Sequence[Row]) -> Iterator[Unit | Settled]:
         """Yield the request of the rows. If some rows make it invalid, they are settled as bad, and
         the other rows get requests without them."""
         waiting = [rows]
         while waiting:
             part = waiting.pop()
             try:
-                request = self._build(part)
+                yield Unit(part, self._build(part))
             except GpuscoreError as error:
                 if len(part) == 1:
-                    yield _bad(part[0], error)
+                    yield Settled(part, [_reason(error)])
                 else:
                     waiting += reversed(_divided(part, error))
-                continue
-            yield Unit(part, request)
 
     def settle(self, unit: Unit, result: ScoreResult) -> Settled:
-        return RowScoring([row.number for row in unit.rows], self._scores(unit.request, result))
+        return Settled(unit.rows, self._scores(unit.request, result).tolist())
 
     def failed(self, unit: Unit, error: GpuscoreError) -> Iterator[Unit | Settled]:
-        """Yield smaller requests in place of a failed request, or the outcome of a single row."""
         if len(unit.rows) == 1:
-            yield _bad(unit.rows[0], error)
+            yield Settled(unit.rows, [_reason(error)])
             return
         for part in _divided(unit.rows, error):
             yield from self.units(part)
 
 
-def _bad(row: TextRow, error: GpuscoreError) -> BadTextRow:
+def _reason(error: GpuscoreError) -> str:
     message = error.message
     if error.param is not None and _INDEX.search(error.param):
         message = message.replace(error.param, "the row")  # not the item's number in a request
-    return BadTextRow(row.number, f"{error.code}: {message}")
+    return f"{error.code}: {message}"
 
 
-def _divided(rows: Sequence[TextRow], error: GpuscoreError) -> list[Sequence[TextRow]]:
+def _divided(rows: Sequence[Row], error: GpuscoreError) -> list[Sequence[Row]]:
     """Divide the rows at the row that the error names, or else in the middle."""
     match = _INDEX.search(error.param or "")
     index = int(match[1]) if match else len(rows)
-    if index >= len(rows):
-        middle = len(rows) // 2
-        return [rows[:middle], rows[middle:]]
-    return [part for part in (rows[:index], rows[index : index + 1], rows[index + 1 :]) if part]
+    cuts = [index, index + 1] if index < len(rows) else [len(rows) // 2]
+    return [rows[start:end] for start, end in pairwise([0, *cuts, len(rows)]) if start < end]
 
 
 def make_table_task(options: BatchOptions, model: LoadedModel) -> TableTask:
@@ -155,11 +222,11 @@ def _labels_task(
             need_lse=not apply,
         )
 
-    def build(rows: Sequence[TextRow]) -> ScoreRequest:
+    def build(rows: Sequence[Row]) -> ScoreRequest:
         first, items = rows[0].first, [row.rest for row in rows]
         if any(row.first != first for row in rows):
-            first, items = b"", [row.first + row.rest for row in rows]
-        request = builder.build(score_input(first.decode(), [item.decode() for item in items]))
+            first, items = "", [row.first + row.rest for row in rows]
+        request = builder.build(score_input(first, items))
         assert request is not None  # noqa: S101  (there is a row)
         return request
 
@@ -169,8 +236,7 @@ def _labels_task(
         return np.stack(rows)
 
     builder.build(score_input("", []))  # checks the labels only
-    width = len(options.labels or options.label_sequences or classes)
-    return TableTask(width, build, scores)
+    return TableTask(options, build, scores)
 
 
 def _family_task(options: BatchOptions, prompts: FamilyPrompts) -> TableTask:
@@ -182,9 +248,9 @@ def _family_task(options: BatchOptions, prompts: FamilyPrompts) -> TableTask:
     if options.instruction is not None and not family.takes_instruction:
         raise ConfigError(f"--instruction: prompts of {family.name} have no instruction")
 
-    def build(rows: Sequence[TextRow]) -> ScoreRequest:
-        query = [row.first.decode() for row in rows] if asks else None
-        documents = [row.rest.decode() for row in rows]
+    def build(rows: Sequence[Row]) -> ScoreRequest:
+        query = [row.first for row in rows] if asks else None
+        documents = [row.rest for row in rows]
         return prompts.build(RerankInput(query, documents, options.instruction)).request
 
     def relevance(_: ScoreRequest, result: ScoreResult) -> Float64Array:
@@ -193,158 +259,4 @@ def _family_task(options: BatchOptions, prompts: FamilyPrompts) -> TableTask:
     def classes(_: ScoreRequest, result: ScoreResult) -> Float64Array:
         return softmax(np.stack(result.label_logits).astype(np.float64))
 
-    if family.ranks:
-        return TableTask(1, build, relevance)
-    return TableTask(len(family.classes), build, classes)
-
-
-OK = 200
-ID_DIGITS = 24
-
-
-class RequestLine(msgspec.Struct):
-    """A line of the input; further fields are ignored, as vLLM does."""
-
-    custom_id: str
-    method: str
-    url: str
-    body: msgspec.Raw
-
-
-class ResponsePart(msgspec.Struct):
-    status_code: int
-    request_id: str
-    body: msgspec.Raw
-
-
-class OutputLine(msgspec.Struct):
-    """A line of the output; `error` is always null, because the body has the server's error."""
-
-    id: str
-    custom_id: str
-    response: ResponsePart
-    error: None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A line on its way to the engine."""
-
-    line: RequestLine
-    dialect: Dialect[Any]
-    body: Any
-    prepared: PreparedBody
-    model: str
-    record: RequestRecord
-
-
-def call_text(row: dict[str, Any] | Problem, line: bytes) -> tuple[str, ...] | Problem:
-    """Return the sort key of a request: its query and its whole line."""
-    if isinstance(row, Problem):
-        return row
-    for name in ("custom_id", "method", "url"):
-        if not isinstance(row.get(name), str):
-            return Problem(f"{name} must be text")
-    if not isinstance(row.get("body"), dict):
-        return Problem("body must be an object")
-    query = row["body"].get("query")
-    return query if isinstance(query, str) else "", line.decode()
-
-
-_decoder = msgspec.json.Decoder(RequestLine)
-
-
-class RequestTask:
-    """The answers to lines of requests, in the dialects of the server.
-
-    Args:
-        names: the names by which bodies may call the model.
-    """
-
-    width = 1
-
-    def __init__(self, model: LoadedModel, names: tuple[str, ...]) -> None:
-        self._model = model
-        served = ServedModel(names[0], names[1:])
-        served.loaded = model
-        self._models = ModelTable([served])
-
-    def units(self, rows: Sequence[TextRow]) -> "Iterator[Unit | AnswerLine]":
-        """Yield each line's request to the engine, or its answer if it needs no request."""
-        for row in rows:
-            line = _decoder.decode(row.rest)
-            record = RequestRecord(_id(row, line))
-            dialect = DIALECT_OF.get(line.url)
-            try:
-                call = self._call(line, dialect, record)
-            except GpuscoreError as error:
-                yield _failed(row, line, dialect, record, error)
-                continue
-            if call.prepared.request is None:
-                yield _answered(row, call, None)
-            else:
-                salt = cache_salt("", call.prepared.salt)
-                yield Unit([row], replace(call.prepared.request, salt=salt), call)
-
-    def settle(self, unit: Unit, result: ScoreResult) -> AnswerLine:
-        return _answered(unit.rows[0], unit.notes, result)
-
-    def failed(self, unit: Unit, error: GpuscoreError) -> "Iterator[Unit | AnswerLine]":
-        call: _Call = unit.notes
-        error = renumbered(error, scored_places(call.prepared.errors, call.body.num_items))
-        yield _failed(unit.rows[0], call.line, call.dialect, call.record, error)
-
-    def _call(
-        self, line: RequestLine, dialect: Dialect[Any] | None, record: RequestRecord
-    ) -> _Call:
-        """Take the server's steps up to the engine; raise GpuscoreError as they do."""
-        if dialect is None:
-            raise NotFound("no such path")
-        if line.method != "POST":
-            raise MethodNotAllowed("this path does not have that method")
-        body = dialect.decode(bytes(line.body), record, None)
-        name = answered_name(choose(self._models, dialect, body), body)
-        prepared = dialect.prepare(self._model, body, ALONE)
-        return _Call(line, dialect, body, prepared, name, record)
-
-
-def _id(row: TextRow, line: RequestLine) -> str:
-    """Return an id that is the same whenever the job is run."""
-    return hashlib.sha256(f"{row.number}:{line.custom_id}".encode()).hexdigest()[:ID_DIGITS]
-
-
-def _answered(row: TextRow, call: _Call, result: ScoreResult | None) -> AnswerLine:
-    record = call.record
-    scored = Scored(call.body, call.prepared, result, call.model, record.request_id, call.line.url)
-    try:
-        body = b"".join(call.dialect.encode(scored))
-    except GpuscoreError as error:
-        return _failed(row, call.line, call.dialect, record, error)
-    return _line(row, call.line, OK, record, body)
-
-
-def _failed(
-    row: TextRow,
-    line: RequestLine,
-    dialect: Dialect[Any] | None,
-    record: RequestRecord,
-    error: GpuscoreError,
-) -> AnswerLine:
-    encode = encode_error if dialect is None else dialect.encode_error
-    return _line(row, line, error.status, record, encode(error, record.variant))
-
-
-def _line(
-    row: TextRow, line: RequestLine, status: int, record: RequestRecord, body: bytes
-) -> AnswerLine:
-    response = ResponsePart(status, record.request_id, msgspec.Raw(body))
-    made = OutputLine(f"batch_req_{record.request_id}", line.custom_id, response)
-    return AnswerLine(row.number, msgspec.json.encode(made), status != OK)
-
-
-Task: TypeAlias = TableTask | RequestTask
-
-
-def make_task(options: BatchOptions, model: LoadedModel, names: tuple[str, ...]) -> Task:
-    """Return the task of a job; `names` are the model's. Raises as `make_table_task`."""
-    return RequestTask(model, names) if options.requests else make_table_task(options, model)
+    return TableTask(options, build, relevance if family.ranks else classes)
