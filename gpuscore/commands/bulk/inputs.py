@@ -26,14 +26,9 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 FIRST_ROWS = 1000  # of JSON lines, which have no header
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A reason why a row cannot be scored, for its line in OUTPUT.bad.jsonl."""
-
-    reason: str
-
-
-Decoded: TypeAlias = dict[str, Any] | Problem
+# A row as an object, and the texts of its columns; a str is the reason why it is bad.
+Decoded: TypeAlias = dict[str, Any] | str
+Texts: TypeAlias = tuple[str, ...] | str
 
 
 @dataclass(slots=True)
@@ -63,7 +58,7 @@ class Block:
         """Return every row as an object, or the reason why it is not an object."""
         return [_decode(row) if isinstance(row, bytes) else row for row in self.rows]
 
-    def texts(self, options: BatchOptions) -> list[tuple[str, ...] | Problem]:
+    def texts(self, options: BatchOptions) -> list[Texts]:
         """Return the texts of every row, or what is wrong with it."""
         return [texts_of(row, options) for row in self.decoded()]
 
@@ -94,29 +89,29 @@ class Block:
 
 def _decode(line: bytes) -> Decoded:
     if len(line) > MAX_LINE:
-        return Problem(f"the line has over {MAX_LINE} bytes")
+        return f"the line has over {MAX_LINE} bytes"
     try:
         decoded = msgspec.json.decode(line)
     except UnicodeDecodeError as error:
-        return Problem(f"the line is not UTF-8: {error.reason}")
+        return f"the line is not UTF-8: {error.reason}"
     except (msgspec.DecodeError, RecursionError) as error:
-        return Problem(f"the line is not JSON: {error}")
+        return f"the line is not JSON: {error}"
     if not isinstance(decoded, dict):
-        return Problem(f"the line is {_kind(decoded)}, not an object")
+        return f"the line is {_kind(decoded)}, not an object"
     return decoded
 
 
-def texts_of(row: Decoded, options: BatchOptions) -> tuple[str, ...] | Problem:
+def texts_of(row: Decoded, options: BatchOptions) -> Texts:
     """Return the texts of a row's columns, or what is wrong with it."""
-    if isinstance(row, Problem):
+    if isinstance(row, str):
         return row
     if options.scores_column in row:
-        return Problem(f"there is a field {options.taken}")
+        return f"there is a field {options.taken}"
     for name in options.columns:
         if name not in row:
-            return Problem(f"there is no field {name}")
+            return f"there is no field {name}"
         if not isinstance(row[name], str):
-            return Problem(f"{name} is {_kind(row[name])}, not text")
+            return f"{name} is {_kind(row[name])}, not text"
     return tuple(row[name] for name in options.columns)
 
 
@@ -136,7 +131,7 @@ class InputFiles:
     format: str
     paths: tuple[Path, ...]
 
-    def blocks(self) -> "Iterator[Block | Any]":
+    def blocks(self) -> Iterator[Any]:
         """Yield all rows of all files, in the same blocks each time; of Parquet, ParquetBlocks."""
         for path in self.paths:
             if self.format == PARQUET:
@@ -188,16 +183,15 @@ def read_header(path: Path) -> list[str]:
 
 def _csv_rows(path: Path, header: list[str]) -> Iterator[tuple[int, int, Decoded]]:
     for place, row in islice(_csv_lists(path), 1, None):
-        if isinstance(row, Problem):
+        if isinstance(row, str):
             yield place, 0, row
         elif len(row) != len(header):
-            problem = f"the row has {len(row)} fields, the header has {len(header)}"
-            yield place, 0, Problem(problem)
+            yield place, 0, f"the row has {len(row)} fields, the header has {len(header)}"
         else:
             yield place, sum(map(len, row)), dict(zip(header, row, strict=True))
 
 
-def _csv_lists(path: Path) -> Iterator[tuple[int, list[str] | Problem]]:
+def _csv_lists(path: Path) -> Iterator[tuple[int, list[str] | str]]:
     """Yield each row, the header too, with the number of its first line."""
     csv.field_size_limit(MAX_FIELD)  # of the whole process; nothing else here reads CSV
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
@@ -211,9 +205,9 @@ def _csv_lists(path: Path) -> Iterator[tuple[int, list[str] | Problem]]:
                 return
             except csv.Error as error:
                 to = f" to {reader.line_num}" if reader.line_num > place else ""
-                yield place, Problem(f"the row is not CSV (lines {place}{to}): {error}")
+                yield place, f"the row is not CSV (lines {place}{to}): {error}"
             except UnicodeEncodeError:  # a byte that is not UTF-8 was read as a lone surrogate
-                yield place, Problem("the row is not UTF-8")
+                yield place, "the row is not UTF-8"
             else:
                 if row:
                     yield place, row
@@ -290,17 +284,11 @@ def _check_columns(inputs: InputFiles, options: BatchOptions) -> None:
             )
 
 
-class FileState(msgspec.Struct, frozen=True):
-    """The size, the time of change and the SHA-256 of a file."""
+FileState: TypeAlias = tuple[int, int, str]  # size, time of change, SHA-256
 
-    size: int
-    mtime_ns: int
-    sha256: str
 
-    @classmethod
-    def of(cls, path: Path) -> "FileState":
-        stat = path.stat()
-        return cls(stat.st_size, stat.st_mtime_ns, sha256_of(path))
+def state_of(path: Path) -> FileState:
+    return path.stat().st_size, path.stat().st_mtime_ns, sha256_of(path)
 
 
 def sha256_of(path: Path) -> str:
@@ -319,9 +307,7 @@ def refuse_changed(inputs: InputFiles, known: dict[str, FileState], read_all: bo
         differ = sorted(set(names) ^ set(known)) or names
         raise ConfigError(f"the files of --input changed: {', '.join(differ)}")
     for path in inputs.paths:
-        was, stat = known[path.name], path.stat()
-        if was.size != stat.st_size:
-            sizes = f"it had {was.size} bytes and has {stat.st_size}"
-            raise ConfigError(f"--input {path} changed: {sizes}")
-        if (read_all or was.mtime_ns != stat.st_mtime_ns) and sha256_of(path) != was.sha256:
+        size, mtime_ns, digest = known[path.name]
+        same = (path.stat().st_size, path.stat().st_mtime_ns) == (size, mtime_ns)
+        if (read_all or not same) and sha256_of(path) != digest:
             raise ConfigError(f"--input {path} changed: its content has another SHA-256")

@@ -8,23 +8,16 @@ in the work folder, from where the next run takes them; in the end they become t
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from gpuscore.commands.bulk.calls import RequestTask
-from gpuscore.commands.bulk.feeding import Feeder
-from gpuscore.commands.bulk.inputs import (
-    FileState,
-    InputFiles,
-    Problem,
-    find_inputs,
-    refuse_changed,
-)
+from gpuscore.commands.bulk.feeding import Feeder, grouped
+from gpuscore.commands.bulk.inputs import InputFiles, find_inputs, refuse_changed, state_of
 from gpuscore.commands.bulk.options import BatchOptions
-from gpuscore.commands.bulk.tasks import Row, Settled, Task, grouped, make_table_task
+from gpuscore.commands.bulk.tasks import RequestTask, Row, TableTask, Task
 from gpuscore.commands.bulk.work import (
     Answer,
     JobState,
@@ -123,7 +116,7 @@ def run_job(job: BatchJob, loading: Loading, progress: Progress) -> WrittenState
                 refuse_existing(path)
             if state is None:
                 work.clear()
-                known = {path.name: FileState.of(path) for path in inputs.paths}
+                known = {path.name: state_of(path) for path in inputs.paths}
                 state = JobState(job.settings, known, *plan_output(inputs, options))
                 work.write(state)
             done = sum(
@@ -132,7 +125,7 @@ def run_job(job: BatchJob, loading: Loading, progress: Progress) -> WrittenState
                 for result in work.results(number, count)
             )
             progress.begin(sum(state.parts), done)
-            if done < progress.rows or options.strict:
+            if done < progress.rows or not done or options.strict:
                 with loading() as model:
                     progress.loaded()
                     _Scoring(job, inputs, work, model, progress).run()
@@ -183,7 +176,7 @@ class _Scoring:
         if job.options.requests:
             self._task = RequestTask(model, job.names)
         else:
-            self._task = make_table_task(job.options, model)
+            self._task = TableTask(job.options, model)
         self._parts: dict[int, _Part] = {}
         self._kept = time.monotonic()
 
@@ -196,44 +189,51 @@ class _Scoring:
 
     def _groups(self) -> Iterator[list[Row]]:
         """Yield the rows that go into one request each."""
-        builder = self._model.prompts.builder
-        # With a fixed cut, a row's bits depend on the text that its request shares, which must not
-        # depend on the rows that are left.
-        free_cut = not builder.backend.deterministic_chunk
-        most_rows, tokens = builder.limits.max_items, self._model.engine.limits.max_tokens
         for number, block in enumerate(self._inputs.blocks()):
             results = self._work.results(number, block.count)
-            self._parts[number] = _Part(block, results, results.count(None))
-            rows = []
-            for index, texts in enumerate(self._task.texts(block)):
-                row = Row("", "", number, index)
-                if results[index] is not None:
-                    self._refuse(row, results[index])
-                elif isinstance(texts, Problem):
-                    self._settle(Settled([row], [texts.reason]))
-                else:
-                    rows.append(Row(*("", *texts)[-2:], number, index))
-            yield from grouped(sorted(rows), most_rows, tokens, free_cut)
+            missing = results.count(None)
+            if not missing and not self._strict:
+                continue
+            for place, result in enumerate(results):
+                self._refuse(block, place, result)
+            if missing:
+                self._parts[number] = _Part(block, results, missing)
+                yield from grouped(self._rows(number, block, results), self._model)
 
-    def _settle(self, settled: Settled) -> None:
-        for row, result in zip(*settled, strict=True):
-            self._refuse(row, result)  # before it is kept, so that another run tries it again
-            part = self._parts[row.part]
-            part.results[row.index] = result
-            part.missing, part.changed = part.missing - 1, True
-        self._progress.add(len(settled.rows))
+    def _rows(self, number: int, block: Any, results: Sequence[Result]) -> list[Row]:
+        """Return the rows of a part to score; settle those that are bad."""
+        rows, bad = [], []
+        for place, texts in enumerate(self._task.texts(block)):
+            if results[place] is None and isinstance(texts, str):
+                bad.append((Row("", "", number, place), texts))
+            elif results[place] is None:
+                first, rest = ("", *texts)[-2:]
+                rows.append(Row(first, rest, number, place))
+        if bad:
+            self._settle(*zip(*bad, strict=True))
+        return rows
+
+    def _settle(self, rows: Sequence[Row], results: Sequence[Result]) -> None:
+        number = rows[0].part
+        part = self._parts[number]
+        for row, result in zip(rows, results, strict=True):
+            # Before it is kept, so that another run tries it again.
+            self._refuse(part.block, row.place, result)
+            part.results[row.place] = result
+        part.missing, part.changed = part.missing - len(rows), True
+        self._progress.add(len(rows))
         if not part.missing:
-            self._work.keep(row.part, self._parts.pop(row.part).results)
+            self._work.keep(number, self._parts.pop(number).results)
         if time.monotonic() - self._kept >= KEPT_EVERY:
             self._keep()
 
-    def _refuse(self, row: Row, result: Result) -> None:
+    def _refuse(self, block: Any, place: int, result: Result) -> None:
         """Raise InvalidRequest for a bad row of a strict job."""
         bad = isinstance(result, str) or (isinstance(result, Answer) and result.failed)
         if self._strict and bad:
-            place = self._parts[row.part].block.about(row.index)
+            about = block.about(place)
             what = result.line.decode() if isinstance(result, Answer) else result
-            raise InvalidRequest(f"{place['file']}, row {place['row']}: {what}")
+            raise InvalidRequest(f"{about['file']}, row {about['row']}: {what}")
 
     def _keep(self) -> None:
         for number, part in self._parts.items():

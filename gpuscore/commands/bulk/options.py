@@ -138,16 +138,16 @@ def read_options(values: argparse.Namespace) -> BatchOptions:
     if not values.scores_column:
         del arguments["scores_column"]
     options = BatchOptions(**arguments)
-    check(options, values.item_column is not None)
+    _check(options)
     return options
 
 
-def check(options: BatchOptions, names_items: bool = True) -> None:
+def _check(options: BatchOptions) -> None:
     """Raise ConfigError for options that do not fit together."""
     if options.output.suffix not in {".jsonl", ".parquet"}:
         raise ConfigError(f"--output {options.output}: the name must end with .jsonl or .parquet")
     if options.requests:
-        _check_requests(options, names_items)
+        _check_requests(options)
         return
     if options.query_column == options.item_column:
         raise ConfigError(f"--query-column and --item-column are both {options.item_column}")
@@ -161,12 +161,11 @@ def check(options: BatchOptions, names_items: bool = True) -> None:
         raise ConfigError("--instruction is for prompt families, without --labels")
 
 
-def _check_requests(options: BatchOptions, names_items: bool) -> None:
+def _check_requests(options: BatchOptions) -> None:
     """Raise ConfigError for an option whose value each line has itself."""
     for item in fields(options):
-        value = getattr(options, item.name)
-        differs = names_items if item.name == "item_column" else value and value != item.default
-        if differs and item.name not in (*FREE, "requests"):
+        same = getattr(options, item.name) == item.default
+        if not same and item.name not in (*FREE, "requests"):
             raise ConfigError(
                 f"--requests excludes {_flag(item.name)}: each line says what it asks for"
             )

@@ -1,7 +1,7 @@
 """Parquet, and the conversion of other formats into it. The only module that needs pyarrow."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
@@ -12,18 +12,19 @@ import msgspec
 import pyarrow as pa
 from pyarrow import parquet
 
-from gpuscore.commands.bulk.inputs import Decoded, Problem, texts_of
+from gpuscore.commands.bulk.inputs import Decoded, Texts, texts_of
 from gpuscore.commands.bulk.options import BatchOptions
 from gpuscore.errors import ConfigError
 
 GROUP_BYTES = 64 * 2**20  # of a row group that is written
 SCORES_TYPE = pa.list_(pa.float64())
+TEXT_TYPES = (pa.string(), pa.large_string(), pa.string_view())
 REMEDY = "write JSON lines instead, which keep every row as it is"
 
 
 @dataclass(frozen=True, slots=True)
 class ParquetBlock:
-    """Rows of a file, as `Block` describes them; `first` is the number of the first, from 1."""
+    """Rows of a file, with the methods of `Block`; `first` is the number of the first, from 1."""
 
     path: Path
     first: int
@@ -33,16 +34,19 @@ class ParquetBlock:
     def count(self) -> int:
         return len(self.rows)
 
-    def texts(self, options: BatchOptions) -> list[tuple[str, ...] | Problem]:
-        names = options.columns
-        found = [_texts(self.rows.column(name), name) for name in names]
-        rows = (dict(zip(names, values, strict=True)) for values in zip(*found, strict=True))
-        return [_bad_of(row) or texts_of(row, options) for row in rows]
+    def texts(self, options: BatchOptions) -> list[Texts]:
+        # As bytes: one text that is not UTF-8 must not spoil the others.
+        kinds = pa.schema([(name, pa.large_binary()) for name in options.columns])
+        rows = self.rows.select(options.columns)
+        for index, name in enumerate(options.columns):
+            if pa.types.is_dictionary(kind := rows.schema.field(name).type):
+                rows = rows.set_column(index, name, rows.column(name).cast(kind.value_type))
+        return [texts_of(_decoded(row), options) for row in rows.cast(kinds).to_pylist()]
 
     def lines(self, keep: Sequence[int]) -> list[bytes]:
-        return [msgspec.json.encode(row) for row in _objects(self.table(keep, None))]
+        return [msgspec.json.encode(row) for row in _objects(self.table(keep))]
 
-    def table(self, keep: Sequence[int], _: Any) -> Any:
+    def table(self, keep: Sequence[int], schema: Any = None) -> Any:
         return self.rows if len(keep) == self.count else self.rows.take(pa.array(keep, pa.int64()))
 
     def about(self, index: int) -> dict[str, Any]:
@@ -58,30 +62,24 @@ class ParquetBlock:
         for name in self.rows.column_names:
             try:
                 json.dumps(_objects(self.rows.select([name])), allow_nan=False, default=str)
-            except UnicodeDecodeError as error:
-                what = f"column {name} is not UTF-8: {error.reason}"
-                raise ConfigError(f"--input {self.path}: {what}; write Parquet instead") from error
             except ValueError as error:
-                what = f"column {name} has NaN or infinity, which JSON cannot hold"
-                raise ConfigError(f"--input {self.path}: {what}; write Parquet instead") from error
+                bad = isinstance(error, UnicodeDecodeError)
+                what = (
+                    "text that is not UTF-8" if bad else "NaN or infinity, which JSON cannot hold"
+                )
+                raise ConfigError(
+                    f"--input {self.path}: column {name} has {what}; write Parquet instead"
+                ) from error
 
 
-def _texts(column: Any, name: str) -> list[str | None | Problem]:
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    # As bytes: one text that is not UTF-8 must not spoil the others.
-    return [_text(value, name) for value in column.cast(pa.large_binary()).to_pylist()]
-
-
-def _text(value: bytes | None, name: str) -> str | None | Problem:
-    try:
-        return None if value is None else value.decode()
-    except UnicodeDecodeError as error:
-        return Problem(f"{name} is not UTF-8: {error.reason}")
-
-
-def _bad_of(row: dict[str, Any]) -> Problem | None:
-    return next((value for value in row.values() if isinstance(value, Problem)), None)
+def _decoded(row: dict[str, bytes | None]) -> Decoded:
+    texts: dict[str, Any] = {}
+    for name, value in row.items():
+        try:
+            texts[name] = None if value is None else value.decode()
+        except UnicodeDecodeError as error:
+            return f"{name} is not UTF-8: {error.reason}"
+    return texts
 
 
 def _objects(table: Any) -> list[dict[str, Any]]:
@@ -92,13 +90,8 @@ def _objects(table: Any) -> list[dict[str, Any]]:
 
 
 def _json_type(kind: Any) -> Any:
-    if pa.types.is_temporal(kind) and str(getattr(kind, "unit", "")) == "ns":
-        return pa.string()
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_json_type(kind.value_type)))
-    if pa.types.is_struct(kind):
-        return pa.struct([part.with_type(_json_type(part.type)) for part in kind])
-    return kind
+    nanoseconds = pa.types.is_temporal(kind) and getattr(kind, "unit", None) == "ns"
+    return pa.string() if nanoseconds else kind
 
 
 def read_parquet(path: Path, most: int) -> Iterator[ParquetBlock]:
@@ -123,8 +116,7 @@ def check_texts(path: Path, schema: Any, columns: Sequence[str]) -> None:
         if schema.names.count(name) > 1:
             raise ConfigError(f"--input {path} has the column {name} twice")
         kind = schema.field(name).type
-        value = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if value not in (pa.string(), pa.large_string(), pa.string_view()):
+        if (kind.value_type if pa.types.is_dictionary(kind) else kind) not in TEXT_TYPES:
             raise ConfigError(f"--input {path}: column {name} is {kind}, not text")
 
 
@@ -133,34 +125,30 @@ def schema_of_texts(names: Sequence[str]) -> Any:
     return pa.schema([(name, pa.string()) for name in names])
 
 
-def widened(schema: Any, rows: Sequence[Decoded], place: str) -> Any:
+def schema_of_bytes(content: bytes) -> Any:
+    return pa.ipc.read_schema(pa.py_buffer(content))
+
+
+def widened(schema: Any, rows: Sequence[dict[str, Any]], place: str) -> Any:
     """Return a schema that holds further objects, too: a field with integers and floats becomes
     float, one with null and another type gets that type, and all other types must agree."""
     names = dict.fromkeys(name for row in rows for name in row)
     with _converting(place):
         columns = {name: pa.array([row.get(name) for row in rows]) for name in names}
         more = pa.schema([(name, column.type) for name, column in columns.items()])
-        return (
-            more
-            if schema is None
-            else pa.unify_schemas([schema, more], promote_options="permissive")
-        )
+        return pa.unify_schemas([schema, more], promote_options="permissive")
 
 
-def schema_of_bytes(content: bytes) -> Any:
-    return pa.ipc.read_schema(pa.py_buffer(content))
+def table_of(rows: Sequence[Any], schema: Any, place: str) -> Any:
+    """Return objects as a table; raise ConfigError if a value would not survive in its column."""
+    with _converting(place):
+        return pa.Table.from_pylist(list(rows), schema=schema)
 
 
 def check_writable(schema: Any, name: str) -> None:
     """Raise ConfigError if Parquet cannot hold the schema, such as an object without fields."""
     with _converting("--output"):
         ParquetOutput(BytesIO(), schema, name).close()
-
-
-def table_of(rows: Sequence[Decoded], schema: Any, place: str) -> Any:
-    """Return objects as a table; raise ConfigError if a value would not survive in its column."""
-    with _converting(place):
-        return pa.Table.from_pylist(list(rows), schema=schema)
 
 
 class ParquetOutput:
@@ -171,7 +159,7 @@ class ParquetOutput:
         self._writer = parquet.ParquetWriter(file, self._all)
         self._waiting: list[Any] = []
 
-    def write(self, table: Any, scores: Iterable[list[float]]) -> None:
+    def write(self, table: Any, scores: Sequence[list[float]]) -> None:
         """Add rows with their scores; row groups have a bounded size."""
         columns = [*table.columns, pa.array(scores, SCORES_TYPE)]
         self._waiting.append(pa.Table.from_arrays(columns, schema=self._all))

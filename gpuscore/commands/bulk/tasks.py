@@ -1,34 +1,38 @@
-"""From rows to requests of the engine, and from its results to scores."""
+"""From rows to requests of the engine, and from its results to scores or answers.
 
+Lines of a file of requests have OpenAI's batch format, as vLLM's run-batch takes it: {"custom_id",
+"method", "url", "body"}. The dialect of the url answers the body, so the answer is the server's.
+"""
+
+import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain, pairwise
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 
-from gpuscore.commands.bulk.inputs import Problem
+from gpuscore.commands.bulk.inputs import Decoded, Texts
 from gpuscore.commands.bulk.options import BatchOptions
-from gpuscore.commands.bulk.work import Result
-from gpuscore.dialects.served import LoadedModel
-from gpuscore.errors import ConfigError, GpuscoreError
+from gpuscore.commands.bulk.work import Answer, Result
+from gpuscore.dialects.dialect import Scored, answered_name, cache_salt, choose
+from gpuscore.dialects.served import LoadedModel, ModelTable, ServedModel
+from gpuscore.dialects.table import DIALECT_OF
+from gpuscore.dialects.wire import encode_error
+from gpuscore.errors import ConfigError, GpuscoreError, MethodNotAllowed, NotFound
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.rerank_input import RerankInput
-from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.types.batch import Float64Array
 from gpuscore.types.labels import label_scores, per_token, softmax
+from gpuscore.types.record import RequestRecord
 from gpuscore.types.request import ScoreRequest, ScoreResult
+from gpuscore.types.results import renumbered, scored_places
 
-GROUP_ROWS = 2048  # most rows of one request
-# Most characters of one request, for each token of a batch: about two batches, so that results come
-# in steps of seconds on a slow machine, too.
-GROUP_TEXT = 8
-# Characters, a few pages of tokens: neighbours go into separate requests if prompts on one side
-# begin alike for that much longer, so that each request's prompts share all of it.
-WORTHWHILE = 256
 _INDEX = re.compile(r"\[(\d+)\]$")  # of the item that an error is about
+OK, ID_DIGITS = 200, 24
 
 
 class Row(NamedTuple):
@@ -37,121 +41,59 @@ class Row(NamedTuple):
     first: str  # rows with the same first text become one request
     rest: str
     part: int
-    index: int  # in its part
-
-
-_END = Row("", "", -1, -1)
-
-
-class Settled(NamedTuple):
-    """The results of some rows."""
-
-    rows: Sequence[Row]
-    results: Sequence[Result]
+    place: int  # in its part
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A request to the engine, and the rows that it answers."""
+    """Some rows on their way: a request to the engine, or already their results.
+
+    Attributes:
+        notes: of the task that made it.
+        losses: engines that had it in flight.
+    """
 
     rows: Sequence[Row]
-    request: ScoreRequest
-    notes: Any = None  # of the task that made it
-    losses: int = 0  # of engines that had it in flight
+    request: ScoreRequest | None
+    results: Sequence[Result] = ()
+    notes: Any = None
+    losses: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return 0 if self.request is None else self.request.num_tokens
 
 
-class Task(Protocol):
-    """The work of a job on its rows."""
-
-    def texts(self, block: Any) -> "list[tuple[str, ...] | Problem]":
-        """Return one text or two of every row of a block, or what is wrong with it."""
-
-    def units(self, rows: Sequence[Row]) -> Iterator[Unit | Settled]:
-        """Yield requests for the rows, and the results of rows that need none."""
-
-    def settle(self, unit: Unit, result: ScoreResult) -> Settled:
-        """Return the results of a request's rows."""
-
-    def failed(self, unit: Unit, error: GpuscoreError) -> Iterator[Unit | Settled]:
-        """Yield smaller requests in place of a failed request, or the outcome of a single row."""
-
-
-def grouped(
-    rows: Iterable[Row], most_rows: int, batch_tokens: int, free_cut: bool = True
-) -> Iterator[list[Row]]:
-    """Yield neighbouring rows whose prompts go into one request: rows with the same first text, or,
-    to save requests, rows that each have a first text of their own.
-
-    Args:
-        rows: in order.
-        most_rows: of one group.
-        batch_tokens: tokens of one batch of the engine, which bound a group's text.
-        free_cut: a request's prompts share all that they begin with, not only what their first text
-            alone determines; then rows of several first texts may be put together.
-    """
-    most_rows, most_text = min(GROUP_ROWS, most_rows), GROUP_TEXT * batch_tokens
-    group: list[Row] = []
-    size = before = here = 0  # characters shared with the row before, for the last row and this one
-    last, singles = _END, False  # the row before, and whether the group's first texts differ
-    for row, following in pairwise(chain(rows, [_END])):
-        after = _shared(row, following) if free_cut else 0
-        single = free_cut and row.first not in (last.first, following.first)
-        length = len(row.rest) + (len(row.first) if single else 0)
-        if group:
-            fits = row.first == last.first or (single and singles)
-            full = len(group) >= most_rows or size + length > most_text
-            if not fits or full or here + WORTHWHILE <= max(before, after):
-                yield group
-                group, size = [], 0
-        group.append(row)
-        singles, size = single, size + length
-        last, before, here = row, here, after
-    if group:
-        yield group
-
-
-def _shared(row: Row, following: Row) -> int:
-    """Return how many first characters two prompts share; a few count as 0."""
-    if following is _END:
-        return 0
-    if row.first != following.first:
-        return _alike(row.first, following.first)
-    return len(row.first) + _alike(row.rest, following.rest)
-
-
-def _alike(a: str, b: str) -> int:
-    if a[:WORTHWHILE] != b[:WORTHWHILE]:
-        return 0
-    least, most = 0, min(len(a), len(b)) + 1  # alike up to `least`, not up to `most`
-    while most - least > 1:
-        middle = (least + most) // 2
-        least, most = (middle, most) if a[:middle] == b[:middle] else (least, middle)
-    return least
+Build = Callable[[Sequence[Row]], ScoreRequest]
+Read = Callable[[ScoreRequest, ScoreResult], Float64Array]
 
 
 class TableTask:
     """The scores of a table's rows.
 
-    Args:
-        build: makes the request of a group of rows; raises GpuscoreError.
-        scores: returns [rows, labels] of a request's result.
+    Raises:
+        ConfigError: there are no labels and no prompt family, or the family does not fit the
+            columns.
+        GpuscoreError: the labels are not valid for the model.
     """
 
-    def __init__(
-        self,
-        options: BatchOptions,
-        build: Callable[[Sequence[Row]], ScoreRequest],
-        scores: Callable[[ScoreRequest, ScoreResult], Float64Array],
-    ) -> None:
-        self._options, self._build, self._scores = options, build, scores
+    def __init__(self, options: BatchOptions, model: LoadedModel) -> None:
+        self._options, family = options, model.prompts.family
+        self._build: Build  # makes the request of some rows; raises GpuscoreError
+        self._read: Read  # returns [rows, labels]
+        if options.has_labels or family is None:
+            self._build, self._read = _of_labels(options, model)
+        else:
+            self._build, self._read = _of_family(options, family)
 
-    def texts(self, block: Any) -> "list[tuple[str, ...] | Problem]":
-        texts: list[tuple[str, ...] | Problem] = block.texts(self._options)
+    def texts(self, block: Any) -> list[Texts]:
+        """Return the texts of every row, or what is wrong with it."""
+        texts: list[Texts] = block.texts(self._options)
         return texts
 
-    def units(self, rows: Sequence[Row]) -> Iterator[Unit | Settled]:
-        """Yield the request of the rows. If some rows make it invalid, they are settled as bad, and
-        the other rows get requests without them."""
+    def units(self, rows: Sequence[Row]) -> Iterator[Unit]:
+        """Yield the request of the rows. If some rows make it invalid, they are bad, and the other
+        rows get requests without them."""
         waiting = [rows]
         while waiting:
             part = waiting.pop()
@@ -159,26 +101,30 @@ class TableTask:
                 yield Unit(part, self._build(part))
             except GpuscoreError as error:
                 if len(part) == 1:
-                    yield Settled(part, [_reason(error)])
+                    yield _bad(part, error)
                 else:
                     waiting += reversed(_divided(part, error))
 
-    def settle(self, unit: Unit, result: ScoreResult) -> Settled:
-        return Settled(unit.rows, self._scores(unit.request, result).tolist())
+    def results(self, unit: Unit, result: ScoreResult) -> Sequence[Result]:
+        """Return the results of a unit's rows."""
+        assert unit.request is not None  # noqa: S101  (it has a result)
+        scores: list[Result] = self._read(unit.request, result).tolist()
+        return scores
 
-    def failed(self, unit: Unit, error: GpuscoreError) -> Iterator[Unit | Settled]:
+    def failed(self, unit: Unit, error: GpuscoreError) -> Iterator[Unit]:
+        """Yield smaller units in place of one that failed, or the result of a single row."""
         if len(unit.rows) == 1:
-            yield Settled(unit.rows, [_reason(error)])
+            yield _bad(unit.rows, error)
             return
         for part in _divided(unit.rows, error):
             yield from self.units(part)
 
 
-def _reason(error: GpuscoreError) -> str:
+def _bad(rows: Sequence[Row], error: GpuscoreError) -> Unit:
     message = error.message
     if error.param is not None and _INDEX.search(error.param):
         message = message.replace(error.param, "the row")  # not the item's number in a request
-    return f"{error.code}: {message}"
+    return Unit(rows, None, [f"{error.code}: {message}"])
 
 
 def _divided(rows: Sequence[Row], error: GpuscoreError) -> list[Sequence[Row]]:
@@ -189,28 +135,13 @@ def _divided(rows: Sequence[Row], error: GpuscoreError) -> list[Sequence[Row]]:
     return [rows[start:end] for start, end in pairwise([0, *cuts, len(rows)]) if start < end]
 
 
-def make_table_task(options: BatchOptions, model: LoadedModel) -> TableTask:
-    """Return the task of a table with the model.
-
-    Raises:
-        ConfigError: there are no labels and no prompt family, or the family does not fit the
-            columns.
-        GpuscoreError: the labels are not valid for the model.
-    """
-    if not options.has_labels and model.prompts.family is not None:
-        return _family_task(options, model.prompts.family)
+def _of_labels(options: BatchOptions, model: LoadedModel) -> tuple[Build, Read]:
+    """Return the functions of scores for labels of the job's own, or for all classes."""
+    builder, classes = model.prompts.builder, model.engine.limits.classes
     if options.instruction is not None:
         raise ConfigError("--instruction is for prompt families, and the model has none")
-    classes = model.engine.limits.classes
     if not options.has_labels and classes is None:
         raise ConfigError("--labels is missing: the model belongs to no known prompt family")
-    return _labels_task(options, model.prompts.builder, classes or ())
-
-
-def _labels_task(
-    options: BatchOptions, builder: PromptBuilder, classes: Sequence[str]
-) -> TableTask:
-    apply, mean = options.apply_softmax, options.label_length_normalization == "mean"
 
     def score_input(first: str, items: Sequence[str]) -> ScoreInput:
         return ScoreInput(
@@ -218,8 +149,8 @@ def _labels_task(
             items,
             labels=options.labels,
             label_sequences=options.label_sequences,
-            label_token_ids=None if options.has_labels else range(len(classes)),
-            need_lse=not apply,
+            label_token_ids=None if options.has_labels else range(len(classes or ())),
+            need_lse=not options.apply_softmax,
         )
 
     def build(rows: Sequence[Row]) -> ScoreRequest:
@@ -231,15 +162,17 @@ def _labels_task(
         return request
 
     def scores(request: ScoreRequest, result: ScoreResult) -> Float64Array:
+        mean = options.label_length_normalization == "mean"
         shown = per_token(result, request.trie) if mean else result
-        rows = label_scores(shown, apply_softmax=apply, temperature=options.temperature)
-        return np.stack(rows)
+        softmax, temperature = options.apply_softmax, options.temperature
+        return np.stack(label_scores(shown, apply_softmax=softmax, temperature=temperature))
 
     builder.build(score_input("", []))  # checks the labels only
-    return TableTask(options, build, scores)
+    return build, scores
 
 
-def _family_task(options: BatchOptions, prompts: FamilyPrompts) -> TableTask:
+def _of_family(options: BatchOptions, prompts: FamilyPrompts) -> tuple[Build, Read]:
+    """Return the functions of a family's relevance, or of its classes' probabilities."""
     family, asks = prompts.family, options.query_column is not None
     if family.ranks and not asks:
         raise ConfigError(f"--query-column is missing: prompts of {family.name} need a query")
@@ -249,9 +182,9 @@ def _family_task(options: BatchOptions, prompts: FamilyPrompts) -> TableTask:
         raise ConfigError(f"--instruction: prompts of {family.name} have no instruction")
 
     def build(rows: Sequence[Row]) -> ScoreRequest:
-        query = [row.first for row in rows] if asks else None
+        queries = [row.first for row in rows] if asks else None
         documents = [row.rest for row in rows]
-        return prompts.build(RerankInput(query, documents, options.instruction)).request
+        return prompts.build(RerankInput(queries, documents, options.instruction)).request
 
     def relevance(_: ScoreRequest, result: ScoreResult) -> Float64Array:
         return family.relevance(prompts.raw_scores(result))[:, None]
@@ -259,4 +192,111 @@ def _family_task(options: BatchOptions, prompts: FamilyPrompts) -> TableTask:
     def classes(_: ScoreRequest, result: ScoreResult) -> Float64Array:
         return softmax(np.stack(result.label_logits).astype(np.float64))
 
-    return TableTask(options, build, relevance if family.ranks else classes)
+    return build, relevance if family.ranks else classes
+
+
+class RequestLine(msgspec.Struct):
+    """A line of the input; further fields are ignored, as vLLM does."""
+
+    custom_id: str
+    method: str
+    url: str
+    body: msgspec.Raw
+
+
+class RequestTask:
+    """The answers to lines of requests, in the dialects of the server.
+
+    Args:
+        names: the names by which bodies may call the model.
+    """
+
+    def __init__(self, model: LoadedModel, names: tuple[str, ...]) -> None:
+        served = ServedModel(names[0], names[1:])
+        served.loaded = self._model = model
+        self._models = ModelTable([served])
+        self._decoder = msgspec.json.Decoder(RequestLine)
+
+    def texts(self, block: Any) -> list[Texts]:
+        """Return the query and the whole line of every request, or what is wrong with it."""
+        return [_line_texts(*pair) for pair in zip(block.decoded(), block.rows, strict=True)]
+
+    def units(self, rows: Sequence[Row]) -> Iterator[Unit]:
+        """Yield each line's request to the engine, or its answer if it needs no request."""
+        for row in rows:
+            line = self._decoder.decode(row.rest)
+            name = f"{row.part}:{row.place}:{line.custom_id}"  # the same whenever the job is run
+            record = RequestRecord(hashlib.sha256(name.encode()).hexdigest()[:ID_DIGITS])
+            try:
+                call = self._prepared(line, record)
+            except GpuscoreError as error:
+                yield Unit([row], None, [_refused(line, record, error)])
+                continue
+            request = call.prepared.request
+            if request is None:
+                yield Unit([row], None, [_answered(line, record, call)])
+            else:
+                request = replace(request, salt=cache_salt("", call.prepared.salt))
+                yield Unit([row], request, notes=(line, record, call))
+
+    def results(self, unit: Unit, result: ScoreResult) -> Sequence[Result]:
+        line, record, call = unit.notes
+        return [_answered(line, record, replace(call, result=result))]
+
+    def failed(self, unit: Unit, error: GpuscoreError) -> Iterator[Unit]:
+        line, record, call = unit.notes
+        error = renumbered(error, scored_places(call.prepared.errors, call.body.num_items))
+        yield Unit(unit.rows, None, [_refused(line, record, error)])
+
+    def _prepared(self, line: RequestLine, record: RequestRecord) -> Scored[Any]:
+        """Take the server's steps up to the engine; raise GpuscoreError as they do."""
+        dialect = DIALECT_OF.get(line.url)
+        if dialect is None:
+            raise NotFound("no such path")
+        if line.method != "POST":
+            raise MethodNotAllowed("this path does not have that method")
+        body = dialect.decode(bytes(line.body), record, None)
+        name = answered_name(choose(self._models, dialect, body), body)
+        prepared = dialect.prepare(self._model, body)
+        return Scored(body, prepared, None, name, record.request_id, line.url)
+
+
+def _line_texts(row: Decoded, line: Any) -> Texts:
+    if isinstance(row, str):
+        return row
+    for name in ("custom_id", "method", "url"):
+        if not isinstance(row.get(name), str):
+            return f"{name} must be text"
+    if not isinstance(row.get("body"), dict):
+        return "body must be an object"
+    query = row["body"].get("query")
+    return query if isinstance(query, str) else "", line.decode()
+
+
+def _answered(line: RequestLine, record: RequestRecord, scored: Scored[Any]) -> Answer:
+    try:
+        body = b"".join(DIALECT_OF[line.url].encode(scored))
+    except GpuscoreError as error:
+        return _refused(line, record, error)
+    return _answer(line, record, OK, body)
+
+
+def _refused(line: RequestLine, record: RequestRecord, error: GpuscoreError) -> Answer:
+    dialect = DIALECT_OF.get(line.url)
+    encode = encode_error if dialect is None else dialect.encode_error
+    return _answer(line, record, error.status, encode(error, record.variant))
+
+
+def _answer(line: RequestLine, record: RequestRecord, status: int, body: bytes) -> Answer:
+    """Return a line of the output; its error is null, because the body has the server's error."""
+    number = record.request_id
+    answer = {
+        "id": f"batch_req_{number}",
+        "custom_id": line.custom_id,
+        "response": {"status_code": status, "request_id": number, "body": msgspec.Raw(body)},
+        "error": None,
+    }
+    return Answer(msgspec.json.encode(answer), status != OK)
+
+
+Task: TypeAlias = TableTask | RequestTask

@@ -3,19 +3,17 @@
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from gpuscore.commands.bulk.inputs import InputFiles, Problem, read_header, sha256_of
+from gpuscore.commands.bulk.inputs import InputFiles, read_header, sha256_of
 from gpuscore.commands.bulk.options import CSV, JSON_LINES, PARQUET, BatchOptions
 from gpuscore.commands.bulk.work import (
     BAD_ROWS,
     OUTPUT,
     Answer,
     JobState,
-    Result,
     WorkFolder,
     WrittenState,
     sync,
@@ -26,100 +24,99 @@ BUFFER = 2**20
 
 
 def plan_output(inputs: InputFiles, options: BatchOptions) -> tuple[list[int], bytes | None]:
-    """Return the number of rows of every block, and of JSON lines the schema that Parquet needs.
+    """Return the number of rows of every block, and the schema if it depends on the rows.
 
     Raises:
         ConfigError: the output's format cannot hold the rows.
     """
-    kinds = inputs.format, options.output_format
-    if kinds == (JSON_LINES, PARQUET):
-        schema = _schema_of_rows(inputs, options).serialize().to_pybytes()
-    parts = []
+    kinds, parts = (inputs.format, options.output_format), []
     for block in inputs.blocks():
+        parts.append(block.count)
         if kinds == (PARQUET, JSON_LINES):
             block.check_json()
-        parts.append(block.count)
-    return parts, schema if kinds == (JSON_LINES, PARQUET) else None
+    return parts, _schema_of_rows(inputs, options) if kinds == (JSON_LINES, PARQUET) else None
 
 
-def _schema_of_rows(inputs: InputFiles, options: BatchOptions) -> Any:
+def _schema_of_rows(inputs: InputFiles, options: BatchOptions) -> bytes:
     """Return the schema of all good rows of JSON lines."""
     from gpuscore.commands.bulk import parquet
 
     def good(block: Any) -> list[int]:
         texts = block.texts(options)
-        return [index for index, row in enumerate(texts) if not isinstance(row, Problem)]
+        return [index for index, text in enumerate(texts) if not isinstance(text, str)]
 
-    schema = None
+    schema = parquet.schema_of_texts([])
     for block in inputs.blocks():
         rows = block.decoded()
         schema = parquet.widened(schema, [rows[index] for index in good(block)], block.place)
-    if schema is None or not len(schema):
-        schema = parquet.schema_of_texts(options.columns)
+    schema = schema if len(schema) else parquet.schema_of_texts(options.columns)
     for block in inputs.blocks():
         block.table(good(block), schema)  # a value might not survive in its column
     parquet.check_writable(schema, options.scores_column)
-    return schema
+    return bytes(schema.serialize())
 
 
 def write_output(
     inputs: InputFiles, options: BatchOptions, state: JobState, work: WorkFolder
 ) -> WrittenState:
-    """Write the output and the bad rows into the work folder, and note that both files are whole."""
-    failed = bad = scored = 0
+    """Write the output and the bad rows into the work folder; note that both files are whole."""
+    failed = bad = 0
     with ExitStack() as stack:
-        write = _open(stack, inputs, options, state, work.path / OUTPUT)
+        write = _open(stack, inputs, options, state, work)
         bad_rows = stack.enter_context((work.path / BAD_ROWS).open("wb", BUFFER))
         for number, block in enumerate(inputs.blocks()):
             results = work.results(number, block.count)
             if None in results:
                 raise work.damaged(f"a row of {number}.part has no result")
-            keep = [index for index, result in enumerate(results) if not isinstance(result, str)]
-            if keep:
-                write(block, keep, [results[index] for index in keep])
+            keep = []
             for index, result in enumerate(results):
-                failed += isinstance(result, Answer) and result.failed
                 if isinstance(result, str):
                     about = {"reason": result, **block.about(index)}
                     bad_rows.write(msgspec.json.encode(about) + b"\n")
-            scored, bad = scored + len(keep), bad + block.count - len(keep)
+                else:
+                    keep.append(index)
+                    failed += isinstance(result, Answer) and result.failed
+            bad += block.count - len(keep)
+            if keep:
+                write(block, keep, [results[index] for index in keep])
     for name in (OUTPUT, BAD_ROWS):
         sync(work.path / name)
     digests = sha256_of(work.path / OUTPUT), sha256_of(work.path / BAD_ROWS)
-    written = WrittenState(scored, failed, bad, *digests)
+    written = WrittenState(sum(state.parts) - bad, failed, bad, *digests)
     work.write(written)
     return written
 
 
-Write = Callable[[Any, Sequence[int], Sequence[Any]], None]
-
-
 def _open(
-    stack: ExitStack, inputs: InputFiles, options: BatchOptions, state: JobState, path: Path
-) -> Write:
+    stack: ExitStack,
+    inputs: InputFiles,
+    options: BatchOptions,
+    state: JobState,
+    work: WorkFolder,
+) -> Callable[[Any, Sequence[int], Sequence[Any]], None]:
     """Open the output; return a writer of a block: the numbers of its rows, and their results."""
-    name = options.scores_column
+    path, name = work.path / OUTPUT, options.scores_column
     if options.output_format == PARQUET:
         from gpuscore.commands.bulk import parquet
 
-        if inputs.format == JSON_LINES:
-            schema = parquet.schema_of_bytes(state.schema or b"")
+        if inputs.format == PARQUET:
+            schema = parquet.read_schema(inputs.paths[0])
         elif inputs.format == CSV:
             schema = parquet.schema_of_texts(read_header(inputs.paths[0]))
         else:
-            schema = parquet.read_schema(inputs.paths[0])
+            schema = parquet.schema_of_bytes(state.schema or b"")
         output = parquet.ParquetOutput(path, schema, name)
         stack.callback(output.close)
         return lambda block, keep, scores: output.write(block.table(keep, schema), scores)
     file, added = stack.enter_context(path.open("wb", BUFFER)), msgspec.json.encode(name)
 
-    def write(block: Any, keep: Sequence[int], results: Sequence[Result]) -> None:
-        for line, result in zip(block.lines(keep), results, strict=True):
-            if isinstance(result, Answer):
-                file.write(result.line + b"\n")
-            else:
-                scores = msgspec.json.encode(result)
-                file.write(b"%b,%b:%b}\n" % (line[:-1].rstrip(), added, scores))
+    def write(block: Any, keep: Sequence[int], results: Sequence[Any]) -> None:
+        if options.requests:
+            file.writelines(answer.line + b"\n" for answer in results)
+            return
+        for line, scores in zip(block.lines(keep), results, strict=True):
+            values = msgspec.json.encode(scores)
+            file.write(b"%b,%b:%b}\n" % (line[:-1].rstrip(), added, values))
 
     return write
 
@@ -139,7 +136,7 @@ def publish(options: BatchOptions, work: WorkFolder, written: WrittenState) -> N
         else:
             place = path  # an earlier run has renamed it
         if not place.is_file() or sha256_of(place) != digest:
-            raise work.damaged(f"{place} is not the file that {written.file} tells of")
+            raise work.damaged(f"{written.file} tells of another {place}")
     for name, path, _ in files:
         if (work.path / name).exists():
             (work.path / name).rename(path)
@@ -147,7 +144,7 @@ def publish(options: BatchOptions, work: WorkFolder, written: WrittenState) -> N
     work.remove()
 
 
-def refuse_existing(path: Path) -> None:
+def refuse_existing(path: Any) -> None:
     """Raise ConfigError if a file of the output's name, or a link, is there."""
     if os.path.lexists(path):
         raise ConfigError(f"{path} exists already; remove it or choose another --output")
