@@ -17,6 +17,7 @@ import numpy as np
 
 from gpuscore.backends.base import OutOfMemory
 from gpuscore.engine.jobs import Work
+from gpuscore.engine.plan import plan_items
 from gpuscore.engine.runner import Runner
 from gpuscore.engine.ticket import Ticket
 from gpuscore.errors import (
@@ -27,11 +28,10 @@ from gpuscore.errors import (
     Unavailable,
 )
 from gpuscore.types.batch import BackendLimits, PackedBatch, RowScores, lineage
-from gpuscore.types.request import ScoreRequest, ScoreResult
+from gpuscore.types.request import LabelTrie, ScoreRequest, ScoreResult
 
 GARBAGE = -9  # what a failed batch leaves in the pages that it should have written
 LSE, TOP_ID, TOP_LOGIT = -1, -2, -3  # used as labels
-NOT_SCORED = -1  # in place of a state
 
 
 def triples(tenant: int, start: int, tokens: np.ndarray) -> np.ndarray:
@@ -182,7 +182,6 @@ class World:
         self.now = 0.0
         self.backend = self.make_backend()
         self.runner = self.make_runner(prefix_cache=bool(self.rng.random() < 0.9))
-        self.runner.longest_family = self.backend.limits.max_tokens
         pool = self.runner.scheduler.pages
         allocate = pool.allocate
         pool.allocate = lambda n: None if self.backend.strikes("pages") else allocate(n)  # type: ignore[method-assign]
@@ -251,26 +250,28 @@ class World:
         query_labels = None
         if every:
             query, items, labels, query_labels = self._every_position(query, items)
-        parents = None if every else self._parents(items, labels)
+        trie = self._trie() if self.seed % 5 == 3 else None
+        if trie is not None:
+            labels = [trie.first_ids] * len(items)
         request = ScoreRequest(
             query,
             tuple(items),
             tuple(labels),
-            need_lse=bool(rng.random() < 0.5),
+            need_lse=bool(rng.random() < 0.5) or trie is not None,
             priority=int(rng.integers(-1, 2)),
             salt=str(int(rng.integers(1, 3))),
             deadline=self.now + float(rng.random()) if rng.random() < 0.1 else None,
             num_top=(0, 1, 3)[int(3 * rng.random())] if every else 0,
             every_position=every,
-            parents=parents,
             query_labels=query_labels,
+            trie=trie,
         )
-        if not self.runner.scheduler.fits(request):
+        plan = plan_items(request, self.backend.limits, parts=1)
+        if not self.runner.scheduler.fits(plan):
             return
         if self.backend.strikes("poison"):
-            item = next(i for i, labels in enumerate(request.label_ids) if len(labels))
-            self.backend.poison.add(self._states(request, item)[-1])
-        ticket = Ticket(request, Future(), None, arrived=self.now)
+            self.backend.poison.add(self._states(request, 0)[-1])
+        ticket = Ticket(plan, Future(), None, arrived=self.now)
         self.tickets.append(ticket)
         self.runner.add(ticket)
 
@@ -290,31 +291,44 @@ class World:
         query_labels = np.append(query[1:], items[0][:1]) if len(query) else query
         return query, items, labels, query_labels if kind < 0.8 else None
 
-    def _parents(self, items: list[np.ndarray], labels: list[np.ndarray]) -> np.ndarray | None:
-        """Return parents of the items in some worlds, where some items lose their labels."""
-        if self.seed % 5 != 3 or sum(map(len, items)) > self.backend.limits.max_tokens:
+    def _trie(self) -> LabelTrie | None:
+        """Return labels of a few different tokens, which share beginnings; None in some requests.
+
+        Some labels have one token.
+        """
+        if self.rng.random() < 0.3:
             return None
-        chain: list[int] = []
-        parents = np.full(len(items), -1, np.int32)
-        for item in range(len(items)):
-            chain = chain[: int(self.rng.integers(0, len(chain) + 1))]
-            parents[item] = chain[-1] if chain else -1
-            chain.append(item)
-            if item and self.rng.random() < 0.2:
-                labels[item] = labels[item][:0]
-        return parents
+        lengths = self.rng.integers(1, 5, int(self.rng.integers(1, 5)))
+        return LabelTrie(tuple(tuple(self.rng.integers(0, 3, n).tolist()) for n in lengths))
 
     @staticmethod
-    def _states(request: ScoreRequest, item: int) -> list[int]:
+    def _prompt(request: ScoreRequest, item: int) -> np.ndarray:
+        return np.concatenate([request.query_ids, request.item_ids[item]])
+
+    @classmethod
+    def _states(cls, request: ScoreRequest, item: int) -> list[int]:
         """Return the hash states of the item's last token, or of each of its tokens."""
-        path = [item]
-        while request.parents is not None and request.parents[path[0]] >= 0:
-            path.insert(0, int(request.parents[path[0]]))
-        own = request.item_ids[item]
-        prompt = np.concatenate([request.query_ids, *(request.item_ids[i] for i in path)])
-        seen, cut = triples(int(request.salt), 0, prompt), len(prompt) - len(own)
-        first = 1 if request.every_position else len(own)
-        return [zlib.crc32(seen[: cut + n].tobytes()) for n in range(first, len(own) + 1)]
+        seen = triples(int(request.salt), 0, cls._prompt(request, item))
+        last = len(seen)
+        first = len(request.query_ids) + 1 if request.every_position else last
+        return [zlib.crc32(seen[:stop].tobytes()) for stop in range(first, last + 1)]
+
+    def _sums(self, request: ScoreRequest, item: int) -> list[float]:
+        """Return the labels' log-probabilities after an item, plus the item's log-sum-exp."""
+        assert request.trie is not None
+        sums = []
+        for label in request.trie.sequences:
+            tokens, total = self._prompt(request, item), float(self._lse(request, item))
+            for token in label:
+                state = zlib.crc32(triples(int(request.salt), 0, tokens).tobytes())
+                assert state not in self.backend.poison
+                total += min(float(hashed(state, token)) - float(hashed(state, LSE)), 0.0)
+                tokens = np.append(tokens, np.int32(token))
+            sums.append(float(np.float32(total)))
+        return sums
+
+    def _lse(self, request: ScoreRequest, item: int) -> np.float32:
+        return hashed(self._states(request, item)[-1], LSE)
 
     @staticmethod
     def _query_states(request: ScoreRequest) -> list[int]:
@@ -343,9 +357,6 @@ class World:
         rows: list[int] = []
         first = len(request.row_labels) - len(request.item_ids)  # 1 if the query is scored
         for place, labels in enumerate(request.row_labels):
-            if not len(labels) and not request.every_position:
-                rows.append(NOT_SCORED)
-                continue
             states = (
                 self._states(request, place - first)
                 if place >= first
@@ -357,6 +368,8 @@ class World:
             expected = [
                 hashed(state, int(label)) for state, label in zip(of_labels, labels, strict=True)
             ]
+            if request.trie is not None:
+                expected = self._sums(request, place)
             assert result.label_logits[place].tolist() == expected, "a wrong score"
         for asked, values, kind in (
             (request.need_lse, result.lse, LSE),
@@ -366,7 +379,7 @@ class World:
             assert (values is not None) == bool(asked)
             if values is not None:
                 kinds = [kind - 2 * rank for rank in range(int(asked))]
-                expected = [[0 if s == NOT_SCORED else hashed(s, k) for k in kinds] for s in rows]
+                expected = [[hashed(state, kind) for kind in kinds] for state in rows]
                 assert values.reshape(len(rows), -1).tolist() == expected, kind
         assert result.computed_tokens > 0
 
