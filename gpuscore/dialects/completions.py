@@ -6,8 +6,9 @@ nothing; other values are refused, and the error names the field.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Annotated, Any
+
+from msgspec.structs import replace
 
 from gpuscore.dialects.answers import CompletionAnswer
 from gpuscore.dialects.completion_answer import (

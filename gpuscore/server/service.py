@@ -10,10 +10,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from gpuscore.dialects.dialect import LARGE, cache_salt
 from gpuscore.dialects.served import (

@@ -12,6 +12,7 @@ from itertools import count
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import EngineConfig, ModelConfig
@@ -87,7 +88,7 @@ def one_by_one(request):
     pairs = zip(request.item_ids, request.label_ids, strict=True)
     salts = (f"alone-{id(request)}-{number}" for number in count())
     return [
-        replace(request, item_ids=(item,), label_ids=(labels,), salt=salt)
+        structs.replace(request, item_ids=(item,), label_ids=(labels,), salt=salt)
         for (item, labels), salt in zip(pairs, salts, strict=False)
     ]
 

@@ -8,11 +8,12 @@ server's.
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from gpuscore.commands.bulk.options import BatchOptions
 from gpuscore.commands.bulk.rows import (
