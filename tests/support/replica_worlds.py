@@ -18,7 +18,8 @@ from gpuscore.processes.replicas.replicas import MAX_LOSSES, Replicas
 from gpuscore.processes.worker.link import Report
 from gpuscore.types.request import ScoreRequest
 from gpuscore.types.stats import NO_STATS
-from support.simulation import LSE, SimulatedBackend, SimulatedRunner, World, hashed
+from support.simulated_backend import LSE, SimulatedBackend, hashed
+from support.simulation import SimulatedRunner, World
 
 
 class SimulatedReplica:
