@@ -163,7 +163,7 @@ MAX_TOP = 20  # most probable tokens of a row
 
 
 class Terms(NamedTuple):
-    """When a request runs, and with which others it shares cached prefixes."""
+    """Terms of a request: when it runs, and with which others it shares cached prefixes."""
 
     priority: int = 0  # lower runs first
     salt: str = ""  # only requests with the same salt find each other's cached prefixes
