@@ -26,7 +26,7 @@ prompts: config models text
 text: config models tokenizers
 dialects: config config.served engine.admission prompts text
 engine: config backends.base
-client: config httpx dialects.answers dialects.wire
+client: httpx dialects.answers dialects.wire
 offline: backends config config.options engine models.hub prompts text
 backends.base:
 backends.common: backends.base config system models
@@ -147,7 +147,7 @@ def test_imports_go_one_way():
         ("gpuscore.backends.jax.backend", "from gpuscore.backends.torch.plan import plan_backend"),
         ("gpuscore.backends.common.plan", "import torch"),
         ("gpuscore.measure.gates", "import torch"),
-        ("gpuscore.client.calls", "from gpuscore.dialects.score import ScoreAnswer"),
+        ("gpuscore.client", "from gpuscore.dialects.score import ScoreAnswer"),
         ("gpuscore.measure.oracle", "from gpuscore.offline.scorer import Scorer"),
         ("gpuscore.ray.host", "import torch"),
         ("gpuscore.server.run", "import ray"),

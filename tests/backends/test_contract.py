@@ -141,17 +141,18 @@ def test_requests_share_a_batch(make_backend, tiny_model, rng):
     ("family", "dtype", "cached"),
     [
         *(("qwen3", "float32", cached) for cached in (False, True)),
-        *((family, "float32", False) for family in ("gemma2", "gemma3", "qwen3_moe")),
-        *((family, "bfloat16", True) for family in ("qwen3", "qwen3_moe")),
+        *((family, "float32", False) for family in ("gemma2", "gemma3")),
+        ("qwen3", "bfloat16", True),
         *slow(*(("qwen3", "float16", cached) for cached in (False, True))),
-        *slow(*((family, "float32", True) for family in ("gemma2", "gemma3", "qwen3_moe"))),
-        *slow(*((family, "bfloat16", False) for family in ("qwen3", "qwen3_moe"))),
+        *slow(*((family, "float32", True) for family in ("gemma2", "gemma3"))),
+        *slow(("qwen3", "bfloat16", False)),
     ],
 )
 def test_isolation_is_exact(make_backend, rng, family, dtype, cached):
     """Invariant 2: with unchanged shapes, another item or request changes not a single bit.
 
-    The mixture of experts keeps it although its rows per expert do change.
+    A mixture of experts, whose rows per expert do change, keeps it with --deterministic
+    (test_deterministic).
     """
     backend = make_backend(dtype, family)
     size, cut = backend.limits.page_size, 37

@@ -1,17 +1,15 @@
 """Promise: with `on_error: null` a bad item gets no score and an error, and the others are scored
-as without it, bit for bit: over HTTP, by the clients and in this process."""
+as without it, bit for bit: over HTTP and in this process."""
 
 import asyncio
-import json
 
-import httpx
 import numpy as np
 import pytest
 
-from client.conftest import KEY, WITH_KEY
-from gpuscore import AsyncScorer
-from gpuscore.client import StatusError
+from gpuscore import AsyncScorer, Scorer
 from gpuscore.errors import GpuscoreError, InvalidRequest, PromptTooLong
+from support.connections import connected
+from support.serving import QUICK, serving
 from support.slow import slow
 
 QUERY = "query: a blue lamp\nitem: "
@@ -24,15 +22,20 @@ MIXTURES = [
     {0: (None, "invalid_request"), 2: (LONG, "prompt_too_long"), 5: (None, "invalid_request")},
 ]
 ALL = dict.fromkeys(range(3), (None, "invalid_request"))
-SLOW_SPLITS = [*slow({}), *slow({"max_items_per_request": 1})]
 LABELS = {"labels": ["yes", "no"]}
 
 
 @pytest.fixture(scope="module")
-def http(url):
-    headers = {"Authorization": b"Bearer " + KEY.encode()}
-    with httpx.Client(base_url=url, headers=headers, timeout=60) as client:
+def http():
+    """A client of a deterministic server, so that answers can be compared bit for bit."""
+    with serving("demo", *QUICK, "--deterministic") as running, connected(running) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def scorer():
+    with Scorer("demo", threads=1, deterministic=True, max_batch_tokens=512) as opened:
+        yield opened
 
 
 def mixed(bad, good=GOOD):
@@ -56,6 +59,16 @@ def check_errors(errors, bad, name):
     assert [(e["index"], e["code"]) for e in errors] == [(i, bad[i][1]) for i in sorted(bad)]
     for error in errors:
         assert error["message"].startswith(f"{name}[{error['index']}] ")
+
+
+def same(got, expected):
+    np.testing.assert_array_equal(got, expected)
+
+
+def same_errors(answer, local):
+    """The places in the messages are the same, too."""
+    told = [(error["index"], error["code"], error["message"]) for error in answer["errors"]]
+    assert told == [(error.index, error.code, error.message) for error in local.errors]
 
 
 @pytest.mark.parametrize("bad", [*slow(MIXTURES[0]), *MIXTURES[1:]])
@@ -168,45 +181,39 @@ def test_pairs_over_http(http, scorer, bad):
     assert all(answer["data"][i]["score"] is None for i in bad)
     assert [(e["index"], e["code"]) for e in answer["errors"]] == [(i, bad[i][1]) for i in bad]
     local = scorer.score_pairs(list(zip(queries, documents, strict=True)), on_error="null")
-    np.testing.assert_array_equal(local.scores[left], [entry["score"] for entry in alone["data"]])
+    same(local.scores[left], [entry["score"] for entry in alone["data"]])
     assert np.isnan(local.scores[list(bad)]).all()
     assert [(e.index, e.code) for e in local.errors] == [(i, bad[i][1]) for i in bad]
 
 
-@pytest.mark.parametrize("split", [{"max_items_per_request": 2}, *SLOW_SPLITS])
 @pytest.mark.parametrize("bad", [*slow(MIXTURES[0]), *slow(MIXTURES[1]), MIXTURES[2], *slow(ALL)])
-def test_the_clients_and_the_scorer(url, scorer, call, split, bad):
-    client, options = WITH_KEY | split, {"on_error": "null"}
+def test_the_server_and_the_scorer(http, scorer, bad):
+    options = {"on_error": "null"}
     good = GOOD if len(bad) != 3 or 5 in bad else []
     items = mixed(bad, good)
     left = places(bad, len(items))
     local = scorer.score(QUERY, items, logprobs=True, **LABELS, **options)
-    remote = call(url, "score", QUERY, items, client=client, logprobs=True, **LABELS, **options)
+    wanted = {"return_label_logprobs": True, "return_label_mass": True} | LABELS | options
+    remote = ask(http, "/v1/score", query=QUERY, items=items, **wanted)
     alone = scorer.score(QUERY, good, logprobs=True, **LABELS)
-    for answer in (local, remote):
-        assert answer.scores.shape == (len(items), 2)
-        for name in ("scores", "logprobs", "label_mass"):
-            values = getattr(answer, name)
-            np.testing.assert_array_equal(
-                values[left], getattr(alone, name).reshape(values[left].shape)
-            )
-            assert np.isnan(values[list(bad)]).all()
-        assert answer.prompt_tokens == alone.prompt_tokens
-    assert remote.errors == local.errors, "also the places in the messages"
+    assert local.scores.shape == (len(items), 2)
+    for name, there in (("scores",) * 2, ("logprobs", "label_logprobs"), ("label_mass",) * 2):
+        values, told = getattr(local, name), remote[there]
+        same(values[left], getattr(alone, name).reshape(values[left].shape))
+        same(values[left], np.reshape([told[i] for i in left], values[left].shape))
+        assert np.isnan(values[list(bad)]).all()
+        assert [told[i] for i in bad] == [None] * len(bad)
+    assert local.prompt_tokens == remote["usage"]["prompt_tokens"] == alone.prompt_tokens
+    same_errors(remote, local)
     ranked = scorer.rerank("lamp", items, 2, **options)
-    answer = call(url, "rerank", "lamp", items, 2, client=client, **options)
-    assert answer.indices.tolist() == ranked.indices.tolist()
-    np.testing.assert_array_equal(answer.scores, ranked.scores)
-    assert answer.errors == ranked.errors
+    answer = ask(http, "/v1/rerank", query="lamp", documents=items, top_n=2, **options)
+    assert [entry["index"] for entry in answer["results"]] == ranked.indices.tolist()
+    same([entry["relevance_score"] for entry in answer["results"]], ranked.scores)
+    same_errors(answer, ranked)
     if good:
         alone = scorer.rerank("lamp", good, 2)
         assert ranked.indices.tolist() == [left[index] for index in alone.indices]
-        np.testing.assert_array_equal(ranked.scores, alone.scores)
-    pairs = [("lamp", item) for item in items]
-    answer = call(url, "score_pairs", pairs, client=client, **options)
-    expected = scorer.score_pairs(pairs, **options)
-    np.testing.assert_array_equal(answer.scores, expected.scores)
-    assert [e.index for e in answer.errors] == [e.index for e in expected.errors] == sorted(bad)
+        same(ranked.scores, alone.scores)
 
 
 def test_in_this_process(scorer):
@@ -216,7 +223,7 @@ def test_in_this_process(scorer):
     scored = scorer.score("q ", items, labels=["yes"], on_error="null", logits=True)
     assert [error.index for error in scored.errors] == [1, 2, 3, 4]
     alone = scorer.score("q ", ["a", "b"], labels=["yes"], logits=True)
-    np.testing.assert_array_equal(scored.logits[[0, 5]], alone.logits)
+    same(scored.logits[[0, 5]], alone.logits)
     for index in (1, 2, 3, 4):
         with pytest.raises(GpuscoreError):
             scorer.score("q ", [items[index]], labels=["yes"])
@@ -243,10 +250,3 @@ def test_in_this_process(scorer):
 
     for result in asyncio.run(ask()):
         assert [error.index for error in result.errors] == [0]
-
-
-def test_a_query_that_is_too_long_is_nobodys_item(url, call):
-    with pytest.raises(StatusError) as caught:
-        call(url, "rerank", LONG, GOOD, client=WITH_KEY, on_error="null")
-    assert (caught.value.code, caught.value.param) == ("prompt_too_long", "query")
-    assert json.dumps(caught.value.message)

@@ -1,27 +1,24 @@
-"""Promise: one rule says what is a list, a text and token ids, for every method in this process and
-of the clients: any ordered iterable gives the scores of the plain list bit for bit, and everything
-else is refused by name and place."""
+"""Promise: one rule says what is a list, a text and token ids, for every method in this process:
+any ordered iterable gives the scores of the plain list bit for bit, and everything else is refused
+by name and place."""
 
 import asyncio
 from collections import deque
 from copy import copy
-from functools import cache
 from inspect import isasyncgen, isawaitable
 
 import numpy as np
 import pytest
 
-from client.conftest import WITH_KEY
-from gpuscore import AsyncScorer
-from gpuscore.client import AsyncClient, Client
+from gpuscore import AsyncScorer, Scorer
 from gpuscore.errors import InvalidRequest
 from gpuscore.ray import ScoreBatches
-from support.slow import slow
 
 QUERY = "query: a blue lamp\nitem: "
 TEXTS = ["A red lamp.", "A blue lamp of steel.", "", "A green rug."]
 IDS = [[5, 6, 7], [8, 9, 10], [6, 6, 6]]
 LABELS = ["yes", "no"]
+SETTINGS = {"threads": 1, "deterministic": True, "max_batch_tokens": 512}
 
 
 class Series:
@@ -80,57 +77,46 @@ def runner():
 
 
 @pytest.fixture(scope="session")
-def facades(request, url, scorer, runner):
-    """A function that returns a facade by its name, opened once."""
-
-    @cache
-    def opened(name):
-        if name == "Scorer":
-            return scorer
-        if name == "AsyncScorer":
-            made = AsyncScorer("demo", threads=1, deterministic=True, max_batch_tokens=512)
-        else:
-            made = (Client if name == "Client" else AsyncClient)(url, **WITH_KEY)
-        end = made.close if hasattr(made, "close") else lambda: runner.run(made.aclose())
-        request.addfinalizer(end)
-        return made
-
-    return opened
+def scorer():
+    with Scorer("demo", **SETTINGS) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")
-def client(facades):
-    return facades("Client")
+def other():
+    opened = AsyncScorer("demo", **SETTINGS)
+    yield opened
+    opened.close()
 
 
-@pytest.fixture(scope="session")
-def other(facades):
-    return facades("AsyncScorer")
+@pytest.fixture(params=["Scorer", "AsyncScorer"])
+def facade(request, scorer, other):
+    return {"Scorer": scorer, "AsyncScorer": other}[request.param]
 
 
-@pytest.fixture(params=["Scorer", *slow("AsyncScorer"), *slow("Client"), "AsyncClient"])
-def ask(request, facades, runner):
-    """ask(method, *arguments, **options) calls the method here, or of a server."""
+@pytest.fixture
+def ask(facade, runner):
+    """ask(method, *arguments, **options) calls the method."""
 
     async def wait(awaitable):
         return await awaitable
 
     def call(method, *arguments, **more):
-        answer = getattr(facades(request.param), method)(*arguments, **more)
+        answer = getattr(facade, method)(*arguments, **more)
         return runner.run(wait(answer)) if isawaitable(answer) else answer
 
     return call
 
 
-@pytest.fixture(params=["Scorer", "AsyncScorer"])
-def many(request, facades, runner):
+@pytest.fixture
+def many(facade, runner):
     """many(requests, **options) lists the scores of `score_many`."""
 
     async def wait(results):
         return [result.scores async for result in results]
 
     def call(*arguments, **more):
-        scores = facades(request.param).score_many(*arguments, **more)
+        scores = facade.score_many(*arguments, **more)
         return (
             runner.run(wait(scores)) if isasyncgen(scores) else [result.scores for result in scores]
         )
@@ -199,10 +185,9 @@ def test_many_lists(many, scorer, kind):
 
 def test_columns_of_a_pipeline(scorer):
     """The step for Ray Data refuses binary columns, by the row."""
-    settings = {"threads": 1, "deterministic": True, "max_batch_tokens": 512}
     items, queries = np.array([*TEXTS, *TEXTS]), np.array(["a", "b"] * 4)
     for labels in (LABELS, None):
-        step = ScoreBatches("demo", labels=labels, **settings)
+        step = ScoreBatches("demo", labels=labels, **SETTINGS)
         scores = step({"query": queries, "item": items})["scores"]
         if labels:
             alone = scorer.score("b", TEXTS[1::2], labels=labels).scores
@@ -225,8 +210,7 @@ def test_bad_rows_of_a_pipeline(scorer, labels):
         *((long, "y", "prompt_too_long: "), ("a", "y", "")),
     ]
     queries, items, reasons = map(objects, zip(*rows, strict=True))
-    settings = {"threads": 1, "deterministic": True, "max_batch_tokens": 512}
-    step = ScoreBatches("demo", labels=labels, on_error="null", **settings)
+    step = ScoreBatches("demo", labels=labels, on_error="null", **SETTINGS)
     result = step({"n": np.arange(len(rows)), "query": queries, "item": items})
     assert list(result) == ["n", "query", "item", "scores", "error"]
     for reason, shown, scores in zip(reasons, result["error"], result["scores"], strict=True):
@@ -245,7 +229,7 @@ def test_bad_rows_of_a_pipeline(scorer, labels):
 
 
 def test_a_pipeline_refuses_what_all_rows_share():
-    settings = {"threads": 1, "max_batch_tokens": 512, "on_error": "null"}
+    settings = SETTINGS | {"on_error": "null"}
     columns = {name: objects(["a"]) for name in ("query", "item", "scores")}
     with pytest.raises(InvalidRequest, match="the rows have a column scores already"):
         ScoreBatches("demo", labels=LABELS, **settings)(columns)
@@ -275,7 +259,6 @@ NO_IDS += [[None], [1, b"2"], np.array(5), {1: 2}, {1, 2}, iter([1])]
 NO_IDS += [np.array(["2020"], "datetime64[ns]")]
 NO_LISTS = [b"ab", bytearray(b"ab"), memoryview(b"ab"), None, 7, {"a": 1}, {"a"}, frozenset("a")]
 NO_LISTS += [np.array("a"), np.array(5), True]
-NO_PROMPTS = [b"ab", [b"ab"], [True], [1, True], [1.5], None, 7, {"a": 1}]
 
 
 def refused(ask, place, method, *arguments, **more):
@@ -368,19 +351,3 @@ def test_a_bad_item_alone(scorer, other, runner, value):
     assert [error.message for error in result.errors] == [
         "items[1][1] is of type bool; it must be an integer"
     ]
-
-
-@pytest.mark.parametrize("prompts", [TEXTS[:2], IDS])
-@pytest.mark.parametrize("kind", LISTS)
-def test_completions(client, prompts, kind):
-    completions = client.completions(LISTS[kind](prompts)).completions
-    for completion, wanted in zip(
-        completions, client.completions(prompts).completions, strict=True
-    ):
-        same(completion.logprobs, wanted.logprobs)
-
-
-@pytest.mark.parametrize("value", NO_PROMPTS, ids=shown)
-def test_no_completions(client, value):
-    with pytest.raises(InvalidRequest, match="^prompts"):
-        client.completions(value)
