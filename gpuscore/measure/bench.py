@@ -11,10 +11,10 @@ from typing import Any
 
 from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError, UsageError
-from gpuscore.measure.bundle import Bundle, Scored, write_file
+from gpuscore.measure.bundle import Bundle, Measured, write_file
 from gpuscore.measure.compare import against_first
 from gpuscore.measure.rates import plots, tables
-from gpuscore.measure.report import EXIT_FAILED, EXIT_OK, Report, facts_of, now
+from gpuscore.measure.report import EXIT_FAILED, EXIT_OK, Findings, facts_of, now
 from gpuscore.measure.runner import BenchRun, Options
 from gpuscore.measure.scenarios import SCENARIOS, TEXT, Scenario, text_scenario
 from gpuscore.measure.targets import HttpTarget, Wishes, api_key, meet, started
@@ -52,7 +52,7 @@ def bench(values: argparse.Namespace, settings: Settings) -> int:
     print()
     found, verdicts = against_first(servers)
     said = {"Run": facts, **{server.about.name: facts_of(server) for server in servers}}
-    report = Report("gpuscore bench", tables(rows, {}), list(plots(rows)), found, verdicts, said)
+    report = Findings("gpuscore bench", tables(rows, {}), list(plots(rows)), found, verdicts, said)
     report.conclude(values.report)
     if values.bench_output is not None:
         write_file(Path(values.bench_output), Bundle(facts, tuple(servers), tuple(rows)))
@@ -62,10 +62,10 @@ def bench(values: argparse.Namespace, settings: Settings) -> int:
     return EXIT_FAILED if any(row.error is not None for row in rows) else EXIT_OK
 
 
-def _scored(runner: BenchRun, target: HttpTarget) -> Scored:
+def _scored(runner: BenchRun, target: HttpTarget) -> Measured:
     """Return a server as a bundle has it; a sample with wrong scores is kept, to be compared."""
     sampled = runner.samples.get(target.about.name)
-    return Scored(target.about) if sampled is None else sampled.scored
+    return Measured(target.about) if sampled is None else sampled.scored
 
 
 def _scenarios(values: argparse.Namespace) -> list[Scenario]:

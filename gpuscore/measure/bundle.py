@@ -55,8 +55,8 @@ class About:
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
-    """What scores, with its scores of a workload, if it has any, and its model's digests."""
+class Measured:
+    """A server or backend, perhaps with its scores of a workload and its model's digests."""
 
     about: About
     workload: Workload | None = None
@@ -75,7 +75,7 @@ class Bundle:
     """
 
     facts: Mapping[str, Any]
-    servers: tuple[Scored, ...]
+    servers: tuple[Measured, ...]
     rows: tuple[Row, ...] = ()
 
 
@@ -123,7 +123,7 @@ def _read_file(path: Path) -> Bundle:
                 for case in workload.cases
             }
             run = Run(about.name, server["dtype"], results)
-        servers.append(Scored(about, workload, run))
+        servers.append(Measured(about, workload, run))
     rows = tuple(Row.from_json(row) for row in content["rows"])
     return Bundle(content["facts"], tuple(servers), rows)
 
@@ -138,7 +138,7 @@ def _digest(content: Mapping[str, Any]) -> str:
     return sha256(json.dumps(content, sort_keys=True).encode())
 
 
-def write_folder(directory: Path, scored: Scored) -> None:
+def write_folder(directory: Path, scored: Measured) -> None:
     """Write a bundle of parity; raise ConfigError if it exists already or cannot be written."""
     from safetensors.numpy import save
 
@@ -195,7 +195,7 @@ def _read_folder(directory: Path) -> Bundle:
     run = Run(results=results, alone=alone and Errors(**alone), **about)
     model, name = Fingerprint(**facts.pop("model")), facts.pop("model_name", "unknown")
     described = About(directory.name, "score", name, workload.vocab_rows, run.dtype, facts)
-    return Bundle({}, (Scored(described, workload, run, model),))
+    return Bundle({}, (Measured(described, workload, run, model),))
 
 
 def _arrays(run: Run) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def report_bundles() -> list[Bundle]:
         servers, rows = [], []
         for server in report["servers"]:
             name = server["name"]
-            servers.append(Scored(About(name, "score", server["model"], None, server["dtype"])))
+            servers.append(Measured(About(name, "score", server["model"], None, server["dtype"])))
             for scenario, way, shape, rate, latencies in server["rows"]:
                 loads = scenario == "concurrency"
                 rows.append(

@@ -10,10 +10,10 @@ from pathlib import Path
 from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError, UsageError
 from gpuscore.measure.agreement import Agreement
-from gpuscore.measure.bundle import Bundle, Scored, read_bundle, report_bundles
+from gpuscore.measure.bundle import Bundle, Measured, read_bundle, report_bundles
 from gpuscore.measure.gates import Verdict, judge, judge_pair, kind, packing, skipped
 from gpuscore.measure.rates import plots, tables
-from gpuscore.measure.report import Report, facts_of
+from gpuscore.measure.report import Findings, facts_of
 from gpuscore.measure.results import Run
 from gpuscore.measure.sample import in_common, model_of
 from gpuscore.measure.workload import Workload
@@ -44,7 +44,7 @@ def compare_times(values: argparse.Namespace, settings: Settings) -> int:
     found, verdicts = against_first(servers, next(iter(_servers(reference)), None))
     facts = {f"{s.about.name}": facts_of(s) for s in servers}
     times, drawn = tables(rows, prices), list(plots(rows))
-    return Report("gpuscore bench", times, drawn, found, verdicts, facts).conclude(values.report)
+    return Findings("gpuscore bench", times, drawn, found, verdicts, facts).conclude(values.report)
 
 
 def compare_scores(values: argparse.Namespace, settings: Settings) -> int:
@@ -71,10 +71,10 @@ def compare_scores(values: argparse.Namespace, settings: Settings) -> int:
         verdicts += [packing(server.run) for server in servers if server.run is not None]
     title = f"Parity of {len(servers)} bundles"
     facts = {server.about.name: facts_of(server) for server in every}
-    return Report(title, (), (), found, verdicts, facts).conclude(values.report)
+    return Findings(title, (), (), found, verdicts, facts).conclude(values.report)
 
 
-def against_first(servers: Sequence[Scored], reference: Scored | None = None) -> Judged:
+def against_first(servers: Sequence[Measured], reference: Measured | None = None) -> Judged:
     """Judge the scores of servers by the reference's, or by the first one's."""
     first, found, verdicts = reference or servers[0], [], []
     for server in servers:
@@ -91,13 +91,13 @@ def against_first(servers: Sequence[Scored], reference: Scored | None = None) ->
     return found, verdicts
 
 
-def against_each_other(servers: Sequence[Scored]) -> Judged:
+def against_each_other(servers: Sequence[Measured]) -> Judged:
     """Judge every pair."""
     judged = [judge_pair(*_common(*pair)) for pair in combinations(servers, 2)]
     return [one for one, _ in judged], [verdict for _, some in judged for verdict in some]
 
 
-def against_oracle(servers: Sequence[Scored], references: Sequence[Scored]) -> Judged:
+def against_oracle(servers: Sequence[Measured], references: Sequence[Measured]) -> Judged:
     """Judge each server by transformers in float32, and by its own error in the server's format.
 
     Raises:
@@ -130,7 +130,7 @@ def against_oracle(servers: Sequence[Scored], references: Sequence[Scored]) -> J
     return [one for one, _ in judged], [verdict for _, some in judged for verdict in some]
 
 
-def _common(first: Scored, second: Scored) -> tuple[Workload, Run, Run]:
+def _common(first: Measured, second: Measured) -> tuple[Workload, Run, Run]:
     """Return the scores that both have; raise ConfigError if models or workloads differ."""
     if first.model is not None and second.model is not None:
         for part in ("weights", "config", "tokenizer"):
@@ -147,7 +147,7 @@ def _common(first: Scored, second: Scored) -> tuple[Workload, Run, Run]:
     return both
 
 
-def _servers(bundles: Iterable[Bundle]) -> list[Scored]:
+def _servers(bundles: Iterable[Bundle]) -> list[Measured]:
     return list(chain.from_iterable(bundle.servers for bundle in bundles))
 
 

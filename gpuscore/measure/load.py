@@ -124,7 +124,7 @@ class Connection:
         self._writer.transport.abort()
 
 
-class Load:
+class LoadGenerator:
     """Sends requests and records their ends.
 
     Args:

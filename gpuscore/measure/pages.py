@@ -20,7 +20,7 @@ svg { max-width: 100%; height: auto } .failed { color: #b00020; font-weight: bol
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ResultTable:
     """A table with a title and notes.
 
     Attributes:
@@ -79,7 +79,7 @@ def _cell(text: str) -> str:
     return f"<td{' class=failed' if text == 'FAIL' else ''}>{escape(text)}</td>"
 
 
-def write_page(path: Path, title: str, parts: Iterable[Table | str]) -> None:
+def write_page(path: Path, title: str, parts: Iterable[ResultTable | str]) -> None:
     """Write a page of tables, and of plots, which are HTML; raise ConfigError if it cannot be."""
     inner = "\n".join(part if isinstance(part, str) else part.as_html() for part in parts)
     page = (

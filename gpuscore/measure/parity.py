@@ -12,11 +12,11 @@ from gpuscore.backends import Plan, plan_backend
 from gpuscore.config import ModelConfig
 from gpuscore.config.sources import DEFAULT, Settings
 from gpuscore.errors import ConfigError
-from gpuscore.measure.bundle import About, Scored, write_folder
+from gpuscore.measure.bundle import About, Measured, write_folder
 from gpuscore.measure.compare import against_each_other, against_oracle
 from gpuscore.measure.fingerprint import fingerprint
 from gpuscore.measure.gates import Verdict
-from gpuscore.measure.report import EXIT_OK, Report, now
+from gpuscore.measure.report import EXIT_OK, Findings, now
 from gpuscore.measure.results import Run
 from gpuscore.measure.runs import BackendSpec, run_workload
 from gpuscore.measure.workload import TEXT, Workload, make_workload, query_numbers, read_tokenizer
@@ -63,7 +63,7 @@ def run(values: argparse.Namespace, settings: Settings) -> int:
     verdicts += _of_one_format(servers)
     facts |= {"date": now(), **_machine()}
     title = f"Parity of {name} with transformers in float32"
-    return Report(title, (), (), found, verdicts, {"Run": facts}).conclude(values.report)
+    return Findings(title, (), (), found, verdicts, {"Run": facts}).conclude(values.report)
 
 
 def record(values: argparse.Namespace, settings: Settings) -> int:
@@ -102,14 +102,14 @@ def record(values: argparse.Namespace, settings: Settings) -> int:
     return EXIT_OK
 
 
-def _scored(model: str, workload: Workload, run: Run) -> Scored:
+def _scored(model: str, workload: Workload, run: Run) -> Measured:
     about = About(run.name, "score", model, workload.vocab_rows, run.dtype)
-    return Scored(about, workload, run)
+    return Measured(about, workload, run)
 
 
-def _of_one_format(servers: Iterable[Scored]) -> list[Verdict]:
+def _of_one_format(servers: Iterable[Measured]) -> list[Verdict]:
     """Return the verdicts on pairs of backends in the same number format."""
-    groups: dict[tuple[str, bool], list[Scored]] = {}
+    groups: dict[tuple[str, bool], list[Measured]] = {}
     for server in servers:
         if server.run is not None:
             groups.setdefault((server.run.dtype, server.run.in_eight_bits), []).append(server)

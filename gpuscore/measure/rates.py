@@ -8,7 +8,7 @@ import numpy as np
 
 from gpuscore.measure.figures import PERCENTILES, Row
 from gpuscore.measure.intervals import FEWEST, LEVEL, Interval, ratio
-from gpuscore.measure.pages import Table
+from gpuscore.measure.pages import ResultTable
 from gpuscore.measure.plots import bars, lines
 from gpuscore.measure.scenarios import SCENARIOS
 
@@ -22,7 +22,7 @@ ABOUT = (
 )
 
 
-def tables(rows: Sequence[Row], prices: Mapping[str, float]) -> list[Table]:
+def tables(rows: Sequence[Row], prices: Mapping[str, float]) -> list[ResultTable]:
     """Return a table for each scenario and shape, in the order of the rows.
 
     With several servers, the others are relative to the first.
@@ -44,7 +44,7 @@ def tables(rows: Sequence[Row], prices: Mapping[str, float]) -> list[Table]:
 
 def _table(
     key: tuple[str, str], rows: list[Row], prices: Mapping[str, float], first: str | None
-) -> Table:
+) -> ResultTable:
     scenario, shape = key
     known = SCENARIOS.get(scenario)
     loads = known is not None and known.loads
@@ -67,7 +67,7 @@ def _table(
         cells += _cost(row, prices.get(row.server)) if prices else []
         lines_of.append(cells)
     source = f" ({known.source})" if known is not None else ""
-    return Table(f"{scenario}: {shape}{source}", head, lines_of, list(_notes(rows)), names=2)
+    return ResultTable(f"{scenario}: {shape}{source}", head, lines_of, list(_notes(rows)), names=2)
 
 
 _ITEMS = ("items/s", "ms per item", f"s for {UNIT}")

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gpuscore.measure.agreement import Agreement
-from gpuscore.measure.bundle import Scored
+from gpuscore.measure.bundle import Measured
 from gpuscore.measure.gates import Verdict
-from gpuscore.measure.pages import Table, write_page
+from gpuscore.measure.pages import ResultTable, write_page
 
 EXIT_OK, EXIT_FAILED = 0, 1
 HEAD = ("scores", "against", "max |d log p|", "p99", "mean", "max |d p|", "tau-b", "inversions")
@@ -21,8 +21,8 @@ WORDS = {True: "ok", False: "FAIL", None: "skip"}
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What was measured or compared.
+class Findings:
+    """Results that were measured or compared.
 
     Attributes:
         title: of the page.
@@ -34,7 +34,7 @@ class Report:
     """
 
     title: str
-    times: Sequence[Table] = ()
+    times: Sequence[ResultTable] = ()
     plots: Sequence[str] = ()
     found: Sequence[Agreement] = ()
     verdicts: Sequence[Verdict] = ()
@@ -52,19 +52,19 @@ class Report:
         print("\n\n".join(parts))
         if path is not None:
             cells = [(WORDS[v.passed], v.gate, v.subject, v.detail) for v in self.verdicts]
-            gates = [Table("Gates", ("verdict", "gate", "of", "found"), cells, words=True)]
+            gates = [ResultTable("Gates", ("verdict", "gate", "of", "found"), cells, words=True)]
             facts = [
-                Table(name, (), [(key, _said(value)) for key, value in some.items()], words=True)
+                ResultTable(name, (), [(k, _said(value)) for k, value in some.items()], words=True)
                 for name, some in (self.facts or {}).items()
             ]
-            inner: list[Table | str] = [*tables, *(gates if cells else [])]
+            inner: list[ResultTable | str] = [*tables, *(gates if cells else [])]
             inner += [*self.plots, *facts]
             write_page(Path(path), self.title, inner)
             print(f"wrote {path}")
         return EXIT_FAILED if any(verdict.failed for verdict in self.verdicts) else EXIT_OK
 
 
-def _agreement(found: Sequence[Agreement]) -> Table:
+def _agreement(found: Sequence[Agreement]) -> ResultTable:
     """Return the table of scores, without columns that are empty in all rows."""
     rows = [
         (
@@ -80,7 +80,7 @@ def _agreement(found: Sequence[Agreement]) -> Table:
     ]
     columns = zip((*HEAD, "mass", "alone", "items/s"), *rows, strict=True)
     head, *shown = zip(*(column for column in columns if set(column[1:]) != {"-"}), strict=True)
-    return Table("Scores", head, shown, [ABOUT], names=2)
+    return ResultTable("Scores", head, shown, [ABOUT], names=2)
 
 
 def _line(verdict: Verdict) -> str:
@@ -93,7 +93,7 @@ def _said(value: object) -> str:
     return str(value)
 
 
-def facts_of(server: Scored) -> dict[str, object]:
+def facts_of(server: Measured) -> dict[str, object]:
     """Return what is known of a server, for people."""
     return {**server.about.facts, "model": server.about.model, "dtype": server.about.dtype}
 

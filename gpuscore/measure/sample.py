@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpuscore.measure.apis import APIS, Api
-from gpuscore.measure.bundle import About, Scored
+from gpuscore.measure.bundle import About, Measured
 from gpuscore.measure.gates import judge_pair
 from gpuscore.measure.load import Record
 from gpuscore.measure.results import CaseResult, Run
@@ -29,7 +29,7 @@ class Sampled:
     """A target's scores of the sample when all items travel together, if it has any, and the
     reasons for ways without right scores."""
 
-    scored: Scored
+    scored: Measured
     wrong: Mapping[str, str]
 
 
@@ -52,7 +52,7 @@ def take(target: HttpTarget, workload: Workload) -> Sampled:
         if alone is not None and run is not alone and (why := disagreement(workload, alone, run)):
             wrong[way] = f"wrong scores: {why}"
     first = runs.get("packed")
-    return Sampled(Scored(about, workload if first else None, first), wrong)
+    return Sampled(Measured(about, workload if first else None, first), wrong)
 
 
 def _scored(target: HttpTarget, case: Case, chunk: int | None) -> CaseResult:
@@ -92,7 +92,7 @@ def disagreement(workload: Workload, reference: Run, got: Run) -> str | None:
     )
 
 
-def in_common(first: Scored, second: Scored) -> tuple[Workload, Run, Run] | str:
+def in_common(first: Measured, second: Measured) -> tuple[Workload, Run, Run] | str:
     """Return the scores that both have, perhaps of the first labels only, or why there are none."""
     kinds = [APIS[scored.about.api].kind for scored in (first, second)]
     if kinds[0] != kinds[1]:

@@ -17,7 +17,7 @@ from gpuscore.config import API_KEY_VARIABLE
 from gpuscore.errors import ConfigError, UsageError
 from gpuscore.measure.apis import APIS, LABELS, Api
 from gpuscore.measure.bundle import About
-from gpuscore.measure.load import Address, Load, Record
+from gpuscore.measure.load import Address, LoadGenerator, Record
 from gpuscore.measure.scenarios import BenchRequest, Ids
 from gpuscore.measure.workload import SAMPLE_IDS
 from gpuscore.types.batch import Float64Array
@@ -67,7 +67,7 @@ class HttpTarget:
             labels: ids of labels that are asked for.
         """
         bodies = [api.encode(ask, self.about.model, labels) for ask in asks]
-        load = Load(self._address, api.path, bodies, self._patience)
+        load = LoadGenerator(self._address, api.path, bodies, self._patience)
         return load.closed(pace) if isinstance(pace, int) else load.open(pace)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gpuscore.commands.cli import main
-from gpuscore.measure.bundle import About, Bundle, Scored, read_bundle, report_bundles, write_file
+from gpuscore.measure.bundle import About, Bundle, Measured, read_bundle, report_bundles, write_file
 from gpuscore.measure.figures import Row, Shot, WayFigures
 from gpuscore.measure.intervals import Interval
 from gpuscore.measure.rates import against, change_text
@@ -41,7 +41,7 @@ def bundle(seconds, *, shift=0.0, vocab=2000, dtype="float32", model="demo"):
         Row("rerank", "single", SHAPE, "demo", error="status 400: too many"),
     )
     return Bundle(
-        {"created": "today"}, (Scored(about, workload, Run("demo", dtype, results)),), rows
+        {"created": "today"}, (Measured(about, workload, Run("demo", dtype, results)),), rows
     )
 
 

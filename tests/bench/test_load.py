@@ -14,7 +14,7 @@ from gpuscore.config import EngineConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import UsageError
 from gpuscore.measure.figures import Shot, failed
-from gpuscore.measure.load import LOST, Address, Load
+from gpuscore.measure.load import LOST, Address, LoadGenerator
 from gpuscore.types.labels import label_scores
 from gpuscore.types.request import ScoreRequest
 
@@ -112,7 +112,7 @@ def answer_of(status, body, *headers):
 
 
 def send(kind, address, bodies, patience=5.0):
-    load = Load(address, "/x", bodies, patience)
+    load = LoadGenerator(address, "/x", bodies, patience)
     return load.closed(4) if kind == "closed" else load.open(np.linspace(0, 0.2, len(bodies)))
 
 
@@ -156,7 +156,7 @@ def test_latency_counts_from_the_scheduled_arrival(answering, monkeypatch):
         threading.Event().wait(0.02)  # blocks the server's event loop
         return answer_of(200, b"{}")
 
-    record = Load(answering(answer), "/x", [b"{}"] * 20, 5.0).open(np.arange(20) / 100)
+    record = LoadGenerator(answering(answer), "/x", [b"{}"] * 20, 5.0).open(np.arange(20) / 100)
     assert record.latency[-1] >= 20 * 0.02 - 19 * 0.01 - 0.005
     assert Shot.of(record, [1] * 20).late > 100, "the client's own delay is told"
 

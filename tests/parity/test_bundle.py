@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from gpuscore.commands.cli import main
 from gpuscore.errors import ConfigError
 from gpuscore.measure import workload as workloads
-from gpuscore.measure.bundle import About, Scored, read_bundle, write_folder
+from gpuscore.measure.bundle import About, Measured, read_bundle, write_folder
 from gpuscore.measure.fingerprint import fingerprint
 from gpuscore.measure.results import CaseResult, Errors, Fingerprint, Run, sha256
 from gpuscore.measure.workload import Case, Workload
@@ -52,7 +52,7 @@ def made():
     run = Run("torch:float32", "float32", results, 12.5, Errors(4e-5, 3e-5, 2e-5, 1e-5))
     workload = Workload("made up", 7, 1, 60, 9, cases, ("text: none",))
     about = About("torch:float32", "score", "demo", 60, "float32", {"versions": {"a": "1"}})
-    return Scored(about, workload, run, Fingerprint("w" * 64, "c" * 64, None))
+    return Measured(about, workload, run, Fingerprint("w" * 64, "c" * 64, None))
 
 
 def compare(a, b, *flags):
@@ -178,7 +178,7 @@ def test_another_workload_is_refused(recorded, tiny_model, tmp_path, capsys, mon
 def test_another_model_is_refused(made, tmp_path, capsys, part):
     write_folder(tmp_path / "a", made)
     other = Fingerprint(**{"weights": "w" * 64, "config": "c" * 64, "tokenizer": None, part: "0"})
-    write_folder(tmp_path / "b", Scored(made.about, made.workload, made.run, other))
+    write_folder(tmp_path / "b", Measured(made.about, made.workload, made.run, other))
     assert compare(tmp_path / "a", tmp_path / "b") == 78
     assert f"different models: the SHA-256 of their {part} is" in capsys.readouterr().err
 

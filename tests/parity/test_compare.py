@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gpuscore.commands.cli import main
-from gpuscore.measure.bundle import About, Scored, read_bundle, write_folder
+from gpuscore.measure.bundle import About, Measured, read_bundle, write_folder
 from gpuscore.measure.parity import environment
 from gpuscore.measure.results import CaseResult, Errors, Fingerprint, Run
 from gpuscore.measure.workload import Case, Workload
@@ -56,7 +56,7 @@ def folder(tmp_path, monkeypatch):
     }
     for name, run in runs.items():
         about = About(name, "score", "demo", 60, run.dtype)
-        write_folder(tmp_path / name, Scored(about, WORKLOAD, run, MODEL))
+        write_folder(tmp_path / name, Measured(about, WORKLOAD, run, MODEL))
     monkeypatch.chdir(tmp_path)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import gpuscore
-from gpuscore.measure.bundle import Scored, read_bundle
+from gpuscore.measure.bundle import Measured, read_bundle
 from gpuscore.measure.fingerprint import fingerprint
 from gpuscore.measure.gates import Verdict, judge, judge_pair
 from gpuscore.measure.results import Run
@@ -19,7 +19,7 @@ REAL = "smollm2-float32"  # transformers' scores of real sentences; tests_real/ 
 RENEW = "after a wanted change: make golden"
 
 
-def golden(name: str, folder: Path = FOLDER, model: Path = DEMO) -> Scored:
+def golden(name: str, folder: Path = FOLDER, model: Path = DEMO) -> Measured:
     """Read a golden bundle of a model: its scores.
 
     Raises:
