@@ -4,10 +4,11 @@ array; each of them has the error that it would be alone."""
 import gc
 import random
 import weakref
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from gpuscore.config import RequestLimits
 from gpuscore.errors import (
@@ -56,7 +57,7 @@ def check_same(built, wanted):
     if wanted is None:
         assert built is None
         return
-    for field in fields(wanted):
+    for field in structs.fields(wanted):
         value, wanted_value = getattr(built, field.name), getattr(wanted, field.name)
         if isinstance(wanted_value, tuple):
             assert len(value) == len(wanted_value)

@@ -17,7 +17,7 @@ import numpy as np
 from gpuscore.commands.bulk.inputs import Decoded, Texts
 from gpuscore.commands.bulk.options import BatchOptions
 from gpuscore.commands.bulk.work import Answer, Result
-from gpuscore.dialects.dialect import Scored, answered_name, cache_salt, choose
+from gpuscore.dialects.dialect import Scored, answered_name, choose
 from gpuscore.dialects.served import LoadedModel, ModelTable, ServedModel
 from gpuscore.dialects.table import DIALECT_OF
 from gpuscore.dialects.wire import encode_error
@@ -226,27 +226,26 @@ class RequestTask:
         for row in rows:
             line = self._decoder.decode(row.rest)
             name = f"{row.part}:{row.place}:{line.custom_id}"  # the same whenever the job is run
-            record = RequestRecord(hashlib.sha256(name.encode()).hexdigest()[:ID_DIGITS])
+            number = hashlib.sha256(name.encode()).hexdigest()[:ID_DIGITS]
+            record = RequestRecord(number, route=line.url)
             try:
-                call = self._prepared(line, record)
+                scored = self._prepared(line, record)
             except GpuscoreError as error:
                 yield Unit([row], None, [_refused(line, record, error)])
                 continue
-            request = call.prepared.request
-            if request is None:
-                yield Unit([row], None, [_answered(line, record, call)])
+            if scored.prepared.request is None:
+                yield Unit([row], None, [_answered(line, scored)])
             else:
-                request = replace(request, salt=cache_salt("", call.prepared.salt))
-                yield Unit([row], request, notes=(line, record, call))
+                yield Unit([row], scored.prepared.request, notes=(line, scored))
 
     def results(self, unit: Unit, result: ScoreResult) -> Sequence[Result]:
-        line, record, call = unit.notes
-        return [_answered(line, record, replace(call, result=result))]
+        line, scored = unit.notes
+        return [_answered(line, replace(scored, result=result))]
 
     def failed(self, unit: Unit, error: GpuscoreError) -> Iterator[Unit]:
-        line, record, call = unit.notes
-        error = renumbered(error, scored_places(call.prepared.errors, call.body.num_items))
-        yield Unit(unit.rows, None, [_refused(line, record, error)])
+        line, scored = unit.notes
+        places = scored_places(scored.prepared.errors, scored.body.num_items)
+        yield Unit(unit.rows, None, [_refused(line, scored.record, renumbered(error, places))])
 
     def _prepared(self, line: RequestLine, record: RequestRecord) -> Scored[Any]:
         """Take the server's steps up to the engine; raise GpuscoreError as they do."""
@@ -257,8 +256,7 @@ class RequestTask:
             raise MethodNotAllowed("this path does not have that method")
         body = dialect.decode(bytes(line.body), record, None)
         name = answered_name(choose(self._models, dialect, body), body)
-        prepared = dialect.prepare(self._model, body)
-        return Scored(body, prepared, None, name, record.request_id, line.url)
+        return Scored(body, dialect.prepare(self._model, body), None, name, record)
 
 
 def _line_texts(row: Decoded, line: Any) -> Texts:
@@ -273,12 +271,12 @@ def _line_texts(row: Decoded, line: Any) -> Texts:
     return query if isinstance(query, str) else "", line.decode()
 
 
-def _answered(line: RequestLine, record: RequestRecord, scored: Scored[Any]) -> Answer:
+def _answered(line: RequestLine, scored: Scored[Any]) -> Answer:
     try:
         body = b"".join(DIALECT_OF[line.url].encode(scored))
     except GpuscoreError as error:
-        return _refused(line, record, error)
-    return _answer(line, record, OK, body)
+        return _refused(line, scored.record, error)
+    return _answer(line, scored.record, OK, body)
 
 
 def _refused(line: RequestLine, record: RequestRecord, error: GpuscoreError) -> Answer:
