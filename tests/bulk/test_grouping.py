@@ -9,14 +9,14 @@ from itertools import groupby
 import pytest
 
 from gpuscore.commands.bulk.feeding import grouped
-from gpuscore.commands.bulk.tasks import Row
+from gpuscore.commands.bulk.tasks import TextRow
 from gpuscore.config import RequestLimits
 from support import programs
 from support.batch_jobs import check, encoder, fake_model, make_rows, read_jsonl, run, write_jsonl
 
 
 def groups_of(texts, limits=None, cut=0, **backend):
-    rows = [Row(*pair, 0, place) for place, pair in enumerate(texts)]
+    rows = [TextRow(*pair, 0, place) for place, pair in enumerate(texts)]
     random.Random(3).shuffle(rows)
     with fake_model(limits=limits, **backend) as model:
         builder = model.prompts.builder

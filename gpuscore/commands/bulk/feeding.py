@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import chain, groupby
 from queue import Empty, SimpleQueue
 
-from gpuscore.commands.bulk.tasks import Row, Task, Unit
+from gpuscore.commands.bulk.tasks import Task, TextRow, Unit
 from gpuscore.commands.bulk.work import Result
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.errors import GpuscoreError, InternalError, Overloaded, Unavailable
@@ -28,7 +28,7 @@ SENT_TOGETHER = 32
 PAUSE = 0.2  # seconds until a request that was refused for now is sent again
 
 
-def grouped(rows: Iterable[Row], model: LoadedModel) -> Iterator[list[Row]]:
+def grouped(rows: Iterable[TextRow], model: LoadedModel) -> Iterator[list[TextRow]]:
     """Yield the rows that go into one request each: rows that share a first text, or, to save
     requests, rows that each have a first text of their own; and of these, rows that begin alike."""
     builder, limits = model.prompts.builder, model.engine.limits
@@ -39,12 +39,12 @@ def grouped(rows: Iterable[Row], model: LoadedModel) -> Iterator[list[Row]]:
     ordered = sorted(rows)
     uses = Counter(row.first for row in ordered)
 
-    def beginning(row: Row) -> tuple[str | None, str]:
+    def beginning(row: TextRow) -> tuple[str | None, str]:
         own = free_cut and uses[row.first] == 1
         text = row.first + row.rest if own else row.rest
         return None if own else row.first, text[:ALIKE] if len(text) > ALIKE else ""
 
-    group: list[Row] = []
+    group: list[TextRow] = []
     first, mixed, size = None, False, 0
     for (shared, start), run in groupby(ordered, beginning):
         alike = list(run)
@@ -81,7 +81,7 @@ class Feeder:
         self,
         model: LoadedModel,
         task: Task,
-        settle: Callable[[Sequence[Row], Sequence[Result]], None],
+        settle: Callable[[Sequence[TextRow], Sequence[Result]], None],
     ) -> None:
         self._engine, self._task, self._settle = model.engine, task, settle
         self._most_tokens = BATCHES * model.replicas * model.engine.limits.max_tokens
@@ -93,7 +93,7 @@ class Feeder:
         watcher = threading.Thread(target=self._watch, args=(model.wait_ended,), daemon=True)
         watcher.start()
 
-    def run(self, groups: Iterable[Sequence[Row]]) -> None:
+    def run(self, groups: Iterable[Sequence[TextRow]]) -> None:
         """Score all groups of rows.
 
         Raises:

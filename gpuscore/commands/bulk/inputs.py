@@ -15,7 +15,16 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from gpuscore.commands.bulk.options import CSV, JSON_LINES, PARQUET, SUFFIXES, BatchOptions
+from gpuscore.commands.bulk.options import (
+    CSV,
+    JSON_LINES,
+    PARQUET,
+    SUFFIXES,
+    BatchOptions,
+    Decoded,
+    Texts,
+    kind_of,
+)
 from gpuscore.errors import ConfigError
 from gpuscore.system.extras import install
 
@@ -24,11 +33,6 @@ MAX_FIELD = 16 * 2**20  # characters; bounds the memory that a quote without an 
 BLOCK_ROWS, BLOCK_BYTES = 8192, 8 * 2**20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 FIRST_ROWS = 1000  # of JSON lines, which have no header
-
-
-# A row as an object, and the texts of its columns; a str is the reason why it is bad.
-Decoded: TypeAlias = dict[str, Any] | str
-Texts: TypeAlias = tuple[str, ...] | str
 
 
 @dataclass(slots=True)
@@ -60,7 +64,7 @@ class Block:
 
     def texts(self, options: BatchOptions) -> list[Texts]:
         """Return the texts of every row, or what is wrong with it."""
-        return [texts_of(row, options) for row in self.decoded()]
+        return [options.texts_of(row) for row in self.decoded()]
 
     def lines(self, keep: Sequence[int]) -> list[bytes]:
         """Return the rows with these numbers as JSON, with white space before the last brace."""
@@ -97,31 +101,8 @@ def _decode(line: bytes) -> Decoded:
     except (msgspec.DecodeError, RecursionError) as error:
         return f"the line is not JSON: {error}"
     if not isinstance(decoded, dict):
-        return f"the line is {_kind(decoded)}, not an object"
+        return f"the line is {kind_of(decoded)}, not an object"
     return decoded
-
-
-def texts_of(row: Decoded, options: BatchOptions) -> Texts:
-    """Return the texts of a row's columns, or what is wrong with it."""
-    if isinstance(row, str):
-        return row
-    if options.scores_column in row:
-        return f"there is a field {options.taken}"
-    for name in options.columns:
-        if name not in row:
-            return f"there is no field {name}"
-        if not isinstance(row[name], str):
-            return f"{name} is {_kind(row[name])}, not text"
-    return tuple(row[name] for name in options.columns)
-
-
-def _kind(value: object) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true or false"
-    names = {int: "a number", float: "a number", str: "text", list: "an array", dict: "an object"}
-    return names[type(value)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Any
 from gpuscore.commands.bulk.feeding import Feeder, grouped
 from gpuscore.commands.bulk.inputs import InputFiles, find_inputs, refuse_changed, state_of
 from gpuscore.commands.bulk.options import BatchOptions
-from gpuscore.commands.bulk.tasks import RequestTask, Row, TableTask, Task
+from gpuscore.commands.bulk.tasks import RequestTask, TableTask, Task, TextRow
 from gpuscore.commands.bulk.work import (
     Answer,
     JobState,
@@ -187,7 +187,7 @@ class _Scoring:
         finally:
             self._keep()
 
-    def _groups(self) -> Iterator[list[Row]]:
+    def _groups(self) -> Iterator[list[TextRow]]:
         """Yield the rows that go into one request each."""
         for number, block in enumerate(self._inputs.blocks()):
             results = self._work.results(number, block.count)
@@ -200,20 +200,20 @@ class _Scoring:
                 self._parts[number] = _Part(block, results, missing)
                 yield from grouped(self._rows(number, block, results), self._model)
 
-    def _rows(self, number: int, block: Any, results: Sequence[Result]) -> list[Row]:
+    def _rows(self, number: int, block: Any, results: Sequence[Result]) -> list[TextRow]:
         """Return the rows of a part to score; settle those that are bad."""
         rows, bad = [], []
         for place, texts in enumerate(self._task.texts(block)):
             if results[place] is None and isinstance(texts, str):
-                bad.append((Row("", "", number, place), texts))
+                bad.append((TextRow("", "", number, place), texts))
             elif results[place] is None:
                 first, rest = ("", *texts)[-2:]
-                rows.append(Row(first, rest, number, place))
+                rows.append(TextRow(first, rest, number, place))
         if bad:
             self._settle(*zip(*bad, strict=True))
         return rows
 
-    def _settle(self, rows: Sequence[Row], results: Sequence[Result]) -> None:
+    def _settle(self, rows: Sequence[TextRow], results: Sequence[Result]) -> None:
         number = rows[0].part
         part = self._parts[number]
         for row, result in zip(rows, results, strict=True):

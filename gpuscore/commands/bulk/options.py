@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from gpuscore.config import EngineConfig, FileConfig, ModelConfig, RequestLimits, ServerConfig
 from gpuscore.config.flags import (
@@ -39,6 +39,11 @@ all rows or more than --max-bad of them are bad, or with --strict one. Exit code
 input has no such column.
 
 """
+
+
+# A row as an object, and the texts of its columns; a str is the reason why it is bad.
+Decoded: TypeAlias = dict[str, Any] | str
+Texts: TypeAlias = tuple[str, ...] | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,19 @@ class BatchOptions:
         if self.scores_column in present:
             raise UsageError(f"{place} has a column {self.taken}")
 
+    def texts_of(self, row: Decoded) -> Texts:
+        """Return the texts of a row's columns, or what is wrong with it."""
+        if isinstance(row, str):
+            return row
+        if self.scores_column in row:
+            return f"there is a field {self.taken}"
+        for name in self.columns:
+            if name not in row:
+                return f"there is no field {name}"
+            if not isinstance(row[name], str):
+                return f"{name} is {kind_of(row[name])}, not text"
+        return tuple(row[name] for name in self.columns)
+
     @property
     def taken(self) -> str:
         """The end of an error about a row that has the column which is added."""
@@ -113,6 +131,16 @@ class BatchOptions:
         if self.label_sequences:
             values["label_sequences"] = shown_sequences(self.label_sequences)
         return {_flag(name): value for name, value in values.items()}
+
+
+def kind_of(value: object) -> str:
+    """Name the type of a value of JSON."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true or false"
+    names = {int: "a number", float: "a number", str: "text", list: "an array", dict: "an object"}
+    return names[type(value)]
 
 
 def shown_names(names: Sequence[str]) -> str:

@@ -12,8 +12,7 @@ import msgspec
 import pyarrow as pa
 from pyarrow import parquet
 
-from gpuscore.commands.bulk.inputs import Decoded, Texts, texts_of
-from gpuscore.commands.bulk.options import BatchOptions
+from gpuscore.commands.bulk.options import BatchOptions, Decoded, Texts
 from gpuscore.errors import ConfigError
 
 GROUP_BYTES = 64 * 2**20  # of a row group that is written
@@ -41,7 +40,7 @@ class ParquetBlock:
         for index, name in enumerate(options.columns):
             if pa.types.is_dictionary(kind := rows.schema.field(name).type):
                 rows = rows.set_column(index, name, rows.column(name).cast(kind.value_type))
-        return [texts_of(_decoded(row), options) for row in rows.cast(kinds).to_pylist()]
+        return [options.texts_of(_decoded(row)) for row in rows.cast(kinds).to_pylist()]
 
     def lines(self, keep: Sequence[int]) -> list[bytes]:
         return [msgspec.json.encode(row) for row in _objects(self.table(keep))]

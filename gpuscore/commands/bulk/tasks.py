@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
-from gpuscore.commands.bulk.inputs import Decoded, Texts
-from gpuscore.commands.bulk.options import BatchOptions
+from gpuscore.commands.bulk.options import BatchOptions, Decoded, Texts
 from gpuscore.commands.bulk.work import Answer, Result
 from gpuscore.dialects.dialect import Scored, answered_name, choose
 from gpuscore.dialects.served import LoadedModel, ModelTable, ServedModel
@@ -35,7 +34,7 @@ _INDEX = re.compile(r"\[(\d+)\]$")  # of the item that an error is about
 OK, ID_DIGITS = 200, 24
 
 
-class Row(NamedTuple):
+class TextRow(NamedTuple):
     """A row's texts. Rows sort by them, so rows that begin alike become neighbours."""
 
     first: str  # rows with the same first text become one request
@@ -53,7 +52,7 @@ class Unit:
         losses: engines that had it in flight.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[TextRow]
     request: ScoreRequest | None
     results: Sequence[Result] = ()
     notes: Any = None
@@ -64,7 +63,7 @@ class Unit:
         return 0 if self.request is None else self.request.num_tokens
 
 
-Build = Callable[[Sequence[Row]], ScoreRequest]
+Build = Callable[[Sequence[TextRow]], ScoreRequest]
 Read = Callable[[ScoreRequest, ScoreResult], Float64Array]
 
 
@@ -91,7 +90,7 @@ class TableTask:
         texts: list[Texts] = block.texts(self._options)
         return texts
 
-    def units(self, rows: Sequence[Row]) -> Iterator[Unit]:
+    def units(self, rows: Sequence[TextRow]) -> Iterator[Unit]:
         """Yield the request of the rows. If some rows make it invalid, they are bad, and the other
         rows get requests without them."""
         waiting = [rows]
@@ -120,14 +119,14 @@ class TableTask:
             yield from self.units(part)
 
 
-def _bad(rows: Sequence[Row], error: GpuscoreError) -> Unit:
+def _bad(rows: Sequence[TextRow], error: GpuscoreError) -> Unit:
     message = error.message
     if error.param is not None and _INDEX.search(error.param):
         message = message.replace(error.param, "the row")  # not the item's number in a request
     return Unit(rows, None, [f"{error.code}: {message}"])
 
 
-def _divided(rows: Sequence[Row], error: GpuscoreError) -> list[Sequence[Row]]:
+def _divided(rows: Sequence[TextRow], error: GpuscoreError) -> list[Sequence[TextRow]]:
     """Divide the rows at the row that the error names, or else in the middle."""
     match = _INDEX.search(error.param or "")
     index = int(match[1]) if match else len(rows)
@@ -153,7 +152,7 @@ def _of_labels(options: BatchOptions, model: LoadedModel) -> tuple[Build, Read]:
             need_lse=not options.apply_softmax,
         )
 
-    def build(rows: Sequence[Row]) -> ScoreRequest:
+    def build(rows: Sequence[TextRow]) -> ScoreRequest:
         first, items = rows[0].first, [row.rest for row in rows]
         if any(row.first != first for row in rows):
             first, items = "", [row.first + row.rest for row in rows]
@@ -181,7 +180,7 @@ def _of_family(options: BatchOptions, prompts: FamilyPrompts) -> tuple[Build, Re
     if options.instruction is not None and not family.takes_instruction:
         raise ConfigError(f"--instruction: prompts of {family.name} have no instruction")
 
-    def build(rows: Sequence[Row]) -> ScoreRequest:
+    def build(rows: Sequence[TextRow]) -> ScoreRequest:
         queries = [row.first for row in rows] if asks else None
         documents = [row.rest for row in rows]
         return prompts.build(RerankInput(queries, documents, options.instruction)).request
@@ -221,7 +220,7 @@ class RequestTask:
         """Return the query and the whole line of every request, or what is wrong with it."""
         return [_line_texts(*pair) for pair in zip(block.decoded(), block.rows, strict=True)]
 
-    def units(self, rows: Sequence[Row]) -> Iterator[Unit]:
+    def units(self, rows: Sequence[TextRow]) -> Iterator[Unit]:
         """Yield each line's request to the engine, or its answer if it needs no request."""
         for row in rows:
             line = self._decoder.decode(row.rest)
