@@ -16,8 +16,7 @@ from ray import serve
 
 from applications import ARGUMENTS, Server, wait_until
 from gpuscore import Scorer
-from gpuscore.processes.worker.frames import encode
-from gpuscore.processes.worker.messages import Result
+from gpuscore.processes.worker.wire import Result, encode
 from gpuscore.ray.messages import Facts, HostReply, OtherModel, ask, decode, fingerprint
 from gpuscore.types.request import ScoreRequest
 

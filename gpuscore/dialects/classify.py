@@ -36,7 +36,6 @@ from gpuscore.dialects.wire import (
 from gpuscore.errors import InvalidRequest
 from gpuscore.prompts.classes import build_classes
 from gpuscore.prompts.rerank_input import RerankInput
-from gpuscore.text.boundaries import Turns
 from gpuscore.types.labels import label_mass
 
 
@@ -95,7 +94,7 @@ def _check(body: ClassifyBody) -> None:
     check_not_negative(body, "max_tokens_per_doc")
 
 
-def prepare_classify(model: LoadedModel, body: ClassifyBody, turns: Turns) -> PreparedBody:
+def prepare_classify(model: LoadedModel, body: ClassifyBody) -> PreparedBody:
     """Build the engine's request.
 
     Raises:
@@ -106,12 +105,12 @@ def prepare_classify(model: LoadedModel, body: ClassifyBody, turns: Turns) -> Pr
         documents=body.texts,
         most_tokens=body.max_tokens_per_doc or None,
         fit=bool(body.truncate),
-        priority=body.priority or 0,
+        terms=body.terms,
         need_lse=bool(body.return_label_mass),
         name="input",
     )
-    request, classes = build_classes(model.prompts, rerank_input, body.labels, turns)
-    return PreparedBody.of(request, body.cache_salt, classes)
+    request, classes = build_classes(model.prompts, rerank_input, body.labels)
+    return PreparedBody.of(request, classes)
 
 
 def classify_bytes(body: ClassifyBody, prepared: PreparedBody) -> int:

@@ -26,8 +26,7 @@ from gpuscore.errors import GpuscoreError, InternalError, Overloaded, Unavailabl
 from gpuscore.processes.replicas.flight import Flight, Part, split
 from gpuscore.processes.replicas.replicas import MAX_LOSSES
 from gpuscore.processes.replicas.router import BUSY_SHARE, home_digest
-from gpuscore.processes.worker.frames import ProtocolError, encode
-from gpuscore.processes.worker.messages import Failure, to_error, to_result
+from gpuscore.processes.worker.wire import Failure, ProtocolError, check_result, encode
 from gpuscore.ray.messages import Ask, Facts, HostReply, OtherModel, ask, decode, fingerprint
 from gpuscore.ray.router import MOST_PARTS
 from gpuscore.types.batch import BackendLimits
@@ -180,8 +179,8 @@ class ClusterEngine:
             if isinstance(reply.outcome, OtherModel):
                 return _CHANGED
             if not isinstance(reply.outcome, Failure):
-                return to_result(reply.outcome, request)
-            error = to_error(reply.outcome)
+                return check_result(reply.outcome.result, request)
+            error = reply.outcome.error()
             if isinstance(error, Unavailable):
                 self._known[reply.state.replica].rerun += 1
             return error

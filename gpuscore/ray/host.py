@@ -11,8 +11,7 @@ from gpuscore.errors import GpuscoreError
 from gpuscore.models.hub import model_directory
 from gpuscore.processes.replicas.replicas import Replicas
 from gpuscore.processes.replicas.start import start_replicas
-from gpuscore.processes.worker.frames import ProtocolError, encode
-from gpuscore.processes.worker.messages import Failure, Result, failure_message, result_message
+from gpuscore.processes.worker.wire import Failure, ProtocolError, Result, encode
 from gpuscore.ray.messages import Ask, Facts, HostReply, OtherModel, asked, decode, fingerprint
 from gpuscore.ray.policy import WAIT
 from gpuscore.system.log import chosen_format
@@ -68,9 +67,9 @@ class EngineHost:
         try:
             message = decode(frame, Ask)
             if message.model == self._model:
-                outcome = result_message(0, await self._scored(message))
+                outcome = Result(0, await self._scored(message))
         except (GpuscoreError, ProtocolError) as error:
-            outcome = failure_message(0, error)
+            outcome = Failure.of(0, error)
         return encode(HostReply(outcome, self._state()))
 
     async def _scored(self, message: Ask) -> ScoreResult:

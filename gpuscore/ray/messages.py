@@ -1,38 +1,36 @@
-"""The messages between the HTTP layer and engines' replicas, like `processes.worker.messages`.
+"""The messages between the HTTP layer and engines' replicas, like `processes.worker.wire`.
 
 They go to other machines, whose clocks differ. So they hold the time that a request has left in the
 place of its deadline, and the model that it was made for.
 """
 
-from dataclasses import replace
 from functools import cache
 from hashlib import blake2b
 from time import monotonic
 from typing import TypeVar
 
-import msgspec
+from msgspec.structs import replace
 
-from gpuscore.processes.worker.frames import Message, decoded
-from gpuscore.processes.worker.messages import (
+from gpuscore.processes.worker.wire import (
     Failure,
+    Message,
     Result,
-    Score,
     Seconds,
-    score_message,
-    to_request,
+    check_request,
+    decoder,
 )
 from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import ScoreRequest
 from gpuscore.types.stats import ReplicaState
 
 MessageT = TypeVar("MessageT", bound=Message)
-_decoder = cache(msgspec.msgpack.Decoder)
+_decoder = cache(decoder)
 
 
 class Ask(Message, frozen=True):
     """A request to a replica; `model` is the `fingerprint` of the limits that it was made for."""
 
-    score: Score
+    request: ScoreRequest
     seconds: Seconds  # until its deadline
     model: str
 
@@ -67,7 +65,7 @@ def fingerprint(limits: BackendLimits) -> str:
 def ask(request: ScoreRequest, model: str) -> Ask:
     """Return the message for a request, which must have a deadline."""
     left = (request.deadline or 0.0) - monotonic()
-    return Ask(score_message(0, replace(request, deadline=None)), max(0.0, left), model)
+    return Ask(replace(request, deadline=None), max(0.0, left), model)
 
 
 def asked(message: Ask, limits: BackendLimits) -> ScoreRequest:
@@ -76,11 +74,11 @@ def asked(message: Ask, limits: BackendLimits) -> ScoreRequest:
     Raises:
         ProtocolError: sizes disagree, or the model lacks an id.
     """
-    request = to_request(message.score, limits.vocab_rows, limits.label_rows)
+    request = check_request(message.request, limits)
     return replace(request, deadline=monotonic() + message.seconds)
 
 
 def decode(frame: bytes, kind: type[MessageT]) -> MessageT:
     """Decode a message; raise ProtocolError if the frame is not one of this kind."""
-    message: MessageT = decoded(_decoder(kind), frame)
+    message: MessageT = _decoder(kind)(frame)
     return message

@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
-from gpuscore.dialects.dialect import LARGE, cache_salt
+from gpuscore.dialects.dialect import LARGE
 from gpuscore.dialects.served import (
     LOADING_RETRY_AFTER,
     LOST,
@@ -25,8 +25,7 @@ from gpuscore.dialects.served import (
     ServedModel,
 )
 from gpuscore.errors import GpuscoreError, Unavailable
-from gpuscore.server.text_work import LargeBodies, TextWork, Trimmer, permits_here
-from gpuscore.text.boundaries import Turns
+from gpuscore.server.text_work import TextWork, Trimmer, permits_here
 from gpuscore.types.record import ENGINE, RequestRecord
 from gpuscore.types.request import ScoreRequest, ScoreResult
 
@@ -117,25 +116,6 @@ ResultT = TypeVar("ResultT")
 ANSWERS = 16  # answers of the engine that a round of the event loop delivers
 
 
-@dataclass(frozen=True, slots=True)
-class RequestContext:
-    """The data of a request besides its body.
-
-    Args:
-        tenant: the owner of the request's key.
-        deadline: on time.monotonic's clock; work that has not begun by then is dropped.
-        record: gets the sizes and the stages.
-        path: the route.
-        reserve: counts the bytes that the answer has at most; raises AnswerTooLarge or Overloaded.
-    """
-
-    tenant: str
-    deadline: float
-    record: RequestRecord
-    path: str
-    reserve: Callable[[int], None]
-
-
 class ScoringService:
     """The service of a server's models, from before they are loaded until after it is drained.
 
@@ -162,7 +142,6 @@ class ScoringService:
         # Text and large requests are worked on here, never on the event loop.
         self._text = TextWork(self._text_ended, permits_here())
         self.memory = Trimmer(self._in_background)
-        self.large_bodies = LargeBodies()
         self._loop: asyncio.AbstractEventLoop | None = None  # it submits text work
 
     @property
@@ -215,22 +194,21 @@ class ScoringService:
         return Unavailable("the server is shutting down", retry_after=LOADING_RETRY_AFTER)
 
     async def run(
-        self, model: LoadedModel, request: ScoreRequest, salt: str | None, call: RequestContext
+        self, model: LoadedModel, request: ScoreRequest, record: RequestRecord
     ) -> ScoreResult:
-        """Pass a request to the engine, with the caller's salt and deadline, and return the result.
+        """Pass a request to the engine and return the result.
 
         Raises:
             GpuscoreError: the expected wait is too long, or the engine refuses or fails.
         """
-        submitted = monotonic()
-        longest = min(self._max_wait, call.deadline - submitted)
-        salt = cache_salt(call.tenant, salt)
-        request = replace(request, salt=salt, deadline=call.deadline)
+        submitted, longest = monotonic(), self._max_wait
+        if request.deadline is not None:
+            longest = min(longest, request.deadline - submitted)
         refusal = model.engine.backlog.wait_refusal(request.num_tokens, longest)
         if refusal is not None:
             raise refusal
-        result = await self._bridge_to(model.engine).score(request, partial(_taken, call.record))
-        call.record.engine_stages(submitted, result.timings)
+        result = await self._bridge_to(model.engine).score(request, partial(_taken, record))
+        record.engine_stages(submitted, result.timings)
         return result
 
     def _bridge_to(self, engine: ScoringEngine) -> Bridge:
@@ -239,19 +217,19 @@ class ScoringService:
             bridge = self._bridges[engine] = Bridge(engine, self._answers_per_round)
         return bridge
 
-    async def in_turns(self, call: RequestContext, work: Callable[[Turns], ResultT]) -> ResultT:
+    async def in_thread(
+        self, tenant: str | None, work: Callable[[], ResultT], large: bool = False
+    ) -> ResultT:
         """Run `work` in a thread, in turns with other jobs; give it up if this is cancelled."""
-        self._loop = asyncio.get_running_loop()
-        job, future = self._text.submit(call.tenant, work)
+        loop = self._loop = asyncio.get_running_loop()
+        answer: asyncio.Future[ResultT] = loop.create_future()
+
+        job = self._text.submit(tenant or "", work, partial(_deliver, loop, answer), large)
         try:
-            return await asyncio.wrap_future(future)
+            return await answer
         finally:
             self._text.give_up(job)
-            del future  # it holds the error, whose traceback holds this frame
-
-    async def in_thread(self, call: RequestContext, work: Callable[[], ResultT]) -> ResultT:
-        """Run short `work` in a thread, like `in_turns` but without pauses."""
-        return await self.in_turns(call, lambda turns: work())
+            del answer  # it holds the error, whose traceback holds this frame
 
     def _text_ended(self, characters: int, given_up: bool) -> None:
         """Tell the trimmer about finished text work; called in a thread of text work.
@@ -267,13 +245,33 @@ class ScoringService:
     def _in_background(self, work: Callable[[], None]) -> None:
         """Run work of the server itself in a thread, in turns with callers' work."""
         if not self._text.closed:
-            self._text.submit("", lambda turns: work())
+            self._text.submit("", work, lambda *_: None)
 
     def close(self) -> None:
         self._text.close()
         for model in self.models:
             if model.loaded is not None:
                 model.loaded.engine.close()
+
+
+Outcome = tuple[Any, BaseException | None]  # a result or an error
+
+
+def _deliver(
+    loop: asyncio.AbstractEventLoop, answer: "asyncio.Future[Any]", *outcome: *Outcome
+) -> None:
+    """Have a job's outcome set on the loop; called in the job's thread."""
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(_settle, answer, *outcome)
+
+
+def _settle(answer: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
+    if answer.done():  # given up
+        return
+    if error is None:
+        answer.set_result(result)
+    else:
+        answer.set_exception(error)
 
 
 def _taken(record: RequestRecord) -> None:

@@ -6,11 +6,11 @@ import signal
 import time
 from concurrent.futures import wait
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.errors import ConfigError, EngineFailed, NonfiniteScore, Overloaded, Unavailable

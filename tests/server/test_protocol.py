@@ -17,7 +17,7 @@ from uvicorn.server import ServerState
 
 from gpuscore.config import ServerConfig
 from gpuscore.server.http.protocol import SLICES, ScoreProtocol
-from gpuscore.server.http.rounds import Turns
+from gpuscore.server.http.rounds import Pacer
 
 HOST = b"Host: a\r\n"
 POST = b"POST /v1/score HTTP/1.1\r\n" + HOST
@@ -97,7 +97,7 @@ def exchanged(*pieces, slow=True, **limits):
             asyncio.get_running_loop(),
             gate=app,
             settings=ServerConfig(**limits),
-            turns=Turns(partial(int, SLICES)),
+            turns=Pacer(partial(int, SLICES)),
             most=1,
         )
         protocol.connection_made(wire)

@@ -11,13 +11,15 @@ import numpy as np
 
 from gpuscore.config import EngineConfig
 from gpuscore.engine.admission import Backlog
+from gpuscore.engine.plan import plan_items
 from gpuscore.engine.ticket import Ticket, resolve
 from gpuscore.errors import DeadlineExceeded, Unavailable
 from gpuscore.processes.replicas.replicas import MAX_LOSSES, Replicas
 from gpuscore.processes.worker.link import Report
 from gpuscore.types.request import ScoreRequest
 from gpuscore.types.stats import NO_STATS
-from support.simulation import LSE, SimulatedBackend, SimulatedRunner, World, hashed
+from support.simulated_backend import LSE, SimulatedBackend, hashed
+from support.simulation import SimulatedRunner, World
 
 
 class SimulatedReplica:
@@ -51,7 +53,8 @@ class SimulatedReplica:
         if not self.alive or self.refuses(request):
             return Unavailable("simulated refusal", retry_after=1)
         self.world.seen(request)
-        ticket = Ticket(request, Future(), None, arrived=self.world.now)
+        plan = plan_items(request, self.runner.backend.limits)
+        ticket = Ticket(plan, Future(), None, arrived=self.world.now)
         self.waiting.append(ticket)
         self.runner.add(ticket)
         return ticket.future

@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from gpuscore.engine.trees import DistinctItems, distinct_items
+from gpuscore.engine.plan import equal_items
 from gpuscore.types.request import ScoreRequest, ScoreResult, Timings
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
@@ -23,20 +24,23 @@ class Flight:
     future: "Future[ScoreResult]" = field(default_factory=Future)
     parts: "list[Part]" = field(default_factory=list)
     losses: int = 0  # engines that were lost while they had a part of it
-    distinct: DistinctItems | None = field(init=False)
+    divided: ScoreRequest = field(init=False)  # without repeated items: equal ones get one score
+    equal: list[list[int]] = field(init=False)  # of each item of `divided`: its places
 
     def __post_init__(self) -> None:
-        self.distinct = distinct_items(self.request)
-
-    @property
-    def divided(self) -> ScoreRequest:
-        """The request that is divided, without repeated items: equal items get one score."""
-        return self.request if self.distinct is None else self.distinct.request
+        self.divided, self.equal = self.request, equal_items(self.request)
+        if len(self.equal) < len(self.request.item_ids):
+            self.divided = _some(self.request, [same[0] for same in self.equal])
 
     def whole(self, results: Sequence[ScoreResult]) -> ScoreResult:
         """Return the request's answer, made from the answers to its parts, in order."""
         result = join(results)
-        return result if self.distinct is None else self.distinct.spread(result)
+        if self.divided is self.request:
+            return result
+        number_of = np.empty(len(self.request.item_ids), np.int32)
+        for number, same in enumerate(self.equal):
+            number_of[same] = number
+        return result.part(number_of)
 
     @property
     def results(self) -> list[ScoreResult] | None:
@@ -66,9 +70,8 @@ class Part:
     @property
     def places(self) -> Sequence[int]:
         """The numbers of the part's items in the caller's request."""
-        items = range(self.first, self.first + len(self.request.item_ids))
-        distinct = self.flight.distinct
-        return items if distinct is None else [*map(distinct.first, items)]
+        equal = self.flight.equal[self.first : self.first + len(self.request.item_ids)]
+        return [same[0] for same in equal]
 
 
 def split(request: ScoreRequest, sizes: Sequence[int]) -> list[ScoreRequest]:
@@ -88,13 +91,15 @@ def split(request: ScoreRequest, sizes: Sequence[int]) -> list[ScoreRequest]:
 
 def _part(request: ScoreRequest, start: int, stop: int) -> ScoreRequest:
     """Return the request with the items `start` to `stop - 1` only."""
-    return replace(
-        request,
-        item_ids=request.item_ids[start:stop],
-        label_ids=request.label_ids[start:stop],
-        # The rows of a query that is scored are computed once, with the first part.
-        query_labels=None if start else request.query_labels,
-    )
+    # The rows of a query that is scored are computed once, with the first part.
+    labels = None if start else request.query_labels
+    return replace(_some(request, range(start, stop)), query_labels=labels)
+
+
+def _some(request: ScoreRequest, items: Sequence[int]) -> ScoreRequest:
+    item_ids = tuple(request.item_ids[item] for item in items)
+    label_ids = tuple(request.label_ids[item] for item in items)
+    return replace(request, item_ids=item_ids, label_ids=label_ids)
 
 
 def join(results: Sequence[ScoreResult]) -> ScoreResult:

@@ -27,8 +27,8 @@ from gpuscore.server.http.gate import COUNT, Gate
 from gpuscore.server.http.headers import ANY_HOST, Hosts, request_seconds
 from gpuscore.server.http.rounds import Rounds, in_time
 from gpuscore.server.observe.operations import Operations
-from gpuscore.server.service import RequestContext, ScoringService
-from gpuscore.types.record import record_of
+from gpuscore.server.service import ScoringService
+from gpuscore.types.record import RequestRecord, record_of
 
 BYTES_PER_ID = 4
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
@@ -94,27 +94,21 @@ def _endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConf
         scope = request.scope
         with service.in_flight():
             received = await read_body(request, config)
-            deadline = monotonic() + seconds
+            record, size = record_of(scope), len(received)
+            record.deadline = deadline = monotonic() + seconds
             late = DeadlineExceeded(f"no answer after {seconds:g} seconds")
-            call = RequestContext(
-                scope["state"]["tenant"],
-                deadline,
-                record_of(scope),
-                scope["path"],
-                partial(_reserve, scope, config.max_answer_bytes),
-            )
-            size = len(received)
             try:
                 if size < LARGE:
-                    body = dialect.decode(received, call.record, None)
+                    body = dialect.decode(received, record, None)
                 else:
-                    decoding = _decode_large(service, dialect, received, call)
+                    decoding = _decode_large(service, dialect, received, record)
                     body = await in_time(decoding, deadline, late)
                 del received  # it may be large, and `body` has the text
-                running = answer(service, dialect, body, call)
+                reserve = partial(_reserve, scope, config.max_answer_bytes)
+                running = answer(service, dialect, body, record, reserve)
                 return await in_time(running, deadline, late)
             finally:
-                ids = BYTES_PER_ID * (call.record.prompt_tokens or 0)
+                ids = BYTES_PER_ID * (record.prompt_tokens or 0)
                 service.memory.used(max(size, ids))
 
     return answered
@@ -128,12 +122,11 @@ def _reserve(scope: Scope, limit: int, size: int) -> None:
 
 
 async def _decode_large(
-    service: ScoringService, dialect: Dialect[BodyT], received: bytes, call: RequestContext
+    service: ScoringService, dialect: Dialect[BodyT], received: bytes, record: RequestRecord
 ) -> BodyT:
     limits = service.models.limits  # None if no model is loaded, and the answer is 503
-    work = partial(dialect.decode, received, call.record, limits)
-    async with service.large_bodies.turn(call.tenant):
-        return await service.in_thread(call, work)
+    work = partial(dialect.decode, received, record, limits)
+    return await service.in_thread(record.tenant, work, large=True)
 
 
 class PlainRoute(APIRoute):

@@ -148,7 +148,7 @@ class Gate:
         tenant = self._keys.tenant(headers)
         if tenant is None and path not in self._open:
             raise InvalidApiKey("a valid API key is required: Authorization: Bearer KEY")
-        scope["state"]["tenant"] = record.tenant = tenant or NO_KEY
+        record.tenant = tenant or NO_KEY
         if route is None:
             raise NotFound(no_such_path(path))
         if _method(scope) not in _methods(route):
@@ -187,7 +187,7 @@ class Gate:
         if scope["path"] not in DIALECT_OF:
             await route.app({**scope, "method": _method(scope)}, receive, send)
             return
-        visit = Visit(scope["state"]["tenant"])
+        visit = Visit(record.tenant or NO_KEY)
         scope["state"][COUNT] = partial(self._count, visit)
         try:
             await route.app(scope, self._reader(visit, scope, record, receive), send)

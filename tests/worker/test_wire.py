@@ -1,0 +1,372 @@
+"""Promise: a message arrives over the pipe as it was sent, and anything malformed is refused."""
+
+import socket
+import threading
+import tracemalloc
+
+import msgspec
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from gpuscore.errors import NonfiniteScore, TooManyTokens
+from gpuscore.processes.worker.frames import MAX_FRAME, FrameReader, FrameWriter
+from gpuscore.processes.worker.wire import (
+    Cancel,
+    Close,
+    Failure,
+    FromChild,
+    Heartbeat,
+    ProtocolError,
+    Ready,
+    Result,
+    Score,
+    ToChild,
+    check_request,
+    check_result,
+    decoder,
+    encode,
+)
+from gpuscore.types.batch import BackendLimits
+from gpuscore.types.request import LabelTrie, ScoreRequest, ScoreResult, Timings
+
+
+def ints(*values):
+    return np.array(values, dtype=np.int32)
+
+
+REQUEST = ScoreRequest(
+    ints(5, 6, 7), (ints(1), ints(2, 3)), (ints(9), ints(8, 9)), True, 2, -4, "salt", 12.5
+)
+RESULT = ScoreResult(
+    (np.float32([1.5]), np.float32([2.5, -3.5])),
+    np.float32([4, 5]),
+    ints(7, 8, 2, 3).reshape(2, 2),
+    np.float32([[9, 8], [10, 7]]),
+    6,
+    Timings(0.1, 0.2, 0.3),
+)
+
+
+LIMITS = BackendLimits(64, 16, 9, 40, vocab_rows=10)
+to_child, from_child = decoder(ToChild), decoder(FromChild)
+
+
+def equal(message, other):
+    for name in type(message).__struct_fields__:
+        a, b = getattr(message, name), getattr(other, name)
+        if isinstance(a, tuple):
+            assert len(a) == len(b)
+            for one, wanted in zip(a, b, strict=True):
+                np.testing.assert_array_equal(one, wanted, strict=True)
+        elif isinstance(a, np.ndarray):
+            np.testing.assert_array_equal(a, b, strict=True)
+        else:
+            assert a == b
+
+
+def arrived(request, limits=LIMITS):
+    return check_request(to_child(encode(Score(3, request))).request, limits)
+
+
+def answered(result, request):
+    return check_result(from_child(encode(Result(3, result))).result, request)
+
+
+def test_a_request_and_its_result_arrive_as_they_were():
+    assert to_child(encode(Score(3, REQUEST))).id == 3
+    equal(arrived(REQUEST), REQUEST)
+    equal(answered(RESULT, REQUEST), RESULT)
+
+
+def test_the_classes_of_a_classification_model_arrive():
+    limits = BackendLimits(64, 16, 9, 40, 10, classes=("good", "not good", "n\u00e9"))
+    assert from_child(encode(Ready(limits))).limits == limits
+    assert limits.label_rows == 3
+    request = replace(REQUEST, label_ids=(ints(2), ints(0, 1)))
+    equal(arrived(request, limits), request)
+    with pytest.raises(ProtocolError, match="outside 0 to 2"):
+        arrived(REQUEST, limits)
+
+
+def test_a_request_for_every_position_and_its_result():
+    items, labels = (ints(1), ints(2, 3)), (ints(4), ints(3, 5))
+    request = ScoreRequest(ints(), items, labels, True, 1, every_position=True)
+    equal(arrived(request), request)
+    logits, rows = (np.float32([1.5]), np.float32([2.5, -3.5])), np.float32([4, 5, 6])
+    result = ScoreResult(
+        logits, rows, ints(7, 8, 9)[:, None], rows[:, None], 6, Timings(0.1, 0.2, 0.3)
+    )
+    equal(answered(result, request), result)
+    with pytest.raises(ProtocolError, match="parts that its request asked for"):
+        answered(replace(result, lse=rows[:2]), request)
+    with_query = replace(request, query_ids=ints(6, 7), query_labels=ints(7, 1), num_top=3)
+    equal(arrived(with_query), with_query)
+    of_query = replace(
+        result,
+        label_logits=(np.float32([0.5, 1]), *logits),
+        lse=np.arange(5, dtype=np.float32),
+        top_ids=ints(*range(15)).reshape(5, 3),
+        top_logits=np.arange(15, dtype=np.float32).reshape(5, 3),
+    )
+    equal(answered(of_query, with_query), of_query)
+    with pytest.raises(ProtocolError, match="outside 0 to 6"):
+        arrived(with_query, BackendLimits(64, 16, 9, 40, vocab_rows=7))
+    changed = encode(Score(3, with_query)).replace(ints(7, 1).tobytes(), ints(7, 99).tobytes())
+    with pytest.raises(ProtocolError, match="outside 0 to 9"):
+        check_request(to_child(changed).request, LIMITS)
+    shorter = encode(Score(3, request)).replace(b"\xc4\x08" + ints(3, 5).tobytes(), b"\xc4\x00")
+    with pytest.raises(ProtocolError, match="one label for each token"):
+        to_child(shorter)
+
+
+def test_labels_of_several_tokens_arrive():
+    trie = LabelTrie(((8, 9, 1), (8,), (3, 2)))
+    request = ScoreRequest(
+        ints(5, 6), (ints(1), ints(2, 3)), (trie.first_ids,) * 2, need_lse=True, trie=trie
+    )
+    got = arrived(request)
+    equal(got, request)
+    equal(arrived(got), request)
+    assert got.trie.places.tolist() == trie.places.tolist()
+    frame = encode(Score(3, request))
+    sent = msgspec.msgpack.encode(trie.sequences)
+    for changed in (
+        ((8, 9, 10), (8,), (3, 2)),  # 10 is no token
+        ((8, 9, -1), (8,), (3, 2)),
+        ((8, 9), (8,), (4, 2)),  # other first tokens
+        ((8, 9), (8,), ()),
+        (),
+    ):
+        other = frame.replace(sent, msgspec.msgpack.encode(changed))
+        assert other != frame
+        with pytest.raises(ProtocolError):
+            check_request(to_child(other).request, LIMITS)
+
+
+def test_shared_labels_travel_once_and_stay_shared():
+    labels = np.arange(128, dtype=np.int32)
+    request = ScoreRequest(ints(1), tuple(ints(i) for i in range(10_000)), (labels,) * 10_000, True)
+    frame = encode(Score(1, request))
+    assert len(frame) < 100_000
+    got = check_request(to_child(frame).request, BackendLimits(64, 16, 9, 40, vocab_rows=20_000))
+    equal(got, request)
+    assert len({*map(id, got.label_ids)}) == 1
+
+
+def test_a_million_tokens():
+    items = tuple(np.full(105, i, dtype=np.int32) for i in range(10_000))
+    request = ScoreRequest(ints(1), items, (ints(4),) * 10_000, True)
+    equal(arrived(request, BackendLimits(64, 16, 9, 40, vocab_rows=20_000)), request)
+
+
+def test_an_error_arrives_as_it_was():
+    error = NonfiniteScore("not finite", param="items[3]")
+    got = from_child(encode(Failure.of(1, error))).error()
+    assert type(got) is NonfiniteScore
+    assert (got.message, got.param, got.retry_after) == ("not finite", "items[3]", None)
+    bug = Failure.of(1, KeyError("secret")).error()
+    assert (bug.code, bug.message) == ("internal_error", "the engine failed")
+    assert type(Failure.of(1, TooManyTokens("x", retry_after=3)).error()) is TooManyTokens
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"query_ids": ints(10)},
+        {"query_ids": ints(-1)},
+        {"item_ids": (ints(1), ints(2, -1))},
+        {"item_ids": (ints(1),)},
+        {"item_ids": (ints(1), ints())},
+        {"item_ids": (), "label_ids": ()},
+        {"label_ids": (ints(1),) * 3},
+        {"label_ids": (ints(1), ints())},
+        {"label_ids": (ints(1), ints(10))},
+    ],
+)
+def test_a_request_that_does_not_hold_together(changed):
+    with pytest.raises(ProtocolError):
+        arrived(replace(REQUEST, **changed))
+
+
+@pytest.mark.parametrize(
+    "query",
+    [b"\0" * 5, 5, "text", None, [b"\0" * 8, 3], [b"\0" * 8], [b"\0" * 8, "2"], [1, 2, 3], 0],
+)
+def test_an_array_of_another_form(query):
+    values = [query, [], [], True, 0, 0, "", None, False, None, None, None, None]
+    with pytest.raises(ProtocolError):
+        to_child(msgspec.msgpack.encode(["Score", 1, values]))
+
+
+def test_an_array_that_is_no_array_of_its_kind():
+    for wrong in (np.arange(3), np.float64([1]), object()):
+        with pytest.raises(TypeError):
+            encode(Score(1, replace(REQUEST, query_ids=wrong)))
+    logits = (RESULT.label_logits[0], 0)  # the array before it: one logit where two are asked for
+    with pytest.raises(ProtocolError):
+        answered(replace(RESULT, label_logits=logits), REQUEST)
+    same = [[b"\0" * 4], 0, None, None, 1, [0.1, 0.1, 0.1]]
+    values = ["Result", 1, [*same[:2], 0, *same[3:]]]  # whole numbers cannot be those of floats
+    with pytest.raises(ProtocolError, match="no array before it"):
+        from_child(msgspec.msgpack.encode(values))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"label_logits": (RESULT.label_logits[0],)},
+        {"label_logits": (np.float32([1]), np.float32([np.nan, 2]))},
+        {"lse": np.float32([np.inf, 1])},
+        {"lse": np.float32([1])},
+        {"lse": None},
+        {"top_ids": ints(1, 2, 3)},
+        {"top_ids": ints(1, 2)},
+        {"top_ids": None},
+        {"top_logits": np.float32([1])},
+        {"top_logits": np.float32([[1, np.nan], [2, 3]])},
+        {"top_logits": None},
+    ],
+)
+def test_a_result_of_another_request(changed):
+    with pytest.raises(ProtocolError):
+        answered(replace(RESULT, **changed), REQUEST)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\xc1",
+        encode(Close())[:-1],
+        encode(Close()) + b"x",
+        b"\x91" * 100_000,
+        msgspec.msgpack.encode(["Cancel", -1]),
+        msgspec.msgpack.encode(["Cancel", True]),
+        msgspec.msgpack.encode(["Heartbeat", {}, 1.0]),
+        msgspec.msgpack.encode(["Exec", "x"]),
+        msgspec.msgpack.encode(["Planned", b"\xff"]),
+        b"\x92\xa7Planned\xa1\xff",
+    ],
+)
+def test_malformed_messages(frame):
+    for decode in (to_child, from_child):
+        with pytest.raises(ProtocolError):
+            decode(frame)
+
+
+def test_each_side_takes_its_own_messages_only():
+    with pytest.raises(ProtocolError):
+        from_child(encode(Cancel(1)))
+    with pytest.raises(ProtocolError):
+        to_child(encode(Failure(1, "unavailable", "x", None, None)))
+    with pytest.raises(ProtocolError):
+        Failure(1, "no such code", "x", None, None).error()
+    with pytest.raises(ProtocolError):
+        from_child(encode(Heartbeat(None, 1.0)))
+
+
+@pytest.fixture
+def pair():
+    near, far = socket.socketpair()
+    with near, far:
+        yield near, far
+
+
+def frames_of(reader, count):
+    frames = []
+    while len(frames) < count:
+        assert reader.wait(10)
+        frames += reader.read()
+    return frames
+
+
+def test_frames_in_pieces(pair):
+    """A large frame is written in parts and small ones are read in parts."""
+    sent = [b"", b"x", bytes(5_000_000), b"last"]
+    writer, reader = FrameWriter(pair[0], "test"), FrameReader(pair[1])
+    for frame in sent:
+        writer.put(lambda frame=frame: frame)
+    writer.put(lambda: None)
+    assert frames_of(reader, 4) == sent
+    assert not reader.wait(0.05)
+    for byte in b"\x02\0\0\0ab":
+        assert reader.wait(0) is False
+        pair[0].send(bytes([byte]))
+        got = reader.read()
+    assert got == [b"ab"]
+    writer.close(5)
+
+
+def test_a_small_frame_takes_little_memory(pair):
+    """A large block for each receive, held while it waits, would split the engine's heap."""
+    reader = FrameReader(pair[1])
+    tracemalloc.start()
+    try:
+        pair[0].send(b"\x02\0\0\0ab")
+        assert reader.read() == [b"ab"]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 10_000
+
+
+def test_a_writer_never_waits_for_a_full_pipe(pair):
+    writer = FrameWriter(pair[0], "test")
+    done = threading.Event()
+
+    def put():
+        for _ in range(10):
+            writer.put(lambda: bytes(1_000_000))
+        done.set()
+
+    threading.Thread(target=put).start()
+    assert done.wait(5)
+    assert not writer.idle
+    assert len(frames_of(FrameReader(pair[1]), 10)) == 10
+    writer.close(5)
+
+
+def test_a_message_that_is_alone_is_sent_by_its_caller(pair):
+    writer, reader, threads = FrameWriter(pair[0], "test"), FrameReader(pair[1]), []
+
+    def made_here():
+        threads.append(threading.get_ident())
+        return b"one"
+
+    writer.put(made_here, now=True)
+    assert frames_of(reader, 1) == [b"one"]
+    writer.put(made_here)
+    assert frames_of(reader, 1) == [b"one"]
+    assert [thread == threading.get_ident() for thread in threads] == [True, False]
+    writer.close(5)
+
+
+def test_the_caller_leaves_what_the_pipe_has_no_room_for(pair):
+    writer, sent = FrameWriter(pair[0], "test"), [bytes(5_000_000), b"x", bytes(3_000_000), b"last"]
+    for frame in sent:
+        writer.put(lambda frame=frame: frame, now=True)  # does not wait for the reader
+    assert not writer.idle
+    writer.close(0)
+    assert frames_of(FrameReader(pair[1]), 4) == sent
+
+
+def test_ends_and_limits(pair):
+    reader = FrameReader(pair[1])
+    pair[0].send((MAX_FRAME + 1).to_bytes(4, "little"))
+    with pytest.raises(ProtocolError, match=f"{MAX_FRAME + 1} bytes"):
+        reader.read()
+    pair[0].close()
+    with pytest.raises(EOFError):
+        FrameReader(pair[1]).read()
+
+
+@pytest.mark.parametrize("now", [True, False])
+def test_a_message_that_cannot_be_encoded_ends_the_connection(pair, caplog, now):
+    writer = FrameWriter(pair[0], "test")
+    writer.put(lambda: 1 // 0, now=now)
+    reader = FrameReader(pair[1])
+    assert reader.wait(5)
+    with pytest.raises(EOFError):
+        reader.read()
+    assert "could not be sent" in caplog.text
