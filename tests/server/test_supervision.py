@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gpuscore.processes.worker.link import TICK
+from gpuscore.processes.worker.client import TICK
 from gpuscore.processes.worker.process import Patience
 from gpuscore.server.http.rounds import ACCEPTS
 from support import tape_engine as tape_child
