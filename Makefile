@@ -17,7 +17,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: setup serve real-model test test-all test-real test-hostile test-clients test-web test-ray test-gpu \
         check check-kernels check-tpu format golden \
-        bench-cpu gpu-day docs release locks image image-test manifests-test
+        bench-cpu bench-host gpu-day docs release locks image image-test manifests-test
 
 # Everything that make test and make check need.
 setup: $(STAMP)
@@ -253,6 +253,9 @@ format: setup
 
 bench-cpu: setup
 	PYTHONPATH=tests $(BIN)/python -P bench/cpu.py $(ARGS)
+
+bench-host: setup
+	PYTHONPATH=tests $(BIN)/python -P bench/host.py $(ARGS)
 
 # What was brought along on PYTHONPATH stays visible.
 GPU_PATH = "$(CURDIR):$(CURDIR)/kernels$${PYTHONPATH:+:$$PYTHONPATH}"

@@ -4,13 +4,12 @@ server refuses, loses or gets wrong."""
 import json
 import signal
 import subprocess
-import sys
 import threading
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import httpx
+import launch
 import numpy as np
 import pytest
 
@@ -21,12 +20,9 @@ from gpuscore.measure.results import CaseResult, Run
 from gpuscore.measure.sample import disagreement
 from gpuscore.measure.targets import started
 from gpuscore.measure.workload import sample
+from support import fake
 from support.programs import COMMAND
 from support.serving import QUICK, serving
-
-sys.path.append(str(Path(__file__).parents[2] / "bench"))
-import fake
-import launch
 
 JSON = {"Content-Type": "application/json"}
 LEAST = ("--minutes", "0.001", "--scale", "0.002", "--bench-seed", "5")
