@@ -192,7 +192,7 @@ def _read_folder(directory: Path) -> Bundle:
     results = {case.name: _result(arrays, case) for case in workload.cases}
     about = facts.pop("run")
     alone = about.pop("alone")
-    run = Run(results=results, alone=alone and Errors(**alone), **about)
+    run = _known(Run, about | {"results": results, "alone": alone and Errors(**alone)})
     model, name = Fingerprint(**facts.pop("model")), facts.pop("model_name", "unknown")
     described = About(directory.name, "score", name, workload.vocab_rows, run.dtype, facts)
     return Bundle({}, (Measured(described, workload, run, model),))

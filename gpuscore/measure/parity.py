@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,8 @@ from gpuscore.config import ModelConfig
 from gpuscore.config.sources import DEFAULT, Settings
 from gpuscore.errors import ConfigError
 from gpuscore.measure.bundle import About, Measured, write_folder
-from gpuscore.measure.compare import against_each_other, against_oracle
+from gpuscore.measure.compare import judged
 from gpuscore.measure.fingerprint import fingerprint
-from gpuscore.measure.gates import Verdict
 from gpuscore.measure.report import EXIT_OK, Findings, now
 from gpuscore.measure.results import Run
 from gpuscore.measure.runs import BackendSpec, run_workload
@@ -59,11 +59,13 @@ def run(values: argparse.Namespace, settings: Settings) -> int:
             _scored(name, workload, run_workload(spec, config, workload, plan.precision))
         )
         free_memory()
-    found, verdicts = against_oracle(servers, references)
-    verdicts += _of_one_format(servers)
+    found, verdicts = judged(servers, references)
+    for first, second in combinations(servers, 2):
+        if first.about.dtype == second.about.dtype:
+            verdicts += judged([first, second])[1]
     facts |= {"date": now(), **_machine()}
     title = f"Parity of {name} with transformers in float32"
-    return Findings(title, (), (), found, verdicts, {"Run": facts}).conclude(values.report)
+    return Findings(title, (), found, verdicts, {"Run": facts}).conclude(values.report)
 
 
 def record(values: argparse.Namespace, settings: Settings) -> int:
@@ -105,15 +107,6 @@ def record(values: argparse.Namespace, settings: Settings) -> int:
 def _scored(model: str, workload: Workload, run: Run) -> Measured:
     about = About(run.name, "score", model, workload.vocab_rows, run.dtype)
     return Measured(about, workload, run)
-
-
-def _of_one_format(servers: Iterable[Measured]) -> list[Verdict]:
-    """Return the verdicts on pairs of backends in the same number format."""
-    groups: dict[tuple[str, bool], list[Measured]] = {}
-    for server in servers:
-        if server.run is not None:
-            groups.setdefault((server.run.dtype, server.run.in_eight_bits), []).append(server)
-    return [verdict for group in groups.values() for verdict in against_each_other(group)[1]]
 
 
 def _workload(directory: Path, plan: Plan, values: argparse.Namespace) -> Workload:

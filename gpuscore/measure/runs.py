@@ -1,6 +1,5 @@
 """A workload's results as gpuscore computes them."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,8 +19,8 @@ _FRAMEWORKS, _ATTENTION = _CHOICES["backend"], _CHOICES["attention"]
 _DEVICES = _CHOICES["device"]
 DTYPES = ("float32", "bfloat16", "float16")
 CONVERTED = "w8a16"  # weights of a quantised checkpoint, in the place of a dtype
-TIMED = ("500 items", "long list")  # cases that are timed; else the case with most items is
-ALONE = 8  # approximate number of its items that are scored once more, each alone
+LONG = ("500 items", "long list")  # the longest list; else the case with most items
+ALONE = 8  # approximate number of the longest list's items that are scored once more, each alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ class BackendSpec:
 def run_workload(
     name: str, config: ModelConfig, workload: Workload, precision: str = "full"
 ) -> Run:
-    """Score every case once, in order; then measure the throughput and score items alone.
+    """Score every case once, in order; then score items of the longest list alone.
 
     Args:
         name: of the run.
@@ -95,13 +94,12 @@ def run_workload(
         ConfigError: the model cannot be served.
         GpuscoreError: a case cannot be scored.
     """
-    timed = min(workload.cases, key=lambda case: (case.name not in TIMED, -len(case.items)))
+    long = min(workload.cases, key=lambda case: (case.name not in LONG, -len(case.items)))
     with Scorer(config) as scorer:
         scorer.warmup()  # as a server does, so that the same code, such as CUDA graphs, runs
         results = {case.name: score_case(scorer, case) for case in workload.cases}
-        rate = _items_per_second(scorer, timed)
-        alone = _alone(scorer, timed, results[timed.name])
-    return Run(name, config.dtype, results, rate, alone, config.deterministic, precision)
+        alone = _alone(scorer, long, results[long.name])
+    return Run(name, config.dtype, results, alone, config.deterministic, precision)
 
 
 def score_case(scorer: Scorer, case: Case) -> CaseResult:
@@ -121,15 +119,6 @@ def score_case(scorer: Scorer, case: Case) -> CaseResult:
     if not np.allclose(scores.scores, np.exp(scores.logprobs), rtol=1e-6, equal_nan=True):
         raise ValueError(f"{case.name}: scores and log-probabilities contradict each other")
     return CaseResult(scores.logprobs, scores.label_mass)
-
-
-def _items_per_second(scorer: Scorer, case: Case) -> float:
-    """Measure the throughput with another query of the same length, which is not cached."""
-    query: Any = case.query  # a text or a list of ids
-    other = replace(case, query=query[1:] + query[:1])
-    started = time.perf_counter()
-    score_case(scorer, other)
-    return len(case.items) / (time.perf_counter() - started)
 
 
 def _alone(scorer: Scorer, case: Case, together: CaseResult) -> Errors:
