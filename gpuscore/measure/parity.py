@@ -18,7 +18,7 @@ from gpuscore.measure.compare import judged
 from gpuscore.measure.fingerprint import fingerprint
 from gpuscore.measure.report import EXIT_OK, Findings, now
 from gpuscore.measure.results import Run
-from gpuscore.measure.runs import BackendSpec, run_workload
+from gpuscore.measure.runs import configured, run_workload
 from gpuscore.measure.workload import TEXT, Workload, make_workload, query_numbers, read_tokenizer
 from gpuscore.models.hub import model_directory, model_name
 from gpuscore.system.machine import local_machine, versions
@@ -31,16 +31,16 @@ _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_DEFAULT_MATMUL_PRECISION", "
 
 def run(values: argparse.Namespace, settings: Settings) -> int:
     """Compare every backend with transformers, and backends of the same format with each other."""
-    specs = [BackendSpec.parse(text) for text in values.backends.split(",")]
+    specs = values.backends.split(",")
     _refuse(settings, "--backends, which sets it for each backend", ("dtype", *_OF_BACKENDS))
     base = settings.make(ModelConfig)
     if len(set(specs)) < len(specs):
         raise ConfigError("--backends names a backend twice")
     directory, name = model_directory(base.model, base.revision), model_name(base.model)
     # Before minutes of work, to refuse a bad one and to know what "auto" means.
-    configs = {str(spec): spec.configure(base) for spec in specs}
+    configs = {spec: configured(spec, base) for spec in specs}
     plans = {spec: plan_backend(directory, config) for spec, config in configs.items()}
-    workload = _workload(directory, plans[str(specs[0])], values)
+    workload = _workload(directory, plans[specs[0]], values)
 
     from gpuscore.measure.oracle import free_memory, oracle_device, run_oracle
 
@@ -86,9 +86,9 @@ def record(values: argparse.Namespace, settings: Settings) -> int:
         device = oracle_device(config.device)
         made = run_oracle(directory, workload, plan.dtype_name, device, config.threads)
     else:
-        precision, device = "auto" if plan.precision == "full" else plan.precision, plan.device_name
-        spec = str(BackendSpec(config.backend, plan.dtype_name, config.attention, precision))
-        planned = replace(config, dtype=plan.dtype_name)
+        device, planned = plan.device_name, replace(config, dtype=plan.dtype_name)
+        kind = plan.dtype_name if plan.precision == "full" else plan.precision
+        spec = f"{config.backend}:{kind}:{config.attention}".removesuffix(":auto")
         made = run_workload(spec, planned, workload, plan.precision)
     facts = {
         "device": device,

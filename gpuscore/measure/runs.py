@@ -1,7 +1,7 @@
 """A workload's results as gpuscore computes them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,68 +15,35 @@ from gpuscore.offline.scorer import Scorer
 from gpuscore.types.results import Scores
 
 _CHOICES = {item.name: item.choices for item in options(ModelConfig)}
-_FRAMEWORKS, _ATTENTION = _CHOICES["backend"], _CHOICES["attention"]
-_DEVICES = _CHOICES["device"]
 DTYPES = ("float32", "bfloat16", "float16")
 CONVERTED = "w8a16"  # weights of a quantised checkpoint, in the place of a dtype
 LONG = ("500 items", "long list")  # the longest list; else the case with most items
 ALONE = 8  # approximate number of the longest list's items that are scored once more, each alone
 
 
-@dataclass(frozen=True, slots=True)
-class BackendSpec:
-    """A backend as `framework:dtype[:attention][@device]` on the command line.
+def configured(text: str, base: ModelConfig) -> ModelConfig:
+    """Return `base` with a backend as `framework:dtype[:attention][@device]`.
 
     `CONVERTED` may stand in the dtype's place; the dtype is then "auto".
+
+    Raises:
+        ConfigError: the text has another form.
     """
-
-    framework: str
-    dtype: str
-    attention: str = "auto"
-    quantization: str = "auto"
-    device: str | None = None  # None: the one of --device
-
-    @classmethod
-    def parse(cls, text: str) -> "BackendSpec":
-        """Parse a backend; raise ConfigError if the text has another form."""
-        named, at, device = text.partition("@")
-        if at and device not in _DEVICES:
+    named, at, device = text.partition("@")
+    parts = named.split(":")
+    if len(parts) not in (2, 3):
+        raise ConfigError(f"--backends: {text!r} is not framework:dtype[:attention][@device]")
+    wanted: dict[str, Any] = dict(zip(("backend", "dtype", "attention"), parts, strict=False))
+    wanted |= {"device": device} if at else {}
+    for name, value in wanted.items():
+        choices = (*DTYPES, CONVERTED) if name == "dtype" else _CHOICES[name]
+        if value not in choices:
             raise ConfigError(
-                f"--backends: {text!r} asks for device {device!r}; there are {', '.join(_DEVICES)}"
+                f"--backends: {text!r} asks for {name} {value!r}; there are {', '.join(choices)}"
             )
-        parts = named.split(":")
-        formats = (*DTYPES, CONVERTED)
-        if len(parts) not in (2, 3) or parts[0] not in _FRAMEWORKS or parts[1] not in formats:
-            raise ConfigError(
-                f"--backends: {named!r} is not framework:dtype[:attention][@device]; frameworks "
-                f"are {', '.join(_FRAMEWORKS)}, dtypes {', '.join(DTYPES)}, or {CONVERTED} for the "
-                "weights of a quantised checkpoint"
-            )
-        framework, kind, attention = parts if len(parts) == 3 else (*parts, "auto")
-        if attention not in _ATTENTION:
-            raise ConfigError(
-                f"--backends: {named!r} asks for attention {attention!r}; there are "
-                f"{', '.join(_ATTENTION)}"
-            )
-        dtype, quantization = ("auto", kind) if kind == CONVERTED else (kind, "auto")
-        return cls(framework, dtype, attention, quantization, device or None)
-
-    def __str__(self) -> str:
-        ending = "" if self.attention == "auto" else f":{self.attention}"
-        kind = self.dtype if self.quantization == "auto" else self.quantization
-        place = "" if self.device is None else f"@{self.device}"
-        return f"{self.framework}:{kind}{ending}{place}"
-
-    def configure(self, base: ModelConfig) -> ModelConfig:
-        """Return `base` with this backend."""
-        return replace(
-            base,
-            backend=self.framework,
-            dtype=self.dtype,
-            attention=self.attention,
-            quantization=self.quantization,
-            device=self.device or base.device,
-        )
+    if wanted["dtype"] == CONVERTED:
+        wanted |= {"dtype": "auto", "quantization": CONVERTED}
+    return replace(base, **{"attention": "auto", "quantization": "auto", **wanted})
 
 
 def run_workload(

@@ -18,7 +18,7 @@ from gpuscore.measure import arguments
 from gpuscore.measure import workload as workloads
 from gpuscore.measure.gates import judge, judge_pair
 from gpuscore.measure.results import CaseResult, Errors, Run
-from gpuscore.measure.runs import BackendSpec
+from gpuscore.measure.runs import configured
 from gpuscore.measure.workload import Case, Workload
 
 
@@ -315,8 +315,8 @@ class TestCommandLine:
         ("backends", "message"),
         [
             ("torch", "is not framework:dtype[:attention]"),
-            ("torch:int4", "dtypes float32, bfloat16, float16"),
-            ("mlx:float32", "frameworks are torch, jax"),
+            ("torch:int4", "dtype 'int4'; there are float32, bfloat16, float16, w8a16"),
+            ("mlx:float32", "backend 'mlx'; there are torch, jax"),
             ("torch:float32,", "is not framework:dtype"),
             ("torch:float32:fast", "asks for attention 'fast'"),
             ("jax:float32@cloud", "asks for device 'cloud'"),
@@ -348,19 +348,13 @@ class TestCommandLine:
     def test_every_size_can_be_asked_for(self):
         assert set(arguments.SIZES) == {*workloads.SIZES, workloads.TEXT, workloads.SAMPLE}
 
-    def test_specs(self):
-        spec = BackendSpec.parse("torch:bfloat16:triton")
-        assert str(spec) == "torch:bfloat16:triton"
-        config = spec.configure(ModelConfig(model="demo", threads=3))
+    def test_backends(self):
+        config = configured("torch:bfloat16:triton", ModelConfig(model="demo", threads=3))
         assert (config.dtype, config.attention, config.threads) == ("bfloat16", "triton", 3)
-        spec = BackendSpec.parse("jax:bfloat16:pallas@tpu")
-        assert str(spec) == "jax:bfloat16:pallas@tpu"
-        assert spec.configure(ModelConfig(device="cpu")).device == "tpu"
-        assert BackendSpec.parse("jax:w8a16@cpu").quantization == "w8a16"
-        assert BackendSpec.parse("torch:w8a16").configure(ModelConfig(device="cpu")).device == "cpu"
-        spec = BackendSpec.parse("jax:float32")
-        assert str(spec) == "jax:float32"
-        assert spec.configure(ModelConfig()).backend == "jax"
+        assert configured("jax:bfloat16:pallas@tpu", ModelConfig(device="cpu")).device == "tpu"
+        config = configured("jax:w8a16", ModelConfig(device="cpu", dtype="float32"))
+        assert (config.backend, config.device) == ("jax", "cpu")
+        assert (config.dtype, config.quantization) == ("auto", "w8a16")
 
     def test_a_framework_that_is_not_there(self, monkeypatch, capsys):
         monkeypatch.setitem(sys.modules, "jax", None)
