@@ -12,8 +12,8 @@ from torch.nn import functional
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
-    """Heads of a QKV product, and how queries and keys are normed."""
+class QkvHeads:
+    """QkvHeads of a QKV product, and how queries and keys are normed."""
 
     queries: int  # H; 0 if there are only keys and values
     keys: int  # Hkv, of values too; 0 if there are only queries
@@ -66,7 +66,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def norm_and_rotate(
-    qkv: Tensor, cos: Tensor, sin: Tensor, heads: Heads
+    qkv: Tensor, cos: Tensor, sin: Tensor, heads: QkvHeads
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Split a QKV product [T, (H + 2 Hkv) D] into q [T, H, D], k and v [T, Hkv, D].
 

@@ -28,7 +28,7 @@ from gpuscore_kernels import Implementation
 from gpuscore_kernels.gated.hopper import FEWEST_ROWS
 from gpuscore_kernels.label_head import repeating_rows
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
-from gpuscore_kernels.reference import Heads
+from gpuscore_kernels.reference import QkvHeads
 
 # attend(layer, q [M, H, D], k [T, Hkv, D], v [T, Hkv, D]) -> [M, H, D]. M is T, except in the
 # last layer, where q holds the scored rows only.
@@ -44,7 +44,7 @@ Lookup: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """What layers of one forward pass need beside its rows."""
+    """Needs of the layers of one forward pass beside its rows."""
 
     attend: Attend
     kept: KeptRows
@@ -249,11 +249,11 @@ class Decoder:
         x, normed = self._rows_for(layer.qkv, x, delta, layer.input_norm)
         return x, self._product(layer.qkv, normed)
 
-    def _heads(self, layer: LayerWeights, queries: int, keys: int) -> Heads:
-        return Heads(queries, keys, layer.q_norm, layer.k_norm, *self._of_norms)
+    def _heads(self, layer: LayerWeights, queries: int, keys: int) -> QkvHeads:
+        return QkvHeads(queries, keys, layer.q_norm, layer.k_norm, *self._of_norms)
 
     def _turned(
-        self, product: Tensor, cos: Tensor, sin: Tensor, heads: Heads, pages: Pages | None = None
+        self, product: Tensor, cos: Tensor, sin: Tensor, heads: QkvHeads, pages: Pages | None = None
     ) -> tuple[Tensor, ...]:
         """Split a product into q [T, H, D], k and v [T, Hkv, D]; q and k are normed and rotated.
 

@@ -22,7 +22,7 @@ from torch.nn import functional
 from gpuscore.backends.common.hf_config import DecoderConfig, Llama3Rope, Rope
 from gpuscore_kernels import reference
 from gpuscore_kernels.label_head import tile_shapes
-from gpuscore_kernels.reference import Heads, gated, rms_norm
+from gpuscore_kernels.reference import QkvHeads, gated, rms_norm
 
 __all__ = [
     "add_and_norm",
@@ -43,7 +43,7 @@ def add_and_norm(
 
 
 def norm_and_rotate(
-    qkv: Tensor, cos: Tensor, sin: Tensor, heads: Heads
+    qkv: Tensor, cos: Tensor, sin: Tensor, heads: QkvHeads
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Split and rotate as `reference.norm_and_rotate`; where a head's key or value is not finite,
     write NaN to the key and 0 to the value, in qkv's own memory.

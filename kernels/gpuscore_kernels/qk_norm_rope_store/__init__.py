@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gpuscore_kernels.reference import Heads
+from gpuscore_kernels.reference import QkvHeads
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Pages:
 
 
 def qk_norm_rope_store(
-    qkv: Tensor, cos: Tensor, sin: Tensor, heads: Heads, pages: Pages | None = None
+    qkv: Tensor, cos: Tensor, sin: Tensor, heads: QkvHeads, pages: Pages | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Split heads, norm and rotate queries and keys, and store keys and values.
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
 from gpuscore_kernels.launch import next_power_of_two
 from gpuscore_kernels.qk_norm_rope_store import Pages
-from gpuscore_kernels.reference import Heads
+from gpuscore_kernels.reference import QkvHeads
 
 BLOCK = 2048  # elements of a program at most: 16 heads of 128
 # Of a thread, so that both sides of eight KV heads have eight each: 128 bits in half precision, the
@@ -235,7 +235,7 @@ def _launch(*choices: Any) -> tuple[CachedLaunch, int]:
 
 
 def qk_norm_rope_store(
-    qkv: Tensor, cos: Tensor, sin: Tensor, heads: Heads, pages: Pages | None
+    qkv: Tensor, cos: Tensor, sin: Tensor, heads: QkvHeads, pages: Pages | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     num_heads, num_kv_heads, head_dim = heads.queries, heads.keys, 2 * cos.shape[1]
     q_norm, k_norm = heads.q_norm, heads.k_norm

@@ -9,7 +9,7 @@ from ctypes import c_float, c_int32, c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from gpuscore_kernels.reference import Heads
+from gpuscore_kernels.reference import QkvHeads
 from gpuscore_kernels.row_functions.build import declare
 
 LARGEST_HEAD = 1024  # numbers, as in rows.c
@@ -81,7 +81,7 @@ class RowFunctions:
         return total, normed
 
     def norm_and_rotate(
-        self, qkv: Tensor, cos: Tensor, sin: Tensor, heads: Heads
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, heads: QkvHeads
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Split a QKV product, as `qk_norm_rope_store`.
 

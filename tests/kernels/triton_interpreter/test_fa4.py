@@ -22,7 +22,7 @@ from gpuscore.errors import ConfigError
 from gpuscore.types.batch import prefix_slots, visible_rows
 from gpuscore_kernels import hopper_attention
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
-from gpuscore_kernels.reference import Heads
+from gpuscore_kernels.reference import QkvHeads
 from support.attention_inputs import heads_alone, requests
 from support.batches import random_batch
 from support.fa4_stand_in import kernel
@@ -96,7 +96,7 @@ class Layer:
             *self.qkv.shape[:1],
             self.config,
         )
-        heads = Heads(config.num_heads, config.num_kv_heads)
+        heads = QkvHeads(config.num_heads, config.num_kv_heads)
         angle = torch.zeros(tokens, config.head_dim // 2, device=self.device)
         kept = torch.full((tokens,), -1, dtype=torch.int32, device=self.device)
         pages = Pages(*self.pool.layers[0], kept, made.read)

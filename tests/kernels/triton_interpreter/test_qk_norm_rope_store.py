@@ -9,7 +9,7 @@ import torch
 
 from gpuscore_kernels import reference
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
-from gpuscore_kernels.reference import Heads
+from gpuscore_kernels.reference import QkvHeads
 from support.kernels import DEVICE, DTYPES, assert_near, between_nans, planted, randn
 from support.slow import slow
 
@@ -51,7 +51,7 @@ def test_norm_rotation_and_stored_pages(rows, heads, kv_heads, head_dim, norm, d
         weights = [1 + randn(head_dim, dtype=dtype, seed=s) for s in (1, 2)]
     slots = [31, -1, 0, 7, 39][:rows]
     pages = poisoned_pages(kv_heads, head_dim, dtype, slots, by_slot=rows == 3)
-    of_product = Heads(heads, kv_heads, *weights, 1e-4, norm == "gemma")
+    of_product = QkvHeads(heads, kv_heads, *weights, 1e-4, norm == "gemma")
     got = qk_norm_rope_store(qkv, cos, sin, of_product, pages)
     exact = [None if w is None else w.double() for w in weights]
     wide = (x.double() for x in (qkv, cos, sin))
@@ -81,7 +81,7 @@ def test_values_that_are_not_finite(paged):
     """They become zeros and their keys NaN, but not in rows that are not kept."""
     heads, kv_heads, dim, slots = 3, 3, 24, [5, -1, 2]
     qkv, angles = randn(3, (heads + 2 * kv_heads) * dim), tables(3, dim)
-    sizes = Heads(heads, kv_heads)
+    sizes = QkvHeads(heads, kv_heads)
     q, k, v = (x.clone() for x in reference.norm_and_rotate(qkv, *angles, sizes))
     raw = qkv.view(3, -1, dim)[:, heads + kv_heads :]
     raw[0, 0, 3], raw[1, 1, 23], raw[2, 2, 0] = torch.inf, torch.nan, -torch.inf
@@ -104,7 +104,7 @@ def test_cached_rows_follow_the_batchs(slots):
     """Zeros where there is no slot; and values of all rows are finite, of those not kept too."""
     rows, kv_heads, head_dim = 3, 3, 24
     qkv, angles = randn(rows, 4 * kv_heads * head_dim), tables(rows, head_dim)
-    heads = Heads(2 * kv_heads, kv_heads)
+    heads = QkvHeads(2 * kv_heads, kv_heads)
     _, *expected = (x.clone() for x in reference.norm_and_rotate(qkv, *angles, heads))
     qkv.view(rows, -1, head_dim)[1, -1, 3] = torch.inf
     for side, marked in zip(expected, (torch.nan, 0), strict=True):
@@ -124,7 +124,7 @@ def test_cached_rows_follow_the_batchs(slots):
 
 def test_values_stay_where_they_are():
     qkv = randn(2, 6 * 16, dtype=torch.float16)
-    v = qk_norm_rope_store(qkv, *tables(2, 16), Heads(2, 2))[2]
+    v = qk_norm_rope_store(qkv, *tables(2, 16), QkvHeads(2, 2))[2]
     assert torch.equal(v.flatten(1), qkv[:, 4 * 16 :])
     assert v.data_ptr() == qkv[:, 4 * 16 :].data_ptr()
 
@@ -135,7 +135,7 @@ def test_rounding_points(one_plus):
     bits."""
     qkv, (cos, sin) = randn(6, 4 * 64, dtype=torch.float16), tables(6, 64)
     norms = [1 + randn(64, dtype=torch.float16) for _ in range(2)]
-    heads = Heads(2, 1, *norms, 1e-6, one_plus)
+    heads = QkvHeads(2, 1, *norms, 1e-6, one_plus)
     ways = qk_norm_rope_store, reference.norm_and_rotate
     got, expected = (way(qkv, cos, sin, heads) for way in ways)
     for x, y in zip(got, expected, strict=True):
@@ -147,9 +147,9 @@ def test_norm_and_rotation_round_once():
     qkv, norms = randn(9, 4 * 64, dtype=torch.float16), [randn(64, seed=s).half() for s in (1, 2)]
     for one_plus in (False, True):
         angles = tables(9, 64)
-        got = qk_norm_rope_store(qkv, *angles, Heads(2, 1, *norms, 1e-4, one_plus))
+        got = qk_norm_rope_store(qkv, *angles, QkvHeads(2, 1, *norms, 1e-4, one_plus))
         wide, exact = ([x.double() for x in group] for group in ((qkv, *angles), norms))
-        expected = reference.norm_and_rotate(*wide, Heads(2, 1, *exact, 1e-4, one_plus))
+        expected = reference.norm_and_rotate(*wide, QkvHeads(2, 1, *exact, 1e-4, one_plus))
         for value, exact in zip(got, expected, strict=True):
             assert (value == exact.half()).float().mean() > 0.99
 
