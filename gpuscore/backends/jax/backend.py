@@ -31,7 +31,12 @@ from gpuscore.backends.jax.layout import ProgramSizes, page_entries, product_til
 from gpuscore.backends.jax.padding import padded
 from gpuscore.backends.jax.plan import JaxPlan
 from gpuscore.backends.jax.platform import as_config_error, keep_programs
-from gpuscore.backends.jax.programs import Programs, ScoredRows, compile_programs
+from gpuscore.backends.jax.programs import (
+    Programs,
+    ScoredRows,
+    ServedModel,
+    compile_programs,
+)
 from gpuscore.backends.jax.start_check import reference_scores
 from gpuscore.backends.jax.weights import KeptBytes, load_weights
 from gpuscore.types.batch import BackendLimits, PackedBatch, RowScores
@@ -206,9 +211,8 @@ class JaxBackend:
             f"{mebibytes(plan.pages.page_bytes)}",
             "lower --max-batch-tokens or --kv-cache-size",
         ):
-            return compile_programs(
-                sizes, self._config, self._weights, pool, self._attends, plan.heads, plan.device
-            )
+            model = ServedModel(self._config, self._weights, pool, self._attends, plan.heads)
+            return compile_programs(sizes, model, plan.device)
 
     def _make_pool(self) -> Pool:
         count = self._limits.num_pages
