@@ -18,10 +18,10 @@ from gpuscore.backends.base import DeviceLost, OutOfMemory, Progress, unreported
 from gpuscore.backends.common.batches import warmup_batches
 from gpuscore.backends.common.plan import mebibytes
 from gpuscore.backends.common.start_check import (
-    ABSOLUTE,
     IN_EIGHT_BITS,
     MOST_ROWS,
     KnownRequests,
+    Reference,
     Run,
     check_start,
 )
@@ -119,10 +119,11 @@ class JaxBackend:
 
         dtype = jnp.dtype(plan.dtype_name)
         rounded = None if dtype == jnp.float32 else plainly(dtype)
-        int8 = plan.precision == "int8"
-        absolute, share = (IN_EIGHT_BITS, MOST_ROWS) if int8 else (ABSOLUTE, 1.0)
+        reference = Reference(plainly(jnp.float32), rounded)
+        if plan.precision == "int8":
+            reference = reference._replace(absolute=IN_EIGHT_BITS, share=MOST_ROWS)
         choice = f"--attention {plan.attention} with --backend jax"
-        check_start(choice, known, chosen, plainly(jnp.float32), rounded, absolute, share)
+        check_start(choice, known, chosen, reference)
 
     def extend(self, batch: PackedBatch) -> tuple[LaunchedPart, ...]:
         entries = page_entries(batch.prefix_lens, self._sizes[-1].tiling, self._limits.page_size)

@@ -144,7 +144,7 @@ def _endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConf
                     body = await _in_time(decoding, deadline, seconds)
                 del received  # it may be large, and `body` has the text
                 reserve = partial(_reserve, scope, config.max_answer_bytes)
-                running = answer(service, dialect, body, record, reserve)
+                running = answer(service, dialect, body, record, reserve=reserve)
                 return await _in_time(running, deadline, seconds)
             finally:
                 ids = BYTES_PER_ID * (record.prompt_tokens or 0)
