@@ -32,9 +32,9 @@ from gpuscore.backends.jax.padding import padded
 from gpuscore.backends.jax.plan import JaxPlan
 from gpuscore.backends.jax.platform import as_config_error, keep_programs
 from gpuscore.backends.jax.programs import (
+    ProgramModel,
     Programs,
     ScoredRows,
-    ServedModel,
     compile_programs,
 )
 from gpuscore.backends.jax.start_check import reference_scores
@@ -212,7 +212,7 @@ class JaxBackend:
             f"{mebibytes(plan.pages.page_bytes)}",
             "lower --max-batch-tokens or --kv-cache-size",
         ):
-            model = ServedModel(self._config, self._weights, pool, self._attends, plan.heads)
+            model = ProgramModel(self._config, self._weights, pool, self._attends, plan.heads)
             return compile_programs(sizes, model, plan.device)
 
     def _make_pool(self) -> Pool:

@@ -109,7 +109,7 @@ class PaddedBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class ProgramModel:
     """The parts that programs of all sizes share; of weights and pool only the shapes are used."""
 
     config: DecoderConfig
@@ -120,7 +120,7 @@ class ServedModel:
 
 
 def run(
-    weights: Weights, pool: Pool, buffer: Array, *, model: ServedModel, sizes: ProgramSizes
+    weights: Weights, pool: Pool, buffer: Array, *, model: ProgramModel, sizes: ProgramSizes
 ) -> tuple[Pool, ScoredRows]:
     """Run one batch, given as `padding.padded` makes it."""
     cfg, tables = model.config, divided(buffer, sizes)
@@ -153,7 +153,7 @@ class TracedPrograms(NamedTuple):
     max_labels: int
 
 
-def compile_programs(sizes: ProgramSizes, model: ServedModel, device: jax.Device) -> Programs:
+def compile_programs(sizes: ProgramSizes, model: ProgramModel, device: jax.Device) -> Programs:
     """Compile the programs of one size."""
     traced = trace_programs(sizes, model, device)
     extend, labels = (
@@ -162,7 +162,7 @@ def compile_programs(sizes: ProgramSizes, model: ServedModel, device: jax.Device
     return Programs(sizes, extend, labels, traced.max_labels, _bytes(extend) + _bytes(labels))
 
 
-def trace_programs(sizes: ProgramSizes, model: ServedModel, device: jax.Device) -> TracedPrograms:
+def trace_programs(sizes: ProgramSizes, model: ProgramModel, device: jax.Device) -> TracedPrograms:
     """Trace the programs of one size. `make check-tpu` lowers them for TPUs that are not there."""
     there, weights = SingleDeviceSharding(device), model.weights
 
