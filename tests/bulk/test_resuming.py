@@ -90,7 +90,7 @@ def test_the_command_killed_while_it_scores(tmp_path, capsys):
     ):
         assert main([*job, *changed]) == 78  # at once: no model is loaded
         assert message in capsys.readouterr().err
-    done = programs.run(*job, "--engine-timeout", "50")
+    done = programs.run(*job, "--load-timeout", "1700")
     assert (done.returncode, work.exists()) == (0, False), done.stderr
     written = parquet.read_table(output).to_pylist()
     assert [row["id"] for row in written] == list(range(300))

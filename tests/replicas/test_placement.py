@@ -133,7 +133,6 @@ def test_models_that_do_not_fit_together_are_refused_with_the_sum(tmp_path, repl
     ("settings", "message"),
     [
         ({"kv_cache_size": None}, "2 models need --kv-cache-size"),
-        ({"memory_limit": 2**30}, "--memory-limit is for one model"),
         ({"device": "cpu", "kv_cache_size": 2**50}, "the models need .* 1,073,741,824.0 MiB of ke"),
     ],
 )
@@ -170,4 +169,3 @@ def test_on_a_gpu_one_model_loads_after_the_other():
 def test_one_model_is_placed_as_before():
     (places,) = places_of_all(sought(1, kv_cache_size=None), "cpu,cpu")
     assert [p.cores for p in places] == [(0, 1, 2, 3), (8, 9, 10, 11)]
-    assert {p.model.memory_limit for p in places} == {None}

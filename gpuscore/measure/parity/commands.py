@@ -32,7 +32,7 @@ from gpuscore.models.hub import model_directory, model_name
 from gpuscore.system.machine import versions
 
 _OF_BACKENDS = ("backend", "attention", "quantization")
-_LOCAL = ("model", "compile_cache")  # flags with local paths, which a bundle leaves out
+_LOCAL = ("model",)  # flags with local paths, which a bundle leaves out
 
 
 def run(values: argparse.Namespace, settings: Settings) -> int:

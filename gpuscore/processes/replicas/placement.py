@@ -78,8 +78,7 @@ def placements(model: ModelConfig, devices: str | None) -> list[Placement]:
 
 def _on_cpus(model: ModelConfig, names: list[str]) -> list[Placement]:
     count = len(names)
-    limit = None if model.memory_limit is None else model.memory_limit // count
-    own = replace(model, device="cpu", memory_limit=limit)
+    own = replace(model, device="cpu")
     if model.kv_cache_size is None:  # that size is for each replica
         share = (model.memory_fraction or MEMORY_FRACTION["cpu"]) / count
         own = replace(own, memory_fraction=share)
@@ -198,8 +197,6 @@ def places_of_all(models: Sequence[Sought], devices: str | None) -> list[list[Pl
             f"{len(models)} models need --kv-cache-size, such as 2GiB: the memory of each one's "
             "keys and values, on every device"
         )
-    if first.memory_limit is not None:
-        raise ConfigError("--memory-limit is for one model; of several --kv-cache-size is set")
     bases = placements(first, devices)
     device = bases[0].model.device
     on_cpu = device == CPU or (device == "auto" and nvidia_device() is None)
