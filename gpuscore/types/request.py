@@ -13,7 +13,7 @@ distribution of the tokens after the node:
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -160,6 +160,14 @@ def _int32(values: Sequence[int]) -> Int32Array:
 
 
 MAX_TOP = 20  # most probable tokens of a row
+
+
+class Terms(NamedTuple):
+    """Terms of a request: when it runs, and with which others it shares cached prefixes."""
+
+    priority: int = 0  # lower runs first
+    salt: str = ""  # only requests with the same salt find each other's cached prefixes
+    deadline: float | None = None  # seconds on the engine's clock; work not started then is dropped
 
 
 class ScoreRequest(Struct, frozen=True, eq=False, array_like=True, gc=False):

@@ -45,8 +45,8 @@ from gpuscore.server.http.headers import (
     request_seconds,
 )
 from gpuscore.server.observe.operations import Operations, OperationsMiddleware
-from gpuscore.server.service import RequestContext, ScoringService
-from gpuscore.types.record import CLIENT_LEFT, LEFT_CODE, record_of
+from gpuscore.server.service import ScoringService
+from gpuscore.types.record import CLIENT_LEFT, LEFT_CODE, RequestRecord, record_of
 
 logger = logging.getLogger(__name__)
 AnswerT = TypeVar("AnswerT")
@@ -133,26 +133,21 @@ def _endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConf
             raise service.shutting_down()
         with service.in_flight():
             received = await read_body(request, config)
-            deadline = monotonic() + seconds
-            call = RequestContext(
-                scope["state"]["tenant"],
-                deadline,
-                record_of(scope),
-                scope["path"],
-                partial(_reserve, scope, config.max_answer_bytes),
-            )
-            size = len(received)
+            record, size = record_of(scope), len(received)
+            record.tenant = scope["state"]["tenant"]
+            record.deadline = deadline = monotonic() + seconds
             try:
                 if size < LARGE:
-                    body = dialect.decode(received, call.record, None)
+                    body = dialect.decode(received, record, None)
                 else:
-                    decoding = _decode_large(service, dialect, received, call)
+                    decoding = _decode_large(service, dialect, received, record)
                     body = await _in_time(decoding, deadline, seconds)
                 del received  # it may be large, and `body` has the text
-                running = answer(service, dialect, body, call)
+                reserve = partial(_reserve, scope, config.max_answer_bytes)
+                running = answer(service, dialect, body, record, reserve)
                 return await _in_time(running, deadline, seconds)
             finally:
-                ids = BYTES_PER_ID * (call.record.prompt_tokens or 0)
+                ids = BYTES_PER_ID * (record.prompt_tokens or 0)
                 service.memory.used(max(size, ids))
 
     return answered
@@ -166,12 +161,12 @@ def _reserve(scope: Scope, limit: int, size: int) -> None:
 
 
 async def _decode_large(
-    service: ScoringService, dialect: Dialect[BodyT], received: bytes, call: RequestContext
+    service: ScoringService, dialect: Dialect[BodyT], received: bytes, record: RequestRecord
 ) -> BodyT:
     limits = service.models.limits  # None if no model is loaded, and the answer is 503
-    work = partial(dialect.decode, received, call.record, limits)
-    async with service.large_bodies.turn(call.tenant):
-        return await service.in_thread(call, work)
+    work = partial(dialect.decode, received, record, limits)
+    async with service.large_bodies.turn(record.tenant or ""):
+        return await service.in_thread(record.tenant, work)
 
 
 async def _in_time(work: Coroutine[Any, Any, AnswerT], deadline: float, seconds: float) -> AnswerT:

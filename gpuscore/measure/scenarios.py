@@ -183,18 +183,15 @@ class Draws:
     Args:
         seed: of the run.
         vocab: token ids are below it.
-        words: texts of one token each, from which texts are made; None: token ids are drawn.
     """
 
-    def __init__(self, seed: int, vocab: int, words: Sequence[str] | None = None) -> None:
-        self._seed, self._words = seed, words
-        self._vocab = vocab if words is None else len(words)
+    def __init__(self, seed: int, vocab: int) -> None:
+        self._seed, self._vocab = seed, vocab
 
     def requests(self, scenario: Scenario, way: Way, number: int) -> list[BenchRequest]:
         """Return the requests of a way's measurement with this number, already divided."""
-        if scenario.asks:
-            every = scenario.asks
-        else:
+        every = scenario.asks
+        if not every:
             rng = self._rng(scenario.name, way.name, number)
             static = self._ids(self._rng(scenario.name), way.shape.static)
             total = way.sent if way.rate is not None else way.count
@@ -212,18 +209,11 @@ class Draws:
         shape = way.shape
         first = self._ids(rng, shape.static) if way.cold else static
         query = [*first, *self._ids(rng, shape.new)]
-        items = [self._ids(rng, shape.item) for _ in range(shape.items)]
-        if self._words is None:
-            return BenchRequest(query, items)
-        return BenchRequest(self._text(query), [self._text(item) for item in items])
+        return BenchRequest(query, [self._ids(rng, shape.item) for _ in range(shape.items)])
 
     def _ids(self, rng: np.random.Generator, length: int) -> Ids:
         ids: Ids = rng.integers(0, self._vocab, length).tolist()
         return ids
-
-    def _text(self, ids: Ids) -> str:
-        assert self._words is not None  # noqa: S101  (the caller's)
-        return "".join(self._words[id] for id in ids)
 
     def _rng(self, *names: str | int) -> np.random.Generator:
         keys = [zlib.crc32(name.encode()) if isinstance(name, str) else name for name in names]

@@ -6,20 +6,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpuscore.measure.bench.apis import APIS, OWN_PROMPTS, Api
-from gpuscore.measure.bench.figures import Row, Shot, WayFigures, failed
-from gpuscore.measure.bench.sample import (
-    Sampled,
-    common,
-    disagreement,
-    not_comparable,
-    sample_of,
-    take,
-    trouble,
-)
-from gpuscore.measure.bench.scenarios import BenchRequest, Draws, Scenario, Way, poisson_at
-from gpuscore.measure.bench.targets import SAFE_VOCAB, Answerer
-from gpuscore.measure.sensors import Sampler, limits
+from gpuscore.measure.apis import APIS, Api
+from gpuscore.measure.figures import Row, Shot, WayFigures, failed
+from gpuscore.measure.sample import Sampled, disagreement, in_common, take, trouble
+from gpuscore.measure.scenarios import BenchRequest, Draws, Scenario, Way, poisson_at
+from gpuscore.measure.targets import SAFE_VOCAB, HttpTarget
+from gpuscore.measure.workload import sample
 
 MOST_ROUNDS = 30
 PROBED = 64  # requests in flight while a server's capacity is measured
@@ -57,33 +49,25 @@ class BenchRun:
         scenarios: to run.
         options: as asked.
         say: called with a line for people.
-        step: called after each measurement.
     """
 
     def __init__(
         self,
-        targets: Sequence[Answerer],
+        targets: Sequence[HttpTarget],
         scenarios: Sequence[Scenario],
         options: Options,
         say: Callable[[str], None],
-        step: Callable[[int], None],
     ) -> None:
-        self.targets, self.options = targets, options
+        self.targets, self.options, self._say = targets, options, say
         self.scenarios = [scenario.scaled(options.scale) for scenario in scenarios]
         self.samples: dict[str, Sampled] = {}
-        self._say, self._step = say, step
         self._figures: dict[tuple[str, str, str], WayFigures] = {}
         self._ways: dict[tuple[str, str], tuple[Way, ...]] = {}
-        known = [target.about.vocab or SAFE_VOCAB for target in targets]
-        self._vocab = min(known)
+        self._vocab = min(target.about.vocab or SAFE_VOCAB for target in targets)
+        self._draws = Draws(options.seed, self._vocab)
 
-    def run(self, check: Callable[[], None]) -> None:
-        """Sample all targets, compare them, and time every scenario.
-
-        Args:
-            check: called before each measurement; may raise, to end the run.
-        """
-        self._check = check
+    def run(self) -> None:
+        """Sample all targets, compare them, and time every scenario."""
         for target in self.targets:
             self._sample(target)
         each = self.options.minutes * 60 / max(1, len(self.scenarios))
@@ -94,73 +78,50 @@ class BenchRun:
         rows = []
         for scenario in self.scenarios:
             for target in self.targets:
-                ways = self._ways.get((scenario.name, target.about.name), ())
-                base = self._figures.get((scenario.name, target.about.name, scenario.base or ""))
-                for way in ways:
-                    measured = self._figures[scenario.name, target.about.name, way.name]
-                    row = self._empty(scenario, way, target)
-                    rows.append(measured.row(row, base, scenario.base))
+                key = scenario.name, target.about.name
+                base = self._figures.get((*key, scenario.base or ""))
+                for way in self._ways.get(key, ()):
+                    row = _empty(scenario, way, target)
+                    rows.append(self._figures[*key, way.name].row(row, base, scenario.base))
         return rows
 
-    def _empty(self, scenario: Scenario, way: Way, target: Answerer) -> Row:
-        notes = []
-        if target.about.texts is not None:
-            notes.append(target.about.texts)
-        if APIS[target.about.api].kind == OWN_PROMPTS:
-            notes.append("the server makes its own prompts: not comparable with other servers")
-        if way.in_flight > way.sent:
-            notes.append(f"only {way.sent:,} in flight, because no more are sent")
-        shape = f"{len(scenario.asks)} texts" if scenario.asks else str(way.shape)
-        total = way.requests
-        if scenario.asks:
-            total = sum(len(list(ask.chunks(way.chunk))) for ask in scenario.asks)
-        name = target.about.name
-        sent, rate = max(1, min(total, way.sent)), way.rate
-        return Row(
-            *(scenario.name, way.name, shape, name), sent, total, notes=tuple(notes), asked=rate
-        )
-
-    def _sample(self, target: Answerer) -> None:
+    def _sample(self, target: HttpTarget) -> None:
         """Score the sample; a target that disagrees with an earlier one is marked as wrong."""
-        api = APIS[target.about.api]
-        sampled = take(target, sample_of(self._vocab, not api.takes_ids))
-        for name, other in self.samples.items():
-            about = next(t.about for t in self.targets if t.about.name == name)
-            reference, got = other.first, sampled.first
-            if reference is None or got is None or "packed" in other.wrong:
+        name, sampled = target.about.name, take(target, sample(self._vocab))
+        for other in self.samples.values():
+            first = other.scored
+            if first.run is None or sampled.scored.run is None or "packed" in other.wrong:
                 continue
-            if reason := not_comparable(about, target.about):
-                self._say(f"{target.about.name} is not compared with {name}: {reason}")
-                continue
-            both = common(other.workload, reference, sampled.workload, got)
-            if both is None:
+            both = in_common(first, sampled.scored)
+            if isinstance(both, str):
+                self._say(f"{name} is not compared with {first.about.name}: {both}")
                 continue
             why = disagreement(*both)
             said = "agrees with" if why is None else "DIFFERS from"
-            self._say(f"{target.about.name} {said} {name}{'' if why is None else f': {why}'}")
+            self._say(f"{name} {said} {first.about.name}{'' if why is None else f': {why}'}")
             if why is not None:
-                wrong = dict.fromkeys(sampled.runs, f"not the scores of {name}: {why}")
+                wrong = {"packed": f"not the scores of {first.about.name}: {why}"}
                 sampled = replace(sampled, wrong={**sampled.wrong, **wrong})
         for way, why in sampled.wrong.items():
-            self._say(f"{target.about.name}, {way}: {why}")
-        self.samples[target.about.name] = sampled
+            self._say(f"{name}, {way}: {why}")
+        self.samples[name] = sampled
 
     def _time(self, scenario: Scenario, seconds: float) -> None:
         """Measure all ways of all targets in turn, until the time is used."""
         began = time.monotonic()
         for target in self.targets:
             key = scenario.name, target.about.name
+            wrong: Mapping[str, str] = self.samples[target.about.name].wrong
+            why = wrong.get("packed")  # then no way has right scores
+            self._ways[key] = scenario.ways
             try:
-                self._ways[key] = self._ways_of(scenario, target)
+                if why is None:
+                    self._ways[key] = self._ways_of(scenario, target)
             except ValueError as error:
-                self._ways[key] = scenario.ways
-                for way in scenario.ways:
-                    self._figures[(*key, way.name)] = WayFigures(error=str(error))
-                continue
+                why = str(error)
             for way in self._ways[key]:
-                self._figures.setdefault(
-                    (*key, way.name), WayFigures(error=self._wrong(target, way))
-                )
+                figures = WayFigures(error=why or wrong.get(way.name))
+                self._figures.setdefault((*key, way.name), figures)
         for number in range(MOST_ROUNDS):
             turn = time.monotonic()
             self._round(scenario, number)
@@ -176,62 +137,44 @@ class BenchRun:
                 measured = self._figures[scenario.name, target.about.name, way.name]
                 if measured.error is not None or measured.done:
                     continue
-                self._check()
                 try:
                     if not number:
                         self._warm(scenario, way, target)
                     measured.shots.append(self._shot(scenario, way, target, number))
                 except ValueError as error:
                     measured.error = str(error)
-                self._step(1)
 
-    def _wrong(self, target: Answerer, way: Way) -> str | None:
-        """Return why a way has no right scores; None if it has."""
-        wrong: Mapping[str, str] = self.samples[target.about.name].wrong
-        return wrong.get(way.name) or wrong.get("packed")
-
-    def _warm(self, scenario: Scenario, way: Way, target: Answerer) -> None:
+    def _warm(self, scenario: Scenario, way: Way, target: HttpTarget) -> None:
         """Send one request of the way's length, untimed, so that programs are compiled and static
         tokens cached; its failure is ignored, because the measurement will show it."""
-        (first, *_) = self._draws(target).requests(scenario, way, MOST_ROUNDS)
+        (first, *_) = self._draws.requests(scenario, way, MOST_ROUNDS)
         target.send(_api(way, target), [first])
 
-    def _shot(self, scenario: Scenario, way: Way, target: Answerer, number: int) -> Shot:
+    def _shot(self, scenario: Scenario, way: Way, target: HttpTarget, number: int) -> Shot:
         """Measure a way once; raise ValueError with the reason if an answer has no scores."""
-        api, draws = _api(way, target), self._draws(target)
-        asks = draws.requests(scenario, way, number)
-        offsets = None if way.rate is None else draws.arrivals(way, number)[: len(asks)]
-        sampler = Sampler() if target.on_gpu and limits() else None
-        try:
-            record = target.send(api, asks, way.in_flight, offsets)
-        finally:
-            reading = sampler.stop() if sampler is not None else {}
+        api, asks = _api(way, target), self._draws.requests(scenario, way, number)
+        due = None if way.rate is None else self._draws.arrivals(way, number)[: len(asks)]
+        record = target.send(api, asks, way.in_flight if due is None else due)
         if (bad := failed(record)) is not None:
             count = int((~np.isin(record.status, (200, 429))).sum())
             raise ValueError(f"{count} of {len(asks)} requests failed: {trouble(record, bad)}")
         for place in np.flatnonzero(record.status == 200).tolist():
-            try:
-                api.read(record.bodies[place], len(asks[place].items))
-            except (ValueError, KeyError, TypeError, IndexError) as error:
-                raise ValueError(f"no scores in an answer: {error!r}") from error
-        shot = Shot.of(record, [len(ask.items) for ask in asks], reading)
+            api.read(record.bodies[place], len(asks[place].items))
+        shot = Shot.of(record, [len(ask.items) for ask in asks])
         if not shot.requests:
             raise ValueError(f"all {len(asks)} requests were refused: {trouble(record, 0)}")
         if _is_part(scenario, way, asks) and shot.requests == len(asks):
             return shot.extrapolated(len(asks[0].items), way.shape.items)
         return shot
 
-    def _draws(self, target: Answerer) -> Draws:
-        return Draws(self.options.seed, self._vocab, target.words)
-
-    def _ways_of(self, scenario: Scenario, target: Answerer) -> tuple[Way, ...]:
+    def _ways_of(self, scenario: Scenario, target: HttpTarget) -> tuple[Way, ...]:
         """Return the ways to measure; rates of the scenario poisson depend on the server."""
+        options = self.options
         if scenario.name != "poisson":
             return scenario.ways
-        options = self.options
         if options.find_rate is not None:
             return self._search(scenario, target, options.find_rate)
-        way = scenario.ways[0]
+        (way,) = scenario.ways
         rate = way.rate if options.rate is None else float(options.rate.removesuffix("%"))
         assert rate is not None  # noqa: S101  (the scenario's)
         if options.rate is not None and options.rate.endswith("%"):
@@ -240,7 +183,7 @@ class BenchRun:
             return (replace(poisson_at(rate), share=options.scale),)
         return (poisson_at(rate, options.seconds),)
 
-    def _capacity(self, scenario: Scenario, target: Answerer) -> float:
+    def _capacity(self, scenario: Scenario, target: HttpTarget) -> float:
         """Return the requests per second with PROBED requests in flight."""
         shape = scenario.ways[0].shape
         count = max(PROBED, round(4 * PROBED * self.options.scale))
@@ -249,7 +192,7 @@ class BenchRun:
         self._say(f"{target.about.name}: capacity {rate:.1f} requests/s of {shape}")
         return rate
 
-    def _search(self, scenario: Scenario, target: Answerer, limit: float) -> tuple[Way, ...]:
+    def _search(self, scenario: Scenario, target: HttpTarget, limit: float) -> tuple[Way, ...]:
         """Return the highest rate whose 99th percentile is at most `limit` ms, as a measured way.
 
         The rate is doubled from a quarter of the capacity, then the interval is halved.
@@ -262,7 +205,8 @@ class BenchRun:
             shot = self._shot(scenario, way, target, 0)
             p99 = float(np.percentile(shot.latencies, 99))
             holds = p99 <= limit and not shot.refused
-            self._say(f"{target.about.name}: {way.name}: p99 {p99:.1f} ms, {_said(holds)}")
+            said = "held" if holds else "not held"
+            self._say(f"{target.about.name}: {way.name}: p99 {p99:.1f} ms, {said}")
             held, lost = (rate, lost) if holds else (held, rate)
             best = (way, shot) if holds else best
             if lost and lost < 1.1 * held:
@@ -275,14 +219,27 @@ class BenchRun:
         return (way,)
 
 
+def _empty(scenario: Scenario, way: Way, target: HttpTarget) -> Row:
+    """Return a row without figures."""
+    notes, shape, total = [], str(way.shape), way.requests
+    if way.in_flight > way.sent:
+        notes.append(f"only {way.sent:,} in flight, because no more are sent")
+    if scenario.asks:
+        shape = f"{len(scenario.asks)} texts"
+        total = sum(len(list(ask.chunks(way.chunk))) for ask in scenario.asks)
+    return Row(
+        *(scenario.name, way.name, shape, target.about.name),
+        requests=max(1, min(total, way.sent)),
+        of=total,
+        notes=tuple(notes),
+        asked=way.rate,
+    )
+
+
 def _is_part(scenario: Scenario, way: Way, asks: Sequence[BenchRequest]) -> bool:
     """Return whether these requests are only a part of one query's requests."""
     return not scenario.asks and way.chunk is not None and 1 < len(asks) < way.requests
 
 
-def _said(holds: bool) -> str:
-    return "held" if holds else "not held"
-
-
-def _api(way: Way, target: Answerer) -> Api:
+def _api(way: Way, target: HttpTarget) -> Api:
     return APIS["completions" if way.decodes else target.about.api]

@@ -2,7 +2,6 @@
 
 import statistics
 import threading
-from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, TypeAlias
@@ -60,16 +59,3 @@ class Sampler:
             for name, read in self._samples.items()
             if read
         }
-
-
-def said(readings: list[Reading], limits: Mapping[str, Any]) -> str:
-    """Return the medians under load beside the GPU's limits, as one line."""
-    clock, power, heat = (
-        statistics.median(reading[name]["median"] for reading in readings)
-        for name in (CLOCK, POWER, HEAT)
-    )
-    most = limits["largest clock MHz"]
-    return (
-        f"the GPU's clock was {clock:,.0f} of {most:,} MHz ({clock / most:.0%}), its power "
-        f"{power:.0f} of {limits['power limit W']:.0f} W, its temperature {heat:.0f} C"
-    )

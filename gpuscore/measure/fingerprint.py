@@ -3,25 +3,16 @@
 import hashlib
 import json
 import mmap
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpuscore.backends.common.checkpoint import weight_files
 from gpuscore.errors import ConfigError
+from gpuscore.measure.results import Fingerprint, sha256
 from gpuscore.models.files import is_file, read_object
 
 # Fields of config.json that do not change a score.
 _IRRELEVANT = ("_name_or_path", "transformers_version", "use_cache")
-
-
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
-    """The SHA-256 digests of a model, in hexadecimal."""
-
-    weights: str  # of names, formats, shapes and bytes of all tensors, ordered by name
-    config: str  # of config.json, without fields that change no score
-    tokenizer: str | None  # of tokenizer.json
 
 
 def fingerprint(directory: Path) -> Fingerprint:
@@ -71,8 +62,3 @@ def _digests(path: Path) -> dict[str, str]:
                 digest.update(part)
             digests[name] = digest.hexdigest()
         return digests
-
-
-def sha256(content: bytes) -> str:
-    """Return a digest in hexadecimal."""
-    return hashlib.sha256(content).hexdigest()

@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +52,7 @@ class Workload:
 
     size: str
     seed: int
-    seeds: int
+    seeds: int  # 1; recorded bundles have it in their digests
     vocab_rows: int
     context: int
     cases: tuple[Case, ...]
@@ -73,12 +72,8 @@ class Workload:
 
     @property
     def named(self) -> str:
-        """The size with the seeds, as text."""
-        if self.size == TEXT:
-            return TEXT
-        if self.seeds == 1:
-            return f"{self.size}, seed {self.seed}"
-        return f"{self.size}, seeds {self.seed} to {self.seed + self.seeds - 1}"
+        """The size with the seed, as text."""
+        return TEXT if self.size == TEXT else f"{self.size}, seed {self.seed}"
 
     @classmethod
     def from_json(cls, text: str) -> "Workload":
@@ -110,7 +105,6 @@ MANY = 500
 QUERIES, ITEMS = 24, 12  # further queries of a seed, and the items of each
 SHORTEST_QUERY, LENGTHS = 8, 8  # tokens of the shortest of them; number of lengths
 LONGEST_ITEM = 64
-MOST_SEEDS = 100
 SPARE = LONGEST_ITEM + 1  # tokens of the context that no query uses
 # The labels are the first two of these texts that are one token each; most vocabularies have two.
 LABEL_TEXTS = ("yes", "no", " yes", " no", "Yes", "No", "true", "false", "0", "1", "a", "b")
@@ -145,53 +139,41 @@ LONG_LIST = 120  # items of one ranking
 
 
 def make_workload(
-    size: str,
-    seed: int,
-    vocab_rows: int,
-    context: int,
-    tokenizer: "Tokenizer | None",
-    seeds: int = 1,
+    size: str, seed: int, vocab_rows: int, context: int, tokenizer: "Tokenizer | None"
 ) -> Workload:
     """Make the requests for one model.
 
     Args:
-        size: a name of `SIZES`, or `TEXT`, or `SAMPLE`, which has one seed.
-        seed: the first seed of the random token ids; 0 for `TEXT`, which has none.
+        size: a name of `SIZES`, or `TEXT`, or `SAMPLE`.
+        seed: of the random token ids; 0 for `TEXT` and `SAMPLE`, which have none.
         vocab_rows: valid ids are 0 <= id < vocab_rows.
         context: largest number of tokens of a prompt.
         tokenizer: the model's, or None, which leaves out the cases with texts.
-        seeds: number of seeds; each seed gives all cases of random token ids; 1 for `TEXT`.
 
     Raises:
-        ConfigError: the model is too small for any workload, or has no tokenizer for `TEXT`, or a
+        ConfigError: the model is too small for any workload, or has no tokenizer for `TEXT`, or the
             seed is out of range.
     """
-    if size in (TEXT, SAMPLE) and (seed, seeds) != (0, 1):
+    if size in (TEXT, SAMPLE) and seed:
         raise ConfigError(
-            f"--seed {seed} and --seeds {seeds} draw token ids, and --workload {size} has the same "
-            f"ones always; add --workload {', '.join(SIZES)}"
+            f"--seed {seed} draws token ids, and --workload {size} has the same ones always; add "
+            f"--workload {', '.join(SIZES)}"
         )
     if size == SAMPLE:
         return sample(vocab_rows)
     if size == TEXT:
-        cases_of_text, left = _sentence_cases(tokenizer, vocab_rows, context)
-        return Workload(size, seed, seeds, vocab_rows, context, cases_of_text, left)
-    if not 1 <= seeds <= MOST_SEEDS:
-        raise ConfigError(f"--seeds {seeds} must be from 1 to {MOST_SEEDS}")
-    if not 0 <= seed <= 2**32 - seeds:
-        raise ConfigError(f"--seed {seed} must be from 0 to {2**32 - seeds}")
+        cases, left_out = _sentence_cases(tokenizer, vocab_rows, context)
+        return Workload(size, seed, 1, vocab_rows, context, cases, left_out)
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"--seed {seed} must be from 0 to {2**32 - 1}")
     if vocab_rows < 16 or context < 2 * SPARE:
         raise ConfigError(
             f"a model of {vocab_rows} token ids and a context of {context} is too small for this "
             f"workload; it needs 16 and {2 * SPARE}"
         )
-    made: list[Case] = []
-    for number in range(seed, seed + seeds):
-        cases = _IdCases(np.random.RandomState(number), SIZES[size], vocab_rows, context).all()
-        ending = "" if number == seed else f", seed {number}"
-        made += (replace(case, name=case.name + ending) for case in cases)
+    ids = _IdCases(np.random.RandomState(seed), SIZES[size], vocab_rows, context).all()
     texts, left_out = _text_cases(tokenizer, vocab_rows)
-    return Workload(size, seed, seeds, vocab_rows, context, (*made, *texts), left_out)
+    return Workload(size, seed, 1, vocab_rows, context, (*ids, *texts), left_out)
 
 
 def sample(vocab_rows: int) -> Workload:
@@ -293,12 +275,13 @@ def _text_cases(
     labels = _single_tokens(tokenizer, LABEL_TEXTS, vocab)
     if len(labels) < 2:
         return (), (f"text: fewer than two of {', '.join(LABEL_TEXTS)} are one token",)
+    ends: dict[str, Any] = {"item_first": True, "apply_softmax": True}
     cases = [
-        _text_case(tokenizer, labels, name, query, items, item_first, item_first)
-        for name, query, items, item_first in (
-            ("text", QUERY_TEXT, ITEM_TEXTS, False),
-            ("text, item_first", QUERY_TEXT, ITEM_TEXTS, True),
-            ("text, graded items", GRADED_QUERY, GRADED_ITEMS, False),
+        _with_prompts(tokenizer, labels, Case(name, query, items, [], **how))
+        for name, query, items, how in (
+            ("text", QUERY_TEXT, ITEM_TEXTS, dict[str, Any]()),
+            ("text, item_first", QUERY_TEXT, ITEM_TEXTS, ends),
+            ("text, graded items", GRADED_QUERY, GRADED_ITEMS, {}),
         )
     ]
     if max(max(ids) for case in cases for ids in case.prompt_ids()) >= vocab:
@@ -314,22 +297,15 @@ def _single_tokens(
     return [(text, ids[0]) for text, ids in encoded if len(ids) == 1 and ids[0] < vocab][:2]
 
 
-def _text_case(
-    tokenizer: "Tokenizer",
-    labels: list[tuple[str, int]],
-    name: str,
-    query: str,
-    items: list[str],
-    item_first: bool = False,
-    softmax: bool = False,
-    temperature: float = 1.0,
-) -> Case:
-    joined = [item + query if item_first else query + item for item in items]
-    prompts = [list(tokenizer.encode(text).ids) for text in joined]
-    label_ids = [[id for _, id in labels] for _ in items]
-    names = [text for text, _ in labels]
-    return Case(
-        name, query, items, label_ids, names, item_first, softmax, temperature, prompts=prompts
+def _with_prompts(tokenizer: "Tokenizer", labels: list[tuple[str, int]], case: Case) -> Case:
+    """Return a case of texts with the labels, and with whole prompts as the tokenizer has them."""
+    query, items = str(case.query), [str(item) for item in case.items]
+    joined = [item + query if case.item_first else query + item for item in items]
+    return replace(
+        case,
+        label_ids=[[id for _, id in labels] for _ in items],
+        labels=[text for text, _ in labels],
+        prompts=[list(tokenizer.encode(text).ids) for text in joined],
     )
 
 
@@ -350,27 +326,25 @@ def _sentence_cases(
             f"--workload text: fewer than two of {', '.join(map(repr, ANSWERS))} are one token of "
             f"this model; {other}"
         )
-    make = partial(_text_case, tokenizer, labels)
     texts = read_texts(SENTENCES, "sentences")
     every = [sentence for entry in texts for sentence in entry.items]
     first, second, page = texts[0].query, texts[1].query, " ".join(every[:PAGE])
-    cases = [
+    questions = [f"Question: {entry.query}{AFTER}" for entry in texts[:4]]
+    before = f"{ASKED}Question: {second}{AFTER}"
+    softmax = {"apply_softmax": True, "temperature": 2.5}
+    asked: list[tuple[str, str, list[str], dict[str, Any]]] = [
         *(
-            make(f"question {number}", BEFORE.format(entry.query), _before_answers(entry.items))
+            (f"question {number}", BEFORE.format(entry.query), _before_answers(entry.items), {})
             for number, entry in enumerate(texts, start=1)
         ),
-        make("long list", BEFORE.format(first), _before_answers(every[:LONG_LIST])),
-        make("page", f"{page}\n", [f"Question: {entry.query}{AFTER}" for entry in texts[:4]]),
-        make(
-            "item_first", f"{ASKED}Question: {second}{AFTER}", [f"{s}\n" for s in every[:12]], True
-        ),
-        make(
-            "softmax",
-            BEFORE.format(second),
-            _before_answers(texts[1].items),
-            softmax=True,
-            temperature=2.5,
-        ),
+        ("long list", BEFORE.format(first), _before_answers(every[:LONG_LIST]), {}),
+        ("page", f"{page}\n", questions, {}),
+        ("item_first", before, [f"{sentence}\n" for sentence in every[:12]], {"item_first": True}),
+        ("softmax", BEFORE.format(second), _before_answers(texts[1].items), softmax),
+    ]
+    cases = [
+        _with_prompts(tokenizer, labels, Case(name, query, items, [], **how))
+        for name, query, items, how in asked
     ]
     if max(max(ids) for case in cases for ids in case.prompt_ids()) >= vocab:
         raise ConfigError(

@@ -1,78 +1,73 @@
-"""Tables of results: a scenario's ways and servers, with rates, latencies, ratios and cost."""
+"""Tables of times: a scenario's ways and servers, with rates, latencies, ratios and cost."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
-from gpuscore.measure.bench.figures import PERCENTILES, Row, change_text
-from gpuscore.measure.bench.scenarios import SCENARIOS
-from gpuscore.measure.intervals import FEWEST, LEVEL, RESAMPLES, Interval
+from gpuscore.measure.figures import PERCENTILES, Row
+from gpuscore.measure.intervals import FEWEST, LEVEL, Interval, ratio
+from gpuscore.measure.pages import ResultTable
+from gpuscore.measure.plots import bars, lines
+from gpuscore.measure.scenarios import SCENARIOS
 
 DIVIDED = ("sequential", "single")
 UNIT = 500  # items, whose time is shown, as in the reports
+QUANTILES = (0, 5, 10, 25, 50, 75, 90, 95, 99, 99.9, 100)
+FEW = 20  # latencies; fewer make no curve
+ABOUT = (
+    f"(medians; in brackets {LEVEL:.0%} intervals by bootstrap over at least {FEWEST} repeats; "
+    '"none": a difference within the noise)'
+)
 
 
-@dataclass(frozen=True, slots=True)
-class ScenarioTable:
-    """A table of one scenario, as text."""
-
-    title: str
-    head: tuple[str, ...]
-    lines: list[tuple[str, ...]]
-    notes: list[str]
-
-    def markdown(self) -> str:
-        lines = [self.head, ("---",) * len(self.head), *self.lines]
-        cells = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-        return "\n\n".join([f"## {self.title}", cells, *self.notes])
-
-
-def tables(
-    rows: Sequence[Row], prices: Mapping[str, float], first: str | None
-) -> list[ScenarioTable]:
+def tables(rows: Sequence[Row], prices: Mapping[str, float]) -> list[ResultTable]:
     """Return a table for each scenario and shape, in the order of the rows.
+
+    With several servers, the others are relative to the first.
 
     Args:
         rows: of one or several bundles.
         prices: per hour, by the server's name.
-        first: the server that others are relative to; None leaves the column out.
     """
+    servers = list(dict.fromkeys(row.server for row in rows))
+    first = servers[0] if len(servers) > 1 else None
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.scenario, row.shape), []).append(row)
-    return [_table(*key, some, prices, first) for key, some in groups.items()]
+    made = [_table(key, some, prices, first) for key, some in groups.items()]
+    if made:
+        made[-1] = replace(made[-1], notes=[*made[-1].notes, ABOUT])
+    return made
 
 
 def _table(
-    scenario: str, shape: str, rows: list[Row], prices: Mapping[str, float], first: str | None
-) -> ScenarioTable:
+    key: tuple[str, str], rows: list[Row], prices: Mapping[str, float], first: str | None
+) -> ResultTable:
+    scenario, shape = key
     known = SCENARIOS.get(scenario)
     loads = known is not None and known.loads
     columns = _COLUMNS["loads" if loads else "items" if known is not None else "all"]
     if any(row.asked for row in rows):
         columns = (*columns, "late ms")
     head = ["way", "server", *columns]
-    based = any(row.base for row in rows)
-    head += [f"over {next(row.base for row in rows if row.base)}"] if based else []
+    base = next((row.base for row in rows if row.base), None)
+    head += [f"over {base}"] if base else []
     head += [f"against {first}"] if first is not None else []
     head += ["$ per million items", "items per $"] if prices else []
-    lines = []
+    lines_of = []
     for row in rows:
         cells = [row.way, row.server, *(_cell(column, row) for column in columns)]
-        cells += [change_text(row.improvement)] if based else []
+        cells += [change_text(row.improvement)] if base else []
         if first is not None:
-            first_rows = [r for r in rows if (r.server, r.way) == (first, row.way)]
-            cells.append(
-                change_text(against(row, first_rows[0]))
-                if first_rows and row.server != first
-                else "-"
-            )
+            others = [r for r in rows if (r.server, r.way) == (first, row.way)]
+            change = against(row, others[0]) if others and row.server != first else None
+            cells.append(change_text(change))
         cells += _cost(row, prices.get(row.server)) if prices else []
-        lines.append(tuple(cells))
+        lines_of.append(cells)
     source = f" ({known.source})" if known is not None else ""
-    return ScenarioTable(f"{scenario}: {shape}{source}", tuple(head), lines, list(_notes(rows)))
+    return ResultTable(f"{scenario}: {shape}{source}", head, lines_of, list(_notes(rows)), names=2)
 
 
 _ITEMS = ("items/s", "ms per item", f"s for {UNIT}")
@@ -136,23 +131,43 @@ def _notes(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def against(row: Row, first: Row) -> Interval | None:
-    """Return the ratio of two servers' median rates, with an interval of unpaired resamples."""
+    """Return the ratio of two servers' median rates; None without rates."""
     if not row.rates or not first.rates:
         return None
-    rates, first_rates = np.array(row.rates), np.array(first.rates)
-    value = float(np.median(rates) / np.median(first_rates))
-    if min(len(rates), len(first_rates)) < FEWEST:
-        return Interval(value)
-    rng = np.random.default_rng(0)
-    ratios = [
-        np.median(rng.choice(rates, len(rates)))
-        / np.median(rng.choice(first_rates, len(first_rates)))
-        for _ in range(RESAMPLES)
-    ]
-    return Interval.of(value, np.array(ratios))
+    return ratio(np.array(row.rates), np.array(first.rates))
 
 
-ABOUT = (
-    f"(medians; in brackets {LEVEL:.0%} intervals by bootstrap over at least {FEWEST} repeats; "
-    '"none": a difference within the noise)'
-)
+def change_text(change: Interval | None) -> str:
+    """Return a ratio as text; "none" with the interval if that has 1 in it."""
+    if change is None or math.isnan(change.value):
+        return "-"
+    if math.isnan(change.low):
+        return f"{change.value:.2f}x (under {FEWEST} repeats)"
+    if change.low <= 1 <= change.high:
+        return f"none ({change.low:.2f}x to {change.high:.2f}x)"
+    return f"{change.value:.2f}x ({change.low:.2f} to {change.high:.2f})"
+
+
+def plots(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield each scenario's rates, latencies by percentile, and throughput by load, as SVG."""
+    for scenario in dict.fromkeys(row.scenario for row in rows):
+        some = [row for row in rows if row.scenario == scenario and row.error is None]
+        if rates := [(row.server, row.way, row.rate) for row in some if row.rates]:
+            yield bars(f"{scenario}: items per second", rates)
+        curves = {
+            f"{row.server}, {row.way}": [(q, row.percentile(q)) for q in QUANTILES]
+            for row in some
+            if len(row.latencies) >= FEW
+        }
+        if curves:
+            yield lines(f"{scenario}: latency by percentile", ("percentile", "ms"), curves)
+        loads: dict[str, list[tuple[float, float]]] = {}
+        for row in some:
+            _, comma, number = row.way.partition(", ")
+            if comma and number.endswith(" in flight"):
+                load = float(number.removesuffix(" in flight").replace(",", ""))
+                name = f"{row.server}, {row.shape}"
+                loads.setdefault(name, []).append((load, row.requests_per_second))
+        if loads:
+            axes = ("in flight", "requests/s")
+            yield lines(f"{scenario}: throughput by load", axes, loads)

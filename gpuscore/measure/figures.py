@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 
-from gpuscore.measure.bench.load import LOST, Record
-from gpuscore.measure.intervals import FEWEST, Interval, Resamples
-from gpuscore.measure.sensors import Reading, limits, said
+from gpuscore.measure.intervals import Interval, median
+from gpuscore.measure.load import LOST, Record
 from gpuscore.types.batch import Float64Array
 
 REFUSED = 429
@@ -30,7 +29,6 @@ class Shot:
         refused: requests that got 429.
         late: 99th percentile of the time by which requests were sent late, in milliseconds.
         busy: share of a core that the client took.
-        gpu: what the sensors of this machine's GPU said meanwhile; empty if it was not asked.
     """
 
     seconds: float
@@ -40,10 +38,9 @@ class Shot:
     refused: int
     late: float
     busy: float
-    gpu: Reading = field(default_factory=dict)
 
     @classmethod
-    def of(cls, record: Record, items: Sequence[int], gpu: Reading | None = None) -> "Shot":
+    def of(cls, record: Record, items: Sequence[int]) -> "Shot":
         """Read a record of requests with these numbers of items."""
         good = record.status == 200
         late = (record.sent - record.due)[~np.isnan(record.sent)]
@@ -55,13 +52,18 @@ class Shot:
             int((record.status == REFUSED).sum()),
             float(np.percentile(late, 99)) * 1e3 if late.size else 0.0,
             record.client_seconds / max(record.seconds, 1e-9),
-            gpu or {},
         )
 
     @property
     def rate(self) -> float:
         """Items per second."""
         return self.items / self.seconds
+
+    @property
+    def by_the_client(self) -> bool:
+        """True if late sends, and not the server, made much of the latencies."""
+        usual = float(np.median(self.latencies)) if self.latencies.size else 0.0
+        return self.late > max(LATE_MS, LATE_SHARE * usual)
 
     def extrapolated(self, first: int, total: int) -> "Shot":
         """Extrapolate a measurement of some items of a query, sent one request after the other, to
@@ -104,7 +106,6 @@ class Row:
         asked: arrivals per second; None: requests were kept in flight.
         late: 99th percentile of the time by which arrivals were sent late, in milliseconds.
         published: in place of latencies the average of a report, perhaps with PERCENTILES.
-        gpu: of each measurement, what the sensors of the GPU said.
     """
 
     scenario: str
@@ -125,7 +126,6 @@ class Row:
     asked: float | None = None
     late: float = math.nan
     published: tuple[float, ...] = ()
-    gpu: tuple[Reading, ...] = ()
 
     @property
     def rate(self) -> Interval:
@@ -148,35 +148,31 @@ class Row:
     def as_json(self) -> dict[str, Any]:
         values = asdict(self)
         values["latencies"] = [round(latency, 3) for latency in self.latencies]
-        return {name: None if _is_nan(value) else value for name, value in values.items()}
+        made: dict[str, Any] = _without_nan(values)
+        return made
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Row":
-        """Read the output of `as_json`; raise TypeError for another object."""
-        change = values.get("improvement")
-        names = ("rates", "latencies", "notes", "published", "gpu")
-        lists = {name: tuple(values.get(name, ())) for name in names}
-        rate = values["requests_per_second"]
-        numbers = {name: _number(value) for name, value in (change or {}).items()}
-        more = {
-            "improvement": None if change is None else Interval(**numbers),
-            "requests_per_second": _number(rate),
-            "late": _number(values["late"]),
-        }
-        return cls(**values | lists | more)
+        """Read the output of `as_json`, perhaps of a release with other fields, which are left out;
+        raise KeyError or TypeError for another object."""
+        known = {item.name for item in fields(cls)}
+        made = {name: value for name, value in values.items() if name in known}
+        made |= {name: _number(values[name]) for name in ("requests_per_second", "late")}
+        for name in ("rates", "latencies", "notes", "published"):
+            made[name] = tuple(values.get(name, ()))
+        if (change := values.get("improvement")) is not None:
+            made["improvement"] = Interval(*(_number(change[n]) for n in ("value", "low", "high")))
+        return cls(**made)
 
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else float(value)
 
 
-def _is_nan(value: object) -> bool:
-    return isinstance(value, float) and math.isnan(value)
-
-
-def median(values: Float64Array) -> Interval:
-    """Return the median of repeats, with an interval if there are at least FEWEST."""
-    return Resamples(max(1, len(values))).quantile(values, np.arange(len(values)), 0.5)
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nan(inner) for name, inner in value.items()}
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 @dataclass(slots=True)
@@ -189,53 +185,31 @@ class WayFigures:
 
     def row(self, row: Row, base: "WayFigures | None", base_name: str | None) -> Row:
         """Return `row` with the figures, and with the improvement over `base`."""
-        values = asdict(row) | {"error": self.error, "improvement": None}
-        if self.error is not None or not self.shots:
-            return Row(**values)
         shots = self.shots
+        if self.error is not None or not shots:
+            return replace(row, error=self.error)
         if base is not None and base is not self and base.shots and base.error is None:
             both = list(zip(shots, base.shots, strict=False))
             ratios = np.array([shot.rate / other.rate for shot, other in both])
-            values |= {"improvement": median(ratios), "base": base_name}
-        values |= {
-            "rounds": len(shots),
-            "rates": tuple(shot.rate for shot in shots),
-            "requests_per_second": median(
+            row = replace(row, improvement=median(ratios), base=base_name)
+        return replace(
+            row,
+            rounds=len(shots),
+            rates=tuple(shot.rate for shot in shots),
+            requests_per_second=median(
                 np.array([shot.requests / shot.seconds for shot in shots])
             ).value,
-            "latencies": tuple(np.concatenate([shot.latencies for shot in shots]).tolist()),
-            "refused": sum(shot.refused for shot in shots),
-            "notes": (*row.notes, *self._notes(shots, row.asked)),
-            "late": math.nan if row.asked is None else max(shot.late for shot in shots),
-            "gpu": tuple(shot.gpu for shot in shots if shot.gpu),
-        }
-        return Row(**values)
+            latencies=tuple(np.concatenate([shot.latencies for shot in shots]).tolist()),
+            refused=sum(shot.refused for shot in shots),
+            notes=(*row.notes, *self._notes(row.asked)),
+            late=math.nan if row.asked is None else max(shot.late for shot in shots),
+        )
 
-    @staticmethod
-    def _notes(shots: Sequence[Shot], asked: float | None) -> list[str]:
+    def _notes(self, asked: float | None) -> list[str]:
         notes = []
-        late = max((shot.late for shot in shots if _by_the_client(shot)), default=None)
+        late = max((shot.late for shot in self.shots if shot.by_the_client), default=None)
         if asked is not None and late is not None:
             notes.append(f"sent up to {late:.0f} ms late (p99): the client was the limit")
-        if (busy := max(shot.busy for shot in shots)) > BUSY:
+        if (busy := max(shot.busy for shot in self.shots)) > BUSY:
             notes.append(f"the client took {busy:.0%} of a core and may be the limit")
-        if readings := [shot.gpu for shot in shots if shot.gpu]:
-            notes.append(said(readings, limits()))
         return notes
-
-
-def _by_the_client(shot: Shot) -> bool:
-    """Return whether late sends, and not the server, made much of the latencies."""
-    usual = float(np.median(shot.latencies)) if shot.latencies.size else 0.0
-    return shot.late > max(LATE_MS, LATE_SHARE * usual)
-
-
-def change_text(ratio: Interval | None) -> str:
-    """Return a ratio as text; "none" with the interval if that has 1 in it."""
-    if ratio is None or math.isnan(ratio.value):
-        return "-"
-    if math.isnan(ratio.low):
-        return f"{ratio.value:.2f}x (under {FEWEST} repeats)"
-    if ratio.low <= 1 <= ratio.high:
-        return f"none ({ratio.low:.2f}x to {ratio.high:.2f}x)"
-    return f"{ratio.value:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"

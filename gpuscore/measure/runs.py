@@ -10,12 +10,9 @@ import numpy as np
 from gpuscore.config import ModelConfig
 from gpuscore.config.options import options
 from gpuscore.errors import ConfigError
-from gpuscore.measure.parity.metrics import Errors, errors
-from gpuscore.measure.parity.results import CaseResult, Run
-from gpuscore.measure.parity.workload import Case, Workload
-from gpuscore.measure.progress import Counted, unwatched
+from gpuscore.measure.results import CaseResult, Errors, Run, errors
+from gpuscore.measure.workload import Case, Workload
 from gpuscore.offline.scorer import Scorer
-from gpuscore.types.batch import Float64Array
 from gpuscore.types.results import Scores
 
 _CHOICES = {item.name: item.choices for item in options(ModelConfig)}
@@ -84,11 +81,7 @@ class BackendSpec:
 
 
 def run_workload(
-    name: str,
-    config: ModelConfig,
-    workload: Workload,
-    precision: str = "full",
-    scored: Counted = unwatched,
+    name: str, config: ModelConfig, workload: Workload, precision: str = "full"
 ) -> Run:
     """Score every case once, in order; then measure the throughput and score items alone.
 
@@ -97,7 +90,6 @@ def run_workload(
         config: its backend; `dtype` is not "auto".
         workload: the requests.
         precision: of the backend's linear layers.
-        scored: called after each case.
 
     Raises:
         ConfigError: the model cannot be served.
@@ -106,10 +98,7 @@ def run_workload(
     timed = min(workload.cases, key=lambda case: (case.name not in TIMED, -len(case.items)))
     with Scorer(config) as scorer:
         scorer.warmup()  # as a server does, so that the same code, such as CUDA graphs, runs
-        results = {}
-        for case in workload.cases:
-            results[case.name] = score_case(scorer, case)
-            scored(len(case.items))
+        results = {case.name: score_case(scorer, case) for case in workload.cases}
         rate = _items_per_second(scorer, timed)
         alone = _alone(scorer, timed, results[timed.name])
     return Run(name, config.dtype, results, rate, alone, config.deterministic, precision)
@@ -129,36 +118,9 @@ def score_case(scorer: Scorer, case: Case) -> CaseResult:
     )
     if scores.logprobs is None:
         return CaseResult(np.log(scores.scores), None)
-    _same_in_both_forms(case, scores)
-    return CaseResult(scores.logprobs, scores.label_mass)
-
-
-def case_result(case: Case, label_logits: list[Float64Array], lse: Float64Array) -> CaseResult:
-    """Compute the scores of the oracle, independently of gpuscore's own code for them.
-
-    Args:
-        case: the request.
-        label_logits: of each item, [its labels].
-        lse: [N] log-sum-exp over the vocabulary.
-    """
-    values = np.full((len(label_logits), max(map(len, label_logits))), np.nan)
-    mass = np.zeros(len(label_logits))
-    for row, logits in enumerate(label_logits):
-        if case.apply_softmax:
-            scaled = logits / case.temperature
-            values[row, : len(logits)] = scaled - np.logaddexp.reduce(scaled)
-            continue
-        values[row, : len(logits)] = logits - lse[row]
-        _, first = np.unique(case.label_ids[row], return_index=True)
-        mass[row] = np.exp(values[row, first]).sum()
-    return CaseResult(values, None if case.apply_softmax else mass)
-
-
-def _same_in_both_forms(case: Case, scores: Scores) -> None:
-    """Raise ValueError unless the scores are the exponentials of the log-probabilities."""
-    assert scores.logprobs is not None  # noqa: S101  (asked for)
     if not np.allclose(scores.scores, np.exp(scores.logprobs), rtol=1e-6, equal_nan=True):
         raise ValueError(f"{case.name}: scores and log-probabilities contradict each other")
+    return CaseResult(scores.logprobs, scores.label_mass)
 
 
 def _items_per_second(scorer: Scorer, case: Case) -> float:

@@ -12,11 +12,10 @@ import torch
 
 from gpuscore.backends.torch.devices import choose_device
 from gpuscore.errors import ConfigError
-from gpuscore.measure.parity.results import CaseResult, Run
-from gpuscore.measure.parity.runs import case_result
-from gpuscore.measure.parity.workload import Case, Ids, Workload
-from gpuscore.measure.progress import Counted, unwatched
+from gpuscore.measure.results import CaseResult, Run
+from gpuscore.measure.workload import Case, Ids, Workload
 from gpuscore.system.extras import install
+from gpuscore.types.batch import Float64Array
 
 # Attention scores of all prompts of a batch, per head; 64 MiB in float32.
 ATTENTION_SCORES = 2**24
@@ -33,23 +32,13 @@ def oracle_device(name: str) -> str:
 
 
 def run_oracle(
-    directory: Path,
-    workload: Workload,
-    dtype: str,
-    device: str,
-    threads: int | None = None,
-    scored: Counted = unwatched,
+    directory: Path, workload: Workload, dtype: str, device: str, threads: int | None = None
 ) -> Run:
-    """Score every case with --threads, then free the memory for the backends.
-
-    `scored` is called after each case.
-    """
+    """Score every case with --threads, then free the memory for the backends."""
     if threads is not None:
         torch.set_num_threads(threads)
-    oracle, results = Oracle(directory, dtype, device), {}
-    for case in workload.cases:
-        results[case.name] = oracle.score(case)
-        scored(len(case.items))
+    oracle = Oracle(directory, dtype, device)
+    results = {case.name: oracle.score(case) for case in workload.cases}
     del oracle
     free_memory()
     return Run(f"transformers:{dtype}", dtype, results)
@@ -84,7 +73,28 @@ class Oracle:
             for row, values in zip(rows, out[:, -1].double().cpu(), strict=True):
                 logits[row] = values[case.label_ids[row]].numpy()
                 lse[row] = torch.logsumexp(values, dim=0).item()
-        return case_result(case, logits, lse)
+        return _case_result(case, logits, lse)
+
+
+def _case_result(case: Case, label_logits: list[Float64Array], lse: Float64Array) -> CaseResult:
+    """Compute scores, independently of gpuscore's own code for them.
+
+    Args:
+        case: the request.
+        label_logits: of each item, [its labels].
+        lse: [N] log-sum-exp over the vocabulary.
+    """
+    values = np.full((len(label_logits), max(map(len, label_logits))), np.nan)
+    mass = np.zeros(len(label_logits))
+    for row, logits in enumerate(label_logits):
+        if case.apply_softmax:
+            scaled = logits / case.temperature
+            values[row, : len(logits)] = scaled - np.logaddexp.reduce(scaled)
+            continue
+        values[row, : len(logits)] = logits - lse[row]
+        _, first = np.unique(case.label_ids[row], return_index=True)
+        mass[row] = np.exp(values[row, first]).sum()
+    return CaseResult(values, None if case.apply_softmax else mass)
 
 
 def _load(directory: Path, dtype: str, device: str) -> Any:
