@@ -38,8 +38,8 @@ server.observe.spans: gpuscore dialects server opentelemetry
 server.observe.tracing: gpuscore config server system.extras opentelemetry
 processes.announcement: backends.common dialects processes.worker prompts text
 processes.worker: backends.base config engine system
-processes.replicas: backends.common.memory backends.common.plan config engine system
-  processes.worker
+processes.replicas: backends.common.estimate backends.common.memory backends.common.plan config
+  engine system processes.worker
 ray: gpuscore config. dialects engine models.hub processes system server ray starlette
 ray.columns: offline.scorer
 measure: backends config config.flags config.options config.sources models measure offline.scorer
@@ -139,7 +139,10 @@ def test_imports_go_one_way():
         ("gpuscore.processes.worker.__main__", "from gpuscore.backends import prepare"),
         ("gpuscore.processes.worker.child", "from gpuscore.server.service import ScoringService"),
         ("gpuscore.server.run", "from gpuscore.processes.replicas.router import Router"),
-        ("gpuscore.processes.worker.link", "from gpuscore.processes.replicas.router import Router"),
+        (
+            "gpuscore.processes.worker.client",
+            "from gpuscore.processes.replicas.router import Router",
+        ),
         ("gpuscore.types.batch", "from gpuscore.errors import InvalidRequest"),
         ("gpuscore_kernels.label_head", "from gpuscore.types.batch import PackedBatch"),
         ("gpuscore.backends.torch.backend", "from gpuscore.engine.jobs import draft_batch"),

@@ -1,13 +1,11 @@
 """The engines of the cluster, as the HTTP layer sees them: one engine behind a handle of Ray's.
 
-A request goes to the replica that its query's beginning chooses; a long item list is divided among
-that one and those that follow it. If that replica is lost, or its
+A request goes to the replica that its query's beginning chooses. If that replica is lost, or its
 engine starts again, the request runs again on the next one, since scoring has no effects.
 """
 
 import asyncio
 import logging
-import os
 from concurrent.futures import Future
 from contextvars import Context
 from dataclasses import dataclass, replace
@@ -23,15 +21,13 @@ from gpuscore.config import EngineConfig
 from gpuscore.engine.admission import Backlog
 from gpuscore.engine.ticket import resolve
 from gpuscore.errors import GpuscoreError, InternalError, Overloaded, Unavailable
-from gpuscore.processes.replicas.flight import Flight, Part, split
 from gpuscore.processes.replicas.replicas import MAX_LOSSES
-from gpuscore.processes.replicas.router import BUSY_SHARE, home_digest
+from gpuscore.processes.replicas.router import home_digest
 from gpuscore.processes.worker.wire import Failure, ProtocolError, check_result, encode
 from gpuscore.ray.messages import Ask, Facts, HostReply, OtherModel, ask, decode, fingerprint
 from gpuscore.ray.router import MOST_PARTS
 from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import ScoreRequest, ScoreResult
-from gpuscore.types.results import renumbered
 from gpuscore.types.stats import ReplicaState
 
 logger = logging.getLogger(__name__)
@@ -124,43 +120,14 @@ class ClusterEngine:
 
     async def _run(self, request: ScoreRequest, future: "Future[ScoreResult]") -> None:
         digest = home_digest(request, self.limits.page_size) if self._prefix_cache else None
-        flight, sizes = Flight(request), self._shares(request)
-        if len(sizes) > 1 and digest is None:
-            digest = os.urandom(8)  # parts need an order of the replicas
         handle = self._handle if digest is None else self._handle.options(session_id=digest.hex())
-        if len(sizes) == 1:
-            resolve(future, await self._rerun(handle, request, 0))
-            return
-        parts, first = list[Part](), 0
-        for turn, some in enumerate(split(flight.divided, sizes)):
-            parts.append(Part(flight, some, turn, 0, first))
-            first += len(some.item_ids)
-        calls = (self._rerun(handle, part.request, part.replica) for part in parts)
-        outcomes = await asyncio.gather(*calls)
-        for part, outcome in zip(parts, outcomes, strict=True):
-            if isinstance(outcome, GpuscoreError):
-                resolve(future, renumbered(outcome, part.places))
-                return
-        results = [outcome for outcome in outcomes if isinstance(outcome, ScoreResult)]
-        resolve(future, flight.whole(results))
+        resolve(future, await self._rerun(handle, request))
 
-    def _shares(self, request: ScoreRequest) -> list[int]:
-        """Return equal numbers of items' tokens for the replicas that shall share a request, each
-        at least as long as `Router` makes parts."""
-        states = self._running_states()
-        work, query = request.num_tokens - len(request.query_ids), len(request.query_ids)
-        idle = all(state.stats.tokens_left < self.limits.max_tokens for state in states)
-        least = max(self.limits.max_tokens, query if idle else BUSY_SHARE * query)
-        count = max(1, min(len(states), MOST_PARTS, work // least, len(request.item_ids)))
-        return [work // count] * count
-
-    async def _rerun(
-        self, handle: Handle, request: ScoreRequest, first: int
-    ) -> ScoreResult | GpuscoreError:
-        """Return an outcome, from the replica with this number in the router's order or the next
-        ones. Replicas with another model do not count as lost."""
+    async def _rerun(self, handle: Handle, request: ScoreRequest) -> ScoreResult | GpuscoreError:
+        """Return the outcome of the first replica in the router's order, or of the next ones.
+        Replicas with another model do not count as lost."""
         losses = 0
-        for attempt in range(first, first + MOST_PARTS):
+        for attempt in range(MOST_PARTS):
             outcome = await self._tried(handle, request, attempt)
             losses += outcome is not _CHANGED
             if not isinstance(outcome, Unavailable) or losses == MAX_LOSSES:

@@ -82,7 +82,7 @@ class IngressHost:
     def __serve_build_asgi_app__(self) -> ASGIApp:  # Ray's name
         settings = self._settings
         app = create_app(self._service, settings.server, self._keys, self._operations)
-        return Intake(app, settings.server, settings.engine.max_queued_requests, self._keys)
+        return Intake(app)
 
     def check_health(self) -> None:
         """Take part in Ray's health checks: they see whether the event loop answers."""

@@ -82,7 +82,7 @@ def test_the_command_killed_twice_loses_and_doubles_nothing(tmp_path, capsys, sa
     is asked for them."""
     rows = make_rows(400, queries=4)
     source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet"
-    flags = [*same, "--engine-timeout"]
+    flags = [*same, "--load-timeout"]
     job, work = command(source, output, *flags, "60"), tmp_path / "out.parquet.work"
     for parts in (1, 4):
         assert ended_by(signal.SIGKILL, job, work, parts)[0] != 0, "it was not killed in time"

@@ -27,18 +27,16 @@ from gpuscore.dialects.dialect import (
     text_bytes,
 )
 from gpuscore.dialects.served import LoadedModel
-from gpuscore.dialects.table import error_answer
 from gpuscore.errors import (
     BodyTooLarge,
-    GpuscoreError,
     InvalidRequest,
     NonfiniteScore,
     Unavailable,
     UnsupportedMediaType,
 )
-from gpuscore.server.http.exchange import MORE
+from gpuscore.server.http.gate import COUNT
 from gpuscore.server.service import ScoringService
-from gpuscore.types.record import RESPOND, TOKENIZE, RequestRecord, record_of
+from gpuscore.types.record import RESPOND, TOKENIZE, RequestRecord
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.results import renumbered, scored_places
 
@@ -109,18 +107,16 @@ def check_content_type(request: Request) -> None:
 async def read_body(request: Request, config: ServerConfig) -> bytes:
     """Return the whole body, unpacked.
 
-    The connection enforces the timeout, and drops the rest of a body that was answered early.
+    The gate enforces the timeout and counts the bytes; the connection drops the rest of a body that
+    was answered early.
 
     Raises:
-        BodyTooLarge: more than `max_body_bytes`, announced, sent or unpacked.
+        BodyTooLarge: more than `max_body_bytes`, sent or unpacked.
         InvalidRequest: the body is not in its content encoding.
         Overloaded: the bodies in flight exceed `max_queued_bytes`.
         ClientDisconnect: the client left.
     """
     limit = config.max_body_bytes
-    announced = request.headers.get("content-length")
-    if announced is not None and int(announced) > limit:  # the HTTP parser checked the digits
-        raise BodyTooLarge(f"the body is over {limit} bytes")
     reader = unpacker(request.headers.getlist("content-encoding"))
     parts, size, received = [], 0, 0
     async for part in request.stream():
@@ -134,7 +130,7 @@ async def read_body(request: Request, config: ServerConfig) -> bytes:
             size += len(piece)
             if size > limit:
                 raise BodyTooLarge(f"the unpacked body is over {limit} bytes")
-            count(request.scope, len(piece))
+            request.scope["state"][COUNT](len(piece))
             parts.append(piece)
             if len(piece) == PIECE:
                 await asyncio.sleep(0)
@@ -143,29 +139,8 @@ async def read_body(request: Request, config: ServerConfig) -> bytes:
     return b"".join(parts)
 
 
-def count(scope: Scope, size: int) -> None:
-    """Count bytes that did not arrive on the connection; raise Overloaded for too many."""
-    refusal = scope["state"].get(MORE, lambda _: None)(size)
-    if refusal is not None:
-        raise refusal
-
-
 def json_response(content: object) -> Response:
     return Response(msgspec.json.encode(content), media_type=JSON)
-
-
-class _ErrorResponse(Response):
-    """An ASGI response that answers with an error."""
-
-    def __init__(self, error: GpuscoreError, headers: dict[str, str]) -> None:
-        super().__init__(None, error.status, headers)
-        self._error = error
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        fields, self.body = error_answer(self._error, record_of(scope))
-        more = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
-        self.raw_headers = fields + more
-        await super().__call__(scope, receive, send)
 
 
 class LongResponse(Response):
@@ -204,12 +179,6 @@ class LongResponse(Response):
             pass  # given up; what was sent shows that it is not complete
         finally:
             self._service.memory.used(size)
-
-
-def error_response(error: GpuscoreError, headers: dict[str, str] | None = None) -> Response:
-    # After these errors the rest of the request is not read.
-    close = {"Connection": "close"} if error.status in (408, 413, 431) else {}
-    return _ErrorResponse(error, close | (headers or {}))
 
 
 SMALL_ANSWER = 2**16  # bytes; up to here an answer is encoded on the event loop
