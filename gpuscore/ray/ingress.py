@@ -57,7 +57,7 @@ class IngressHost:
         engine = ClusterEngine(engines, settings.engine, facts.limits)
         engine.heard(facts.state)
         prompts = files.prompts.prompts(facts.limits, settings.limits)
-        served = ServedModel(chosen.name, chosen.others, chosen.is_default, chosen.aliases)
+        served = ServedModel(chosen.name, chosen.others)
         served.loaded = LoadedModel(
             engine,
             prompts,
@@ -68,7 +68,7 @@ class IngressHost:
         self._settings = settings
         self._service = ScoringService([served], server.max_queue_seconds)
         self._log, style = LogWriter(), chosen_format(server.log_format)
-        self._tracer = read_tracer(server, os.environ)
+        self._tracer = read_tracer(os.environ)
         self._operations = Operations(
             self._service,
             self._log,
