@@ -1,190 +1,133 @@
-"""The engines of the cluster, as the HTTP layer sees them: one engine behind a handle of Ray's.
+"""The engines of the cluster, as the HTTP layer sees them: the server's own `Replicas`, whose
+engines are replicas of Ray's, each behind the same handle.
 
-A request goes to the replica that its query's beginning chooses; a long item list is divided among
-that one and those that follow it. If that replica is lost, or its
-engine starts again, the request runs again on the next one, since scoring has no effects.
+So a request goes where its query's beginning is cached, a long item list is divided, and a request
+whose replica is lost, or whose engine starts again, runs once more elsewhere.
 """
 
 import asyncio
 import logging
-import os
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextvars import Context
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from hashlib import blake2b
 from time import monotonic
 from typing import Any, TypeAlias
 
+from msgspec import structs
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from gpuscore.config import EngineConfig
-from gpuscore.engine.admission import Backlog
 from gpuscore.engine.ticket import resolve
-from gpuscore.errors import GpuscoreError, InternalError, Overloaded, Unavailable
-from gpuscore.processes.replicas.flight import Flight, Part, split
-from gpuscore.processes.replicas.replicas import MAX_LOSSES
-from gpuscore.processes.replicas.router import BUSY_SHARE, home_digest
-from gpuscore.processes.worker.frames import ProtocolError, encode
-from gpuscore.processes.worker.messages import Failure, to_error, to_result
-from gpuscore.ray.messages import Ask, Facts, HostReply, OtherModel, ask, decode, fingerprint
-from gpuscore.ray.router import MOST_PARTS
+from gpuscore.errors import (
+    DeadlineExceeded,
+    GpuscoreError,
+    InternalError,
+    Overloaded,
+    Unavailable,
+)
+from gpuscore.processes.replicas.replicas import Replicas
+from gpuscore.processes.worker.link import Report
+from gpuscore.processes.worker.wire import (
+    Failure,
+    ProtocolError,
+    Result,
+    Score,
+    check_result,
+    decoder,
+    encode,
+)
+from gpuscore.ray.host import Facts, fingerprint
 from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import ScoreRequest, ScoreResult
-from gpuscore.types.results import renumbered
-from gpuscore.types.stats import ReplicaState
+from gpuscore.types.stats import NO_STATS, EngineStats, ReplicaState
 
 logger = logging.getLogger(__name__)
 
+PLACES = 64  # replicas that one HTTP process sends to, at most
 POLL = 1.0  # seconds between two questions for the replicas' states
-POLLS = 64  # questions without an answer, at most
-QUIET = 10  # polls that no replica answers, after which there is none
+PATIENCE = 5.0  # seconds in which a replica must tell its state
 FORGET = 15.0  # seconds after which a replica that was not heard of is gone
 RETRY = 5  # seconds after which a replica may be there again
-_CHANGED = Unavailable("the engines change to another model", retry_after=1)
 Handle: TypeAlias = "DeploymentHandle[Any]"
 
 
-@dataclass(slots=True)
-class Known:
-    """A replica that was heard of, and how many requests it lost that ran again elsewhere."""
+class Remote:
+    """A place for a replica of Ray's, in the place of an `EngineClient`.
 
-    state: ReplicaState
-    heard: float
-    rerun: int = 0
-
-
-class ClusterEngine:
-    """The engine deployment, in the place of `Replicas`; all of it runs on one event loop.
-
-    Args:
-        handle: of the engine deployment.
-        config: the limits on this process's requests in flight.
-        limits: of the replicas' engines.
+    Attributes:
+        name: the replica's, under which Ray's logs have it; empty while the place is free.
+        alive: True while its engine runs.
     """
 
-    def __init__(self, handle: Handle, config: EngineConfig, limits: BackendLimits) -> None:
-        self.limits = limits
+    retry_after = RETRY
+
+    def __init__(self, handle: Handle, limits: BackendLimits) -> None:
+        self.name, self.device, self.alive = "", "", False
+        self.started: Future[BackendLimits] = Future()
+        self.started.set_result(limits)
+        self.reported = Report(0, 0)
         self._handle, self._model = handle, fingerprint(limits)
-        self._prefix_cache = config.prefix_cache
-        self._loop = asyncio.get_running_loop()
-        self._known: dict[str, Known] = {}
-        self._quiet = 0  # polls since a replica was heard of
-        self._running: dict[asyncio.Task[None], Future[ScoreResult]] = {}
-        self._polls: set[asyncio.Task[None]] = set()
-        self._backlog = Backlog(config, self._rate)
-        self._watching = self._loop.create_task(self._watch(), context=Context())
+        self._decode = decoder(Result | Failure)
+        self._stats, self._heard = NO_STATS, 0.0
+
+    def stats(self) -> EngineStats:
+        return self._stats
 
     @property
-    def alive(self) -> bool:
-        """True while a replica answers, and its engine runs."""
-        return self._quiet < QUIET and bool(self._running_states())
+    def rate(self) -> float:
+        return self._stats.capacity
 
-    @property
-    def backlog(self) -> Backlog:
-        return self._backlog
-
-    def states(self) -> list[ReplicaState]:
-        """Return the replicas by their last reports."""
-        return [replace(replica.state, rerun=replica.rerun) for replica in self._known.values()]
-
-    def score_all(
-        self, requests: list[ScoreRequest]
-    ) -> "list[Future[ScoreResult] | GpuscoreError]":
-        """Send requests; return the future of each, or the error that refused it."""
-        outcomes: list[Future[ScoreResult] | GpuscoreError] = []
-        for request in requests:
-            try:
-                if not self.alive:
-                    raise _no_engine()
-                self._backlog.admit(request)
-            except GpuscoreError as error:
-                outcomes.append(error)
-                continue
-            future: Future[ScoreResult] = Future()
-            # In a context without Ray's request: calls of one context share an id, and the router
-            # fulfils only one call of each id.
-            task = self._loop.create_task(self._run(request, future), context=Context())
-            self._running[task] = future
-            task.add_done_callback(partial(self._ended, request))
-            future.add_done_callback(partial(self._left, task))
-            outcomes.append(future)
-        return outcomes
-
-    def heard(self, state: ReplicaState) -> None:
+    def hear(self, state: ReplicaState) -> None:
         """Note a replica's account of itself."""
-        self._quiet = 0
-        known = self._known.setdefault(state.replica, Known(state, 0.0))
-        known.state, known.heard = state, monotonic()
+        self.name, self.device, self.alive = state.replica, state.device, state.alive
+        self._stats, self._heard = state.stats, monotonic()
+        self.reported = Report(self.reported.number + 1, state.stats.tokens_left)
 
-    def close(self) -> None:
-        """Fail unanswered requests and stop watching; the replicas are Ray's."""
-        self._watching.cancel()
-        self._fail_all()
+    def forget(self) -> None:
+        """Free the place of a replica that was not heard of for long."""
+        if monotonic() - self._heard > FORGET:
+            self.name, self.alive, self._stats = "", False, NO_STATS
 
-    async def _run(self, request: ScoreRequest, future: "Future[ScoreResult]") -> None:
-        digest = home_digest(request, self.limits.page_size) if self._prefix_cache else None
-        flight, sizes = Flight(request), self._shares(request)
-        if len(sizes) > 1 and digest is None:
-            digest = os.urandom(8)  # parts need an order of the replicas
-        handle = self._handle if digest is None else self._handle.options(session_id=digest.hex())
-        if len(sizes) == 1:
-            resolve(future, await self._rerun(handle, request, 0))
-            return
-        parts, first = list[Part](), 0
-        for turn, some in enumerate(split(flight.divided, sizes)):
-            parts.append(Part(flight, some, turn, 0, first))
-            first += len(some.item_ids)
-        calls = (self._rerun(handle, part.request, part.replica) for part in parts)
-        outcomes = await asyncio.gather(*calls)
-        for part, outcome in zip(parts, outcomes, strict=True):
-            if isinstance(outcome, GpuscoreError):
-                resolve(future, renumbered(outcome, part.places))
-                return
-        results = [outcome for outcome in outcomes if isinstance(outcome, ScoreResult)]
-        resolve(future, flight.whole(results))
+    def score_all(self, requests: Sequence[ScoreRequest]) -> "list[Future[ScoreResult]]":
+        """Send requests; called on the event loop. Cancelling a future cancels its call."""
+        loop, futures = asyncio.get_running_loop(), list[Future[ScoreResult]]()
+        for request in requests:
+            future: Future[ScoreResult] = Future()
+            # In a context without Ray's request: calls of one context share an id, and Ray's router
+            # fulfils only one call of each id.
+            task = loop.create_task(self._send(request, future), context=Context())
+            future.add_done_callback(lambda _, task=task: task.cancel())
+            futures.append(future)
+        return futures
 
-    def _shares(self, request: ScoreRequest) -> list[int]:
-        """Return equal numbers of items' tokens for the replicas that shall share a request, each
-        at least as long as `Router` makes parts."""
-        states = self._running_states()
-        work, query = request.num_tokens - len(request.query_ids), len(request.query_ids)
-        idle = all(state.stats.tokens_left < self.limits.max_tokens for state in states)
-        least = max(self.limits.max_tokens, query if idle else BUSY_SHARE * query)
-        count = max(1, min(len(states), MOST_PARTS, work // least, len(request.item_ids)))
-        return [work // count] * count
-
-    async def _rerun(
-        self, handle: Handle, request: ScoreRequest, first: int
-    ) -> ScoreResult | GpuscoreError:
-        """Return an outcome, from the replica with this number in the router's order or the next
-        ones. Replicas with another model do not count as lost."""
-        losses = 0
-        for attempt in range(first, first + MOST_PARTS):
-            outcome = await self._tried(handle, request, attempt)
-            losses += outcome is not _CHANGED
-            if not isinstance(outcome, Unavailable) or losses == MAX_LOSSES:
-                break
-        return outcome
-
-    async def _tried(
-        self, handle: Handle, request: ScoreRequest, attempt: int
-    ) -> ScoreResult | GpuscoreError:
-        """Return a replica's outcome; Unavailable if the request may run again elsewhere."""
-        message: Ask = ask(request, self._model)
-        response = handle.score.remote(encode(message), attempt=attempt)
+    async def _send(self, request: ScoreRequest, future: "Future[ScoreResult]") -> None:
         try:
-            reply = decode(await response, HostReply)
-            self.heard(reply.state)
-            if isinstance(reply.outcome, OtherModel):
-                return _CHANGED
-            if not isinstance(reply.outcome, Failure):
-                return to_result(reply.outcome, request)
-            error = to_error(reply.outcome)
-            if isinstance(error, Unavailable):
-                self._known[reply.state.replica].rerun += 1
-            return error
+            async with asyncio.timeout((request.deadline or 0.0) - monotonic()):
+                outcome = await self._outcome(request)
+        except TimeoutError:
+            outcome = DeadlineExceeded("no engine has answered in time")
+        except Exception:  # a bug; it must reach the waiting caller
+            logger.exception("the client of the engines has a bug")
+            outcome = InternalError("the engine's client has a bug")
+        if isinstance(outcome, Unavailable):
+            self.alive = False  # until it is heard again
+        resolve(future, outcome)
+
+    async def _outcome(self, request: ScoreRequest) -> ScoreResult | GpuscoreError:
+        # Clocks of machines differ: the message has the time that is left in the deadline's place.
+        left = (request.deadline or 0.0) - monotonic()
+        frame = encode(Score(0, structs.replace(request, deadline=left)))
+        response = self._handle.score.remote(frame, model=self._model, replica=self.name)
+        try:
+            answer = self._decode(await response)
+            if isinstance(answer, Failure):
+                return answer.error()
+            return check_result(answer.result, request)
         except asyncio.CancelledError:
             response.cancel()
             raise
@@ -197,56 +140,65 @@ class ClusterEngine:
             logger.warning("a replica was lost with a request: %s", type(error).__name__)
             return Unavailable("the engine stopped", retry_after=RETRY)
 
-    def _ended(self, request: ScoreRequest, task: "asyncio.Task[None]") -> None:
-        future = self._running.pop(task)
-        self._backlog.leave(request)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("the client of the engines has a bug", exc_info=error)
-        resolve(future, InternalError("the engine's client has a bug"))  # unless it has an outcome
 
-    def _left(self, task: "asyncio.Task[None]", future: "Future[ScoreResult]") -> None:
-        """Cancel the call of a future that was cancelled or failed, whichever thread did that."""
-        if not task.done():
-            self._loop.call_soon_threadsafe(task.cancel)
+class ClusterEngine(Replicas):
+    """The engine deployment; all of it runs on one event loop.
+
+    Args:
+        handle: of the engine deployment.
+        config: the limits on this process's requests in flight.
+        facts: of one of the replicas; those of another model are not used.
+    """
+
+    def __init__(self, handle: Handle, config: EngineConfig, facts: Facts) -> None:
+        self._places = [Remote(handle, facts.limits) for _ in range(PLACES)]
+        super().__init__(self._places, [""] * PLACES, config)
+        self._handle, self._model = handle, fingerprint(facts.limits)
+        self._decode = decoder(Facts)
+        self._hear(facts)
+        self._watching = asyncio.get_running_loop().create_task(self._watch(), context=Context())
+
+    def states(self) -> list[ReplicaState]:
+        """Return the replicas by their last reports."""
+        everything = zip(self._places, super().states(), strict=True)
+        return [
+            replace(state, replica=place.name, device=place.device)
+            for place, state in everything
+            if place.name
+        ]
+
+    def close(self) -> None:
+        """Stop watching; the replicas are Ray's."""
+        self._closing = True
+        self._watching.cancel()
+
+    def _hear(self, facts: Facts) -> None:
+        """Note a replica's state at its place, which in every HTTP process follows from its name,
+        so that all of them send a query to the same replica."""
+        name = facts.state.replica
+        if fingerprint(facts.limits) != self._model:
+            return
+        first = int.from_bytes(blake2b(name.encode(), digest_size=2).digest()) % PLACES
+        places = [*self._places[first:], *self._places[:first]]
+        own = [place for place in places if place.name == name]
+        own += [place for place in places if not place.name]
+        if own:
+            own[0].hear(facts.state)
 
     async def _watch(self) -> None:
-        """Ask for states; fail the requests in flight once no replica answers any more."""
         while True:
-            for _ in range(min(max(2, len(self._known)), POLLS - len(self._polls))):
-                poll = self._loop.create_task(self._poll(), context=Context())
-                self._polls.add(poll)
-                poll.add_done_callback(self._polls.discard)
+            for place in self._places:
+                place.forget()
+            count = max(2, sum(bool(place.name) for place in self._places))
+            await asyncio.gather(*(self._poll() for _ in range(count)))
             await asyncio.sleep(POLL)
-            self._quiet += 1
-            if self._quiet >= QUIET:
-                self._fail_all()
-            self._known = {
-                name: replica
-                for name, replica in self._known.items()
-                if monotonic() - replica.heard < FORGET
-            }
 
     async def _poll(self) -> None:
-        """Ask one of the replicas, in turn."""
+        """Ask any replica for its state."""
         response = self._handle.facts.remote()
         try:
-            answer = await asyncio.wait_for(response, QUIET * POLL)
-            self.heard(decode(answer, Facts).state)
+            self._hear(self._decode(await asyncio.wait_for(response, PATIENCE)))
         except TimeoutError:
             response.cancel()
         except (RayError, RayServeException, ProtocolError) as error:
             logger.debug("a replica did not tell its state: %s", type(error).__name__)
-
-    def _running_states(self) -> list[ReplicaState]:
-        return [replica.state for replica in self._known.values() if replica.state.alive]
-
-    def _rate(self) -> float:
-        return sum(state.stats.capacity for state in self._running_states())
-
-    def _fail_all(self) -> None:
-        for future in list(self._running.values()):
-            resolve(future, _no_engine())
-
-
-def _no_engine() -> Unavailable:
-    return Unavailable("no engine is running", retry_after=RETRY)
