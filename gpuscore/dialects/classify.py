@@ -36,7 +36,6 @@ from gpuscore.dialects.wire import (
 from gpuscore.errors import InvalidRequest
 from gpuscore.prompts.classes import build_classes
 from gpuscore.prompts.rerank_input import RerankInput
-from gpuscore.text.boundaries import Turns
 from gpuscore.types.labels import label_mass
 
 
@@ -95,7 +94,7 @@ def _check(body: ClassifyBody) -> None:
     check_not_negative(body, "max_tokens_per_doc")
 
 
-def prepare_classify(model: LoadedModel, body: ClassifyBody, turns: Turns) -> PreparedBody:
+def prepare_classify(model: LoadedModel, body: ClassifyBody) -> PreparedBody:
     """Build the engine's request.
 
     Raises:
@@ -110,7 +109,7 @@ def prepare_classify(model: LoadedModel, body: ClassifyBody, turns: Turns) -> Pr
         need_lse=bool(body.return_label_mass),
         name="input",
     )
-    request, classes = build_classes(model.prompts, rerank_input, body.labels, turns)
+    request, classes = build_classes(model.prompts, rerank_input, body.labels)
     return PreparedBody.of(request, body.cache_salt, classes)
 
 

@@ -6,8 +6,9 @@ nothing; other values are refused, and the error names the field.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Annotated, Any
+
+from msgspec.structs import replace
 
 from gpuscore.dialects.answers import CompletionAnswer
 from gpuscore.dialects.completion_answer import (
@@ -24,7 +25,6 @@ from gpuscore.dialects.paths import COMPLETIONS_PATH
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import SCORES_ONLY, ScoringBody, about, strict_decoder
 from gpuscore.errors import InvalidRequest, MixedInputTypes, TooManyTokens
-from gpuscore.text.boundaries import Turns
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import alike, positions_cut
 from gpuscore.types.batch import Int32Array
@@ -122,7 +122,7 @@ def _check_tokens(body: CompletionBody) -> None:
         )
 
 
-def prepare_completion(model: LoadedModel, body: CompletionBody, turns: Turns) -> PreparedBody:
+def prepare_completion(model: LoadedModel, body: CompletionBody) -> PreparedBody:
     """Build the engine's request.
 
     Raises:
@@ -131,10 +131,10 @@ def prepare_completion(model: LoadedModel, body: CompletionBody, turns: Turns) -
     if model.engine.limits.classes is not None:
         raise InvalidRequest("this model predicts classes, not tokens; use /v1/score")
     builder, special = model.prompts.builder, body.add_special_tokens is not False
-    prompts = builder.whole_prompts(body.prompts, special=special, name="prompt", turns=turns)
+    prompts = builder.whole_prompts(body.prompts, special=special, name="prompt")
     total, notes = sum(map(len, prompts)), (prompts, builder.encoder, builder.backend.vocab_rows)
     if not body.asked.every_position:
-        request = _next_token(builder, body, prompts, turns) if body.max_tokens else None
+        request = _next_token(builder, body, prompts) if body.max_tokens else None
         return PreparedBody(request, body.cache_salt, total, notes)
     _check_total(builder, body, total)
     request = _every_position(builder, body, prompts)
@@ -175,7 +175,7 @@ def _every_position(
 
 
 def _next_token(
-    builder: PromptBuilder, body: CompletionBody, prompts: tuple[Int32Array, ...], turns: Turns
+    builder: PromptBuilder, body: CompletionBody, prompts: tuple[Int32Array, ...]
 ) -> ScoreRequest:
     """Return a request for each prompt's next token only, so that cached prefixes can be used."""
     request = builder.from_prompts(
@@ -186,7 +186,6 @@ def _next_token(
         need_lse=True,
         priority=body.priority or 0,
         name="prompt",
-        turns=turns,
     )
     return replace(request, num_top=_num_top(body, builder))
 

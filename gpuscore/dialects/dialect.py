@@ -23,7 +23,6 @@ from gpuscore.dialects.wire import (
     encode_error,
 )
 from gpuscore.errors import GpuscoreError
-from gpuscore.text.boundaries import Turns
 from gpuscore.types.record import RequestRecord
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.results import ItemError
@@ -181,7 +180,7 @@ class Dialect(Generic[BodyT]):
             InvalidRequest or TooManyItems.
         check: checks fields that need the served model, which is None while it loads; runs before
             the model's name is checked. Raises GpuscoreError.
-        prepare: makes the engine's request; calls `Turns.before` before each piece of work on text.
+        prepare: makes the engine's request; announces each piece of work on text (`announce`).
             Raises GpuscoreError.
         encode: returns the answer as JSON, in pieces that each take about a millisecond to make
             (`in_pieces`). Only what comes before the first one may fail, and the pieces hold no
@@ -200,7 +199,7 @@ class Dialect(Generic[BodyT]):
     answers: tuple[Any, ...]
     example: dict[str, Any]
     decode: Callable[[bytes, RequestRecord, RequestLimits | None], BodyT]
-    prepare: Callable[[LoadedModel, BodyT, Turns], PreparedBody]
+    prepare: Callable[[LoadedModel, BodyT], PreparedBody]
     encode: Callable[[Scored[BodyT]], Iterator[bytes]]
     answer_bytes: Callable[[BodyT, PreparedBody], int]
     check: Callable[[BodyT, LoadedModel | None], None] = nothing_more

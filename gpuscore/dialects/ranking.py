@@ -17,7 +17,6 @@ from gpuscore.dialects.wire import (
 )
 from gpuscore.errors import InvalidRequest
 from gpuscore.prompts.rerank_input import RerankInput
-from gpuscore.text.boundaries import Turns
 from gpuscore.types.batch import Float64Array
 from gpuscore.types.results import ItemErrors, scored_places
 
@@ -131,7 +130,7 @@ def nulls(
 
 
 def prepare_ranking(
-    model: LoadedModel, body: CheckedRanking[Any], turns: Turns, cut: bool = False
+    model: LoadedModel, body: CheckedRanking[Any], cut: bool = False
 ) -> PreparedBody:
     """Build the engine's request; with `cut`, from documents that are cut to fit.
 
@@ -141,11 +140,11 @@ def prepare_ranking(
     prompts, salt = model.prompts.reranker, body.fields.cache_salt
     given = replace(body.input, fit=True) if cut else body.input
     if body.fields.on_error != "null":
-        built = prompts.build(given, turns)
+        built = prompts.build(given)
         return PreparedBody.of(built.request, salt, (prompts, built.truncated))
     model.prompts.builder.check_count(body.input.name, body.num_items)
     errors = body.errors()
-    rest = prompts.build_rest(given, errors, turns)
+    rest = prompts.build_rest(given, errors)
     request, truncated = (None, ()) if rest is None else (rest.request, rest.truncated)
     return PreparedBody.of(request, salt, (prompts, truncated), errors.listed())
 

@@ -49,7 +49,6 @@ from gpuscore.dialects.wire import (
 )
 from gpuscore.errors import GpuscoreError, InvalidRequest
 from gpuscore.prompts.rerank_input import RerankInput
-from gpuscore.text.boundaries import Turns
 from gpuscore.types.labels import label_mass
 from gpuscore.types.record import RequestRecord
 
@@ -208,10 +207,10 @@ def _checked(body: RerankBody) -> CheckedRerank:
     return CheckedRanking(body, made, partial(_refused, texts, body))
 
 
-def prepare_rerank(model: LoadedModel, body: CheckedRerank, turns: Turns) -> PreparedBody:
+def prepare_rerank(model: LoadedModel, body: CheckedRerank) -> PreparedBody:
     """Build the engine's request; raise GpuscoreError as `prepare_ranking`."""
     cut = model.prompts.builder.limits.rerank_truncate and body.fields.truncate is None
-    return prepare_ranking(model, body, turns, cut)
+    return prepare_ranking(model, body, cut)
 
 
 def rerank_bytes(body: CheckedRerank, prepared: PreparedBody) -> int:

@@ -36,7 +36,6 @@ from gpuscore.dialects.score_body import Ids, ScoreBody, Text
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import PromptTokensDetails, TokenUsage, strict_decoder
 from gpuscore.errors import InvalidRequest
-from gpuscore.text.boundaries import Turns
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.types.batch import Float64Array
 from gpuscore.types.labels import (
@@ -109,18 +108,16 @@ def check_score(body: CheckedScore | CheckedPairs, model: LoadedModel | None) ->
         body.input.check_labels(model.default_labels)
 
 
-def prepare_score(
-    model: LoadedModel, body: CheckedScore | CheckedPairs, turns: Turns
-) -> PreparedBody:
+def prepare_score(model: LoadedModel, body: CheckedScore | CheckedPairs) -> PreparedBody:
     """Build the engine's request; raise GpuscoreError if it is invalid."""
     if isinstance(body, CheckedRanking):
-        return prepare_ranking(model, body, turns)
+        return prepare_ranking(model, body)
     salt, labels = body.fields.cache_salt, model.default_labels
     if body.fields.on_error != "null":
-        return PreparedBody.of(model.prompts.builder.build(body.input, turns, labels), salt)
+        return PreparedBody.of(model.prompts.builder.build(body.input, labels), salt)
     model.prompts.builder.check_count("items", body.num_items)
     errors = body.errors()
-    request = model.prompts.builder.build_rest(body.input, errors, turns, labels)
+    request = model.prompts.builder.build_rest(body.input, errors, labels)
     return PreparedBody.of(request, salt, errors=errors.listed())
 
 

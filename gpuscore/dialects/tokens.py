@@ -24,7 +24,7 @@ from gpuscore.dialects.paths import DETOKENIZE_PATH, TOKENIZE_PATH
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import ModelName, about, strict_decoder
 from gpuscore.errors import InvalidRequest, TooManyTokens
-from gpuscore.text.boundaries import OverLimit, Turns
+from gpuscore.text.boundaries import OverLimit
 from gpuscore.text.joining import PromptBuilder
 
 
@@ -56,7 +56,7 @@ class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return None
 
 
-def prepare_tokenize(model: LoadedModel, body: TokenizeBody, turns: Turns) -> PreparedBody:
+def prepare_tokenize(model: LoadedModel, body: TokenizeBody) -> PreparedBody:
     """Make the answer.
 
     Raises:
@@ -67,7 +67,7 @@ def prepare_tokenize(model: LoadedModel, body: TokenizeBody, turns: Turns) -> Pr
     limit = model.prompts.builder.limits.max_request_tokens
     special = body.add_special_tokens is not False
     try:
-        (ids,) = encoder.prompts([body.prompt], special, turns, limit)
+        (ids,) = encoder.prompts([body.prompt], special, limit)
     except OverLimit as over:
         raise TooManyTokens(
             f"at least {over.least} tokens, the limit is {limit}", param="prompt"
@@ -78,7 +78,7 @@ def prepare_tokenize(model: LoadedModel, body: TokenizeBody, turns: Turns) -> Pr
     return PreparedBody(None, notes=(answer, ids, encoder))
 
 
-def prepare_detokenize(model: LoadedModel, body: DetokenizeBody, turns: Turns) -> PreparedBody:
+def prepare_detokenize(model: LoadedModel, body: DetokenizeBody) -> PreparedBody:
     """Make the answer.
 
     Raises:

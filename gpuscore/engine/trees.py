@@ -12,9 +12,10 @@ figures are in bench/LOG.md, shows this to cost about as much as a token for eve
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from gpuscore.types.batch import NO_TOKENS, Int32Array, common_prefix, sorted_order
 from gpuscore.types.request import ScoreRequest, ScoreResult

@@ -9,7 +9,6 @@ from gpuscore.prompts.family import Activation, sigmoid
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.prompts.registry import names_of
 from gpuscore.prompts.rerank_input import RerankInput
-from gpuscore.text.boundaries import ALONE, Turns
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.types.batch import Float64Array
 from gpuscore.types.labels import softmax
@@ -43,7 +42,7 @@ class Classes:
 
 
 def build_classes(
-    prompts: ModelPrompts, inputs: RerankInput, named: Sequence[str] | None, turns: Turns = ALONE
+    prompts: ModelPrompts, inputs: RerankInput, named: Sequence[str] | None
 ) -> tuple[ScoreRequest, Classes]:
     """Return the request and its classes; only a guard puts the texts into a prompt of its own.
 
@@ -51,7 +50,6 @@ def build_classes(
         prompts: of the model.
         inputs: the texts to judge are its documents; for guards, the query is what they answer.
         named: the classes to choose from; None: all of the model's.
-        turns: called before every piece of work.
 
     Raises:
         GpuscoreError: the texts or labels are invalid, or neither the model nor the caller names
@@ -59,7 +57,7 @@ def build_classes(
     """
     family, builder, head = prompts.family, prompts.builder, prompts.head
     if family is not None and not family.family.ranks and named is None:
-        built = family.build(inputs, turns)
+        built = family.build(inputs)
         return built.request, Classes(list(family.family.classes), "softmax", built.truncated)
     for name, value in (
         ("query", inputs.query),
@@ -84,7 +82,7 @@ def build_classes(
         need_lse=inputs.need_lse,
         priority=inputs.priority,
     )
-    request = builder.build(score, turns)
+    request = builder.build(score)
     if request is None:
         raise InvalidRequest("input must hold at least one text", param="input")
     return request, Classes(labels, "softmax" if head is None else head.activation)

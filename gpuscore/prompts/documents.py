@@ -25,7 +25,7 @@ from gpuscore.prompts.rerank_input import (
     RerankInput,
     prompts_of,
 )
-from gpuscore.text.boundaries import ALONE, OverLimit, Turns, beside
+from gpuscore.text.boundaries import OverLimit, beside
 from gpuscore.text.controls import ControlToken, refused_controls
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
@@ -56,29 +56,25 @@ class FamilyPrompts:
         if family.answering_parts:
             self._answering = DocumentTemplate(family.answering_parts, family.answering_strip)
 
-    def build(self, inputs: RerankInput, turns: Turns = ALONE) -> Rerank:
+    def build(self, inputs: RerankInput) -> Rerank:
         """Return the request for these documents. Long texts take seconds.
 
         Args:
             inputs: the texts.
-            turns: called before every piece of work.
 
         Raises:
             GpuscoreError: as `PromptBuilder.build`, and InvalidRequest for an instruction or a
                 query that the family's prompt has no field for.
         """
-        return self._build(inputs, turns, None)
+        return self._build(inputs, None)
 
-    def build_rest(
-        self, inputs: RerankInput, errors: ItemErrors, turns: Turns = ALONE
-    ) -> Rerank | None:
+    def build_rest(self, inputs: RerankInput, errors: ItemErrors) -> Rerank | None:
         """Return the request that `build` makes of the documents without errors, if there are any.
 
         Args:
             inputs: the texts.
             errors: gets the error of each document that cannot be scored, or whose query cannot;
                 documents that have errors already are not read.
-            turns: called before every piece of work.
 
         Raises:
             GpuscoreError: as `build`, for errors of the whole request: a query of all documents
@@ -86,20 +82,19 @@ class FamilyPrompts:
         """
         inputs = inputs.checked(errors)
         try:
-            return self._build(inputs, turns, errors)
+            return self._build(inputs, errors)
         except ItemsRefused:
             rest = inputs.without(errors)
         if not rest.documents:
-            self._check_query(inputs, turns)
+            self._check_query(inputs)
             return None
-        built = self._build(rest, turns, None)
+        built = self._build(rest, None)
         places = errors.rest(range(len(inputs.documents)))
         return replace(built, truncated=tuple(places[index] for index in built.truncated))
 
     def _build(
         self,
         inputs: RerankInput,
-        turns: Turns,
         errors: ItemErrors | None,
     ) -> Rerank:
         """Return the request; raise ItemsRefused once every document has an error in `errors`."""
@@ -114,7 +109,7 @@ class FamilyPrompts:
             (query, [index for index, _ in numbered])
             for query, numbered in groupby(enumerate(inputs.queries), key=lambda pair: pair[1])
         ]
-        made = [self._group(inputs, query, indices, turns, errors) for query, indices in groups]
+        made = [self._group(inputs, query, indices, errors) for query, indices in groups]
         num_shared = made[0].num_shared
         # A pair's cut, on which bits depend, must not depend on the queries of other pairs.
         fixed = self._builder.backend.deterministic_chunk and isinstance(inputs.query, list)
@@ -129,7 +124,6 @@ class FamilyPrompts:
             need_lse=inputs.need_lse,
             priority=inputs.priority,
             name=inputs.name,
-            turns=turns,
             errors=errors,
         )
         return Rerank(request, tuple(index for group in made for index in group.truncated))
@@ -151,12 +145,12 @@ class FamilyPrompts:
         if inputs.query is not None and not has_query:
             raise InvalidRequest(f"prompts of {name} have no query", param=inputs.query_name)
 
-    def _check_query(self, inputs: RerankInput, turns: Turns) -> None:
+    def _check_query(self, inputs: RerankInput) -> None:
         """Raise PromptTooLong, with the query as the culprit, if it is too long by itself."""
         if not isinstance(inputs.query, str):
             return
         try:
-            self._build(replace(inputs, documents=[""], most_tokens=None), turns, None)
+            self._build(replace(inputs, documents=[""], most_tokens=None), None)
         except PromptTooLong as error:
             message = error.message.replace(f"{inputs.name}[0]", f"{inputs.query_name} alone")
             raise PromptTooLong(message, param=inputs.query_name) from None
@@ -166,7 +160,6 @@ class FamilyPrompts:
         inputs: RerankInput,
         query: str,
         indices: list[int],
-        turns: Turns,
         errors: ItemErrors | None,
     ) -> QueryGroup:
         """Make the prompts of one query's documents.
@@ -176,7 +169,7 @@ class FamilyPrompts:
         """
         try:
             with self._too_long(inputs.query_name):
-                return self._of_query(inputs, query, indices, turns)
+                return self._of_query(inputs, query, indices)
         except PromptTooLong as error:
             if errors is None or isinstance(inputs.query, str):
                 raise
@@ -185,9 +178,7 @@ class FamilyPrompts:
         count = len(indices)  # empty prompts stand in the place of those that cannot be made
         return QueryGroup(lambda start: repeat(NO_TOKENS, count - start), count, 0, [])
 
-    def _of_query(
-        self, inputs: RerankInput, query: str, indices: list[int], turns: Turns
-    ) -> QueryGroup:
+    def _of_query(self, inputs: RerankInput, query: str, indices: list[int]) -> QueryGroup:
         template = self._template if inputs.query is None else self._answering
         own = self.family.instruction
         values = {
@@ -197,8 +188,8 @@ class FamilyPrompts:
             ),
         }
         with refused_controls(inputs.query_name):
-            shared = self._ids(template.before, values, turns)
-            closing = self._ids(template.after, values, turns, begun=True)
+            shared = self._ids(template.before, values)
+            closing = self._ids(template.after, values, begun=True)
         while len(closing) and closing[-1] == self.family.padding:
             closing = closing[:-1]
         encoder = self._foreign.continuing if template.before else self._foreign
@@ -206,16 +197,16 @@ class FamilyPrompts:
         head, tail = filled(head, **values), filled(tail, **values)
         around = len(shared) + len(closing)
         whole = [template.text(DOCUMENT, inputs.documents[index]) for index in indices]
-        documents = self._cut(inputs, whole, around, encoder, (head, tail), turns)
+        documents = self._cut(inputs, whole, around, encoder, (head, tail))
         pairs = zip(indices, whole, documents, strict=True)
         truncated = [index for index, long, short in pairs if long != short]
         with refused_controls(inputs.query_name):
-            num_shared = len(shared) + encoder.num_shared(head, turns, self._limit)
+            num_shared = len(shared) + encoder.num_shared(head, self._limit)
 
         def texts(start: int) -> Iterator[str]:
             return (f"{document}{tail}" for document in islice(documents, start, None))
 
-        joined = encoder.joined_from(head, texts, False, turns, self._limit - around)
+        joined = encoder.joined_from(head, texts, False, self._limit - around)
 
         def prompts(start: int) -> Iterator[Int32Array]:
             places = (f"{inputs.name}[{index}]" for index in indices[start:])
@@ -312,7 +303,6 @@ class FamilyPrompts:
         self,
         parts: Iterable[str],
         values: dict[str, str],
-        turns: Turns = ALONE,
         begun: bool = False,
     ) -> Int32Array:
         """Return the ids of parts; they begin the prompt unless it has begun."""
@@ -321,7 +311,7 @@ class FamilyPrompts:
             encoder = self._foreign if fields_of(part) else self._own
             if begun or len(arrays) > 1:
                 encoder = encoder.continuing
-            arrays.append(encoder.plain_ids(filled(part, **values), turns, self._limit))
+            arrays.append(encoder.plain_ids(filled(part, **values), self._limit))
         return np.concatenate(arrays)
 
     def _cut(
@@ -331,7 +321,6 @@ class FamilyPrompts:
         around: int,
         encoder: TextEncoder,
         texts: tuple[str, str],
-        turns: Turns,
     ) -> list[str]:
         """Cut the documents as the caller asks.
 
@@ -341,14 +330,13 @@ class FamilyPrompts:
             around: number of tokens in the parts before and after the document's part.
             encoder: of the document's part.
             texts: before and after the document in its own part.
-            turns: called before every piece of work.
         """
         if (most := inputs.most_tokens) is not None:
-            documents = [self._foreign.first_tokens(text, most, turns) for text in documents]
+            documents = [self._foreign.first_tokens(text, most) for text in documents]
         if not inputs.fit:
             return documents
         with refused_controls(inputs.query_name):
-            room = DocumentRoom(encoder, *texts, self._limit - around, turns)
+            room = DocumentRoom(encoder, *texts, self._limit - around)
         shortened = [short for text in documents if (short := room.cut(text)) is not None]
         if len(shortened) < len(documents):
             raise PromptTooLong(

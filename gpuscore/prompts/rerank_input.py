@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpuscore.errors import InvalidRequest
-from gpuscore.text.boundaries import OverLimit, Turns
+from gpuscore.text.boundaries import OverLimit
 from gpuscore.text.checks import PromptsFrom
 from gpuscore.text.controls import ControlToken
 from gpuscore.text.tokenizer import TextEncoder
@@ -123,19 +123,16 @@ class DocumentRoom:
         encoder: of the part of the prompt with the document.
         head, tail: the text before and after the document in that part.
         limit: tokens of that part.
-        turns: called before every piece of work.
 
     Raises:
         OverLimit: there is no room even without a document.
     """
 
-    def __init__(
-        self, encoder: TextEncoder, head: str, tail: str, limit: int, turns: Turns
-    ) -> None:
-        self._encoder, self._tail, self._limit, self._turns = encoder, tail, limit, turns
-        self._free = limit - len(encoder.plain_ids(head + tail, turns, limit))
+    def __init__(self, encoder: TextEncoder, head: str, tail: str, limit: int) -> None:
+        self._encoder, self._tail, self._limit = encoder, tail, limit
+        self._free = limit - len(encoder.plain_ids(head + tail, limit))
         self._text = tail
-        self._joined = encoder.joined_from(head, lambda _: [self._text], False, turns, limit)
+        self._joined = encoder.joined_from(head, lambda _: [self._text], False, limit)
 
     def cut(self, document: str) -> str | None:
         """Return the document if it fits, else its longest beginning of whole tokens that does.
@@ -158,7 +155,7 @@ class DocumentRoom:
         return self._first(document, fits) if fits else None
 
     def _first(self, document: str, count: int) -> str:
-        return self._encoder.first_tokens(document, count, self._turns)
+        return self._encoder.first_tokens(document, count)
 
     def _excess(self, document: str) -> int:
         """Return the number of tokens by which the part with this document is too long."""

@@ -4,7 +4,6 @@ How many replicas each has, how they scale and what they reserve is set in Ray's
 `deployments` of the Serve config, by the names `engine` and `http`.
 """
 
-import hashlib
 import logging
 from typing import Any
 
@@ -35,15 +34,6 @@ def app(arguments: dict[str, Any]) -> Application:
     """
     settings = read_arguments(arguments)
     logging.getLogger("ray.serve").info("gpuscore %s with %s", __version__, arguments)
-    # Replicas with other settings are others: requests may be made for one kind only.
-    told = repr((__version__, settings.model, settings.engine))
-    version = hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
-    both = {
-        "graceful_shutdown_timeout_s": settings.server.drain_seconds,
-        "graceful_shutdown_wait_loop_s": 0.5,
-        "health_check_period_s": 5.0,
-        "health_check_timeout_s": 30.0,
-    }
     on_gpu = settings.model.device != "cpu" and ray.is_initialized()
     gpus = 1 if on_gpu and ray.cluster_resources().get("GPU", 0) else 0
     engines = serve.deployment(
@@ -51,16 +41,15 @@ def app(arguments: dict[str, Any]) -> Application:
         name=ENGINE,
         ray_actor_options={"num_cpus": 1, "num_gpus": gpus},
         max_ongoing_requests=ONGOING,
-        max_queued_requests=settings.engine.max_queued_requests,
         request_router_config=RequestRouterConfig(
             request_router_class=f"{NamedFirst.__module__}.{NamedFirst.__name__}"
         ),
-        **both,
+        graceful_shutdown_timeout_s=settings.server.drain_seconds,
     )
     ingress = serve.deployment(
         Ingress,
         name=HTTP,
         max_ongoing_requests=settings.engine.max_queued_requests + PROBES,
-        **both,
+        graceful_shutdown_timeout_s=settings.server.drain_seconds,
     )
-    return ingress.bind(settings, version, engines.bind(settings, version))
+    return ingress.bind(settings, engines.bind(settings))

@@ -1,13 +1,10 @@
 """The ingress deployment: the HTTP layer of `gpuscore serve`, with the cluster's engines."""
 
 import asyncio
-import logging
 import os
 from contextvars import Context
 
 from ray import serve
-from ray.exceptions import RayError, RayTaskError
-from ray.serve.exceptions import RayServeException
 from starlette.types import ASGIApp
 
 from gpuscore.config.options import changed
@@ -16,9 +13,9 @@ from gpuscore.dialects.dialect import LARGE
 from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.models.hub import model_directory
 from gpuscore.processes.serving import read_files
-from gpuscore.ray.engine import ClusterEngine, Handle
+from gpuscore.ray.engine import ClusterEngine, Handle, all_facts
+from gpuscore.ray.host import Facts
 from gpuscore.ray.intake import Intake
-from gpuscore.ray.messages import Facts, decode
 from gpuscore.ray.settings import AppSettings
 from gpuscore.server.api.app import create_app
 from gpuscore.server.http.auth import read_api_keys
@@ -28,21 +25,19 @@ from gpuscore.server.service import ScoringService
 from gpuscore.system.heap import return_large_blocks
 from gpuscore.system.log import LogWriter, chosen_format
 
-logger = logging.getLogger(__name__)
 AGAIN = 0.2  # seconds between two questions for the facts of an engine
 
 
 class IngressHost:
-    """A replica of the ingress deployment, which is ready once an engine of its version is.
+    """A replica of the ingress deployment, which is ready once an engine of its settings is.
 
     Args:
         settings: of the application.
-        version: of the settings, which the engines have, too.
         engines: the handle of the engine deployment.
     """
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
-        self, settings: AppSettings, version: str, engines: Handle
+        self, settings: AppSettings, engines: Handle
     ) -> None:
         return_large_blocks(LARGE)
         server = settings.server
@@ -53,9 +48,8 @@ class IngressHost:
         )
         files = await asyncio.to_thread(read_files, directory, server.family, chosen.sources)
         loop = asyncio.get_running_loop()
-        facts = await loop.create_task(_facts(engines, version), context=Context())
-        engine = ClusterEngine(engines, settings.engine, facts.limits)
-        engine.heard(facts.state)
+        facts = await loop.create_task(_facts(engines, settings.of_engine), context=Context())
+        engine = ClusterEngine(engines, settings.engine, facts)
         prompts = files.prompts.prompts(facts.limits, settings.limits)
         served = ServedModel(chosen.name, chosen.others, chosen.is_default, chosen.aliases)
         served.loaded = LoadedModel(
@@ -98,20 +92,12 @@ class IngressHost:
             self._tracer.close()
 
 
-async def _facts(engines: Handle, version: str) -> Facts:
+async def _facts(engines: Handle, wanted: str) -> Facts:
     """Return the facts of an engine with these settings, once there is one."""
-    attempt = 0
     while True:
-        try:
-            facts = decode(await engines.facts.remote(attempt=attempt), Facts)
-        except RayTaskError:
-            raise
-        except (RayError, RayServeException) as error:
-            logger.warning("an engine was lost before it was ready: %s", type(error).__name__)
-        else:
-            if facts.version == version:
+        for facts in await all_facts(engines) or ():
+            if facts.settings == wanted:
                 return facts
-        attempt += 1
         await asyncio.sleep(AGAIN)
 
 

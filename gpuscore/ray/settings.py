@@ -25,6 +25,11 @@ class AppSettings(NamedTuple):
     limits: RequestLimits
     engine: EngineConfig
 
+    @property
+    def of_engine(self) -> str:
+        """All with which an engine starts."""
+        return repr((self.model, self.engine))
+
 
 def read_arguments(arguments: Mapping[str, Any]) -> AppSettings:
     """Return the settings that the arguments name, and defaults for the others.
@@ -35,8 +40,8 @@ def read_arguments(arguments: Mapping[str, Any]) -> AppSettings:
     for name in arguments:
         if name in RAYS:
             raise ConfigError(
-                f"argument {name} has no meaning here: Ray binds the address, places the engines on "
-                "one device each, and has an application for each model"
+                f"argument {name} has no meaning here: Ray binds the address, gives each engine a "
+                "device of its own, and has an application for each model"
             )
         if name not in OPTIONS:
             closest = get_close_matches(name, OPTIONS, n=1)

@@ -10,10 +10,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from gpuscore.dialects.dialect import LARGE, cache_salt
 from gpuscore.dialects.served import (
@@ -26,7 +28,6 @@ from gpuscore.dialects.served import (
 )
 from gpuscore.errors import GpuscoreError, Unavailable
 from gpuscore.server.text_work import LargeBodies, TextWork, Trimmer, permits_here
-from gpuscore.text.boundaries import Turns
 from gpuscore.types.record import ENGINE, RequestRecord
 from gpuscore.types.request import ScoreRequest, ScoreResult
 
@@ -239,7 +240,7 @@ class ScoringService:
             bridge = self._bridges[engine] = Bridge(engine, self._answers_per_round)
         return bridge
 
-    async def in_turns(self, call: RequestContext, work: Callable[[Turns], ResultT]) -> ResultT:
+    async def in_thread(self, call: RequestContext, work: Callable[[], ResultT]) -> ResultT:
         """Run `work` in a thread, in turns with other jobs; give it up if this is cancelled."""
         self._loop = asyncio.get_running_loop()
         job, future = self._text.submit(call.tenant, work)
@@ -248,10 +249,6 @@ class ScoringService:
         finally:
             self._text.give_up(job)
             del future  # it holds the error, whose traceback holds this frame
-
-    async def in_thread(self, call: RequestContext, work: Callable[[], ResultT]) -> ResultT:
-        """Run short `work` in a thread, like `in_turns` but without pauses."""
-        return await self.in_turns(call, lambda turns: work())
 
     def _text_ended(self, characters: int, given_up: bool) -> None:
         """Tell the trimmer about finished text work; called in a thread of text work.
@@ -267,7 +264,7 @@ class ScoringService:
     def _in_background(self, work: Callable[[], None]) -> None:
         """Run work of the server itself in a thread, in turns with callers' work."""
         if not self._text.closed:
-            self._text.submit("", lambda turns: work())
+            self._text.submit("", work)
 
     def close(self) -> None:
         self._text.close()

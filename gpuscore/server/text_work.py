@@ -31,7 +31,7 @@ from typing import Any, Generic, TypeVar
 from gpuscore.dialects.dialect import LARGE
 from gpuscore.errors import DeadlineExceeded, Unavailable
 from gpuscore.system.heap import collect_and_trim
-from gpuscore.text.boundaries import PIECE_CHARS, Turns
+from gpuscore.text.boundaries import PIECE_CHARS, announced_to
 
 ResultT = TypeVar("ResultT")
 
@@ -48,10 +48,10 @@ def permits_here() -> int:
     return PERMITS if cores >= MANY_CORES else PERMITS - 1
 
 
-class TextJob(Turns, Generic[ResultT]):
-    """One job of text work. Only `before` is for the work itself; the rest is for the scheduler."""
+class TextJob(Generic[ResultT]):
+    """One job of text work, which `before` may pause between two pieces."""
 
-    def __init__(self, owner: "TextWork", tenant: str, work: Callable[[Turns], ResultT]) -> None:
+    def __init__(self, owner: "TextWork", tenant: str, work: Callable[[], ResultT]) -> None:
         self.tenant = tenant
         self.begun = self.permitted = self.long = self.given_up = False
         self.queue: deque[AnyJob] | None = None  # the queue in which it waits
@@ -59,10 +59,10 @@ class TextJob(Turns, Generic[ResultT]):
         self.characters = 0  # characters that the work has read so far
         self._done = 0  # characters that it has read in this turn
         self._owner = owner
-        self._left: tuple[Callable[[Turns], ResultT], Future[ResultT]] | None = (work, Future())
+        self._left: tuple[Callable[[], ResultT], Future[ResultT]] | None = (work, Future())
 
     def before(self, characters: int) -> None:
-        """See `Turns.before`. Costs next to nothing for a short text."""
+        """Hear of a piece of work, see `announce`. Costs next to nothing for a short text."""
         self.characters += characters
         self._done += characters
         more = self._done > TURN
@@ -86,7 +86,8 @@ class TextJob(Turns, Generic[ResultT]):
         if not future.set_running_or_notify_cancel():
             return
         try:
-            future.set_result(work(self))
+            with announced_to(self.before):
+                future.set_result(work())
         except BaseException as error:  # noqa: BLE001  (the future passes it on)
             future.set_exception(error)
         finally:
@@ -130,9 +131,9 @@ class TextWork:
         self.closed = False
 
     def submit(
-        self, tenant: str, work: Callable[[Turns], ResultT]
+        self, tenant: str, work: Callable[[], ResultT]
     ) -> tuple[TextJob[ResultT], Future[ResultT]]:
-        """Queue `work`, which must call `Turns.before` before every piece; return job and future.
+        """Queue `work`, which must announce every piece (`announce`); return job and future.
 
         Raises:
             Unavailable: the server is shutting down.

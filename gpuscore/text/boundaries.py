@@ -40,7 +40,7 @@ Tokenizers with anything else (dropout, a Precompiled normalizer, an unknown reg
 safe cuts.
 
 Work on long texts is done in pieces of bounded size: between two pieces a scheduler may pause it or
-stop it (`Turns`), and limits on tokens are checked.
+stop it (`announce`), and limits on tokens are checked.
 """
 
 import json
@@ -49,6 +49,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,25 +57,31 @@ from tokenizers import Tokenizer, models
 
 from gpuscore.text.pretokens import META, PAIR, RIGHTS, pretoken_starts
 
+_hears: ContextVar[Callable[[int], None] | None] = ContextVar("hears", default=None)
 
-class Turns:
-    """A cooperative scheduler's handle; this base class has no scheduler and never waits.
 
-    Work on long text calls `before` before each piece. The server's subclass then may run other
-    requests' text work first, and stops the work of a request that was given up.
+def announce(characters: int) -> None:
+    """Announce a piece of work that takes as long as tokenising `characters` characters.
+
+    Within `announced_to` the call may block while other requests' text work runs.
+
+    Raises:
+        DeadlineExceeded: the request was given up; its work must stop.
     """
-
-    def before(self, characters: int) -> None:
-        """Announce a piece of work that takes as long as tokenising `characters` characters.
-
-        The call may block while the text work of other requests runs.
-
-        Raises:
-            DeadlineExceeded: the request was given up; its work must stop.
-        """
+    if (hear := _hears.get()) is not None:
+        hear(characters)
 
 
-ALONE = Turns()  # for callers without a scheduler
+@contextmanager
+def announced_to(hear: Callable[[int], None]) -> Iterator[None]:
+    """Let `hear` be called with each piece of work that this thread announces in the block."""
+    token = _hears.set(hear)
+    try:
+        yield
+    finally:
+        _hears.reset(token)
+
+
 COPIED = 16  # tokens or characters that are copied or searched in the time that one is tokenised
 # Characters that the tokenizer gets at a time. A piece cannot be interrupted and takes some 20 ms.
 PIECE_CHARS = 1 << 16
@@ -84,7 +91,7 @@ PER_TEXT = 100
 # Characters in which a piece's end is searched; without one the rest of a text is a single piece.
 SEARCHED = 16 * PIECE_CHARS
 
-Cut = Callable[[str, int, Turns, int], int | None]
+Cut = Callable[[str, int, int], int | None]
 
 
 class OverLimit(Exception):
@@ -100,7 +107,7 @@ def is_long(text: str) -> bool:
     return len(text) > PIECE_CHARS
 
 
-def pieces(text: str, cut: Cut | None, turns: Turns) -> Iterator[tuple[int, str]]:
+def pieces(text: str, cut: Cut | None) -> Iterator[tuple[int, str]]:
     """Split a text into pieces of about PIECE_CHARS whose ids, concatenated, are the text's ids.
 
     Without a safe cut nearby a piece is longer. Every piece after the first begins with the
@@ -118,7 +125,7 @@ def pieces(text: str, cut: Cut | None, turns: Turns) -> Iterator[tuple[int, str]
     while True:
         end = None
         if cut is not None and len(text) - start > PIECE_CHARS:
-            end = cut(text, start + PIECE_CHARS, turns, start + SEARCHED)
+            end = cut(text, start + PIECE_CHARS, start + SEARCHED)
         begin, end = max(0, start - 1), end or len(text)
         yield begin, text[begin:end]
         if end == len(text):
@@ -187,13 +194,11 @@ class Boundaries:
     singles: frozenset[str]
     merged: frozenset[str]
 
-    def first(
-        self, text: str, start: int = 1, turns: Turns = ALONE, end: int = sys.maxsize
-    ) -> int | None:
+    def first(self, text: str, start: int = 1, end: int = sys.maxsize) -> int | None:
         """Return the first p with a safe cut between text[:p] and text[p:], start <= p < end."""
         width, end = NEAR, min(end, len(text))
         while start < end:
-            turns.before(width // COPIED)
+            announce(width // COPIED)
             stop = min(start + width, end)
             cut = next(self._cuts(text, start, stop), None)
             if cut is not None:
@@ -201,11 +206,11 @@ class Boundaries:
             start, width = stop, min(2 * width, FAR)
         return None
 
-    def last(self, text: str, turns: Turns = ALONE) -> int | None:
+    def last(self, text: str) -> int | None:
         """Return the last p with a safe cut between text[:p] and text[p:]."""
         stop, width = len(text), NEAR
         while stop > 1:
-            turns.before(width // COPIED)
+            announce(width // COPIED)
             start = max(1, stop - width)
             cuts = deque(self._cuts(text, start, stop), maxlen=1)
             if cuts:

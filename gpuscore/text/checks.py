@@ -20,7 +20,7 @@ from gpuscore.errors import (
     TooManyLabels,
     TooManyTokens,
 )
-from gpuscore.text.boundaries import COPIED, OverLimit, Turns
+from gpuscore.text.boundaries import COPIED, OverLimit, announce
 from gpuscore.text.score_input import ScoreInput, lists_of
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import NO_TOKENS, BackendLimits, Int32Array
@@ -48,7 +48,6 @@ class PromptChecks:
     def checked(
         self,
         prompts: PromptsFrom,
-        turns: Turns,
         name: str = "items",
         errors: ItemErrors | None = None,
     ) -> Iterator[Int32Array]:
@@ -70,7 +69,7 @@ class PromptChecks:
                 continue
             if prompt is None:
                 break
-            turns.before(len(prompt) // COPIED)  # for the copies that are made of it
+            announce(len(prompt) // COPIED)  # for the copies that are made of it
             if errors is None or index not in errors:
                 self._check_prompt(prompt, index, name, errors)
             if not errors:
@@ -152,7 +151,7 @@ class LabelReader:
     limits: RequestLimits
 
     def read(
-        self, inputs: ScoreInput, default: Sequence[int] | None, turns: Turns
+        self, inputs: ScoreInput, default: Sequence[int] | None
     ) -> tuple[Labels, LabelTrie | None]:
         """Return the label ids of every item, and the trie if a label has several tokens.
 
@@ -168,19 +167,19 @@ class LabelReader:
         if inputs.labels is not None and classes is not None:
             return self.same(class_ids(inputs.labels, classes), len(inputs.items)), None
         if inputs.labels is not None:
-            return self._trie(self._tokenised(inputs.labels, turns), len(inputs.items))
+            return self._trie(self._tokenised(inputs.labels), len(inputs.items))
         ids = inputs.label_token_ids if inputs.label_token_ids is not None else default or ()
         if lists := lists_of(ids):
-            return self._of_items(lists, turns), None
+            return self._of_items(lists), None
         return self.same(list(ids), len(inputs.items)), None  # type: ignore[arg-type]
 
     def same(self, ids: Sequence[int], num_items: int) -> Labels:
         return (self.array(ids, "label_token_ids"),) * num_items
 
-    def _of_items(self, lists: Sequence[Sequence[int]], turns: Turns) -> Labels:
+    def _of_items(self, lists: Sequence[Sequence[int]]) -> Labels:
         arrays: list[Int32Array] = []
         for index, ids in enumerate(lists):
-            turns.before(len(ids))  # an id takes about as long as a character
+            announce(len(ids))  # an id takes about as long as a character
             arrays.append(self.array(ids, f"label_token_ids[{index}]"))
         return tuple(arrays)
 
@@ -194,10 +193,10 @@ class LabelReader:
         trie = LabelTrie.of(sequences)
         return (trie.first_ids,) * num_items, trie if trie.num_nodes else None
 
-    def _tokenised(self, labels: Sequence[str], turns: Turns) -> list[Int32Array]:
+    def _tokenised(self, labels: Sequence[str]) -> list[Int32Array]:
         most, sequences = self.limits.max_label_tokens, list[Int32Array]()
         try:
-            for tokens in self._need_encoder().prompts(labels, False, turns, most):
+            for tokens in self._need_encoder().prompts(labels, False, most):
                 param = f"labels[{len(sequences)}]"
                 if not len(tokens):
                     raise EmptyLabels(f"{param} is 0 tokens, it must be at least one", param=param)

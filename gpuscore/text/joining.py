@@ -15,7 +15,7 @@ from gpuscore.errors import (
     TooManyItems,
     TooManyTokens,
 )
-from gpuscore.text.boundaries import ALONE, Turns, is_long
+from gpuscore.text.boundaries import is_long
 from gpuscore.text.checks import LabelReader, PromptChecks, PromptsFrom
 from gpuscore.text.score_input import ScoreInput, factor, factor_ids, lists_of, split, stop_over
 from gpuscore.text.tokenizer import TextEncoder
@@ -46,27 +46,24 @@ class PromptBuilder:
     def build(
         self,
         inputs: ScoreInput,
-        turns: Turns = ALONE,
         default_labels: Sequence[int] | None = None,
     ) -> ScoreRequest | None:
         """Return the request, or None if it has no items. Long texts take seconds.
 
         Args:
             inputs: the caller's request.
-            turns: called before every piece of work.
             default_labels: the labels of a request that names none; None if it must name some.
 
         Raises:
             GpuscoreError: the subclass that names the error in the input, or DeadlineExceeded if
                 the request was given up meanwhile.
         """
-        return self._build(inputs, turns, default_labels, None)
+        return self._build(inputs, default_labels, None)
 
     def build_rest(
         self,
         inputs: ScoreInput,
         errors: ItemErrors,
-        turns: Turns = ALONE,
         default_labels: Sequence[int] | None = None,
     ) -> ScoreRequest | None:
         """Return the request that `build` makes of the items without errors; None if all have one.
@@ -75,7 +72,7 @@ class PromptBuilder:
             inputs: the caller's request.
             errors: gets the error of each item that cannot be scored; an item that has one already
                 is not read.
-            turns, default_labels: as in `build`.
+            default_labels: as in `build`.
 
         Raises:
             GpuscoreError: as `build`, for errors of the whole request: a query that is too long
@@ -84,32 +81,31 @@ class PromptBuilder:
         if inputs.is_text:
             inputs = inputs.checked(errors)
             if isinstance(inputs.query, str) and is_long(inputs.query):
-                self._check_query(inputs, turns)  # else it would be read again for every item
+                self._check_query(inputs)  # else it would be read again for every item
         try:
-            return self._build(inputs, turns, default_labels, errors)
+            return self._build(inputs, default_labels, errors)
         except ItemsRefused:
             if not errors.rest(inputs.items):
-                self._check_query(inputs, turns)
+                self._check_query(inputs)
                 return None
-        return self._build(inputs.without(errors), turns, default_labels, None)
+        return self._build(inputs.without(errors), default_labels, None)
 
     def _build(
         self,
         inputs: ScoreInput,
-        turns: Turns,
         default_labels: Sequence[int] | None,
         errors: ItemErrors | None,
     ) -> ScoreRequest | None:
         """Return the request; raise ItemsRefused once every item has an error in `errors`."""
         _at_most(TooManyItems, "items", len(inputs.items), self.limits.max_items)
-        labels, trie = self._labels.read(inputs, default_labels, turns)
+        labels, trie = self._labels.read(inputs, default_labels)
         if not inputs.items:
             return None
         before = self
         if trie is not None:  # the last token of a label is not computed
             before = PromptBuilder(self.encoder, self.backend, self.limits, trie.longest - 1)
         parts = None if inputs.is_text or errors else before._ids_at_once(inputs)
-        query, items = before._one_by_one(inputs, turns, errors) if parts is None else parts
+        query, items = before._one_by_one(inputs, errors) if parts is None else parts
         need_lse, priority = inputs.need_lse or trie is not None, inputs.priority
         request = ScoreRequest(query, items, labels, need_lse, priority=priority, trie=trie)
         tokens = most_tokens(request, self.backend)
@@ -117,22 +113,22 @@ class PromptBuilder:
         return request
 
     def _one_by_one(
-        self, inputs: ScoreInput, turns: Turns, errors: ItemErrors | None
+        self, inputs: ScoreInput, errors: ItemErrors | None
     ) -> tuple[Int32Array, tuple[Int32Array, ...]]:
         """Make the prompts one by one and return the query and the items."""
         try:
             with self.checks.too_long("items[0]"):  # the query is part of every prompt
                 if inputs.is_text:
-                    prompts, query_len = self._text_prompts(inputs, turns)
+                    prompts, query_len = self._text_prompts(inputs)
                 else:
                     prompts, query_len = self._id_prompts(inputs, errors)
-                cut = self._fixed_cut(inputs, turns) if self.backend.deterministic_chunk else 0
+                cut = self._fixed_cut(inputs) if self.backend.deterministic_chunk else 0
         except PromptTooLong as error:
             if errors is None or len(inputs.items) > 1:
                 raise
             errors.add(0, error)
             raise ItemsRefused from error
-        checked = self.checks.checked(prompts, turns, errors=errors)
+        checked = self.checks.checked(prompts, errors=errors)
         most = self.limits.max_request_tokens
         if not inputs.is_text and not inputs.item_first:
             most = sys.maxsize  # few more ids than were sent, so the error names their full number
@@ -150,7 +146,6 @@ class PromptBuilder:
         need_lse: bool,
         priority: int,
         name: str,
-        turns: Turns,
         errors: ItemErrors | None = None,
     ) -> ScoreRequest:
         """Return a request of prompts that are already token ids.
@@ -162,7 +157,7 @@ class PromptBuilder:
             name: the caller's name for the items, for errors.
             num_shared: number of first tokens that all prompts share, known from the query alone.
         """
-        checked = self.checks.checked(prompts, turns, name, errors)
+        checked = self.checks.checked(prompts, name, errors)
         most = self.limits.max_request_tokens
         if self.backend.deterministic_chunk:
             query, items = split(checked, max(0, num_shared - 1), most, name)
@@ -184,7 +179,6 @@ class PromptBuilder:
         *,
         special: bool,
         name: str,
-        turns: Turns,
     ) -> tuple[Int32Array, ...]:
         """Return the ids of prompts without factoring them, with all checks.
 
@@ -192,14 +186,12 @@ class PromptBuilder:
             elements: at least one prompt, all text or all ids.
             special: texts get the tokenizer's special tokens.
             name: the caller's name for the prompts, for errors.
-            turns: called before every piece of work.
         """
         self.check_count(name, len(elements))
         if isinstance(elements[0], str):
             ids = self.need_encoder(name).prompts(
                 elements,  # type: ignore[arg-type]
                 special,
-                turns,
                 self.backend.max_model_len,
             )
         else:
@@ -209,7 +201,7 @@ class PromptBuilder:
         most = self.limits.max_request_tokens
         prompts: list[Int32Array] = []
         total = 0
-        for made in self.checks.checked(lambda _: ids, turns, name):
+        for made in self.checks.checked(lambda _: ids, name):
             prompts.append(made)
             total += len(made)
             if isinstance(elements[0], str):
@@ -251,7 +243,7 @@ class PromptBuilder:
         count = len(inputs.items)
         return lambda start: map(prompt, range(start, count)), 0 if inputs.item_first else query_len
 
-    def _text_prompts(self, inputs: ScoreInput, turns: Turns) -> tuple[PromptsFrom, int]:
+    def _text_prompts(self, inputs: ScoreInput) -> tuple[PromptsFrom, int]:
         """Return the prompts, and the query's tokens in a single prompt."""
         encoder, limit = self.need_encoder("items"), self.checks.limit
         query: str = inputs.query or ""  # type: ignore[assignment]
@@ -259,22 +251,22 @@ class PromptBuilder:
 
         if inputs.item_first or len(items) > 1:
             return encoder.joined_from(
-                query, lambda start: islice(items, start, None), inputs.item_first, turns, limit
+                query, lambda start: islice(items, start, None), inputs.item_first, limit
             ), 0  # not used
-        prompt, alone = encoder.joined(query, [*items, ""], False, turns, limit)
+        prompt, alone = encoder.joined(query, [*items, ""], False, limit)
         return lambda start: iter([prompt][start:]), common_prefix(prompt, alone)
 
-    def _fixed_cut(self, inputs: ScoreInput, turns: Turns) -> int:
+    def _fixed_cut(self, inputs: ScoreInput) -> int:
         """Return a cut that depends on the query alone: before the last token all prompts share."""
         if inputs.item_first:
             return 0
         if not inputs.is_text:
             return max(0, len(inputs.query) - 1)
         query: str = inputs.query  # type: ignore[assignment]
-        shared = self.need_encoder("items").num_shared(query, turns, self.checks.limit)
+        shared = self.need_encoder("items").num_shared(query, self.checks.limit)
         return max(0, shared - 1)
 
-    def _check_query(self, inputs: ScoreInput, turns: Turns) -> None:
+    def _check_query(self, inputs: ScoreInput) -> None:
         """Raise PromptTooLong, with the query as the culprit, if it is too long by itself."""
         if not len(inputs.query):
             return
@@ -283,7 +275,7 @@ class PromptBuilder:
         labels = None if whole else [0]  # there may be a list for each item
         alone = replace(inputs, items=nothing, label_token_ids=labels)
         try:
-            self._build(alone, turns, None, None)
+            self._build(alone, None, None)
         except PromptTooLong as error:
             message = error.message.replace("items[0]", "query alone")
             raise PromptTooLong(message, param="query") from None

@@ -11,10 +11,9 @@ from tokenizers import Encoding, Tokenizer
 from gpuscore.errors import ConfigError, InternalError, InvalidRequest
 from gpuscore.models.files import MAX_TOKENIZER, is_file
 from gpuscore.text.boundaries import (
-    ALONE,
     PIECE_CHARS,
     OverLimit,
-    Turns,
+    announce,
     batches,
     beside,
     check_limit,
@@ -99,7 +98,6 @@ class TextEncoder:
         self,
         prompts: Iterable[str],
         special: bool = True,
-        turns: Turns = ALONE,
         limit: int | None = None,
     ) -> Iterator[Int32Array]:
         """Yield the ids of each prompt, by default with the post-processor's special tokens.
@@ -109,7 +107,6 @@ class TextEncoder:
         Args:
             prompts: the texts.
             special: add the special tokens.
-            turns: called before every piece.
             limit: tokens of a prompt; a much longer prompt is not encoded to its end.
 
         Raises:
@@ -117,9 +114,9 @@ class TextEncoder:
         """
         for batch in batches(prompts):
             if is_long(batch[0]):
-                yield self._long(batch[0], special, turns, limit)
+                yield self._long(batch[0], special, limit)
                 continue
-            turns.before(cost(batch))
+            announce(cost(batch))
             for encoding in self._encode(batch, special):
                 yield self._allowed(np.array(encoding.ids, dtype=np.int32))
 
@@ -140,18 +137,16 @@ class TextEncoder:
         query: str,
         items: Iterable[str],
         item_first: bool,
-        turns: Turns = ALONE,
         limit: int | None = None,
     ) -> Iterator[Int32Array]:
         """Yield the ids of query + item (or item + query), as `prompts` does, but faster."""
-        return self.joined_from(query, lambda _: items, item_first, turns, limit)(0)
+        return self.joined_from(query, lambda _: items, item_first, limit)(0)
 
     def joined_from(
         self,
         query: str,
         items: Callable[[int], Iterable[str]],
         item_first: bool,
-        turns: Turns = ALONE,
         limit: int | None = None,
     ) -> Callable[[int], Iterator[Int32Array]]:
         """Return a function that yields what `joined` yields, from the item of a number on.
@@ -164,14 +159,11 @@ class TextEncoder:
             items: returns the items from a number on.
         """
         bounds = self._boundaries
-        cut = bounds and (
-            bounds.first(query, turns=turns) if item_first else bounds.last(query, turns)
-        )
+        cut = bounds and (bounds.first(query) if item_first else bounds.last(query))
         if not cut:
             return lambda start: self.prompts(
                 (f"{i}{query}" if item_first else f"{query}{i}" for i in items(start)),
                 True,
-                turns,
                 limit,
             )
         head, tail = query[:cut], query[cut - 1 :]  # the tail begins with the guard
@@ -179,17 +171,17 @@ class TextEncoder:
 
         def prompts(start: int) -> Iterator[Int32Array]:
             if not shared:
-                shared.append(self._around(head, tail, item_first, turns, limit))
+                shared.append(self._around(head, tail, item_first, limit))
             opening, closing, skipped = shared[0]
             with beside(len(opening) + len(closing) - skipped, limit) as left:
                 texts = (f"{i}{head}" if item_first else f"{tail}{i}" for i in items(start))
-                for ids in self.prompts(texts, False, turns, left):
+                for ids in self.prompts(texts, False, left):
                     yield np.concatenate((opening, ids[skipped:], closing))
 
         return prompts
 
     def _around(
-        self, head: str, tail: str, item_first: bool, turns: Turns, limit: int | None
+        self, head: str, tail: str, item_first: bool, limit: int | None
     ) -> tuple[Int32Array, Int32Array, int]:
         """Return the ids before and after each item's, and how many first ids of an item to drop.
 
@@ -198,37 +190,37 @@ class TextEncoder:
         """
         opening, closing = self._specials.opening, self._specials.closing
         guard = self._num_ids(tail[0])
-        shared = self.plain_ids(tail if item_first else head, turns, limit)
+        shared = self.plain_ids(tail if item_first else head, limit)
         if item_first:
             return opening, np.concatenate((shared[guard:], closing)), 0
         return np.concatenate((opening, shared)), closing, guard
 
-    def num_shared(self, query: str, turns: Turns = ALONE, limit: int | None = None) -> int:
+    def num_shared(self, query: str, limit: int | None = None) -> int:
         """Return how many first tokens all prompts of `joined(query, ...)` are certain to share.
 
         The number depends on the query alone; it is 0 if the query has no safe cut.
         """
-        cut = self._boundaries and self._boundaries.last(query, turns)
+        cut = self._boundaries and self._boundaries.last(query)
         if not cut:
             return 0
-        shared = self.plain_ids(query[:cut], turns, limit)
+        shared = self.plain_ids(query[:cut], limit)
         return len(self._specials.opening) + len(shared)
 
     def _allowed(self, ids: Int32Array) -> Int32Array:
         return ids if self._forbidden is None else self._forbidden.checked(ids)
 
-    def _long(self, text: str, special: bool, turns: Turns, limit: int | None) -> Int32Array:
+    def _long(self, text: str, special: bool, limit: int | None) -> Int32Array:
         """Encode one text in pieces; raise OverLimit once it has more than `limit` tokens."""
         # With boundaries, `_specials` are known, so the pieces are encoded without them.
         in_parts = special and self._boundaries is not None
         opening, closing = (self._specials.opening, self._specials.closing) if in_parts else NONE
         arrays, count = [opening], len(opening) + len(closing)
         check_limit(count, limit)
-        for begin, piece in pieces(text, self._first_cut, turns):
+        for begin, piece in pieces(text, self._first_cut):
             skipped = self._num_ids(piece[0]) if begin else 0
-            if limit is not None and self._beginning(piece, limit - count + skipped, turns):
+            if limit is not None and self._beginning(piece, limit - count + skipped):
                 raise OverLimit(limit + 1)
-            turns.before(len(piece))
+            announce(len(piece))
             (encoding,) = self._encode([piece], special and not in_parts)
             count += len(encoding) - skipped
             check_limit(count, limit)  # before the list of ids, maybe millions, is made
@@ -239,22 +231,22 @@ class TextEncoder:
         """Return the number of ids of a single character."""
         return len(self._encode([guard], special=False)[0])
 
-    def plain_ids(self, text: str, turns: Turns = ALONE, limit: int | None = None) -> Int32Array:
+    def plain_ids(self, text: str, limit: int | None = None) -> Int32Array:
         """Return the ids of a text without special tokens around it; raises OverLimit."""
-        (ids,) = self.prompts([text], False, turns, limit)
+        (ids,) = self.prompts([text], False, limit)
         return ids
 
-    def first_tokens(self, text: str, count: int, turns: Turns = ALONE) -> str:
+    def first_tokens(self, text: str, count: int) -> str:
         """Return the part of a text that its first `count` tokens cover; `count` is at least 1.
 
         At most one piece beyond that part is encoded.
         """
         seen = end = 0
-        for begin, piece in pieces(text, self._first_cut, turns):
+        for begin, piece in pieces(text, self._first_cut):
             skipped = self._num_ids(piece[0]) if begin else 0
-            encoding = self._beginning(piece, count - seen + skipped, turns)
+            encoding = self._beginning(piece, count - seen + skipped)
             if encoding is None:
-                turns.before(len(piece))
+                announce(len(piece))
                 encoding = self._with_places(piece)
             new = min(len(encoding) - skipped, count - seen)
             if new:
@@ -267,7 +259,7 @@ class TextEncoder:
             seen += new
         return text
 
-    def _beginning(self, piece: str, count: int, turns: Turns) -> Encoding | None:
+    def _beginning(self, piece: str, count: int) -> Encoding | None:
         """Return the tokens of a beginning of a piece that has no safe cut, so that they are more
         than `count`; None if there is none, or the piece is short.
 
@@ -276,7 +268,7 @@ class TextEncoder:
         """
         width = 2 * PIECE_CHARS
         while width < len(piece):
-            turns.before(width)
+            announce(width)
             encoding = self._with_places(piece[:width])
             place = encoding.token_to_chars(count) if count < len(encoding) else None
             if place is not None and place[1] + PIECE_CHARS <= width:

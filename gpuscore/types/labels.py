@@ -8,10 +8,11 @@ Afterwards its rows are added up again, and a result's logits and log-sum-exp gi
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gpuscore.errors import InvalidRequest

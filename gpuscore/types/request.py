@@ -1,5 +1,8 @@
 """A scoring request with its labels, and its result, as the engine takes and returns them.
 
+They are structs of msgspec, because processes send them to each other as they are
+(`processes/worker/wire.py`); `msgspec.structs.replace` makes a changed copy, which is checked, too.
+
 The tokens of a label of several tokens except its last are *nodes*, and labels that begin alike
 share them. The item's row gives the distribution of the labels' first tokens, a node's row the
 distribution of the tokens after the node:
@@ -10,15 +13,16 @@ distribution of the tokens after the node:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuscore.types.batch import Float32Array, Float64Array, Int32Array
 
 
-@dataclass(frozen=True, slots=True)
-class LabelTrie:
+class LabelTrie(Struct, frozen=True, dict=True, array_like=True):
     """The labels of a request if some have several tokens, the same for all its items.
 
     K nodes make 1 + K rows per item: the item's row, then the nodes' rows, in preorder. A row has
@@ -40,12 +44,13 @@ class LabelTrie:
     """
 
     sequences: tuple[tuple[int, ...], ...]
-    tokens: Int32Array = field(init=False, compare=False, repr=False)  # [K]
-    parents: Int32Array = field(init=False, compare=False, repr=False)  # [K]
-    next_ids: tuple[Int32Array, ...] = field(init=False, compare=False, repr=False)  # [1 + K]
-    places: Int32Array = field(init=False, compare=False, repr=False)  # [sum of lengths]
-    lengths: Int32Array = field(init=False, compare=False, repr=False)  # [L]
-    counted: Int32Array = field(init=False, compare=False, repr=False)  # [at most L]
+    # Computed from the sequences, and so no fields: they are not sent.
+    tokens: ClassVar[Int32Array]  # [K]
+    parents: ClassVar[Int32Array]  # [K]
+    next_ids: ClassVar[tuple[Int32Array, ...]]  # [1 + K]
+    places: ClassVar[Int32Array]  # [sum of lengths]
+    lengths: ClassVar[Int32Array]  # [L]
+    counted: ClassVar[Int32Array]  # [at most L]
 
     def __post_init__(self) -> None:
         if not self.sequences or not all(self.sequences):
@@ -57,16 +62,14 @@ class LabelTrie:
         columns = [grown.columns[number] for number in order]
         starts = np.cumsum([0, *map(len, columns)])
         places = [starts[row_of[number]] + column for path in paths for number, column in path]
-        values = {
-            "tokens": _int32([grown.tokens[number] for number in order[1:]]),
-            "parents": _int32([row_of[grown.parents[number]] - 1 for number in order[1:]]),
-            "next_ids": tuple(_int32([*ids]) for ids in columns),
-            "places": _int32(places),
-            "lengths": _int32([*map(len, self.sequences)]),
-            "counted": _int32(_shortest(self.sequences)),
-        }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        self.__dict__.update(
+            tokens=_int32([grown.tokens[number] for number in order[1:]]),
+            parents=_int32([row_of[grown.parents[number]] - 1 for number in order[1:]]),
+            next_ids=tuple(_int32([*ids]) for ids in columns),
+            places=_int32(places),
+            lengths=_int32([*map(len, self.sequences)]),
+            counted=_int32(_shortest(self.sequences)),
+        )
 
     @classmethod
     def of(cls, sequences: Sequence[Int32Array]) -> "LabelTrie":
@@ -159,8 +162,7 @@ def _int32(values: Sequence[int]) -> Int32Array:
 MAX_TOP = 20  # most probable tokens of a row
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreRequest:
+class ScoreRequest(Struct, frozen=True, eq=False, array_like=True, gc=False):
     """One request after the cut: every prompt is `query_ids + item_ids[i]`.
 
     `query_ids` holds the tokens before the cut, which all prompts share. Each item has at least one
@@ -285,8 +287,7 @@ def _check_preorder(parents: Int32Array) -> None:
         chain.append(item)
 
 
-@dataclass(frozen=True, slots=True)
-class Timings:
+class Timings(Struct, frozen=True, array_like=True, gc=False):
     """Seconds that a request spent in the engine, in three consecutive stages."""
 
     queue: float  # from its arrival until its first batch was chosen
@@ -294,8 +295,7 @@ class Timings:
     device: float  # from then until its last result was collected
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreResult:
+class ScoreResult(Struct, frozen=True, eq=False, array_like=True, gc=False):
     """Logits at the last token of each prompt, in item order, float32.
 
     `label_logits[i][j]` is the logit of label j of item i. `lse[i]` is the log-sum-exp of item i's

@@ -3,12 +3,12 @@ memory."""
 
 import json
 import sys
-from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import EngineConfig, ModelConfig

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import EngineConfig, ModelConfig
@@ -109,7 +110,7 @@ def one_by_one(request):
         salt = f"alone-{id(request)}-{number}"
         yield (
             family,
-            replace(request, item_ids=items, label_ids=labels, parents=parents, salt=salt),
+            structs.replace(request, item_ids=items, label_ids=labels, parents=parents, salt=salt),
         )
 
 

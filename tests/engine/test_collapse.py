@@ -20,8 +20,16 @@ from gpuscore.engine.start_checks import LENGTHS, check_collapse, known_labels, 
 from gpuscore.errors import ConfigError
 from gpuscore.models.hub import model_directory
 from gpuscore.processes.worker import child
-from gpuscore.processes.worker.frames import FrameReader, FrameWriter, encode
-from gpuscore.processes.worker.messages import Close, Ready, Refused, Start, decode_from_child
+from gpuscore.processes.worker.frames import FrameReader, FrameWriter
+from gpuscore.processes.worker.wire import (
+    Close,
+    FromChild,
+    Ready,
+    Refused,
+    Start,
+    decoder,
+    encode,
+)
 from gpuscore.types.batch import BackendLimits
 from support.backends import JAX_FAMILIES, needs_jax
 from support.eight_bits import needs_int8
@@ -147,7 +155,7 @@ def test_the_engines_process(backend_of, allow, last):
         )
         messages = []
         while not any(isinstance(message, (Refused, Ready)) for message in messages):
-            messages += map(decode_from_child, reader.read())
+            messages += map(decoder(FromChild), reader.read())
         writer.put(lambda: encode(Close()))
         assert code.result(30) == child.EXIT_OK
         writer.close()

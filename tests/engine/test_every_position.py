@@ -1,10 +1,9 @@
 """Promise: every position of a prompt is scored, in chunks or beside others; of what prompts share,
 and of what is cached with its results, only once."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from gpuscore.backends.base import OutOfMemory
 from gpuscore.config import EngineConfig

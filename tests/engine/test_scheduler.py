@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from gpuscore.backends.base import OutOfMemory
 from gpuscore.engine.pages import PagePool, page_keys
@@ -138,7 +139,7 @@ def test_a_row_that_is_not_finite_once_is_run_again_alone(monkeypatch):
 
 
 def copy_of(request, **changes):
-    return dataclasses.replace(request, **changes)
+    return structs.replace(request, **changes)
 
 
 def test_a_prefix_is_computed_once(monkeypatch):

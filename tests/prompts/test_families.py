@@ -110,14 +110,14 @@ def test_what_costs_too_much_or_too_long_is_not_begun(tokenizer):
     limits = RequestLimits(max_items=3)
     builder = PromptBuilder(TextEncoder(tokenizer), LIMITS, limits)
     prompts = FamilyPrompts(registry.DEMO, builder)
-    with pytest.raises(TooManyItems, match="4 items, the limit is 3") as error:
-        prompts.build(RerankInput("q", ["d"] * 4, most_tokens=1), turned := Turned())
+    with pytest.raises(TooManyItems, match="4 items, the limit is 3") as error, Turned() as turned:
+        prompts.build(RerankInput("q", ["d"] * 4, most_tokens=1))
     assert not turned.asked, "begun"
     assert error.value.param == "documents"
-    with pytest.raises(DeadlineExceeded):
-        prompts.build(RerankInput("q", ["d"] * 3, most_tokens=1), Turned(0))
-    with pytest.raises(DeadlineExceeded):
-        prompts.build(RerankInput("q", ["d"] * 3), Turned(0))
+    with pytest.raises(DeadlineExceeded), Turned(0):
+        prompts.build(RerankInput("q", ["d"] * 3, most_tokens=1))
+    with pytest.raises(DeadlineExceeded), Turned(0):
+        prompts.build(RerankInput("q", ["d"] * 3))
 
 
 def result_of(rows):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from gpuscore.processes.replicas.router import (
     AGAIN,
@@ -46,7 +47,7 @@ def homes(requests, loads):
 
 def test_a_query_has_one_home_for_every_router(rng):
     requests = [request_of(rng) for _ in range(200)]
-    same_queries = [replace(r, item_ids=request_of(rng).item_ids) for r in requests]
+    same_queries = [structs.replace(r, item_ids=request_of(rng).item_ids) for r in requests]
     idle = loads_of(*[0] * 8)
     assert homes(requests, idle) == homes(same_queries, idle)
     counts = Counter(homes(requests, idle))
@@ -66,12 +67,12 @@ def test_only_the_queries_of_a_lost_replica_move(rng):
 def test_the_salt_and_the_first_tokens_decide(rng):
     idle = loads_of(*[0] * 64)
     short = request_of(rng, query=HOME_TOKENS + 100)
-    longer = replace(short, query_ids=np.concatenate([short.query_ids, short.query_ids]))
+    longer = structs.replace(short, query_ids=np.concatenate([short.query_ids, short.query_ids]))
     assert homes([short], idle) == homes([longer], idle), "a history that grows stays"
-    salted = [replace(short, salt=str(n)) for n in range(20)]
+    salted = [structs.replace(short, salt=str(n)) for n in range(20)]
     assert len(set(homes(salted, idle))) > 5
-    other = replace(short, query_ids=short.query_ids[::-1].copy())
-    tail = replace(short, query_ids=short.query_ids.copy())
+    other = structs.replace(short, query_ids=short.query_ids[::-1].copy())
+    tail = structs.replace(short, query_ids=short.query_ids.copy())
     tail.query_ids[-1] += 1  # in a part of a page, which is not cached
     assert homes([tail], idle) == homes([short], idle)
     assert len(set(homes([other, *salted], idle))) > 5
@@ -102,7 +103,7 @@ def test_what_a_replica_will_compute(rng):
     assert router.sent(first, 0) == 107
     assert router.sent(first, 0) == 11, "six pages were sent there before"
     assert router.sent(first, 1) == 107
-    assert router.sent(replace(first, salt="other"), 1) == 107
+    assert router.sent(structs.replace(first, salt="other"), 1) == 107
     assert router.sent(second, 0) == 79
     assert router.sent(first, 0) == 11, "six and four pages fit in ten"
     assert router.sent(request_of(rng, query=16), 0) == 36

@@ -7,6 +7,7 @@ import pytest
 from gpuscore.errors import DeadlineExceeded
 from gpuscore.server import text_work
 from gpuscore.server.text_work import BEGUN_OF_TENANT, TURN, TextWork, permits_here
+from gpuscore.text.boundaries import announce
 
 PERMITS = 2
 WAIT = 20  # seconds, at most
@@ -27,10 +28,10 @@ class Long:
         self.size, self.pieces, self.ended = size, 0, threading.Event()
         self._begun, self._go = threading.Semaphore(0), threading.Semaphore(0)
 
-    def __call__(self, turns):
+    def __call__(self):
         try:
             while True:
-                turns.before(self.size)
+                announce(self.size)
                 self.pieces += 1
                 self._begun.release()
                 assert self._go.acquire(timeout=WAIT)
@@ -67,7 +68,7 @@ def end(work, jobs):
 
 def test_a_short_text_waits_for_one_piece(work):
     jobs = busy(work)
-    _, done = work.submit("b", lambda turns: turns.before(5) or "answer")
+    _, done = work.submit("b", lambda: announce(5) or "answer")
     assert not done.done()
     jobs[0][0].go_on()
     assert done.result(SOON) == "answer"
@@ -78,7 +79,7 @@ def test_a_short_text_waits_for_one_piece(work):
 
 def test_a_short_text_of_the_same_tenant_waits_for_one_piece(work):
     jobs = busy(work)
-    _, done = work.submit("a", lambda turns: "answer")
+    _, done = work.submit("a", lambda: "answer")
     jobs[1][0].go_on()
     assert done.result(SOON) == "answer"
     end(work, jobs)
@@ -87,9 +88,9 @@ def test_a_short_text_of_the_same_tenant_waits_for_one_piece(work):
 def test_a_tenant_without_running_work_is_next(work):
     """A tenant without running work comes first, however long another tenant's jobs have waited."""
     jobs = busy(work)
-    more = [work.submit("a", lambda turns: turns.before(1)) for _ in range(50)]
+    more = [work.submit("a", lambda: announce(1)) for _ in range(50)]
     order = []
-    _, done = work.submit("b", lambda turns: order.append([f.done() for _, f in more]))
+    _, done = work.submit("b", lambda: order.append([f.done() for _, f in more]))
     jobs[0][0].go_on()
     done.result(SOON)
     assert order == [[False] * 50]
@@ -111,7 +112,7 @@ def test_long_texts_leave_a_permit(work):
     jobs.append((other, work.submit("c", other)[0]))
     assert other.begins_nothing()
     for _ in range(20):  # they use the other permit
-        _, done = work.submit("b", lambda turns: "answer")
+        _, done = work.submit("b", lambda: "answer")
         assert done.result(SOON) == "answer"
     for _ in range(2):
         jobs[0][0].go_on()
@@ -126,7 +127,7 @@ def test_a_text_becomes_long_after_its_first_turn(work):
     assert first.at_work()
     second.go_on()
     assert second.begins_nothing()
-    _, done = work.submit("b", lambda turns: turns.before(TURN) or "answer")
+    _, done = work.submit("b", lambda: announce(TURN) or "answer")
     assert done.result(SOON) == "answer"
     assert (first_job.long, second_job.long) == (True, True)
     first.go_on()
@@ -143,7 +144,7 @@ def test_small_machines_have_one_permit_less(cores, permits, monkeypatch):
 def test_given_up_before_its_turn(work):
     jobs = busy(work)
     begun = threading.Event()
-    job, future = work.submit("b", lambda turns: begun.set())
+    job, future = work.submit("b", lambda: begun.set())
     work.give_up(job)
     assert future.cancelled()
     assert not work.waiting
@@ -187,20 +188,20 @@ def test_threads_are_bounded_and_end(work):
 
 
 def test_errors_and_order(work):
-    def fails(turns):
+    def fails():
         raise ValueError("no")
 
     _, failed = work.submit("a", fails)
     with pytest.raises(ValueError, match="no"):
         failed.result(SOON)
-    results = [work.submit(str(i % 7), lambda turns, i=i: i)[1] for i in range(500)]
+    results = [work.submit(str(i % 7), lambda i=i: i)[1] for i in range(500)]
     assert [future.result(SOON) for future in results] == [*range(500)]
 
 
 def test_close_gives_up_everything():
     work = TextWork(permits=PERMITS)
     jobs = busy(work)
-    _, waiting = work.submit("b", lambda turns: None)
+    _, waiting = work.submit("b", lambda: None)
     work.close()
     assert waiting.cancelled()
     for long, _ in jobs:

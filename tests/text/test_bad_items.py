@@ -4,10 +4,11 @@ array; each of them has the error that it would be alone."""
 import gc
 import random
 import weakref
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from gpuscore.config import RequestLimits
 from gpuscore.errors import (
@@ -56,7 +57,7 @@ def check_same(built, wanted):
     if wanted is None:
         assert built is None
         return
-    for field in fields(wanted):
+    for field in structs.fields(wanted):
         value, wanted_value = getattr(built, field.name), getattr(wanted, field.name)
         if isinstance(wanted_value, tuple):
             assert len(value) == len(wanted_value)
@@ -143,8 +144,8 @@ def test_errors_of_the_whole_request(made):
     assert len(few.build_rest(inputs, ItemErrors()).item_ids) == 2
     with pytest.raises(TooManyTokens):
         few.build_rest(replace(inputs, items=["chair " * 60, "chair " * 30]), ItemErrors())
-    with pytest.raises(DeadlineExceeded):
-        made.build_rest(inputs, ItemErrors(), Turned(0))
+    with pytest.raises(DeadlineExceeded), Turned(0):
+        made.build_rest(inputs, ItemErrors())
     # A query that fills the context leaves room for an empty item only.
     errors = ItemErrors()
     request = made.build_rest(ScoreInput([1] * 40, [[], [2]], label_token_ids=[1]), errors)
@@ -157,20 +158,19 @@ def test_a_query_is_read_once_beside_long_items(item_first):
     backend = replace(LIMITS, max_model_len=65_000)
     made = PromptBuilder(TextEncoder(make_tokenizer(bos=False)), backend, RequestLimits())
     query, items = "chair " * 10_000, ["x " * 40_000] * 6
-    counted, errors = Turned(), ItemErrors()
+    errors = ItemErrors()
     inputs = ScoreInput(query, items, label_token_ids=[1], item_first=item_first)
-    assert made.build_rest(inputs, errors, counted) is None
+    with Turned() as counted:
+        assert made.build_rest(inputs, errors) is None
     assert len(errors.listed()) == 6
     assert sum(counted.asked) < sum(map(len, items)) + 4 * len(query)
 
 
 def test_a_long_query_is_not_read_again_for_every_item():
     """A long query costs as many turns as reading it once."""
-    counted = Turned()
-    with pytest.raises(PromptTooLong, match="query alone"):
-        builder().build_rest(
-            ScoreInput("chair " * 200_000, ["a"] * 1000, label_token_ids=[1]), ItemErrors(), counted
-        )
+    inputs = ScoreInput("chair " * 200_000, ["a"] * 1000, label_token_ids=[1])
+    with pytest.raises(PromptTooLong, match="query alone"), Turned() as counted:
+        builder().build_rest(inputs, ItemErrors())
     assert sum(counted.asked) < 10 * PIECE_CHARS
 
 

@@ -64,32 +64,30 @@ def encoder_of(name="qwen2"):
 
 
 def test_given_up_between_two_pieces():
-    turned = Turned(3)
-    with pytest.raises(DeadlineExceeded):
-        next(encoder_of().prompts([ENGLISH * 10_000], True, turned))
+    with pytest.raises(DeadlineExceeded), Turned(3) as turned:
+        next(encoder_of().prompts([ENGLISH * 10_000]))
     assert max(turned.asked) < 2 * turns.PIECE_CHARS
 
 
 def test_the_rest_of_a_text_that_is_too_long_is_not_encoded():
     for name in ("qwen2", "granite"):  # the first has a bound, the second has none
-        turned = Turned()
-        with pytest.raises(OverLimit) as over:
-            next(encoder_of(name).prompts([ENGLISH * 20_000], True, turned, limit=500))
+        with pytest.raises(OverLimit) as over, Turned() as turned:
+            next(encoder_of(name).prompts([ENGLISH * 20_000], limit=500))
         assert over.value.least > 500
         assert sum(turned.asked) < 2 * turns.PIECE_CHARS
 
 
 def test_many_short_texts_are_many_turns():
     """A large number of texts takes time, however short they are."""
-    turned = Turned()
-    assert len(list(encoder_of().prompts(["a"] * 10_000, True, turned))) == 10_000
+    with Turned() as turned:
+        assert len(list(encoder_of().prompts(["a"] * 10_000))) == 10_000
     assert sum(turned.asked) > 10_000 * turns.PER_TEXT
     assert max(turned.asked) <= turns.PIECE_CHARS
 
 
 def test_a_cut_text_is_not_read_to_its_end():
-    turned = Turned()
-    assert len(encoder_of().first_tokens(ENGLISH * 20_000, 10, turned)) < 100
+    with Turned() as turned:
+        assert len(encoder_of().first_tokens(ENGLISH * 20_000, 10)) < 100
     assert sum(turned.asked) < 2 * turns.PIECE_CHARS
 
 
@@ -102,8 +100,9 @@ MORE = [(name, c) for name in ("qwen2", "llama3", "llama2") for c in "a 7!\u0301
 )
 def test_a_cut_text_without_a_safe_cut_is_not_read_to_its_end(name, character):
     tokenizer, encoder = pair(name)
-    text, count, turned = character * 2_000_000, 10, Turned()
-    cut = encoder.first_tokens(text, count, turned)
+    text, count = character * 2_000_000, 10
+    with Turned() as turned:
+        cut = encoder.first_tokens(text, count)
     assert sum(turned.asked) < 4 * turns.PIECE_CHARS
     encoding = tokenizer.encode(text[:3000], add_special_tokens=False)
     assert cut == text[: encoding.offsets[count - 1][1]]
@@ -112,9 +111,9 @@ def test_a_cut_text_without_a_safe_cut_is_not_read_to_its_end(name, character):
 @pytest.mark.parametrize(("name", "character"), WITHOUT_CUT)
 def test_a_long_text_without_a_safe_cut_is_refused_by_its_beginning(name, character):
     tokenizer, encoder = pair(name)
-    text, turned = character * 2_000_000, Turned()
-    with pytest.raises(OverLimit):
-        next(encoder.prompts([text], True, turned, limit=500))
+    text = character * 2_000_000
+    with pytest.raises(OverLimit), Turned() as turned:
+        next(encoder.prompts([text], limit=500))
     assert sum(turned.asked) < 4 * turns.PIECE_CHARS
     text = text[: 3 * turns.PIECE_CHARS]
     expected = tokenizer.encode(text).ids

@@ -19,7 +19,7 @@ from gpuscore.errors import (
     TooManyLabels,
     TooManyTokens,
 )
-from gpuscore.text.boundaries import ALONE, PIECE_CHARS
+from gpuscore.text.boundaries import PIECE_CHARS
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput, factor
 from gpuscore.text.tokenizer import TextEncoder
@@ -233,12 +233,12 @@ def test_work_stops_at_the_first_prompt_that_is_too_long():
 
     made = builder()
     with pytest.raises(PromptTooLong):
-        list(made.checks.checked(lambda _: made.encoder.prompts(texts()), ALONE))
+        list(made.checks.checked(lambda _: made.encoder.prompts(texts())))
     assert Counting.taken <= 2
 
 
 def test_giving_up():
     made = builder()
 
-    with pytest.raises(DeadlineExceeded):
-        made.build(ScoreInput("a", ["b", "c"], label_token_ids=[1]), Turned(0))
+    with pytest.raises(DeadlineExceeded), Turned(0):
+        made.build(ScoreInput("a", ["b", "c"], label_token_ids=[1]))

@@ -25,8 +25,8 @@ from gpuscore.errors import (
 )
 from gpuscore.processes.worker import client as client_module
 from gpuscore.processes.worker.client import EngineClient
-from gpuscore.processes.worker.messages import Start, score_message
 from gpuscore.processes.worker.process import Patience, command
+from gpuscore.processes.worker.wire import Score, Start
 from gpuscore.types.batch import NO_TOKENS
 from gpuscore.types.request import ScoreRequest
 from support import tape_engine as tape_child
@@ -107,9 +107,9 @@ def test_a_small_request_that_is_alone_is_written_by_its_caller(client, monkeypa
 
     def noted(*message):
         by_caller.append(threading.get_ident() == caller)
-        return score_message(*message)
+        return Score(*message)
 
-    monkeypatch.setattr(client_module, "score_message", noted)
+    monkeypatch.setattr(client_module, "Score", noted)
     for requests in (
         [request_of(7)],
         [request_of(7, items=client_module.AT_ONCE + 1)],

@@ -8,11 +8,12 @@ server's.
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from gpuscore.commands.bulk.options import BatchOptions
 from gpuscore.commands.bulk.rows import (
@@ -37,7 +38,6 @@ from gpuscore.dialects.wire import encode_error
 from gpuscore.errors import ConfigError, GpuscoreError, MethodNotAllowed, NotFound
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.rerank_input import RerankInput
-from gpuscore.text.boundaries import ALONE
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.types.batch import Float64Array
@@ -304,7 +304,7 @@ class RequestTask:
             raise MethodNotAllowed("this path does not have that method")
         body = dialect.decode(bytes(line.body), record, None)
         name = answered_name(choose(self._models, dialect, body), body)
-        prepared = dialect.prepare(self._model, body, ALONE)
+        prepared = dialect.prepare(self._model, body)
         return _Call(line, dialect, body, prepared, name, record)
 
 

@@ -10,8 +10,8 @@ from gpuscore.errors import ConfigError, EngineFailed
 from gpuscore.processes.replicas.placement import CPU, Placement, placements
 from gpuscore.processes.replicas.replicas import Replicas
 from gpuscore.processes.worker.client import EngineClient
-from gpuscore.processes.worker.messages import Start
 from gpuscore.processes.worker.process import TORCH, Patience, command
+from gpuscore.processes.worker.wire import Start
 from gpuscore.system.log import LogFormat
 from gpuscore.types.batch import BackendLimits
 

@@ -17,31 +17,25 @@ from gpuscore.backends.base import Backend, Pending, Prepared
 from gpuscore.config import ModelConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import ConfigError, GpuscoreError
-from gpuscore.processes.worker.frames import (
-    FrameReader,
-    FrameWriter,
-    Make,
-    Message,
-    ProtocolError,
-    encode,
-)
-from gpuscore.processes.worker.messages import (
+from gpuscore.processes.worker.frames import FrameReader, FrameWriter, Make
+from gpuscore.processes.worker.wire import (
     Cancel,
     Close,
     Failure,
     Heartbeat,
     Loading,
+    Message,
     Planned,
+    ProtocolError,
     Ready,
     Refused,
     Result,
     Score,
     Start,
     ToChild,
-    decode_to_child,
-    failure_message,
-    result_message,
-    to_request,
+    check_request,
+    decoder,
+    encode,
 )
 from gpuscore.system.heap import collect_and_trim
 from gpuscore.system.log import LogFormat
@@ -215,9 +209,10 @@ class WatchedBackend:
 
 def messages_of(reader: FrameReader) -> Iterator[list[ToChild]]:
     """Yield the messages of each receive together."""
+    decode: Callable[[bytes], ToChild] = decoder(ToChild)
     while True:
         if frames := reader.read():
-            yield [decode_to_child(frame) for frame in frames]
+            yield [decode(frame) for frame in frames]
 
 
 class Requests:
@@ -265,16 +260,14 @@ class Requests:
             if message.id in self._futures or message.id in requests:
                 raise ProtocolError(f"two requests in flight with the id {message.id}")
             try:
-                request = to_request(message, limits.vocab_rows, limits.label_rows)
+                requests[message.id] = check_request(message.request, limits)
             except ProtocolError as error:
                 logger.error("a malformed request: %s", error)
-                self._writer.send(failure_message(message.id, error))
-            else:
-                requests[message.id] = request
+                self._writer.send(Failure.of(message.id, error))
         outcomes = self._engine.score_all(list(requests.values()))
         for id, outcome in zip(requests, outcomes, strict=True):
             if isinstance(outcome, GpuscoreError):
-                self._writer.send(failure_message(id, outcome))
+                self._writer.send(Failure.of(id, outcome))
             else:
                 self._futures[id] = outcome
                 outcome.add_done_callback(partial(self._answer, id))
@@ -292,4 +285,4 @@ class Requests:
 
 def _outcome(id: int, future: "Future[ScoreResult]") -> Result | Failure:
     error = future.exception()
-    return result_message(id, future.result()) if error is None else failure_message(id, error)
+    return Result(id, future.result()) if error is None else Failure.of(id, error)

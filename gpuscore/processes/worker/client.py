@@ -10,18 +10,19 @@ from itertools import count
 from gpuscore.engine.admission import MAX_RETRY_AFTER, Backlog
 from gpuscore.engine.ticket import resolve
 from gpuscore.errors import GpuscoreError, TooManyTokens, Unavailable
-from gpuscore.processes.worker.frames import MAX_FRAME, ProtocolError, Send, encode
+from gpuscore.processes.worker.frames import MAX_FRAME, Send
 from gpuscore.processes.worker.link import Report, Supervisor
-from gpuscore.processes.worker.messages import (
+from gpuscore.processes.worker.process import Patience
+from gpuscore.processes.worker.wire import (
     Cancel,
     Failure,
+    ProtocolError,
     Result,
+    Score,
     Start,
-    score_message,
-    to_error,
-    to_result,
+    check_result,
+    encode,
 )
-from gpuscore.processes.worker.process import Patience
 from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.stats import EngineStats
@@ -209,9 +210,9 @@ class EngineClient:
                 raise ProtocolError("an answer to a request that was never sent")
             return  # it was cancelled meanwhile
         if isinstance(answer, Failure):
-            resolve(waiting.future, to_error(answer))
+            resolve(waiting.future, answer.error())
         else:
-            resolve(waiting.future, to_result(answer, waiting.request))
+            resolve(waiting.future, check_result(answer.result, waiting.request))
 
     def _leave(self, id: int, send: Send, _: "Future[ScoreResult]") -> None:
         with self._lock:
@@ -226,7 +227,7 @@ class EngineClient:
             waiting = self._waiting.get(id)
         if waiting is None:
             return None
-        frame = encode(score_message(id, waiting.request))
+        frame = encode(Score(id, waiting.request))
         if len(frame) > MAX_FRAME:
             size = f"{len(frame)} bytes, the limit is {MAX_FRAME}"
             resolve(waiting.future, TooManyTokens(f"the request takes {size}", param="items"))

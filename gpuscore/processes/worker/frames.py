@@ -8,9 +8,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-import msgspec
+from gpuscore.processes.worker.wire import Message, ProtocolError, encode
 
 logger = logging.getLogger(__name__)
 
@@ -26,30 +26,6 @@ class Send(Protocol):
     """A function that queues messages to be sent in this order, as `FrameWriter.put`."""
 
     def __call__(self, *messages: Make, now: bool = False) -> None: ...
-
-
-class ProtocolError(Exception):
-    """The other side sent data that is not a valid message."""
-
-
-class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """The base of all messages; the tag is the class's name."""
-
-
-MessageT = TypeVar("MessageT")
-_encoder = msgspec.msgpack.Encoder()
-
-
-def encode(message: Message) -> bytes:
-    return _encoder.encode(message)
-
-
-def decoded(decoder: msgspec.msgpack.Decoder[MessageT], frame: bytes) -> MessageT:
-    """Decode a message; raise ProtocolError if the frame is not of the decoder's type."""
-    try:
-        return decoder.decode(frame)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"a malformed message: {error}") from error
 
 
 class FrameReader:

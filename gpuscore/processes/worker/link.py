@@ -13,21 +13,22 @@ from msgspec import structs
 
 from gpuscore.engine.admission import MAX_RETRY_AFTER
 from gpuscore.errors import ConfigError, EngineFailed, LoadTimeout
-from gpuscore.processes.worker.frames import FrameReader, FrameWriter, ProtocolError, Send
-from gpuscore.processes.worker.messages import (
+from gpuscore.processes.worker.frames import FrameReader, FrameWriter, Send
+from gpuscore.processes.worker.process import EngineProcess, Patience
+from gpuscore.processes.worker.wire import (
     Close,
     Failure,
     FromChild,
     Heartbeat,
     Loading,
     Planned,
+    ProtocolError,
     Ready,
     Refused,
     Result,
     Start,
-    decode_from_child,
+    decoder,
 )
-from gpuscore.processes.worker.process import EngineProcess, Patience
 from gpuscore.types.batch import BackendLimits
 from gpuscore.types.stats import NO_COUNTERS, NO_STATS, EngineStats
 
@@ -254,10 +255,11 @@ class Supervisor:
     def _watch(self, reader: FrameReader, writer: FrameWriter) -> str:
         """Handle messages until `close` or a reason to end the child; return the reason."""
         before = monotonic()
+        decode: Callable[[bytes], FromChild] = decoder(FromChild)
         while not self._closing.is_set():
             frames = reader.read() if reader.wait(TICK) else []
             for frame in frames:
-                if reason := self._handle(decode_from_child(frame), writer):
+                if reason := self._handle(decode(frame), writer):
                     return reason
             since = passed(before)
             before = monotonic()

@@ -38,7 +38,6 @@ from gpuscore.errors import (
 )
 from gpuscore.server.http.exchange import MORE
 from gpuscore.server.service import RequestContext, ScoringService
-from gpuscore.text.boundaries import ALONE, Turns
 from gpuscore.types.record import RESPOND, TOKENIZE, record_of
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.results import renumbered, scored_places
@@ -233,10 +232,10 @@ async def answer(
     model = served.ready()
     with record.stage(TOKENIZE):
         if dialect.is_small(body):
-            prepared, size = _prepared(model, dialect, body, ALONE)
+            prepared, size = _prepared(model, dialect, body)
         else:
             work = partial(_prepared, model, dialect, body)
-            prepared, size = await service.in_turns(call, work)
+            prepared, size = await service.in_thread(call, work)
     name = answered_name(served, body)
     size += FRAME_BYTES + text_bytes(name)
     call.reserve(size)
@@ -261,10 +260,8 @@ async def answer(
         return await begun()
 
 
-def _prepared(
-    model: LoadedModel, dialect: Dialect[BodyT], body: BodyT, turns: Turns
-) -> tuple[PreparedBody, int]:
-    prepared = dialect.prepare(model, body, turns)
+def _prepared(model: LoadedModel, dialect: Dialect[BodyT], body: BodyT) -> tuple[PreparedBody, int]:
+    prepared = dialect.prepare(model, body)
     return prepared, dialect.answer_bytes(body, prepared)
 
 

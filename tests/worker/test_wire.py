@@ -3,34 +3,29 @@
 import socket
 import threading
 import tracemalloc
-from dataclasses import replace
 
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from gpuscore.errors import NonfiniteScore, TooManyTokens
-from gpuscore.processes.worker.frames import (
-    MAX_FRAME,
-    FrameReader,
-    FrameWriter,
-    ProtocolError,
-    encode,
-)
-from gpuscore.processes.worker.messages import (
+from gpuscore.processes.worker.frames import MAX_FRAME, FrameReader, FrameWriter
+from gpuscore.processes.worker.wire import (
     Cancel,
     Close,
     Failure,
+    FromChild,
     Heartbeat,
+    ProtocolError,
     Ready,
-    decode_from_child,
-    decode_to_child,
-    failure_message,
-    result_message,
-    score_message,
-    to_error,
-    to_request,
-    to_result,
+    Result,
+    Score,
+    ToChild,
+    check_request,
+    check_result,
+    decoder,
+    encode,
 )
 from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import LabelTrie, ScoreRequest, ScoreResult, Timings
@@ -53,48 +48,60 @@ RESULT = ScoreResult(
 )
 
 
+LIMITS = BackendLimits(64, 16, 9, 40, vocab_rows=10)
+to_child, from_child = decoder(ToChild), decoder(FromChild)
+
+
 def equal(message, other):
-    for name in type(message).__dataclass_fields__:
+    for name in type(message).__struct_fields__:
         a, b = getattr(message, name), getattr(other, name)
         if isinstance(a, tuple):
-            assert list(map(len, a)) == list(map(len, b))
-            np.testing.assert_array_equal(np.concatenate(a), np.concatenate(b), strict=True)
+            assert len(a) == len(b)
+            for one, wanted in zip(a, b, strict=True):
+                np.testing.assert_array_equal(one, wanted, strict=True)
         elif isinstance(a, np.ndarray):
             np.testing.assert_array_equal(a, b, strict=True)
         else:
             assert a == b
 
 
+def arrived(request, limits=LIMITS):
+    return check_request(to_child(encode(Score(3, request))).request, limits)
+
+
+def answered(result, request):
+    return check_result(from_child(encode(Result(3, result))).result, request)
+
+
 def test_a_request_and_its_result_arrive_as_they_were():
-    message = decode_to_child(encode(score_message(3, REQUEST)))
-    assert message.id == 3
-    equal(to_request(message, 10, 10), REQUEST)
-    equal(to_result(decode_from_child(encode(result_message(3, RESULT))), REQUEST), RESULT)
+    assert to_child(encode(Score(3, REQUEST))).id == 3
+    equal(arrived(REQUEST), REQUEST)
+    equal(answered(RESULT, REQUEST), RESULT)
 
 
 def test_the_classes_of_a_classification_model_arrive():
     limits = BackendLimits(64, 16, 9, 40, 10, classes=("good", "not good", "n\u00e9"))
-    assert decode_from_child(encode(Ready(limits))).limits == limits
+    assert from_child(encode(Ready(limits))).limits == limits
     assert limits.label_rows == 3
-    message = score_message(3, replace(REQUEST, label_ids=(ints(2), ints(0, 1))))
-    equal(to_request(message, 10, 3), replace(REQUEST, label_ids=(ints(2), ints(0, 1))))
-    with pytest.raises(ProtocolError, match="outside 0 to 1"):
-        to_request(message, 10, 2)
+    request = replace(REQUEST, label_ids=(ints(2), ints(0, 1)))
+    equal(arrived(request, limits), request)
+    with pytest.raises(ProtocolError, match="outside 0 to 2"):
+        arrived(REQUEST, limits)
 
 
 def test_a_request_for_every_position_and_its_result():
     items, labels = (ints(1), ints(2, 3)), (ints(4), ints(3, 5))
     request = ScoreRequest(ints(), items, labels, True, 1, every_position=True)
-    equal(to_request(decode_to_child(encode(score_message(3, request))), 10, 10), request)
+    equal(arrived(request), request)
     logits, rows = (np.float32([1.5]), np.float32([2.5, -3.5])), np.float32([4, 5, 6])
     result = ScoreResult(
         logits, rows, ints(7, 8, 9)[:, None], rows[:, None], 6, Timings(0.1, 0.2, 0.3)
     )
-    equal(to_result(decode_from_child(encode(result_message(3, result))), request), result)
-    with pytest.raises(ProtocolError, match="do not have 3 rows"):
-        to_result(result_message(3, replace(result, lse=rows[:2])), request)
+    equal(answered(result, request), result)
+    with pytest.raises(ProtocolError, match="parts that its request asked for"):
+        answered(replace(result, lse=rows[:2]), request)
     with_query = replace(request, query_ids=ints(6, 7), query_labels=ints(7, 1), num_top=3)
-    equal(to_request(decode_to_child(encode(score_message(3, with_query))), 10, 10), with_query)
+    equal(arrived(with_query), with_query)
     of_query = replace(
         result,
         label_logits=(np.float32([0.5, 1]), *logits),
@@ -102,13 +109,15 @@ def test_a_request_for_every_position_and_its_result():
         top_ids=ints(*range(15)).reshape(5, 3),
         top_logits=np.arange(15, dtype=np.float32).reshape(5, 3),
     )
-    message = decode_from_child(encode(result_message(3, of_query)))
-    equal(to_result(message, with_query), of_query)
+    equal(answered(of_query, with_query), of_query)
     with pytest.raises(ProtocolError, match="outside 0 to 6"):
-        to_request(score_message(3, with_query), 10, 7)
-    for changed in ({"query_labels": ints(1).tobytes()}, {"label_counts": ints(2, 1).tobytes()}):
-        with pytest.raises(ProtocolError, match="one label for each token"):
-            to_request(msgspec.structs.replace(score_message(1, request), **changed), 10, 10)
+        arrived(with_query, BackendLimits(64, 16, 9, 40, vocab_rows=7))
+    changed = encode(Score(3, with_query)).replace(ints(7, 1).tobytes(), ints(7, 99).tobytes())
+    with pytest.raises(ProtocolError, match="outside 0 to 9"):
+        check_request(to_child(changed).request, LIMITS)
+    shorter = encode(Score(3, request)).replace(b"\xc4\x08" + ints(3, 5).tobytes(), b"\xc4\x00")
+    with pytest.raises(ProtocolError, match="one label for each token"):
+        to_child(shorter)
 
 
 def test_labels_of_several_tokens_arrive():
@@ -116,65 +125,91 @@ def test_labels_of_several_tokens_arrive():
     request = ScoreRequest(
         ints(5, 6), (ints(1), ints(2, 3)), (trie.first_ids,) * 2, need_lse=True, trie=trie
     )
-    arrived = to_request(decode_to_child(encode(score_message(3, request))), 10, 10)
-    equal(replace(arrived, trie=None), replace(request, trie=None))
-    assert arrived.trie == trie
-    message = score_message(3, request)
+    got = arrived(request)
+    equal(got, request)
+    equal(arrived(got), request)
+    assert got.trie.places.tolist() == trie.places.tolist()
+    frame = encode(Score(3, request))
+    sent = msgspec.msgpack.encode(trie.sequences)
     for changed in (
-        {"sequences": ((8, 9, 10), (8,), (3, 2))},  # 10 is no token
-        {"sequences": ((8, 9), (8,), (4, 2))},  # other first tokens
-        {"sequences": ((8, 9), (8,), ())},
-        {"sequences": ()},
-        {"need_lse": False},
-        {"num_top": 1},
+        ((8, 9, 10), (8,), (3, 2)),  # 10 is no token
+        ((8, 9, -1), (8,), (3, 2)),
+        ((8, 9), (8,), (4, 2)),  # other first tokens
+        ((8, 9), (8,), ()),
+        (),
     ):
+        other = frame.replace(sent, msgspec.msgpack.encode(changed))
+        assert other != frame
         with pytest.raises(ProtocolError):
-            to_request(msgspec.structs.replace(message, **changed), 10, 10)
+            check_request(to_child(other).request, LIMITS)
 
 
-def test_shared_labels_travel_once():
+def test_shared_labels_travel_once_and_stay_shared():
     labels = np.arange(128, dtype=np.int32)
     request = ScoreRequest(ints(1), tuple(ints(i) for i in range(10_000)), (labels,) * 10_000, True)
-    frame = encode(score_message(1, request))
+    frame = encode(Score(1, request))
     assert len(frame) < 100_000
-    equal(to_request(decode_to_child(frame), 20_000, 20_000), request)
+    got = check_request(to_child(frame).request, BackendLimits(64, 16, 9, 40, vocab_rows=20_000))
+    equal(got, request)
+    assert len({*map(id, got.label_ids)}) == 1
 
 
 def test_a_million_tokens():
     items = tuple(np.full(105, i, dtype=np.int32) for i in range(10_000))
     request = ScoreRequest(ints(1), items, (ints(4),) * 10_000, True)
-    equal(to_request(decode_to_child(encode(score_message(1, request))), 20_000, 20_000), request)
+    equal(arrived(request, BackendLimits(64, 16, 9, 40, vocab_rows=20_000)), request)
 
 
 def test_an_error_arrives_as_it_was():
     error = NonfiniteScore("not finite", param="items[3]")
-    got = to_error(decode_from_child(encode(failure_message(1, error))))
+    got = from_child(encode(Failure.of(1, error))).error()
     assert type(got) is NonfiniteScore
     assert (got.message, got.param, got.retry_after) == ("not finite", "items[3]", None)
-    bug = to_error(failure_message(1, KeyError("secret")))
+    bug = Failure.of(1, KeyError("secret")).error()
     assert (bug.code, bug.message) == ("internal_error", "the engine failed")
-    assert type(to_error(failure_message(1, TooManyTokens("x", retry_after=3)))) is TooManyTokens
+    assert type(Failure.of(1, TooManyTokens("x", retry_after=3)).error()) is TooManyTokens
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        {"query": b"\0" * 5},
-        {"query": ints(10).tobytes()},
-        {"items": ints(1, 2, -1).tobytes()},
-        {"items": ints(1, 2).tobytes()},
-        {"item_counts": ints(3).tobytes()},
-        {"item_counts": ints(3, 0).tobytes()},
-        {"item_counts": ints(-1, 4).tobytes()},
-        {"item_counts": b"", "items": b""},
-        {"label_counts": ints(1, 1, 1).tobytes()},
-        {"label_counts": b"", "labels": b""},
-        {"item_counts": ints(2**31 - 1, 2**31 - 1, 5).tobytes()},
+        {"query_ids": ints(10)},
+        {"query_ids": ints(-1)},
+        {"item_ids": (ints(1), ints(2, -1))},
+        {"item_ids": (ints(1),)},
+        {"item_ids": (ints(1), ints())},
+        {"item_ids": (), "label_ids": ()},
+        {"label_ids": (ints(1),) * 3},
+        {"label_ids": (ints(1), ints())},
+        {"label_ids": (ints(1), ints(10))},
     ],
 )
 def test_a_request_that_does_not_hold_together(changed):
     with pytest.raises(ProtocolError):
-        to_request(msgspec.structs.replace(score_message(1, REQUEST), **changed), 10, 10)
+        arrived(replace(REQUEST, **changed))
+
+
+@pytest.mark.parametrize(
+    "query",
+    [b"\0" * 5, 5, "text", None, [b"\0" * 8, 3], [b"\0" * 8], [b"\0" * 8, "2"], [1, 2, 3], 0],
+)
+def test_an_array_of_another_form(query):
+    values = [query, [], [], True, 0, 0, "", None, False, None, None, None, None]
+    with pytest.raises(ProtocolError):
+        to_child(msgspec.msgpack.encode(["Score", 1, values]))
+
+
+def test_an_array_that_is_no_array_of_its_kind():
+    for wrong in (np.arange(3), np.float64([1]), object()):
+        with pytest.raises(TypeError):
+            encode(Score(1, replace(REQUEST, query_ids=wrong)))
+    logits = (RESULT.label_logits[0], 0)  # the array before it: one logit where two are asked for
+    with pytest.raises(ProtocolError):
+        answered(replace(RESULT, label_logits=logits), REQUEST)
+    same = [[b"\0" * 4], 0, None, None, 1, [0.1, 0.1, 0.1]]
+    values = ["Result", 1, [*same[:2], 0, *same[3:]]]  # whole numbers cannot be those of floats
+    with pytest.raises(ProtocolError, match="no array before it"):
+        from_child(msgspec.msgpack.encode(values))
 
 
 @pytest.mark.parametrize(
@@ -189,13 +224,13 @@ def test_a_request_that_does_not_hold_together(changed):
         {"top_ids": ints(1, 2)},
         {"top_ids": None},
         {"top_logits": np.float32([1])},
-        {"top_logits": np.float32([1, np.nan, 2, 3])},
+        {"top_logits": np.float32([[1, np.nan], [2, 3]])},
         {"top_logits": None},
     ],
 )
 def test_a_result_of_another_request(changed):
     with pytest.raises(ProtocolError):
-        to_result(result_message(1, replace(RESULT, **changed)), REQUEST)
+        answered(replace(RESULT, **changed), REQUEST)
 
 
 @pytest.mark.parametrize(
@@ -215,20 +250,20 @@ def test_a_result_of_another_request(changed):
     ],
 )
 def test_malformed_messages(frame):
-    for decode in (decode_to_child, decode_from_child):
+    for decode in (to_child, from_child):
         with pytest.raises(ProtocolError):
             decode(frame)
 
 
 def test_each_side_takes_its_own_messages_only():
     with pytest.raises(ProtocolError):
-        decode_from_child(encode(Cancel(1)))
+        from_child(encode(Cancel(1)))
     with pytest.raises(ProtocolError):
-        decode_to_child(encode(Failure(1, "unavailable", "x", None, None)))
+        to_child(encode(Failure(1, "unavailable", "x", None, None)))
     with pytest.raises(ProtocolError):
-        to_error(Failure(1, "no such code", "x", None, None))
+        Failure(1, "no such code", "x", None, None).error()
     with pytest.raises(ProtocolError):
-        decode_from_child(encode(Heartbeat(None, 1.0)))
+        from_child(encode(Heartbeat(None, 1.0)))
 
 
 @pytest.fixture

@@ -1,0 +1,222 @@
+"""The messages between the server and the engine's process: structs of msgspec, as MessagePack.
+
+A request and its result are `ScoreRequest` and `ScoreResult` themselves. An array is sent as its
+raw little-endian bytes, a table with its width, and an array that is the very one before it as 0,
+so labels that all items share travel once. Neither side trusts the other: decoding checks the
+types, `check_request` and `check_result` check sizes and values.
+
+Other packages (`gpuscore.ray`) may use `Message`, `encode`, `decoder`, `Failure`, `ProtocolError`,
+`Seconds` and the two checks.
+"""
+
+from collections.abc import Callable
+from types import UnionType
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from gpuscore.config import EngineConfig, ModelConfig
+from gpuscore.errors import GpuscoreError, InternalError
+from gpuscore.system.log import LogFormat
+from gpuscore.types.batch import BackendLimits, Float32Array, Int32Array
+from gpuscore.types.request import ScoreRequest, ScoreResult
+from gpuscore.types.stats import EngineStats
+
+Natural: TypeAlias = Annotated[int, Meta(ge=0)]
+Seconds: TypeAlias = Annotated[float, Meta(ge=0)]
+MessageT = TypeVar("MessageT")
+
+_DTYPES = {Int32Array: np.dtype("<i4"), Float32Array: np.dtype("<f4")}
+_ERRORS = {kind.code: kind for kind in GpuscoreError.__subclasses__()}
+
+
+class ProtocolError(Exception):
+    """The other side sent data that is not a valid message."""
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """The base of all messages; the tag is the class's name."""
+
+
+class Start(Message, frozen=True):
+    """The first message to the child: the model to load and the engine's settings."""
+
+    directory: str
+    model: ModelConfig
+    engine: EngineConfig
+    cores: tuple[Natural, ...] = ()  # CPU cores that the child may use; empty: all
+    log_format: LogFormat = "json"
+
+
+class Score(Message, frozen=True):
+    """A request to the child. All processes of a machine share the clock of its deadline."""
+
+    id: Natural
+    request: ScoreRequest
+
+
+class Cancel(Message, frozen=True):
+    """Cancellation of a request; the child sends no answer to it."""
+
+    id: Natural
+
+
+class Close(Message, frozen=True):
+    """Command to the child to end after the present step."""
+
+
+class Planned(Message, frozen=True):
+    """The child's first message: the model can be served; `about` describes it.
+
+    `dtype` is the number format that every later child and the other replicas start with.
+    """
+
+    about: str
+    dtype: str
+
+
+class Loading(Message, frozen=True):
+    """The child's account, a few times a second, of the weights that it has read."""
+
+    done: Natural  # bytes
+    total: Natural
+
+
+class Ready(Message, frozen=True):
+    """The child's message, sent once, that the model is loaded and warmed up."""
+
+    limits: BackendLimits
+
+
+class Refused(Message, frozen=True):
+    """The child's last message if the model cannot be served (ConfigError)."""
+
+    message: str
+
+
+class Result(Message, frozen=True):
+    """A request's answer from the child."""
+
+    id: Natural
+    result: ScoreResult
+
+
+class Failure(Message, frozen=True):
+    """A request's error from the child."""
+
+    id: Natural
+    code: str
+    message: str
+    param: str | None
+    retry_after: int | None
+
+    @classmethod
+    def of(cls, id: int, error: BaseException) -> "Failure":
+        if not isinstance(error, GpuscoreError):
+            error = InternalError("the engine failed")
+        return cls(id, error.code, error.message, error.param, error.retry_after)
+
+    def error(self) -> GpuscoreError:
+        """Return the error; raise ProtocolError if its code is unknown."""
+        if self.code not in _ERRORS:
+            raise ProtocolError("an unknown error code")
+        return _ERRORS[self.code](self.message, param=self.param, retry_after=self.retry_after)
+
+
+class Heartbeat(Message, frozen=True):
+    """The child's stats, which it sends several times a second."""
+
+    stats: EngineStats
+    stalled: Seconds  # since the engine last made progress; 0 while it has no work
+
+
+ToChild: TypeAlias = Start | Score | Cancel | Close
+FromChild: TypeAlias = Planned | Loading | Ready | Refused | Result | Failure | Heartbeat
+
+
+class _Arrays:
+    """The hooks that turn arrays into what MessagePack has, and back."""
+
+    def __init__(self) -> None:
+        self.last: NDArray[Any] | None = None  # of this message
+
+    def encode(self, value: Any) -> object:
+        if value is self.last:
+            return 0
+        if not isinstance(value, np.ndarray) or value.dtype not in _DTYPES.values():
+            raise TypeError(f"{type(value).__name__} is no array of 32-bit numbers")
+        self.last = value
+        data = value.tobytes()
+        return data if value.ndim == 1 else (data, value.shape[1])
+
+    def decode(self, kind: Any, value: Any) -> NDArray[Any]:
+        dtype = _DTYPES[kind]
+        if value == 0:
+            if self.last is None or self.last.dtype != dtype:
+                raise ValueError("no array before it")
+            return self.last
+        if isinstance(value, list):
+            data, width = value
+            self.last = np.frombuffer(data, dtype).reshape(-1, width)
+        else:
+            self.last = np.frombuffer(value, dtype)
+        return self.last
+
+
+def encode(message: Message) -> bytes:
+    return msgspec.msgpack.encode(message, enc_hook=_Arrays().encode)
+
+
+def decoder(kind: type[MessageT] | UnionType) -> Callable[[bytes], MessageT]:
+    """Return a function that decodes messages of a kind, a class or a union of them.
+
+    Only one thread may call it. It raises ProtocolError if a frame is no such message.
+    """
+    arrays = _Arrays()
+    made: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(kind, dec_hook=arrays.decode)
+
+    def decode(frame: bytes) -> MessageT:
+        arrays.last = None
+        try:
+            return made.decode(frame)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise ProtocolError(f"a malformed message: {error}") from error
+
+    return decode
+
+
+def check_request(request: ScoreRequest, limits: BackendLimits) -> ScoreRequest:
+    """Return the request; raise ProtocolError if sizes disagree or the model lacks an id."""
+    items, labels = request.item_ids, request.row_labels
+    if not items or len(items) != len(request.label_ids):
+        raise ProtocolError(f"{len(request.label_ids)} label lists for {len(items)} items")
+    if not all(map(len, (*items, *request.label_ids))):
+        raise ProtocolError("an item without tokens or labels")
+    sequences = () if request.trie is None else request.trie.sequences
+    if any(not 0 <= id < limits.vocab_rows for ids in sequences for id in ids):
+        raise ProtocolError(f"a label's token id outside 0 to {limits.vocab_rows - 1}")
+    different = list({id(ids): ids for ids in labels}.values())  # often one for all items
+    pairs = ((request.query_ids, *items), limits.vocab_rows), (different, limits.label_rows)
+    for arrays, rows in pairs:
+        ids = np.concatenate(arrays)
+        if ids.size and ids.view(np.uint32).max() >= rows:  # negative ids become large ones
+            raise ProtocolError(f"a token id or label outside 0 to {rows - 1}")
+    return request
+
+
+def check_result(result: ScoreResult, request: ScoreRequest) -> ScoreResult:
+    """Return the result; raise ProtocolError unless it is finite and fits this request."""
+    if [*map(len, result.label_logits)] != [*map(len, request.row_labels)]:
+        raise ProtocolError("a result whose logits are not its request's labels")
+    lse = (request.num_rows,) if request.need_lse else None
+    top = (request.num_rows, request.num_top) if request.num_top else None
+    parts = (result.lse, result.top_ids, result.top_logits)
+    if tuple(None if part is None else part.shape for part in parts) != (lse, top, top):
+        raise ProtocolError("a result without the parts that its request asked for")
+    floats = (np.concatenate(result.label_logits), result.lse, result.top_logits)
+    if not all(part is None or np.isfinite(part).all() for part in floats):
+        raise ProtocolError("a result with numbers that are not finite")
+    return result
