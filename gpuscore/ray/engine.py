@@ -16,14 +16,14 @@ from time import monotonic
 from typing import Any, TypeAlias
 
 from msgspec import structs
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from gpuscore.config import EngineConfig
-from gpuscore.errors import DeadlineExceeded, InternalError, Unavailable
+from gpuscore.errors import Unavailable
 from gpuscore.processes.replicas.replicas import Replicas
-from gpuscore.processes.worker.link import Report
+from gpuscore.processes.worker.client import RETRY_AFTER
 from gpuscore.processes.worker.wire import (
     Failure,
     ProtocolError,
@@ -43,7 +43,6 @@ logger = logging.getLogger(__name__)
 PLACES = 64  # replicas that one HTTP process sends to, at most
 POLL = 1.0  # seconds between two questions for the replicas' states
 PATIENCE = 5.0  # seconds in which they must tell them
-RETRY = 5  # seconds after which a replica may be there again
 Handle: TypeAlias = "DeploymentHandle[Any]"
 _answer: Callable[[bytes], Result | Failure] = decoder(Result | Failure)
 _facts: Callable[[bytes], Facts] = decoder(Facts)
@@ -69,13 +68,11 @@ class Remote:
         alive: True while its engine runs.
     """
 
-    retry_after = RETRY
-
     def __init__(self, handle: Handle, limits: BackendLimits) -> None:
         self._handle, self._model = handle, model_of(limits)
         self.started: Future[BackendLimits] = Future()
         self.started.set_result(limits)
-        self.state, self.alive, self.reported = _NOBODY, False, Report(0, 0)
+        self.hear(_NOBODY)
 
     @property
     def rate(self) -> float:
@@ -84,7 +81,6 @@ class Remote:
     def hear(self, state: ReplicaState) -> None:
         """Note a replica's account of itself."""
         self.state, self.alive = state, state.alive
-        self.reported = Report(self.reported.number + 1, state.stats.tokens_left)
 
     def score_all(self, requests: Sequence[ScoreRequest]) -> "list[Future[ScoreResult]]":
         """Send requests; called on the event loop. Cancelling a future cancels its call."""
@@ -102,21 +98,17 @@ class Remote:
         frame = encode(Score(0, structs.replace(request, deadline=left)))
         response = self._handle.score.remote(frame, self._model, replica=self.state.replica)
         try:
-            answer = _answer(await asyncio.wait_for(response, left))
+            answer = _answer(await response)
             if isinstance(answer, Result):
                 return check_result(answer.result, request)
             raise answer.error()
-        except TimeoutError:
-            raise DeadlineExceeded("no engine has answered in time") from None
-        except (RayTaskError, ProtocolError):
-            logger.exception("a replica's answer cannot be used")
-            raise InternalError("the engine failed") from None
-        except (Unavailable, RayError, RayServeException) as error:
-            logger.warning("a replica was lost with a request: %s", type(error).__name__)
+        except asyncio.CancelledError:
+            response.cancel()
+            raise
+        except (Unavailable, RayError, RayServeException, ProtocolError) as error:
+            logger.warning("a replica was lost with a request: %r", error)
             self.alive = False  # until it is heard again
-            raise Unavailable("the engine stopped", retry_after=RETRY) from None
-        finally:
-            response.cancel()  # unless it has ended
+            raise Unavailable("the engine stopped", retry_after=RETRY_AFTER) from None
 
 
 class ClusterEngine(Replicas):

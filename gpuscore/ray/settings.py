@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
+from gpuscore.config import CONFIGS, EngineConfig, ModelConfig, RequestLimits, ServerConfig
 from gpuscore.config.sources import OPTIONS, read_settings
 from gpuscore.errors import ConfigError
 
@@ -50,9 +50,4 @@ def read_arguments(arguments: Mapping[str, Any]) -> AppSettings:
     texts = {name: value for name, value in arguments.items() if isinstance(value, str)}
     read = {name: OPTIONS[name].from_text(text) for name, text in texts.items()}
     settings = read_settings({**arguments, **read}, {})
-    return AppSettings(
-        settings.make(ModelConfig),
-        settings.make(ServerConfig),
-        settings.make(RequestLimits),
-        settings.make(EngineConfig),
-    )
+    return AppSettings(*(settings.make(kind) for kind in CONFIGS))
