@@ -147,11 +147,11 @@ if __name__ == "__main__":
     else:
         sys.path.insert(0, str(Path(__file__).parent))
         import numpy as np
+        from random_models import SHAPES, make_model
         from report import keep, machine, table
         from scenarios import WORKLOADS
         from spent import spent
 
         from gpuscore import Scorer
-        from gpuscore.measure.bench.random_models import SHAPES, make_model
 
         main()

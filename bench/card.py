@@ -4,7 +4,8 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from gpuscore.measure.sensors import limits
+from sensors import limits
+
 from gpuscore.system.machine import local_machine
 
 PACKAGES = ("triton", "transformers", "numpy", "jax", "flashinfer-python", "nvidia-ml-py")

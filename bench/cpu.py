@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import baselines
 from baselines import LABELS, Array
 from cpu_times import Timed, measure
+from random_models import SHAPES, make_model
 from report import keep, machine, table
 from scenarios import WORKLOADS, Request, Workload
 from spent import Spent, spent
@@ -41,7 +42,6 @@ from spent import Spent, spent
 from gpuscore import Scorer
 from gpuscore.backends import plan_backend
 from gpuscore.config import ModelConfig
-from gpuscore.measure.bench.random_models import SHAPES, make_model
 from support.quantized import quantised
 
 SCRATCH = Path(__file__).parents[1] / "scratch"

@@ -20,13 +20,13 @@ from gpu_work import LABELS, Batches, Draws, first_of
 from in_time import seconds_left
 from report import Row
 from scenarios import Request, Workload
+from sensors import Sampler
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.config import EngineConfig, RequestLimits
 from gpuscore.engine.engine import Engine
-from gpuscore.measure.sensors import Sampler
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.types.batch import Float64Array

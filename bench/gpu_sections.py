@@ -23,6 +23,7 @@ import gpu_ceiling
 from gpu_reference import Reference
 from gpu_rows import Effort, Rows, launched, profiled, release, sustained
 from gpu_work import workloads
+from random_models import SHAPES, make_model
 from report import Row, read_json, replace_json
 from torch.nn import functional
 
@@ -32,7 +33,6 @@ from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.backends.torch.plan import TorchPlan
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
-from gpuscore.measure.bench.random_models import SHAPES, make_model
 
 MAX_MODEL_LEN = 4096
 TRIAL_TOKENS = 128  # of a batch, and of a graph at most

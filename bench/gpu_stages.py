@@ -116,7 +116,7 @@ def _http(device: str, work: Path, scratch: Path, trial: bool) -> Stage:
     path = work / "http.json"
     model = ("tiny-float32" if device == "cpu" else "tiny-bfloat16") if trial else ""
     command = (
-        *(sys.executable, "-P", "-m", "gpuscore", "bench", "--allow-dirty", "--output", path),
+        *(sys.executable, "-P", "-m", "gpuscore", "bench", "--output", path),
         *("--model", scratch / (model or "qwen3-0.6b-bfloat16"), "--serve", f"--device {device}"),
         *("--scenario", "latency,poisson", "--rate", "70%", "--seconds", "8"),
         *("--minutes", "0.4", *(("--scale", "0.02") if trial else ())),

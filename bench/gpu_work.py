@@ -11,6 +11,7 @@ from scenarios import Request, Workload
 
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.engine.jobs import Work
+from gpuscore.engine.plan import plan_items
 from gpuscore.engine.scheduler import Scheduler
 from gpuscore.types.batch import Float64Array, RowScores
 from gpuscore.types.request import ScoreRequest
@@ -114,7 +115,7 @@ class Batches:
 
 def all_batches(scheduler: Scheduler, request: Request) -> list[Work]:
     """Add a request, and return its batches."""
-    job = scheduler.add(score_request(*request))
+    job = scheduler.add(plan_items(score_request(*request), scheduler.limits))
     works = []
     while (work := scheduler.next_batch()) is not None:
         works.append(work)

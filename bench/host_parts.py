@@ -31,7 +31,6 @@ from host_time import NARROW, driver_that_does_nothing, launcher_of
 from report import keep, table
 from scenarios import Request, Workload
 
-from gpuscore.backends.common.plan import check_ids
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.backends.torch.graph_launcher import GraphLauncher
 from gpuscore.backends.torch.work_thread import WorkThread
@@ -91,10 +90,6 @@ class HostBackend(TorchBackend):
         self.device, self.launcher, self._limits = torch.device("cpu"), launcher, LIMITS
         self._thread = WorkThread(ThreadPoolExecutor(max_workers=1))
         self._uncollected = set()
-
-    def _launch(self, batch: PackedBatch) -> Any:
-        check_ids(batch, VOCAB, VOCAB)
-        return self.launcher.launch(batch)
 
 
 class Parts:

@@ -108,7 +108,8 @@ def main(configs: dict[str, dict[str, Any]]) -> int:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     os.environ["BENCH_FAKE"] = json.dumps(configs.get("fake", {}))
     engine = EngineConfig(**configs.get("engine", {}))
-    make = partial(start_replicas, Path("/nowhere"), ModelConfig(), engine, "fake:prepare")
+    model = ModelConfig(kv_cache_size=2**20)  # replicas on CPUs need it; the fake has no cache
+    make = partial(start_replicas, Path("/nowhere"), model, engine, "fake:prepare")
     server = ServerConfig(**{"port": 0, "log_requests": False} | configs.get("server", {}))
     with closing(make()) as replicas:
         models = [(ServedModel("fake"), partial(_load, replicas))]

@@ -20,11 +20,11 @@ import fake
 from launch import Target, fake_server, serving
 from report import keep, table
 
-from gpuscore.measure.bench.apis import APIS, LABELS
-from gpuscore.measure.bench.figures import PERCENTILES, Shot
-from gpuscore.measure.bench.load import Record
-from gpuscore.measure.bench.scenarios import SCENARIOS, BenchRequest, Draws, Shape, Way
-from gpuscore.measure.bench.targets import HttpTarget, meet
+from gpuscore.measure.apis import APIS, LABELS
+from gpuscore.measure.figures import PERCENTILES, Shot
+from gpuscore.measure.load import Record
+from gpuscore.measure.scenarios import SCENARIOS, BenchRequest, Draws, Shape, Way
+from gpuscore.measure.targets import HttpTarget, Wishes, meet
 
 SHAPE = Shape(0, 120, 10, 18)
 SCORE = APIS["score"]
@@ -42,7 +42,7 @@ def main() -> int:
     )
     with serving(command) as target:
         url = f"http://{target.address[0]}:{target.address[1]}"
-        http = meet("fake", url, None, "score", None, fake.VOCAB, PATIENCE)
+        http = meet("fake", url, None, Wishes("score", None, fake.VOCAB, PATIENCE))
         for clients in map(int, options.in_flight.split(",")):
             row = measure(http, target, clients, options.requests)
             print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)

@@ -3,7 +3,8 @@
 import asyncio
 import sys
 
-from gpuscore.client import AsyncClient, RerankResponse
+from gpuscore.client import AsyncClient
+from gpuscore.dialects.answers import RerankAnswer
 
 COLOURS, THINGS = ("red", "blue", "green"), ("lamp", "chair", "scarf")
 QUERIES = [f"a {colour} {thing}" for colour in COLOURS for thing in THINGS]
@@ -11,11 +12,11 @@ DOCUMENTS = [f"A {colour} {thing}." for thing in THINGS for colour in COLOURS]
 IN_FLIGHT = 4
 
 
-async def rank_all(url: str, api_key: str | None) -> list[RerankResponse]:
+async def rank_all(url: str, api_key: str | None) -> list[RerankAnswer]:
     """Return one ranking per query, in the order of the queries."""
     room = asyncio.Semaphore(IN_FLIGHT)
 
-    async def rank(query: str) -> RerankResponse:
+    async def rank(query: str) -> RerankAnswer:
         async with room:
             return await client.rerank(query, DOCUMENTS, top_n=1)
 
@@ -25,7 +26,7 @@ async def rank_all(url: str, api_key: str | None) -> list[RerankResponse]:
 
 def main(url: str, api_key: str | None = None) -> None:
     for query, ranking in zip(QUERIES, asyncio.run(rank_all(url, api_key)), strict=True):
-        print(f"{query}: {DOCUMENTS[ranking.indices[0]]}")
+        print(f"{query}: {DOCUMENTS[ranking.results[0].index]}")
 
 
 if __name__ == "__main__":

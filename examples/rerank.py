@@ -11,8 +11,8 @@ DOCUMENTS = ["A red steel lamp.", "A wooden garden chair in blue.", "A blue wool
 def main(url: str, api_key: str | None = None) -> None:
     with Client(url, api_key) as client:
         ranking = client.rerank(QUERY, DOCUMENTS, top_n=2)
-    for index, score in zip(ranking.indices, ranking.scores, strict=True):
-        print(f"{score:.4f}  {DOCUMENTS[index]}")
+    for result in ranking.results:
+        print(f"{result.relevance_score:.4f}  {DOCUMENTS[result.index]}")
 
 
 if __name__ == "__main__":

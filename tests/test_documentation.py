@@ -289,4 +289,4 @@ def test_lines_that_install_name_extras_that_exist():
         if page.is_relative_to(DOCS) and page.name != "install.md":
             assert "gpuscore[" not in text, page
     told = set(re.findall(r"^\| `(\w+)` \|", install, re.MULTILINE))
-    assert {*extras} - told == {"client", "docs", "images"}
+    assert {*extras} - told == {"docs", "images"}

@@ -26,7 +26,7 @@ prompts: config models text
 text: config models tokenizers
 dialects: config config.served engine.admission prompts text
 engine: config backends.base
-client: config httpx dialects.answers dialects.wire
+client: httpx dialects.answers dialects.wire
 offline: backends config config.options engine models.hub prompts text
 backends.base:
 backends.common: backends.base config system models
@@ -38,29 +38,20 @@ server.observe.spans: gpuscore dialects server opentelemetry
 server.observe.tracing: gpuscore config server system.extras opentelemetry
 processes.announcement: backends.common dialects processes.worker prompts text
 processes.worker: backends.base config engine system
-processes.replicas: backends.common.memory backends.common.plan config engine system
-  processes.worker
+processes.replicas: backends.common.estimate backends.common.memory backends.common.plan config
+  engine system processes.worker
 ray: gpuscore config. dialects engine models.hub processes system server ray starlette
 ray.columns: offline.scorer
-measure.reports:
-measure.texts:
-measure.intervals: types.batch
-measure.plots: measure.intervals types.batch
-measure.progress:
-measure.machine: system.machine torch jax
-measure.sensors:
-measure.parity: backends config config.flags config.options config.sources models offline.scorer
-  system.machine measure.intervals measure.machine measure.plots measure.progress
-  measure.reports measure.texts tokenizers
-measure.parity.arguments: measure.parity config config.examples config.flags config.sources
-measure.parity.metrics: types.batch
-measure.parity.oracle: backends.torch.devices measure.parity measure.progress system.extras torch
+measure: backends config config.flags config.options config.sources models measure offline.scorer
+  system.machine httpx tokenizers
+measure.agreement: measure.intervals measure.results measure.workload
+measure.arguments: config config.examples config.flags config.sources
+measure.gates: measure.agreement measure.noise measure.results measure.workload
+measure.noise: measure.agreement
+measure.oracle: backends.torch.devices measure.results measure.workload system.extras torch
   transformers
-measure.bench: backends config config.flags config.options config.sources models.hub offline.scorer
-  httpx system.machine measure.intervals measure.machine measure.parity measure.plots
-  measure.progress measure.reports measure.sensors measure.texts
-measure.bench.arguments: measure.bench config.examples config.flags config.sources
-measure.bench.random_models: torch transformers
+measure.pages:
+measure.results:
 commands.info: backends config. models processes.replicas prompts
 commands.doctor: gpuscore backends config config.sources server.http.auth server.http.address
   system.extras torch
@@ -148,16 +139,19 @@ def test_imports_go_one_way():
         ("gpuscore.processes.worker.__main__", "from gpuscore.backends import prepare"),
         ("gpuscore.processes.worker.child", "from gpuscore.server.service import ScoringService"),
         ("gpuscore.server.run", "from gpuscore.processes.replicas.router import Router"),
-        ("gpuscore.processes.worker.link", "from gpuscore.processes.replicas.router import Router"),
+        (
+            "gpuscore.processes.worker.client",
+            "from gpuscore.processes.replicas.router import Router",
+        ),
         ("gpuscore.types.batch", "from gpuscore.errors import InvalidRequest"),
         ("gpuscore_kernels.label_head", "from gpuscore.types.batch import PackedBatch"),
         ("gpuscore.backends.torch.backend", "from gpuscore.engine.jobs import draft_batch"),
         ("gpuscore.backends.jax.backend", "import torch"),
         ("gpuscore.backends.jax.backend", "from gpuscore.backends.torch.plan import plan_backend"),
         ("gpuscore.backends.common.plan", "import torch"),
-        ("gpuscore.measure.parity.gates", "import torch"),
-        ("gpuscore.client.calls", "from gpuscore.dialects.score import ScoreAnswer"),
-        ("gpuscore.measure.parity.oracle", "from gpuscore.offline.scorer import Scorer"),
+        ("gpuscore.measure.gates", "import torch"),
+        ("gpuscore.client", "from gpuscore.dialects.score import ScoreAnswer"),
+        ("gpuscore.measure.oracle", "from gpuscore.offline.scorer import Scorer"),
         ("gpuscore.ray.host", "import torch"),
         ("gpuscore.server.run", "import ray"),
         ("gpuscore.commands.bulk.inputs", "import pyarrow"),

@@ -134,22 +134,6 @@ def test_a_query_is_found_in_the_cache_and_queries_are_spread(server: Server) ->
     assert all(after[replica] > before[replica] for replica in after)
 
 
-def test_a_long_list_is_divided_among_the_engines(server: Server, plain: Server) -> None:
-    """A list of some batches, with a query that has a home and with one that has none."""
-    items = [f"{number} " + "a cat " * 20 for number in range(150)]
-    for query in (LONG, "a"):
-        before = server.metric("gpuscore_computed_tokens_total")
-        got, wanted = (scoring.score(query, items).json() for scoring in (server, plain))
-        np.testing.assert_allclose(got["scores"], wanted["scores"], atol=3e-6)
-        wait_until(lambda: all(more > 512 for more in grown(server, before)), "parts")  # noqa: B023
-
-
-def grown(server: Server, before: dict[str, float]) -> list[float]:
-    """Return the tokens that each engine has computed since."""
-    after = server.metric("gpuscore_computed_tokens_total")
-    return [after[replica] - before[replica] for replica in before]
-
-
 def test_bodies_and_requests_over_a_limit_are_refused(server: Server) -> None:
     def too_long() -> Iterator[bytes]:  # without a length in its head
         yield b"{"

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import torch
 
-from gpuscore.measure.parity.bundle import Bundle
+from gpuscore.measure.bundle import Measured
 from reference import MODEL, Reference
 from support.golden import golden
 from support.serving import serving
@@ -33,7 +33,7 @@ def reference() -> Reference:
 
 
 @pytest.fixture(scope="session")
-def bundle() -> Bundle:
+def bundle() -> Measured:
     """Scores of transformers for the workload of real sentences, as checked in."""
     return golden("smollm2-float32", model=MODEL)
 

@@ -8,10 +8,10 @@ import pytest
 
 from gpuscore import Scorer
 from gpuscore.config import ModelConfig
-from gpuscore.measure.parity.gates import judge, judge_pair
-from gpuscore.measure.parity.oracle import Oracle
-from gpuscore.measure.parity.results import Run
-from gpuscore.measure.parity.runs import run_workload, score_case
+from gpuscore.measure.gates import judge, judge_pair
+from gpuscore.measure.oracle import Oracle
+from gpuscore.measure.results import Run
+from gpuscore.measure.runs import run_workload, score_case
 from reference import CLOSE, MODEL, PASSAGES
 
 CONFIG = ModelConfig(str(MODEL), device="cpu", dtype="float32", threads=1)

@@ -9,9 +9,9 @@ from safetensors.torch import load_file, save_file
 
 from gpuscore import Scorer
 from gpuscore.errors import ConfigError
-from gpuscore.measure.parity.gates import judge
-from gpuscore.measure.parity.results import Run
-from gpuscore.measure.parity.runs import score_case
+from gpuscore.measure.gates import judge
+from gpuscore.measure.results import Run
+from gpuscore.measure.runs import score_case
 from reference import MODEL, PASSAGES
 
 NAME = "question 1"

@@ -45,7 +45,7 @@ try:
     line = next(line for line in server.stdout if "ready on" in line)
     with Client(line.split("ready on ")[1].split(" ")[0]) as client:
         ranked = client.rerank("a blue chair", ["A red lamp.", "A chair in blue."])
-        assert [*ranked.indices] == [1, 0], ranked
+        assert [result.index for result in ranked.results] == [1, 0], ranked
 finally:
     server.terminate()
     server.wait()

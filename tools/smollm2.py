@@ -18,7 +18,7 @@ from gguf import GGUFReader, TokenType, dequantize
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from gpuscore.measure.parity.models import fingerprint
+from gpuscore.measure.fingerprint import fingerprint
 
 BUNDLE = Path(__file__).parents[1] / "tests/fixtures/golden/smollm2-float32/bundle.json"
 NAMES = {

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from functools import cache
 from typing import TypeAlias
 
-import gpuscore
-import gpuscore.client
 from generate.markdown import block, code, page, table
 from generate.settings import explained
 from gpuscore.config import ModelConfig
@@ -18,7 +16,14 @@ from gpuscore.config.options import Option, options
 
 RESULTS = ("Scores", "Ranking", "PairScores", "Classification", "ItemError")
 CALL_OPTIONS = ("ScoreOptions", "FamilyOptions", "ClassifyOptions")
-OPTIONS = ("ClientOptions", "RequestOptions", "PromptOptions")
+CLIENT = (
+    "Client",
+    "AsyncClient",
+    "ClientError",
+    "StatusError",
+    "ConnectionFailed",
+    "BadAnswer",
+)
 SECTION = re.compile(r"(Args|Attributes|Raises|Returns|Yields):\n")
 ARGUMENT = re.compile(r", (?=[*\w]+(?:[:=,]|$))")
 WIDTH = 96
@@ -40,16 +45,16 @@ def pages() -> Iterator[tuple[str, str]]:
             table(("field", "type", "default", "meaning"), map(_row, options(ModelConfig))),
         ),
     )
-    names = [name for name in gpuscore.client.__all__ if name not in ("Client", "AsyncClient")]
     yield (
         "client.md",
         page(
             "Python client",
             "These are the clients of a gpuscore server. The base [install](../install.md) brings "
-            "all that they need. Neither client imports torch.",
-            *_classes("gpuscore.client", ("Client", "AsyncClient", *names)),
-            *_classes("gpuscore.client.results", ("FromServer",)),
-            *_classes("gpuscore.client.options", OPTIONS),
+            "all that they need. Neither client imports torch. A method takes the fields of its "
+            "route's body by their names, and returns the route's answer as a struct with the "
+            "names of the JSON: [score](../dialects/score.md), [rerank](../dialects/rerank.md), "
+            "[classify](../dialects/classify.md), [completions](../dialects/completions.md).",
+            *_classes("gpuscore.client", CLIENT),
         ),
     )
 
@@ -96,7 +101,7 @@ def _body(kind: type) -> list[ast.stmt]:
 
 def _signature(name: str, method: Method) -> str:
     """Return a method's arguments as in its source; one a line if they are many."""
-    arguments = ast.unparse(method.args).removeprefix("self").removeprefix(", ")
+    arguments = ast.unparse(method.args).removeprefix("self").removeprefix(", ").removeprefix("/, ")
     result, begin = "", ""
     if name == method.name:
         begin = "async def " if isinstance(method, ast.AsyncFunctionDef) else "def "

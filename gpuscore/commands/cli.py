@@ -33,8 +33,7 @@ from gpuscore.config.options import options
 from gpuscore.config.served import check_one_source
 from gpuscore.config.sources import Settings, read_settings
 from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, LoadTimeout, UsageError
-from gpuscore.measure.bench.arguments import add_bench
-from gpuscore.measure.parity.arguments import add_parity
+from gpuscore.measure.arguments import add_measure
 from gpuscore.models.files import printable
 from gpuscore.system.extras import remedy
 from gpuscore.system.machine import commit
@@ -127,8 +126,7 @@ def make_parser() -> CommandParser:
     names = ("host", "port", "api_key_file", "insecure")
     add_some_flags(doctor, "Address to check", ServerConfig, names)
     add_flags(doctor, FileConfig)
-    add_parity(commands)
-    add_bench(commands)
+    add_measure(commands)
     return parser
 
 

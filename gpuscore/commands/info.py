@@ -20,7 +20,6 @@ from gpuscore.models.hub import model_directory, model_name
 from gpuscore.processes.replicas.placement import (
     Placement,
     Sought,
-    placements,
     places_of_all,
 )
 from gpuscore.prompts.model import ModelFiles
@@ -64,7 +63,7 @@ def _print_model(
     directory = model_directory(model.model, model.revision)
     rows = {"model": f"{model_name(model.model)} ({directory})"}
     if device_memory is None:
-        places = placements(model, devices)
+        (places,) = places_of_all([Sought(chosen.name, directory, model)], devices)
         os.environ.update(places[0].environment)
         plan = plan_backend(directory, places[0].model)
         rows |= _model_rows(plan.architecture.config) | _rank_rows(model)

@@ -59,7 +59,7 @@ Examples:
 
   gpuscore bench --url http://127.0.0.1:8000
   gpuscore bench --model demo --scenario rerank,latency --scale 0.1 --minutes 1
-  gpuscore bench --shape small --serve '--dtype float32' --serve '--backend jax'
+  gpuscore bench --model demo --serve '--backend torch' --serve '--backend jax'
   gpuscore bench --url http://127.0.0.1:8000 --scenario poisson --find-rate 500
 
 Exit code 1: a way has no figures; the table says why.
@@ -68,6 +68,6 @@ Exit code 1: a way has no figures; the table says why.
 Examples:
 
   gpuscore bench compare h200.json v6e.json --price h200=3.50/h --price v6e=2.70/h
-  gpuscore bench compare h200.json cpu.json --format html --output page.html
+  gpuscore bench compare h200.json cpu.json --report page.html
 """,
 }

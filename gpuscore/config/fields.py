@@ -246,6 +246,11 @@ class ServerConfig:
         "longest expected wait for other requests' work, from the measured token rate; longer: 429",
     )
     header_timeout: float = duration(10.0, "time for a complete request head")
+    # Proxies keep connections for 60 seconds or less by default. A proxy that keeps one for longer
+    # than the server loses the request that it sends as the server closes it.
+    keep_alive_timeout: float = duration(
+        75.0, "time that a connection may be idle; longer than that of a proxy in front"
+    )
     body_timeout: float = duration(30.0, "time for a complete request body")
     send_timeout: float = duration(
         30.0, "time in which a client must take some bytes of its answer"

@@ -21,7 +21,7 @@ RARE = frozenset(
         *("allow_degenerate", "max_body_bytes", "max_header_bytes", "max_headers"),
         *("max_connections", "max_inflight_per_key", "max_queued_bytes", "max_queue_seconds"),
         "max_answer_bytes",
-        *("header_timeout", "body_timeout", "send_timeout", "timing_headers"),
+        *("header_timeout", "body_timeout", "send_timeout", "keep_alive_timeout", "timing_headers"),
         *("metrics_port", "metrics_host", "vllm_metrics", "allowed_hosts", "path_aliases"),
         *("max_queued_requests", "max_queued_tokens", "max_queued_items"),
         *("engine_timeout", "load_timeout"),

@@ -105,12 +105,12 @@ def prepare_classify(model: LoadedModel, body: ClassifyBody) -> PreparedBody:
         documents=body.texts,
         most_tokens=body.max_tokens_per_doc or None,
         fit=bool(body.truncate),
-        priority=body.priority or 0,
+        terms=body.terms,
         need_lse=bool(body.return_label_mass),
         name="input",
     )
     request, classes = build_classes(model.prompts, rerank_input, body.labels)
-    return PreparedBody.of(request, body.cache_salt, classes)
+    return PreparedBody.of(request, classes)
 
 
 def classify_bytes(body: ClassifyBody, prepared: PreparedBody) -> int:

@@ -8,8 +8,6 @@ nothing; other values are refused, and the error names the field.
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
-from msgspec.structs import replace
-
 from gpuscore.dialects.answers import CompletionAnswer
 from gpuscore.dialects.completion_answer import (
     AnsweredPrompts,
@@ -25,6 +23,7 @@ from gpuscore.dialects.paths import COMPLETIONS_PATH
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import SCORES_ONLY, ScoringBody, about, strict_decoder
 from gpuscore.errors import InvalidRequest, MixedInputTypes, TooManyTokens
+from gpuscore.text.checks import Prompts, Wanted
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import alike, positions_cut
 from gpuscore.types.batch import Int32Array
@@ -135,14 +134,14 @@ def prepare_completion(model: LoadedModel, body: CompletionBody) -> PreparedBody
     total, notes = sum(map(len, prompts)), (prompts, builder.encoder, builder.backend.vocab_rows)
     if not body.asked.every_position:
         request = _next_token(builder, body, prompts) if body.max_tokens else None
-        return PreparedBody(request, body.cache_salt, total, notes)
+        return PreparedBody(request, total, notes)
     _check_total(builder, body, total)
     request = _every_position(builder, body, prompts)
     groups = alike(prompts, MAX_GROUPS)
     if len(groups) == 1:
-        return PreparedBody(request, body.cache_salt, total, notes)
+        return PreparedBody(request, total, notes)
     parts = [_every_position(builder, body, [prompts[i] for i in group]) for group in groups]
-    return PreparedBody(request, body.cache_salt, total, notes, parts=tuple(parts), places=groups)
+    return PreparedBody(request, total, notes, parts=tuple(parts), places=groups)
 
 
 def _check_total(builder: PromptBuilder, body: CompletionBody, total: int) -> None:
@@ -168,9 +167,9 @@ def _every_position(
         tuple(ids[cut:] for ids in labels),
         need_lse=True,
         num_top=_num_top(body, builder),
-        priority=body.priority or 0,
         every_position=True,
         query_labels=labels[0][:cut] if cut else None,
+        **body.terms._asdict(),
     )
 
 
@@ -178,16 +177,11 @@ def _next_token(
     builder: PromptBuilder, body: CompletionBody, prompts: tuple[Int32Array, ...]
 ) -> ScoreRequest:
     """Return a request for each prompt's next token only, so that cached prefixes can be used."""
-    request = builder.from_prompts(
-        lambda start: iter(prompts[start:]),
-        num_prompts=len(prompts),
-        num_shared=len(prompts[0]) if len(prompts) == 1 else 0,
-        label_ids=[0],
-        need_lse=True,
-        priority=body.priority or 0,
-        name="prompt",
+    shared = len(prompts[0]) if len(prompts) == 1 else 0
+    return builder.from_prompts(
+        Prompts(lambda start: iter(prompts[start:]), len(prompts), shared, "prompt"),
+        Wanted([0], need_lse=True, terms=body.terms, num_top=_num_top(body, builder)),
     )
-    return replace(request, num_top=_num_top(body, builder))
 
 
 def _num_top(body: CompletionBody, builder: PromptBuilder) -> int:

@@ -4,7 +4,6 @@ Large answers are made in short pieces. A piece is made within about a milliseco
 makes one delays no other for longer.
 """
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -53,7 +52,6 @@ class PreparedBody:
 
     Args:
         request: for the engine; None if it need not be asked.
-        salt: the body's `cache_salt`.
         prompt_tokens: tokens of all prompts, for the usage; None if nothing is scored.
         notes: any other data that the dialect's `encode` needs.
         errors: the items that the request leaves out; None unless the body has `on_error: null`.
@@ -62,7 +60,6 @@ class PreparedBody:
     """
 
     request: ScoreRequest | None
-    salt: str | None = None
     prompt_tokens: int | None = None
     notes: Any = None
     errors: tuple[ItemError, ...] | None = None
@@ -72,13 +69,12 @@ class PreparedBody:
     @staticmethod
     def of(
         request: ScoreRequest | None,
-        salt: str | None,
         notes: Any = None,
         errors: tuple[ItemError, ...] | None = None,
     ) -> "PreparedBody":
         """Return a body with the tokens of its request; the request is None without items."""
         tokens = 0 if request is None else request.num_prompt_tokens
-        return PreparedBody(request, salt, tokens, notes, errors)
+        return PreparedBody(request, tokens, notes, errors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +86,7 @@ class Scored(Generic[BodyT]):
         prepared: as `prepare` returned it.
         result: None if the engine was not asked, or was asked for `prepared.parts`.
         model: the served model, by the name that the caller used, or else its own.
-        request_id: for answers that have an id.
-        path: the route to which the body was posted.
+        record: of the request.
         parts: the results of `prepared.parts`, if the engine was asked for these.
     """
 
@@ -99,8 +94,7 @@ class Scored(Generic[BodyT]):
     prepared: PreparedBody
     result: ScoreResult | None
     model: str
-    request_id: str
-    path: str
+    record: RequestRecord
     parts: Sequence[ScoreResult] = ()
 
     @property
@@ -135,7 +129,7 @@ class Scored(Generic[BodyT]):
 
     def head(self, kind: str) -> tuple[str, str, int, str]:
         """Return the values of an `AnswerHead`."""
-        return self.request_id, kind, int(time()), self.model
+        return self.record.request_id, kind, int(time()), self.model
 
     @property
     def short_usage(self) -> ShortUsage:
@@ -222,16 +216,6 @@ def choose(models: ModelTable, dialect: Dialect[BodyT], body: BodyT) -> ServedMo
 def answered_name(served: ServedModel, body: CheckedBody) -> str:
     """Return the model's name for the answer: as the caller wrote it, or else its own."""
     return served.name if body.model is None else body.model
-
-
-def cache_salt(tenant: str, salt: str | None) -> str:
-    """Return the salt that two requests must have in common to share a cached prefix.
-
-    It always depends on the key's owner: a hit shows in `cached_tokens` and in time, so a shared
-    cache would tell one owner which queries another has sent. The caller's salt can only narrow it
-    further. It is hashed, so that neither a caller's text nor a key's digest reaches the engine.
-    """
-    return hashlib.sha256(f"{tenant}:{salt or ''}".encode()).hexdigest()
 
 
 NUMBERS = 4096  # numbers of a piece

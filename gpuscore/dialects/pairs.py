@@ -25,6 +25,7 @@ from gpuscore.dialects.ranking import CheckedRanking, RankingBody, nulls, rankin
 from gpuscore.dialects.wire import about, strict_decoder
 from gpuscore.errors import InvalidRequest
 from gpuscore.prompts.rerank_input import RerankInput
+from gpuscore.types.record import RequestRecord
 from gpuscore.types.results import spread
 
 Texts = str | list[str | None]
@@ -83,9 +84,9 @@ def are_pairs(body: bytes) -> bool:
     return any(getattr(keys, name) is not msgspec.UNSET for name in FIRST)
 
 
-def decode_pairs(body: bytes, limits: RequestLimits | None) -> CheckedPairs:
+def decode_pairs(body: bytes, record: RequestRecord, limits: RequestLimits | None) -> CheckedPairs:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
-    return _checked(_decoded(body, None, limits))
+    return _checked(_decoded(body, record, limits))
 
 
 def _checked(body: PairsBody) -> CheckedPairs:
@@ -110,7 +111,7 @@ def _checked(body: PairsBody) -> CheckedPairs:
         instruction=body.instruction,
         most_tokens=body.max_tokens_per_doc or None,
         fit=body.truncate_prompt_tokens == -1,
-        priority=body.priority or 0,
+        terms=body.terms,
         name=second,
         query_name=first,
     )

@@ -137,16 +137,16 @@ def prepare_ranking(
     Raises:
         GpuscoreError: the request is invalid, or the model is of no known family of rerankers.
     """
-    prompts, salt = model.prompts.reranker, body.fields.cache_salt
+    prompts = model.prompts.reranker
     given = replace(body.input, fit=True) if cut else body.input
     if body.fields.on_error != "null":
         built = prompts.build(given)
-        return PreparedBody.of(built.request, salt, (prompts, built.truncated))
+        return PreparedBody.of(built.request, (prompts, built.truncated))
     model.prompts.builder.check_count(body.input.name, body.num_items)
     errors = body.errors()
     rest = prompts.build_rest(given, errors)
     request, truncated = (None, ()) if rest is None else (rest.request, rest.truncated)
-    return PreparedBody.of(request, salt, (prompts, truncated), errors.listed())
+    return PreparedBody.of(request, (prompts, truncated), errors.listed())
 
 
 def ranking_of(scored: Scored[CheckedRanking[Any]]) -> DocumentScores:

@@ -200,7 +200,7 @@ def _checked(body: RerankBody) -> CheckedRerank:
         instruction_name=told,
         most_tokens=body.max_tokens_per_doc or None,
         fit=_flag(body.truncate, "truncate") or body.truncate_prompt_tokens == -1,
-        priority=body.priority or 0,
+        terms=body.terms,
         need_lse=bool(body.return_label_mass),
         name="texts" if body.is_tei else "documents",
     )
@@ -236,7 +236,7 @@ def encode_rerank(scored: Scored[CheckedRerank]) -> Iterator[bytes]:
     if fields.is_tei:
         return list_json((RankedText(*row) for row in rows), step)
     results = list_json((RankedDocument(*row) for row in rows), step)
-    head = scored.head("list" if scored.path == JINA_RERANK_PATH else "rerank")
+    head = scored.head("list" if scored.record.route == JINA_RERANK_PATH else "rerank")
     usage, meta = scored.short_usage, _meta(len(order), scored.prompt_tokens, len(cut))
     return in_pieces(RerankAnswer(*head, HOLE, usage, meta, scored.failed_items), results)
 
@@ -247,7 +247,7 @@ def _document_of(scored: Scored[CheckedRerank]) -> Callable[[int], Any]:
     fields = scored.body.fields
     if not fields.wants_documents:
         return lambda index: None
-    if fields.is_tei or scored.path == INFINITY_RERANK_PATH:
+    if fields.is_tei or scored.record.route == INFINITY_RERANK_PATH:
         return scored.body.input.documents.__getitem__
     return lambda index: shown((fields.documents or ())[index])
 

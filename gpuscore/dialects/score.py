@@ -70,7 +70,7 @@ def decode_score(
     except InvalidRequest:
         if not are_pairs(body):
             raise
-        return decode_pairs(body, limits)
+        return decode_pairs(body, record, limits)
     if decoded.items is None:
         raise InvalidRequest("items is required", param="items")
     check_temperature(_temperature(decoded), bool(decoded.apply_softmax))
@@ -98,7 +98,7 @@ def _to_input(body: ScoreBody, items: list[Text | Ids]) -> ScoreInput:
         label_sequences=body.label_sequences,
         item_first=bool(body.item_first),
         need_lse=bool(whole),
-        priority=body.priority or 0,
+        terms=body.terms,
     )
 
 
@@ -112,13 +112,13 @@ def prepare_score(model: LoadedModel, body: CheckedScore | CheckedPairs) -> Prep
     """Build the engine's request; raise GpuscoreError if it is invalid."""
     if isinstance(body, CheckedRanking):
         return prepare_ranking(model, body)
-    salt, labels = body.fields.cache_salt, model.default_labels
+    labels = model.default_labels
     if body.fields.on_error != "null":
-        return PreparedBody.of(model.prompts.builder.build(body.input, labels), salt)
+        return PreparedBody.of(model.prompts.builder.build(body.input, labels))
     model.prompts.builder.check_count("items", body.num_items)
     errors = body.errors()
     request = model.prompts.builder.build_rest(body.input, errors, labels)
-    return PreparedBody.of(request, salt, errors=errors.listed())
+    return PreparedBody.of(request, errors=errors.listed())
 
 
 def _is_small(body: CheckedScore | CheckedPairs) -> bool:

@@ -5,11 +5,12 @@ descriptions are the only source of /openapi.json and of the reference.
 """
 
 import difflib
+import hashlib
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import filterfalse
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -18,6 +19,8 @@ from gpuscore.config import RequestLimits
 from gpuscore.dialects.others import check_others, others_of
 from gpuscore.dialects.parts import PartsDecoder
 from gpuscore.errors import GpuscoreError, InvalidRequest
+from gpuscore.types.record import RequestRecord
+from gpuscore.types.request import Terms
 
 # msgspec writes a field's own default, which is null nearly everywhere. The value that null stands
 # for is kept under another name, and `openapi_of` makes it the default.
@@ -98,9 +101,10 @@ Truncated = Annotated[bool, about("true if it was cut, as the request allowed.")
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 
-class ScoringBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class ScoringBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, dict=True):
     """The fields that all bodies with texts to score have."""
 
+    terms: ClassVar[Terms]  # no field: set by `strict_decoder`
     model: ModelName = None
     priority: Priority = None
     cache_salt: CacheSalt = None
@@ -157,22 +161,36 @@ class ShortUsage(msgspec.Struct):
 
 def strict_decoder(
     body: type[StructT], check: Callable[[StructT], None] = lambda _: None
-) -> Callable[[bytes, object, RequestLimits | None], StructT]:
+) -> Callable[[bytes, RequestRecord, RequestLimits | None], StructT]:
     """Return the `decode` of a dialect: it decodes JSON as this struct, and checks it.
 
-    `decode` raises InvalidRequest, whose message never holds the body's text.
+    `decode` raises InvalidRequest, whose message never holds the body's text. A body with texts to
+    score gets its terms, for which the record needs its tenant and its deadline.
     """
     at_once, in_parts = msgspec.json.Decoder(body), PartsDecoder(body)
 
-    def decoded(data: bytes, record: object, limits: RequestLimits | None) -> StructT:
+    def decoded(data: bytes, record: RequestRecord, limits: RequestLimits | None) -> StructT:
         with _decoding_errors(body):
             data.decode()  # because msgspec takes bytes that are not UTF-8 as Raw
             fields = at_once.decode(data) if limits is None else in_parts.decode(data, limits)
             check_others(fields)
+        if isinstance(fields, ScoringBody):
+            salt = engine_salt(record.tenant, fields.cache_salt)
+            fields.__dict__["terms"] = Terms(fields.priority or 0, salt, record.deadline)
         check(fields)
         return fields
 
     return decoded
+
+
+def engine_salt(tenant: str | None, salt: str | None) -> str:
+    """Return the salt that two requests must have in common to share a cached prefix.
+
+    It always depends on the key's owner: a hit shows in `cached_tokens` and in time, so a shared
+    cache would tell one owner which queries another has sent. The caller's salt can only narrow it
+    further. It is hashed, so that neither a caller's text nor a key's digest reaches the engine.
+    """
+    return hashlib.sha256(f"{tenant or ''}:{salt or ''}".encode()).hexdigest()
 
 
 @contextmanager

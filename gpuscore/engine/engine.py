@@ -11,13 +11,12 @@ from time import monotonic
 from gpuscore.backends.base import Backend
 from gpuscore.config import EngineConfig
 from gpuscore.engine.admission import MAX_RETRY_AFTER, Backlog, Rate
+from gpuscore.engine.plan import Plan, plan_items
 from gpuscore.engine.runner import Runner
 from gpuscore.engine.start_checks import check_collapse, check_same_bits
 from gpuscore.engine.ticket import Progress, Ticket
-from gpuscore.engine.trees import distinct_items
-from gpuscore.errors import GpuscoreError, InsufficientMemory, InvalidRequest, Unavailable
+from gpuscore.errors import GpuscoreError, InsufficientMemory, Unavailable
 from gpuscore.types.batch import BackendLimits
-from gpuscore.types.labels import with_nodes
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.stats import EngineStats
 
@@ -108,7 +107,6 @@ class Engine:
         Raises:
             Overloaded: the queue is full; carries `retry_after` in seconds.
             InsufficientMemory: the request does not fit the KV cache, even alone.
-            InvalidRequest: items that continue each other are longer than a batch together.
             Unavailable: the engine is closed or has failed.
         """
         (outcome,) = self.score_all([request], progress)
@@ -126,22 +124,16 @@ class Engine:
         """
         outcomes: list[Future[ScoreResult] | GpuscoreError] = []
         arrived = self.clock()
-        distinct = [distinct_items(request) for request in requests]
-        forms = [
-            with_nodes(request if made is None else made.request, self.limits)
-            for request, made in zip(requests, distinct, strict=True)
-        ]
+        plans = [plan_items(request, self.limits) for request in requests]
         with self._condition:
-            for request, form, made in zip(requests, forms, distinct, strict=True):
+            for plan in plans:
                 try:
-                    self._admit(request, form)
+                    self._admit(plan)
                 except GpuscoreError as error:
                     outcomes.append(error)
                     continue
                 future: Future[ScoreResult] = Future()
-                trie = request.trie
-                ticket = Ticket(form, future, progress, arrived, trie=trie, distinct=made)
-                self._inbox.append(ticket)
+                self._inbox.append(Ticket(plan, future, progress, arrived))
                 outcomes.append(future)
             self._condition.notify()
         for request, outcome in zip(requests, outcomes, strict=True):
@@ -149,23 +141,15 @@ class Engine:
                 outcome.add_done_callback(partial(self._leave, request))
         return outcomes
 
-    def _admit(self, request: ScoreRequest, form: ScoreRequest) -> None:
-        """Admit a request that is computed in this form."""
-        if request.every_position and request.parents is not None:
-            raise InvalidRequest("every position is scored of whole prompts only, without parents")
-        if (size := form.largest_family) > self.limits.max_tokens:
-            raise InvalidRequest(
-                f"items that continue each other have {size} tokens together, the limit is "
-                f"{self.limits.max_tokens} (--max-batch-tokens)"
-            )
-        if not self._runner.scheduler.fits(form):
+    def _admit(self, plan: Plan) -> None:
+        if not self._runner.scheduler.fits(plan):
             raise InsufficientMemory(
-                f"the request's {len(form.query_ids)} shared tokens and longest item need more "
+                f"the request's {len(plan.query_ids)} shared tokens and longest item need more "
                 f"than the {self.limits.num_pages * self.limits.page_size} tokens of KV cache"
             )
         if not self.alive:
             raise Unavailable("the engine is not running", retry_after=MAX_RETRY_AFTER)
-        self.backlog.admit(request)
+        self.backlog.admit(plan.request)
 
     def close(self) -> None:
         """Stop after the present step; requests not answered by then fail with `Unavailable`."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from gpuscore.engine.pages import PageKey, PageRows
+from gpuscore.engine.plan import QUERY, Plan
 from gpuscore.engine.states import JobStates
 from gpuscore.types.batch import (
     NO_TOKENS,
@@ -22,8 +23,6 @@ from gpuscore.types.batch import (
 )
 from gpuscore.types.request import ScoreRequest
 
-QUERY = -1  # in place of an item, where the query's own rows are meant
-
 
 @dataclass(slots=True, eq=False)
 class Job:
@@ -33,7 +32,7 @@ class Job:
     are longer, which run in chunks, one item after the other; they have no descendants.
     """
 
-    request: ScoreRequest
+    plan: Plan
     order: tuple[int, int]  # (priority, arrival)
     short: deque[int] = field(default_factory=deque)
     long: deque[int] = field(default_factory=deque)
@@ -57,16 +56,20 @@ class Job:
     epoch: int = 0  # grows when the work of running shares is taken back
 
     @property
+    def request(self) -> ScoreRequest:
+        return self.plan.request
+
+    @property
     def cut(self) -> int:
-        return len(self.request.query_ids)
+        return len(self.plan.query_ids)
 
     def divide_items(self, max_tokens: int) -> None:
         """Divide the items into those that fit a batch of `max_tokens` and longer ones."""
-        lengths = [*map(len, self.request.item_ids)]
+        lengths = [*map(len, self.plan.item_ids)]
         self.tokens = lengths
         firsts: Iterable[int] = range(len(lengths))
-        if self.request.parents is not None:
-            self.family = {family.start: family for family in self.request.families()}
+        if self.plan.parents is not None:
+            self.family = {family.start: family for family in self.plan.families()}
             self.tokens = {
                 first: sum(lengths[family.start : family.stop])
                 for first, family in self.family.items()
@@ -75,7 +78,7 @@ class Job:
         tokens = self.tokens
         self.short.extend([first for first in firsts if tokens[first] <= max_tokens])
         self.long.extend([first for first in firsts if tokens[first] > max_tokens])
-        # The engine has refused larger families.
+        # No plan has larger families.
         assert all(len(self.family_of(first)) == 1 for first in self.long)  # noqa: S101
 
     def family_of(self, first: int) -> range:
@@ -131,17 +134,6 @@ class Share:
     tokens: int = 0
 
     @property
-    def scored(self) -> list[int]:
-        """The scored items, in the order of the share's rows."""
-        every = self.job.request.every_position
-        items, labels = self.items, self.job.request.label_ids
-        if self.job.family is not None:
-            items = [item for item in items if len(labels[item])]
-        if self.long and (self.long_ends or every):
-            return [*items, self.long[0]]
-        return items
-
-    @property
     def firsts(self) -> list[int]:
         """The first items of the share's short families."""
         family = self.job.family
@@ -156,16 +148,21 @@ class Share:
     @property
     def is_one_prompt(self) -> bool:
         """True if the request's only item may be one segment with the query's end."""
-        request = self.job.request
-        alone = len(request.item_ids) == 1 and request.parents is None
-        return alone and not request.every_position
+        plan = self.job.plan
+        return len(plan.item_ids) == 1 and not plan.request.every_position
 
     @property
-    def positions(self) -> list[tuple[int, int, int]]:
-        """(item or QUERY, first position, number of positions), if every position is scored."""
-        start, stop = self.query
+    def spans(self) -> list[tuple[int, int, int]]:
+        """The scored rows, in order: (item or QUERY, the first one's number in it, their number).
+
+        An item has one row, its last token's, or with `every_position` one for each token.
+        """
+        plan, (start, stop) = self.job.plan, self.query
+        if not plan.request.every_position:
+            scored = [(item, 0, 1) for item in self.items if len(plan.label_ids[item])]
+            return scored + [(self.long[0], 0, 1)] if self.long and self.long_ends else scored
         spans = [(QUERY, start, stop - start)] if self.scores_query else []
-        spans += [(item, 0, len(self.job.request.item_ids[item])) for item in self.items]
+        spans += [(item, 0, len(plan.item_ids[item])) for item in self.items]
         if self.long is not None:
             item, start, stop = self.long
             first, last = max(0, start - self.rest), max(0, stop - self.rest)
@@ -175,9 +172,7 @@ class Share:
     @property
     def num_rows(self) -> int:
         """Number of scored rows."""
-        if self.job.request.every_position:
-            return sum(count for _, _, count in self.positions)
-        return len(self.scored)
+        return sum(count for _, _, count in self.spans)
 
     @property
     def valid(self) -> bool:
@@ -218,7 +213,8 @@ def draft_batch(shares: Sequence[Share], limits: BackendLimits) -> PackedBatch:
 def _add_share(
     share: Share, limits: BackendLimits, segments: SegmentColumns, prefixes: list[Prefix]
 ) -> None:
-    job, request, (start, stop) = share.job, share.job.request, share.query
+    job, plan, (start, stop) = share.job, share.job.plan, share.query
+    request = plan.request
     pages = _pages(job.query_pages)
     row, parent = len(prefixes), -1
     if share.items or stop > start:
@@ -227,23 +223,23 @@ def _add_share(
         slots = page_slots(pages, start, stop, limits.page_size)
         states = job.kept_states(start, stop, limits.page_size)
         if share.items and share.is_one_prompt and not limits.deterministic_chunk:
-            tokens = np.concatenate((request.query_ids[start:], request.item_ids[0]))
-            labels, lse = request.label_ids[0], request.need_lse
+            tokens = np.concatenate((plan.query_ids[start:], plan.item_ids[0]))
+            labels, lse = plan.label_ids[0], request.need_lse
             segments.add(Segment(tokens, start, row, -1, slots, labels, lse, states=states))
             return
-        segment = Segment(request.query_ids[start:stop], start, row, slots=slots, states=states)
+        segment = Segment(plan.query_ids[start:stop], start, row, slots=slots, states=states)
         if request.query_labels is not None:
             labels = request.query_labels[start:stop]
             segment = replace(segment, label_ids=labels, need_lse=request.need_lse, every_row=True)
         parent = segments.add(segment)
-    if request.parents is not None:
-        _add_families(share, request.parents, row, parent, segments)
+    if plan.parents is not None:
+        _add_families(share, plan.parents, row, parent, segments)
     else:
         lse, every = request.need_lse, request.every_position
         segments.add_like(
             Segment(NO_TOKENS, job.cut, row, parent, need_lse=lse, every_row=every),
-            [request.item_ids[item] for item in share.items],
-            [request.label_ids[item] for item in share.items],
+            [plan.item_ids[item] for item in share.items],
+            [plan.label_ids[item] for item in share.items],
         )
     if share.long is not None:
         _add_long_chunk(share, limits, segments, prefixes)
@@ -253,16 +249,16 @@ def _add_families(
     share: Share, parents: Int32Array, row: int, query: int, segments: SegmentColumns
 ) -> None:
     """Add the share's items, each below its parent or the query's segment."""
-    request, place = share.job.request, dict[int, int]()
-    every = request.every_position
+    plan, place = share.job.plan, dict[int, int]()
+    every = plan.request.every_position
     for item, above in zip(share.items, parents[share.items].tolist(), strict=True):
         start, parent = share.job.cut, query
         if above >= 0:
             parent = place[above]
             start = segments.start[parent] + len(segments.token_ids[parent])
-        labels = request.label_ids[item] if len(request.label_ids[item]) else None
-        lse = request.need_lse and labels is not None
-        segment = Segment(request.item_ids[item], start, row, parent, None, labels, lse, every)
+        labels = plan.label_ids[item] if len(plan.label_ids[item]) else None
+        lse = plan.request.need_lse and labels is not None
+        segment = Segment(plan.item_ids[item], start, row, parent, None, labels, lse, every)
         place[item] = segments.add(segment)
 
 
@@ -276,7 +272,8 @@ def _add_long_chunk(
     item are separate segments, so that the item starts a segment as a short item does.
     """
     assert share.long is not None  # noqa: S101  (the caller has checked it)
-    job, request, (item, start, stop) = share.job, share.job.request, share.long
+    job, plan, (item, start, stop) = share.job, share.job.plan, share.long
+    request = plan.request
     base, page_size = long_base(job.cut, limits), limits.page_size
     rest = long_rest(job.cut, limits)
     pages = np.concatenate((_pages(job.query_pages)[: base // page_size], _pages(job.item_pages)))
@@ -297,13 +294,13 @@ def _add_long_chunk(
     parent = -1
     if start < rest:
         parent = len(segments)
-        add(request.query_ids[base + start : min(base + stop, job.cut)], base + start)
+        add(plan.query_ids[base + start : min(base + stop, job.cut)], base + start)
     if stop > rest:
         first, last = max(0, start - rest), stop - rest
-        labels = request.label_ids[item] if share.long_ends else None
+        labels = plan.label_ids[item] if share.long_ends else None
         if request.every_position:
-            labels = request.label_ids[item][first:last]
-        add(request.item_ids[item][first:last], job.cut + first, parent, labels)
+            labels = plan.label_ids[item][first:last]
+        add(plan.item_ids[item][first:last], job.cut + first, parent, labels)
 
 
 def _state_before(job: Job, base: int, start: int) -> int:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from time import monotonic
 
 from gpuscore.backends.base import Backend, DeviceLost, OutOfMemory, Pending
-from gpuscore.engine.jobs import QUERY, Job, Share, Work
+from gpuscore.engine.jobs import Job, Share, Work
+from gpuscore.engine.plan import QUERY
 from gpuscore.engine.scheduler import Scheduler
 from gpuscore.engine.ticket import Ticket, resolve
-from gpuscore.engine.trees import share_prefixes, without_trees
 from gpuscore.errors import (
     DeadlineExceeded,
     GpuscoreError,
@@ -30,10 +30,6 @@ logger = logging.getLogger(__name__)
 # batch holds more than one of them would be tried for ever.
 MAX_OUT_OF_MEMORY = 16
 
-# A family that does not fit the rest of a batch leaves it unfilled, and one that is cut in two
-# computes its prefix twice.
-FAMILIES_PER_BATCH = 4
-
 
 class Runner:
     """The owner of the scheduler and of the batch in flight; single-threaded.
@@ -51,7 +47,6 @@ class Runner:
         self.backend = backend
         self.clock = clock
         self.scheduler = Scheduler(backend.limits, prefix_cache=prefix_cache)
-        self.longest_family = backend.limits.max_tokens // FAMILIES_PER_BATCH  # that it makes
         self.tally = Tally()
         self._out_of_memory = 0  # successive batches
         self._tickets: dict[Job, Ticket] = {}
@@ -62,15 +57,7 @@ class Runner:
         return not self._tickets and self._running is None
 
     def add(self, ticket: Ticket) -> None:
-        if self.backend.limits.deterministic_chunk:  # bits depend on what is a segment
-            ticket.shared = without_trees(ticket.request)
-        else:
-            request = ticket.request
-            # To compute a row of every position twice costs more than to leave a batch unfilled.
-            limits = self.scheduler.limits
-            most = limits.max_tokens if request.every_position else self.longest_family
-            ticket.shared = share_prefixes(request, most)
-        self._tickets[self.scheduler.add(ticket.computed)] = ticket
+        self._tickets[self.scheduler.add(ticket.plan)] = ticket
 
     def step(self) -> int:
         """Launch the next batch and collect the one before; return the tokens launched."""
@@ -92,7 +79,7 @@ class Runner:
     def tokens_left(self) -> int:
         """Return the tokens still to compute for all requests; any thread may call this."""
         return sum(
-            max(0, job.request.num_tokens - ticket.computed_tokens - job.cached)
+            max(0, job.plan.num_tokens - ticket.computed_tokens - job.cached)
             for job, ticket in list(self._tickets.items())
         )
 
@@ -154,7 +141,7 @@ class Runner:
         self.tally.nonfinite_rows += rows
         for item in broken:
             if work.alone or item in job.retried:
-                param = f"items[{self._tickets[job].callers_item(item)}]"
+                param = f"items[{job.plan.callers_item(item)}]"
                 message = f"the model's output for {param} is not finite"
                 self.scheduler.pages.forget(job.keys or ())  # their content may be the reason
                 self._fail(job, NonfiniteScore(message, param=param))

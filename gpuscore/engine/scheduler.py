@@ -17,11 +17,11 @@ from collections import deque
 
 import numpy as np
 
-from gpuscore.engine.jobs import QUERY, Job, Share, Work, draft_batch, long_base, long_rest
+from gpuscore.engine.jobs import Job, Share, Work, draft_batch, long_base, long_rest
 from gpuscore.engine.pages import PageKey, PagePool, RowsOf, page_keys
+from gpuscore.engine.plan import QUERY, Plan
 from gpuscore.engine.states import JobStates, StateSlots
 from gpuscore.types.batch import BackendLimits
-from gpuscore.types.request import ScoreRequest
 
 QUANTUM = 512  # tokens that a request may take per round
 MIN_BUDGET = 16  # tokens; out-of-memory batches are halved down to this
@@ -51,12 +51,12 @@ class Scheduler:
         """Number of jobs with work that no batch has taken."""
         return len(self._waiting) + sum(map(len, self._active.values())) + len(self._alone)
 
-    def fits(self, request: ScoreRequest) -> bool:
-        """Return True if the request fits the pool when all its pages are free."""
-        return sum(self._pages_needed(request)) <= self.limits.num_pages
+    def fits(self, plan: Plan) -> bool:
+        """Return True if a plan fits the pool when all its pages are free."""
+        return sum(self._pages_needed(plan)) <= self.limits.num_pages
 
-    def add(self, request: ScoreRequest) -> Job:
-        job = Job(request, (request.priority, self._arrivals))
+    def add(self, plan: Plan) -> Job:
+        job = Job(plan, (plan.request.priority, self._arrivals))
         job.divide_items(self.limits.max_tokens)
         self._arrivals += 1
         insort(self._waiting, job, key=lambda j: j.order)
@@ -121,7 +121,7 @@ class Scheduler:
 
     def retry_alone(self, job: Job, item: int) -> None:
         """Run an item once more: its family alone in a batch, or an item over a batch in chunks."""
-        if len(job.request.item_ids[item]) <= self.limits.max_tokens:
+        if len(job.plan.item_ids[item]) <= self.limits.max_tokens:
             while job.family is not None and item not in job.family:
                 item -= 1
             if (job, item) not in self._alone:
@@ -161,7 +161,7 @@ class Scheduler:
         keys = self._keys(job)
         cached = self._find(job, keys)
         job.lacks = self._lacks(keys[len(cached) :])
-        for_query, for_items = self._pages_needed(job.request)
+        for_query, for_items = self._pages_needed(job.plan)
         new = None
         if job.lacks not in self._computing and self._take_states(job, len(cached)):
             new = self.pages.allocate(for_query - len(cached) + for_items)
@@ -194,8 +194,8 @@ class Scheduler:
         """Give a job of a model with states its slots; False if too few are free."""
         if job.states is None:
             return True
-        cut, request = job.cut, job.request
-        long = max(map(len, request.item_ids)) > self.limits.max_tokens
+        cut = job.cut
+        long = max(map(len, job.plan.item_ids)) > self.limits.max_tokens
         base = long_base(cut, self.limits) if long else None
         return self.states.take(job.states, cached * self.limits.page_size, cut, base)
 
@@ -220,9 +220,9 @@ class Scheduler:
         if job.keys is None:
             job.keys = ()
             if self.prefix_cache:
-                request, size = job.request, self.limits.page_size
-                tokens = request.query_ids[: job.cut // self.chunk * self.chunk]
-                job.keys = tuple(page_keys(self.limits.identity, request.salt, tokens, size))
+                size, salt = self.limits.page_size, job.request.salt
+                tokens = job.plan.query_ids[: job.cut // self.chunk * self.chunk]
+                job.keys = tuple(page_keys(self.limits.identity, salt, tokens, size))
         return job.keys
 
     def publish(self, job: Job, length: int, rows: RowsOf | None = None) -> None:
@@ -238,10 +238,10 @@ class Scheduler:
             self._computing.pop(key.digest, None)
             job.published += 1
 
-    def _pages_needed(self, request: ScoreRequest) -> tuple[int, int]:
+    def _pages_needed(self, plan: Plan) -> tuple[int, int]:
         """Return the pages for the query, and for the longest item if it is longer than a batch."""
-        page_size, cut = self.limits.page_size, len(request.query_ids)
-        longest = max(map(len, request.item_ids))
+        page_size, cut = self.limits.page_size, len(plan.query_ids)
+        longest = max(map(len, plan.item_ids))
         for_query = -(-cut // page_size)
         if longest <= self.limits.max_tokens:
             return for_query, 0
@@ -333,7 +333,7 @@ class Scheduler:
         job = share.job
         item, start = job.long[0], job.long_done
         rest = long_rest(job.cut, self.limits)
-        length = rest + len(job.request.item_ids[item])
+        length = rest + len(job.plan.item_ids[item])
         stop = rest + self._chunk_end(start - rest, allowance, length - rest)
         if stop == start:  # the allowance is shorter than a chunk
             return 0

@@ -3,14 +3,15 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
-from itertools import accumulate, compress, pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from gpuscore.engine.jobs import QUERY, Share
+from gpuscore.engine.jobs import Share
 from gpuscore.engine.pages import PageRows
-from gpuscore.engine.trees import DistinctItems, SharedItems
+from gpuscore.engine.plan import Plan
 from gpuscore.errors import GpuscoreError
 from gpuscore.types.batch import (
     NO_TOKENS,
@@ -20,77 +21,9 @@ from gpuscore.types.batch import (
     PackedBatch,
     RowScores,
 )
-from gpuscore.types.labels import added_up
 from gpuscore.types.request import LabelTrie, ScoreRequest, ScoreResult, Timings
 
 Places = NDArray[np.integer]
-
-
-class Positions:
-    """The places of the rows of a request for every position, and which rows have arrived.
-
-    The rows of a beginning that several items share are computed once, and belong to all of them.
-
-    Args:
-        request: the request as the caller made it.
-        computed: the form in which the request is computed.
-        origin: of each item of `computed`: the item of `request`, -1 = a shared beginning; None if
-            both have the same items.
-    """
-
-    def __init__(
-        self, request: ScoreRequest, computed: ScoreRequest, origin: Sequence[int] | None
-    ) -> None:
-        # The first row of the query, if it is scored, and of each item; then the number of rows.
-        firsts = [0, *accumulate(map(len, request.row_labels))]
-        self._there = np.zeros(firsts[-1], dtype=np.bool_)
-        first_item = 0 if request.query_labels is None else 1
-        count = len(computed.item_ids)
-        parents = [-1] * count if computed.parents is None else computed.parents.tolist()
-        depths: list[int] = []  # tokens between the query and the item
-        for parent in parents:
-            above = depths[parent] + len(computed.item_ids[parent]) if parent >= 0 else 0
-            depths.append(above)
-        items = [[item] for item in (range(count) if origin is None else origin)]
-        for item in reversed(range(count)):  # descendants before ancestors
-            items[item] = [copy for copy in items[item] if copy >= 0]
-            if parents[item] >= 0:
-                items[parents[item]] += items[item]
-        # Of each item of `computed`: the rows of the answer where its first row belongs.
-        self._starts = {
-            item: np.array([firsts[first_item + copy] + depths[item] for copy in items[item]])
-            for item in range(count)
-        }
-        self._starts[QUERY] = np.zeros(1, np.int64)
-
-    def of(self, share: Share, fine: BoolArray) -> tuple[list[int], Places, Places]:
-        """Find the places of a share's rows.
-
-        Args:
-            fine: bool [rows of the share], False where a number is not finite.
-
-        Returns:
-            The items of `computed` (or QUERY) with a row that is not fine, whose rows are left out;
-            and the numbers of the other rows within the share, each with a place in the answer.
-        """
-        broken: list[int] = []
-        kept, places = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        stop = 0
-        for item, first, count in share.positions:
-            start, stop = stop, stop + count
-            if not fine[start:stop].all():
-                broken.append(item)
-                continue
-            rows, starts = np.arange(count), self._starts[item]
-            kept.append(np.tile(rows + start, len(starts)))
-            places.append((starts[:, None] + (first + rows)).reshape(-1))
-        return broken, np.concatenate(kept), np.concatenate(places)
-
-    def arrived(self, places: Places) -> int:
-        """Mark these rows as arrived; return how many are new, as a retried chunk repeats some."""
-        new = len(places) - int(np.count_nonzero(self._there[places]))
-        self._there[places] = True
-        return new
 
 
 def resolve(future: "Future[ScoreResult]", outcome: ScoreResult | GpuscoreError) -> None:
@@ -111,21 +44,14 @@ NOTHING: Float32Array = np.empty(0, dtype=np.float32)
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A request in the engine: its future, its times, and the rows that have arrived.
+    """A request in the engine: its future, its times, and the rows that have arrived."""
 
-    With `trie` some of the request's items are nodes of its labels (`label_nodes`). With `distinct`
-    the caller's request has items that are equal, and `request` the first of each.
-    """
-
-    request: ScoreRequest
+    plan: Plan
     future: "Future[ScoreResult]"
     progress: Progress | None
     arrived: float  # seconds, monotonic
     planned: float | None = None
     launched: float | None = None
-    shared: SharedItems | None = None  # the tree that is computed in place of the request's items
-    trie: LabelTrie | None = None
-    distinct: DistinctItems | None = None
     computed_tokens: int = 0
     rows_left: int = field(init=False)
     label_logits: list[Float32Array] = field(init=False)
@@ -133,14 +59,13 @@ class Ticket:
     top_ids: Int32Array = field(init=False)
     top_logits: Float32Array = field(init=False)
     position_logits: Float32Array = field(init=False)  # [rows] if every position is scored
-    _positions: Positions | None = field(init=False, default=None)  # made when first needed
+    _there: BoolArray = field(init=False)  # [rows] that have arrived
 
     def __post_init__(self) -> None:
-        request, count = self.request, self.request.num_rows
+        request, count = self.request, self.plan.num_rows
         self.rows_left = count
-        if request.parents is not None:
-            self.rows_left = sum(1 for labels in request.label_ids if len(labels))
-        self.label_logits = [NOTHING] * len(request.item_ids)
+        self._there = np.zeros(count, np.bool_)
+        self.label_logits = [NOTHING] * count
         self.lse = np.empty(count, dtype=np.float32)
         self.lse.fill(np.nan)  # np.full and np.ones take several times as long
         self.top_ids, self.top_logits = NO_TOKENS, NOTHING
@@ -154,27 +79,8 @@ class Ticket:
             self.label_logits = np.split(self.position_logits, ends[:-1])
 
     @property
-    def computed(self) -> ScoreRequest:
-        """The request as the engine computes it, perhaps with shared beginnings as items."""
-        return self.request if self.shared is None else self.shared.request
-
-    @property
-    def positions(self) -> Positions:
-        """The places of the rows, if every position is scored."""
-        if self._positions is None:
-            origin = None if self.shared is None else self.shared.origin
-            self._positions = Positions(self.request, self.computed, origin)
-        return self._positions
-
-    def item_of(self, computed: int) -> int:
-        """Return the request's item for an item of `computed`; the first, if several share it."""
-        if computed == QUERY:
-            return 0
-        if self.shared is None:
-            return computed
-        while self.shared.origin[computed] < 0:  # those that continue a prefix follow it
-            computed += 1
-        return self.shared.origin[computed]
+    def request(self) -> ScoreRequest:
+        return self.plan.request
 
     def query_rows(self, start: int, stop: int) -> PageRows:
         """Return the results of the query's rows `start` to `stop` - 1, which must have arrived.
@@ -204,26 +110,12 @@ class Ticket:
                 self.top_ids[part] = page.top_ids[:, :count]
                 self.top_logits[part] = page.top_logits[:, :count]
         if stop:
-            self.rows_left -= self.positions.arrived(np.arange(stop, dtype=np.int32))
-
-    def callers_item(self, computed: int) -> int:
-        """Return the caller's item for an item of `computed`, which may be a node below it."""
-        item = self.item_of(computed) // self._rows_per_item
-        return item if self.distinct is None else self.distinct.first(item)
+            self._arrive(np.arange(stop))
 
     @property
     def done(self) -> int:
-        """Number of rows that have arrived; with a trie, of the caller's items.
-
-        Repeated items count as arrived once all distinct items have arrived.
-        """
-        if self.distinct is not None and self.rows_left == 0:
-            return len(self.distinct.places)
-        return (self.request.num_rows - self.rows_left) // self._rows_per_item
-
-    @property
-    def _rows_per_item(self) -> int:
-        return 1 if self.trie is None else self.trie.num_rows
+        """Number of rows that have arrived; with labels of several tokens, of the items."""
+        return (self.plan.num_rows - self.rows_left) // self.plan.rows_per_item
 
     def take(
         self, share: Share, batch: PackedBatch, first_row: int, scores: RowScores
@@ -231,28 +123,27 @@ class Ticket:
         """Keep the finite rows of a share, which starts at `first_row` of the batch's scored rows.
 
         Returns:
-            The items of `computed` with a non-finite row, which are not kept, and the number of
-            such rows.
+            The items of the plan with a non-finite row, which are not kept, and the number of such
+            rows.
         """
-        rows = slice(first_row, first_row + share.num_rows)
+        spans = share.spans
+        rows = slice(first_row, first_row + sum(count for _, _, count in spans))
         bounds = batch.cu_labels[rows.start : rows.stop + 1]
         fine = self._finite(scores, rows, bounds)
         flaws = len(fine) - int(np.count_nonzero(fine))
+        starts = [*accumulate((count for _, _, count in spans), initial=0)]
         broken: list[int] = []
-        kept: BoolArray | slice | Places = fine if flaws else slice(None)
+        if flaws:
+            pairs = zip(spans, pairwise(starts), strict=True)
+            broken = [item for (item, *_), own in pairs if not fine[slice(*own)].all()]
+        kept, places = self._places(spans, starts, broken)
         if self.request.every_position:
-            broken, kept, places = self.positions.of(share, fine)
             self.position_logits[places] = scores.label_logits[bounds[0] : bounds[-1]][kept]
-            self.rows_left -= self.positions.arrived(places)
         else:
-            if flaws:
-                scored = zip(share.scored, fine, strict=True)
-                broken = [item for item, good in scored if not good]
-            items = share.scored
-            if self.shared is not None:
-                items = [self.item_of(item) for item in share.scored]
-            self._take_ends(items, scores.label_logits, bounds, fine)
-            places = np.array(items, dtype=np.int64)[kept]
+            made = _rows(scores.label_logits, bounds)
+            for row, place in zip(kept.tolist(), places.tolist(), strict=True):
+                self.label_logits[place] = made[row]
+        self._arrive(places)
         if scores.lse is not None:
             self.lse[places] = scores.lse[rows][kept]
         if self.request.num_top and scores.top_ids is not None and scores.top_logits is not None:
@@ -264,54 +155,42 @@ class Ticket:
     def result(self, done: float) -> ScoreResult:
         """Return the complete answer, with timings up to `done`."""
         request, planned, launched = self.request, self.planned, self.launched
-        if request.parents is not None:
-            self._clear_unscored()
         assert planned is not None and launched is not None  # noqa: S101, PT018  (it was launched)
         result = ScoreResult(
             label_logits=tuple(self.label_logits),
             lse=self.lse if request.need_lse else None,
             top_ids=self.top_ids if request.num_top else None,
             top_logits=self.top_logits if request.num_top else None,
-            computed_tokens=max(0, self.computed_tokens - self._label_tokens()),
+            computed_tokens=max(0, self.computed_tokens - self.plan.label_tokens),
             timings=Timings(
                 queue=planned - self.arrived,
                 batch=launched - planned,
                 device=done - launched,
             ),
         )
-        if self.trie is not None:
-            result = added_up(result, self.trie)
-        return result if self.distinct is None else self.distinct.spread(result)
+        return result if request.trie is None else _added_up(result, request.trie)
 
-    def _label_tokens(self) -> int:
-        """Count the tokens of `computed` that belong to nodes of labels, not to a prompt.
+    def _places(
+        self, spans: Sequence[tuple[int, int, int]], starts: Sequence[int], broken: Sequence[int]
+    ) -> tuple[Places, Places]:
+        """Return the numbers of a share's rows that are not broken, each with its answer's row.
 
-        If a node is a whole prompt, the item's tokens stand in `computed` twice.
+        A row is there several times if several rows of the answer are equal to it.
         """
-        nodes = self.request.nodes
-        if nodes is None:
-            return 0
-        prompts = self.request.item_ids
-        items = sum(map(len, prompts)) - sum(len(prompts[node]) for node in nodes.tolist())
-        every = sum(map(len, self.computed.item_ids))
-        return every - min(items, every - len(nodes))
+        parts = [
+            (start, row + first, count)
+            for (item, first, count), start in zip(spans, starts, strict=False)
+            if item not in broken
+            for row in self.plan.rows_of(item)
+        ]
+        kept, places, counts = np.array(parts, np.int64).reshape(-1, 3).T
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        return np.repeat(kept, counts) + within, np.repeat(places, counts) + within
 
-    def _clear_unscored(self) -> None:
-        """Set the rows of items without labels, which nothing has computed, to zero."""
-        unscored = [item for item, labels in enumerate(self.request.label_ids) if not len(labels)]
-        self.lse[unscored] = 0.0
-        if self.request.num_top:
-            self.top_logits[unscored], self.top_ids[unscored] = 0.0, 0
-
-    def _take_ends(
-        self, items: list[int], logits: Float32Array, cu_labels: Int32Array, fine: BoolArray
-    ) -> None:
-        """Keep one row per item where `fine`."""
-        rows, kept = _rows(logits, cu_labels), fine.tolist()
-        for item, row in compress(zip(items, rows, strict=True), kept):
-            # A family that runs again for one of its items repeats the others.
-            self.rows_left -= self.label_logits[item] is NOTHING
-            self.label_logits[item] = row
+    def _arrive(self, places: Places) -> None:
+        """Mark these rows as arrived; what runs again repeats some."""
+        self.rows_left -= len(places) - int(np.count_nonzero(self._there[places]))
+        self._there[places] = True
 
     def _finite(self, scores: RowScores, rows: slice, cu_labels: Int32Array) -> BoolArray:
         """Return bool [rows], True where all requested numbers of a row are finite."""
@@ -336,3 +215,16 @@ def _rows(logits: Float32Array, cu_labels: Int32Array) -> list[Float32Array]:
     if count > 1 and bounds == [*range(start, end + 1, max(1, (end - start) // count))]:
         return list(logits[start:end].reshape(count, -1))
     return [logits[start:stop] for start, stop in pairwise(bounds)]
+
+
+def _added_up(result: ScoreResult, trie: LabelTrie) -> ScoreResult:
+    """Return a result of items and nodes as one row per item, with a number per label."""
+    assert result.lse is not None  # noqa: S101  (requests with a trie need it)
+    count = len(result.label_logits) // trie.num_rows
+    logits = np.concatenate(result.label_logits).astype(np.float64).reshape(count, -1)
+    lse = result.lse.astype(np.float64).reshape(count, trie.num_rows)
+    own = np.repeat(lse, [*map(len, trie.next_ids)], axis=1)
+    # Rounding can put a logit a hair above the log-sum-exp; no probability exceeds 1.
+    sums = trie.sums(np.minimum(logits - own, 0.0)) + lse[:, :1]
+    first = result.lse[:: trie.num_rows]
+    return replace(result, label_logits=tuple(sums.astype(np.float32)), lse=first)

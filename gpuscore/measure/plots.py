@@ -1,4 +1,4 @@
-"""Plots as SVG, drawn without a plotting library: of parity and bench."""
+"""Plots of times as SVG, drawn without a plotting library."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
@@ -6,50 +6,9 @@ from html import escape
 import numpy as np
 
 from gpuscore.measure.intervals import Interval
-from gpuscore.types.batch import Float64Array
 
-BLUE, RED, GREY = "#4477aa", "#cc6677", "#888"
-_DECADES = range(-9, 2)  # of |d log p|; smaller differences are in the first bar
-_SQUARE, _EDGE = (340, 260), 46  # pixels of a plot of differences, and around its frame
 _WIDTH, _MARGIN, _ROW = 620, 24, 26  # of a plot of runs, and its rows
 _SIDE, _LEFT, _TOP, _BELOW = 220, 48, 34, 56  # of a plot of curves, and around it
-
-
-def histogram(differences: Float64Array, title: str) -> str:
-    """Plot how many log-probabilities differ by how much, in half decades."""
-    sizes = np.abs(differences[np.isfinite(differences)])
-    edges = np.arange(_DECADES.start, _DECADES.stop + 0.5, 0.5)
-    first, last = float(edges[0]), float(edges[-1])
-    logs = np.log10(np.maximum(sizes, 10.0**first))
-    counts, _ = np.histogram(np.clip(logs, first, last), bins=edges)
-    at = _scale(first, last, _EDGE, _SQUARE[0] - _EDGE)
-    most, wide = max(1, int(counts.max())), at(first + 0.5) - at(first) - 1
-    up = _scale(0, most, 0, _SQUARE[1] - 2 * _EDGE)
-    bars = [
-        _bar(at(left), _SQUARE[1] - _EDGE - up(count), wide, up(count), BLUE, str(count))
-        for left, count in zip(edges[:-1].tolist(), counts.tolist(), strict=True)
-    ]
-    ticks = [(at(d), f"1e{d}") for d in _DECADES if d % 2]
-    return _square(title, "|d log p|", f"up to {most}", bars, ticks)
-
-
-def scatter(reference: Float64Array, got: Float64Array, title: str) -> str:
-    """Plot each score of one run against the other's; equal scores are on the line."""
-    both = np.isfinite(reference) & np.isfinite(got)
-    reference, got = reference[both], got[both]
-    every = np.concatenate([reference, got]) if reference.size else np.array([0.0, 1.0])
-    low, high = float(every.min()), float(every.max())
-    high = high if high > low else low + 1.0
-    width, foot = _SQUARE[0], _SQUARE[1] - _EDGE
-    at, up = _scale(low, high, _EDGE, width - _EDGE), _scale(low, high, foot, _EDGE)
-    places = [(f"{at(x):.1f}", f"{up(y):.1f}") for x, y in zip(reference, got, strict=True)]
-    dots = "".join(f'<circle cx="{x}" cy="{y}" r="1.3"/>' for x, y in dict.fromkeys(places))
-    inner = [
-        _path(f"M{_EDGE},{foot} L{width - _EDGE},{_EDGE}", RED),
-        f'<g fill="{BLUE}" fill-opacity="0.5">{dots}</g>',
-    ]
-    ticks = [(at(value), f"{value:.1f}") for value in (low, high)]
-    return _square(title, "log p that counts as right", "log p", inner, ticks)
 
 
 _COLOURS = (
@@ -76,7 +35,8 @@ def bars(title: str, rows: Sequence[tuple[str, str, Interval]]) -> str:
         end = max(v for v in (interval.high, interval.value) if not np.isnan(v))
         parts.append(_text(_MARGIN, y, f"{group}, {name}"))
         parts.append(
-            _bar(_MARGIN, y + 4, wide(interval.value), 12, colour, f"{interval.value:.4f}")
+            f'<rect x="{_MARGIN}" y="{y + 4}" width="{wide(interval.value):.1f}" height="12" '
+            f'fill="{colour}"/>'
         )
         if not np.isnan(interval.low):
             low, high = _MARGIN + wide(interval.low), _MARGIN + wide(interval.high)
@@ -85,7 +45,9 @@ def bars(title: str, rows: Sequence[tuple[str, str, Interval]]) -> str:
     return _titled(title, 40 + row * len(rows), parts)
 
 
-def lines(title: str, x: str, y: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+def lines(
+    title: str, axes: tuple[str, str], series: Mapping[str, Sequence[tuple[float, float]]]
+) -> str:
     """Plot curves of points (x, y), each with its name below, on axes from 0."""
     width, height = _WIDTH, _SIDE + _TOP + _BELOW + 16 * len(series)
     points = [point for some in series.values() for point in some]
@@ -98,7 +60,7 @@ def lines(title: str, x: str, y: str, series: Mapping[str, Sequence[tuple[float,
         _text(_LEFT - 4, up(v) + 4, f"{v:,.0f}" if v >= 100 else f"{v:.3g}", "end")
         for v in (0, most_y / 2, most_y)
     ]
-    parts += [_text(width / 2, foot + 28, x, "middle"), _text(_LEFT, _TOP - 4, y)]
+    parts += [_text(width / 2, foot + 28, axes[0], "middle"), _text(_LEFT, _TOP - 4, axes[1])]
     for number, (name, some) in enumerate(series.items()):
         colour = _COLOURS[number % len(_COLOURS)]
         path = " L".join(f"{at(a):.1f},{up(b):.1f}" for a, b in sorted(some))
@@ -108,31 +70,12 @@ def lines(title: str, x: str, y: str, series: Mapping[str, Sequence[tuple[float,
     return _titled(title, height, parts)
 
 
-def _square(
-    title: str, x: str, y: str, inner: Iterable[str], ticks: Iterable[tuple[float, str]]
-) -> str:
-    """Return a plot with a frame, in which `inner` is drawn, and texts around it."""
-    width, height = _SQUARE
-    parts = [
-        _text(width / 2, 18, title, "middle"),
-        _text(width / 2, height - 10, x, "middle"),
-        _text(_EDGE, _EDGE - 8, y),
-        _frame(_EDGE, _EDGE, width - 2 * _EDGE, height - 2 * _EDGE),
-        *(_text(at, height - _EDGE + 14, text, "middle") for at, text in ticks),
-    ]
-    return _svg(width, height, [*parts, *inner], 11)
-
-
 def _titled(title: str, height: float, parts: Iterable[str]) -> str:
     head = f'<text x="{_MARGIN}" y="16" font-weight="bold">{escape(title)}</text>'
-    return _svg(_WIDTH, height, [head, *parts])
-
-
-def _svg(width: float, height: float, parts: Iterable[str], size: int = 12) -> str:
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
-        f'width="{width:g}" height="{height:g}" font-family="sans-serif" font-size="{size}" '
-        'fill="currentColor">' + "\n".join(parts) + "</svg>"
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height:g}" '
+        f'width="{_WIDTH}" height="{height:g}" font-family="sans-serif" font-size="12" '
+        'fill="currentColor">' + "\n".join([head, *parts]) + "</svg>"
     )
 
 
@@ -151,12 +94,7 @@ def _path(path: str, colour: str, width: float = 1) -> str:
 
 def _frame(x: float, y: float, width: float, height: float) -> str:
     place = f'x="{x}" y="{y}" width="{width}" height="{height}"'
-    return f'<rect {place} fill="none" stroke="{GREY}"/>'
-
-
-def _bar(x: float, y: float, width: float, height: float, colour: str, title: str) -> str:
-    place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
-    return f'<rect {place} fill="{colour}"><title>{escape(title)}</title></rect>'
+    return f'<rect {place} fill="none" stroke="#888"/>'
 
 
 def _circle(x: float, y: float, radius: float, colour: str) -> str:

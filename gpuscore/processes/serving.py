@@ -2,8 +2,8 @@
 
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,11 +13,12 @@ from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConf
 from gpuscore.config.options import changed
 from gpuscore.config.served import ServedConfig, served_models
 from gpuscore.dialects.served import LoadedModel, ServedModel
+from gpuscore.errors import ConfigError, EngineFailed
 from gpuscore.models.hub import model_directory
 from gpuscore.processes.announcement import LoadingBar, announcement
-from gpuscore.processes.replicas.placement import Sought, places_of_all
+from gpuscore.processes.replicas.placement import Sought
 from gpuscore.processes.replicas.replicas import Replicas
-from gpuscore.processes.replicas.start import AllReplicas, start_models
+from gpuscore.processes.replicas.start import start_models
 from gpuscore.prompts.model import ModelFiles
 from gpuscore.server.http.aliases import read_aliases
 from gpuscore.server.http.auth import KeyReader, read_api_keys
@@ -25,7 +26,7 @@ from gpuscore.server.http.descriptors import raise_limit
 from gpuscore.server.http.headers import read_hosts, read_origins
 from gpuscore.server.observe.tracing import check_traces, read_tracer
 from gpuscore.server.run import serve
-from gpuscore.system.log import LogFormat, LogWriter, chosen_format
+from gpuscore.system.log import LogWriter, chosen_format
 from gpuscore.text.tokenizer_info import TokenizerInfo, read_tokenizer_info
 
 STANDARD_OUTPUT = 1
@@ -56,10 +57,14 @@ def serve_model(
         directories = [
             model_directory(entry.config.model, entry.config.revision) for entry in chosen
         ]
-        replicas = _start(chosen, directories, engine, style)
+        sought = [
+            Sought(entry.name, directory, entry.config)
+            for entry, directory in zip(chosen, directories, strict=True)
+        ]
+        replicas = start_models(sought, engine, log_format=style)
         # Not by print: a missing or slow reader, or a full disk, must not end or delay the server.
         output = ending.enter_context(LogWriter(STANDARD_OUTPUT, for_people=True))
-        ending.enter_context(closing(replicas))
+        ending.callback(_close_all, replicas)
 
         def say(line: str) -> None:
             output.write(f"{line}\n".encode())
@@ -72,14 +77,20 @@ def serve_model(
             )
             for entry, directory in zip(chosen, directories, strict=True)
         ]
-        _say_loading(say, replicas, 0)  # before connections are accepted: it may be refused
+
+        def say_loading(number: int) -> None:
+            about = replicas[number].wait_planned()
+            say(f"gpuscore: loading {chosen[number].name} as {about}")
 
         def load(number: int) -> LoadedModel:  # in a thread
-            if number:
-                _say_loading(say, replicas, number)
             _, files, settings = models[number]
-            with replicas.named(number):
-                return load_model(files, limits, replicas.models[number], settings)
+            with _named(chosen, number):
+                if number:
+                    say_loading(number)
+                return load_model(files, limits, replicas[number], settings)
+
+        with _named(chosen, 0):
+            say_loading(0)  # before connections are accepted: it may be refused
 
         def announce(address: str) -> None:
             bar.close()
@@ -90,27 +101,27 @@ def serve_model(
             ]
             say(announcement(address, ready, len(keys), os.getpid(), server.ui))
 
-        bar = LoadingBar(replicas.engines)
+        bar = LoadingBar([engine for model in replicas for engine in model.engines])
         loads = [(served, partial(load, number)) for number, (served, _, _) in enumerate(models)]
         return serve(loads, server, keys, announce, tracer, say)
 
 
-def _start(
-    chosen: Sequence[ServedConfig],
-    directories: Sequence[Path],
-    engine: EngineConfig,
-    log_format: LogFormat,
-) -> AllReplicas:
-    """Start the engines of all models, each with its share of memory and cores."""
-    sought = [
-        Sought(model.name, directory, model.config)
-        for model, directory in zip(chosen, directories, strict=True)
-    ]
-    places = places_of_all(sought, engine.devices)
-    started = start_models(
-        list(zip(directories, places, strict=True)), engine, log_format=log_format
-    )
-    return AllReplicas([model.name for model in chosen], started)
+@contextmanager
+def _named(chosen: Sequence[ServedConfig], number: int) -> Iterator[None]:
+    """Begin the errors of one of several models with its name."""
+    try:
+        yield
+    except (ConfigError, EngineFailed) as error:
+        if len(chosen) == 1:
+            raise
+        raise type(error)(f"--model {chosen[number].name}: {error}") from error
+
+
+def _close_all(models: Sequence[Replicas]) -> None:
+    for model in models:
+        model.stop()
+    for model in models:
+        model.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +156,3 @@ def load_model(
     return LoadedModel(
         replicas, prompts, replicas.wait_ended, about, files.info, count, settings or {}
     )
-
-
-def _say_loading(say: Callable[[str], None], replicas: AllReplicas, number: int) -> None:
-    say(f"gpuscore: loading {replicas.names[number]} as {replicas.wait_planned(number)}")

@@ -80,7 +80,7 @@ def build_classes(
         labels=named,
         label_token_ids=None if named is not None else range(len(labels)),
         need_lse=inputs.need_lse,
-        priority=inputs.priority,
+        terms=inputs.terms,
     )
     request = builder.build(score)
     if request is None:

@@ -26,6 +26,7 @@ from gpuscore.prompts.rerank_input import (
     prompts_of,
 )
 from gpuscore.text.boundaries import OverLimit, beside
+from gpuscore.text.checks import Prompts, Wanted
 from gpuscore.text.controls import ControlToken, refused_controls
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
@@ -116,16 +117,10 @@ class FamilyPrompts:
         if len(groups) > 1 or fixed:
             template = self._template if inputs.query is None else self._answering
             num_shared = len(self._ids(template.fixed, {}))
-        request = self._builder.from_prompts(
-            partial(prompts_of, made),
-            num_prompts=len(inputs.documents),
-            num_shared=num_shared,
-            label_ids=self.label_ids,
-            need_lse=inputs.need_lse,
-            priority=inputs.priority,
-            name=inputs.name,
-            errors=errors,
-        )
+        count = len(inputs.documents)
+        prompts = Prompts(partial(prompts_of, made), count, num_shared, inputs.name)
+        wanted = Wanted(self.label_ids, inputs.need_lse, inputs.terms)
+        request = self._builder.from_prompts(prompts, wanted, errors)
         return Rerank(request, tuple(index for group in made for index in group.truncated))
 
     def raw_scores(self, result: ScoreResult) -> Float64Array:

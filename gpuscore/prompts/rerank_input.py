@@ -9,7 +9,7 @@ from gpuscore.text.checks import PromptsFrom
 from gpuscore.text.controls import ControlToken
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import Int32Array
-from gpuscore.types.request import ScoreRequest
+from gpuscore.types.request import ScoreRequest, Terms
 from gpuscore.types.results import ItemErrors, check_text, checked_texts
 
 
@@ -23,7 +23,7 @@ class RerankInput:
         instruction: replaces the family's own.
         most_tokens: number of tokens after which a document is cut; None: not cut.
         fit: cut documents so that their prompts fit the model's context.
-        priority: of the request; a lower value runs first.
+        terms: of the request.
         need_lse: ask for the log-sum-exp over the vocabulary.
         name: the caller's name for the documents, for errors.
         query_name, instruction_name: the caller's names for the query and the instruction.
@@ -34,7 +34,7 @@ class RerankInput:
     instruction: str | None = None
     most_tokens: int | None = None
     fit: bool = False
-    priority: int = 0
+    terms: Terms = Terms()
     need_lse: bool = False
     name: str = "documents"
     query_name: str = "query"

@@ -123,9 +123,13 @@ class ClusterEngine(Replicas):
     def __init__(self, handle: Handle, config: EngineConfig, facts: Facts) -> None:
         self._places = [Remote(handle, facts.limits) for _ in range(PLACES)]
         super().__init__(self._places, [""] * PLACES, config)  # type: ignore[arg-type]
-        self._handle, self._model = handle, model_of(facts.limits)
+        self._handle, self._model, self._about = handle, model_of(facts.limits), facts.about
         self._hear([facts])
         self._watching = asyncio.get_running_loop().create_task(self._watch(), context=Context())
+
+    def wait_planned(self) -> str:
+        """Return a description of the model, for people."""
+        return self._about
 
     def states(self) -> list[ReplicaState]:
         """Return the replicas by their last reports."""

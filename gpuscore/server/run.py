@@ -16,13 +16,11 @@ from gpuscore.dialects.dialect import LARGE
 from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.server.api.app import create_app
 from gpuscore.server.http.address import address_of, bind, bind_metrics
-from gpuscore.server.http.aliases import read_aliases
 from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.http.descriptors import warn_of_limit
-from gpuscore.server.http.gate import Gate
-from gpuscore.server.http.headers import LOOPBACK, read_hosts, read_origins
-from gpuscore.server.http.protocol import ScoreProtocol
-from gpuscore.server.http.timing import Listener, Postponed, Rounds
+from gpuscore.server.http.headers import LOOPBACK, read_hosts
+from gpuscore.server.http.protocol import SLICES, ScoreProtocol
+from gpuscore.server.http.rounds import Listener, Pacer, Rounds
 from gpuscore.server.metrics_port import metrics_port
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.service import ANSWERS, ScoringService
@@ -120,7 +118,6 @@ def serve(
     pieces = partial(rounds.pieces, ANSWERS)
     served = [model for model, _ in models]
     service = ScoringService(served, config.max_queue_seconds, pieces)
-    gate = Gate(service, config, keys, rounds)
     style = chosen_format(config.log_format)
     with LogWriter() as log, logging_to(log, style):
         warn_of_limit(config.max_connections)
@@ -128,17 +125,15 @@ def serve(
             service, log, tracer, config.log_requests, style, config.vllm_metrics
         )
         hosts = read_hosts(config, config.host, len(keys))
-        app = create_app(service, config, keys, operations, hosts)
+        gate = create_app(service, config, keys, operations, hosts, rounds)
         protocol = partial(
             ScoreProtocol,
-            server_config=config,
-            operations=operations,
             gate=gate,
-            turns=Postponed(rounds),
-            origins=read_origins(config),
-            aliases=read_aliases(config),
+            settings=config,
+            turns=Pacer(partial(rounds.pieces, SLICES)),
+            most=config.max_connections,
         )
-        uvicorn_config = _uvicorn_config(app, config, protocol)
+        uvicorn_config = _uvicorn_config(gate, config, protocol)
         beside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
         if config.metrics_port is not None:
             scraped = bind_metrics(config.metrics_host or LOOPBACK, config.metrics_port)

@@ -15,9 +15,7 @@ from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
-from msgspec.structs import replace
-
-from gpuscore.dialects.dialect import LARGE, cache_salt
+from gpuscore.dialects.dialect import LARGE
 from gpuscore.dialects.served import (
     LOADING_RETRY_AFTER,
     LOST,
@@ -118,25 +116,6 @@ ResultT = TypeVar("ResultT")
 ANSWERS = 16  # answers of the engine that a round of the event loop delivers
 
 
-@dataclass(frozen=True, slots=True)
-class RequestContext:
-    """The data of a request besides its body.
-
-    Args:
-        tenant: the owner of the request's key.
-        deadline: on time.monotonic's clock; work that has not begun by then is dropped.
-        record: gets the sizes and the stages.
-        path: the route.
-        reserve: counts the bytes that the answer has at most; raises AnswerTooLarge or Overloaded.
-    """
-
-    tenant: str
-    deadline: float
-    record: RequestRecord
-    path: str
-    reserve: Callable[[int], None]
-
-
 class ScoringService:
     """The service of a server's models, from before they are loaded until after it is drained.
 
@@ -216,22 +195,21 @@ class ScoringService:
         return Unavailable("the server is shutting down", retry_after=LOADING_RETRY_AFTER)
 
     async def run(
-        self, model: LoadedModel, request: ScoreRequest, salt: str | None, call: RequestContext
+        self, model: LoadedModel, request: ScoreRequest, record: RequestRecord
     ) -> ScoreResult:
-        """Pass a request to the engine, with the caller's salt and deadline, and return the result.
+        """Pass a request to the engine and return the result.
 
         Raises:
             GpuscoreError: the expected wait is too long, or the engine refuses or fails.
         """
-        submitted = monotonic()
-        longest = min(self._max_wait, call.deadline - submitted)
-        salt = cache_salt(call.tenant, salt)
-        request = replace(request, salt=salt, deadline=call.deadline)
+        submitted, longest = monotonic(), self._max_wait
+        if request.deadline is not None:
+            longest = min(longest, request.deadline - submitted)
         refusal = model.engine.backlog.wait_refusal(request.num_tokens, longest)
         if refusal is not None:
             raise refusal
-        result = await self._bridge_to(model.engine).score(request, partial(_taken, call.record))
-        call.record.engine_stages(submitted, result.timings)
+        result = await self._bridge_to(model.engine).score(request, partial(_taken, record))
+        record.engine_stages(submitted, result.timings)
         return result
 
     def _bridge_to(self, engine: ScoringEngine) -> Bridge:
@@ -240,10 +218,10 @@ class ScoringService:
             bridge = self._bridges[engine] = Bridge(engine, self._answers_per_round)
         return bridge
 
-    async def in_thread(self, call: RequestContext, work: Callable[[], ResultT]) -> ResultT:
+    async def in_thread(self, tenant: str | None, work: Callable[[], ResultT]) -> ResultT:
         """Run `work` in a thread, in turns with other jobs; give it up if this is cancelled."""
         self._loop = asyncio.get_running_loop()
-        job, future = self._text.submit(call.tenant, work)
+        job, future = self._text.submit(tenant or "", work)
         try:
             return await asyncio.wrap_future(future)
         finally:

@@ -13,7 +13,7 @@ import uvicorn
 
 from gpuscore.config import ServerConfig
 from gpuscore.server.http.gate import Gate
-from gpuscore.server.http.timing import Rounds
+from gpuscore.server.http.rounds import Rounds
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.service import ScoringService
 
@@ -151,8 +151,8 @@ class DrainingServer(uvicorn.Server):
         # Once nothing was in flight, those that wait came later. They are refused in their turn,
         # but not all of them in the short time after a second signal.
         counted = self.force_exit or not self._last_look
-        busy = self.service.busy or (counted and self._gate.waiting > 0)
-        self.lines.waiting(max(self._gate.requests, busy), max(0.0, left))
+        busy = self.service.busy or (counted and len(self._gate.starts) > 0)
+        self.lines.waiting(max(self._gate.admission.requests, busy), max(0.0, left))
         if busy and not self.force_exit and left > 0:
             return False
         if busy:

@@ -16,7 +16,7 @@ from gpuscore.errors import (
     TooManyTokens,
 )
 from gpuscore.text.boundaries import is_long
-from gpuscore.text.checks import LabelReader, PromptChecks, PromptsFrom
+from gpuscore.text.checks import LabelReader, PromptChecks, Prompts, PromptsFrom, Wanted
 from gpuscore.text.score_input import ScoreInput, factor, factor_ids, lists_of, split, stop_over
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import BackendLimits, Int32Array, common_prefix
@@ -106,8 +106,8 @@ class PromptBuilder:
             before = PromptBuilder(self.encoder, self.backend, self.limits, trie.longest - 1)
         parts = None if inputs.is_text or errors else before._ids_at_once(inputs)
         query, items = before._one_by_one(inputs, errors) if parts is None else parts
-        need_lse, priority = inputs.need_lse or trie is not None, inputs.priority
-        request = ScoreRequest(query, items, labels, need_lse, priority=priority, trie=trie)
+        need_lse, terms = inputs.need_lse or trie is not None, inputs.terms._asdict()
+        request = ScoreRequest(query, items, labels, need_lse, **terms, trie=trie)
         tokens = most_tokens(request, self.backend)
         _at_most(TooManyTokens, "items", tokens, self.limits.max_request_tokens)
         return request
@@ -137,40 +137,28 @@ class PromptBuilder:
         return factor(checked, query_len, most)
 
     def from_prompts(
-        self,
-        prompts: PromptsFrom,
-        *,
-        num_prompts: int,
-        num_shared: int,
-        label_ids: Sequence[int] | Sequence[Sequence[int]],
-        need_lse: bool,
-        priority: int,
-        name: str,
-        errors: ItemErrors | None = None,
+        self, prompts: Prompts, wanted: Wanted, errors: ItemErrors | None = None
     ) -> ScoreRequest:
         """Return a request of prompts that are already token ids.
 
         Args:
-            prompts: the ids of each prompt.
             errors: gets the errors of single prompts; ItemsRefused is raised if there are any.
-            label_ids: one list for all prompts, or one list for each.
-            name: the caller's name for the items, for errors.
-            num_shared: number of first tokens that all prompts share, known from the query alone.
         """
-        checked = self.checks.checked(prompts, name, errors)
-        most = self.limits.max_request_tokens
+        name, most = prompts.name, self.limits.max_request_tokens
+        checked = self.checks.checked(prompts.ids, name, errors)
         if self.backend.deterministic_chunk:
-            query, items = split(checked, max(0, num_shared - 1), most, name)
+            query, items = split(checked, max(0, prompts.num_shared - 1), most, name)
         else:
-            query, items = factor(checked, num_shared, most, name)
-        lists = lists_of(label_ids)
+            query, items = factor(checked, prompts.num_shared, most, name)
+        lists = lists_of(wanted.label_ids)
         labels = (
             tuple(self._labels.array(ids, name) for ids in lists)
             if lists
-            else self._labels.same(label_ids, num_prompts)  # type: ignore[arg-type]
+            else self._labels.same(wanted.label_ids, prompts.count)  # type: ignore[arg-type]
         )
-        request = ScoreRequest(query, items, labels, need_lse=need_lse, priority=priority)
-        _at_most(TooManyTokens, name, request.num_tokens, self.limits.max_request_tokens)
+        terms = wanted.terms._asdict()
+        request = ScoreRequest(query, items, labels, wanted.need_lse, wanted.num_top, **terms)
+        _at_most(TooManyTokens, name, request.num_tokens, most)
         return request
 
     def whole_prompts(

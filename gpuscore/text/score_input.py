@@ -29,6 +29,7 @@ from gpuscore.types.batch import (
     int32_array,
     sorted_order,
 )
+from gpuscore.types.request import Terms
 from gpuscore.types.results import ItemErrors, check_text, checked_texts
 
 
@@ -54,7 +55,7 @@ class ScoreInput:
     label_sequences: Sequence[Sequence[int]] | None = None
     item_first: bool = False
     need_lse: bool = True
-    priority: int = 0
+    terms: Terms = Terms()
     is_text: bool = field(init=False)
 
     def __post_init__(self) -> None:

@@ -54,6 +54,7 @@ class RequestRecord:
     model: str = ""  # the served name; empty until the body has told which
     variant: str = ""  # the kind of body, in a dialect whose errors differ by it
     tenant: str | None = None
+    deadline: float | None = None  # on time.monotonic's clock
     bytes_in: int = 0  # bytes of the body that were read
     bytes_out: int = 0  # bytes of the answer's body
     progress: str = RECEIVE  # one of PROGRESS

@@ -13,7 +13,7 @@ distribution of the tokens after the node:
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -162,44 +162,45 @@ def _int32(values: Sequence[int]) -> Int32Array:
 MAX_TOP = 20  # most probable tokens of a row
 
 
+class Terms(NamedTuple):
+    """Terms of a request: when it runs, and with which others it shares cached prefixes."""
+
+    priority: int = 0  # lower runs first
+    salt: str = ""  # only requests with the same salt find each other's cached prefixes
+    deadline: float | None = None  # seconds on the engine's clock; work not started then is dropped
+
+
 class ScoreRequest(Struct, frozen=True, eq=False, array_like=True, gc=False):
     """One request after the cut: every prompt is `query_ids + item_ids[i]`.
 
     `query_ids` holds the tokens before the cut, which all prompts share. Each item has at least one
     token, so that every scored row is computed. `label_ids[i]` belongs to `item_ids[i]`.
 
-    With `parents` items form trees: an item continues its parent, so its prompt is its parent's and
-    its own tokens. Items stand in preorder, each after its parent and before the next item that is
-    not its descendant. A *family*, an item that continues the query with all its descendants, is
-    computed in one batch. An item without labels is not scored.
-
     With `every_position` every token of an item is scored, each for one label of its own, so
     `label_ids[i]` is as long as `item_ids[i]`. With `query_labels` the query's tokens are scored,
     too, once for all prompts.
 
     With `trie` labels have several tokens, the same for all items: `label_ids[i]` are the first
-    ones, and its result has sums of log-probabilities plus the log-sum-exp (`label_nodes`). Where
-    the nodes of labels are items already, `nodes` tells which: their tokens belong to no prompt.
+    ones, and a label's logit in the result is the sum of its tokens' log-probabilities, plus the
+    log-sum-exp of the item's row. So a label of one token has the model's own logit.
 
     Raises:
         ValueError: with `every_position`, an item or the scored query has a different number of
-            labels than tokens; or there are `query_labels` without it; or `parents`, `nodes` or
-            `trie` does not fit, or is given as well; or `num_top` is over MAX_TOP.
+            labels than tokens; or there are `query_labels` without it; or `trie` does not fit; or
+            `num_top` is over MAX_TOP.
     """
 
     query_ids: Int32Array  # [cut], may be empty
     item_ids: tuple[Int32Array, ...]  # each [>= 1]
-    label_ids: tuple[Int32Array, ...]  # one per item, each [>= 1]; or [0] with `parents`
+    label_ids: tuple[Int32Array, ...]  # one per item, each [>= 1]
     need_lse: bool
     num_top: int = 0  # most probable tokens of every row, at most MAX_TOP
     priority: int = 0  # lower runs first
     salt: str = ""  # only requests with the same salt find each other's cached prefixes
     deadline: float | None = None  # seconds on the engine's clock; work not started then is dropped
     every_position: bool = False
-    parents: Int32Array | None = None  # [items] earlier item, -1 = the query; None = all the query
     query_labels: Int32Array | None = None  # [cut]; None = the query is not scored
     trie: LabelTrie | None = None  # None = labels of one token
-    nodes: Int32Array | None = None  # items that are nodes of labels, in order
 
     def __post_init__(self) -> None:
         if not 0 <= self.num_top <= MAX_TOP:
@@ -210,18 +211,11 @@ class ScoreRequest(Struct, frozen=True, eq=False, array_like=True, gc=False):
                 raise ValueError("every position needs one label for each token")
         elif self.query_labels is not None:
             raise ValueError("query_labels need every_position")
-        if self.parents is not None:
-            if len(self.parents) != len(self.item_ids):
-                raise ValueError(f"{len(self.parents)} parents for {len(self.item_ids)} items")
-            _check_preorder(self.parents)
-        if self.nodes is not None and not np.isin(self.nodes, np.arange(len(self.item_ids))).all():
-            raise ValueError("the nodes of labels are not among the items")
         if self.trie is not None:
             self._check_trie(self.trie)
 
     def _check_trie(self, trie: LabelTrie) -> None:
-        alone = self.parents is None and not self.every_position
-        if not alone or not self.need_lse or self.num_top:
+        if self.every_position or not self.need_lse or self.num_top:
             raise ValueError("labels of several tokens need the log-sum-exp, and nothing else")
         first = trie.first_ids
         different = {id(ids): ids for ids in self.label_ids}  # usually one array for all items
@@ -252,39 +246,7 @@ class ScoreRequest(Struct, frozen=True, eq=False, array_like=True, gc=False):
     @property
     def num_prompt_tokens(self) -> int:
         """Sum of the lengths of all scored prompts; the query counts once per prompt."""
-        if self.parents is None:
-            return len(self.query_ids) * len(self.item_ids) + sum(map(len, self.item_ids))
-        lengths: list[int] = []
-        for item, parent in zip(self.item_ids, self.parents.tolist(), strict=True):
-            above = lengths[parent] if parent >= 0 else len(self.query_ids)
-            lengths.append(above + len(item))
-        scored = zip(lengths, self.label_ids, strict=True)
-        return sum(length for length, labels in scored if len(labels))
-
-    @property
-    def largest_family(self) -> int:
-        """The most tokens of a family of several items; 0 if there is none."""
-        if self.parents is None:
-            return 0
-        several = (family for family in self.families() if len(family) > 1)
-        return max((sum(len(self.item_ids[i]) for i in family) for family in several), default=0)
-
-    def families(self) -> list[range]:
-        """Return the items of each family, in order."""
-        if self.parents is None:
-            return [range(item, item + 1) for item in range(len(self.item_ids))]
-        heads = [*np.flatnonzero(self.parents < 0).tolist(), len(self.parents)]
-        return [range(start, stop) for start, stop in zip(heads, heads[1:], strict=False)]
-
-
-def _check_preorder(parents: Int32Array) -> None:
-    chain: list[int] = []  # the item before and its ancestors, from the top
-    for item, parent in enumerate(parents.tolist()):
-        while chain and chain[-1] != parent:
-            chain.pop()
-        if not chain and parent != -1:
-            raise ValueError(f"item {item} with parent {parent} is not in preorder")
-        chain.append(item)
+        return len(self.query_ids) * len(self.item_ids) + sum(map(len, self.item_ids))
 
 
 class Timings(Struct, frozen=True, array_like=True, gc=False):
@@ -302,8 +264,8 @@ class ScoreResult(Struct, frozen=True, eq=False, array_like=True, gc=False):
     logits over the full vocabulary, or over all classes, so log-probability = logit - lse; it is
     None unless asked for. The N rows are the items. With `every_position` the rows are all tokens
     of all items, one item after the other, and label j of an item belongs to its token j; a query
-    that is scored stands before the items, as one more of them. The row of an item without labels
-    holds zeros. `computed_tokens` leaves out the tokens of labels.
+    that is scored stands before the items, as one more of them. `computed_tokens` leaves out the
+    tokens of labels.
     """
 
     label_logits: tuple[Float32Array, ...]
@@ -313,11 +275,13 @@ class ScoreResult(Struct, frozen=True, eq=False, array_like=True, gc=False):
     computed_tokens: int
     timings: Timings
 
-    def part(self, items: slice) -> "ScoreResult":
+    def part(self, items: slice | Int32Array) -> "ScoreResult":
         """Return the result of some of the items, which are its rows."""
+        logits = self.label_logits
+        some = logits[items] if isinstance(items, slice) else [logits[i] for i in items.tolist()]
         return replace(
             self,
-            label_logits=self.label_logits[items],
+            label_logits=tuple(some),
             lse=None if self.lse is None else self.lse[items],
             top_ids=None if self.top_ids is None else self.top_ids[items],
             top_logits=None if self.top_logits is None else self.top_logits[items],

@@ -3,6 +3,8 @@ result does not depend on how many others chose its experts. The router is never
 
 import json
 import shutil
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,8 +16,8 @@ from gpuscore import Scorer
 from gpuscore.backends import plan_backend
 from gpuscore.backends.common.architectures import read_architecture
 from gpuscore.backends.common.hf_config import Mixture, RawConfig
-from gpuscore.backends.torch import mixture
 from gpuscore.backends.torch.backend import TorchBackend
+from gpuscore.backends.torch.layers import EXPERT_ROWS
 from gpuscore.backends.torch.linear import (
     DenseLinear,
     PackedLinear,
@@ -25,10 +27,9 @@ from gpuscore.backends.torch.linear import (
     why_not_in_eight_bits,
 )
 from gpuscore.backends.torch.loader import load_weights
-from gpuscore.backends.torch.mixture import EightBitMixture, MixtureWeights, mixture_mlp
+from gpuscore.backends.torch.mixture import MixtureMlp, MixtureWeights
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
-from gpuscore_kernels.expert_mlp import TILE
 from gpuscore_kernels.quantized.reference import quantize_rows
 from gpuscore_kernels.reference import gated
 from support.eight_bits import needs_int8
@@ -58,16 +59,18 @@ def plain_mixture(router, top_k=2, left_out=(), dtype=torch.float32):
 
     sizes = Mixture(EXPERTS, top_k, INNER, norm_top_k=True, layers=(True,))
     gate_up, down = linears(2 * INNER, WIDTH, 100), linears(WIDTH, INNER, 200)
-    return EightBitMixture(sizes, router.to(dtype), gate_up, down)
+    return MixtureWeights(sizes, router.to(dtype), tuple(zip(gate_up, down, strict=True)))
 
 
 def packed(weights):
-    gate_up, down = (tuple(map(pack, linears)) for linears in (weights.gate_up, weights.down))
-    return EightBitMixture(weights.mixture, weights.router, gate_up, down)
+    return replace(weights, experts=tuple(tuple(map(pack, both)) for both in weights.experts))
 
 
-def computed(weights, x):
-    return mixture_mlp(weights, x, "silu", None, "reference", Products())
+SILU = partial(gated, activation="silu")
+
+
+def computed(weights, x, activate=SILU):
+    return MixtureMlp(activate, Products(), steady=False)(weights, x, None)
 
 
 def product(linear, x):
@@ -86,8 +89,9 @@ def by_hand(weights, x):
         probable, experts = logits.softmax(0).topk(weights.mixture.top_k)
         total = torch.zeros(WIDTH)
         for share, expert in zip(probable / probable.sum(), experts, strict=True):
-            gate, up = product(weights.gate_up[expert], row).chunk(2)
-            total += share * product(weights.down[expert], functional.silu(gate) * up).float()
+            gate_up, down = weights.experts[expert]
+            gate, up = product(gate_up, row).chunk(2)
+            total += share * product(down, functional.silu(gate) * up).float()
         results.append(total.to(x.dtype))
     return torch.stack(results)
 
@@ -105,17 +109,16 @@ def test_experts_are_computed_as_documented(dtype, left_out):
 
 
 @pytest.mark.parametrize("left_out", [(), (0, 1)])
-def test_a_row_does_not_depend_on_how_many_others_chose_its_expert(left_out, monkeypatch):
+def test_a_row_does_not_depend_on_how_many_others_chose_its_expert(left_out):
     """One row has an expert to itself, then shares it with rows that leave the other expert."""
     sizes = set()
 
-    def seen(rows, **how):
-        sizes.add(len(rows))
-        return gated(rows, **how)
-
     # Threads may round the activation otherwise where their shares end, which a test of results
     # meets too rarely: so every call has the same number of rows.
-    monkeypatch.setattr(mixture, "gated", seen)
+    def seen(rows):
+        sizes.add(len(rows))
+        return gated(rows, "silu")
+
     router = torch.zeros(EXPERTS, WIDTH)
     router[0, 0], router[1, 0] = 9, -9  # the sign of a row's first number chooses its expert
     weights = packed(plain_mixture(router, top_k=1, left_out=left_out))
@@ -123,12 +126,12 @@ def test_a_row_does_not_depend_on_how_many_others_chose_its_expert(left_out, mon
     x = random_weight(102, WIDTH, 3) * 10
     x[:, 0] = x[:, 0].abs()
     x[5, 0] = -1.0
-    together = computed(weights, x)
+    together = computed(weights, x, seen)
     x[strangers, 0] = -1.0
-    moved = computed(weights, x)
+    moved = computed(weights, x, seen)
     assert torch.equal(moved[~strangers], together[~strangers])
     assert not torch.equal(moved[strangers], together[strangers])
-    assert sizes == {TILE}
+    assert sizes == {EXPERT_ROWS}
 
 
 def test_no_rows():
@@ -142,11 +145,10 @@ def test_the_router_is_not_quantised():
     weights = load_weights(
         directory, architecture, torch.float32, torch.device("cpu"), precision="int8"
     )
-    mixtures = [x.mlp for x in weights.layers if isinstance(x.mlp, EightBitMixture)]
+    mixtures = [x.mlp for x in weights.layers if isinstance(x.mlp, MixtureWeights)]
     assert len(mixtures) == sum(architecture.config.mixture.layers)
-    assert not any(isinstance(x.mlp, MixtureWeights) for x in weights.layers)
-    for mlp in mixtures:
-        assert all(isinstance(layer, PackedLinear) for layer in (*mlp.gate_up, *mlp.down))
+    for layer in (x for mlp in mixtures for both in mlp.experts for x in both):
+        assert isinstance(layer, PackedLinear)
     stored = load_file(directory / "model.safetensors")["model.layers.0.mlp.gate.weight"]
     assert torch.equal(mixtures[0].router, stored.float())
 

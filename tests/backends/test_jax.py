@@ -148,7 +148,7 @@ def test_extend_does_not_wait(small, rng):
     batch = in_one_batch(random_ids(rng, 9), [random_ids(rng, 28)] * 4, LABELS)
     run(small, batch)
     pending = [small.extend(batch) for _ in range(20)]
-    assert not pending[-1].parts[0].rows.lse.is_ready()
+    assert not pending[-1][0].rows.lse.is_ready()
     scores = [small.collect(handle).label_logits for handle in pending]
     assert all(np.array_equal(scores[0], other) for other in scores)
 
@@ -231,7 +231,7 @@ def test_a_batch_is_one_upload(small, rng, monkeypatch):
     with jax.transfer_guard_device_to_host("disallow"):
         pending = small.extend(batch)
     assert uploads == [(np.ndarray, np.int32)]
-    (part,) = pending.parts
+    (part,) = pending
     read = {id(array) for array in part.read()}
     assert read == {id(part.rows.labels), id(part.rows.lse)}
     small.collect(pending)

@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from msgspec import structs
 
 from gpuscore import Scorer
 from gpuscore.engine import jobs
-from gpuscore.types import labels as label_nodes
+from gpuscore.engine.plan import plan_items
 from gpuscore.types import request
 from gpuscore.types.request import LabelTrie
 from support.backends import JAX_FAMILIES, needs_jax
@@ -156,14 +155,11 @@ def a_sibling_leaks(monkeypatch):
     """A label's node continues the node before it, whosever child it is."""
 
     def shifted(request, limits):
-        made = with_nodes(request, limits)
+        made = plan_items(request, limits)
         rows = np.arange(len(made.parents), dtype=np.int32)
-        return structs.replace(
-            made, parents=np.where(made.parents < 0, -1, rows - 1).astype(np.int32)
-        )
+        return replace(made, parents=np.where(made.parents < 0, -1, rows - 1).astype(np.int32))
 
-    with_nodes = label_nodes.with_nodes
-    monkeypatch.setattr("gpuscore.engine.engine.with_nodes", shifted)
+    monkeypatch.setattr("gpuscore.engine.engine.plan_items", shifted)
 
 
 def a_first_token_is_scored_from_the_wrong_row(monkeypatch):

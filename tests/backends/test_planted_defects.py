@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from gpuscore import Scorer
-from gpuscore.backends.torch import backend, decoder, launcher, layers
+from gpuscore.backends.torch import backend, decoder, launcher, layers, mixture
 from gpuscore.backends.torch.attention import triton
 from gpuscore.engine import jobs
 from gpuscore.text import joining
 from gpuscore_kernels import reference as heads
-from gpuscore_kernels import routing
 from gpuscore_kernels.extend_attention import reference as attention
 from gpuscore_kernels.extend_attention.layout import OWN
 from gpuscore_kernels.row_functions import KEYS
@@ -263,7 +262,7 @@ def the_second_expert_is_dropped(monkeypatch):
 
         return routed
 
-    patched(monkeypatch, routing, "choose", first_only)
+    patched(monkeypatch, mixture, "choose", first_only)
 
 
 def the_router_does_not_choose(monkeypatch):
@@ -274,7 +273,7 @@ def the_router_does_not_choose(monkeypatch):
 
         return routed
 
-    patched(monkeypatch, routing, "choose", first_experts)
+    patched(monkeypatch, mixture, "choose", first_experts)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ are cancelled. Every answer is compared with transformers on each prompt alone, 
 
 import threading
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -52,28 +53,11 @@ def some_requests(rng, count, fixed_cut):
             need_lse=True,
             priority=int(rng.integers(2)),
             salt=str(rng.integers(2)),
-            parents=some_parents(rng, items) if sum(map(len, items)) <= 33 else None,
         )
 
 
-def some_parents(rng, items):
-    """Return parents in preorder: each item continues the one before, or an ancestor of that."""
-    parents, chain = [], []
-    for item in range(len(items)):
-        above = int(rng.integers(-1, len(chain)))
-        chain = chain[: above + 1]
-        parents.append(chain[-1] if chain else -1)
-        chain.append(item)
-    return np.array(parents, np.int32)
-
-
 def prompts_of(request):
-    prompts = []
-    for index, item in enumerate(request.item_ids):
-        parent = -1 if request.parents is None else request.parents[index]
-        above = prompts[parent] if parent >= 0 else request.query_ids.tolist()
-        prompts.append(above + item.tolist())
-    return prompts
+    return [request.query_ids.tolist() + item.tolist() for item in request.item_ids]
 
 
 def rows_of(result):
@@ -100,18 +84,13 @@ def in_flight_together(engine, rng, requests):
 
 
 def one_by_one(request):
-    """Yield each family of a request, and a request for it alone; an item may be a family."""
-    for number, family in enumerate(request.families()):
-        own = slice(family.start, family.stop)
-        parents = request.parents
-        if parents is not None:
-            parents = np.where(parents[own] < 0, -1, parents[own] - family.start).astype(np.int32)
-        items, labels = request.item_ids[own], request.label_ids[own]
-        salt = f"alone-{id(request)}-{number}"
-        yield (
-            family,
-            structs.replace(request, item_ids=items, label_ids=labels, parents=parents, salt=salt),
-        )
+    """Return a request for each item alone."""
+    pairs = zip(request.item_ids, request.label_ids, strict=True)
+    salts = (f"alone-{id(request)}-{number}" for number in count())
+    return [
+        structs.replace(request, item_ids=(item,), label_ids=(labels,), salt=salt)
+        for (item, labels), salt in zip(pairs, salts, strict=False)
+    ]
 
 
 @pytest.mark.parametrize("seed", [0, *slow(1, 2)])
@@ -142,9 +121,8 @@ def test_bit_for_bit_with_deterministic(tiny_model, seed):
     for request, result in zip(requests, results, strict=True):
         if result is None:
             continue
-        for family, alone in one_by_one(request):
-            expected = rows_of(lonely.score(alone).result(60))
-            got = rows_of(result)[family.start : family.stop]
+        for got, alone in zip(rows_of(result), one_by_one(request), strict=True):
+            (expected,) = rows_of(lonely.score(alone).result(60))
             np.testing.assert_array_equal(got.view(np.int32), expected.view(np.int32))
     engine.close()
     lonely.close()

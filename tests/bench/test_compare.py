@@ -10,19 +10,12 @@ import numpy as np
 import pytest
 
 from gpuscore.commands.cli import main
-from gpuscore.measure.bench.bundle import (
-    BenchBundle,
-    Server,
-    read_bundle,
-    report_bundles,
-    write_bundle,
-)
-from gpuscore.measure.bench.figures import Row, Shot, WayFigures, change_text
-from gpuscore.measure.bench.sample import sample_of
-from gpuscore.measure.bench.tables import against
-from gpuscore.measure.bench.targets import About
+from gpuscore.measure.bundle import About, Bundle, Measured, read_bundle, report_bundles, write_file
+from gpuscore.measure.figures import Row, Shot, WayFigures
 from gpuscore.measure.intervals import Interval
-from gpuscore.measure.parity.results import CaseResult, Run
+from gpuscore.measure.rates import against, change_text
+from gpuscore.measure.results import CaseResult, Run
+from gpuscore.measure.workload import sample
 
 SHAPE = "100 static + 1,900 + 500 x 20"
 
@@ -33,7 +26,7 @@ def shot(seconds, items=500, refused=0, late=0.0, latency=1.0):
 
 def bundle(seconds, *, shift=0.0, vocab=2000, dtype="float32", model="demo"):
     """Return a bundle of a server that takes `seconds` and whose log p are shifted by `shift`."""
-    workload = sample_of(vocab, texts=False)
+    workload = sample(vocab)
     rng = np.random.default_rng(3)
     results = {
         case.name: CaseResult(-rng.uniform(1, 9, (len(case.items), 3)) + shift, None)
@@ -47,16 +40,30 @@ def bundle(seconds, *, shift=0.0, vocab=2000, dtype="float32", model="demo"):
         base.row(Row("rerank", "sequential", SHAPE, "demo"), base, "sequential"),
         Row("rerank", "single", SHAPE, "demo", error="status 400: too many"),
     )
-    return BenchBundle(
-        {"created": "today"}, (Server(about, workload, Run("demo", dtype, results)),), rows
+    return Bundle(
+        {"created": "today"}, (Measured(about, workload, Run("demo", dtype, results)),), rows
     )
+
+
+def cells(out):
+    """Return the cells of printed tables by way, server and column, all within 120 columns."""
+    found, head = {}, []
+    for line in out.split("(medians")[0].splitlines():
+        parts = re.split(" {2,}", line)
+        if parts[0] == "way":
+            head = parts
+        elif len(parts) == len(head) > 0:
+            assert len(line) <= 120
+            row = found.setdefault((parts[0], parts[1]), {})
+            row |= dict(zip(head[2:], parts[2:], strict=True))
+    return found
 
 
 @pytest.fixture
 def written(tmp_path):
     def write(name, *args, **words):
         path = tmp_path / f"{name}.json"
-        write_bundle(path, bundle(*args, **words))
+        write_file(path, bundle(*args, **words))
         return str(path)
 
     return write
@@ -79,15 +86,16 @@ def test_speed_cost_and_agreement(written, capsys):
     prices = ("--price", "fast=3.60/h", "--price", "slow=0.36/h")
     assert main(["bench", "compare", fast, slow, *prices]) == 0
     out = capsys.readouterr().out
-    (row,) = [line for line in out.splitlines() if line.startswith("packed") and " fast " in line]
-    assert "1,000" in row  # items/s
-    assert "3.00x" in row  # over sequential
-    assert row.split()[-2:] == ["1", "1,000,000"]  # $ per million items: 0.001 $/s / 1,000
-    (row,) = [line for line in out.splitlines() if line.startswith("packed") and " slow " in line]
-    assert "0.50x" in row  # against the first
-    assert row.split()[-2:] == ["0.2", "5,000,000"]
-    assert "TPU v6e, sgl-jax" in out
-    assert "9.75" in out
+    rows = cells(out)
+    row = rows["packed", "fast"]
+    assert row["items/s"].startswith("1,000")
+    assert row["over sequential"].startswith("3.00x")
+    cost = ("$ per million items", "items per $")
+    assert [row[column] for column in cost] == ["1", "1,000,000"]  # 0.001 $/s / 1,000
+    row = rows["packed", "slow"]
+    assert row["against fast"].startswith("0.50x")
+    assert [row[column] for column in cost] == ["0.2", "5,000,000"]
+    assert rows["packed", "TPU v6e, sgl-jax"]["items/s"] == "9.75"
     assert "single, fast: status 400: too many" in out
     assert "ok    slow against fast, float32: max |d log p| 1.0e-05" in out
 
@@ -100,11 +108,10 @@ def test_scores_that_differ_fail(written, capsys):
 def test_the_reference_counts_as_right(written, capsys):
     right, equal = written("right", 1.0, shift=0.3), written("one", 1.0, shift=0.3)
     wrong = written("wrong", 1.0)
-    assert main(["bench", "compare", equal, wrong, "--reference", right, "--no-reports"]) == 1
+    assert main(["bench", "compare", equal, wrong, "--reference", right]) == 1
     out = capsys.readouterr().out
-    assert "ok    one against demo, float32" in out
-    assert "FAIL  wrong against demo, float32" in out
-    assert "sgl-jax" not in out
+    assert "ok    one against right, float32" in out
+    assert "FAIL  wrong against right, float32" in out
 
 
 def test_other_models_are_refused_unless_asked_for(written, capsys):
@@ -129,15 +136,15 @@ def test_files_of_one_stem_are_named_by_their_folders(written, tmp_path, capsys)
     for folder, seconds in (("one", 0.5), ("two", 1.0)):
         (tmp_path / folder).mkdir()
         places.append(str(tmp_path / folder / "bench.json"))
-        write_bundle(Path(places[-1]), bundle(seconds))
-    prices = ("--price", "one/bench=0.36/h", "--price", "two/bench=3.60/h")
+        write_file(Path(places[-1]), bundle(seconds))
+    names = [place.removesuffix(".json") for place in places]
+    prices = ("--price", f"{names[0]}=0.36/h", "--price", f"{names[1]}=3.60/h")
     assert main(["bench", "compare", *places, *prices]) == 0
-    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("packed")]
-    (fast,) = [row for row in rows if " one/bench " in row]
-    (slow,) = [row for row in rows if " two/bench " in row]
-    assert fast.split()[-2:] == ["0.1", "10,000,000"]
-    assert slow.split()[-2:] == ["2", "500,000"]
-    assert "0.50x" in slow
+    out = capsys.readouterr().out
+    assert all(f" {name[:12]}…{name[-23:]} " in out for name in names), "cut in the middle"
+    rows = [row for (way, server), row in cells(out).items() if way == "packed" and "…" in server]
+    assert [row["items per $"] for row in rows] == ["10,000,000", "500,000"]
+    assert rows[1][f"against {names[0]}"[:12] + "…" + names[0][-23:]].startswith("0.50x")
     assert (
         main(["bench", "compare", places[0], str(tmp_path / "two" / ".." / "one/bench.json")]) == 2
     )
@@ -147,7 +154,7 @@ def test_files_of_one_stem_are_named_by_their_folders(written, tmp_path, capsys)
 def test_other_workloads_are_not_compared(written, capsys):
     assert main(["bench", "compare", written("a", 1.0), written("b", 1.0, vocab=3000)]) == 0
     assert (
-        "skip  b against a, scores: skipped, because the samples are of 2,000 and 3,000 token ids"
+        "skip  b against a, scores: skipped, because the workloads are bench, seed 0, of 2,000 "
         in capsys.readouterr().out
     )
 
@@ -184,12 +191,10 @@ def test_prices_that_are_none(price, said, written, capsys):
     assert said in capsys.readouterr().err
 
 
-def test_pages(written, tmp_path, capsys):
+def test_pages(written, tmp_path):
     files = [written("a", 1.0), written("b", 2.0)]
-    assert main(["bench", "compare", *files, "--format", "markdown"]) == 0
-    assert "| packed | a |" in capsys.readouterr().out
     page = tmp_path / "page.html"
-    assert main(["bench", "compare", *files, "--format", "html", "--output", str(page)]) == 0
+    assert main(["bench", "compare", *files, "--report", str(page)]) == 0
     text = page.read_text()
     assert text.startswith("<!doctype html>")
     assert "some CPU" in text
@@ -211,18 +216,18 @@ def arrivals(*, late, latency=1.0):
 
 def test_late_sends_are_shown_and_the_clients_fault_if_they_matter(tmp_path, capsys):
     first = bundle(1.0)
-    write_bundle(tmp_path / "a.json", replace(first, rows=(arrivals(late=27.4, latency=9e3),)))
+    write_file(tmp_path / "a.json", replace(first, rows=(arrivals(late=27.4, latency=9e3),)))
     assert main(["bench", "compare", str(tmp_path / "a.json")]) == 0
     out = capsys.readouterr().out
-    head, row, *_ = out.splitlines()[1:]
-    assert head.split()[-4:-2] == ["late", "ms"]
-    assert "27.4" in row
+    rows = cells(out)
+    assert rows["Poisson 70/s", "a"]["late ms"] == "27.4"
     assert "the client was the limit" not in out, "of 9 s these are nothing"
     assert arrivals(late=4.0).notes == ()
     assert arrivals(late=27.4).notes == ("sent up to 27 ms late (p99): the client was the limit",)
     # Beside it stands what the report on decode gives: average, P50, P90 and P99.
-    (report,) = [line for line in out.splitlines() if "SGLang, prefill plus decode" in line][:1]
-    assert report.split()[-7:-3] == ["83.92", "51.77", "114.1", "621.7"]
+    report = rows["Poisson 70/s", "H100, SGLang, prefill plus decode"]
+    columns = ("average ms", "P50 ms", "P90 ms", "P99 ms")
+    assert [report[column] for column in columns] == ["83.92", "51.77", "114.1", "621.7"]
 
 
 def test_requests_and_items_of_one_are_as_many():
@@ -234,9 +239,9 @@ def test_requests_and_items_of_one_are_as_many():
 
 def test_texts_of_ones_own_have_all_columns(tmp_path, capsys):
     row = WayFigures([shot(1.0)]).row(Row("text", "packed", "3 texts", "demo"), None, None)
-    write_bundle(tmp_path / "a.json", replace(bundle(1.0), rows=(row,)))
+    write_file(tmp_path / "a.json", replace(bundle(1.0), rows=(row,)))
     assert main(["bench", "compare", str(tmp_path / "a.json")]) == 0
-    head = capsys.readouterr().out.splitlines()[1]
+    head = cells(capsys.readouterr().out)["packed", "a"]
     for column in ("items/s", "ms per item", "s for 500", "requests/s", "average ms", "P99 ms"):
         assert column in head
 

@@ -10,11 +10,10 @@ import torch
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 from ceiling import linear_sizes, operations, rates
 from cpu_times import Timed, measure
+from random_models import SHAPES
 from scenarios import Workload
 from spent import Spent
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from gpuscore.measure.bench.random_models import SHAPES
 
 WORK = Workload(30, 4, 5)
 

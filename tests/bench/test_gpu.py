@@ -15,11 +15,11 @@ from ceiling import operations
 from gpu_reference import Reference, verdict
 from gpu_rows import Effort, Rows, sustained
 from gpu_work import WORKLOADS, Draws
+from random_models import SHAPES
 from scenarios import Workload
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import ModelConfig
-from gpuscore.measure.bench.random_models import SHAPES
 
 ROOT = Path(__file__).parents[2]
 SERVERS = ("fastapi", "httptools", "msgspec", "prometheus_client", "starlette", "uvicorn")

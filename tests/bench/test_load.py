@@ -13,8 +13,8 @@ import pytest
 from gpuscore.config import EngineConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import UsageError
-from gpuscore.measure.bench.figures import Shot, failed
-from gpuscore.measure.bench.load import LOST, Address, ClosedLoop, OpenLoop
+from gpuscore.measure.figures import Shot, failed
+from gpuscore.measure.load import LOST, Address, LoadGenerator
 from gpuscore.types.labels import label_scores
 from gpuscore.types.request import ScoreRequest
 
@@ -111,10 +111,9 @@ def answer_of(status, body, *headers):
     return f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n{head}\r\n".encode() + body
 
 
-def loop(kind, address, bodies, patience=5.0):
-    if kind == "closed":
-        return ClosedLoop(address, "/x", bodies, patience, 4)
-    return OpenLoop(address, "/x", bodies, patience, np.linspace(0, 0.2, len(bodies)))
+def send(kind, address, bodies, patience=5.0):
+    load = LoadGenerator(address, "/x", bodies, patience)
+    return load.closed(4) if kind == "closed" else load.open(np.linspace(0, 0.2, len(bodies)))
 
 
 @pytest.mark.parametrize("kind", ["closed", "open"])
@@ -134,7 +133,7 @@ def test_every_end_of_a_request_is_told_apart(answering, kind):
             15: b"no HTTP at all\r\n\r\n",
         }.get(bodies.index(body), answer_of(200, body))
 
-    record = loop(kind, answering(answer), bodies).run()
+    record = send(kind, answering(answer), bodies)
     other = {11: 429, 12: 500, 14: 0, 15: 0}
     assert record.status.tolist() == [other.get(number, 200) for number in range(40)]
     texts = {5: b"last", 6: b"abcde", 7: b"after"}
@@ -151,14 +150,13 @@ def test_every_end_of_a_request_is_told_apart(answering, kind):
 
 def test_latency_counts_from_the_scheduled_arrival(answering, monkeypatch):
     """A server answers one request after the other, 20 ms each, while one is due every 10 ms."""
-    monkeypatch.setattr("gpuscore.measure.bench.load.MOST_CONNECTIONS", 1)
+    monkeypatch.setattr("gpuscore.measure.load.MOST_CONNECTIONS", 1)
 
     def answer(body):
         threading.Event().wait(0.02)  # blocks the server's event loop
         return answer_of(200, b"{}")
 
-    run = OpenLoop(answering(answer), "/x", [b"{}"] * 20, 5.0, np.arange(20) / 100)
-    record = run.run()
+    record = LoadGenerator(answering(answer), "/x", [b"{}"] * 20, 5.0).open(np.arange(20) / 100)
     assert record.latency[-1] >= 20 * 0.02 - 19 * 0.01 - 0.005
     assert Shot.of(record, [1] * 20).late > 100, "the client's own delay is told"
 
@@ -173,7 +171,7 @@ def test_a_server_that_falls_silent_is_given_up(answering, kind):
         return answer_of(200, body)
 
     bodies = [str(number).encode() for number in range(20)]
-    record = loop(kind, answering(answer), bodies, 0.6).run()
+    record = send(kind, answering(answer), bodies, 0.6)
     held.set()
     assert record.lost_because == "no answer within 0.6 s"
     assert record.status[9] == LOST
@@ -188,7 +186,7 @@ def test_a_host_that_is_an_ipv6_address_is_in_brackets():
 
 
 def test_nobody_listens():
-    record = loop("closed", Address.read("http://127.0.0.1:9"), [b"{}"] * 3).run()
+    record = send("closed", Address.read("http://127.0.0.1:9"), [b"{}"] * 3)
     assert (record.status == LOST).all()
     assert "9" in record.lost_because
     assert failed(record) == 0

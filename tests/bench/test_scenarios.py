@@ -7,26 +7,23 @@ import numpy as np
 import pytest
 
 from gpuscore.errors import UsageError
-from gpuscore.measure.bench.apis import APIS, WORDS
-from gpuscore.measure.bench.arguments import APIS as NAMED_APIS
-from gpuscore.measure.bench.arguments import SCENARIOS as NAMED
-from gpuscore.measure.bench.arguments import SHAPES as NAMED_SHAPES
-from gpuscore.measure.bench.random_models import SHAPES
-from gpuscore.measure.bench.scenarios import SCENARIOS, TEXT, BenchRequest, Draws, text_scenario
+from gpuscore.measure.apis import APIS
+from gpuscore.measure.arguments import APIS as NAMED_APIS
+from gpuscore.measure.arguments import SCENARIOS as NAMED
+from gpuscore.measure.scenarios import SCENARIOS, TEXT, BenchRequest, Draws, text_scenario
 
 VOCAB = 5000
 
 
-def requests(name, way, number=0, seed=1, words=None):
+def requests(name, way, number=0, seed=1):
     scenario = SCENARIOS[name]
     (chosen,) = [candidate for candidate in scenario.ways if candidate.name == way]
-    return Draws(seed, VOCAB, words).requests(scenario, chosen, number)
+    return Draws(seed, VOCAB).requests(scenario, chosen, number)
 
 
 def test_the_command_line_names_them_all():
     assert (*SCENARIOS, TEXT) == NAMED
     assert tuple(APIS) == NAMED_APIS
-    assert set(NAMED_SHAPES) < set(SHAPES)
 
 
 @pytest.mark.parametrize(
@@ -72,12 +69,6 @@ def test_every_server_gets_the_same_and_every_seed_others():
     first, again, other = (requests("latency", "scoring", seed=seed) for seed in (1, 1, 2))
     assert first == again
     assert first != other
-
-
-def test_texts_have_a_word_for_each_token():
-    (ask,) = requests("rerank", "packed", words=WORDS)
-    assert len(ask.query.split()) == 2000
-    assert all(len(item.split()) == 20 for item in ask.items)
 
 
 def test_arrivals_are_of_a_poisson_process():

@@ -1,204 +1,249 @@
-"""Promise: both clients return what `Scorer` returns, whether or not they split the call."""
+"""Promise: both clients return what the server answers, as its structs; they ask again after 429
+and 503, not before Retry-After and not after the deadline; a server that misbehaves costs a caller
+neither memory nor time nor its terminal."""
 
+import asyncio
+import gzip
 import json
+import threading
+import time
+from itertools import chain, repeat
 
 import httpx
 import numpy as np
 import pytest
 
-from client.conftest import KEY, WITH_KEY
-from gpuscore.client import Client, ConnectionFailed, StatusError
-from gpuscore.errors import InvalidRequest
+from gpuscore.client import SHOWN, AsyncClient, BadAnswer, Client, ConnectionFailed, StatusError
+from gpuscore.dialects import answers
+from support.raw_server import NAME, answering, slowly
+from support.serving import QUICK, serving
 
+KEY = "schlüssel"
 QUERY = "query: a blue lamp\nitem: "
 ITEMS = [f"{colour} {thing}" for colour in ("blue", "red", "grün") for thing in ("lamp", "rug", "")]
 LABELS = ["yes", "no"]
-SMALL = [
-    {"max_items_per_request": 2},
-    {"max_bytes_per_request": 150, "max_concurrent_requests": 1},
-    {"max_bytes_per_request": 1, "max_concurrent_requests": 20},
-]
+MB = 2**20
 
 
-def same(got, expected):
-    """Compare bit for bit: the server is deterministic, so a split must not show."""
-    np.testing.assert_array_equal(got, expected)
+@pytest.fixture(scope="session")
+def url():
+    """A deterministic server, so that answers can be compared bit for bit."""
+    key = {"GPUSCORE_API_KEY": KEY}
+    with serving("demo", *QUICK, "--deterministic", environment=key) as running:
+        yield running.url
 
 
-@pytest.mark.parametrize("softmax", [False, True])
-def test_scores_are_the_scorers(url, scorer, call, softmax):
-    expected = scorer.score(QUERY, ITEMS, labels=LABELS, apply_softmax=softmax, logprobs=True)
-    wanted = {"apply_softmax": softmax, "logprobs": True, "request_id": "mine"}
-    answer = call(url, "score", QUERY, ITEMS, client=WITH_KEY, labels=LABELS, **wanted)
-    assert answer.scores.dtype == np.float64
-    same(answer.scores, expected.scores)
-    same(answer.logprobs, expected.logprobs)
-    same(answer.label_mass, expected.label_mass)
-    assert answer.prompt_tokens == expected.prompt_tokens
-    assert list(answer.columns()) == list(expected.columns()), "one type of results"
-    assert (answer.model, answer.request_ids) == ("demo", ("mine",))
+def _wait_for(url, method, *arguments, key=KEY, options=None, **fields):
+    with Client(url, key, **(options or {})) as client:
+        return getattr(client, method)(*arguments, **fields)
 
 
-@pytest.mark.parametrize("split", SMALL)
-def test_a_split_list_comes_back_in_order(url, scorer, call, split):
-    expected = scorer.score(QUERY, ITEMS, labels=LABELS, logprobs=True)
-    answer = call(url, "score", QUERY, ITEMS, client=WITH_KEY | split, labels=LABELS, logprobs=True)
-    same(answer.scores, expected.scores)
-    same(answer.label_mass, expected.label_mass)
-    same(answer.logprobs, expected.logprobs)
-    assert answer.prompt_tokens == expected.prompt_tokens
-    assert len(answer.request_ids) == len(set(answer.request_ids)) > 1
+def _run(url, method, *arguments, key=KEY, options=None, **fields):
+    async def run():
+        async with AsyncClient(url, key, **(options or {})) as client:
+            return await getattr(client, method)(*arguments, **fields)
+
+    return asyncio.run(run())
 
 
-def test_labels_of_every_item_go_with_it(url, scorer, call):
-    query, items = np.arange(9), [np.array([5, 6, 7]), [8], [9, 9], np.int32([3])]
-    labels = [[1, 2], np.array([3]), [4, 5, 6], [7]]
-    expected = scorer.score(list(query), [list(i) for i in items], label_token_ids=labels)
-    for split in ({}, {"max_items_per_request": 1}, {"max_items_per_request": 3}):
-        answer = call(url, "score", query, items, client=WITH_KEY | split, label_token_ids=labels)
-        same(answer.scores, expected.scores)
-        assert np.isnan(answer.scores[1, 1:]).all()
-    one_list = call(url, "score", query, items, client=WITH_KEY, label_token_ids=np.array([1, 2]))
-    same(one_list.scores[0], expected.scores[0, :2])
+@pytest.fixture(params=[_wait_for, _run], ids=["sync", "async"])
+def call(request):
+    """call(url, method, *arguments, options={...}, **fields) asks by the sync or async client."""
+    return request.param
 
 
-@pytest.mark.parametrize("split", [{}, *SMALL])
-def test_labels_of_several_tokens(url, scorer, call, split):
-    texts = [" lamp", " steel lamp", " wooden chair", "yes"]
-    ids = [[1003], np.array([1034, 1003]), (631, 956), [294]]
-    for labels, names in (
-        ({"labels": texts}, texts),
-        ({"label_sequences": ids}, ["1003", "1034 1003", "631 956", "294"]),
-    ):
-        for mean in ("none", "mean"):
-            options = labels | {"logprobs": True, "label_length_normalization": mean}
-            expected = scorer.score(QUERY, ITEMS, **options)
-            answer = call(url, "score", QUERY, ITEMS, client=WITH_KEY | split, **options)
-            for name in ("scores", "logprobs", "label_mass"):
-                np.testing.assert_allclose(
-                    getattr(answer, name), getattr(expected, name), atol=1e-4, rtol=0
-                )
-            assert [*answer.labels] == [*expected.labels] == names
+PAIRS = [("lamp", item) for item in ITEMS]
+PROMPTS = {"prompt": ITEMS[:2], "max_tokens": 0, "echo": True, "logprobs": 0}
+BODIES = {
+    "score": ("/v1/score", {"query": QUERY, "items": ITEMS}, (QUERY, ITEMS)),
+    "rerank": ("/v1/rerank", {"query": "lamp", "documents": ITEMS}, ("lamp", ITEMS)),
+    "score_pairs": ("/v1/score", {"queries": ["lamp"] * 9, "documents": ITEMS}, (PAIRS,)),
+    "classify": ("/v1/classify", {"input": ITEMS[:2]}, (ITEMS[:2],)),
+    "completions": ("/v1/completions", PROMPTS, (ITEMS[:2],)),
+}
+FIELDS = {
+    "score": {"labels": LABELS, "return_label_logprobs": True, "return_label_mass": True},
+    "rerank": {"top_n": 4, "raw_scores": True},
+    "score_pairs": {"max_tokens_per_doc": 1},
+    "classify": {"labels": LABELS},
+    "completions": {"logprobs": 1, "max_tokens": 1},
+}
 
 
-def test_requests_keep_within_both_limits(url):
-    """Requests are counted as they leave the client."""
-    bodies = []
-    hooks = {"request": [lambda request: bodies.append(request.content)]}
-    items = [*"abcdefgh", *(f"{i} a wooden chair, blue and red" for i in range(6)), "chair" * 40]
-    with httpx.Client(event_hooks=hooks) as http:
-        options = {"max_items_per_request": 5, "max_bytes_per_request": 170}
-        client = Client(url, KEY, http=http, max_concurrent_requests=1, **options)
-        client.score(QUERY, items, labels=LABELS)
-    counts = [len(json.loads(body)["items"]) for body in bodies]
-    assert counts[0] == max(counts) == 5, "the limit of items applies"
-    assert min(counts[1:-1]) < 4, "the limit of bytes applies"
-    *within, last = map(len, bodies)
-    assert max(within) <= 170 < last, "one item is larger than that"
-    assert len(within) == 4, "the items must be split into as few requests as possible"
+@pytest.mark.parametrize("method", BODIES)
+def test_a_method_returns_its_routes_answer(url, call, method):
+    path, body, arguments = BODIES[method]
+    key = {"Authorization": f"Bearer {KEY}".encode()}
+    told = httpx.post(url + path, json=body | FIELDS[method], headers=key).json()
+    answer = call(url, method, *arguments, **FIELDS[method])
+    assert type(answer).__module__ == answers.__name__
+    read = json.loads(answers.msgspec.json.encode(answer))
+    for name in {"scores", "label_mass", "results", "data", "choices", "labels"} & set(told):
+        assert read[name] == told[name]
 
 
-@pytest.mark.parametrize("split", [{}, *SMALL])
-def test_a_split_ranking_is_one_ranking(url, scorer, call, split):
-    prompts = [f"query: a blue lamp\nitem: {item}" for item in ITEMS]
-    relevance = scorer.score("", prompts, labels=LABELS, apply_softmax=True).scores[:, 0]
-    order = np.argsort(-relevance, kind="stable")
-    client = WITH_KEY | split
-    documents = [{"text": item} if i % 2 else item for i, item in enumerate(ITEMS)]
-    answer = call(url, "rerank", "a blue lamp", documents, client=client)
-    assert answer.indices.tolist() == order.tolist()
-    np.testing.assert_allclose(answer.scores, relevance[order], atol=1e-6)
-    assert answer.documents == tuple(documents[i] for i in order)
-    assert not answer.truncated.any()
-    best = call(url, "rerank", "a blue lamp", ITEMS, client=client, top_n=4, raw_scores=True)
-    assert best.indices.tolist() == order[:4].tolist()
-    assert best.documents == tuple(ITEMS[i] for i in order[:4])
-    assert best.scores[0] > 1
+def test_arrays_are_lists(url, call):
+    query, items = np.arange(9), [np.array([5, 6, 7]), [8], [np.int64(9), 9], np.int32([3])]
+    plain = call(url, "score", [*range(9)], [[5, 6, 7], [8], [9, 9], [3]], label_token_ids=[1, 2])
+    answer = call(url, "score", query, items, label_token_ids=np.array([1, 2]))
+    assert answer.scores == plain.scores
 
 
-def test_equal_documents_keep_their_order_over_requests(url, call):
-    client = WITH_KEY | {"max_items_per_request": 2}
-    answer = call(url, "rerank", "lamp", ["rug", "lamp", "lamp", "lamp", "rug"], client=client)
-    assert answer.indices.tolist() == [1, 2, 3, 0, 4]
+@pytest.mark.parametrize("value", [b"a", {"a"}, float("nan"), "\ud800"])
+def test_what_is_no_json(call, value):
+    with pytest.raises((TypeError, ValueError)):
+        call("http://127.0.0.1:9", "score", "q", [value])
 
 
-def test_what_was_cut_is_told(url, call):
-    documents = ["lamp", "blue lamp " * 30, "rug"]
-    client = WITH_KEY | {"max_items_per_request": 1}
-    answer = call(url, "rerank", "lamp", documents, client=client, max_tokens_per_doc=5)
-    assert {int(i) for i in answer.indices[answer.truncated]} == {1}
-
-
-def test_nothing_to_score(url, call):
-    answer = call(url, "score", QUERY, [], client=WITH_KEY, labels=LABELS, logprobs=True)
-    assert answer.scores.shape == (0, 0)
-    with pytest.raises(StatusError) as caught:
-        call(url, "rerank", "lamp", [], client=WITH_KEY)
-    assert caught.value.status == 400
-
-
-def test_models_and_readiness(url, call):
-    (model,) = call(url, "models", client=WITH_KEY)
-    assert (model.id, model.max_model_len) == ("demo", 4096)
-    assert call(url, "ready") is True
-    assert call("http://127.0.0.1:9", "ready") is False
+def test_models(url, call):
+    assert call(url, "models") == ["demo"]
 
 
 def test_errors_say_what_and_which(url, call):
+    with pytest.raises(StatusError, match="400 invalid_request: .*the same as labels") as caught:
+        call(url, "classify", ["a"], labels=["yes", "yes"])
+    assert (caught.value.code, caught.value.param) == ("invalid_request", "labels[1]")
+    assert caught.value.request_id in str(caught.value)
     with pytest.raises(StatusError) as caught:
-        call(url, "classify", ["a"], client=WITH_KEY, labels=["yes", "yes"], request_id="r-1")
-    error = caught.value
-    assert (error.status, error.code, error.param) == (400, "invalid_request", "labels[1]")
-    assert error.request_id == "r-1"
-    assert "r-1" in str(error)
-    assert "the same as labels[0]" in error.message
-    with pytest.raises(StatusError) as caught:
-        call(url, "models", client={"api_key": "another"})
+        call(url, "models", key="another")
     assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
+    with pytest.raises(ConnectionFailed, match="ConnectError"):
+        call("http://127.0.0.1:9", "models")
 
 
-def test_the_server_learns_the_timeout(url, call):
-    long = " ".join(["lamp"] * 2000)
-    with pytest.raises(StatusError) as caught:
-        call(url, "rerank", "lamp", [long], client=WITH_KEY | {"timeout": 0.002})
-    assert (caught.value.status, caught.value.code) == (504, "deadline_exceeded")
-    with pytest.raises(StatusError) as caught:
-        call(url, "rerank", "lamp", ["lamp"], client=WITH_KEY | {"timeout": 500})
-    assert caught.value.param == "X-Request-Timeout-Ms"
+def test_threads_and_event_loops_share_a_client(url):
+    """The client runs in a thread of its own, so a program with an event loop may use it."""
+    before = {thread.name for thread in threading.enumerate()}
+    found = []
+
+    async def ask():
+        found.append(client.score(QUERY, ITEMS, labels=LABELS).scores)
+
+    with Client(url, KEY) as client:
+        threads = [threading.Thread(target=asyncio.run, args=[ask()]) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    client.close()  # again
+    assert found == found[:1] * 5
+    assert {thread.name for thread in threading.enumerate()} <= before
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"label_token_ids": [[1], [2], [3]]}, ValueError),
-        ({"label_token_ids": [[1], 2]}, InvalidRequest),
-        ({"label_token_ids": [[1.5], [2]]}, InvalidRequest),
-        ({"lables": ["yes"]}, TypeError),
-    ],
-)
-def test_what_cannot_be_sent(call, options, error):
-    with pytest.raises(error):
-        call("http://127.0.0.1:9", "score", "q", ["a", "b"], **options)
+def whole(content, *fields, status="200 OK"):
+    raw = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return head(f"Content-Length: {len(raw)}", *fields, status=status) + raw
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"timeout": 0},
-        {"deadline": 0},
-        {"max_attempts": 0},
-        {"max_items_per_request": 0},
-        {"max_concurrent_requests": 0},
-    ],
-)
-def test_options_out_of_range(call, options):
-    with pytest.raises(ValueError, match=next(iter(options))):
-        call("http://127.0.0.1:9", "ready", client=options)
-    with pytest.raises(ValueError, match="url"):
-        call("127.0.0.1:9", "ready")
+def head(*fields, status="200 OK"):
+    return "\r\n".join([f"HTTP/1.1 {status}", *fields, "", ""]).encode()
 
 
-def test_a_refused_connection_is_an_error_with_the_request_id(call):
-    with pytest.raises(ConnectionFailed) as caught:
-        call("http://127.0.0.1:9", "models", client={"max_attempts": 2})
-    assert caught.value.request_id
+GOOD = whole({"data": [{"id": "m"}]})
+
+
+def refusal(status, *fields):
+    return whole({"error": {"message": "no", "type": "t", "param": None, "code": "c"}}, *fields,
+                 status=f"{status} No")  # fmt: skip
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_it_is_asked_again_when_the_server_said(call, status):
+    for fields, seconds in ((["Retry-After: 0"], 0), (["Retry-After: 1"], 1), ([], 1)):
+        replies = iter([refusal(status, *fields), GOOD])
+        with answering(lambda replies=replies: [next(replies)]) as server:
+            start = time.monotonic()
+            assert call(server.url, "models") == ["m"]
+            assert seconds <= time.monotonic() - start < seconds + 0.9
+        assert server.requests == 2
+
+
+def test_no_wait_beyond_the_deadline(call):
+    for when in ("60", "9" * 400):
+        with answering(lambda when=when: [refusal(429, f"Retry-After: {when}")]) as server:
+            start = time.monotonic()
+            with pytest.raises(StatusError) as caught:
+                call(server.url, "models", options={"deadline": 30})
+            assert time.monotonic() - start < 5
+            assert (caught.value.status, server.requests) == (429, 1)
+
+
+@pytest.mark.parametrize("status", [302, 400, 401, 408, 413, 500, 502, 504])
+def test_other_errors_are_raised_at_once(call, status):
+    with answering(lambda: [refusal(status, "Retry-After: 0")]) as server:
+        with pytest.raises(StatusError) as caught:
+            call(server.url, "models")
+        assert (caught.value.status, caught.value.code, server.requests) == (status, "c", 1)
+
+
+TRICKLES = {
+    "body": lambda: chain([head("Content-Length: 1000000")], slowly(repeat(b" "))),
+    "head": lambda: chain([b"HTTP/1.1 200 OK\r\nX: "], slowly(repeat(b"a"))),
+    "status": lambda: slowly(repeat(head(status="100 Continue"))),
+    "retries": lambda: slowly([whole(b"", "Retry-After: 0", status="503 No")]),
+}
+
+
+@pytest.mark.parametrize("kind", TRICKLES)
+def test_the_deadline_holds(call, kind):
+    """Every read gets a byte in time, so only a limit on the whole call ends it."""
+    with answering(TRICKLES[kind]) as server:
+        start = time.monotonic()
+        with pytest.raises((ConnectionFailed, StatusError)):
+            call(server.url, "models", options={"deadline": 0.6})
+        assert time.monotonic() - start < 10  # a machine may be busy
+    assert {thread.name for thread in threading.enumerate()} <= {NAME, "MainThread"}
+
+
+def test_a_server_that_reads_slowly(call):
+    with answering(list, read=False) as server, pytest.raises(ConnectionFailed, match="Timeout"):
+        call(server.url, "score", "q", ["a" * 24 * MB], options={"deadline": 0.6})
+
+
+ENDLESS = {
+    "chunks": lambda: chain(
+        [head("Transfer-Encoding: chunked")], repeat(b"400\r\n" + b" " * 1024 + b"\r\n")
+    ),
+    "until the end": lambda: chain([head()], repeat(bytes(2**16))),
+    "an error": lambda: chain([head(status="429 No")], repeat(bytes(2**16))),
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_endless_answers(call, kind):
+    with answering(ENDLESS[kind]) as server:
+        with pytest.raises(BadAnswer, match=f"over {MB} bytes .max_answer_bytes"):
+            call(server.url, "models", options={"max_answer_bytes": MB})
+        assert server.sent < 64 * MB  # what the machine holds between the two
+    with answering(lambda: [GOOD]) as server:
+        size = len(GOOD.partition(b"\r\n\r\n")[2])
+        assert call(server.url, "models", options={"max_answer_bytes": size})
+        with pytest.raises(BadAnswer):
+            call(server.url, "models", options={"max_answer_bytes": size - 1})
+
+
+EVIL = "\x1b[31mred\x1b[0m\r\n\x07\u202e\x9b"
+NO_ANSWERS = [b"[" * 10**6, b"\xff", b"", b"{}", {"data": [{"id": 7}]}, {"data": [{EVIL: 1}]}]
+PACKED = gzip.compress(b'{"data": []}')  # is not unpacked
+
+
+@pytest.mark.parametrize("content", [*NO_ANSWERS, PACKED], ids=range(7))
+def test_what_is_no_answer(call, content):
+    packed = ["Content-Encoding: gzip"] if content is PACKED else []
+    answer, raises = whole(content, *packed), pytest.raises(BadAnswer, match="no _Models")
+    with answering(lambda: [answer]) as server, raises as caught:
+        call(server.url, "models")
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("size", [1, 10**4])
+def test_errors_hold_plain_text(call, size):
+    text = EVIL * size
+    error = {"message": text, "code": text, "param": text, "type": "t"}
+    for content in ({"error": error}, text):
+        raises, answer = pytest.raises(StatusError), whole(content, status="400 -")
+        with answering(lambda answer=answer: [answer]) as server, raises as caught:
+            call(server.url, "models")
+        for shown in (caught.value.message, caught.value.param or "", str(caught.value)):
+            assert shown.isprintable()
+            assert len(shown) < SHOWN + 100

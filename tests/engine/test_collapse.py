@@ -20,7 +20,7 @@ from gpuscore.engine.start_checks import LENGTHS, check_collapse, known_labels, 
 from gpuscore.errors import ConfigError
 from gpuscore.models.hub import model_directory
 from gpuscore.processes.worker import child
-from gpuscore.processes.worker.frames import FrameReader, FrameWriter
+from gpuscore.processes.worker.pipe import Pipe
 from gpuscore.processes.worker.wire import (
     Close,
     FromChild,
@@ -28,7 +28,6 @@ from gpuscore.processes.worker.wire import (
     Refused,
     Start,
     decoder,
-    encode,
 )
 from gpuscore.types.batch import BackendLimits
 from support.backends import JAX_FAMILIES, needs_jax
@@ -61,7 +60,7 @@ def one_value(name, index, value):
 
 
 def saturated(tensors):
-    """Let the first channel of hidden states be large after any token, and make it one label's."""
+    """Let the first pipe of hidden states be large after any token, and make it one label's."""
     tensors["model.embed_tokens.weight"][:, 0] = 50.0
     tensors["model.norm.weight"][0] = 30.0
     head = tensors["lm_head.weight"]
@@ -148,17 +147,17 @@ def test_the_engines_process(backend_of, allow, last):
     config = ModelConfig("x", allow_degenerate=allow)
     ours, theirs = socket.socketpair()
     with ours, theirs, ThreadPoolExecutor(1) as threads:
-        writer, reader = FrameWriter(ours, "messages"), FrameReader(ours)
-        writer.put(lambda: encode(Start("/nowhere", config, EngineConfig())))
+        pipe = Pipe(ours)
+        pipe.put(Start("/nowhere", config, EngineConfig()), now=True)
         code = threads.submit(
             child.run, theirs, lambda *_: Prepared("tiny", lambda report: backend)
         )
         messages = []
         while not any(isinstance(message, (Refused, Ready)) for message in messages):
-            messages += map(decoder(FromChild), reader.read())
-        writer.put(lambda: encode(Close()))
+            messages += map(decoder(FromChild), pipe.read())
+        pipe.put(Close(), now=True)
         assert code.result(30) == child.EXIT_OK
-        writer.close()
+        pipe.close()
     told = next(message for message in messages if isinstance(message, (Refused, Ready)))
     assert isinstance(told, last)
     if not allow:

@@ -14,7 +14,6 @@ from gpuscore.engine.engine import Engine
 from gpuscore.errors import (
     InsufficientMemory,
     InternalError,
-    InvalidRequest,
     Overloaded,
     Unavailable,
 )
@@ -164,29 +163,3 @@ def test_timings(make_engine, gate):
     assert timings.queue >= 0
     assert timings.batch >= 0
     assert timings.device >= 0.04
-
-
-def tree_of(parents, *lengths):
-    items = tuple(np.ones(n, np.int32) for n in lengths)
-    labels = (np.array([1], np.int32),) * len(items)
-    return ScoreRequest(
-        np.empty(0, np.int32), items, labels, True, parents=np.array(parents, np.int32)
-    )
-
-
-@pytest.mark.parametrize(
-    "parents", [[0, 0], [-2, -1], [-1, 1], [-1, 5], [-1, -1, 0], [-1, 0, -1, 1]]
-)
-def test_trees_that_are_none(parents):
-    with pytest.raises(ValueError, match="is not in preorder"):
-        tree_of(parents, *[1] * len(parents))
-    with pytest.raises(ValueError, match="parents for 2 items"):
-        tree_of([*[-1] * 3], 1, 1)
-
-
-def test_a_family_longer_than_a_batch_is_refused():
-    engine = Engine(TapeBackend(max_tokens=32), EngineConfig())
-    with pytest.raises(InvalidRequest, match="have 33 tokens together, the limit is 32"):
-        engine.score(tree_of([-1, 0, -1], 30, 3, 40))
-    assert engine.score(tree_of([-1, 0, -1], 30, 2, 40)).result(10).computed_tokens == 72
-    engine.close()

@@ -6,11 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from gpuscore.backends.base import OutOfMemory
-from gpuscore.config import EngineConfig
-from gpuscore.engine.engine import Engine
+from gpuscore.engine.plan import plan_items
 from gpuscore.engine.runner import Runner
-from gpuscore.engine.trees import share_prefixes
-from gpuscore.errors import InvalidRequest, NonfiniteScore
+from gpuscore.errors import NonfiniteScore
 from gpuscore.types.batch import NO_TOKENS
 from gpuscore.types.labels import position_logprobs
 from gpuscore.types.request import ScoreRequest, ScoreResult, Timings
@@ -158,8 +156,7 @@ def test_prompts_that_share_beginnings_are_a_tree(max_tokens):
         assert 120 < tokens < sum(map(len, prompts))
     else:
         assert tokens < 100
-        tree = share_prefixes(request, 300)
-        assert tokens == tree.request.num_tokens
+        assert tokens == plan_items(request, runner.backend.limits).num_tokens
 
 
 def test_progress_counts_rows():
@@ -282,11 +279,3 @@ def test_a_request_that_does_not_hold_together():
     assert replace(request, query_ids=ids).num_rows == 7
     assert replace(request, query_ids=ids, query_labels=ids).num_rows == 10
     assert replace(request, query_ids=NO_TOKENS).num_rows == 7
-
-
-def test_parents_are_not_taken_with_every_position():
-    engine = Engine(TapeBackend(), EngineConfig())
-    request = replace(of_prompts([[1], [2]]), parents=np.array([-1, 0], np.int32))
-    with pytest.raises(InvalidRequest, match="whole prompts only"):
-        engine.score(request)
-    engine.close()

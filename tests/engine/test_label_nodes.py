@@ -12,6 +12,7 @@ from msgspec import structs
 from gpuscore.backends.base import OutOfMemory
 from gpuscore.config import EngineConfig
 from gpuscore.engine.engine import Engine
+from gpuscore.engine.plan import plan_items
 from gpuscore.errors import InsufficientMemory, NonfiniteScore
 from gpuscore.types.labels import (
     label_logprobs,
@@ -19,7 +20,6 @@ from gpuscore.types.labels import (
     label_scores,
     most_tokens,
     per_token,
-    with_nodes,
 )
 from gpuscore.types.request import LabelTrie, ScoreRequest
 from support.slow import slow
@@ -196,9 +196,10 @@ def test_what_no_pass_computed_is_known_where_nodes_are_whole_prompts(chunk):
 def test_the_tokens_of_a_form_are_known_before_it_is_made(lengths, chunk, most):
     request = request_of([[n] * length for n, length in enumerate(lengths)])
     limits = replace(TapeBackend(max_tokens=32).limits, deterministic_chunk=chunk)
-    form = with_nodes(request, limits)
-    assert most_tokens(request, limits) == form.num_tokens == most
-    assert form.largest_family <= 32
+    plan = plan_items(request, limits)
+    assert most_tokens(request, limits) == plan.num_tokens == most
+    families = [[*map(len, plan.item_ids[f.start : f.stop])] for f in plan.families()]
+    assert all(sum(family) <= 32 for family in families if len(family) > 1)
 
 
 def test_progress_counts_the_callers_items():

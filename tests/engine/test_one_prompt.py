@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+from gpuscore.engine.plan import plan_items
 from gpuscore.engine.scheduler import Scheduler
 from gpuscore.types.batch import BackendLimits, visible_rows
 from gpuscore.types.request import ScoreRequest
@@ -39,7 +40,7 @@ def test_as_two_segments(seed):
 
 def batches_of(request, limits):
     scheduler, batches = Scheduler(limits), []
-    scheduler.add(request)
+    scheduler.add(plan_items(request, scheduler.limits))
     while (work := scheduler.next_batch()) is not None:
         batches.append(work.batch)
         scheduler.succeeded(work)

@@ -11,12 +11,13 @@ from dataclasses import replace
 
 import pytest
 
-from gpuscore.engine import jobs, scheduler, states, trees
+from gpuscore.engine import jobs, plan, scheduler, states
 from gpuscore.engine.jobs import Share
 from gpuscore.engine.pages import PagePool, PageRows
+from gpuscore.engine.plan import Plan
 from gpuscore.engine.scheduler import Scheduler
 from gpuscore.engine.states import StateSlots
-from gpuscore.engine.ticket import Positions, Ticket
+from gpuscore.engine.ticket import Ticket
 from support.simulation import simulate
 from support.slow import slow
 
@@ -207,13 +208,16 @@ def pages_that_the_next_long_item_took_are_believed(monkeypatch):
 
 
 def rows_of_a_later_chunk_land_at_the_start(monkeypatch):
-    positions = Share.positions.fget
-    moved = property(lambda self: [(item, 0, count) for item, _, count in positions(self)])
-    monkeypatch.setattr(Share, "positions", moved)
+    spans = Share.spans.fget
+    moved = property(lambda self: [(item, 0, count) for item, _, count in spans(self)])
+    monkeypatch.setattr(Share, "spans", moved)
 
 
 def rows_that_come_twice_count_twice(monkeypatch):
-    monkeypatch.setattr(Positions, "arrived", lambda self, places: len(places))
+    def arrive(self, places):
+        self.rows_left -= len(places)
+
+    monkeypatch.setattr(Ticket, "_arrive", arrive)
 
 
 def a_chunk_that_was_not_finite_is_left_out(monkeypatch):
@@ -268,19 +272,14 @@ def kept_rows_stay_one_row_behind(monkeypatch):
 
 
 def rows_of_a_beginning_go_to_one_item_only(monkeypatch):
-    made = Positions.__init__
-
-    def first_only(self, *args):
-        made(self, *args)
-        self._starts = {item: starts[:1] for item, starts in self._starts.items()}
-
-    monkeypatch.setattr(Positions, "__init__", first_only)
+    rows_of = Plan.rows_of
+    monkeypatch.setattr(Plan, "rows_of", lambda self, item: rows_of(self, item)[:1])
 
 
 def beginnings_with_other_labels_are_shared(monkeypatch):
     """The last token of what prompts share is shared, too, although they go on differently."""
-    common = trees.common_prefix
-    monkeypatch.setattr(trees, "common_prefix", lambda tokens, other: common(tokens, other) + 1)
+    common = plan.common_prefix
+    monkeypatch.setattr(plan, "common_prefix", lambda tokens, other: common(tokens, other) + 1)
 
 
 # Each plant with the first seed that finds it, which is tried first. When the worlds change,

@@ -1,15 +1,21 @@
 """Promise: what items of a request share is computed once, and every answer stays the same."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from gpuscore.config import EngineConfig
 from gpuscore.engine.engine import Engine
-from gpuscore.engine.trees import LEAST, MAX_DEPTH, share_prefixes
+from gpuscore.engine.plan import LEAST, MAX_DEPTH, plan_items
 from gpuscore.types.request import ScoreRequest
 from support.tape_backend import TapeBackend, tape_logit, tape_lse
 
 ROOM = 10**6
+
+
+def plan_of(request, most=ROOM):
+    return plan_items(request, replace(TapeBackend().limits, max_tokens=most), parts=1)
 
 
 def request_of(items, query=(1, 2, 3)):
@@ -23,15 +29,12 @@ def distinct(items):
     return len({tuple(item[:n]) for item in items for n in range(1, len(item) + 1)})
 
 
-def prompts_of(shared):
-    """Return the tokens after the query of each of the first request's items."""
+def prompts_of(plan):
+    """Return the tokens after the query of each of the request's items."""
     prompt_of, prompts = {}, []
-    for item, parent, origin in zip(
-        shared.request.item_ids, shared.request.parents, shared.origin, strict=True
-    ):
+    for number, (item, parent) in enumerate(zip(plan.item_ids, plan.parents, strict=True)):
         prompts.append((prompts[parent] if parent >= 0 else []) + item.tolist())
-        if origin >= 0:
-            prompt_of[origin] = prompts[-1]
+        prompt_of |= dict.fromkeys(plan.rows_of(number), prompts[-1])
     return [prompt_of[n] for n in range(len(prompt_of))]
 
 
@@ -61,12 +64,13 @@ def test_shared_prefixes_are_computed_once(name):
         "documents": lambda: grid(rng, 50, 2, head=300, tail=3),
     }[name]()
     request = request_of(items)
-    shared = share_prefixes(request, ROOM)
-    assert prompts_of(shared) == items
-    assert sum(map(len, shared.request.item_ids)) <= 1.02 * distinct(items)
-    for index, origin in enumerate(shared.origin):
-        labels = shared.request.label_ids[index]
-        assert labels is request.label_ids[origin] if origin >= 0 else not len(labels)
+    plan = plan_of(request)
+    assert prompts_of(plan) == items
+    assert sum(map(len, plan.item_ids)) <= 1.02 * distinct(items)
+    for index, labels in enumerate(plan.label_ids):
+        rows = plan.rows_of(index)
+        assert bool(rows) == bool(len(labels))
+        assert all(labels is request.label_ids[row] for row in rows)
 
 
 def test_random_items_with_many_beginnings():
@@ -79,14 +83,15 @@ def test_random_items_with_many_beginnings():
             for _ in range(int(rng.integers(2, 60)))
         ]
         most = int(rng.choice([60, 200, ROOM]))
-        shared = share_prefixes(request_of(items), most)
-        if shared is None:
+        plan = plan_of(request_of(items), most)
+        if plan.parents is None:
             continue
-        assert prompts_of(shared) == items
-        assert shared.request.largest_family <= most
-        assert all(len(item) for item in shared.request.item_ids)
+        assert prompts_of(plan) == items
+        families = [[*map(len, plan.item_ids[f.start : f.stop])] for f in plan.families()]
+        assert max(sum(family) for family in families if len(family) > 1) <= most
+        assert all(len(item) for item in plan.item_ids)
         depth = []
-        for parent in shared.request.parents.tolist():
+        for parent in plan.parents.tolist():
             depth.append(1 + depth[parent] if parent >= 0 else 0)
         assert max(depth) <= MAX_DEPTH
 
@@ -103,7 +108,10 @@ def test_random_items_with_many_beginnings():
     ],
 )
 def test_nothing_worth_sharing(items):
-    assert share_prefixes(request_of(items), ROOM) is None
+    request = request_of(items)
+    plan = plan_of(request)
+    assert (plan.item_ids, plan.label_ids) == (request.item_ids, request.label_ids)
+    assert plan.parents is None
 
 
 def test_the_engine_computes_them_once_and_answers_in_the_given_order():

@@ -31,7 +31,7 @@ from gpuscore_kernels.launch import ARCHES
 from graphs.device import Request, device
 from graphs.models import started
 from support.batches import in_one_batch
-from support.model_configs import LLAMA_1B, LLAMA_8B, MIXTURE, QWEN3_06B, QWEN35_08B
+from support.model_configs import LLAMA_1B, LLAMA_8B, QWEN3_06B, QWEN35_08B
 from support.quantized import FOLDER
 
 SHARED = {80: 163, 89: 99, 90: 227, 120: 99}  # KiB of shared memory that a block may have
@@ -79,7 +79,6 @@ MODELS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "heads of 96": (LLAMA_8B | {"head_dim": 96, "num_key_value_heads": 32}, {}),
     "Gemma 2 2B": (GEMMA, {}),
     "Gemma 2 2B float32": (GEMMA, {"dtype": "float32"}),
-    "Qwen3-30B-A3B": (MIXTURE, {}),
     "Qwen3.5-0.8B": (QWEN35_08B, {}),
 }
 

@@ -122,9 +122,10 @@ LAYER = {
     "triton gated_kernel": 1,
     "triton qk_norm_rope_store_kernel": 1,
 }
-EXPERTS = ("route", "place", "expert_gate_up", "expert_down", "combine_experts")
-MIXED = LAYER | {"aten::mm": 3, "triton gated_kernel": 0}
-MIXED |= {f"triton {name}_kernel": 1 for name in EXPERTS}
+ROUTED = ("_softmax", "topk", "sum", "div", "ge", "masked_fill", "sort", "searchsorted")
+ROUTED += ("floor_divide", "index_select", "scatter_", "_embedding_bag_forward_only")
+MIXED = LAYER | {"aten::mm": 3, "aten::_grouped_mm": 2, "aten::arange": 4, "aten::_to_copy": 2}
+MIXED |= {f"aten::{name}": 1 for name in ROUTED}
 
 
 @pytest.mark.parametrize(

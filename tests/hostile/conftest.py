@@ -17,7 +17,10 @@ from support.serving import RunningServer, serving
 from support.vitals import Patient
 
 DESCRIPTORS = 8192  # thousands of connections: a limit of the tests that the servers inherit
-TIMES = ("--header-timeout", "1", "--body-timeout", "1", "--send-timeout", "1")
+TIMES = (
+    *("--header-timeout", "1", "--body-timeout", "1", "--send-timeout", "1"),
+    *("--keep-alive-timeout", "3"),
+)
 LIMITS = ("--max-body-bytes", "1048576")
 NAMES = ("--allowed-hosts", "*")  # of requests in http/*.toml
 WARM = 8  # concurrent requests that make the server start all of its threads

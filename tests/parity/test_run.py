@@ -4,7 +4,6 @@ import dataclasses
 import re
 import sys
 from html.parser import HTMLParser
-from xml.etree import ElementTree
 
 import jax
 import numpy as np
@@ -15,13 +14,12 @@ from gpuscore.backends.torch import decoder
 from gpuscore.commands.cli import main
 from gpuscore.config import ModelConfig
 from gpuscore.engine import jobs
-from gpuscore.measure.parity import arguments
-from gpuscore.measure.parity import workload as workloads
-from gpuscore.measure.parity.gates import judge, judge_pair
-from gpuscore.measure.parity.metrics import Errors
-from gpuscore.measure.parity.results import CaseResult, Run
-from gpuscore.measure.parity.runs import BackendSpec
-from gpuscore.measure.parity.workload import Case, Workload
+from gpuscore.measure import arguments
+from gpuscore.measure import workload as workloads
+from gpuscore.measure.gates import judge, judge_pair
+from gpuscore.measure.results import CaseResult, Errors, Run
+from gpuscore.measure.runs import BackendSpec
+from gpuscore.measure.workload import Case, Workload
 
 
 @pytest.fixture
@@ -65,23 +63,18 @@ def test_float32_and_bfloat16_of_a_model_pass(tiny_model, few_items, capsys, tmp
         assert f"\n{name}" in shown
     for gate in ("float32, float32", "float32, rank", "float32, tau-b", "bfloat16, relative"):
         assert f"ok    torch:{gate}: " in shown
-    for gate in ("rank", "tau-b", "top-10"):
+    for gate in ("rank", "tau-b"):
         assert re.search(f"\n(ok  |skip)  torch:bfloat16, {gate}: ", shown), "no gate vanishes"
-    assert re.search(r"\nbias of log p +\S+ \(\S+ to \S+\) ", shown), "measures have intervals"
+    assert re.search(r"e-0\d \(\S+ to \S+\) ", shown), "the mean has an interval"
+    assert max(len(line) for line in shown.split("\nok ")[0].splitlines()[3:]) <= 120
     assert "FAIL" not in shown
     assert shown.count(" transformers:float32 ") >= 3, "each row says what it is compared with"
-    assert "\nGates, against transformers in float32, unless another run is named:\nok " in shown
     page = report.read_text()
     for fact in ('name="viewport"', "<td>date</td><td>20", "torch 2.", "<td>hardware</td>"):
         assert fact in page
-    assert "against transformers in float32" in page
+    assert "with transformers in float32" in page
     assert page.count('<div class="wide"><table') == page.count("<table"), "tables scroll"
     assert not Page(page).open, "every tag is closed"
-    plots = [f"<svg{part.split('</svg>')[0]}</svg>" for part in page.split("<svg")[1:]]
-    assert len(plots) == 6
-    for plot in plots:
-        ElementTree.fromstring(plot)  # well-formed
-    assert plots[3].count("<circle") > 100, "score against score"
 
 
 def item_positions_are_shifted(monkeypatch):
@@ -225,21 +218,12 @@ class TestGates:
         assert "label mass" in self.failed(judge_pair(workload, right, run)[1])
         assert "label mass" in self.failed(judge_pair(workload, run, right)[1])
 
-    @pytest.mark.parametrize(
-        ("spread", "noise", "passes"),
-        [(4, 0.01, True), (4, 0.3, False), (1, 0.3, None)],
-    )
-    def test_eight_bits_judge_the_order_of_long_lists_that_are_spread(self, spread, noise, passes):
-        """A label's log-odds are spread; half of its log p are nearly 0."""
-        count = 120
-        odds = np.linspace(-spread, spread, count)[:, None] * [1, -1]
-        moved = odds + noise * np.random.default_rng(0).uniform(-1, 1, (count, 2))
-        exact, got = (-np.logaddexp(0, -x) for x in (odds, moved))
-        case = Case("ranked", [5], [[n] for n in range(count)], [[0, 1]] * count)
-        run = dataclasses.replace(self.made(got, "float32"), precision="int8")
-        workload = Workload("made up", 0, 1, count, 9, (case,))
+    @pytest.mark.parametrize(("noise", "failed"), [(0.05, set()), (0.5, {"eight bits"})])
+    def test_eight_bits_may_err_more(self, workload, exact, noise, failed):
+        moved = exact + noise * np.random.default_rng(0).uniform(-1, 1, exact.shape)
+        run = dataclasses.replace(self.made(moved, "float32"), precision="int8")
         verdicts = judge(workload, self.made(exact, "float32"), None, run)[1]
-        assert {v.gate: v.passed for v in verdicts}["tau-b"] is passes
+        assert self.failed(verdicts) & {"eight bits", "float32", "absolute"} == failed
 
     def test_rank_is_about_clear_pairs(self, workload, exact, noise):
         """An error of 0.015 is allowed: items 0.025 apart may swap, items 0.3 apart may not."""
@@ -274,14 +258,14 @@ class TestGates:
 
     def test_order_as_a_whole(self, workload, exact, noise):
         judgement = self.judged(workload, exact, noise, exact[::-1])
-        assert judgement == {"relative", "rank", "tau-b", "top-10"}
+        assert judgement == {"relative", "rank", "tau-b"}
 
     def test_a_gate_that_cannot_judge_says_why(self, workload, exact):
         near = -10 + 1e-6 * (exact + 10)
         run = dataclasses.replace(self.made(near, "float32"), alone=None)
         verdicts = judge(workload, self.made(near, "float32"), None, run)[1]
         said = {verdict.gate: verdict.detail for verdict in verdicts if verdict.passed is None}
-        assert said.keys() == {"rank", "tau-b", "top-10", "packing"}
+        assert said.keys() == {"rank", "tau-b", "packing"}
         assert all(detail.startswith("skipped, because ") for detail in said.values())
         assert "no two items of a ranking are over 2.0e-04 apart" in said["rank"]
         assert "the allowed noise hides the order of all 2 rankings" in said["tau-b"]
@@ -289,7 +273,6 @@ class TestGates:
         few_run = dataclasses.replace(run, results={"few": CaseResult(near[:1], None)})
         said = {verdict.gate: verdict.detail for verdict in judge_pair(few, few_run, few_run)[1]}
         assert "no request ranks 10 different items" in said["tau-b"]
-        assert "no request ranks 20 different items" in said["top-10"]
 
     def test_packing(self, workload, exact, noise):
         assert not self.judged(workload, exact, noise, exact, alone=0.1)
@@ -303,18 +286,18 @@ class TestGates:
         ("dtypes", "change", "expected"),
         [
             (("bfloat16", "bfloat16"), 0.0, set()),
-            (("bfloat16", "bfloat16"), 0.04, set()),
-            (("bfloat16", "bfloat16"), 0.06, {"absolute"}),  # above the p99 limit for all
+            (("bfloat16", "bfloat16"), 0.4, set()),
+            (("bfloat16", "bfloat16"), 0.6, {"absolute"}),  # above the p99 limit for all
             (("float32", "float32"), 2e-4, {"float32"}),
-            (("bfloat16", "float32"), 0.04, set()),
+            (("bfloat16", "float32"), 0.4, set()),
         ],
     )
     def test_pairs(self, workload, exact, dtypes, change, expected):
         runs = self.made(exact, dtypes[0]), self.made(exact + change, dtypes[1])
-        comparison, verdicts = judge_pair(workload, *runs)
+        found, verdicts = judge_pair(workload, *runs)
         assert self.failed(verdicts) == expected
         if "float32" in dtypes:
-            assert comparison.reference.dtype == "float32", "the more exact one counts as right"
+            assert found.reference.dtype == "float32", "the more exact one counts as right"
 
     def test_probabilities_have_a_limit_of_their_own(self, workload, exact):
         likely = np.minimum(exact + 9.9, -0.01)  # 0.04 is a large error for a probability near 1
@@ -349,10 +332,7 @@ class TestCommandLine:
         [
             (("--seed", "-1"), "--seed -1 must be from 0"),
             (("--seed", str(2**32)), f"--seed {2**32} must be from 0"),
-            (("--seeds", "0"), "--seeds 0 must be from 1 to 100"),
-            (("--seeds", "101"), "--seeds 101 must be from 1 to 100"),
-            (("--workload", "text", "--seed", "1"), "--seed 1 and --seeds 1 draw token ids"),
-            (("--workload", "text", "--seeds", "2"), "--seed 0 and --seeds 2 draw token ids"),
+            (("--workload", "text", "--seed", "1"), "--seed 1 draws token ids"),
             (("--dtype", "bfloat16"), "--dtype is set beside --backends"),
         ],
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuscore.backends.common.plan import MEMORY_FRACTION
+from gpuscore.backends.common.estimate import plan_memory
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.processes.replicas import placement
@@ -14,12 +14,17 @@ from gpuscore.processes.replicas.placement import (
     VISIBLE,
     Sought,
     check_together,
-    placements,
     places_of_all,
 )
 
 MODEL = ModelConfig()
 MIB = 2**20
+SIZED = ModelConfig(kv_cache_size=1)
+
+
+def placements(model, devices):
+    (places,) = places_of_all([Sought("one", Path("nowhere"), model)], devices)
+    return places
 
 
 @pytest.fixture(autouse=True)
@@ -36,17 +41,17 @@ def test_without_devices_there_is_one_replica_as_before():
     assert (place.device, place.environment, place.cores) == ("cpu", {}, ())
 
 
-def test_cpus_share_cores_and_memory():
-    places = placements(MODEL, "cpu, cpu,cpu")
+def test_cpus_share_cores_and_need_a_size():
+    places = placements(ModelConfig(kv_cache_size=MIB), "cpu, cpu,cpu")
     assert [place.cores for place in places] == [(0, 1), (2, 3, 8), (9, 10, 11)]
-    assert {place.model.device for place in places} == {"cpu"}
-    assert sum(p.model.memory_fraction for p in places) == pytest.approx(MEMORY_FRACTION["cpu"])
-    places = placements(ModelConfig(memory_fraction=0.4), "cpu,cpu")
-    assert [place.model.memory_fraction for place in places] == [0.2, 0.2]
-    sized = placements(ModelConfig(kv_cache_size=2**20), "cpu,cpu")
-    assert {place.model.dtype for place in sized} == {"checkpoint"}  # nobody knows what fits
-    assert [p.model.kv_cache_size for p in sized] == [2**20, 2**20]
-    assert [p.model.memory_fraction for p in sized] == [None, None]
+    assert {(p.model.device, p.model.kv_cache_size) for p in places} == {("cpu", MIB)}
+    assert {place.model.dtype for place in places} == {"checkpoint"}  # nobody knows what fits
+    (place,) = placements(MODEL, "cpu")
+    assert (place.model, place.cores) == (ModelConfig(device="cpu"), ())
+    with pytest.raises(ConfigError, match="^3 engines on one device need --kv-cache-size"):
+        placements(MODEL, "cpu,cpu,cpu")
+    with pytest.raises(ConfigError, match=r"need .* 2,097,152.0 MiB of ke.*, 2 times, and 1,024.0"):
+        placements(ModelConfig(kv_cache_size=2**41), "cpu,cpu")
 
 
 def test_each_gpu_is_the_only_one_that_its_replica_sees(monkeypatch):
@@ -68,7 +73,7 @@ def test_ranks_get_gpus_that_follow_each_other(monkeypatch):
 
 
 def test_all_is_every_gpu_that_torch_sees(monkeypatch):
-    monkeypatch.setattr(placement, "_cuda_names", lambda: ["cuda:0", "cuda:1"])
+    monkeypatch.setattr(placement, "_free_cuda", lambda: [0, 0])
     assert [place.device for place in placements(MODEL, "all")] == ["cuda:0", "cuda:1"]
 
 
@@ -86,7 +91,11 @@ def test_all_without_a_gpu_is_refused():
         ("cpu,", MODEL, "'' is not cpu or cuda:N"),
         ("cuda:0,cpu", MODEL, "different kinds of devices"),
         ("cuda:0,cuda:0", MODEL, "named twice"),
-        (",".join(["cpu"] * 9), MODEL, "9 engines on CPUs .* may use 8 cores"),
+        (
+            ",".join(["cpu"] * 9),
+            ModelConfig(kv_cache_size=1),
+            "9 engines on CPUs .* may use 8 cores",
+        ),
         ("cpu", ModelConfig(device="cpu"), "--devices cpu and --device cpu: set one of them"),
         ("cuda:0", ModelConfig(backend="jax"), "needs --backend torch"),
     ],
@@ -107,8 +116,8 @@ def sought(count=2, **settings):
     return [Sought(name, Path(name), ModelConfig(name, **settings)) for name in "abcdef"[:count]]
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_models_that_do_not_fit_together_are_refused_with_the_sum(tmp_path, replicas):
+@pytest.mark.parametrize("copies", [1, 2])
+def test_models_that_do_not_fit_together_are_refused_with_the_sum(tmp_path, copies):
     models = []
     for name, size, parts in (("first", 3 * MIB, 1), ("second", MIB, 2)):
         (tmp_path / name).mkdir()
@@ -116,15 +125,15 @@ def test_models_that_do_not_fit_together_are_refused_with_the_sum(tmp_path, repl
             (tmp_path / name / f"{part}.safetensors").write_bytes(bytes(size // parts))
         cache = ModelConfig(name, kv_cache_size=10 * MIB)
         models.append(Sought(name, tmp_path / name, cache))
-    total = replicas * (2 * 512 + 2 * 10 + 4)
-    check_together(models, replicas, total * MIB)
+    total = copies * (2 * 512 + 2 * 10 + 4)
+    check_together(models, copies, total * MIB, on_cpu=True)
     with pytest.raises(ConfigError) as refused:
-        check_together(models, replicas, total * MIB - 1)
+        check_together(models, copies, total * MIB - 1, on_cpu=True)
     assert str(refused.value) == (
-        f"the models need {total:,}.0 MiB of memory together and {total:,}.0 MiB are free: first "
+        f"the engines need {total:,}.0 MiB of memory together and {total:,}.0 MiB are free: first "
         "3.0 MiB of weights and 10.0 MiB of keys and values, second 1.0 MiB of weights and "
-        f"10.0 MiB of keys and values{', 2 times' if replicas > 1 else ''}, and "
-        f"{replicas * 1024:,}.0 MiB for their processes; serve fewer models or lower "
+        f"10.0 MiB of keys and values{', 2 times' if copies > 1 else ''}, and "
+        f"{copies * 1024:,}.0 MiB for their processes and batches; serve fewer models or lower "
         "--kv-cache-size"
     )
 
@@ -132,9 +141,10 @@ def test_models_that_do_not_fit_together_are_refused_with_the_sum(tmp_path, repl
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kv_cache_size": None}, "2 models need --kv-cache-size"),
-        ({"memory_limit": 2**30}, "--memory-limit is for one model"),
-        ({"device": "cpu", "kv_cache_size": 2**50}, "the models need .* 1,073,741,824.0 MiB of ke"),
+        ({"kv_cache_size": None}, "2 engines on one device need --kv-cache-size"),
+        ({"memory_limit": 2**30}, "--memory-limit is for one engine"),
+        ({"tensor_parallel": 2}, "--tensor-parallel 2 is not supported with several engines"),
+        ({"device": "cpu", "kv_cache_size": 2**50}, "the engines need .* 1,073,741,824.0 MiB of k"),
     ],
 )
 def test_settings_of_several_models(settings, message):
@@ -144,9 +154,9 @@ def test_settings_of_several_models(settings, message):
 
 def test_on_cpus_cores_are_divided_and_nothing_is_measured():
     first, second = places_of_all(sought(device="cpu"), None)
-    assert [(p.device, p.cores, p.in_turn) for p in (*first, *second)] == [
-        ("cpu", (0, 1, 2, 3), False),
-        ("cpu", (8, 9, 10, 11), False),
+    assert [(p.device, p.cores) for p in (*first, *second)] == [
+        ("cpu", (0, 1, 2, 3)),
+        ("cpu", (8, 9, 10, 11)),
     ]
     both = places_of_all(sought(), "cpu,cpu")
     assert [p.cores for places in both for p in places] == [(0, 1), (2, 3), (8, 9), (10, 11)]
@@ -157,17 +167,28 @@ def test_on_cpus_cores_are_divided_and_nothing_is_measured():
         places_of_all(sought(5, kv_cache_size=1), "cpu,cpu")
 
 
-def test_on_a_gpu_one_model_loads_after_the_other():
-    both = places_of_all(sought(max_model_len=9, kv_cache_size=2**50), "cuda:0,cuda:3")
-    for name, places in zip("ab", both, strict=True):
+def test_on_gpus_the_sum_is_held_against_the_fullest_one(tiny_model, monkeypatch):
+    """Weights, context and the largest batch are estimated from config.json."""
+    directory, _ = tiny_model("qwen3")
+    settings = ModelConfig("m", max_batch_tokens=512, kv_cache_size=100 * MIB)
+    models = [Sought(name, directory, settings) for name in "ab"]
+    plan = plan_memory(directory, settings, 0)
+    each = plan.context + plan.batch_bytes + plan.weight_bytes + 100 * MIB
+    free = [2 * each, 0, 0, 2 * each]
+    monkeypatch.setattr(placement, "_free_cuda", lambda: free)
+    both = places_of_all(models, "cuda:0,cuda:3")
+    for places in both:
         assert [p.device for p in places] == ["cuda:0", "cuda:3"]
         assert [p.environment[VISIBLE] for p in places] == ["0", "3"]
-        assert {(p.model.model, p.model.max_model_len, p.in_turn, p.cores) for p in places} == {
-            (name, 9, True, ())
-        }
+        assert {(p.model.device, p.model.dtype, p.cores) for p in places} == {("cuda", "auto", ())}
+    free[3] -= 1
+    with pytest.raises(ConfigError, match="^the engines need .* a .* b .* lower --kv-cache-size$"):
+        places_of_all(models, "cuda:0,cuda:3")
+    places_of_all(models, "cuda:0")
+    places_of_all(models[:1], "cuda:1")  # one engine measures for itself
 
 
 def test_one_model_is_placed_as_before():
-    (places,) = places_of_all(sought(1, kv_cache_size=None), "cpu,cpu")
-    assert [p.cores for p in places] == [(0, 1, 2, 3), (8, 9, 10, 11)]
+    (places,) = places_of_all(sought(1, kv_cache_size=None), "cuda:0,cuda:1")
+    assert [p.device for p in places] == ["cuda:0", "cuda:1"]
     assert {p.model.memory_limit for p in places} == {None}

@@ -1,10 +1,11 @@
 """Promise: whatever replicas are lost, every request is answered once, rightly and in its order."""
 
 import os
+from collections import Counter
 
 import pytest
 
-from gpuscore.processes.replicas import flight, replicas
+from gpuscore.processes.replicas import replicas
 from gpuscore.processes.replicas.replicas import Replicas
 from support.replica_worlds import ReplicaWorld
 from support.slow import slow
@@ -26,85 +27,51 @@ def test_simulated_worlds(first, caplog):
     worlds(range(first, min(first + BLOCK, SEEDS)))
 
 
-def test_the_worlds_hold_divided_requests_and_second_losses(monkeypatch, caplog):
-    """The worlds must divide, move and give up requests, or they would show nothing."""
-    seen = {"divided": 0, "moved": 0, "given up": 0}
-    divide, reroute, end = flight.split, Replicas._reroute, Replicas._end
+def test_the_worlds_hold_second_losses(monkeypatch, caplog):
+    """The worlds must move and give up requests, or they would show nothing."""
+    seen = Counter()
+    lost = Replicas._lost
 
-    def counted_split(request, sizes):
-        parts = divide(request, sizes)
-        seen["divided"] += len(parts) > 1
-        return parts
+    def counted(self, flight, number, error):
+        lost(self, flight, number, error)
+        seen["given up" if flight.losses >= replicas.MAX_LOSSES else "moved"] += 1
 
-    def counted_reroute(self, *arguments):
-        moved = reroute(self, *arguments)
-        seen["moved"] += moved
-        return moved
-
-    def counted_end(self, flight, error):
-        seen["given up"] += flight.losses >= replicas.MAX_LOSSES
-        end(self, flight, error)
-
-    monkeypatch.setattr(replicas, "split", counted_split)
-    monkeypatch.setattr(Replicas, "_reroute", counted_reroute)
-    monkeypatch.setattr(Replicas, "_end", counted_end)
+    monkeypatch.setattr(Replicas, "_lost", counted)
     for seed in range(60):
         worlds([seed])
-        if min(seen.values()) >= 3:
+        if min(seen["moved"], seen["given up"]) >= 3:
             return
     raise AssertionError(seen)
 
 
-def results_in_the_order_of_arrival(monkeypatch):
-    join = flight.join
-    monkeypatch.setattr(flight, "join", lambda results: join(results[::-1]))
-
-
 def a_lost_request_is_not_run_again(monkeypatch):
-    monkeypatch.setattr(Replicas, "_lost", lambda self, part, error: None)
+    monkeypatch.setattr(Replicas, "_lost", lambda self, flight, number, error: None)
 
 
 def run_again_without_end(monkeypatch):
     monkeypatch.setattr(replicas, "MAX_LOSSES", 9)
 
 
-def a_moved_part_is_not_subtracted(monkeypatch):
-    forget = Replicas._forget
+def a_moved_request_is_not_subtracted(monkeypatch):
+    lost = Replicas._lost
 
-    def sometimes(self, part):
-        if not part.flight.losses:
-            forget(self, part)
+    def counted_again(self, flight, number, error):
+        self._tokens[number] += flight.request.num_tokens
+        lost(self, flight, number, error)
 
-    monkeypatch.setattr(Replicas, "_forget", sometimes)
-
-
-def a_refusal_loses_the_part(monkeypatch):
-    reroute = Replicas._reroute
-
-    def only_after_losses(self, part, refused=()):
-        return reroute(self, part, refused) if part.flight.losses else False
-
-    monkeypatch.setattr(Replicas, "_reroute", only_after_losses)
+    monkeypatch.setattr(Replicas, "_lost", counted_again)
 
 
-def the_last_item_of_a_part_is_left_out(monkeypatch):
-    def short(request, sizes):
-        parts = flight.split(request, sizes)
-        if len(parts) > 1:
-            items, labels = parts[0].item_ids[:-1], parts[0].label_ids[:-1]
-            parts[0] = flight.replace(parts[0], item_ids=items, label_ids=labels)
-        return parts
-
-    monkeypatch.setattr(replicas, "split", short)
+def answers_in_another_order(monkeypatch):
+    sent = Replicas._sent
+    monkeypatch.setattr(Replicas, "_sent", lambda self, requests: sent(self, requests)[::-1])
 
 
 PLANTS = [
-    results_in_the_order_of_arrival,
     a_lost_request_is_not_run_again,
     run_again_without_end,
-    a_moved_part_is_not_subtracted,
-    a_refusal_loses_the_part,
-    the_last_item_of_a_part_is_left_out,
+    a_moved_request_is_not_subtracted,
+    answers_in_another_order,
 ]
 
 

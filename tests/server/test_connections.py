@@ -1,7 +1,7 @@
 """Promise: one connection never delays the others for long, is answered in order, and hides no
 request.
 
-The requests are ones that HTTP clients would not send, to real servers; `test_parser` tests the
+The requests are ones that HTTP clients would not send, to real servers; `test_protocol` tests the
 rules alone.
 """
 
@@ -107,7 +107,7 @@ class TestLimits:
                 connection.send(connection.head(*SCORE, *CHUNKED, "X: " + "y" * 1000) + chunks)
                 assert connection.reply().status == 200
 
-    @pytest.mark.parametrize("length", [10**7, 10**12, 2**64 - 1, 2**64, 10**30])
+    @pytest.mark.parametrize("length", [10**7, 2**64 - 1])
     def test_an_absurd_length_on_a_busy_server(self, busy, length):
         with Connection(busy) as connection:
             connection.request(length=length)
@@ -133,10 +133,9 @@ class TestUpgrades:
             b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
             b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip, chunked\r\n"
             b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
-            b"BREW / HTTP/1.1\r\n\r\n",
             b"CONNECT a:80 HTTP/1.1\r\nHost: localhost\r\n\r\n",
         ],
-        ids=["no host", "two hosts", "gzip, chunked", "a method of its own", "connect"],
+        ids=["no host", "two hosts", "gzip, chunked", "connect"],
     )
     def test_a_bad_head_is_answered_behind_the_others(self, watched, head):
         before = watched.log.read_text().count("Traceback")
@@ -152,39 +151,31 @@ class TestTargets:
     @pytest.mark.parametrize(
         ("target", "status"),
         [
-            ("/v1/%73core", 200),
-            ("/%76%31/score?x=%2f", 200),
-            ("http://elsewhere/v1/score", 200),
-            ("HTTPS://elsewhere:9/v1/score?q", 200),
-            ("/v1%2Fscore", 404),
+            ("/%76%31/%73core?x=%2f", 200),
             ("/v1/%2573core", 404),
-            ("http://elsewhere", 405),  # the playground
-            ("http:///v1/score", 400),
-            ("ftp://elsewhere/v1/score", 400),
-            ("http://user@elsewhere/v1/score", 400),
+            ("/v1/score%0A", 404),
+            ("http://elsewhere/v1/score", 400),
             ("*", 400),
         ],
     )
-    def test_any_form_of_a_target_finds_its_route(self, client, target, status):
+    def test_a_target_finds_its_route(self, client, target, status):
         with Connection(client) as connection:
             connection.request("POST", target, body=GOOD)
             assert connection.reply().status == status
 
-    @pytest.mark.parametrize("target", ["/v1/%73core", "http://a/v1/score", "/v1/sco%72e?a"])
+    @pytest.mark.parametrize("target", ["/v1/%73core", "/v1%2fscore", "/v1/sco%72e?a"])
     def test_the_gate_sees_the_route_in_any_form(self, busy, target):
         with Connection(busy) as connection:
             connection.send(connection.head("POST", target, length=9))  # refused at once
             check_error(connection.reply(), 429, "overloaded", None)
 
-    @pytest.mark.parametrize("target", ["/v1/%73core", "http://a/v1/score", "/metric%73"])
+    @pytest.mark.parametrize("target", ["/v1/%73core", "/v1%2fscore", "/metric%73", "/docs/%2e%2e"])
     def test_the_key_is_asked_for_in_any_form(self, limited_server, limited, target):
         with Connection(limited) as connection:
             connection.request("POST", target, body=GOOD, key=False)
             check_error(connection.reply(), 401, "invalid_api_key", None)
 
-    @pytest.mark.parametrize(
-        "target", ["/health", "/ready", "/docs", "http://a/health", "/v1/models"]
-    )
+    @pytest.mark.parametrize("target", ["/health", "/ready", "/docs", "/v1/models"])
     def test_head_says_what_get_would(self, client, target):
         with Connection(client) as connection:
             connection.request("GET", target)
@@ -197,43 +188,8 @@ class TestTargets:
             assert connection.reply().status == 200
 
 
-def shut(connection):
-    """Send nothing more but wait for the answer, as `printf ... | nc -N` does."""
-    connection.socket.shutdown(socket.SHUT_WR)
-
-
 class TestLeaving:
-    """A client that closes its connection has left; one that closes only its sending side gets the
-    answer."""
-
-    @pytest.mark.parametrize("request_of", [("GET", "/health"), SCORE])
-    @pytest.mark.parametrize("pause", [0, 0.002])
-    def test_a_request_and_the_end_of_input(self, client, request_of, pause):
-        with Connection(client) as connection:
-            connection.request(*request_of, body=GOOD if request_of == SCORE else None)
-            time.sleep(pause)
-            shut(connection)
-            reply = connection.reply()
-            assert reply.status == 200
-            assert connection.closed
-
-    def test_a_pipeline_and_the_end_of_input(self, client):
-        with Connection(client) as connection:
-            connection.send(connection.head("GET", "/health") * 300)
-            shut(connection)
-            assert [connection.reply().status for _ in range(300)] == [200] * 300
-            assert connection.closed
-
-    def test_an_answer_that_takes_a_while_is_asked_for(self, full):
-        """The server sends 100 Continue, to which a client that has left would reply with a
-        reset."""
-        with in_flight(full, HELD) as held:
-            shut(held)
-            assert held.interim() == 100
-            time.sleep(0.3)
-            assert under_way(full) == 1
-            assert let_go(held).status == 200
-            assert held.closed
+    """A client that closes its connection, or its sending side, has left."""
 
     @pytest.mark.parametrize("version", ["1.1", "1.0"])
     def test_a_client_that_closes_is_cancelled(self, full, version):
@@ -246,16 +202,15 @@ class TestLeaving:
         wait_until(lambda: under_way(full) == 0, seconds=5)
         MARK.unlink(missing_ok=True)
 
-    @pytest.mark.parametrize(
-        "sent", [b"GET /heal", b"POST / HTTP/1.1\r\nContent-Length: 9\r\nHost: localhost\r\n\r\n1"]
-    )
-    def test_half_a_request_gets_no_answer(self, client, sent):
-        with Connection(client) as connection:
-            connection.send(sent)
-            shut(connection)
-            answer = connection.socket.recv(99)
-            assert not answer or answer.startswith(b"HTTP/1.1 405")  # by its head alone
-            wait_until(lambda: under_way(client) == 0)
+    def test_so_is_one_that_closes_its_sending_side(self, full):
+        MARK.unlink(missing_ok=True)
+        with Connection(full) as connection:
+            connection.request(body=body_of(HELD))
+            wait_until(MARK.exists)
+            connection.socket.shutdown(socket.SHUT_WR)
+            assert connection.closed
+            wait_until(lambda: under_way(full) == 0, seconds=5)
+        MARK.unlink(missing_ok=True)
 
 
 def swallowed(connection, seconds):
@@ -273,13 +228,13 @@ def swallowed(connection, seconds):
 
 
 class TestTheRestOfARefusedBody:
-    """It is read at a pace, and up to a bound: refusing it costs little, and a client that sends
-    all before it reads finds the answer."""
+    """It is read up to a bound: refusing it costs little, and a client that sends all before it
+    reads finds the answer."""
 
     MOST, KERNEL = 16 * 2**20, 16 * 2**20  # --max-body-bytes; buffers of both sides
 
     @pytest.mark.parametrize("target", ["/none", "/v1/models", "/v1/score"])
-    def test_it_is_read_at_a_pace(self, limited, target):
+    def test_it_is_read_up_to_a_bound(self, limited, target):
         with Connection(limited) as connection:
             connection.send(connection.head("POST", target, length=10**9, key=False))
             assert swallowed(connection, 2.5) < self.MOST + self.KERNEL
@@ -290,10 +245,11 @@ class TestTheRestOfARefusedBody:
             check_error(connection.reply(), 429, "overloaded", None)
             assert swallowed(connection, 2.5) < self.KERNEL
 
-    @pytest.mark.parametrize("target", ["/none", "/v1/score"])
-    def test_one_that_is_sent_whole_finds_its_answer(self, client, target):
+    @pytest.mark.parametrize(("target", "times"), [("/none", 1), ("/v1/score", 2)])
+    def test_one_that_is_sent_whole_finds_its_answer(self, client, target, times):
+        """The application's refusals even keep the connection."""
         with Connection(client) as connection:
-            for _ in range(2):  # the connection is kept
+            for _ in range(times):
                 connection.request("POST", target, "Content-Encoding: br", body=bytes(10**7))
                 assert connection.reply().status == (404 if target == "/none" else 415)
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from gpuscore.config import ServerConfig
-from gpuscore.server.service import cache_salt
+from gpuscore.dialects.wire import engine_salt
 from support.connections import check_error
 from support.stub_service import ask, loaded, stub_service
 from support.watched_server import ALICE, BOB, BODY, TIMEOUT
@@ -67,5 +67,5 @@ class TestSalt:
 
     def test_no_pair_looks_like_another(self):
         pairs = [("a", None), ("a", "b"), ("ab", None), ("b", "a"), ("no-key", None)]
-        assert len({cache_salt(*pair) for pair in pairs}) == len(pairs)
-        assert "b" * 20 not in cache_salt("a", "b" * 20)
+        assert len({engine_salt(*pair) for pair in pairs}) == len(pairs)
+        assert "b" * 20 not in engine_salt("a", "b" * 20)

@@ -13,9 +13,7 @@ from gpuscore.dialects.table import DIALECT_OF
 from gpuscore.errors import InvalidRequest, UnsupportedMediaType
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.server.api.bodies import PIECE, unpacker
-from gpuscore.server.http.auth import ApiKeys
-from gpuscore.server.http.gate import Gate
-from gpuscore.server.http.timing import Rounds
+from gpuscore.server.http.admission import Admission, Visit
 from gpuscore.server.service import ScoringService
 from gpuscore.text.joining import PromptBuilder
 from support.connections import Connection, check_error, post
@@ -126,29 +124,23 @@ def test_over_http(limited, unharmed):
     check_error(post(limited, BODY, content_encoding="br"), 415, "unsupported_media_type")
 
 
-class Body:
-    """A stand-in for an exchange, which the gate only counts."""
-
-    tenant = "a"
-
-
 def test_unpacked_bytes_count_until_the_request_ends():
     model = ServedModel("m")
     engine = StubEngine()
     prompts = ModelPrompts(PromptBuilder(None, engine.limits, RequestLimits()))
     model.loaded = LoadedModel(engine, prompts)
     config = ServerConfig(max_queued_bytes=1000)
-    gate = Gate(ScoringService([model]), config, ApiKeys([]), Rounds())
-    body, other = Body(), Body()
-    assert gate.received(body, 10) is None
-    assert gate.more(body, 600) is None
-    assert (gate.bytes, gate.size(body)) == (610, 10)
-    assert gate.received(other, 10) is None
-    assert "bodies and answers of 610 bytes" in gate.more(other, 400).message
-    gate.leave(body)
-    assert gate.more(other, 400) is None
-    gate.leave(other)
-    assert gate.bytes == 0
+    admission = Admission(ScoringService([model]), config, lambda: 0.0)
+    visit, other = Visit("a"), Visit("a")
+    assert admission.add(visit, 10) is None
+    assert admission.add(visit, 600) is None
+    assert (admission.bytes, visit.size) == (610, 610)
+    assert admission.add(other, 10) is None
+    assert "bodies and answers of 610 bytes" in admission.add(other, 400).message
+    admission.leave(visit)
+    assert admission.add(other, 400) is None
+    admission.leave(other)
+    assert admission.bytes == 0
 
 
 def test_a_bomb_is_refused_before_its_end(limited, unharmed):

@@ -12,9 +12,7 @@ from engine.test_admission import request
 from gpuscore.config import RequestLimits, ServerConfig
 from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.prompts.model import ModelPrompts
-from gpuscore.server.http.auth import ApiKeys
-from gpuscore.server.http.gate import Gate
-from gpuscore.server.http.timing import Rounds
+from gpuscore.server.http.admission import Admission
 from gpuscore.server.service import ScoringService
 from gpuscore.text.joining import PromptBuilder
 from support.connections import check_error
@@ -139,14 +137,14 @@ def test_a_busy_model_does_not_have_requests_for_another_refused_unread():
         prompts = ModelPrompts(PromptBuilder(None, engine.limits, RequestLimits()))
         model.loaded = LoadedModel(engine, prompts)
     config = ServerConfig(max_queue_seconds=0.1)
-    gate = Gate(ScoringService(models), config, ApiKeys([]), Rounds())
-    assert gate.refusal("", 4000) is None
+    admission = Admission(ScoringService(models), config, lambda: 0.0)
+    assert admission.refusal("", 4000) is None
     engines[0].backlog.admit(request(5000))
-    assert gate.refusal("", 4000) is None
+    assert admission.refusal("", 4000) is None
     engines[1].backlog.admit(request(4000))
-    assert "1 requests with 5000 tokens are in flight" in gate.refusal("", 4000).message
+    assert "1 requests with 5000 tokens are in flight" in admission.refusal("", 4000).message
     engines[0].alive = False
-    assert "1 requests with 4000 tokens are in flight" in gate.refusal("", 4000).message
+    assert "1 requests with 4000 tokens are in flight" in admission.refusal("", 4000).message
 
 
 def engine_of_model(server, client, model):

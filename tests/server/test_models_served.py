@@ -70,7 +70,7 @@ def test_each_has_its_own_description(together):
 def test_models_that_do_not_fit_are_refused_before_anything_is_loaded(model, capfd):
     flags = ["--model", "demo=demo", "--model", f"tiny={model[0]}", "--device", "cpu"]
     assert main(["serve", *flags]) == 78
-    assert "2 models need --kv-cache-size" in capfd.readouterr().err
+    assert "2 engines on one device need --kv-cache-size" in capfd.readouterr().err
     assert main(["serve", *flags, "--kv-cache-size", "64000GiB"]) == 78
     captured = capfd.readouterr()
     assert "are free: demo 3.9 MiB of weights and 65,536,000.0 MiB of keys" in captured.err

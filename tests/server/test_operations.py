@@ -74,7 +74,7 @@ KINDS = {
         True,
     ),
     "wrong method": (by_get("/v1/score"), 405, "method_not_allowed", SCORE, True),
-    "made-up method": (by_get("/info", CANARY), 405, "method_not_allowed", "/info", True),
+    "made-up method": (by_get("/info", CANARY), 400, "invalid_request", NO_ROUTE, False),
     "slow head": (bare(b"GET /hea"), 408, "request_timeout", NO_ROUTE, False),
     "slow body": (
         raw("Content-Type: application/json", "Content-Length: 9"),
@@ -93,8 +93,8 @@ KINDS = {
         raw(*CHUNKED, "Content-Length: 0"),
         400,
         "invalid_request",
-        SCORE,
-        True,
+        NO_ROUTE,
+        False,
     ),
     "too late": (
         by_post(large_request(200_000, apply_softmax=True), X_Request_Timeout_Ms="30"),

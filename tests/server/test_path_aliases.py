@@ -1,8 +1,6 @@
 """Promise: a further path of a route has the route's answers, limits, keys, errors and metrics; one
 that clashes, or whose route may have none, ends the start."""
 
-import asyncio
-
 import pytest
 
 from gpuscore.config import ServerConfig
@@ -120,19 +118,3 @@ def test_a_clash_ends_the_start(tmp_path):
     said = (tmp_path / "log").read_text()
     assert "--path-alias /v1/score=/rerank: /v1/score is a route of this server" in said
     assert "environment GPUSCORE_PATH_ALIASES" in said
-
-
-def test_a_proxy_of_ray_gives_the_same_route():
-    from gpuscore.ray.intake import Intake
-
-    seen = []
-
-    async def app(scope, receive, send):
-        seen.append(scope["path"])
-
-    config = ServerConfig(path_aliases="/ping=/ready")
-    intake = Intake(app, config, 8, ApiKeys([]))
-    for path in ("/app/ping", "/app/pings", "/app/ready"):
-        scope = {"type": "http", "method": "GET", "path": path, "root_path": "/app", "headers": []}
-        asyncio.run(intake(scope, None, None))
-    assert seen == ["/ready", "/pings", "/ready"]

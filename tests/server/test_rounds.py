@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gpuscore.errors import Overloaded
-from gpuscore.server.http.timing import ACCEPTS, FEW, LATE, Listener, Rounds
+from gpuscore.server.http.rounds import ACCEPTS, FEW, LATE, Listener, Rounds
 from gpuscore.server.service import Bridge
 from gpuscore.types.batch import NO_TOKENS
 from gpuscore.types.request import ScoreRequest

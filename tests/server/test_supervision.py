@@ -14,9 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gpuscore.processes.worker.link import TICK
+from gpuscore.processes.worker.client import TICK
 from gpuscore.processes.worker.process import Patience
-from gpuscore.server.http.timing import ACCEPTS
+from gpuscore.server.http.rounds import ACCEPTS
 from support import tape_engine as tape_child
 from support.connections import (
     Connection,

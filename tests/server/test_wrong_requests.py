@@ -43,7 +43,7 @@ class TestPaths:
             "/v1/score%2f",
             "/v1/score;a",
             "/%ff%fe",
-            "http://a/v1/scores",
+            "/v1/%73cores",
             f"/{MARKER.encode('ascii', 'ignore').decode()}",
         ],
     )
@@ -74,7 +74,7 @@ class TestPaths:
         ("method", "path", "allowed"),
         [
             *((m, "/v1/score", "POST") for m in ("GET", "PUT", "DELETE", "PATCH", "OPTIONS")),
-            *((m, "/v1/score", "POST") for m in ("TRACE", "BREW", "post")),
+            *((m, "/v1/score", "POST") for m in ("TRACE", "PURGE")),
             *((m, "/health", "GET, HEAD") for m in ("POST", "DELETE")),
             *((m, "/", "GET, HEAD") for m in ("POST", "DELETE")),
             *((m, "/v1/models", "GET, HEAD") for m in ("POST", "DELETE")),

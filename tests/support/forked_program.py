@@ -21,7 +21,6 @@ from typing import IO, Any, NoReturn
 
 from gpuscore.processes.worker import process as worker_process
 
-BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MOST = 3  # descriptors of an engine: standard input and output, its socket
 ENGINE = [sys.executable, "-P", "-m", "gpuscore.processes.worker"]
 
@@ -76,12 +75,10 @@ class StandbyEngine:
         self.returncode: int | None = None
         self._started = False
         self._socket, theirs = socket.socketpair()
-        signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)  # as in `EngineProcess`
         self.pid = os.fork()
         if self.pid == 0:
             self._socket.close()
             _stand_by(theirs)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
         theirs.close()
 
     def start(
@@ -92,9 +89,17 @@ class StandbyEngine:
         stdout: int | IO[Any],
         pass_fds: Sequence[int],
         env: Mapping[str, str],
+        start_new_session: bool,
     ) -> "StandbyEngine | subprocess.Popen[bytes]":
         if self._started:
-            return subprocess.Popen(command, stdin=stdin, stdout=stdout, pass_fds=pass_fds, env=env)
+            return subprocess.Popen(
+                command,
+                stdin=stdin,
+                stdout=stdout,
+                pass_fds=pass_fds,
+                env=env,
+                start_new_session=start_new_session,
+            )
         self._started = True
         assert (command[:4], stdin) == (ENGINE, subprocess.DEVNULL)
         with self._socket, open(os.devnull, "r+b") as null:
@@ -135,6 +140,7 @@ def _move(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
 
 def _stand_by(connection: socket.socket) -> NoReturn:
     """Wait for `StandbyEngine.start`, or for the end of the program."""
+    os.setsid()
     status = 1
     try:
         with connection, connection.makefile("rb") as file:

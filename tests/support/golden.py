@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import gpuscore
-from gpuscore.measure.parity.bundle import Bundle, read_bundle
-from gpuscore.measure.parity.gates import Verdict, judge, judge_pair
-from gpuscore.measure.parity.models import fingerprint
-from gpuscore.measure.parity.results import Run
-from gpuscore.measure.parity.workload import Case, make_workload, read_tokenizer
+from gpuscore.measure.bundle import Measured, read_bundle
+from gpuscore.measure.fingerprint import fingerprint
+from gpuscore.measure.gates import Verdict, judge, judge_pair
+from gpuscore.measure.results import Run
+from gpuscore.measure.workload import Case, make_workload, read_tokenizer
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "golden"
 DEMO = Path(gpuscore.__file__).parent / "demo"
@@ -19,20 +19,21 @@ REAL = "smollm2-float32"  # transformers' scores of real sentences; tests_real/ 
 RENEW = "after a wanted change: make golden"
 
 
-def golden(name: str, folder: Path = FOLDER, model: Path = DEMO) -> Bundle:
-    """Read a golden bundle of a model.
+def golden(name: str, folder: Path = FOLDER, model: Path = DEMO) -> Measured:
+    """Read a golden bundle of a model: its scores.
 
     Raises:
         AssertionError: it was made of another model or of another workload.
     """
-    bundle = read_bundle(folder / name)
+    (bundle,) = read_bundle(folder / name).servers
+    assert bundle.workload is not None
     now_there = fingerprint(model)
     assert bundle.model == now_there, (
         f"{name} is of another model than {model.name}, which is {now_there}; {RENEW}"
     )
     old = bundle.workload
     tokenizer = read_tokenizer(model)
-    now = make_workload(old.size, old.seed, old.vocab_rows, old.context, tokenizer, old.seeds)
+    now = make_workload(old.size, old.seed, old.vocab_rows, old.context, tokenizer)
     assert bundle.workload.digest == now.digest, f"{name} is of another workload; {RENEW}"
     return bundle
 

@@ -10,14 +10,14 @@ from concurrent.futures import Future
 import numpy as np
 
 from gpuscore.config import EngineConfig
-from gpuscore.engine.admission import Backlog
+from gpuscore.engine.plan import plan_items
 from gpuscore.engine.ticket import Ticket, resolve
 from gpuscore.errors import DeadlineExceeded, Unavailable
 from gpuscore.processes.replicas.replicas import MAX_LOSSES, Replicas
-from gpuscore.processes.worker.link import Report
 from gpuscore.types.request import ScoreRequest
 from gpuscore.types.stats import NO_STATS
-from support.simulation import LSE, SimulatedBackend, SimulatedRunner, World, hashed
+from support.simulated_backend import LSE, SimulatedBackend, hashed
+from support.simulation import SimulatedRunner, World
 
 
 class SimulatedReplica:
@@ -25,9 +25,7 @@ class SimulatedReplica:
 
     def __init__(self, world, seed):
         self.world, self.seed = world, seed
-        self.backlog = Backlog(EngineConfig(), lambda: self.rate)
-        self.rate, self.retry_after = 0.0, 1
-        self.reported = Report(0, 0)
+        self.rate = 0.0
         self.waiting: list[Ticket] = []
         self.alive = False
         self.start()
@@ -48,20 +46,12 @@ class SimulatedReplica:
         return [self._score(request) for request in requests]
 
     def _score(self, request):
-        if not self.alive or self.refuses(request):
-            return Unavailable("simulated refusal", retry_after=1)
         self.world.seen(request)
-        ticket = Ticket(request, Future(), None, arrived=self.world.now)
+        plan = plan_items(request, self.runner.backend.limits)
+        ticket = Ticket(plan, Future(), None, arrived=self.world.now)
         self.waiting.append(ticket)
         self.runner.add(ticket)
         return ticket.future
-
-    def refuses(self, request):
-        """Return True now and then, as if lost since the router has looked; once for a request."""
-        if self.world.rng.random() > 0.02 or id(request) in self.world.refused:
-            return False
-        self.world.refused.add(id(request))
-        return True
 
     def step(self):
         if not self.alive:
@@ -70,8 +60,6 @@ class SimulatedReplica:
             self.lose()
             return
         self.runner.step()
-        if self.world.rng.random() < 0.3:
-            self.reported = Report(self.reported.number + 1, self.runner.tokens_left())
         self.rate = self.rate or float(self.world.rng.integers(1, 3) * 1000)
 
     @property
@@ -96,7 +84,6 @@ class ReplicaWorld:
         count = int(self.rng.integers(2, 6))
         self.times = Counter()  # an item's identity -> how often it was sent to a replica
         self.lonely = 0  # moments in which no replica was alive
-        self.refused = set()  # the identity of requests that a replica has refused
         self.fatal = set()  # the identity of items that end the engine that gets them first
         self.replicas = [SimulatedReplica(self, seed) for _ in range(count)]
         self.front = Replicas(self.replicas, ["cpu"] * count, EngineConfig())
@@ -118,7 +105,7 @@ class ReplicaWorld:
         for request, future in self.sent:
             self.check(request, future)
         assert self.front.backlog.requests == self.front.backlog.tokens == 0
-        assert not any(work.tokens for work in self.front._work), "a part was never forgotten"
+        assert not any(self.front._tokens), "a request was never forgotten"
         return self
 
     def event(self):

@@ -10,13 +10,13 @@ triples that they were made of, in worlds that have them.
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from gpuscore.backends.base import OutOfMemory
 from gpuscore.engine.jobs import Work
+from gpuscore.engine.plan import plan_items
 from gpuscore.engine.runner import Runner
 from gpuscore.engine.ticket import Ticket
 from gpuscore.errors import (
@@ -26,130 +26,8 @@ from gpuscore.errors import (
     NonfiniteScore,
     Unavailable,
 )
-from gpuscore.types.batch import BackendLimits, PackedBatch, RowScores, lineage
-from gpuscore.types.request import ScoreRequest, ScoreResult
-
-GARBAGE = -9  # what a failed batch leaves in the pages that it should have written
-LSE, TOP_ID, TOP_LOGIT = -1, -2, -3  # used as labels
-NOT_SCORED = -1  # in place of a state
-
-
-def triples(tenant: int, start: int, tokens: np.ndarray) -> np.ndarray:
-    """Return [n, 3]: tenant, position, token."""
-    out = np.empty((len(tokens), 3), np.int32)
-    out[:, 0], out[:, 1], out[:, 2] = tenant, np.arange(start, start + len(tokens)), tokens
-    return out
-
-
-def hashed(state: int, label: int) -> np.float32:
-    return np.float32(zlib.crc32(label.to_bytes(4, "little", signed=True), state) % 99991)
-
-
-class SimulatedBackend:
-    """A backend that runs a batch at its launch and shows the result, or the failure, at
-    `collect`."""
-
-    GARBAGE = np.full((1, 3), GARBAGE, np.int32)
-    layers_done = 0
-
-    def __init__(
-        self, rng: np.random.Generator, faults: dict[str, float], num_states: int = 0
-    ) -> None:
-        size = int(rng.choice([1, 2, 4]))
-        most = int(rng.choice([5, 17, 40]))
-        self.limits = BackendLimits(
-            max_tokens=most,
-            deterministic_chunk=min(most // size, int(rng.choice([0, 0, 1, 3]))) * size,
-            page_size=size,
-            num_pages=int(rng.integers(100, 200)) // size,
-            max_model_len=90,
-            vocab_rows=1000,
-        )
-        if num_states:
-            self.limits = replace(self.limits, num_states=num_states, deterministic_chunk=0)
-        self.states = [self.GARBAGE] * num_states  # the triples that each is made of
-        self.rng, self.faults = rng, faults
-        self.slots = np.full((self.limits.num_pages * size, 3), -7, np.int32)
-        self.tenants: list[int] = []  # of the next batch's prefixes
-        self.poison: set[int] = set()  # prompts that always get a row that is not finite
-        self.seen_faults: set[str] = set()
-
-    def strikes(self, fault: str) -> bool:
-        if self.rng.random() < self.faults.get(fault, 0):
-            self.seen_faults.add(fault)
-            return True
-        return False
-
-    def extend(self, batch: PackedBatch) -> RowScores | Exception:
-        if self.strikes("launch"):
-            raise OutOfMemory("simulated, at the launch")
-        error: Exception | None = None
-        if self.strikes("memory"):
-            error = OutOfMemory("simulated")
-        elif self.strikes("crash"):
-            error = RuntimeError("simulated")
-        assert batch.num_tokens <= self.limits.max_tokens, "over the token budget"
-        kept = batch.slot_mapping >= 0
-        assert len(np.unique(batch.slot_mapping[kept])) == kept.sum(), "two tokens in one slot"
-        rows = self._rows(batch)
-        slots = batch.state_slots.tolist()
-        assert len(set(slots)) == len(slots), "two states in one slot"
-        if error is not None:
-            self.slots[batch.slot_mapping[kept]] = GARBAGE
-            for slot in slots:
-                self.states[slot] = self.GARBAGE
-            return error
-        scores = self._scores(batch, rows)  # reads before it writes
-        ends = [self._seen(batch, rows, int(row)) for row in batch.state_rows]
-        self.slots[batch.slot_mapping[kept]] = rows[kept]
-        for slot, seen in zip(slots, ends, strict=True):
-            self.states[slot] = seen
-        return scores
-
-    def collect(self, pending: RowScores | Exception) -> RowScores:
-        if isinstance(pending, Exception):
-            raise pending
-        return pending
-
-    def _rows(self, batch: PackedBatch) -> np.ndarray:
-        tenant = np.array(self.tenants, np.int32)[batch.request_of]
-        of_row = np.repeat(tenant, np.diff(batch.cu_seqlens))
-        return np.stack([of_row, batch.positions, batch.token_ids], axis=1).astype(np.int32)
-
-    def _scores(self, batch: PackedBatch, rows: np.ndarray) -> RowScores:
-        logits, lse, top_ids, top_logits = [], [], [], []
-        for index, row in enumerate(batch.score_rows):
-            state = zlib.crc32(self._seen(batch, rows, int(row)).tobytes())
-            first, last = batch.cu_labels[index : index + 2]
-            values = [hashed(state, int(label)) for label in batch.label_token_ids[first:last]]
-            if state in self.poison or self.strikes("nan"):
-                values[-1] = np.float32(np.nan)
-            logits += values
-            lse.append(hashed(state, LSE))
-            ranks = range(batch.num_top)
-            top_ids.append([hashed(state, TOP_ID - 2 * rank) for rank in ranks])
-            top_logits.append([hashed(state, TOP_LOGIT - 2 * rank) for rank in ranks])
-        shape = (len(lse), batch.num_top)
-        tops = (
-            np.array(top_ids, np.int32).reshape(shape),
-            np.array(top_logits, np.float32).reshape(shape),
-        )
-        none = (None, None)
-        values, lse = np.array(logits, np.float32), np.array(lse, np.float32)
-        return RowScores(values, lse, *(tops if batch.num_top else none))
-
-    def _seen(self, batch: PackedBatch, rows: np.ndarray, row: int) -> np.ndarray:
-        """Return the triples that a row reads back, from pages and, if there are any, states."""
-        segment = int(np.searchsorted(batch.cu_seqlens[1:], row, side="right"))
-        request, size = batch.request_of[segment], self.limits.page_size
-        index = np.arange(batch.prefix_lens[request])
-        cached = self.slots[batch.page_table[request, index // size] * size + index % size]
-        state = [cached[:0], *self.states][batch.prefix_states[request] + 1]
-        if self.states and not np.array_equal(cached, state):
-            cached = self.GARBAGE
-        bounds = batch.cu_seqlens
-        shared = [rows[bounds[s] : bounds[s + 1]] for s in lineage(batch, segment)]
-        return np.concatenate([cached, *shared, rows[bounds[segment] : row + 1]])
+from gpuscore.types.request import LabelTrie, ScoreRequest, ScoreResult
+from support.simulated_backend import LSE, TOP_ID, TOP_LOGIT, SimulatedBackend, hashed, triples
 
 
 class SimulatedRunner(Runner):
@@ -182,7 +60,6 @@ class World:
         self.now = 0.0
         self.backend = self.make_backend()
         self.runner = self.make_runner(prefix_cache=bool(self.rng.random() < 0.9))
-        self.runner.longest_family = self.backend.limits.max_tokens
         pool = self.runner.scheduler.pages
         allocate = pool.allocate
         pool.allocate = lambda n: None if self.backend.strikes("pages") else allocate(n)  # type: ignore[method-assign]
@@ -251,26 +128,28 @@ class World:
         query_labels = None
         if every:
             query, items, labels, query_labels = self._every_position(query, items)
-        parents = None if every else self._parents(items, labels)
+        trie = self._trie() if self.seed % 5 == 3 else None
+        if trie is not None:
+            labels = [trie.first_ids] * len(items)
         request = ScoreRequest(
             query,
             tuple(items),
             tuple(labels),
-            need_lse=bool(rng.random() < 0.5),
+            need_lse=bool(rng.random() < 0.5) or trie is not None,
             priority=int(rng.integers(-1, 2)),
             salt=str(int(rng.integers(1, 3))),
             deadline=self.now + float(rng.random()) if rng.random() < 0.1 else None,
             num_top=(0, 1, 3)[int(3 * rng.random())] if every else 0,
             every_position=every,
-            parents=parents,
             query_labels=query_labels,
+            trie=trie,
         )
-        if not self.runner.scheduler.fits(request):
+        plan = plan_items(request, self.backend.limits, parts=1)
+        if not self.runner.scheduler.fits(plan):
             return
         if self.backend.strikes("poison"):
-            item = next(i for i, labels in enumerate(request.label_ids) if len(labels))
-            self.backend.poison.add(self._states(request, item)[-1])
-        ticket = Ticket(request, Future(), None, arrived=self.now)
+            self.backend.poison.add(self._states(request, 0)[-1])
+        ticket = Ticket(plan, Future(), None, arrived=self.now)
         self.tickets.append(ticket)
         self.runner.add(ticket)
 
@@ -290,31 +169,44 @@ class World:
         query_labels = np.append(query[1:], items[0][:1]) if len(query) else query
         return query, items, labels, query_labels if kind < 0.8 else None
 
-    def _parents(self, items: list[np.ndarray], labels: list[np.ndarray]) -> np.ndarray | None:
-        """Return parents of the items in some worlds, where some items lose their labels."""
-        if self.seed % 5 != 3 or sum(map(len, items)) > self.backend.limits.max_tokens:
+    def _trie(self) -> LabelTrie | None:
+        """Return labels of a few different tokens, which share beginnings; None in some requests.
+
+        Some labels have one token.
+        """
+        if self.rng.random() < 0.3:
             return None
-        chain: list[int] = []
-        parents = np.full(len(items), -1, np.int32)
-        for item in range(len(items)):
-            chain = chain[: int(self.rng.integers(0, len(chain) + 1))]
-            parents[item] = chain[-1] if chain else -1
-            chain.append(item)
-            if item and self.rng.random() < 0.2:
-                labels[item] = labels[item][:0]
-        return parents
+        lengths = self.rng.integers(1, 5, int(self.rng.integers(1, 5)))
+        return LabelTrie(tuple(tuple(self.rng.integers(0, 3, n).tolist()) for n in lengths))
 
     @staticmethod
-    def _states(request: ScoreRequest, item: int) -> list[int]:
+    def _prompt(request: ScoreRequest, item: int) -> np.ndarray:
+        return np.concatenate([request.query_ids, request.item_ids[item]])
+
+    @classmethod
+    def _states(cls, request: ScoreRequest, item: int) -> list[int]:
         """Return the hash states of the item's last token, or of each of its tokens."""
-        path = [item]
-        while request.parents is not None and request.parents[path[0]] >= 0:
-            path.insert(0, int(request.parents[path[0]]))
-        own = request.item_ids[item]
-        prompt = np.concatenate([request.query_ids, *(request.item_ids[i] for i in path)])
-        seen, cut = triples(int(request.salt), 0, prompt), len(prompt) - len(own)
-        first = 1 if request.every_position else len(own)
-        return [zlib.crc32(seen[: cut + n].tobytes()) for n in range(first, len(own) + 1)]
+        seen = triples(int(request.salt), 0, cls._prompt(request, item))
+        last = len(seen)
+        first = len(request.query_ids) + 1 if request.every_position else last
+        return [zlib.crc32(seen[:stop].tobytes()) for stop in range(first, last + 1)]
+
+    def _sums(self, request: ScoreRequest, item: int) -> list[float]:
+        """Return the labels' log-probabilities after an item, plus the item's log-sum-exp."""
+        assert request.trie is not None
+        sums = []
+        for label in request.trie.sequences:
+            tokens, total = self._prompt(request, item), float(self._lse(request, item))
+            for token in label:
+                state = zlib.crc32(triples(int(request.salt), 0, tokens).tobytes())
+                assert state not in self.backend.poison
+                total += min(float(hashed(state, token)) - float(hashed(state, LSE)), 0.0)
+                tokens = np.append(tokens, np.int32(token))
+            sums.append(float(np.float32(total)))
+        return sums
+
+    def _lse(self, request: ScoreRequest, item: int) -> np.float32:
+        return hashed(self._states(request, item)[-1], LSE)
 
     @staticmethod
     def _query_states(request: ScoreRequest) -> list[int]:
@@ -343,9 +235,6 @@ class World:
         rows: list[int] = []
         first = len(request.row_labels) - len(request.item_ids)  # 1 if the query is scored
         for place, labels in enumerate(request.row_labels):
-            if not len(labels) and not request.every_position:
-                rows.append(NOT_SCORED)
-                continue
             states = (
                 self._states(request, place - first)
                 if place >= first
@@ -357,6 +246,8 @@ class World:
             expected = [
                 hashed(state, int(label)) for state, label in zip(of_labels, labels, strict=True)
             ]
+            if request.trie is not None:
+                expected = self._sums(request, place)
             assert result.label_logits[place].tolist() == expected, "a wrong score"
         for asked, values, kind in (
             (request.need_lse, result.lse, LSE),
@@ -366,7 +257,7 @@ class World:
             assert (values is not None) == bool(asked)
             if values is not None:
                 kinds = [kind - 2 * rank for rank in range(int(asked))]
-                expected = [[0 if s == NOT_SCORED else hashed(s, k) for k in kinds] for s in rows]
+                expected = [[hashed(state, kind) for kind in kinds] for state in rows]
                 assert values.reshape(len(rows), -1).tolist() == expected, kind
         assert result.computed_tokens > 0
 

@@ -2,13 +2,15 @@
 
 from concurrent.futures import Future
 
+from gpuscore.engine.plan import plan_items
 from gpuscore.engine.runner import Runner
 from gpuscore.engine.ticket import Progress, Ticket
 from gpuscore.types.request import ScoreRequest
 
 
 def submit(runner: Runner, request: ScoreRequest, progress: Progress | None = None) -> Ticket:
-    ticket = Ticket(request, Future(), progress, arrived=0.0)
+    plan = plan_items(request, runner.backend.limits)
+    ticket = Ticket(plan, Future(), progress, arrived=0.0)
     runner.add(ticket)
     return ticket
 

@@ -10,15 +10,15 @@ import logging
 import os
 import sys
 import time
-from contextlib import closing
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
 from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.errors import EngineFailed
-from gpuscore.processes.replicas.placement import placements
-from gpuscore.processes.replicas.start import AllReplicas, start_models
+from gpuscore.processes.replicas.placement import Sought
+from gpuscore.processes.replicas.start import start_models
 from gpuscore.processes.worker.process import Patience
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.server.http.auth import read_api_keys
@@ -50,12 +50,15 @@ def served(name):
 
 
 def serve_tapes(engine, factory, patience, config, keys):
-    places = placements(ModelConfig(), engine.devices)
-    tapes = [(Path("/nowhere", name), places) for name in NAMES]
-    with closing(AllReplicas(NAMES, start_models(tapes, engine, factory, patience))) as replicas:
+    model = ModelConfig(device="auto" if engine.devices else "cpu", kv_cache_size=2**20)
+    tapes = [Sought(name, Path("/nowhere", name), model) for name in NAMES]
+    with ExitStack() as ending:
+        replicas = start_models(tapes, engine, factory, patience)
+        for own in replicas:
+            ending.callback(own.close)
         models = [
             (served(name), partial(load_tape, own))
-            for name, own in zip(NAMES, replicas.models, strict=True)
+            for name, own in zip(NAMES, replicas, strict=True)
         ]
         return serve(models, config, keys, announce)
 

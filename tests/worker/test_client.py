@@ -20,7 +20,6 @@ from gpuscore.errors import (
     EngineFailed,
     InsufficientMemory,
     LoadTimeout,
-    Overloaded,
     Unavailable,
 )
 from gpuscore.processes.worker import client as client_module
@@ -45,6 +44,11 @@ def request_of(*tokens, items=1, query=3, labels=LABELS):
     return ScoreRequest(np.arange(query, dtype=np.int32) % 800, rows, (labels,) * items, True)
 
 
+def score(client, request):
+    (future,) = client.score_all([request])
+    return future
+
+
 @pytest.fixture(scope="module")
 def make_client(tmp_path_factory):
     """A factory of clients; children import the tape backend through PYTHONPATH."""
@@ -67,7 +71,7 @@ def make_client(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def shared(make_client):
-    return make_client(engine_timeout=2.0, max_queued_requests=50)
+    return make_client(engine_timeout=2.0)
 
 
 @pytest.fixture
@@ -97,7 +101,7 @@ def same(result, other):
 def test_it_answers_as_an_engine_in_this_process(client, here):
     assert client.started.result() == here.limits
     requests = [request_of(7, items=n, query=n % 5) for n in range(1, 30)]
-    futures = [client.score(request) for request in requests]
+    futures = [score(client, request) for request in requests]
     for request, future in zip(requests, futures, strict=True):
         same(future.result(timeout=30), here.score(request).result())
 
@@ -115,7 +119,7 @@ def test_a_small_request_that_is_alone_is_written_by_its_caller(client, monkeypa
         [request_of(7, items=client_module.AT_ONCE + 1)],
         [request_of(7), request_of(8)],
     ):
-        wait_until(lambda: not client.backlog.requests)
+        wait_until(lambda: not client._waiting)
         wait(client.score_all(requests), timeout=30)
     assert by_caller == [True, False, False, False]
 
@@ -124,39 +128,36 @@ def test_ragged_labels_and_no_query(client, here):
     labels = tuple(np.arange(1, n, dtype=np.int32) for n in (2, 129, 3))
     items = tuple(np.full(n, 7, dtype=np.int32) for n in (1, 63, 111))
     request = ScoreRequest(NO_TOKENS, items, labels, need_lse=True, priority=-3, salt="s")
-    same(client.score(request).result(timeout=30), here.score(request).result())
+    same(score(client, request).result(timeout=30), here.score(request).result())
     without = ScoreRequest(NO_TOKENS, items, labels, need_lse=False)
-    assert client.score(without).result(timeout=30).lse is None
+    assert score(client, without).result(timeout=30).lse is None
 
 
 def test_ten_thousand_items(client):
     labels = tuple(np.array([i % 1000], dtype=np.int32) for i in range(10_000))
     items = tuple(np.array([i % 800], dtype=np.int32) for i in range(10_000))
     request = ScoreRequest(NO_TOKENS, items, labels, need_lse=True)
-    got = client.score(request).result(timeout=60).label_logits
+    got = score(client, request).result(timeout=60).label_logits
     assert len(got) == 10_000
     for i in range(0, 10_000, 37):
         assert got[i] == tape_logit([i % 800], i % 1000)
 
 
 def test_errors_come_with_the_future(client):
-    future = client.score(request_of(items=2, query=70_000))
+    future = score(client, request_of(items=2, query=70_000))
     with pytest.raises(InsufficientMemory, match="70000 shared tokens"):
         future.result(timeout=30)
 
 
-def test_cancelling_frees_queued_work_at_once(client):
+def test_cancelling_drops_work_that_is_not_launched(client):
     MARK.unlink(missing_ok=True)
-    held = client.score(request_of(tape_child.HELD))
+    held = score(client, request_of(tape_child.HELD))
     wait_until(MARK.exists)
-    waiting = [client.score(request_of(items=100)) for _ in range(49)]
-    with pytest.raises(Overloaded, match="50 requests") as refusal:
-        client.score(request_of())
-    assert 1 <= refusal.value.retry_after <= 30
+    waiting = client.score_all([request_of(items=100) for _ in range(49)])
     for future in waiting:
         future.cancel()
-    last = client.score(request_of())  # there is room at once, while the batch still runs
-    wait_until(lambda: client.stats().requests == 2)  # and in the child
+    last = score(client, request_of())
+    wait_until(lambda: client.stats().requests == 2)  # while the batch still runs
     assert not held.done()
     MARK.unlink()
     last.result(timeout=30)
@@ -165,7 +166,7 @@ def test_cancelling_frees_queued_work_at_once(client):
 
 def test_it_knows_no_api_key_and_has_frozen_its_objects(client):
     assert b"secret" not in Path(f"/proc/{client.pid}/environ").read_bytes()
-    frozen = client.score(request_of(tape_child.FROZEN)).result(timeout=30).label_logits[0][0]
+    frozen = score(client, request_of(tape_child.FROZEN)).result(timeout=30).label_logits[0][0]
     assert frozen > 1000
 
 
@@ -176,8 +177,8 @@ def test_a_lost_child(client, here, harm):
     """Any loss of the child is noticed: requests in flight fail, and a new child takes over."""
     pid, restarts = client.pid, client.restarts
     start = time.monotonic()
-    futures = [client.score(request_of(items=5)) for _ in range(3)]
-    futures.append(client.score(request_of(getattr(tape_child, harm))))
+    futures = [score(client, request_of(items=5)) for _ in range(3)]
+    futures.append(score(client, request_of(getattr(tape_child, harm))))
     assert not wait(futures, timeout=10).not_done
     assert time.monotonic() - start < {"STUCK": 4, "HALF_FRAME": 4}.get(harm, 2)
     with pytest.raises(Unavailable) as failure:
@@ -185,23 +186,23 @@ def test_a_lost_child(client, here, harm):
     assert failure.value.retry_after >= 1
     wait_until(lambda: not client.alive, seconds=1)
     with pytest.raises(Unavailable):
-        client.score(request_of())
+        score(client, request_of()).result(timeout=0)
     wait_until(lambda: client.alive)
     assert not running(pid)
     assert client.restarts == restarts + 1
     request = request_of(7, items=20)
-    same(client.score(request).result(timeout=30), here.score(request).result())
+    same(score(client, request).result(timeout=30), here.score(request).result())
 
 
 def test_a_stopped_child(client):
     """The silence is noticed and fails the waiting requests; nothing blocks on the full pipe."""
     os.kill(client.pid, signal.SIGSTOP)
     large = request_of(items=1, query=100_000)
-    futures = [client.score(large) for _ in range(20)]  # 8 MB; the pipe takes 0.2
+    futures = [score(client, large) for _ in range(20)]  # 8 MB; the pipe takes 0.2
     assert client.alive, "all of them are queued before anybody has noticed"
     wait_until(lambda: not client.alive, seconds=3)
     with pytest.raises(Unavailable):
-        client.score(request_of())
+        score(client, request_of()).result(timeout=0)
     for future in futures:
         with pytest.raises(Unavailable):
             future.result(timeout=5)
@@ -211,7 +212,7 @@ def test_a_stopped_child(client):
 def test_a_short_stop_is_survived(client):
     pid = client.pid
     os.kill(pid, signal.SIGSTOP)
-    future = client.score(request_of())
+    future = score(client, request_of())
     time.sleep(0.8)
     os.kill(pid, signal.SIGCONT)
     future.result(timeout=10)
@@ -221,7 +222,7 @@ def test_a_short_stop_is_survived(client):
 def test_a_stuck_batch_counts_also_when_its_client_has_left(client):
     restarts = client.restarts
     MARK.unlink(missing_ok=True)
-    future = client.score(request_of(tape_child.STUCK))
+    future = score(client, request_of(tape_child.STUCK))
     wait_until(MARK.exists)
     future.cancel()
     wait_until(lambda: client.restarts > restarts)
@@ -230,7 +231,7 @@ def test_a_stuck_batch_counts_also_when_its_client_has_left(client):
 def test_a_long_batch_whose_layers_advance_is_no_stuck_one(client, here):
     """It takes longer than --engine-timeout."""
     pid, request = client.pid, request_of(tape_child.MANY_LAYERS)
-    same(client.score(request).result(timeout=30), here.score(request).result())
+    same(score(client, request).result(timeout=30), here.score(request).result())
     assert client.pid == pid
 
 
@@ -240,13 +241,13 @@ def test_it_is_given_up(make_client):
     for _ in range(3):
         wait_until(lambda: client.alive)
         with pytest.raises(Unavailable):
-            client.score(request_of(tape_child.CRASH)).result(timeout=10)
-    wait_until(lambda: client._supervisor.ended.done())
+            score(client, request_of(tape_child.CRASH)).result(timeout=10)
+    wait_until(client.ended.done)
     with pytest.raises(EngineFailed, match="failed 3 times in a row, last: exit code 9"):
         client.ended.result()
     assert not client.alive
     with pytest.raises(Unavailable):
-        client.score(request_of())
+        score(client, request_of()).result(timeout=0)
 
 
 def test_a_refused_model(make_client):
@@ -305,7 +306,7 @@ def test_closing_while_loading_does_not_wait(make_client):
 def test_closing_answers_what_waits(make_client):
     client = make_client()
     client.started.result()
-    futures = [client.score(request_of(tape_child.STUCK)) for _ in range(3)]
+    futures = [score(client, request_of(tape_child.STUCK)) for _ in range(3)]
     start = time.monotonic()
     client.close()
     assert time.monotonic() - start < 5

@@ -30,22 +30,6 @@ before = resident()
 b"x" * (40 << 20)
 print(resident() - before)
 """
-# Also prints what stays once the engine was idle.
-IDLE = (
-    """
-from dataclasses import replace
-from gpuscore.types.stats import NO_COUNTERS, NO_STATS
-from gpuscore.processes.worker.child import TRIM, IdleTrimmer
-now = [0.0]
-idle = IdleTrimmer(lambda: now[0])
-"""
-    + PROBE
-    + """
-now[0] = 2 * TRIM
-idle.seen(replace(NO_STATS, counters=replace(NO_COUNTERS, batches=1)))
-print(resident() - before)
-"""
-)
 
 
 def mib_of(program, environment=None):
@@ -92,12 +76,6 @@ def test_an_idle_engine_gives_them_back(server):
     batch_of(server, seed=2)
     full = vitals(engine).rss
     wait_until(lambda: vitals(engine).rss < full - 40 * MIB, seconds=3 * TRIM)
-
-
-def test_the_idle_trim_gives_kept_blocks_back():
-    kept, left = mib_of(IDLE)
-    assert kept > 30
-    assert left < 10
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,11 @@
 """Promise: a message arrives over the pipe as it was sent, and anything malformed is refused."""
 
-import socket
-import threading
-import tracemalloc
-
 import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from gpuscore.errors import NonfiniteScore, TooManyTokens
-from gpuscore.processes.worker.frames import MAX_FRAME, FrameReader, FrameWriter
 from gpuscore.processes.worker.wire import (
     Cancel,
     Close,
@@ -194,7 +189,7 @@ def test_a_request_that_does_not_hold_together(changed):
     [b"\0" * 5, 5, "text", None, [b"\0" * 8, 3], [b"\0" * 8], [b"\0" * 8, "2"], [1, 2, 3], 0],
 )
 def test_an_array_of_another_form(query):
-    values = [query, [], [], True, 0, 0, "", None, False, None, None, None, None]
+    values = [query, [], [], True, 0, 0, "", None, False, None, None]
     with pytest.raises(ProtocolError):
         to_child(msgspec.msgpack.encode(["Score", 1, values]))
 
@@ -264,109 +259,3 @@ def test_each_side_takes_its_own_messages_only():
         Failure(1, "no such code", "x", None, None).error()
     with pytest.raises(ProtocolError):
         from_child(encode(Heartbeat(None, 1.0)))
-
-
-@pytest.fixture
-def pair():
-    near, far = socket.socketpair()
-    with near, far:
-        yield near, far
-
-
-def frames_of(reader, count):
-    frames = []
-    while len(frames) < count:
-        assert reader.wait(10)
-        frames += reader.read()
-    return frames
-
-
-def test_frames_in_pieces(pair):
-    """A large frame is written in parts and small ones are read in parts."""
-    sent = [b"", b"x", bytes(5_000_000), b"last"]
-    writer, reader = FrameWriter(pair[0], "test"), FrameReader(pair[1])
-    for frame in sent:
-        writer.put(lambda frame=frame: frame)
-    writer.put(lambda: None)
-    assert frames_of(reader, 4) == sent
-    assert not reader.wait(0.05)
-    for byte in b"\x02\0\0\0ab":
-        assert reader.wait(0) is False
-        pair[0].send(bytes([byte]))
-        got = reader.read()
-    assert got == [b"ab"]
-    writer.close(5)
-
-
-def test_a_small_frame_takes_little_memory(pair):
-    """A large block for each receive, held while it waits, would split the engine's heap."""
-    reader = FrameReader(pair[1])
-    tracemalloc.start()
-    try:
-        pair[0].send(b"\x02\0\0\0ab")
-        assert reader.read() == [b"ab"]
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 10_000
-
-
-def test_a_writer_never_waits_for_a_full_pipe(pair):
-    writer = FrameWriter(pair[0], "test")
-    done = threading.Event()
-
-    def put():
-        for _ in range(10):
-            writer.put(lambda: bytes(1_000_000))
-        done.set()
-
-    threading.Thread(target=put).start()
-    assert done.wait(5)
-    assert not writer.idle
-    assert len(frames_of(FrameReader(pair[1]), 10)) == 10
-    writer.close(5)
-
-
-def test_a_message_that_is_alone_is_sent_by_its_caller(pair):
-    writer, reader, threads = FrameWriter(pair[0], "test"), FrameReader(pair[1]), []
-
-    def made_here():
-        threads.append(threading.get_ident())
-        return b"one"
-
-    writer.put(made_here, now=True)
-    assert frames_of(reader, 1) == [b"one"]
-    writer.put(made_here)
-    assert frames_of(reader, 1) == [b"one"]
-    assert [thread == threading.get_ident() for thread in threads] == [True, False]
-    writer.close(5)
-
-
-def test_the_caller_leaves_what_the_pipe_has_no_room_for(pair):
-    writer, sent = FrameWriter(pair[0], "test"), [bytes(5_000_000), b"x", bytes(3_000_000), b"last"]
-    for frame in sent:
-        writer.put(lambda frame=frame: frame, now=True)  # does not wait for the reader
-    assert not writer.idle
-    writer.close(0)
-    assert frames_of(FrameReader(pair[1]), 4) == sent
-
-
-def test_ends_and_limits(pair):
-    reader = FrameReader(pair[1])
-    pair[0].send((MAX_FRAME + 1).to_bytes(4, "little"))
-    with pytest.raises(ProtocolError, match=f"{MAX_FRAME + 1} bytes"):
-        reader.read()
-    pair[0].close()
-    with pytest.raises(EOFError):
-        FrameReader(pair[1]).read()
-
-
-@pytest.mark.parametrize("now", [True, False])
-def test_a_message_that_cannot_be_encoded_ends_the_connection(pair, caplog, now):
-    writer = FrameWriter(pair[0], "test")
-    writer.put(lambda: 1 // 0, now=now)
-    reader = FrameReader(pair[1])
-    assert reader.wait(5)
-    with pytest.raises(EOFError):
-        reader.read()
-    assert "could not be sent" in caplog.text

@@ -9,14 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-import numpy as np
-
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.common.memory import Memory
 from gpuscore.backends.common.shapes import bytes_per_state, bytes_per_token
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
-from gpuscore.types.batch import PackedBatch
 
 Run: TypeAlias = Callable[[], object]
 
@@ -123,16 +120,6 @@ def nvidia_device() -> Path | None:
     if os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN:
         return None
     return next(iter(sorted(NODES.glob("nvidia[0-9]*"))), None)
-
-
-def check_ids(batch: PackedBatch, vocab_rows: int, label_rows: int) -> None:
-    """Raise IndexError for token ids or label ids that the weights have no row for."""
-    for name, rows in (("token_ids", vocab_rows), ("label_token_ids", label_rows)):
-        ids = getattr(batch, name)
-        if len(ids) and ids.view(np.uint32).max() >= rows:  # negative ids become large ones
-            raise IndexError(
-                f"{name} go from {ids.min()} to {ids.max()}, valid are 0 to {rows - 1}"
-            )
 
 
 # By kind of device.

@@ -16,7 +16,7 @@ from jax import Array
 
 from gpuscore.backends.base import DeviceLost, OutOfMemory, Progress, unreported
 from gpuscore.backends.common.batches import warmup_batches
-from gpuscore.backends.common.plan import check_ids, mebibytes
+from gpuscore.backends.common.plan import mebibytes
 from gpuscore.backends.common.start_check import (
     ABSOLUTE,
     IN_EIGHT_BITS,
@@ -26,7 +26,7 @@ from gpuscore.backends.common.start_check import (
     check_start,
 )
 from gpuscore.backends.jax.attention import Attend, Pool, XlaAttend
-from gpuscore.backends.jax.launched import Launched, LaunchedPart, joined, split, wanted_statistics
+from gpuscore.backends.jax.launched import LaunchedPart, joined, split, wanted_statistics
 from gpuscore.backends.jax.layout import ProgramSizes, page_entries, product_tiles
 from gpuscore.backends.jax.padding import padded
 from gpuscore.backends.jax.plan import JaxPlan
@@ -119,23 +119,18 @@ class JaxBackend:
         choice = f"--attention {plan.attention} with --backend jax"
         check_start(choice, known, chosen, plainly(jnp.float32), rounded, absolute, share)
 
-    def extend(self, batch: PackedBatch) -> Launched:
-        error = self._invalid(batch)
-        if error is not None:
-            return Launched((), error)
+    def extend(self, batch: PackedBatch) -> tuple[LaunchedPart, ...]:
         entries = page_entries(batch.prefix_lens, self._sizes[-1].tiling, self._limits.page_size)
         wanted = wanted_statistics(batch)
         try:
             parts = split(batch, entries, self._sizes[-1].pages)
-            return Launched(tuple(self._launched(x, wanted, self._fitting(x)) for x in parts))
+            return tuple(self._launched(x, wanted, self._fitting(x)) for x in parts)
         except RuntimeError as failure:
             raise self._meaning(failure) from failure
 
-    def collect(self, pending: Launched) -> RowScores:
-        if pending.error is not None:
-            raise pending.error
+    def collect(self, pending: tuple[LaunchedPart, ...]) -> RowScores:
         try:
-            return joined([part.scores() for part in pending.parts])
+            return joined([part.scores() for part in pending])
         except RuntimeError as failure:
             raise self._meaning(failure) from failure
 
@@ -189,15 +184,6 @@ class JaxBackend:
                 side[: len(values)] = values
             buffer[0] = len(rows[some])
             yield programs.labels(scored.hidden, self._weights.lm_head, buffer)
-
-    def _invalid(self, batch: PackedBatch) -> Exception | None:
-        try:
-            check_ids(batch, self._limits.vocab_rows, self._limits.label_rows)
-        except IndexError as error:
-            return error
-        if batch.num_tokens > self._sizes[-1].tokens:
-            return ValueError(f"{batch.num_tokens} tokens are over the limit of a batch")
-        return None
 
     def _fitting(self, batch: PackedBatch) -> ProgramSizes:
         lens = batch.prefix_lens[np.unique(batch.request_of)]

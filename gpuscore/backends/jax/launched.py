@@ -46,14 +46,6 @@ class LaunchedPart:
         return RowScores(logits, lse, *tops)
 
 
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """The parts that a batch was divided into, or its error."""
-
-    parts: tuple[LaunchedPart, ...]
-    error: Exception | None = None
-
-
 def joined(parts: Sequence[RowScores]) -> RowScores:
     """Join the results of a batch's parts, which have the same fields."""
     if len(parts) == 1:

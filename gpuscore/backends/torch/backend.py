@@ -14,7 +14,7 @@ from gpuscore.backends.base import OutOfMemory, Progress, unreported
 from gpuscore.backends.common.batches import largest_batches, largest_in_parts, warmup_batches
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.common.memory import Memory
-from gpuscore.backends.common.plan import check_ids, measure, mebibytes
+from gpuscore.backends.common.plan import measure, mebibytes
 from gpuscore.backends.common.start_check import (
     ABSOLUTE,
     IN_EIGHT_BITS,
@@ -174,7 +174,7 @@ class TorchBackend:
             self._set_up()
 
     def extend(self, batch: PackedBatch) -> Launched:
-        work = partial(translated, lambda: self._launch(batch), self.device)
+        work = partial(translated, lambda: self.launcher.launch(batch), self.device)
         # While another batch is in flight the device has work, and the caller a next batch to plan.
         here = not self._uncollected and self.launcher.is_quick(batch)
         pending: Launched = self._thread.do(work) if here else self._thread.submit(work)
@@ -190,15 +190,6 @@ class TorchBackend:
 
     def _run(self, run: Callable[[], ResultT]) -> Future[ResultT]:
         return self._thread.submit(partial(translated, run, self.device))
-
-    def _launch(self, batch: PackedBatch) -> Finish:
-        self.check(batch)
-        return self.launcher.launch(batch)
-
-    def check(self, batch: PackedBatch) -> None:
-        """Raise IndexError for ids that the model has no row for."""
-        config = self.plan.architecture.config
-        check_ids(batch, config.vocab_size, config.label_rows)
 
     @property
     def _longest(self) -> int:

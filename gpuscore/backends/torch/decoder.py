@@ -23,7 +23,7 @@ from gpuscore.backends.torch.layers import (
     rotary_tables,
 )
 from gpuscore.backends.torch.linear import DenseLinear, Linear, LinearParts, Products, Rows
-from gpuscore.backends.torch.mixture import EightBitMixture, MixtureWeights, mixture_mlp
+from gpuscore.backends.torch.mixture import MixtureMlp, MixtureWeights
 from gpuscore_kernels import Implementation
 from gpuscore_kernels.gated.hopper import FEWEST_ROWS
 from gpuscore_kernels.label_head import repeating_rows
@@ -59,7 +59,7 @@ class LayerWeights:
     o: Linear  # [E, H D]
     post_attention_norm: Tensor | None  # [E]
     mlp_norm: Tensor  # [E]
-    mlp: MlpWeights | MixtureWeights | EightBitMixture
+    mlp: MlpWeights | MixtureWeights
     post_mlp_norm: Tensor | None  # [E]
     delta: DeltaWeights | None = None  # of a linear layer, which has no attention
 
@@ -80,7 +80,7 @@ class Decoder:
         compiler: makes element-wise functions fast.
         by_rows: applies a stage to all rows at once, or tile by tile.
         own: implementation of the parts that have a kernel of ours and do not compute row by row:
-            everything between the QKV product and attention, and mixtures of experts.
+            everything between the QKV product and attention.
         lookup: reads embeddings.
         gated_product: computes silu(gate) * up from rows and plain weights, `gated_from` rows or
             more of them.
@@ -115,6 +115,8 @@ class Decoder:
         self._norm_and_rotate = compiler(norm_and_rotate)
         self._gated = compiler(gated)
         self._product = Products(compiler, own)
+        activate = partial(self._gated, activation=config.activation)
+        self._mixture = MixtureMlp(activate, self._product, by_rows is not all_at_once)
         self.ropes = [config.rope_of(layer) for layer in range(config.num_layers)]
         self.frequencies = {
             rope: inverse_frequencies(
@@ -308,8 +310,7 @@ class Decoder:
         delta = self._post_norm(delta, layer.post_attention_norm)
         if not isinstance(layer.mlp, MlpWeights):
             x, normed = self._residual(x, delta, layer.mlp_norm)
-            how = self.config.activation, filled, self._own, self._product
-            added = mixture_mlp(layer.mlp, normed, *how)
+            added = self._mixture(layer.mlp, normed, filled)
         else:
             x, rows = self._rows_for(layer.mlp.gate_up, x, delta, layer.mlp_norm)
             added = self._mlp(layer.mlp, rows)

@@ -1,8 +1,8 @@
 """Triton kernels for the decoder's row-wise functions and linear layers, and the choice of them
 (`--kernels`).
 
-Heads and mixtures of experts have kernels too, which the decoder calls itself. All other matrix
-products, and functions that are not listed here, stay with torch.
+Heads have kernels too, which the decoder calls itself. All other matrix products, and functions
+that are not listed here, stay with torch.
 """
 
 import importlib.util

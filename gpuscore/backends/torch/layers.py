@@ -21,7 +21,6 @@ from torch.nn import functional
 
 from gpuscore.backends.common.hf_config import DecoderConfig, Llama3Rope, Rope
 from gpuscore_kernels import reference
-from gpuscore_kernels.expert_mlp import TILE
 from gpuscore_kernels.label_head import tile_shapes
 from gpuscore_kernels.reference import gated, rms_norm
 
@@ -133,6 +132,7 @@ def _tile(rows: Tensor | None, start: int, size: int) -> Tensor | None:
 # Rows of every call of an operator with `--deterministic`, and tokens of a query's chunk: few,
 # because a small request is padded to them, and a multiple of every page size.
 STEADY_ROWS = 128
+EXPERT_ROWS = 32  # of a mixture's expert at a time; tiles of more would have more padding
 
 GRAIN = 32768  # torch gives element-wise work one thread per this many elements, rounded up
 VECTOR = 16  # elements; one or two vectors of float32, depending on the CPU
@@ -164,7 +164,7 @@ def _elements(config: DecoderConfig) -> Iterator[int]:
     for kv in (config.num_heads, config.num_kv_heads):
         yield STEADY_ROWS * kv * config.head_dim
     if config.mixture is not None:
-        yield TILE * config.mixture.intermediate_size
+        yield EXPERT_ROWS * config.mixture.intermediate_size
         yield STEADY_ROWS * config.mixture.top_k * config.hidden_size
     for rows, labels in tile_shapes(STEADY_ROWS, config.label_rows, config.hidden_size):
         yield rows * labels

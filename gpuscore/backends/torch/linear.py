@@ -91,12 +91,6 @@ class QuantizedRows:
     def __len__(self) -> int:
         return len(self.scale)
 
-    def chosen(self, rows: Tensor) -> "QuantizedRows":
-        """Return the rows of these numbers, int32 [N]."""
-        return QuantizedRows(
-            self.q.index_select(0, rows), self.scale.index_select(0, rows), self.dtype
-        )
-
 
 Rows: TypeAlias = Tensor | QuantizedRows
 

@@ -27,7 +27,7 @@ from gpuscore.backends.torch.linear import (
     pack,
     stack,
 )
-from gpuscore.backends.torch.mixture import EightBitMixture, MixtureWeights
+from gpuscore.backends.torch.mixture import DenseExperts, MixtureWeights, why_not_grouped
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.quantized.reference import spread
 
@@ -132,12 +132,12 @@ class Checkpoint:
         weight = self._part(index, part)
         return weight if weight is None else self._paired(weight)
 
-    def _mlp(self, read: ReadPart, index: int) -> MlpWeights | MixtureWeights | EightBitMixture:
+    def _mlp(self, read: ReadPart, index: int) -> MlpWeights | MixtureWeights:
         mixture = self.architecture.config.mixture
         if mixture is not None and mixture.layers[index]:
-            if self.precision in EIGHT_BITS:
-                return self._eight_bit_mixture(read, mixture, index)
-            return self._mixture(read, mixture)
+            in_eight_bits = self.precision in EIGHT_BITS
+            made = self._linears(mixture, index) if in_eight_bits else self._experts(read, mixture)
+            return MixtureWeights(mixture, _required(read, "router"), made, self.group)
         return MlpWeights(
             gate_up=self._linear(index, "gate", "up"),
             down=self._summed(self._linear(index, "down")),
@@ -217,10 +217,11 @@ class Checkpoint:
         tensor = (weight.float() * every).to(self.dtype)
         return _finite(f"tensor {name}, times its scale,", tensor).to(self.device)
 
-    def _mixture(self, read: ReadPart, mixture: Mixture) -> MixtureWeights:
+    def _experts(self, read: ReadPart, mixture: Mixture) -> DenseExperts:
         """Read experts directly into the stacked tensors, so that they are not in memory twice."""
         shard = ALL if self.group is None else self.group.shard
-        shapes = weight_shapes(shard.part_of(self.architecture.config))
+        config = shard.part_of(self.architecture.config)
+        shapes = weight_shapes(config)
         gate, down = shapes["expert_gate"], shapes["expert_down"]
         count = mixture.num_experts
         gate_up = torch.empty(count, 2 * gate[0], gate[1], dtype=self.dtype, device=self.device)
@@ -229,16 +230,17 @@ class Checkpoint:
             gate_up[expert, : gate[0]] = _required(read, "expert_gate", expert)
             gate_up[expert, gate[0] :] = _required(read, "expert_up", expert)
             down_all[expert] = _required(read, "expert_down", expert)
-        router = _required(read, "router")
-        return MixtureWeights(mixture, router, gate_up, down_all, self.group)
+        grouped = why_not_grouped(config, self.device, self.dtype) is None
+        return DenseExperts(gate_up, down_all, grouped)
 
-    def _eight_bit_mixture(self, read: ReadPart, mixture: Mixture, index: int) -> EightBitMixture:
-        experts = range(mixture.num_experts)
-        return EightBitMixture(
-            mixture,
-            _required(read, "router"),
-            tuple(self._linear(index, "expert_gate", "expert_up", expert=x) for x in experts),
-            tuple(self._linear(index, "expert_down", expert=x) for x in experts),
+    def _linears(self, mixture: Mixture, index: int) -> tuple[tuple[Linear, Linear], ...]:
+        """Read experts as linear layers."""
+        return tuple(
+            (
+                self._linear(index, "expert_gate", "expert_up", expert=expert),
+                self._linear(index, "expert_down", expert=expert),
+            )
+            for expert in range(mixture.num_experts)
         )
 
     def _name(self, index: int, part: str, expert: int | None = None) -> str | None:

@@ -1,95 +1,160 @@
-"""The MLP of a mixture of experts: every row goes through its own top-k experts."""
+"""The MLP of a mixture of experts: every row goes through its own top-k experts.
 
+A row's choices get places, in the order of experts. One call of `torch.nn.functional.grouped_mm`
+multiplies the rows of all experts, and on CUDA no number goes to the host. With `--deterministic`
+experts compute one after the other, in tiles of one size: matrix products of other numbers of rows
+need not be bitwise equal, and so a row's result does not depend on how many others chose the same
+expert. Experts in eight bits do the same.
+"""
+
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from typing import TypeAlias
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpuscore.backends.common.hf_config import Mixture
+from gpuscore.backends.common.hf_config import DecoderConfig, Mixture
 from gpuscore.backends.torch.group import RankGroup
-from gpuscore.backends.torch.layers import gated
-from gpuscore.backends.torch.linear import Linear, PackedLinear, Products
-from gpuscore_kernels import Implementation
-from gpuscore_kernels.expert_mlp import by_tiles, expert_mlp, mixed
-from gpuscore_kernels.routing import Routing, route
+from gpuscore.backends.torch.layers import EXPERT_ROWS, in_tiles
+from gpuscore.backends.torch.linear import DenseLinear, Linear, PackedLinear, Products
+
+Activate: TypeAlias = Callable[[Tensor], Tensor]  # gate and up [T, 2 I] -> act(gate) * up [T, I]
+
+
+@dataclass(frozen=True, slots=True)
+class DenseExperts:
+    """All experts of a layer in the model's dtype."""
+
+    gate_up: Tensor  # [experts, 2 I, E]; an expert's gate, then its up projection
+    down: Tensor  # [experts, E, I]
+    grouped: bool  # one call may multiply all of them
+
+    def __iter__(self) -> Iterator[tuple[Linear, Linear]]:
+        for gate_up, down in zip(self.gate_up, self.down, strict=True):
+            yield DenseLinear(gate_up, None), DenseLinear(down, None)
+
+
+# In eight bits, or as the checkpoint left them: gate and up, and down, of each.
+Experts: TypeAlias = DenseExperts | tuple[tuple[Linear, Linear], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class MixtureWeights:
     mixture: Mixture
     router: Tensor  # [experts, E]
-    gate_up: Tensor  # [experts, 2 I, E]
-    down: Tensor  # [experts, E, I]
+    experts: Experts
     group: RankGroup | None = None  # each rank has some inner columns of every expert
 
 
-@dataclass(frozen=True, slots=True)
-class EightBitMixture:
-    """A mixture whose experts are linear layers, in eight bits or as the checkpoint left them."""
+def why_not_grouped(model: DecoderConfig, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Say why experts compute one after the other, with waits for the host; None if they do not.
 
-    mixture: Mixture
-    router: Tensor  # [experts, E]
-    gate_up: tuple[Linear, ...]  # of each expert, [2 I, E]
-    down: tuple[Linear, ...]  # of each expert, [E, I]
+    From torch 2.13's sources (GroupedBlas.cpp, GroupedMMUtils.h): on CUDA it has a kernel for
+    Hopper and one for data-centre Blackwell, and otherwise a loop whose bounds the host reads.
+    """
+    if model.mixture is None:
+        return None
+    if any(
+        size * dtype.itemsize % 16 for size in (model.hidden_size, model.mixture.intermediate_size)
+    ):
+        return "rows of experts' weights are not multiples of 16 bytes"
+    if device.type != "cuda":
+        return None
+    if dtype != torch.bfloat16 or torch.cuda.get_device_capability(device)[0] not in (9, 10):
+        return (
+            "torch computes mixtures of experts without waits in bfloat16 on sm_90 and sm_100 only"
+        )
+    return None
 
 
-def mixture_mlp(
-    weights: MixtureWeights | EightBitMixture,
-    x: Tensor,
-    activation: str,
-    filled: Tensor | None,
-    impl: Implementation,
-    products: Products,
-) -> Tensor:
-    """Compute, per row, the sum over its chosen experts of weight * down(act(gate) * up).
+class MixtureMlp:
+    """Computes, per row, the sum over its chosen experts of share * down(act(gate) * up).
 
     Args:
-        weights: of one layer.
-        x: [T, E].
-        activation: of the gate, see `gated`.
-        filled: int32 [1]: rows that are no padding; None = all.
-        impl: of everything but the router's product; with eight bits, of routing.
-        products: of experts in eight bits.
-
-    Returns:
-        [T, E] in x's dtype; weights and the sum over experts are float32.
+        activate: computes act(gate) * up.
+        products: of experts that compute one after the other.
+        steady: a row's bits must not depend on other rows.
     """
-    mixture, logits = weights.mixture, functional.linear(x, weights.router.to(x.dtype))
-    group = weights.group if isinstance(weights, MixtureWeights) else None
-    if group is not None:  # if ranks rounded differently, they might choose different experts
-        logits = group.of_first(logits)
-    routing = route(
-        logits,
-        top_k=mixture.top_k,
-        norm_top_k=mixture.norm_top_k,
-        filled=filled,
-        impl=impl,
-    )
-    if isinstance(weights, EightBitMixture):
-        return _in_eight_bits(weights, x, routing, activation, products)
-    mixed_rows = expert_mlp(x, routing, weights.gate_up, weights.down, activation, impl=impl)
-    return mixed_rows if group is None else group.sum(mixed_rows)
 
+    def __init__(self, activate: Activate, products: Products, steady: bool) -> None:
+        self._activate, self._products, self._steady = activate, products, steady
 
-def _in_eight_bits(
-    weights: EightBitMixture, x: Tensor, routing: Routing, activation: str, products: Products
-) -> Tensor:
-    """Compute each expert's rows at once where its sums are exact, and tile by tile elsewhere.
+    def __call__(self, weights: MixtureWeights, x: Tensor, filled: Tensor | None) -> Tensor:
+        """Return the results [T, E] in x's dtype, with anything in rows of padding.
 
-    The activation is not exact, so it always has tiles of one size.
-    """
-    rows = products.unsigned(x)  # once, and not for each of a row's experts
+        Shares are float32, and rounded to that dtype as an expert's result is; their sum is float32
+        and rounded once.
 
-    def compute(expert: int, numbers: Tensor) -> Tensor:
-        gate_up, down = weights.gate_up[expert], weights.down[expert]
+        Args:
+            weights: of one layer.
+            x: [T, E].
+            filled: int32 [1]: rows that are no padding, which comes last; None = all.
+        """
+        mixture, experts, group = weights.mixture, weights.experts, weights.group
+        logits = functional.linear(x, weights.router.to(x.dtype))
+        if group is not None:  # if ranks rounded differently, they might choose different experts
+            logits = group.of_first(logits)
+        shares, chosen = choose(logits, mixture)
+        order, ends = placed(chosen, mixture.num_experts, filled)
+        results = self._results(experts, x.index_select(0, order // mixture.top_k), ends)
+        numbers = torch.arange(len(order), device=x.device)
+        places = torch.empty_like(order).scatter_(0, order, numbers).view(chosen.shape)
+        # One call, without every choice's result in float32 on the way.
+        shares = shares.to(x.dtype)
+        added = functional.embedding_bag(places, results, mode="sum", per_sample_weights=shares)
+        return added if group is None else group.sum(added)
+
+    def _results(self, experts: Experts, rows: Tensor, ends: Tensor) -> Tensor:
+        """Return the result at each place, and anything behind the last expert's."""
+        if (
+            isinstance(experts, DenseExperts)
+            and experts.grouped
+            and not self._steady
+            and rows.dtype == experts.down.dtype  # the check at start also has rows in float32
+        ):
+            both = functional.grouped_mm(rows, experts.gate_up.mT, offs=ends)
+            return functional.grouped_mm(self._activate(both), experts.down.mT, offs=ends)
+        results, start = torch.zeros_like(rows), 0
+        for (gate_up, down), end in zip(experts, ends.tolist(), strict=True):
+            if start < end:
+                results[start:end] = self._in_tiles(gate_up, down, rows[start:end])
+            start = end
+        return results
+
+    def _in_tiles(self, gate_up: Linear, down: Linear, rows: Tensor) -> Tensor:
+        """Return the results of one expert. Sums of integers are exact, for any number of rows."""
+        by_tiles = in_tiles(EXPERT_ROWS)
         if isinstance(gate_up, PackedLinear) and isinstance(down, PackedLinear):
-            both = products(gate_up, rows.chosen(numbers))
-            return products(down, by_tiles(partial(gated, activation=activation), both))
+            both = self._products(gate_up, rows)
+            return self._products(down, *by_tiles(lambda tile: (self._activate(tile),), both))
 
-        def mlp(tile: Tensor) -> Tensor:
-            return products(down, gated(products(gate_up, tile), activation=activation))
+        def mlp(tile: Tensor) -> tuple[Tensor]:
+            return (self._products(down, self._activate(self._products(gate_up, tile))),)
 
-        return by_tiles(mlp, x.index_select(0, numbers))
+        return by_tiles(mlp, rows)[0]
 
-    return mixed(compute, routing, x)
+
+def choose(logits: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
+    """Return shares, float32 [T, k], and numbers, int64 [T, k], of each row's experts.
+
+    Shares are the softmax over all experts.
+    """
+    shares, chosen = logits.softmax(-1, dtype=torch.float32).topk(mixture.top_k, dim=-1)
+    if mixture.norm_top_k:
+        shares = shares / shares.sum(dim=-1, keepdim=True)
+    return shares, chosen
+
+
+def placed(chosen: Tensor, experts: int, filled: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the choice at each place, int64 [T k], and the place behind each expert's, int32.
+
+    Row r has the choices from r k to r k + k - 1. Those of padding come behind the last expert's.
+    """
+    if filled is not None:
+        padding = torch.arange(len(chosen), device=chosen.device) >= filled
+        chosen = chosen.masked_fill(padding.unsqueeze(1), experts)
+    of_places, order = chosen.flatten().sort(stable=True)
+    numbers = torch.arange(experts, device=chosen.device)
+    return order, torch.searchsorted(of_places, numbers, right=True, out_int32=True)

@@ -40,6 +40,7 @@ from gpuscore.backends.torch.devices import (
 from gpuscore.backends.torch.kernels import use_kernels, why_not_gated_product
 from gpuscore.backends.torch.layers import STEADY_ROWS, steady_threads
 from gpuscore.backends.torch.linear import why_not_in_eight_bits
+from gpuscore.backends.torch.mixture import why_not_grouped
 from gpuscore.backends.torch.timed_formats import faster_format, time_products
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
@@ -69,7 +70,7 @@ class TorchPlan:
     weight_bytes: int
     threads: int | None
     compile: bool
-    kernels: bool  # Triton's kernels for row-wise functions, heads and experts
+    kernels: bool  # Triton's kernels for row-wise functions and heads
     deterministic: bool
     attention: str  # one of attention.choice.NAMES
     graph_tokens: int | None  # of the largest CUDA graph; None = no `GraphLauncher`
@@ -200,7 +201,12 @@ def _plan(directory: Path, config: ModelConfig, rank: int) -> TorchPlan:
         kernels=kernels,
         deterministic=config.deterministic,
         attention=attention,
-        graph_tokens=_graph_tokens(config, device, attention, kernels, precision),
+        graph_tokens=_graph_tokens(
+            config,
+            device,
+            precision,
+            _why_no_graphs(config, attention, kernels) or why_not_grouped(part, device, dtype),
+        ),
         identity=f"{directory} {config.revision} {dtype} {precision}",
         not_gated=why_not_gated_product(part, attention, dtype, precision),
         precision=precision,
@@ -233,23 +239,23 @@ def _max_tokens(config: ModelConfig, device: torch.device) -> int:
     return limit
 
 
-def _graph_tokens(
-    config: ModelConfig,
-    device: torch.device,
-    attention: str,
-    kernels: bool,
-    precision: Precision,
-) -> int | None:
-    wanted, reason = config.cuda_graph_tokens, None
-    if config.tensor_parallel > 1:
-        return None
+def _why_no_graphs(config: ModelConfig, attention: str, kernels: bool) -> str | None:
     if attention == "fa4" and not kernels:
         raise ConfigError("--attention fa4 needs --kernels triton, which put its keys together")
     if attention not in ("triton", "fa4") or not kernels:
-        reason = f"--attention is {attention}, --kernels {'triton' if kernels else 'torch'}; both "
-        reason += "have to be triton"
-    elif config.deterministic:
-        reason = "not supported with --deterministic, whose number of tiles depends on the batch"
+        chosen = f"--attention is {attention}, --kernels {'triton' if kernels else 'torch'}"
+        return f"{chosen}; both have to be triton"
+    if config.deterministic:
+        return "not supported with --deterministic, whose number of tiles depends on the batch"
+    return None
+
+
+def _graph_tokens(
+    config: ModelConfig, device: torch.device, precision: Precision, reason: str | None
+) -> int | None:
+    wanted = config.cuda_graph_tokens
+    if config.tensor_parallel > 1:
+        return None
     if reason is None:
         most = FP8_GRAPH_TOKENS if precision == "fp8" else GRAPH_TOKENS[device.type]
         return min(most if wanted is None else wanted, _max_tokens(config, device))

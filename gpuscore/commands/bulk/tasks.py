@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
 
 from gpuscore.commands.bulk.options import BatchOptions
 from gpuscore.commands.bulk.rows import (
@@ -29,7 +28,6 @@ from gpuscore.dialects.dialect import (
     PreparedBody,
     Scored,
     answered_name,
-    cache_salt,
     choose,
 )
 from gpuscore.dialects.served import LoadedModel, ModelTable, ServedModel
@@ -273,7 +271,7 @@ class RequestTask:
         """Yield each line's request to the engine, or its answer if it needs no request."""
         for row in rows:
             line = _decoder.decode(row.rest)
-            record = RequestRecord(_id(row, line))
+            record = RequestRecord(_id(row, line), route=line.url)
             dialect = DIALECT_OF.get(line.url)
             try:
                 call = self._call(line, dialect, record)
@@ -283,8 +281,7 @@ class RequestTask:
             if call.prepared.request is None:
                 yield _answered(row, call, None)
             else:
-                salt = cache_salt("", call.prepared.salt)
-                yield Unit([row], replace(call.prepared.request, salt=salt), call)
+                yield Unit([row], call.prepared.request, call)
 
     def settle(self, unit: Unit, result: ScoreResult) -> AnswerLine:
         return _answered(unit.rows[0], unit.notes, result)
@@ -315,7 +312,7 @@ def _id(row: TextRow, line: RequestLine) -> str:
 
 def _answered(row: TextRow, call: _Call, result: ScoreResult | None) -> AnswerLine:
     record = call.record
-    scored = Scored(call.body, call.prepared, result, call.model, record.request_id, call.line.url)
+    scored = Scored(call.body, call.prepared, result, call.model, record)
     try:
         body = b"".join(call.dialect.encode(scored))
     except GpuscoreError as error:

@@ -1,9 +1,10 @@
-"""The replicas of a model: one engine in front of many, which routes, divides and runs again."""
+"""The replicas of a model: one engine in front of many, which routes and runs again."""
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -11,12 +12,10 @@ from gpuscore.config import EngineConfig
 from gpuscore.engine.admission import Backlog
 from gpuscore.engine.ticket import resolve
 from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, InternalError, Unavailable
-from gpuscore.processes.replicas.flight import Flight, Part, split
-from gpuscore.processes.replicas.router import InFlight, Load, Router
-from gpuscore.processes.worker.client import EngineClient
+from gpuscore.processes.replicas.router import choose
+from gpuscore.processes.worker.client import RETRY_AFTER, EngineClient
 from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import ScoreRequest, ScoreResult
-from gpuscore.types.results import renumbered
 from gpuscore.types.stats import ReplicaState
 
 logger = logging.getLogger(__name__)
@@ -26,14 +25,25 @@ MAX_LOSSES = 2  # of engines during one request: a request that ends engines mus
 ValueT = TypeVar("ValueT")
 
 
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A request on its way through the replicas, and the future of its answer."""
+
+    request: ScoreRequest
+    future: "Future[ScoreResult]" = field(default_factory=Future)
+    losses: int = 0  # engines that were lost while they had it
+    inner: "Future[ScoreResult] | None" = None  # at the replica
+
+
 class Replicas:
-    """Thread-safe front of replicas; with one replica it adds nothing.
+    """Thread-safe front of the replicas of a model, used by `gpuscore serve` and `gpuscore.ray`.
 
     Every request is answered once. If a replica is lost, its requests in flight run again on
     another replica, since scoring has no effects; a request that loses MAX_LOSSES replicas fails.
 
     Args:
-        replicas: loaded or still loading; `score_all` needs them loaded.
+        replicas: loaded or still loading; `score_all` needs them loaded. `gpuscore.ray` has others,
+            with the same `started`, `alive`, `rate`, `stats` and `score_all`.
         devices: their names.
         config: the limits on all requests in flight.
     """
@@ -41,13 +51,12 @@ class Replicas:
     def __init__(
         self, replicas: Sequence[EngineClient], devices: Sequence[str], config: EngineConfig
     ) -> None:
-        self._replicas, self._devices, self._config = replicas, devices, config
+        self._replicas, self._devices = replicas, devices
         self._lock = threading.Lock()
-        self._work = [InFlight() for _ in replicas]
-        self._rerun = [0] * len(replicas)  # parts that were run again after each one's losses
-        self._router: Router | None = None
+        self._tokens = [0] * len(replicas)  # in flight at each one
+        self._rerun = [0] * len(replicas)  # requests that were run again after each one's losses
         self._closing = False
-        self._backlog = Backlog(
+        self.backlog = Backlog(
             config, lambda: sum(replica.rate for replica in replicas if replica.alive)
         )
 
@@ -92,10 +101,6 @@ class Replicas:
     def alive(self) -> bool:
         return any(replica.alive for replica in self._replicas) and not self._closing
 
-    @property
-    def backlog(self) -> Backlog:
-        return self._replicas[0].backlog if len(self._replicas) == 1 else self._backlog
-
     def states(self) -> list[ReplicaState]:
         everything = zip(self._replicas, self._devices, self._rerun, strict=True)
         return [
@@ -111,160 +116,101 @@ class Replicas:
         Returns:
             For each request, its future, or the error that refused it: Overloaded, Unavailable.
         """
-        if len(self._replicas) == 1:
-            return self._replicas[0].score_all(requests)
-        outcomes: list[Future[ScoreResult] | GpuscoreError] = []
-        flights: list[Flight] = []
+        outcomes: list[Future[ScoreResult] | GpuscoreError | None] = []
+        admitted: list[ScoreRequest] = []
         with self._lock:
             for request in requests:
                 try:
                     if not self.alive:
-                        raise self._unavailable("no engine is running")
-                    self._backlog.admit(request)
+                        raise _no_engine()
+                    self.backlog.admit(request)
                 except GpuscoreError as error:
                     outcomes.append(error)
-                    continue
-                flights.append(Flight(request))
-                outcomes.append(flights[-1].future)
-        for flight in flights:
-            flight.future.add_done_callback(partial(self._leave, flight))
-        self._route(flights)
-        return outcomes
+                else:
+                    outcomes.append(None)
+                    admitted.append(request)
+        futures = self._sent(admitted)
+        for request, future in zip(admitted, futures, strict=True):
+            future.add_done_callback(partial(self._leave, request))
+        taken = iter(futures)
+        return [next(taken) if outcome is None else outcome for outcome in outcomes]
+
+    def stop(self) -> None:
+        """Begin to close, without waiting."""
+        self._closing = True
+        for replica in self._replicas:
+            replica.stop()
 
     def close(self) -> None:
         """Fail unanswered requests with `Unavailable` and end all engines."""
-        self._closing = True
-        with ThreadPoolExecutor(len(self._replicas)) as pool:
-            for _ in pool.map(lambda replica: replica.close(), self._replicas):
-                pass
+        self.stop()
+        for replica in self._replicas:
+            replica.close()
 
-    def _route(self, flights: Iterable[Flight]) -> None:
-        """Divide new requests among the replicas and send them."""
-        parts: list[Part] = []
-        with self._lock:
-            for flight in flights:
-                loads = self._loads()
-                if not loads:
-                    continue
-                shares = self._router_here().divide(flight.divided, loads)
-                requests = split(flight.divided, [size for _, size in shares])
-                first = 0
-                for request, (load, _) in zip(requests, shares, strict=False):
-                    tokens = self._router_here().sent(request, load.replica)
-                    flight.parts.append(Part(flight, request, load.replica, tokens, first))
-                    first += len(request.item_ids)
-                    self._work[load.replica].add(tokens)
-                parts += flight.parts
+    def _sent(self, requests: Sequence[ScoreRequest]) -> "list[Future[ScoreResult]]":
+        if len(self._replicas) == 1:
+            return self._replicas[0].score_all(requests)
+        flights = [_Flight(request) for request in requests]
+        self._route(flights)
         for flight in flights:
-            if not flight.parts:
-                resolve(flight.future, self._unavailable("no engine is running"))
-        self._send(parts)
+            flight.future.add_done_callback(partial(self._cancel, flight))
+        return [flight.future for flight in flights]
 
-    def _reroute(self, part: Part, refused: Sequence[int] = ()) -> bool:
-        """Choose another replica for a part; return False if there is none."""
+    def _route(self, flights: Sequence[_Flight], lost: int | None = None) -> None:
+        """Send requests to replicas, but not to the one that has just lost them."""
+        chosen: dict[int, list[_Flight]] = {}
         with self._lock:
-            loads = [load for load in self._loads() if load.replica not in refused]
-            if not loads or self._closing:
-                return False
-            router = self._router_here()
-            part.replica = router.choose(part.request, loads).replica
-            part.tokens = router.sent(part.request, part.replica)
-            part.inner = None
-            self._work[part.replica].add(part.tokens)
-        return True
+            numbers = [n for n, replica in enumerate(self._replicas) if replica.alive and n != lost]
+            for flight in flights if numbers and not self._closing else ():
+                loads = {number: self._tokens[number] for number in numbers}
+                number = choose(flight.request, loads, self.limits)
+                self._tokens[number] += flight.request.num_tokens
+                chosen.setdefault(number, []).append(flight)
+        if not chosen:
+            for flight in flights:
+                resolve(flight.future, _no_engine())
+        for number, together in chosen.items():
+            inners = self._replicas[number].score_all([flight.request for flight in together])
+            for flight, inner in zip(together, inners, strict=True):
+                flight.inner = inner
+                inner.add_done_callback(partial(self._done, flight, number))
+                if flight.future.done():  # it was cancelled meanwhile
+                    inner.cancel()
 
-    def _send(self, parts: Iterable[Part], refused: tuple[int, ...] = ()) -> None:
-        """Send parts to their replicas; choose another replica for each refused part."""
-        of_replica: dict[int, list[Part]] = {}
-        for part in parts:
-            of_replica.setdefault(part.replica, []).append(part)
-        for number, together in of_replica.items():
-            outcomes = self._replicas[number].score_all([part.request for part in together])
-            for part, outcome in zip(together, outcomes, strict=True):
-                if not isinstance(outcome, Future):
-                    self._forget(part)
-                    again = isinstance(outcome, Unavailable)
-                    if again and self._reroute(part, (*refused, number)):
-                        self._send([part], (*refused, number))
-                    else:
-                        self._end(part.flight, outcome)
-                    continue
-                part.inner = outcome
-                outcome.add_done_callback(partial(self._done, part))
-                if part.flight.future.done():  # it was cancelled, or another part has failed
-                    outcome.cancel()
-
-    def _done(self, part: Part, future: "Future[ScoreResult]") -> None:
-        """Take a part's answer; called in the thread of its replica."""
-        self._forget(part)
-        if future.cancelled():
+    def _done(self, flight: _Flight, number: int, inner: "Future[ScoreResult]") -> None:
+        """Take an answer; called in the thread of its replica."""
+        with self._lock:
+            self._tokens[number] -= flight.request.num_tokens
+        if inner.cancelled():
             return
-        error = future.exception()
+        error = inner.exception()
         if error is None:
-            self._keep(part, future.result())
+            resolve(flight.future, inner.result())
         elif isinstance(error, Unavailable):
-            self._lost(part, error)
+            self._lost(flight, number, error)
         elif isinstance(error, GpuscoreError):
-            self._end(part.flight, renumbered(error, part.places))
+            resolve(flight.future, error)
         else:
-            self._end(part.flight, InternalError("the engine's client has a bug"))
+            resolve(flight.future, InternalError("the engine's client has a bug"))
 
-    def _keep(self, part: Part, result: ScoreResult) -> None:
-        with self._lock:
-            part.result = result
-            results = part.flight.results
-        if results is not None:
-            resolve(part.flight.future, part.flight.whole(results))
-
-    def _lost(self, part: Part, error: Unavailable) -> None:
-        """Run a part again that was in flight when its replica was lost."""
-        flight = part.flight
+    def _lost(self, flight: _Flight, number: int, error: Unavailable) -> None:
+        """Run a request again that was in flight when its replica was lost."""
         with self._lock:
             flight.losses += 1
-            self._rerun[part.replica] += 1
-            self._router_here().lost(part.replica)
-            losses = flight.losses
-        if flight.future.done():
-            return
-        if losses < MAX_LOSSES and self._reroute(part, (part.replica,)):
-            self._send([part])
-            return
-        if losses >= MAX_LOSSES:
-            logger.error("a request was in flight when %d engines were lost", losses)
-        self._end(flight, self._unavailable(error.message))
+            self._rerun[number] += 1
+        if flight.losses < MAX_LOSSES:
+            self._route([flight], lost=number)
+        elif not flight.future.done():
+            logger.error("a request was in flight when %d engines were lost", flight.losses)
+            resolve(flight.future, error)
 
-    def _end(self, flight: Flight, error: GpuscoreError) -> None:
-        """Fail a request, and give up its other parts."""
-        resolve(flight.future, error)
-        flight.give_up()
+    def _cancel(self, flight: _Flight, future: "Future[ScoreResult]") -> None:
+        if future.cancelled() and flight.inner is not None:
+            flight.inner.cancel()
 
-    def _leave(self, flight: Flight, future: "Future[ScoreResult]") -> None:
+    def _leave(self, request: ScoreRequest, _: "Future[ScoreResult]") -> None:
         with self._lock:
-            self._backlog.leave(flight.request)
-        if future.cancelled():
-            flight.give_up()
-
-    def _forget(self, part: Part) -> None:
-        with self._lock:
-            self._work[part.replica].remove(part.tokens)
-
-    def _loads(self) -> list[Load]:
-        loads = []
-        for number, replica in enumerate(self._replicas):
-            if replica.alive:
-                left = self._work[number].left(replica.reported)
-                loads.append(Load(number, left, replica.rate))
-            else:
-                self._router_here().lost(number)
-        return loads
-
-    def _router_here(self) -> Router:
-        if self._router is None:
-            self._router = Router(self.limits, self._config.prefix_cache)
-        return self._router
-
-    def _unavailable(self, why: str) -> Unavailable:
-        return Unavailable(why, retry_after=min(replica.retry_after for replica in self._replicas))
+            self.backlog.leave(request)
 
     def _wait(self, futures: "Sequence[Future[ValueT]]") -> list[ValueT]:
         """Return the results of all replicas; raise the first error, with its replica's name."""
@@ -276,6 +222,10 @@ class Replicas:
             if error is not None:
                 raise error
         return [future.result() for future in futures]
+
+
+def _no_engine() -> Unavailable:
+    return Unavailable("no engine is running", retry_after=RETRY_AFTER)
 
 
 def _model(limits: BackendLimits) -> dict[str, object]:

@@ -9,13 +9,11 @@ process id.
 
 import signal
 
-# Before the other imports: Ctrl-C and the end of a terminal signal all its processes, but only the
-# parent may act on them, because it drains. It starts this process with these signals blocked.
+# Before the other imports: a service manager may signal all processes, but only the parent may act
+# on it, because it drains.
 if __name__ == "__main__":
-    _PARENTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    for _number in _PARENTS:
+    for _number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(_number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PARENTS)
 
 import logging
 import os

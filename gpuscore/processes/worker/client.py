@@ -1,62 +1,75 @@
-"""The server's side of an `Engine` that runs in a process of its own."""
+"""The server's side of an engine that runs in a process of its own."""
 
+import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from itertools import count
+from time import monotonic
+from typing import Any
 
-from gpuscore.engine.admission import MAX_RETRY_AFTER, Backlog
+from msgspec import structs
+
 from gpuscore.engine.ticket import resolve
-from gpuscore.errors import GpuscoreError, TooManyTokens, Unavailable
-from gpuscore.processes.worker.frames import MAX_FRAME, Send
-from gpuscore.processes.worker.link import Report, Supervisor
-from gpuscore.processes.worker.process import Patience
+from gpuscore.errors import ConfigError, EngineFailed, LoadTimeout, Unavailable
+from gpuscore.processes.worker.pipe import Pipe
+from gpuscore.processes.worker.process import EngineProcess, Patience
 from gpuscore.processes.worker.wire import (
     Cancel,
+    Close,
     Failure,
+    FromChild,
+    Heartbeat,
+    Loading,
+    Planned,
     ProtocolError,
+    Ready,
+    Refused,
     Result,
     Score,
     Start,
     check_result,
+    decoder,
     encode,
 )
 from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import ScoreRequest, ScoreResult
-from gpuscore.types.stats import EngineStats
+from gpuscore.types.stats import NO_COUNTERS, NO_STATS, EngineStats
 
-AT_ONCE = 1000  # items of a request that its caller's thread encodes, in some 0.2 ms
+logger = logging.getLogger(__name__)
+
+TICK = 0.1  # seconds between two checks of a silent child
+RETRY_AFTER = 5  # seconds that a client should wait for a lost engine
+AT_ONCE = 1000  # items of a request that its caller's thread encodes, in some 0.5 ms
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    request: ScoreRequest
-    future: "Future[ScoreResult]"
-
-    @property
-    def is_small(self) -> bool:
-        return len(self.request.item_ids) <= AT_ONCE
+class _Lost(Exception):
+    """The reason to end a child."""
 
 
 class EngineClient:
-    """Thread-safe client of an engine process, which is restarted when it is lost.
+    """Thread-safe client of an engine's process, the child. A thread starts and watches it, and
+    starts another one when it is lost.
 
     Args:
         command: starts the child (`gpuscore.processes.worker.process.command`).
         start: the model to load, and the engine's limits.
-        patience: times and counts after which the supervisor gives up waiting or restarting.
+        patience: times and counts after which a child is killed, or not started again.
         environment: variables that the child gets besides this process's.
-        own: the engines of its model; some may be made after it. While another engine is alive,
-            requests of a silent child fail before it is killed, so that they run there.
-        everyone: the engines of all models. While another engine may still start, a child that
-            failed too often is started again all the same.
-        after: the first child starts once this is done without an error.
-        like: the `dtype` of another replica, which this replica waits for and takes over.
+        everyone: the engines of all models; more may be added after it. While another one may
+            still serve, a child that failed too often is started again all the same.
 
     Attributes:
-        dtype: the number format that the first child has chosen.
+        planned: the child's description of the model; raises as `started`.
+        started: the limits of the first child, once the model is loaded and warm. It raises
+            ConfigError if the model cannot be served, LoadTimeout if the child was not ready within
+            the `load_timeout`, EngineFailed if it was lost or the client closed before.
+        ended: done after `close`; raises EngineFailed if the child fails too often to be restarted.
+        loaded: bytes of weights that the child has read, and of all; 0 where that is not known.
+        pid: the process id of the present child, or else of the last one.
+        restarts: so far.
     """
 
     def __init__(
@@ -65,178 +78,249 @@ class EngineClient:
         start: Start,
         patience: Patience | None = None,
         environment: Mapping[str, str] | None = None,
-        own: "Sequence[EngineClient]" = (),
         everyone: "Sequence[EngineClient]" = (),
-        after: "Future[BackendLimits] | None" = None,
-        like: "Future[str] | None" = None,
     ) -> None:
-        self._own, self._everyone = own, everyone
+        self.planned: Future[str] = Future()
+        self.started: Future[BackendLimits] = Future()
+        self.ended: Future[None] = Future()
+        self.loaded = (0, 0)
+        self.pid: int | None = None
+        self.restarts = 0
+        self._command, self._start, self._environment = command, start, environment or {}
+        self._patience, self._everyone = patience or Patience(), everyone
         self._lock = threading.Lock()
         self._ids = count()
-        self._issued = 0
-        self._waiting: dict[int, _Waiting] = {}
-        self.backlog = Backlog(start.engine, lambda: self._supervisor.rate)
-        self._send: Send | None = None  # None while no child is ready
-        self._closing = False
-        options = patience or Patience(), environment or {}, self.may_give_up
-        self._supervisor = Supervisor(command, start, self, *options, after, like)
-        self.planned = self._supervisor.planned
-        self.started = self._supervisor.started
-        self.ended = self._supervisor.ended
-        self.dtype = self._supervisor.dtype
-        self._supervisor.start()
-
-    @property
-    def loaded(self) -> tuple[int, int]:
-        """Bytes of weights that the child has read, and of all; 0 where that is not known."""
-        return self._supervisor.loaded
+        self._waiting: dict[int, tuple[ScoreRequest, Future[ScoreResult]]] = {}
+        self._pipe: Pipe | None = None  # None while no child is ready
+        self._closing = threading.Event()
+        self._failures = 0  # in a row
+        self._stats = NO_STATS  # of the last heartbeat; the counters include `_past`
+        self._past = NO_COUNTERS  # of the earlier children
+        self._silence = 0.0  # seconds since the last message from the present child
+        self._loading = 0.0  # seconds that the present child has been loading
+        self._ready_at = 0.0  # time at which the present child was ready
+        self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
+        self._thread.start()
 
     @property
     def alive(self) -> bool:
         """True while a child is ready and sends heartbeats."""
-        return self._supervisor.healthy and not self._closing
+        ready = self._pipe is not None and not self._closing.is_set()
+        return ready and self._silence <= self._patience.silent
 
     @property
     def hopeful(self) -> bool:
         """True while a child is ready or has not failed too often in a row."""
-        return self.alive or self._supervisor.hopeful
-
-    def may_give_up(self) -> bool:
-        """Return True unless another engine is hopeful."""
-        return not any(engine.hopeful for engine in self._everyone if engine is not self)
+        return self.alive or self._failures < self._patience.max_failures
 
     @property
     def rate(self) -> float:
         """Tokens per second in well filled batches; 0 while unknown."""
-        return self._supervisor.rate
-
-    @property
-    def reported(self) -> Report:
-        """The child's last account of its work."""
-        return self._supervisor.reported
-
-    @property
-    def pid(self) -> int | None:
-        """The process id of the present child, or else of the last child."""
-        return self._supervisor.pid
-
-    @property
-    def restarts(self) -> int:
-        return self._supervisor.restarts
-
-    @property
-    def retry_after(self) -> int:
-        """Whole seconds until a child may be ready."""
-        return MAX_RETRY_AFTER if self._closing else self._supervisor.retry_after
+        return self._stats.capacity
 
     def stats(self) -> EngineStats:
-        """Return the child's last stats; only the counters and restarts while no child runs."""
-        return self._supervisor.stats
+        """Return the stats of the last heartbeat, with counters that add up all children.
 
-    def score(self, request: ScoreRequest) -> "Future[ScoreResult]":
-        """Queue a request without blocking. Cancelling the future drops work not launched yet.
-
-        Raises:
-            Overloaded, Unavailable: raised here; the future has all other errors.
+        They lack the work of a lost child since its last heartbeat.
         """
-        (outcome,) = self.score_all([request])
-        if isinstance(outcome, GpuscoreError):
-            raise outcome
-        return outcome
+        return replace(self._stats, heartbeat_age=self._silence, restarts=self.restarts)
 
-    def score_all(
-        self, requests: Sequence[ScoreRequest]
-    ) -> "list[Future[ScoreResult] | GpuscoreError]":
-        """Queue requests as `score` does and send them over the pipe together.
+    def score_all(self, requests: Sequence[ScoreRequest]) -> "list[Future[ScoreResult]]":
+        """Send requests to the child together, without blocking.
 
-        Returns:
-            For each request, its future, or the error that `score` would have raised.
+        Cancelling a future drops work that is not launched yet. A future raises Unavailable if no
+        child is ready, or if it is lost before it has answered.
         """
-        outcomes: list[Future[ScoreResult] | GpuscoreError] = []
-        ids: list[int] = []
+        futures: list[Future[ScoreResult]] = [Future() for _ in requests]
         with self._lock:
-            send = self._send if self.alive else None
-            for request in requests:
-                try:
-                    if send is None:
-                        after = self.retry_after
-                        raise Unavailable("the engine is not running", retry_after=after)
-                    self.backlog.admit(request)  # here too, so that the pipe's queue is bounded
-                except GpuscoreError as error:
-                    outcomes.append(error)
-                    continue
-                future: Future[ScoreResult] = Future()
-                ids.append(id := next(self._ids))
-                self._waiting[id] = _Waiting(request, future)
-                outcomes.append(future)
-            self._issued = ids[-1] + 1 if ids else self._issued
-            alone = len(self._waiting) == 1 and next(iter(self._waiting.values())).is_small
-        if send is not None:
-            send(*(partial(self._encode, id) for id in ids), now=alone)
-            admitted = (outcome for outcome in outcomes if isinstance(outcome, Future))
-            for id, future in zip(ids, admitted, strict=True):
-                future.add_done_callback(partial(self._leave, id, send))
-        return outcomes
+            pipe = self._pipe if self.alive else None
+            ids = [next(self._ids) for _ in requests]
+            if pipe is not None:
+                self._waiting.update(zip(ids, zip(requests, futures, strict=True), strict=True))
+            alone = len(self._waiting) == len(ids) == 1 and len(requests[0].item_ids) <= AT_ONCE
+        if pipe is None:
+            self._fail(futures, "the engine is not running")
+            return futures
+        pipe.put(*(partial(self._encode, id) for id in ids), now=alone)
+        for id, future in zip(ids, futures, strict=True):
+            future.add_done_callback(partial(self._leave, id, pipe))
+        return futures
 
     def close(self) -> None:
-        """Fail unanswered requests with `Unavailable` and end the child after its present step."""
-        self._closing = True
-        self._fail_all()
-        self._supervisor.close()
+        """Fail unanswered requests with `Unavailable`, end the child and wait for its end."""
+        self.stop()
+        self._thread.join()
 
-    def on_ready(self, send: Send) -> None:
-        with self._lock:
-            self._send = send
-
-    def on_silent(self) -> None:
-        if not any(engine.alive for engine in self._own if engine is not self):
-            return
-        with self._lock:
-            silent, send = list(self._waiting), self._send
-        self._fail_all()
-        if send is not None and silent:  # if it is heard again, it need not finish them
-            send(*(partial(encode, Cancel(id)) for id in silent))
-
-    def on_lost(self) -> None:
-        with self._lock:
-            self._send = None
-        self._fail_all()
-
-    def on_answer(self, answer: Result | Failure) -> None:
-        with self._lock:
-            waiting = self._waiting.get(answer.id)
-        if waiting is None:
-            if answer.id >= self._issued:
-                raise ProtocolError("an answer to a request that was never sent")
-            return  # it was cancelled meanwhile
-        if isinstance(answer, Failure):
-            resolve(waiting.future, answer.error())
-        else:
-            resolve(waiting.future, check_result(answer.result, waiting.request))
-
-    def _leave(self, id: int, send: Send, _: "Future[ScoreResult]") -> None:
-        with self._lock:
-            waiting = self._waiting.pop(id)
-            self.backlog.leave(waiting.request)
-        if waiting.future.cancelled():
-            send(lambda: encode(Cancel(id)))
+    def stop(self) -> None:
+        """Begin to close, without waiting."""
+        self._closing.set()
 
     def _encode(self, id: int) -> bytes | None:
-        """Encode a request, in the writer's thread; None if it was cancelled meanwhile."""
-        with self._lock:
-            waiting = self._waiting.get(id)
-        if waiting is None:
-            return None
-        frame = encode(Score(id, waiting.request))
-        if len(frame) > MAX_FRAME:
-            size = f"{len(frame)} bytes, the limit is {MAX_FRAME}"
-            resolve(waiting.future, TooManyTokens(f"the request takes {size}", param="items"))
-            return None
-        return frame
+        """Encode a request, in the thread that sends it; None if it was cancelled meanwhile."""
+        waiting = self._waiting.get(id)
+        return None if waiting is None else encode(Score(id, waiting[0]))
 
-    def _fail_all(self) -> None:
+    def _leave(self, id: int, pipe: Pipe, future: "Future[ScoreResult]") -> None:
         with self._lock:
-            lost = list(self._waiting.values())
-        for waiting in lost:
-            error = Unavailable("the engine stopped", retry_after=self.retry_after)
-            resolve(waiting.future, error)
+            self._waiting.pop(id, None)
+        if future.cancelled():
+            pipe.put(Cancel(id))
+
+    def _fail(self, futures: "Sequence[Future[ScoreResult]]", why: str) -> None:
+        for future in futures:
+            resolve(future, Unavailable(why, retry_after=RETRY_AFTER))
+
+    def _run(self) -> None:
+        end: Exception | None = None
+        try:
+            self._keep_running()
+        except Exception as error:  # noqa: BLE001  (raised by the futures' `result`)
+            end = error
+        starting: tuple[Future[Any], ...] = (self.planned, self.started)
+        for future in starting:
+            if not future.done():
+                future.set_exception(end or EngineFailed("the engine was closed"))
+        if end is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(end)
+
+    def _keep_running(self) -> None:
+        """Run one child after the other until `close`.
+
+        Raises:
+            ConfigError, EngineFailed: another start would not help.
+        """
+        while not self._closing.is_set():
+            reason = self._run_once()
+            if self._closing.is_set():
+                return
+            self._failures += 1
+            if not self.started.done() and self._loading > self._start.engine.load_timeout:
+                raise LoadTimeout(reason)
+            if not self.started.done():
+                raise EngineFailed(f"the engine's process was lost at start: {reason}")
+            if not any(engine.hopeful for engine in (self, *self._everyone)):
+                raise EngineFailed(
+                    f"the engine failed {self._failures} times in a row, last: {reason}"
+                )
+            delay = self._patience.delay(self._failures)
+            logger.error("the engine's process was lost: %s; restart in %.1f s", reason, delay)
+            if not self._closing.wait(delay):
+                self.restarts += 1
+
+    def _run_once(self) -> str:
+        """Run one child; return why it ended."""
+        try:
+            process = EngineProcess(self._command, self._environment)
+        except OSError as error:
+            return f"it cannot be started ({error})"
+        self.pid, self._loading, reason, patience = process.pid, 0.0, "", 0.0
+        process.pipe.put(self._start, now=True)
+        try:
+            self._watch(process.pipe)
+            patience = 0.0 if self._pipe is None else self._patience.close
+            process.pipe.put(Close(), now=True)
+        except EOFError:
+            patience = 1.0  # it has closed its end, so it will exit soon
+        except _Lost as error:
+            reason = str(error)
+        except ProtocolError as error:
+            reason = f"it sent {error}"
+        finally:
+            self._lost()
+            ended = process.end(patience)
+        return reason or ended
+
+    def _watch(self, pipe: Pipe) -> None:
+        """Handle messages until `close`.
+
+        Raises:
+            EOFError, ProtocolError, _Lost: the child is lost.
+            ConfigError: the model cannot be served.
+        """
+        decode: Callable[[bytes], FromChild] = decoder(FromChild)
+        before = monotonic()
+        while not self._closing.is_set():
+            frames = pipe.read(TICK)
+            for frame in frames:
+                self._handle(decode(frame), pipe)
+            since = min(monotonic() - before, 2 * TICK)  # a pause of this process is no silence
+            before = monotonic()
+            self._silence = 0.0 if frames else self._silence + since
+            if self._pipe is None:
+                self._loading += since
+            self._check_times()
+
+    def _check_times(self) -> None:
+        """Raise _Lost if the child is silent or loads too slowly."""
+        if self._pipe is not None:
+            if self._silence > self._patience.stopped:
+                raise _Lost(f"no sign of life for {self._silence:.1f} s")
+        elif self._loading > (limit := self._start.engine.load_timeout):
+            doing = "load and warm the model" if self.planned.done() else "import its framework"
+            raise _Lost(
+                f"the engine did not {doing} within --load-timeout {limit:g} s: something hangs, "
+                "or the limit is too short for this machine"
+            )
+
+    def _handle(self, message: FromChild, pipe: Pipe) -> None:
+        match message:
+            case Planned():
+                if not self.planned.done():
+                    # A later child may not choose another format: scores would change.
+                    model = replace(self._start.model, dtype=message.dtype)
+                    self._start = structs.replace(self._start, model=model)
+                    self.planned.set_result(message.about)
+            case Loading():
+                self.loaded = (message.done, message.total)
+            case Refused():
+                raise (
+                    _Lost(message.message) if self.started.done() else ConfigError(message.message)
+                )
+            case Ready() if self._pipe is None:
+                self._ready(message.limits, pipe)
+            case Heartbeat():
+                counters = self._past + message.stats.counters
+                self._stats = replace(message.stats, counters=counters)
+                if message.stalled > self._start.engine.engine_timeout:
+                    raise _Lost(f"the engine has made no progress for {message.stalled:.1f} s")
+                if monotonic() - self._ready_at >= self._patience.forgiven:
+                    self._failures = 0
+            case Result() | Failure():
+                self._answer(message)
+            case _:
+                raise ProtocolError(f"{type(message).__name__} at the wrong time")
+
+    def _ready(self, limits: BackendLimits, pipe: Pipe) -> None:
+        if self.started.done() and not same_model(self.started.result(), limits):
+            raise _Lost("the restarted engine has loaded another model than the first one")
+        with self._lock:
+            self._pipe, self._ready_at, self._silence = pipe, monotonic(), 0.0
+        if not self.started.done():  # only now: who waits for it may send requests at once
+            self.started.set_result(limits)
+
+    def _answer(self, answer: Result | Failure) -> None:
+        waiting = self._waiting.get(answer.id)
+        if waiting is None:
+            return  # it was cancelled meanwhile
+        request, future = waiting
+        if isinstance(answer, Failure):
+            resolve(future, answer.error())
+        else:
+            resolve(future, check_result(answer.result, request))
+
+    def _lost(self) -> None:
+        """Note that there is no child, which will send no further answers."""
+        with self._lock:
+            self._pipe = None
+            futures = [future for _, future in self._waiting.values()]
+        self._past = self._stats.counters
+        self._stats = replace(NO_STATS, counters=self._past)
+        self._fail(futures, "the engine stopped")
+
+
+def same_model(limits: BackendLimits, other: BackendLimits) -> bool:
+    """Return True if prompts checked against one model fit the other; memory may differ."""
+    kept = (limits.vocab_rows, limits.classes, limits.max_model_len)
+    return kept == (other.vocab_rows, other.classes, other.max_model_len)

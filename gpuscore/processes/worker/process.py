@@ -5,13 +5,12 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from subprocess import DEVNULL, Popen, TimeoutExpired
 
 from gpuscore.config import API_KEY_VARIABLE
-from gpuscore.processes.worker.frames import FrameReader, FrameWriter
+from gpuscore.processes.worker.pipe import Pipe
 
 _PR_SET_PDEATHSIG = 1
 
@@ -42,20 +41,6 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-@contextmanager
-def _blocked(*signals: signal.Signals) -> Iterator[None]:
-    """Block signals in this thread and in the processes that it starts.
-
-    The child ignores these signals, but only after its interpreter has started. Other threads of
-    this process receive them meanwhile.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 class EngineProcess:
     """A running engine process, connected by a socket pair; `end` stops it and frees all it used.
 
@@ -73,21 +58,20 @@ class EngineProcess:
             # The child serves no clients, so it gets no API keys. It inherits only its socket. Its
             # standard output is the server's standard error, because the server prints on stdout.
             environment = {k: v for k, v in os.environ.items() if k != API_KEY_VARIABLE} | {**more}
-            with _blocked(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                self._process = Popen(
-                    [*command, str(theirs.fileno()), str(os.getpid())],
-                    stdin=DEVNULL,
-                    stdout=sys.__stderr__.fileno() if sys.__stderr__ else DEVNULL,
-                    pass_fds=[theirs.fileno()],
-                    env=environment,
-                )
+            self._process = Popen(
+                [*command, str(theirs.fileno()), str(os.getpid())],
+                stdin=DEVNULL,
+                stdout=sys.__stderr__.fileno() if sys.__stderr__ else DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for the parent, which drains
+            )
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
-        self.reader = FrameReader(ours)
-        self.writer = FrameWriter(ours, "engine-writer")
+        self.pipe = Pipe(ours)
 
     @property
     def pid(self) -> int:
@@ -100,7 +84,7 @@ class EngineProcess:
         except TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self.writer.hang_up()
+        self.pipe.close()
         code = self._process.returncode
         return f"exit code {code}" if code >= 0 else f"signal {-code}"
 

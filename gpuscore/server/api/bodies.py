@@ -27,18 +27,16 @@ from gpuscore.dialects.dialect import (
     text_bytes,
 )
 from gpuscore.dialects.served import LoadedModel
-from gpuscore.dialects.table import error_answer
 from gpuscore.errors import (
     BodyTooLarge,
-    GpuscoreError,
     InvalidRequest,
     NonfiniteScore,
     Unavailable,
     UnsupportedMediaType,
 )
-from gpuscore.server.http.exchange import MORE
-from gpuscore.server.service import RequestContext, ScoringService
-from gpuscore.types.record import RESPOND, TOKENIZE, record_of
+from gpuscore.server.http.gate import COUNT
+from gpuscore.server.service import ScoringService
+from gpuscore.types.record import RESPOND, TOKENIZE, RequestRecord
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.results import renumbered, scored_places
 
@@ -109,18 +107,16 @@ def check_content_type(request: Request) -> None:
 async def read_body(request: Request, config: ServerConfig) -> bytes:
     """Return the whole body, unpacked.
 
-    The connection enforces the timeout, and drops the rest of a body that was answered early.
+    The gate enforces the timeout and counts the bytes; the connection drops the rest of a body that
+    was answered early.
 
     Raises:
-        BodyTooLarge: more than `max_body_bytes`, announced, sent or unpacked.
+        BodyTooLarge: more than `max_body_bytes`, sent or unpacked.
         InvalidRequest: the body is not in its content encoding.
         Overloaded: the bodies in flight exceed `max_queued_bytes`.
         ClientDisconnect: the client left.
     """
     limit = config.max_body_bytes
-    announced = request.headers.get("content-length")
-    if announced is not None and int(announced) > limit:  # the HTTP parser checked the digits
-        raise BodyTooLarge(f"the body is over {limit} bytes")
     reader = unpacker(request.headers.getlist("content-encoding"))
     parts, size, received = [], 0, 0
     async for part in request.stream():
@@ -134,7 +130,7 @@ async def read_body(request: Request, config: ServerConfig) -> bytes:
             size += len(piece)
             if size > limit:
                 raise BodyTooLarge(f"the unpacked body is over {limit} bytes")
-            count(request.scope, len(piece))
+            request.scope["state"][COUNT](len(piece))
             parts.append(piece)
             if len(piece) == PIECE:
                 await asyncio.sleep(0)
@@ -143,29 +139,8 @@ async def read_body(request: Request, config: ServerConfig) -> bytes:
     return b"".join(parts)
 
 
-def count(scope: Scope, size: int) -> None:
-    """Count bytes that did not arrive on the connection; raise Overloaded for too many."""
-    refusal = scope["state"].get(MORE, lambda _: None)(size)
-    if refusal is not None:
-        raise refusal
-
-
 def json_response(content: object) -> Response:
     return Response(msgspec.json.encode(content), media_type=JSON)
-
-
-class _ErrorResponse(Response):
-    """An ASGI response that answers with an error."""
-
-    def __init__(self, error: GpuscoreError, headers: dict[str, str]) -> None:
-        super().__init__(None, error.status, headers)
-        self._error = error
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        fields, self.body = error_answer(self._error, record_of(scope))
-        more = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
-        self.raw_headers = fields + more
-        await super().__call__(scope, receive, send)
 
 
 class LongResponse(Response):
@@ -179,13 +154,13 @@ class LongResponse(Response):
     def __init__(
         self,
         service: ScoringService,
-        call: RequestContext,
+        tenant: str | None,
         first: bytes,
         rest: Iterator[bytes],
     ) -> None:
         super().__init__(media_type=JSON)
         del self.headers["content-length"]
-        self._service, self._call, self._first, self._rest = service, call, first, rest
+        self._service, self._tenant, self._first, self._rest = service, tenant, first, rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         size = 0
@@ -198,18 +173,12 @@ class LongResponse(Response):
                     size += len(part)
                     await send({"type": "http.response.body", "body": part, "more_body": True})
                     more = partial(next_part, self._rest)
-                    part = await self._service.in_thread(self._call, more)
+                    part = await self._service.in_thread(self._tenant, more)
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         except Unavailable:
             pass  # given up; what was sent shows that it is not complete
         finally:
             self._service.memory.used(size)
-
-
-def error_response(error: GpuscoreError, headers: dict[str, str] | None = None) -> Response:
-    # After these errors the rest of the request is not read.
-    close = {"Connection": "close"} if error.status in (408, 413, 431) else {}
-    return _ErrorResponse(error, close | (headers or {}))
 
 
 SMALL_ANSWER = 2**16  # bytes; up to here an answer is encoded on the event loop
@@ -218,14 +187,20 @@ MOST_PARTS = 128  # of a body at once; the engine's queue has room for 1,024 req
 
 
 async def answer(
-    service: ScoringService, dialect: Dialect[BodyT], body: BodyT, call: RequestContext
+    service: ScoringService,
+    dialect: Dialect[BodyT],
+    body: BodyT,
+    record: RequestRecord,
+    reserve: Callable[[int], None],
 ) -> Response:
     """Return the answer to a body; a large answer is sent while it is made.
+
+    Args:
+        reserve: counts the bytes that the answer has at most; raises AnswerTooLarge or Overloaded.
 
     Raises:
         GpuscoreError: the request is refused or has failed; each subclass is one code.
     """
-    record = call.record
     record.items = body.num_items
     served = choose(service.models, dialect, body)
     record.model = served.name
@@ -235,21 +210,21 @@ async def answer(
             prepared, size = _prepared(model, dialect, body)
         else:
             work = partial(_prepared, model, dialect, body)
-            prepared, size = await service.in_thread(call, work)
+            prepared, size = await service.in_thread(record.tenant, work)
     name = answered_name(served, body)
     size += FRAME_BYTES + text_bytes(name)
-    call.reserve(size)
+    reserve(size)
     result, parts = None, list[ScoreResult]()
     if prepared.parts:
-        parts = await _results(service, model, prepared, call)
+        parts = await _results(service, model, prepared, record)
     elif prepared.request is not None:
         try:
-            result = await service.run(model, prepared.request, prepared.salt, call)
+            result = await service.run(model, prepared.request, record)
         except NonfiniteScore as error:
             raise renumbered(error, scored_places(prepared.errors, body.num_items)) from error
-    scored = Scored(body, prepared, result, name, record.request_id, call.path, parts)
+    scored = Scored(body, prepared, result, name, record, parts)
     pieces = _encoded(partial(dialect.encode, scored))
-    begun = partial(_begun, service, call, pieces, size)
+    begun = partial(_begun, service, record.tenant, pieces, size)
     if prepared.prompt_tokens is None:
         return await begun()
     with record.stage(RESPOND):
@@ -274,7 +249,7 @@ def _encoded(encode: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
 
 async def _begun(
     service: ScoringService,
-    call: RequestContext,
+    tenant: str | None,
     pieces: Iterator[bytes],
     size: int,
 ) -> Response:
@@ -283,16 +258,16 @@ async def _begun(
         return Response(b"".join(pieces), media_type=JSON)
     made, length = list[bytes](), 0
     while length <= LARGE_ANSWER:
-        part = await service.in_thread(call, partial(next_part, pieces))
+        part = await service.in_thread(tenant, partial(next_part, pieces))
         if part is None:
             return Response(b"".join(made), media_type=JSON)
         made.append(part)
         length += len(part)
-    return LongResponse(service, call, b"".join(made), pieces)
+    return LongResponse(service, tenant, b"".join(made), pieces)
 
 
 async def _results(
-    service: ScoringService, model: LoadedModel, prepared: PreparedBody, call: RequestContext
+    service: ScoringService, model: LoadedModel, prepared: PreparedBody, record: RequestRecord
 ) -> list[ScoreResult]:
     """Return the results of all parts of a body, MOST_PARTS at once; the first error ends all."""
     places = asyncio.Semaphore(MOST_PARTS)
@@ -300,7 +275,7 @@ async def _results(
     async def run_part(request: ScoreRequest, items: Sequence[int]) -> ScoreResult:
         try:
             async with places:
-                return await service.run(model, request, prepared.salt, call)
+                return await service.run(model, request, record)
         except NonfiniteScore as error:
             raise renumbered(error, items) from error
 

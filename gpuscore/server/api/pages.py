@@ -129,7 +129,7 @@ def add_probes(app: FastAPI, service: ScoringService) -> None:
         summary="Liveness of the server",
         description="200 while the process and its event loop are alive, whatever the engine does.",
     )
-    async def livez() -> Response:
+    async def livez(request: Request) -> Response:
         return json_response({"status": "ok"})
 
     @app.get(
@@ -166,7 +166,7 @@ def add_pages(app: FastAPI, service: ScoringService, aliases: Mapping[str, str])
         summary="Served models",
         description="The models' names and longest prompts, as `data` of OpenAI's API.",
     )
-    async def models() -> Response:
+    async def models(request: Request) -> Response:
         return json_response({"object": "list", "data": list(map(_model_card, service.models))})
 
     @app.get(

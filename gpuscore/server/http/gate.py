@@ -1,201 +1,299 @@
-"""The gate: admits or refuses a request at its head, before its body is read or a task exists.
+"""The gate: the ASGI middleware in front of all routes, of `gpuscore serve` and of Ray's ingress.
 
-An overloaded server must refuse requests at a small part of the cost of answering them. So the gate
-counts requests as they come from the HTTP parser, and the connection writes a refusal at once.
+An overloaded server must refuse requests at a small part of the cost of answering them. So a head
+is checked before there is a task, a body or any JSON, and a connection writes the refusal at once.
 """
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
+from time import monotonic
+
+from fastapi import FastAPI
+from starlette.requests import ClientDisconnect
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
 
 from gpuscore.config import ServerConfig
-from gpuscore.dialects.table import DIALECT_OF
-from gpuscore.engine.admission import Backlog
-from gpuscore.errors import Overloaded
-from gpuscore.server.http.auth import ApiKeys
-from gpuscore.server.http.exchange import Exchange
-from gpuscore.server.http.timing import Rounds
+from gpuscore.dialects.paths import no_such_path
+from gpuscore.dialects.table import DIALECT_OF, error_answer
+from gpuscore.errors import (
+    BodyTooLarge,
+    GpuscoreError,
+    HeaderTooLarge,
+    InternalError,
+    InvalidApiKey,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    RequestTimeout,
+)
+from gpuscore.server.http.admission import Admission, Visit
+from gpuscore.server.http.aliases import read_aliases
+from gpuscore.server.http.auth import NO_KEY, ApiKeys
+from gpuscore.server.http.headers import Hosts, read_origins
+from gpuscore.server.http.rounds import Pacer, Rounds, in_time
+from gpuscore.server.observe.operations import Operations, server_timing
 from gpuscore.server.service import ScoringService
+from gpuscore.types.record import UNMATCHED, Headers, RequestRecord, record_of
+
+logger = logging.getLogger(__name__)
 
 # A round of the event loop starts the work of at most this many requests, or of requests with about
 # this many bytes; the others wait. (After a long round, `Rounds.pieces` allows more.) This keeps
 # rounds to some milliseconds, so that refusals and probes are answered even when a thousand
 # requests arrive at once.
 STARTS, START_BYTES = 8, 2**18
-BEHIND = 0.5  # seconds; a loop that is this late admits no more requests
-BYTES_PER_TOKEN = 4  # of a body, roughly; to estimate the wait of a request that was not read yet
-# Places of a gate's counts: open connections, requests in flight, bytes of bodies and answers.
+BROKEN = "broken"  # in the scope's state: the error that has ended a body
+COUNT = "count"  # ... a function that counts bytes which do not arrive on the connection
+_CHECKED = "checked"  # ... the head was checked
+_CLOSING = (408, 413, 431)  # after these errors the rest of the request is not read
+_CLOSE = (b"connection", b"close")
+
+Fields = list[tuple[bytes, bytes]]
+Answer = tuple[int, Fields, bytes]  # status, header fields, body
 
 
 class Gate:
-    """The counts of connections, of scoring requests in flight and of their bytes.
+    """The middleware that checks, admits, answers errors, marks answers and keeps the record.
 
-    A request counts from its complete body to the end of its answer. The bytes of its body count
-    from the first one received. Once the answer is prepared, the most bytes that it may have count.
+    It finds the route itself, so that keys, limits and the work can not disagree about the path. It
+    treats HEAD as GET; the connection sends no body.
 
-    Attributes:
-        bytes: of the bodies and answers of requests in flight.
+    Args:
+        app: the routes, and what is not HTTP.
+        service: its backlogs decide whether a request is admitted.
+        config: the limits, aliases and origins; of this process.
+        keys: the valid API keys.
+        operations: gets the records.
+        hosts: the names that the server answers to.
+        open_paths: paths that need no key.
+        rounds: those of the event loop; None if the loop is not the server's own, so that it tells
+            nothing about them.
     """
 
     def __init__(
-        self, service: ScoringService, config: ServerConfig, keys: ApiKeys, rounds: Rounds
+        self,
+        app: FastAPI,
+        service: ScoringService,
+        config: ServerConfig,
+        keys: ApiKeys,
+        operations: Operations,
+        hosts: Hosts,
+        open_paths: Collection[str],
+        rounds: Rounds | None = None,
     ) -> None:
-        self.bytes = 0
-        self._connections = 0
-        self.tenant = keys.tenant
-        self.scoring = DIALECT_OF.keys()  # paths of the requests that are counted
-        self._tenants: Counter[str] = Counter()  # requests in flight of each tenant
-        self._entered: set[Exchange] = set()  # requests in flight
-        self._sizes: Counter[Exchange] = Counter()  # bytes of bodies
-        self._more: Counter[Exchange] = Counter()  # bytes of bodies unpacked, and of answers
-        self._service, self._config, self._rounds = service, config, rounds
-        self._turns: deque[tuple[Exchange, Callable[[], None]]] = deque()
-        # Once there are too many requests, every further one in the same round gets this refusal.
-        self._refused, self._refusal = -1, Overloaded("")
-        self._round = -1
-        self._starts = self._start_bytes = 0
+        self.routes = {route.path: route for route in app.routes if isinstance(route, Route)}
+        self._app, self._service, self._config, self._keys = app, service, config, keys
+        self._operations, self._hosts, self._open = operations, hosts, frozenset(open_paths)
+        self._aliases, self._origins = read_aliases(config), read_origins(config)
+        age: Callable[[], float] = (lambda: 0.0) if rounds is None else (lambda: rounds.age)
+        self.admission = Admission(service, config, age)
+        self.starts = Pacer((lambda: STARTS) if rounds is None else partial(rounds.pieces, STARTS))
 
-    @property
-    def round(self) -> int:
-        return self._rounds.number
-
-    @property
-    def requests(self) -> int:
-        """Number of requests in flight."""
-        return len(self._entered)
-
-    @property
-    def waiting(self) -> int:
-        """Number of complete requests whose work has not begun."""
-        return len(self._turns)
-
-    @property
-    def draining(self) -> bool:
-        return self._service.draining
-
-    def connect(self) -> bool:
-        """Count a new connection; return False, without counting it, if there are too many."""
-        if self._connections >= self._config.max_connections:
-            return False
-        self._connections += 1
-        return True
-
-    def disconnect(self) -> None:
-        """Stop counting a connection."""
-        self._connections -= 1
-
-    def refusal(self, tenant: str, announced: int, own: int = 0) -> Overloaded | None:
-        """Return the error for a request that must be refused now; None if it is admitted.
-
-        Args:
-            tenant: the owner of the request's key.
-            announced: bytes of its body that are still to come, as far as is known.
-            own: bytes of its body that have arrived.
-
-        Also returns None without an engine and while draining: the service answers those requests.
-        """
-        if self._refused == self._rounds.number:
-            return self._refusal
-        backlogs = self._service.models.backlogs  # whose request it is, its body tells
-        if not backlogs or self._service.draining:
-            return None
-        requests = self.requests
-        if requests >= backlogs[0].most_requests:
-            self._refused = self._rounds.number
-            tokens = sum(backlog.tokens for backlog in backlogs)
-            self._refusal = Overloaded(
-                f"{requests} requests with {tokens} tokens are in flight",
-                retry_after=_retry_after(backlogs),
-            )
-            return self._refusal
-        if self._tenants[tenant] >= self._config.max_inflight_per_key:
-            return Overloaded(
-                f"{self._tenants[tenant]} requests of this API key are in flight", retry_after=1
-            )
-        crowded = self._crowded(own, announced)
-        if crowded is not None:
-            return crowded
-        if self._rounds.age > BEHIND:
-            return Overloaded(f"the server is {self._rounds.age:.1f} seconds late", retry_after=1)
-        seconds = min(self._config.max_queue_seconds, self._config.request_timeout)
-        tokens = (own + announced) // BYTES_PER_TOKEN
-        refusals = [backlog.wait_refusal(tokens, seconds) for backlog in backlogs]
-        # While one model has time, only `ScoringService.run` can tell that another has none.
-        return None if None in refusals else refusals[0]
-
-    def received(self, exchange: Exchange, size: int) -> Overloaded | None:
-        """Count a part of a body; return an error if the bodies exceed `--max-queued-bytes`."""
-        self.bytes += size
-        self._sizes[exchange] += size
-        full = self.bytes > self._config.max_queued_bytes
-        return self.refusal(exchange.tenant, 0, self._sizes[exchange]) if full else None
-
-    def more(self, exchange: Exchange, size: int) -> Overloaded | None:
-        """Count bytes that did not arrive on the connection; `received` counts bytes that did.
-
-        Such bytes are the unpacked part of a body, or the most that the answer may have.
-        """
-        self.bytes += size
-        self._more[exchange] += size
-        return self._crowded(self._sizes[exchange] + self._more[exchange], 0)
-
-    def _crowded(self, own: int, announced: int) -> Overloaded | None:
-        """Return an error if others have bytes here and `own` and `announced` make too many."""
-        others, limit = self.bytes - own, self._config.max_queued_bytes
-        if not others or others + own + announced <= limit:
-            return None
-        return Overloaded(
-            f"{self.requests} requests with bodies and answers of {others} bytes are in flight, "
-            f"the limit is {limit} bytes",
-            retry_after=_retry_after(self._service.models.backlogs),
-        )
-
-    def size(self, exchange: Exchange) -> int:
-        """Return the bytes of its body that have arrived."""
-        return self._sizes[exchange]
-
-    def enter(self, exchange: Exchange, start: Callable[[], None]) -> None:
-        """Count a complete request and call `start`.
-
-        The call comes at once if no request waits and the round may start more work; otherwise in a
-        later round, in order of arrival.
-        """
-        self._entered.add(exchange)
-        self._tenants[exchange.tenant] += 1
-        if not self._turns and self._has_time():
-            self._start(exchange, start)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
             return
-        self._turns.append((exchange, start))
-        if len(self._turns) == 1:
-            asyncio.get_running_loop().call_soon(self._next)
+        record = record_of(scope)
+        send = self._marked(scope, record, send)
+        self._operations.running += 1
+        try:
+            if _CHECKED not in scope["state"]:
+                self._check(scope)
+            await self._answer(scope, record, receive, send)
+        except ClientDisconnect:
+            logger.debug("a client left before its answer")
+        except GpuscoreError as error:
+            await self._send_error(scope, record, error, send)
+        except Exception:
+            logger.exception("unhandled error in request %s", record.request_id)
+            await self._send_error(scope, record, InternalError("internal error"), send)
+        finally:
+            self._operations.running -= 1
+            self._operations.finish(record, scope["headers"])
 
-    def leave(self, exchange: Exchange) -> None:
-        """Stop counting an exchange, however it ended."""
-        if exchange in self._entered:
-            self._entered.remove(exchange)
-            self._tenants[exchange.tenant] -= 1
-            if not self._tenants[exchange.tenant]:
-                del self._tenants[exchange.tenant]
-        size = self._sizes.pop(exchange, 0) + self._more.pop(exchange, 0)
-        self.bytes -= size
+    def refusal(self, scope: Scope) -> Answer | None:
+        """Check a head, which `__call__` then does not; return the answer if it is refused, after
+        which the request is over."""
+        try:
+            self._check(scope)
+        except GpuscoreError as error:
+            return self.refused(scope, error)
+        scope["state"][_CHECKED] = True
+        return None
 
-    def _next(self) -> None:
-        while self._turns and self._has_time():
-            self._start(*self._turns.popleft())
-        if self._turns:
-            asyncio.get_running_loop().call_soon(self._next)  # in the next round
+    def refused(self, scope: Scope, error: GpuscoreError) -> Answer:
+        """Return the answer to a request that no route sees, and end its record."""
+        record = record_of(scope)
+        fields, body = self._error(scope, record, error)
+        record.bytes_out = len(body)
+        self._operations.finish(record, scope["headers"])
+        return error.status, fields + self._marks(scope, record, error.status), body
 
-    def _has_time(self) -> bool:
-        if self._round != self._rounds.number:
-            self._round, self._starts, self._start_bytes = self._rounds.number, 0, 0
-        return self._starts < self._rounds.pieces(STARTS) and self._start_bytes < START_BYTES
+    def refuse_connection(self) -> None:
+        """Count a connection over the limit."""
+        self._operations.refuse_connection()
 
-    def _start(self, exchange: Exchange, start: Callable[[], None]) -> None:
-        self._starts += 1
-        self._start_bytes += self._sizes[exchange]
-        start()
+    def _check(self, scope: Scope) -> None:
+        """Raise the error of a head that is refused; otherwise note its tenant and its route."""
+        record, headers = record_of(scope), scope["headers"]
+        path = scope["path"] = self._aliases.get(scope["path"], scope["path"])
+        route = self.routes.get(path)
+        record.route = UNMATCHED if route is None else path
+        self._check_fields(record, headers)
+        if self._origins.is_preflight(scope):
+            return
+        tenant = self._keys.tenant(headers)
+        if tenant is None and path not in self._open:
+            raise InvalidApiKey("a valid API key is required: Authorization: Bearer KEY")
+        record.tenant = tenant or NO_KEY
+        if route is None:
+            raise NotFound(no_such_path(path))
+        if _method(scope) not in _methods(route):
+            raise MethodNotAllowed("this path does not have that method")
+        if path not in DIALECT_OF:
+            return
+        if self._service.draining:
+            raise self._service.shutting_down()
+        length = _announced(headers)
+        if length <= self._config.max_body_bytes:  # otherwise `_reader` refuses it
+            refusal = self.admission.refusal(record.tenant, length)
+            if refusal is not None:
+                raise refusal
+
+    def _check_fields(self, record: RequestRecord, headers: Fields) -> None:
+        """Raise the error of header fields that are refused on every route."""
+        if len(headers) > self._config.max_headers:
+            raise HeaderTooLarge(
+                f"the request head has {len(headers)} fields, the limit is "
+                f"{self._config.max_headers}"
+            )
+        self._hosts.check(headers)
+        if record.bad_request_id:
+            raise InvalidRequest(
+                "X-Request-Id must be given once, as 1 to 128 of A-Z a-z 0-9 . _ -",
+                param="X-Request-Id",
+            )
+
+    async def _answer(
+        self, scope: Scope, record: RequestRecord, receive: Receive, send: Send
+    ) -> None:
+        if self._origins.is_preflight(scope):
+            await self._origins.preflight(scope)(scope, receive, send)
+            return
+        route = self.routes[scope["path"]]
+        if scope["path"] not in DIALECT_OF:
+            await route.app({**scope, "method": _method(scope)}, receive, send)
+            return
+        visit = Visit(record.tenant or NO_KEY)
+        scope["state"][COUNT] = partial(self._count, visit)
+        try:
+            await route.app(scope, self._reader(visit, scope, record, receive), send)
+        finally:
+            self.admission.leave(visit)
+
+    def _reader(
+        self, visit: Visit, scope: Scope, record: RequestRecord, receive: Receive
+    ) -> Callable[[], Awaitable[Message]]:
+        """Return a `receive` that counts the body, ends it at its deadline and its limit, and has
+        the work wait for its turn."""
+        limit, seconds = self._config.max_body_bytes, self._config.body_timeout
+        too_large = _announced(scope["headers"]) > limit
+        end, complete = monotonic() + seconds, False
+
+        async def read() -> Message:
+            nonlocal complete
+            if complete:  # what comes now is the client's leaving, however late
+                return await receive()
+            if too_large or record.bytes_in > limit:
+                raise BodyTooLarge(f"the body is over {limit} bytes")
+            late = RequestTimeout(f"the body was not complete after {seconds:g} seconds")
+            message: Message = await in_time(receive(), end, late)
+            if BROKEN in scope["state"]:
+                raise scope["state"][BROKEN]
+            size = len(message.get("body", b""))
+            record.bytes_in += size
+            self._count(visit, size)
+            if message["type"] == "http.request" and not message.get("more_body", False):
+                complete = True
+                refusal = self.admission.enter(visit)
+                if refusal is not None:
+                    raise refusal
+                await self._turn(visit.size)
+            return message
+
+        return read
+
+    def _count(self, visit: Visit, size: int) -> None:
+        refusal = self.admission.add(visit, size)
+        if refusal is not None:
+            raise refusal
+
+    async def _turn(self, size: int) -> None:
+        """Return once the loop has time to start the work on a body of `size` bytes."""
+        cost = 1 + size * STARTS // START_BYTES
+        if self.starts.take(cost):
+            return
+        turn = asyncio.get_running_loop().create_future()
+
+        def start() -> None:
+            if not turn.done():  # the client may have left
+                turn.set_result(None)
+
+        self.starts.add(start, cost)
+        await turn
+
+    def _marked(self, scope: Scope, record: RequestRecord, send: Send) -> Send:
+        async def marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = record.status or message["status"]
+                marks = self._marks(scope, record, message["status"])
+                message["headers"] = [*message["headers"], *marks]
+            else:
+                record.bytes_out += len(message.get("body", b""))
+            await send(message)
+
+        return marked
+
+    def _marks(self, scope: Scope, record: RequestRecord, status: int) -> Fields:
+        """Return the fields that every answer has."""
+        marks = [(b"x-request-id", record.request_id.encode())]
+        if self._config.timing_headers:
+            marks.append((b"server-timing", server_timing(record).encode()))
+        if self._service.draining or status in _CLOSING:  # the next request goes to another server
+            marks.append(_CLOSE)
+        return marks + self._origins.fields(scope["headers"])
+
+    async def _send_error(
+        self, scope: Scope, record: RequestRecord, error: GpuscoreError, send: Send
+    ) -> None:
+        if record.status:  # the answer has begun; its end will be missing
+            return
+        fields, body = self._error(scope, record, error)
+        await send({"type": "http.response.start", "status": error.status, "headers": fields})
+        await send({"type": "http.response.body", "body": body})
+
+    def _error(
+        self, scope: Scope, record: RequestRecord, error: GpuscoreError
+    ) -> tuple[Fields, bytes]:
+        fields, body = error_answer(error, record)
+        if error.status == MethodNotAllowed.status:
+            methods = ", ".join(sorted(_methods(self.routes[scope["path"]])))
+            fields.append((b"allow", methods.replace("GET", "GET, HEAD").encode()))
+        return fields, body
 
 
-def _retry_after(backlogs: Sequence[Backlog]) -> int:
-    """Return whole seconds until one of the models may have time."""
-    return min((backlog.retry_after for backlog in backlogs), default=1)
+def _announced(headers: Headers) -> int:
+    """Return the bytes that the body has by its head; 0 if that does not say."""
+    return sum(int(value) for name, value in headers if name == b"content-length")
+
+
+def _method(scope: Scope) -> str:
+    method: str = scope["method"]
+    return "GET" if method == "HEAD" else method
+
+
+def _methods(route: Route) -> set[str]:
+    return (route.methods or set()) - {"HEAD"}

@@ -1,26 +1,26 @@
-"""Checks of a request's head: its size, id, timeout, the server's name, and the page that asks.
+"""Header fields: the server's name, the page that asks, and the request's timeout.
 
 A web page can make its own name point to the reader's machine (DNS rebinding). The browser then
 lets it read a server on loopback, which without keys trusts everybody there. But the request names
 the page's host, so such a server answers only to names that always mean loopback.
 
-Pages of other origins may read no answer by default (CORS). The middleware answers preflights,
-which carry no key, and adds the header fields to the application's answers. A connection adds them
-to the answers that it writes by itself; otherwise a browser would hide a 429 from the page that
-asked.
+Pages of other origins may read no answer by default (CORS). With origins, preflights, which carry
+no key, are answered, and every answer has the fields that let the page read it: otherwise a browser
+would hide a 429 from the page that asked.
 """
 
 import ipaddress
 import re
-from collections.abc import Iterator
 
+from starlette.datastructures import Headers as StarletteHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.types import ASGIApp, Scope
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from gpuscore.config import ServerConfig
-from gpuscore.errors import ConfigError, GpuscoreError, HeaderTooLarge, InvalidRequest
-from gpuscore.types.record import Headers, record_of
+from gpuscore.errors import ConfigError, InvalidRequest
+from gpuscore.types.record import Headers
 
 TIMEOUT_HEADER = "X-Request-Timeout-Ms"
 ANY = "*"  # host name, or origin
@@ -30,37 +30,8 @@ REQUEST_FIELDS = ("Authorization", "X-Api-Key", "Content-Type", "X-Request-Id", 
 ANSWER_FIELDS = ("X-Request-Id", "Retry-After", "Server-Timing")  # fields that a page may read
 _DIGITS = re.compile(r"[0-9]{1,9}")
 _NAME = re.compile(r"[a-z0-9._-]+|\[[0-9a-f:.]+\]")
-_AUTHORITY = re.compile(rb"[^/]*://([^/]*)")
 _PORT = re.compile(r":[0-9]*\Z")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.:\[\]_-]+")
-
-
-def head_refusal(
-    headers: list[tuple[bytes, bytes]], target: int, config: ServerConfig
-) -> GpuscoreError | None:
-    """Return the error of a head that is refused on every route, or None.
-
-    `target` is the length of the request target in bytes.
-    """
-    size = target + sum(len(name) + len(value) + 4 for name, value in headers)
-    if len(headers) > config.max_headers or size > config.max_header_bytes:
-        return HeaderTooLarge(
-            f"the request head has {len(headers)} fields and {size} bytes, the limits are "
-            f"{config.max_headers} and {config.max_header_bytes}"
-        )
-    if {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers}:
-        # If a proxy reads by one length and we by the other, a body can smuggle in a request.
-        return InvalidRequest("Content-Length and Transfer-Encoding exclude each other")
-    return None
-
-
-def check_request_id(scope: Scope) -> None:
-    """Raise InvalidRequest for an id that logs could not show exactly as it was sent."""
-    if record_of(scope).bad_request_id:
-        raise InvalidRequest(
-            "X-Request-Id must be given once, as 1 to 128 of A-Z a-z 0-9 . _ -",
-            param="X-Request-Id",
-        )
 
 
 def request_seconds(request: Request, longest: float) -> float:
@@ -87,19 +58,21 @@ class Hosts:
     def __init__(self, names: frozenset[str] | None = None) -> None:
         self._names = names
 
-    def check(self, target: bytes, headers: Headers) -> None:
+    def check(self, headers: Headers) -> None:
         """Raise InvalidRequest if a head calls the server by another name.
 
         A head without a name passes: browsers always send one.
         """
         names = self._names
-        if names is None or all(_known(name, names) for name in _names_of(target, headers)):
+        if names is None:
             return
-        raise InvalidRequest(
-            "this server answers to loopback names (localhost, 127.0.0.1, [::1]) and names of "
-            "--allowed-hosts, not to the name of this request",
-            param="Host",
-        )
+        for name, value in headers:
+            if name == b"host" and not _known(value.decode("latin-1"), names):
+                raise InvalidRequest(
+                    "this server answers to loopback names (localhost, 127.0.0.1, [::1]) and names "
+                    "of --allowed-hosts, not to the name of this request",
+                    param="Host",
+                )
 
 
 ANY_HOST = Hosts()
@@ -142,45 +115,44 @@ def _known(host: str, names: frozenset[str]) -> bool:
     return is_loopback(name.strip("[]"))
 
 
-def _names_of(target: bytes, headers: Headers) -> Iterator[str]:
-    if not target.startswith(b"/") and (match := _AUTHORITY.match(target)):
-        yield match[1].decode("latin-1")
-    for name, value in headers:
-        if name == b"host":
-            yield value.decode("latin-1")
-
-
 class Origins:
-    """The allowed origins."""
+    """The allowed origins; Starlette's middleware knows the fields of the answers."""
 
     def __init__(self, allowed: tuple[str, ...]) -> None:
         self._allowed = allowed
-        exposed = ", ".join(ANSWER_FIELDS).encode()
-        self._exposed = (b"access-control-expose-headers", exposed)
-        self._names = frozenset(origin.encode() for origin in allowed)
-
-    def around(self, app: ASGIApp) -> ASGIApp:
-        if not self._allowed:
-            return app
-        return CORSMiddleware(
-            app,
-            allow_origins=self._allowed,
+        self._cors = CORSMiddleware(
+            _nothing,
+            allow_origins=allowed,
             allow_methods=METHODS,
             allow_headers=REQUEST_FIELDS,
-            expose_headers=ANSWER_FIELDS,
         )
+        exposed = ", ".join(ANSWER_FIELDS).encode()
+        self._exposed = (b"access-control-expose-headers", exposed)
+
+    def is_preflight(self, scope: Scope) -> bool:
+        if not self._allowed or scope["method"] != "OPTIONS":
+            return False
+        return {b"origin", b"access-control-request-method"} <= {n for n, _ in scope["headers"]}
+
+    def preflight(self, scope: Scope) -> Response:
+        """Return the answer to a preflight, but for what `fields` adds to every answer."""
+        response = self._cors.preflight_response(StarletteHeaders(scope=scope))
+        del response.headers["access-control-allow-origin"], response.headers["vary"]
+        return response
 
     def fields(self, request: Headers) -> list[tuple[bytes, bytes]]:
-        """Return the fields that the middleware would add to the answer to this head."""
-        origin = next((value for name, value in request if name == b"origin"), None)
-        if not self._allowed or origin is None:
+        """Return the fields that let a page of an allowed origin read the answer to this head."""
+        if not self._allowed:
             return []
-        if ANY.encode() in self._names:
-            return [(b"access-control-allow-origin", b"*"), self._exposed]
-        if origin not in self._names:
-            return [self._exposed]
-        vary = (b"vary", b"Origin")
-        return [(b"access-control-allow-origin", origin), self._exposed, vary]
+        origin = next((value for name, value in request if name == b"origin"), None)
+        if origin is None or not self._cors.is_allowed_origin(origin.decode("latin-1")):
+            return [(b"vary", b"Origin")]
+        shown = ANY.encode() if ANY in self._allowed else origin
+        return [(b"access-control-allow-origin", shown), self._exposed, (b"vary", b"Origin")]
+
+
+async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
+    """Stand for the application behind Starlette's middleware, which is never called."""
 
 
 def read_origins(config: ServerConfig) -> Origins:

@@ -1,46 +1,65 @@
-"""One HTTP/1.1 connection: deadlines, limits, refusals, and one request at a time for the
-application. uvicorn owns the listener and the connections."""
+"""One HTTP/1.1 connection: uvicorn's protocol on llhttp, within limits of time and size.
+
+llhttp alone parses. It refuses requests that could smuggle another one (both lengths, two lengths,
+broken chunks), but it parses as much as it is given, stops at upgrades, and has no limits. So a
+head is kept until it is complete, checked, freed of `Upgrade`, which RFC 9110 (7.8) lets a server
+ignore, and then parsed at once. A body is parsed up to where it can end, and never past it: the
+next request stays unparsed until this one is answered.
+"""
 
 import asyncio
-from collections.abc import Callable, Mapping
+import logging
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
+import httptools
 import uvicorn
-from starlette.types import ASGIApp, Scope
+from starlette.types import Message, Receive, Scope
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 from uvicorn.server import ServerState
 
 from gpuscore.config import ServerConfig
-from gpuscore.errors import GpuscoreError, Overloaded, RequestTimeout
-from gpuscore.server.http.exchange import MORE, Exchange, Fields, error_reply, scope_of
-from gpuscore.server.http.gate import Gate
-from gpuscore.server.http.headers import Origins, head_refusal
-from gpuscore.server.http.parser import NO_ALIASES, RequestHead, RequestParser
-from gpuscore.server.http.timing import Deadline, Departure, Outlet, Postponed, Remainder
-from gpuscore.server.observe.operations import Operations, server_timing
-from gpuscore.types.record import UNMATCHED, Headers, RequestRecord, new_record, record_of
+from gpuscore.errors import GpuscoreError, HeaderTooLarge, RequestTimeout
+from gpuscore.server.http.gate import BROKEN, Answer, Gate
+from gpuscore.server.http.heads import END, body_length, check_beginning, invalid, readable
+from gpuscore.server.http.outlet import Flow, Outlet
+from gpuscore.server.http.rounds import Pacer
 
-KEEP_ALIVE = 5.0  # seconds that a connection may be idle
+logger = logging.getLogger(__name__)
+
 LINGER = 2.0  # seconds for a client that still sends after its last answer
 SMALL_BODY = 2**16  # bytes; after a refusal, a larger body is not read: the connection is closed
-# A connection parses at most this many spans at once; then other connections get their turn.
-SPANS = 4
+# A connection parses at most this many heads and parts of bodies at once; then others get their
+# turn. A part with many lines, as of chunks of one byte, has at most MANY bytes.
+STEPS = 4
+SLICES = 8  # turns of a round
+MANY, LINES = 2**12, 256
+# What a connection waits for until its deadline. Without one the application works, whose deadlines
+# are its own.
+HEAD, IDLE, REST, LAST, WORK = "head", "idle", "rest", "last", "work"
 
 # The read buffer, which all connections share. Its size bounds one read, and so the bytes that a
 # connection keeps unparsed.
 _READ = memoryview(bytearray(2**16))
 
 
-class ScoreProtocol(asyncio.BufferedProtocol):
+class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     """A connection that answers one request before it parses the next.
 
     Later bytes wait here, at most one read of them; the others stay with the client. The deadline
-    of a head runs from the connection's opening, or from a later request's first byte; the deadline
-    of a body runs from the end of its head.
-    """
+    of a head runs from the connection's opening, or from a later request's first byte.
 
-    _transport: asyncio.Transport
-    _outlet: Outlet
+    Args:
+        gate: the application, which also refuses requests by their heads.
+        settings: the limits.
+        turns: the connections' turns to parse.
+        most: open connections of the server.
+    """
 
     def __init__(
         self,
@@ -49,351 +68,332 @@ class ScoreProtocol(asyncio.BufferedProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
-        server_config: ServerConfig,
-        operations: Operations,
         gate: Gate,
-        turns: Postponed,
-        origins: Origins,
-        aliases: Mapping[str, str] = NO_ALIASES,
+        settings: ServerConfig,
+        turns: Pacer,
+        most: int,
     ) -> None:
-        if not config.loaded:
-            config.load()
-        self._app: ASGIApp = config.loaded_app
-        self._state, self._config = server_state, server_config
-        self._operations, self._gate, self._turns = operations, gate, turns
-        self._origins = origins
-        self._loop = _loop or asyncio.get_running_loop()
-        self._open = False  # accepted, and not lost
-        self._addresses: tuple[Any, Any] = (None, None)
-        self._parser = RequestParser(self, server_config.max_header_bytes, aliases)
-        self._exchange: Exchange | None = None  # being read or answered
-        self._closing = False  # the last answer was written, but the client still sends
-        self._used = False  # there was at least one request
-        self._paused = False
-        self._stalled = False  # unparsed bytes wait for the answer in progress, or for `_turns`
+        super().__init__(config, server_state, app_state, _loop)
+        self._gate, self._settings, self._turns, self._most = gate, settings, turns, most
+        self._data = bytearray()  # not parsed yet
+        self._blank = 0  # bytes of empty lines before a head
+        self._searched = 0  # bytes of a head that has no end yet
+        self._in_head = self._ended = False  # llhttp parses a head; it has ended a message
+        self._in_body = False  # a body has not ended
+        self._broken = False  # what arrives is not parsed any more
+        self._left: int | None = None  # bytes of the body; None: it is in chunks
+        self._around = 0  # bytes of the head, of chunks' extensions and of trailer fields
+        self._spare = settings.max_body_bytes  # bytes that may be dropped after an answer
+        self._needs = True  # more bytes are needed to go on
         self._queued = False  # in `_turns`
-        self._looked = -1  # the round in which the gate was last asked
-        self._unsent: list[Exchange] = []  # answered, but the client has not taken most of it
-        self._departure: Departure | None = None  # set once the client has closed its side
-        self._deadline = Deadline(self._loop, self._late)
-        self._remainder = Remainder(self._loop, server_config.max_body_bytes, self.regulate)
+        self._until_close = False  # the answer ends where the connection ends
+        self._state = WORK
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._begun = False  # the task has begun
 
-    # The callbacks of asyncio.
+    # The callbacks of asyncio and uvicorn.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)  # noqa: S101
-        if not self._gate.connect():
-            self._operations.refuse_connection()
+        if len(self.connections) >= self._most:
+            self._gate.refuse_connection()
             transport.abort()
             return
-        self._transport, self._open = transport, True
-        self._outlet = Outlet(self._loop, transport, self._config.send_timeout)
-        self._state.connections.add(self)  # type: ignore[arg-type]  # a union of uvicorn's own
-        local, remote = map(transport.get_extra_info, ("sockname", "peername"))
-        self._addresses = local and local[:2], remote and remote[:2]
-        self._deadline.set(self._config.header_timeout)
+        super().connection_made(transport)
+        self._socket = transport
+        seconds = self._settings.send_timeout
+        outlet = Outlet(self.loop, transport, seconds, lambda: self._in_body or self._broken)
+        self.transport = self._outlet = outlet  # type: ignore[assignment]  # of what uvicorn calls
+        self.flow = Flow(transport, self.wake)
+        self._await(HEAD, self._settings.header_timeout)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return _READ
 
     def buffer_updated(self, nbytes: int) -> None:
-        idle = self._exchange is None and self._parser.in_head and not self._parser.begun
-        self._parser.feed(_READ[:nbytes])
-        self._remainder.took(nbytes)
-        if idle and self._used and not self._closing:
-            self._deadline.set(self._config.header_timeout)
-        self._get_on()
+        if self._broken or self._outlet.lingers:
+            self._drop(nbytes)
+        else:
+            self._data += _READ[:nbytes]
+            self._work()
 
-    def eof_received(self) -> bool:
-        """Return True, which keeps the connection open, if the client may wait for an answer."""
-        exchange = self._exchange
-        if exchange is None or not exchange.complete:
-            return False
-        exchange.close_after()
-        self._parser.stop()
-        self._departure = Departure(self._loop, self._transport, exchange)
-        return True
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self._open:  # refused in `connection_made`
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self not in self.connections:  # refused in `connection_made`
             return
-        self._open = False
-        self._gate.disconnect()
-        self._state.connections.discard(self)
-        self._deadline.close()
-        self._parser.stop()
-        self._remainder.end()
-        if self._departure is not None:
-            self._departure.close()
-        self._outlet.close()
-        self._release()
-        exchange, self._exchange = self._exchange, None
-        if exchange is not None:
-            self._abandon(exchange)
-
-    def pause_writing(self) -> None:
-        self._outlet.fill()
+        self.connections.discard(self)
+        self._outlet.stop()
+        self._await(WORK)
+        self._data.clear()
+        if self._busy:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if self._task is not None and self._begun:  # otherwise it would leave no record
+                self._task.cancel()
+        self.flow.resume_writing()
+        self.parser = None  # type: ignore[assignment]  # as uvicorn does: it refers to this object
 
     def resume_writing(self) -> None:
-        self._outlet.empty()
-        self._release()
-        if self._stalled:
-            self._later()
+        super().resume_writing()
+        self._settle()
 
-    def shutdown(self) -> None:
-        """Answer the request in progress, then close; uvicorn calls this before it ends."""
-        if self._exchange is not None:
-            self._exchange.close_after()
-        elif self._open:
-            self._transport.close()
+    # The callbacks of llhttp.
 
-    # The callbacks of the parser.
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head, self._ended = True, False
 
-    def on_head(self, head: RequestHead) -> None:
-        self._used = True
-        scoring = head.method == b"POST" and head.path in self._gate.scoring
-        tenant = self._gate.tenant(head.fields) if scoring else None
-        length = head.length or 0
-        if tenant is not None and length <= self._config.max_body_bytes:  # else the app answers
-            refusal = self._gate.refusal(tenant, length)
-            self._looked = self._gate.round
-            if refusal is not None and self._turn_away(head, tenant, refusal):
-                return
-        self._exchange = Exchange(
-            self,
-            self._loop,
-            self._scope(head, tenant),
-            keep_alive=head.keep_alive,
-            expects_continue=head.expects_continue,
-            scoring=scoring,
-            tenant=tenant or "",
-        )
-        if scoring:
-            self._exchange.scope["state"][MORE] = partial(self._gate.more, self._exchange)
-        self._deadline.set(self._config.body_timeout)
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # otherwise it is a trailer field, and those are dropped
+            super().on_header(name, value.strip(b" \t"))
 
-    def on_part(self, data: bytes) -> None:
-        exchange = self._exchange
-        if exchange is None or exchange.over or exchange.gone:
-            return
-        if self._gate.size(exchange) <= self._config.max_body_bytes:  # bytes beyond are not kept
-            refusal = self._gate.received(exchange, len(data))
-            if refusal is not None:
-                exchange.refuse(refusal)
-        exchange.feed(data)
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
 
-    def on_end(self) -> None:
-        exchange = self._exchange
-        self._remainder.end()
-        if exchange is not None:
-            self._deadline.clear()
-            exchange.complete = True
-            if exchange.begun:  # otherwise `_begin` follows
-                self._admit(exchange, exchange.proceed)
-        elif self._closing:  # the end of a body that was dropped
-            self._transport.close()
-        else:
-            self._await_request()
+    def on_body(self, body: bytes) -> None:
+        size = len(body)
+        self._around -= size + 4 + (size.bit_length() + 3) // 4  # a chunk's line ends and digits
+        if not self.cycle.response_complete:
+            self.cycle.body += body
 
-    # The channel of an exchange.
+    def on_message_complete(self) -> None:
+        self._ended = True
+        super().on_message_complete()
+
+    # From bytes to requests.
 
     @property
-    def default_fields(self) -> Fields:
-        return self._state.default_headers
-
-    def write(self, data: bytes) -> None:
-        self._outlet.write(data)
-
-    async def drain(self) -> None:
-        await self._outlet.drain()
-
-    def regulate(self) -> None:
-        """Pause or resume reading, depending on whether there is room for more."""
-        if self._departure is not None or not self._open:
-            return  # no more bytes can arrive
-        full = self._stalled or self._remainder.resting
-        full = full or (self._exchange is not None and self._exchange.full)
-        if full and not self._paused:
-            self._transport.pause_reading()
-        elif self._paused and not full:
-            self._transport.resume_reading()
-        self._paused = full
-
-    def answered(self, exchange: Exchange) -> None:
-        if self._open and self._outlet.full:  # counted until the client has taken most of it
-            self._unsent.append(exchange)
-        else:
-            self._gate.leave(exchange)
-        self._state.total_requests += 1
-        if self._exchange is not exchange:
-            return  # the connection is lost
-        self._exchange = None
-        if exchange.gone:  # without a complete answer
-            self._transport.abort()
-        elif not exchange.complete:
-            self._discard(exchange.keep_alive)
-        elif not exchange.keep_alive:
-            self._transport.close()
-        elif self._parser.left:
-            self._deadline.clear()
-            self._later()
-        else:
-            self._await_request()
-        self.regulate()
-
-    # From the parser to an exchange.
+    def _busy(self) -> bool:
+        """True while a request is not answered."""
+        return self.cycle is not None and not self.cycle.response_complete
 
     @property
     def _has_room(self) -> bool:
-        """True if more bytes may be parsed: a body always, a head only if its request can be
-        answered now."""
-        if self._transport.is_closing():
+        """True if more bytes may be parsed: a head only if its request can be answered now."""
+        if self._broken or self._outlet.is_closing():
             return False
-        return not self._parser.in_head or (self._exchange is None and not self._outlet.full)
+        if self._in_body:
+            return not self._busy or len(self.cycle.body) <= HIGH_WATER_LIMIT
+        return not self._busy and not self.flow.write_paused
 
-    def _get_on(self) -> None:
-        """Parse up to SPANS spans; the rest waits for a later round, or until there is room."""
-        more, spans = True, SPANS
-        try:
-            while more and spans and self._has_room:
-                more, spans = self._parser.step(), spans - 1
-        except GpuscoreError as error:
-            self._refuse(error)
-        self._stalled = more and self._parser.left > 0
-        if self._stalled and self._has_room:
-            self._later()
-        if self._exchange is not None and not self._exchange.begun:
-            self._begin(self._exchange)
-        self.regulate()
-
-    def _later(self) -> None:
-        """Continue parsing in a later round."""
-        if not self._queued:
+    def wake(self) -> None:
+        """Go on in a later round with bytes that wait; the application has taken some of a body."""
+        if not self._needs and not self._queued:
             self._queued = True
-            self._turns.add(self._take_turn)
+            self._turns.add(self._work)
 
-    def _take_turn(self) -> None:
-        self._queued = False
-        if not self._open:
+    def _work(self) -> None:
+        """Parse what has arrived, up to STEPS parts of it."""
+        self._queued = self._needs = False
+        try:
+            for _ in range(STEPS):
+                if self._data and not self._needs and self._has_room:
+                    self._needs = not (self._parse_body() if self._in_body else self._parse_head())
+        except GpuscoreError as error:
+            self._fail(error)
+        self._needs = self._needs or not self._data
+        self._settle()
+
+    def _settle(self) -> None:
+        """Decide what the connection waits for, and whether it reads."""
+        if self._outlet.is_closing():
+            if self._outlet.lingers and self._state != LAST:
+                self._socket.resume_reading()
+                self._await(LAST, LINGER)
             return
-        self._get_on()
-        if self._exchange is None and not self._stalled and not self._deadline.is_set:
-            self._await_request()
-
-    def _await_request(self) -> None:
-        begun = self._parser.begun
-        self._deadline.set(self._config.header_timeout if begun else KEEP_ALIVE)
-
-    def _begin(self, exchange: Exchange) -> None:
-        """Start a request once its head is parsed, and any body that arrived with it."""
-        exchange.begin()
-        if exchange.complete:
-            self._admit(exchange, lambda: self._start(exchange))
+        if not self._busy:
+            self._await_client()
+        if self._needs:
+            self._socket.resume_reading()
         else:
-            self._start(exchange)
+            self._socket.pause_reading()
+            if self._has_room:
+                self.wake()
 
-    def _admit(self, exchange: Exchange, proceed: Callable[[], None]) -> None:
-        """Ask the gate about a request whose body is complete, and call `proceed`."""
-        looked = self._looked == self._gate.round  # in this round, when its head was parsed
-        refusal, size = None, self._gate.size(exchange)
-        if exchange.scoring and not looked and size <= self._config.max_body_bytes:
-            refusal = self._gate.refusal(exchange.tenant, 0, size)
-        if refusal is not None:
-            exchange.refuse(refusal)
-        if exchange.scoring and refusal is None:
-            self._gate.enter(exchange, proceed)
+    def _await_client(self) -> None:
+        """Set the deadline of what must arrive next, if it is not running."""
+        if self._in_body:
+            state, seconds = REST, self._settings.body_timeout
+        elif self._data or self._blank:
+            state, seconds = HEAD, self._settings.header_timeout
         else:
-            proceed()
+            state, seconds = IDLE, self._settings.keep_alive_timeout
+        if self._state != state:
+            self._await(state, seconds)
 
-    def _start(self, exchange: Exchange) -> None:
-        if not exchange.gone:
-            task = exchange.start(self._app)
-            self._state.tasks.add(task)
-            task.add_done_callback(self._state.tasks.discard)
-
-    def _discard(self, keep_alive: bool) -> None:
-        """Drop the rest of a request that was answered early; unread bytes would cause a reset."""
-        self._closing = not keep_alive
-        self._remainder.begin()
-        self.regulate()
-        if self._closing:
-            self._deadline.set(LINGER)
-
-    def _release(self) -> None:
-        """Stop counting answers that waited for the client to take them."""
-        for exchange in self._unsent:
-            self._gate.leave(exchange)
-        self._unsent.clear()
-
-    def _turn_away(self, head: RequestHead, tenant: str, error: Overloaded) -> bool:
-        """Refuse a request at its head; return False if it must get another error instead."""
-        record = new_record(head.method, head.fields)
-        bad = head_refusal(head.fields, len(head.target), self._config)
-        if record.bad_request_id or bad is not None:
+    def _parse_head(self) -> bool:
+        """Parse a head and begin with its request; return False if it is not complete."""
+        data, most = self._data, self._settings.max_header_bytes
+        while data.startswith(b"\r\n"):  # between two requests
+            del data[:2]
+            self._blank += 2
+        end = data.find(END, self._searched)
+        size = self._blank + (len(data) if end < 0 else end + len(END))
+        if size > most:
+            raise HeaderTooLarge(f"the request head is over {most} bytes")
+        if end < 0:
+            check_beginning(data, self._searched)
+            self._searched = max(0, len(data) - len(END) + 1)
             return False
-        record.route, record.tenant = head.path, tenant
-        length = head.length
-        keep_alive = head.keep_alive and length is not None and length <= SMALL_BODY
-        keep_alive = keep_alive and not head.values(b"expect")
-        self._write_error(record, error, head.fields, keep_alive)
-        self._operations.finish(record, head.fields)
-        self._deadline.set(self._config.body_timeout)
-        self._discard(keep_alive)
+        head = readable(bytes(memoryview(data)[: end + len(END)]))
+        del data[: end + len(END)]
+        self._blank = self._searched = 0
+        before, self._around = self.cycle, size
+        self._feed(head)
+        if self._in_head or self.cycle is before:
+            raise invalid()
+        self._left = body_length(self.headers, self.scope["http_version"])
+        if self._ended != (self._left == 0):  # llhttp sees another end than we do
+            raise invalid()
+        self._begin()
         return True
 
-    def _refuse(self, error: GpuscoreError) -> None:
-        """Answer the request being read with an error, unless it was answered, and close."""
-        if self._transport.is_closing():
+    def _begin(self) -> None:
+        """Refuse the request whose head was parsed, or start the application."""
+        cycle = self.cycle
+        self._in_body, self._until_close = not self._ended, False
+        self._spare = self._settings.max_body_bytes
+        if not self._in_body or self.scope["http_version"] == "1.0":
+            cycle.waiting_for_100_continue = False
+        self._await(WORK)
+        answer = self._gate.refusal(cast(Scope, cycle.scope))
+        if answer is None:
+            self._begun = False
+            self._task = self.loop.create_task(self._run(cycle))
+            self.tasks.add(self._task)
+            self._task.add_done_callback(self.tasks.discard)
             return
-        exchange, self._exchange = self._exchange, None
-        if exchange is not None:
-            if not exchange.written:
-                fields = exchange.scope["headers"]
-                self._write_error(record_of(exchange.scope), error, fields, False)
-            self._abandon(exchange)
-        elif self._parser.in_head and not self._closing:
-            seen = self._parser.seen
-            record = new_record(seen.method, seen.fields)
-            record.route = seen.path if seen.path in self._gate.scoring else UNMATCHED
-            self._write_error(record, error, seen.fields, False)
-            self._operations.finish(record, seen.fields)
-        self._transport.close()
+        rest = self._left if self._in_body else 0
+        small = rest is not None and rest <= SMALL_BODY and not cycle.waiting_for_100_continue
+        cycle.response_started = cycle.response_complete = True
+        self._write(answer, cycle.keep_alive and small, cycle.scope["method"] != "HEAD")
+        self.server_state.total_requests += 1
 
-    def _write_error(
-        self, record: RequestRecord, error: GpuscoreError, asked: Headers, keep_alive: bool
-    ) -> None:
-        """Write an error's answer; `asked` are the request's header fields."""
-        marks = self._origins.fields(asked)
-        if self._config.timing_headers:
-            marks.append((b"server-timing", server_timing(record).encode()))
-        self.write(error_reply(record, error, keep_alive, self.default_fields, marks))
+    def _parse_body(self) -> bool:
+        """Parse a part of a body; return False if more bytes are needed."""
+        size = len(self._data) if self._left is None else min(self._left, len(self._data))
+        if self._left is None:
+            end = self._data.find(END)
+            # The last bytes stay if they may be the beginning of an END.
+            held = next(n for n in (3, 2, 1, 0) if self._data.endswith(END[:n]))
+            size = len(self._data) - held if end < 0 else end + len(END)
+            if size > MANY and self._data.count(b"\n", 0, size) > LINES:
+                size = MANY
+            if size <= 0:
+                return False
+        else:
+            self._left -= size
+        part = bytes(memoryview(self._data)[:size])
+        del self._data[:size]
+        self._around += size
+        self._feed(part)
+        if self._in_head or (self._left is not None and self._ended != (self._left == 0)):
+            raise invalid()  # llhttp sees another end than we do
+        most = self._settings.max_header_bytes
+        if self._left is None and self._around > most:
+            raise HeaderTooLarge(f"head, chunk extensions and trailer fields are over {most} bytes")
+        self._in_body = not self._ended
+        if self._busy:
+            self.cycle.message_event.set()
+        else:
+            self._drop(size)
+        return True
 
-    def _abandon(self, exchange: Exchange) -> None:
-        """Give up a request whose answer can no longer be sent."""
-        self._gate.leave(exchange)
-        exchange.leave()
-        if exchange.task is None:  # the application never saw it, so it is recorded here
-            record = record_of(exchange.scope)
-            record.route = exchange.scope["path"] if exchange.scoring else UNMATCHED
-            self._operations.finish(record, exchange.scope["headers"])
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            raise invalid() from None
 
-    def _scope(self, head: RequestHead, tenant: str | None) -> Scope:
-        """Return the ASGI scope, whose state has the request's record and, if known, its tenant."""
-        scope = scope_of(head, self._addresses)
-        scope["state"]["tenant"] = tenant
-        scope["state"]["draining"] = self._gate.draining
-        record_of(scope)
-        return scope
+    # From answers to bytes.
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: object) -> None:
+        """Do nothing: `_begin` starts the request after llhttp has parsed the whole head."""
+
+    async def _run(self, cycle: RequestResponseCycle) -> None:
+        """Run the application; it is cancelled if the client leaves."""
+        self._begun = True
+        scope, receive = cast("tuple[Scope, Receive]", (cycle.scope, cycle.receive))
+        try:
+            await self._gate(scope, receive, partial(self._send, cycle))
+        except asyncio.CancelledError:
+            if not cycle.disconnected:
+                raise  # the server itself is stopping
+        finally:
+            if not cycle.response_complete and not cycle.disconnected:
+                self._socket.abort()
+
+    async def _send(self, cycle: RequestResponseCycle, message: Message) -> None:
+        """Send as uvicorn does: head and first part together, with an end that HTTP/1.0 knows."""
+        if message["type"] == "http.response.start":
+            if cycle.waiting_for_100_continue:  # whether the body will come is not known
+                cycle.keep_alive = False
+            named = any(name == b"content-length" for name, _ in message["headers"])
+            if not named and cycle.scope["http_version"] == "1.0":
+                self._until_close, cycle.chunked_encoding = True, False
+            self._outlet.hold()
+        elif self._until_close:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await cycle.send(cast(Any, message))
+        if message["type"] == "http.response.body":
+            self._outlet.flush()
+        if cycle.response_complete and self.flow.write_paused:
+            await self.flow.drain()  # the request counts until the client has taken most of it
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        self._settle()
+
+    def _fail(self, error: GpuscoreError) -> None:
+        """End the connection after an error of its bytes, with an answer if one is due."""
+        self._broken = True
+        self._data.clear()
+        self._needs = True
+        if self._in_body and self._busy:
+            self.cycle.keep_alive = self.cycle.more_body = False
+            cast(Scope, self.cycle.scope)["state"][BROKEN] = error
+            self.cycle.message_event.set()
+        elif self._in_body:
+            self._outlet.close()
+        else:
+            unknown = {"type": "http", "method": "", "path": "", "headers": [], "state": {}}
+            self._write(self._gate.refused(unknown, error), False, True)
+
+    def _write(self, answer: Answer, keep_alive: bool, has_body: bool) -> None:
+        """Write an answer that the application did not make."""
+        status, fields, body = answer
+        parts = [STATUS_LINE[status]]
+        for name, value in (*self.server_state.default_headers, *fields):
+            keep_alive = keep_alive and name != b"connection"
+            if name != b"connection":
+                parts += (name, b": ", value, b"\r\n")
+        parts.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
+        self._outlet.write(b"".join(parts) + (body if has_body else b""))
+        if not keep_alive:
+            self._outlet.close()
+
+    def _drop(self, size: int) -> None:
+        """Count bytes that are read for nothing, and read no more if they are too many."""
+        self._spare -= size
+        if self._spare < 0:
+            self._socket.pause_reading()
+            self._outlet.close()
+
+    def _await(self, state: str, seconds: float = 0.0) -> None:
+        """Wait for so many seconds at most."""
+        self._state = state
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if seconds:
+            self._timer = self.loop.call_later(seconds, self._late)
 
     def _late(self) -> None:
-        """End the connection when its deadline has passed, with 408 if a request was incomplete."""
-        if self._transport.is_closing():
-            return
-        head, body = self._config.header_timeout, self._config.body_timeout
-        if self._exchange is not None:
-            self._refuse(RequestTimeout(f"the body was not complete after {body:g} seconds"))
-        elif self._parser.in_head and not self._closing and (self._parser.begun or not self._used):
-            late = RequestTimeout(f"the request head was not complete after {head:g} seconds")
-            self._refuse(late)
-        else:  # idle, or still sending a body that is dropped
-            self._transport.close()
+        seconds = self._settings.header_timeout
+        if self._state == HEAD:
+            late = f"the request head was not complete after {seconds:g} seconds"
+            self._fail(RequestTimeout(late))
+            self._settle()
+        else:
+            self._socket.close()

@@ -2,12 +2,10 @@
 and trace."""
 
 import asyncio
-from collections.abc import Iterable
 from time import monotonic
 from typing import Protocol
 
 import msgspec
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpuscore.dialects.paths import PROBE_PATHS
 from gpuscore.server.observe.metrics import Metrics, ServerState
@@ -17,10 +15,8 @@ from gpuscore.types.record import (
     CLIENT_LEFT,
     LEFT_CODE,
     STAGES,
-    UNMATCHED,
     Headers,
     RequestRecord,
-    record_of,
 )
 
 SHOWN_TENANT = 8  # hex digits of the key's hash
@@ -140,56 +136,8 @@ class Operations:
         )
 
 
-class OperationsMiddleware:
-    """The outermost layer: gives every answer its request's id and records every request."""
-
-    def __init__(
-        self, app: ASGIApp, operations: Operations, routes: Iterable[str], timing_headers: bool
-    ) -> None:
-        self.app, self.operations = app, operations
-        self.routes = frozenset(routes)  # route templates without parameters
-        self.timing_headers = timing_headers
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        record = record_of(scope)
-        record.route = scope["path"] if scope["path"] in self.routes else UNMATCHED
-        self.operations.running += 1
-        try:
-            await self.app(scope, _counted(receive, record), self._marked(send, record))
-        finally:
-            self.operations.running -= 1
-            record.tenant = scope["state"].get("tenant")
-            self.operations.finish(record, scope["headers"])
-
-    def _marked(self, send: Send, record: RequestRecord) -> Send:
-        async def marked(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                more = [(b"x-request-id", record.request_id.encode())]
-                if self.timing_headers:
-                    more.append((b"server-timing", server_timing(record).encode()))
-                message["headers"] = [*message["headers"], *more]
-                record.status = record.status or message["status"]
-            else:
-                record.bytes_out += len(message.get("body", b""))
-            await send(message)
-
-        return marked
-
-
 def server_timing(record: RequestRecord) -> str:
     """Return the milliseconds of each stage so far, and since the head (W3C Server Timing)."""
     parts = {name: seconds for name, (_, seconds) in record.stages.items()}
     parts["total"] = monotonic() - record.started
     return ", ".join(f"{name};dur={1000 * seconds:.3f}" for name, seconds in parts.items())
-
-
-def _counted(receive: Receive, record: RequestRecord) -> Receive:
-    async def counted() -> Message:
-        message = await receive()
-        record.bytes_in += len(message.get("body", b""))
-        return message
-
-    return counted

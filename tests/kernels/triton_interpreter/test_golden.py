@@ -3,8 +3,8 @@
 import pytest
 
 from gpuscore import Scorer
-from gpuscore.measure.parity.results import Run
-from gpuscore.measure.parity.runs import score_case
+from gpuscore.measure.results import Run
+from gpuscore.measure.runs import score_case
 from support.golden import DEMO, golden, judged
 from support.kernels import in_triton
 

@@ -1,7 +1,6 @@
 """Promise: Triton's kernels pass the check at start, which refuses one with a planted defect."""
 
 import importlib
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from gpuscore.backends.common import start_check
 from gpuscore.backends.common.start_check import Tree
 from gpuscore.backends.torch import backend
 from gpuscore.errors import ConfigError
-from gpuscore_kernels.routing import Routing
 from support.kernels import INTERPRETED, in_triton, planted
 from support.slow import slow
 
@@ -85,8 +83,6 @@ def test_a_defect_is_refused(start, monkeypatch, tmp_path, defect, dtype):
         *slow(
             ("add_rms_norm", "add_rms_norm", "qwen3"),
             ("gated", "gated", "qwen3"),
-            ("routing", "route", "qwen3_moe"),
-            ("expert_mlp", "expert_mlp", "qwen3_moe"),
             ("delta_net", "delta_rule", "qwen3_5"),
             ("delta_net", "gated_norm", "qwen3_5"),
         ),
@@ -98,8 +94,6 @@ def test_a_hundredth_too_much_is_refused(start, monkeypatch, folder, name, famil
 
     def off(*arguments):
         result = right(*arguments)
-        if isinstance(result, Routing):
-            return replace(result, places=result.places.flip(0))
         return result * 1.01 if torch.is_tensor(result) else (result[0] * 1.01, *result[1:])
 
     monkeypatch.setattr(module, name, off)

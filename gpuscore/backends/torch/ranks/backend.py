@@ -1,7 +1,6 @@
 """`ParallelBackend`: rank 0 and its peers, which to the engine are one backend."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 from gpuscore.backends.base import DeviceLost, Progress, unreported
@@ -15,19 +14,11 @@ from gpuscore.types.batch import BackendLimits, PackedBatch, RowScores
 ResultT = TypeVar("ResultT")
 
 
-@dataclass(frozen=True, slots=True)
-class SentBatch:
-    """A batch that all ranks compute, or that was refused before any rank got it."""
-
-    pending: Launched
-    refused: bool
-
-
 class ParallelBackend:
     """Implements `Backend` by ranks that share a model and compute every batch together.
 
-    After an error in the middle of a batch the ranks are out of step, so every error, except for
-    wrong ids, loses the device.
+    After an error in the middle of a batch the ranks are out of step, so every error loses the
+    device.
 
     Args:
         plan: of rank 0.
@@ -74,18 +65,12 @@ class ParallelBackend:
         self._peers.send(Kind.WARMUP)
         self._together(self.own.warmup)
 
-    def extend(self, batch: PackedBatch) -> SentBatch:
-        try:
-            self.own.check(batch)
-        except IndexError:
-            return SentBatch(self.own.extend(batch), refused=True)
+    def extend(self, batch: PackedBatch) -> Launched:
         self._peers.send(Kind.BATCH, words_of(batch))
-        return SentBatch(self.own.extend(batch), refused=False)
+        return self.own.extend(batch)
 
-    def collect(self, pending: SentBatch) -> RowScores:
-        if pending.refused:
-            return self.own.collect(pending.pending)
-        return self._together(lambda: self.own.collect(pending.pending))
+    def collect(self, pending: Launched) -> RowScores:
+        return self._together(lambda: self.own.collect(pending))
 
     def close(self) -> None:
         self.own.close()  # a batch that it computes needs the others

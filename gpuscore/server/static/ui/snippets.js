@@ -32,7 +32,8 @@ const PYTHON_CALLS = {
     lines: [
       literal(body.query ?? ""), literal(body.items), ...given("labels", body.labels),
       ...given("label_token_ids", body.label_token_ids),
-      `apply_softmax=${literal(body.apply_softmax === true)}`, "logprobs=True",
+      `apply_softmax=${literal(body.apply_softmax === true)}`, "return_label_logprobs=True",
+      "return_label_mass=True",
       ...given("on_error", body.on_error), ...given("model", body.model),
     ],
   }),

@@ -1,0 +1,97 @@
+"""The APIs that score, of three makes of servers: bodies of requests, and scores of answers."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gpuscore.measure.scenarios import BenchRequest, Ids
+
+LABELS = [11, 23]  # token ids whose probability is asked for while the clock runs
+Rows = list[list[float]]
+LABELS_ASKED_FOR, BEST = "labels", "best token"
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """One API.
+
+    Attributes:
+        name: as --api takes it.
+        path: of the route.
+        kind: LABELS_ASKED_FOR: probabilities of labels; BEST: the most probable token's.
+        first_label_only: it gives one score per item; if labels are asked for, the first label's.
+        body: makes a request of a model's name and label ids.
+        rows: reads an answer's scores, a row for each item, given their number.
+    """
+
+    name: str
+    path: str
+    kind: str
+    first_label_only: bool
+    body: Callable[[BenchRequest, str, Ids], dict[str, Any]]
+    rows: Callable[[Any, int], Rows]
+
+    def encode(self, ask: BenchRequest, model: str, labels: Ids = LABELS) -> bytes:
+        return msgspec.json.encode(self.body(ask, model, labels))
+
+    def read(self, body: bytes, items: int) -> Rows:
+        """Return a row per item; raise ValueError for a malformed answer."""
+        try:
+            rows = self.rows(msgspec.json.decode(body), items)
+            if len(rows) == items and all(math.isfinite(score) for row in rows for score in row):
+                return rows
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise ValueError(f"no scores in an answer: {error!r}") from error
+        raise ValueError(f"{len(rows)} rows of scores, or some not finite, for {items} items")
+
+
+def _score_body(ask: BenchRequest, model: str, labels: Ids) -> dict[str, Any]:
+    return {"model": model, "query": ask.query, "items": ask.items, "label_token_ids": labels}
+
+
+def _generative_body(ask: BenchRequest, model: str, labels: Ids) -> dict[str, Any]:
+    whole = {"apply_softmax": False, "add_special_tokens": False}
+    return _score_body(ask, model, labels) | whole
+
+
+def _generative_rows(answer: Any, items: int) -> Rows:
+    rows: Rows = [[math.nan] for _ in range(items)]
+    for entry in answer["data"]:
+        rows[entry["index"]] = [float(entry["score"])]
+    return rows
+
+
+def _completions_body(ask: BenchRequest, model: str, labels: Ids) -> dict[str, Any]:
+    prompts = [_joined(ask.query, item) for item in ask.items]
+    return {"model": model, "prompt": prompts, "max_tokens": 1, "temperature": 0, "logprobs": 1}
+
+
+def _joined(query: Any, item: Any) -> Any:
+    return query + item if isinstance(query, str) else [*query, *item]
+
+
+def _completions_rows(answer: Any, items: int) -> Rows:
+    """Return the probability of the most probable next token of each prompt."""
+    choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
+    return [[math.exp(choice["logprobs"]["token_logprobs"][-1])] for choice in choices]
+
+
+def _score_rows(answer: Any, items: int) -> Rows:
+    return list(answer["scores"])
+
+
+APIS = {
+    api.name: api
+    for api in (
+        Api("score", "/v1/score", LABELS_ASKED_FOR, False, _score_body, _score_rows),
+        Api(
+            *("generative", "/generative_scoring", LABELS_ASKED_FOR, True),
+            _generative_body,
+            _generative_rows,
+        ),
+        Api(*("completions", "/v1/completions", BEST, True), _completions_body, _completions_rows),
+    )
+}

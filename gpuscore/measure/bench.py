@@ -1,0 +1,122 @@
+"""`gpuscore bench`: meet the servers, run the scenarios, print tables and write the bundle."""
+
+import argparse
+import secrets
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gpuscore.config.sources import Settings
+from gpuscore.errors import ConfigError, UsageError
+from gpuscore.measure.bundle import Bundle, Measured, write_file
+from gpuscore.measure.compare import against_first
+from gpuscore.measure.rates import plots, tables
+from gpuscore.measure.report import EXIT_FAILED, EXIT_OK, Findings, facts_of, now
+from gpuscore.measure.runner import BenchRun, Options
+from gpuscore.measure.scenarios import SCENARIOS, TEXT, Scenario, text_scenario
+from gpuscore.measure.targets import HttpTarget, Wishes, api_key, meet, started
+from gpuscore.system.machine import local_machine, versions
+
+EXIT_INTERRUPTED = 130
+
+
+def bench(values: argparse.Namespace, settings: Settings) -> int:
+    """Run the command; return 1 if a way has no figures, and 130 after ^C."""
+    scenarios = _scenarios(values)
+    seed = secrets.randbelow(2**31) if values.bench_seed is None else values.bench_seed
+    options = Options(
+        values.minutes, values.scale, seed, values.rate, values.seconds, values.find_rate
+    )
+    facts: dict[str, Any] = {
+        "created": now(),
+        "minutes": values.minutes,
+        "scale": values.scale,
+        "seed": seed,
+        "client": {"machine": local_machine(), "versions": versions()},
+    }
+    with ExitStack() as stack:
+        targets = _targets(values, stack)
+        for about in (target.about for target in targets):
+            told = about.facts.get("model_dtype", "unknown")
+            print(f"{about.name}: {about.api}, model {about.model}, {told}", flush=True)
+        runner = BenchRun(targets, scenarios, options, partial(print, flush=True))
+        try:
+            with _interruptible():
+                runner.run()
+        except KeyboardInterrupt:  # what was measured is kept
+            facts["interrupted"] = True
+    servers, rows = [_scored(runner, target) for target in targets], runner.rows()
+    print()
+    found, verdicts = against_first(servers)
+    said = {"Run": facts, **{server.about.name: facts_of(server) for server in servers}}
+    report = Findings("gpuscore bench", tables(rows, {}), list(plots(rows)), found, verdicts, said)
+    report.conclude(values.report)
+    if values.bench_output is not None:
+        write_file(Path(values.bench_output), Bundle(facts, tuple(servers), tuple(rows)))
+        print(f"wrote {values.bench_output}")
+    if "interrupted" in facts:
+        return EXIT_INTERRUPTED
+    return EXIT_FAILED if any(row.error is not None for row in rows) else EXIT_OK
+
+
+def _scored(runner: BenchRun, target: HttpTarget) -> Measured:
+    """Return a server as a bundle has it; a sample with wrong scores is kept, to be compared."""
+    sampled = runner.samples.get(target.about.name)
+    return Measured(target.about) if sampled is None else sampled.scored
+
+
+def _scenarios(values: argparse.Namespace) -> list[Scenario]:
+    names = values.scenario.split(",") if values.scenario else []
+    if unknown := [name for name in names if name not in (*SCENARIOS, TEXT)]:
+        raise UsageError(f"--scenario {unknown[0]}: there are {', '.join((*SCENARIOS, TEXT))}")
+    scenarios = [SCENARIOS[name] for name in names if name != TEXT]
+    if values.bench_input is not None:
+        scenarios.append(text_scenario(Path(values.bench_input)))
+    elif TEXT in names:
+        scenarios.append(text_scenario())
+    return scenarios or list(SCENARIOS.values())
+
+
+def _targets(values: argparse.Namespace, stack: ExitStack) -> list[HttpTarget]:
+    """Start and meet all servers; the stack ends them."""
+    model = values.bench_model
+    if model is None and not values.url:
+        raise UsageError("nothing to time: give --url or --model")
+    if model is None and values.serve:
+        raise UsageError("--serve needs --model")
+    wishes = Wishes(values.api, values.served_model, values.vocab_size, values.patience)
+    targets = [
+        meet(url, url, _key(values.key_file, number), wishes)
+        for number, url in enumerate(values.url)
+    ]
+    for options in (values.serve or [""]) if model is not None else ():
+        name = " ".join([model.rstrip("/").rpartition("/")[2], *options.split()])
+        url = stack.enter_context(started(model, options, values.patience))
+        targets.append(meet(name, url, None, wishes))
+    names = [target.about.name for target in targets]
+    if len(set(names)) < len(names):
+        raise UsageError(f"{names[-1]} is named twice")
+    return targets
+
+
+def _key(paths: Sequence[str], number: int) -> str | None:
+    if number >= len(paths):
+        return api_key()
+    try:
+        lines = Path(paths[number]).read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--key-file {paths[number]}: {error}") from error
+    return lines[0].strip() or None
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let ^C raise KeyboardInterrupt, where the command's own handler would end the process."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

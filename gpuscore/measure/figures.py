@@ -1,0 +1,215 @@
+"""Figures of measurements: rates, times and latencies, each with its interval over the repeats."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+
+from gpuscore.measure.intervals import Interval, median
+from gpuscore.measure.load import LOST, Record
+from gpuscore.types.batch import Float64Array
+
+REFUSED = 429
+# Of sending, at the 99th percentile: the client's fault where it is as much of the median latency.
+LATE_MS, LATE_SHARE = 5.0, 0.1
+BUSY = 0.85  # share of a core that the client's one thread took: the client was the limit
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True, slots=True)
+class Shot:
+    """One measurement of a way.
+
+    Attributes:
+        seconds: from the first arrival to the last answer.
+        items, requests: that were answered.
+        latencies: [requests] in milliseconds, of the requests that were answered.
+        refused: requests that got 429.
+        late: 99th percentile of the time by which requests were sent late, in milliseconds.
+        busy: share of a core that the client took.
+    """
+
+    seconds: float
+    items: int
+    requests: int
+    latencies: Float64Array
+    refused: int
+    late: float
+    busy: float
+
+    @classmethod
+    def of(cls, record: Record, items: Sequence[int]) -> "Shot":
+        """Read a record of requests with these numbers of items."""
+        good = record.status == 200
+        late = (record.sent - record.due)[~np.isnan(record.sent)]
+        return cls(
+            record.seconds,
+            int(np.asarray(items)[good].sum()),
+            int(good.sum()),
+            record.latency[good] * 1e3,
+            int((record.status == REFUSED).sum()),
+            float(np.percentile(late, 99)) * 1e3 if late.size else 0.0,
+            record.client_seconds / max(record.seconds, 1e-9),
+        )
+
+    @property
+    def rate(self) -> float:
+        """Items per second."""
+        return self.items / self.seconds
+
+    @property
+    def by_the_client(self) -> bool:
+        """True if late sends, and not the server, made much of the latencies."""
+        usual = float(np.median(self.latencies)) if self.latencies.size else 0.0
+        return self.late > max(LATE_MS, LATE_SHARE * usual)
+
+    def extrapolated(self, first: int, total: int) -> "Shot":
+        """Extrapolate a measurement of some items of a query, sent one request after the other, to
+        all its items. The first request, which computes the query, counts once.
+
+        Args:
+            first: items of the first request.
+            total: items of the query.
+        """
+        begun = float(self.latencies[0]) / 1e3
+        share = (total - first) / (self.items - first)
+        seconds = begun + (self.seconds - begun) * share
+        requests = math.ceil(1 + (self.requests - 1) * share)
+        return replace(self, seconds=seconds, items=total, requests=requests)
+
+
+def failed(record: Record) -> int | None:
+    """Return the number of the first request that was neither answered nor refused with 429."""
+    bad = ~np.isin(record.status, (200, REFUSED)) & ~np.isnan(record.due)
+    bad |= (record.status == LOST) & np.isnan(record.done)
+    return int(bad.argmax()) if bad.any() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The figures of one way on one server; a row with an error has none.
+
+    Attributes:
+        scenario, way, shape, server: their names.
+        requests: sent in one measurement, and `of` how many the scenario has.
+        rounds: measurements.
+        rates: items per second of each.
+        requests_per_second: median of the measurements.
+        improvement: ratio of rates to the rates of the scenario's base, measured in turn.
+        base: the way that `improvement` is relative to.
+        latencies: of all measurements, in milliseconds.
+        refused: requests that got 429.
+        notes: for people.
+        error: why there are no figures.
+        asked: arrivals per second; None: requests were kept in flight.
+        late: 99th percentile of the time by which arrivals were sent late, in milliseconds.
+        published: in place of latencies the average of a report, perhaps with PERCENTILES.
+    """
+
+    scenario: str
+    way: str
+    shape: str
+    server: str
+    requests: int = 0
+    of: int = 0
+    rounds: int = 0
+    rates: tuple[float, ...] = ()
+    requests_per_second: float = math.nan
+    improvement: Interval | None = None
+    base: str | None = None
+    latencies: tuple[float, ...] = ()
+    refused: int = 0
+    notes: tuple[str, ...] = ()
+    error: str | None = None
+    asked: float | None = None
+    late: float = math.nan
+    published: tuple[float, ...] = ()
+
+    @property
+    def rate(self) -> Interval:
+        """Median items per second."""
+        return median(np.array(self.rates))
+
+    @property
+    def average(self) -> float:
+        if self.published:
+            return self.published[0]
+        return float(np.mean(self.latencies)) if self.latencies else math.nan
+
+    def percentile(self, percent: float) -> float:
+        """Return a percentile of the latencies in milliseconds."""
+        if self.latencies:
+            return float(np.percentile(self.latencies, percent))
+        told: dict[float, float] = dict(zip(PERCENTILES, self.published[1:], strict=False))
+        return told.get(percent, math.nan)
+
+    def as_json(self) -> dict[str, Any]:
+        values = asdict(self)
+        values["latencies"] = [round(latency, 3) for latency in self.latencies]
+        made: dict[str, Any] = _without_nan(values)
+        return made
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Row":
+        """Read the output of `as_json`, perhaps of a release with other fields, which are left out;
+        raise KeyError or TypeError for another object."""
+        known = {item.name for item in fields(cls)}
+        made = {name: value for name, value in values.items() if name in known}
+        made |= {name: _number(values[name]) for name in ("requests_per_second", "late")}
+        for name in ("rates", "latencies", "notes", "published"):
+            made[name] = tuple(values.get(name, ()))
+        if (change := values.get("improvement")) is not None:
+            made["improvement"] = Interval(*(_number(change[n]) for n in ("value", "low", "high")))
+        return cls(**made)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nan(inner) for name, inner in value.items()}
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+@dataclass(slots=True)
+class WayFigures:
+    """All measurements of one way on one server; `done`: no more are taken."""
+
+    shots: list[Shot] = field(default_factory=list)
+    error: str | None = None
+    done: bool = False
+
+    def row(self, row: Row, base: "WayFigures | None", base_name: str | None) -> Row:
+        """Return `row` with the figures, and with the improvement over `base`."""
+        shots = self.shots
+        if self.error is not None or not shots:
+            return replace(row, error=self.error)
+        if base is not None and base is not self and base.shots and base.error is None:
+            both = list(zip(shots, base.shots, strict=False))
+            ratios = np.array([shot.rate / other.rate for shot, other in both])
+            row = replace(row, improvement=median(ratios), base=base_name)
+        return replace(
+            row,
+            rounds=len(shots),
+            rates=tuple(shot.rate for shot in shots),
+            requests_per_second=median(
+                np.array([shot.requests / shot.seconds for shot in shots])
+            ).value,
+            latencies=tuple(np.concatenate([shot.latencies for shot in shots]).tolist()),
+            refused=sum(shot.refused for shot in shots),
+            notes=(*row.notes, *self._notes(row.asked)),
+            late=math.nan if row.asked is None else max(shot.late for shot in shots),
+        )
+
+    def _notes(self, asked: float | None) -> list[str]:
+        notes = []
+        late = max((shot.late for shot in self.shots if shot.by_the_client), default=None)
+        if asked is not None and late is not None:
+            notes.append(f"sent up to {late:.0f} ms late (p99): the client was the limit")
+        if (busy := max(shot.busy for shot in self.shots)) > BUSY:
+            notes.append(f"the client took {busy:.0%} of a core and may be the limit")
+        return notes

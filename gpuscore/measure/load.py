@@ -1,0 +1,255 @@
+"""The load generator: keep-alive connections over asyncio, with bodies that were encoded before.
+
+Closed loop: every client sends its next request when the last answer is complete. Open loop:
+requests are due at given times whatever the server does, and latency counts from the due time, so a
+stall adds to the latency of every request that it delays (no coordinated omission; Tene 2013).
+Answers are kept and checked after the run.
+"""
+
+import asyncio
+import gc
+import ssl
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import h11  # httpx brings it
+import numpy as np
+
+from gpuscore.errors import UsageError
+from gpuscore.types.batch import Float64Array, Int64Array
+
+STALE = 2.0  # idle seconds after which a connection is not used again; servers close it after 5
+LOST = 0  # status of a request without an answer
+MOST_CONNECTIONS = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A place for requests: a host, a path before the API's path, and a key or None."""
+
+    host: str
+    port: int
+    tls: bool
+    path: str
+    key: str | None
+
+    @classmethod
+    def read(cls, url: str, key: str | None = None) -> "Address":
+        """Read a URL; raise UsageError unless it is one of http or https that names a host."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise UsageError(f"--url {url}: {error}") from error
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UsageError(f"--url {url}: must begin with http:// or https:// and name a host")
+        tls = parts.scheme == "https"
+        return cls(parts.hostname, port or (443 if tls else 80), tls, parts.path.rstrip("/"), key)
+
+    def head(self, path: str, size: int) -> h11.Request:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        headers = [
+            ("Host", f"{host}:{self.port}"),
+            ("Content-Type", "application/json"),
+            ("Content-Length", str(size)),
+        ]
+        headers += [("Authorization", f"Bearer {self.key}")] if self.key else []
+        return h11.Request(method="POST", target=self.path + path, headers=headers)
+
+
+class Record:
+    """Times, status and answer of each request; times are seconds of the loop's clock."""
+
+    def __init__(self, count: int) -> None:
+        self.due: Float64Array = np.full(count, np.nan)  # scheduled arrival; NaN: never sent
+        self.sent: Float64Array = np.full(count, np.nan)
+        self.done: Float64Array = np.full(count, np.nan)
+        self.status: Int64Array = np.full(count, LOST, dtype=np.int64)
+        self.bodies: list[bytes] = [b""] * count
+        self.client_seconds = 0.0  # CPU time of this process
+        self.lost_because = ""  # of the last connection that could not be used
+
+    @property
+    def latency(self) -> Float64Array:
+        return self.done - self.due
+
+    @property
+    def seconds(self) -> float:
+        """From the first arrival to the last answer; NaN without an answer."""
+        known = self.done[~np.isnan(self.done)]
+        return float(known.max() - np.nanmin(self.due)) if known.size else float("nan")
+
+
+class Connection:
+    """A keep-alive connection for one request at a time."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._http = h11.Connection(h11.CLIENT)
+        self.idle_since = 0.0
+
+    @property
+    def reusable(self) -> bool:
+        return self._http.our_state is h11.IDLE and not self._reader.at_eof()
+
+    async def ask(self, head: h11.Request, body: bytes) -> tuple[int, bytes]:
+        """Send a request; return the answer's status and body.
+
+        Raises:
+            OSError, h11.RemoteProtocolError: there is none.
+        """
+        http, status, parts = self._http, LOST, list[bytes]()
+        self._writer.write(
+            (http.send(head) or b"")
+            + (http.send(h11.Data(data=body)) or b"")
+            + (http.send(h11.EndOfMessage()) or b"")
+        )
+        while not isinstance(event := http.next_event(), h11.EndOfMessage):
+            if event is h11.NEED_DATA:
+                http.receive_data(data := await self._reader.read(2**16))
+                if not data and http.their_state is h11.SEND_RESPONSE:
+                    raise ConnectionResetError("the connection ended (closed)")
+            elif isinstance(event, h11.Response):
+                status = event.status_code
+            elif isinstance(event, h11.Data):
+                parts.append(bytes(event.data))
+        if http.our_state is h11.DONE and http.their_state is h11.DONE:
+            http.start_next_cycle()
+        return status, b"".join(parts)
+
+    def abort(self) -> None:
+        self._writer.transport.abort()
+
+
+class LoadGenerator:
+    """Sends requests and records their ends.
+
+    Args:
+        address: of the server.
+        path: of the API.
+        bodies: of the requests.
+        patience: seconds without any answer after which all requests in flight count as lost.
+    """
+
+    def __init__(
+        self, address: Address, path: str, bodies: Sequence[bytes], patience: float
+    ) -> None:
+        self._address, self._path, self._bodies = address, path, bodies
+        self._patience = patience
+        self._tls = ssl.create_default_context() if address.tls else None
+        self.record = Record(len(bodies))
+        self._idle: list[Connection] = []  # the last one used is taken first
+        self._open: set[Connection] = set()
+        self._in_flight = 0
+
+    def closed(self, clients: int = 1) -> Record:
+        """Keep `clients` requests in flight; return when the last answer has arrived, or patience
+        has ended."""
+        return self._run(self._closed(min(clients, len(self._bodies))))
+
+    def open(self, offsets: Float64Array) -> Record:
+        """Send request i `offsets[i]` seconds after the start.
+
+        At most MOST_CONNECTIONS are in flight; others wait here, which adds to their latency.
+        """
+        return self._run(self._due(offsets.tolist()))
+
+    def _run(self, drive: Coroutine[Any, Any, None]) -> Record:
+        gc.collect()
+        gc.disable()
+        cpu = time.process_time()
+        try:
+            asyncio.run(self._bounded(drive))
+        finally:
+            gc.enable()
+        self.record.client_seconds = time.process_time() - cpu
+        return self.record
+
+    async def _bounded(self, drive: Coroutine[Any, Any, None]) -> None:
+        self._now = asyncio.get_running_loop().time
+        self._progress = self._now()
+        task = asyncio.create_task(drive)
+        while not task.done() and self._now() - self._progress < self._patience:
+            await asyncio.wait([task], timeout=0.25)
+        if not task.done():
+            self.record.lost_because = f"no answer within {self._patience:g} s"
+            task.cancel()
+            await asyncio.wait([task])
+        elif (error := task.exception()) is not None:
+            self.record.lost_because = str(error)
+        for connection in self._open:
+            connection.abort()
+        await asyncio.sleep(0)
+
+    async def _closed(self, clients: int) -> None:
+        for start in range(0, clients, 64):  # connecting is not timed
+            count = min(64, clients - start)
+            self._idle += await asyncio.gather(*(self._connect() for _ in range(count)))
+        numbers = iter(range(len(self._bodies)))
+
+        async def client() -> None:
+            for number in numbers:
+                await self._ask(number, self._now())
+
+        await asyncio.gather(*(client() for _ in range(clients)))
+
+    async def _due(self, offsets: Sequence[float]) -> None:
+        slots = asyncio.Semaphore(MOST_CONNECTIONS)
+
+        async def one(number: int, due: float) -> None:
+            self.record.due[number] = due
+            async with slots:
+                await self._ask(number, due)
+
+        start = self._now() + 0.1
+        async with asyncio.TaskGroup() as tasks:
+            for number, offset in enumerate(offsets):
+                await asyncio.sleep(start + offset - self._now())
+                tasks.create_task(one(number, start + offset))
+
+    async def _ask(self, number: int, due: float) -> None:
+        record, body = self.record, self._bodies[number]
+        record.due[number] = due
+        if not self._in_flight:
+            self._progress = self._now()  # nothing was waited for
+        self._in_flight += 1
+        connection: Connection | None = None
+        try:
+            connection = self._unused() or await self._connect()
+            record.sent[number] = self._now()
+            head = self._address.head(self._path, len(body))
+            record.status[number], record.bodies[number] = await connection.ask(head, body)
+            record.done[number] = self._progress = connection.idle_since = self._now()
+        except OSError as error:
+            record.lost_because = str(error) or type(error).__name__
+        except h11.RemoteProtocolError as error:
+            record.lost_because = f"no valid HTTP: {error}"
+        finally:
+            self._in_flight -= 1
+            if connection is not None and connection.reusable:
+                self._idle.append(connection)
+            elif connection is not None:
+                self._close(connection)
+
+    def _unused(self) -> Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.reusable and connection.idle_since > self._now() - STALE:
+                return connection
+            self._close(connection)
+        return None
+
+    async def _connect(self) -> Connection:
+        connection = Connection(
+            *await asyncio.open_connection(self._address.host, self._address.port, ssl=self._tls)
+        )
+        connection.idle_since = self._now()
+        self._open.add(connection)
+        return connection
+
+    def _close(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        connection.abort()

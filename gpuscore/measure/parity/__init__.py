@@ -1,1 +1,0 @@
-"""`gpuscore parity`: measure by how much two ways to score differ, and judge it."""

@@ -1,0 +1,220 @@
+"""The scenarios: experiments of the reports, as requests of random tokens that all differ."""
+
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from gpuscore.measure.texts import SENTENCES, read_texts
+
+Ids = list[int]
+SEQUENTIAL = 32  # items of a request of the sequential way, as in the TPU v6e report
+LEAST_DIVIDED = 4  # requests of a divided one that are sent, whatever the scale
+IN_FLIGHT = (128, 512, 1024)
+TEXT = "text"  # the scenario of a file
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRequest:
+    """A query and the items to be scored after it, all texts or all token ids."""
+
+    query: str | Ids
+    items: Sequence[str] | Sequence[Ids]
+
+    def chunks(self, size: int | None) -> "Iterator[BenchRequest]":
+        """Yield requests of at most so many items, each with the whole query; None: one request."""
+        for start in range(0, len(self.items), size or len(self.items)):
+            yield BenchRequest(self.query, self.items[start : start + (size or len(self.items))])
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Lengths in tokens.
+
+    Attributes:
+        static: first tokens of the query, the same in all requests of a run.
+        new: further tokens of the query, different in each request.
+        items: their number.
+        item: of each item.
+    """
+
+    static: int
+    new: int
+    items: int
+    item: int
+
+    def __str__(self) -> str:
+        static = f"{self.static:,} static + " if self.static else ""
+        return f"{static}{self.new:,} + {self.items:,} x {self.item}"
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to send the requests of a scenario.
+
+    Attributes:
+        name: as in the table.
+        shape: of each request, before it is divided.
+        count: requests of one measurement.
+        chunk: most items of a request, which is divided into several; None: all items.
+        in_flight: requests that are kept in flight.
+        rate: arrivals per second of a Poisson process, instead of `in_flight`.
+        seconds: of arrivals.
+        cold: the static tokens are different in each request, too.
+        decodes: sent as /v1/completions, which reads the prompts and decodes a token.
+        share: of the requests that are sent.
+    """
+
+    name: str
+    shape: Shape
+    count: int = 1
+    chunk: int | None = None
+    in_flight: int = 1
+    rate: float | None = None
+    seconds: float = 120.0
+    cold: bool = False
+    decodes: bool = False
+    share: float = 1.0
+
+    @property
+    def requests(self) -> int:
+        """Requests of a whole measurement, whatever share of them is sent."""
+        if self.rate is not None:
+            return max(1, round(self.rate * self.seconds))
+        return self.count * math.ceil(self.shape.items / (self.chunk or self.shape.items))
+
+    @property
+    def sent(self) -> int:
+        """Requests of a measurement, at least as many as arrive in a second."""
+        least = LEAST_DIVIDED if self.chunk is not None else math.ceil(self.rate or 1)
+        return max(min(least, self.requests), round(self.requests * self.share))
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A named experiment; `base` is the way that improvements are relative to."""
+
+    name: str
+    source: str
+    ways: tuple[Way, ...]
+    base: str | None = None
+    asks: tuple[BenchRequest, ...] = ()  # of --input; without them tokens are drawn
+
+    @property
+    def loads(self) -> bool:
+        """True if requests per second and latencies are the result, not items per second."""
+        return self.name in ("concurrency", "poisson", "latency")
+
+    def scaled(self, scale: float) -> "Scenario":
+        """Return the scenario with this share of its requests, each as long as before."""
+        return replace(self, ways=tuple(replace(way, share=scale) for way in self.ways))
+
+
+def _rerank(name: str, source: str, shape: Shape) -> Scenario:
+    ways = (Way("cold", shape, cold=True), Way("warm", shape))
+    return Scenario(name, source, ways, "cold")
+
+
+_RERANK, _ONE, _TEN = Shape(100, 1900, 500, 20), Shape(0, 120, 1, 180), Shape(0, 120, 10, 180)
+_GPU = "GPU report of 2026-02-12"
+SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario(
+            "rerank",
+            "TPU v6e report of 2026-02-10",
+            (
+                Way("packed", _RERANK),
+                Way("sequential", _RERANK, chunk=SEQUENTIAL),
+                Way("single", _RERANK, chunk=1),
+            ),
+            "sequential",
+        ),
+        _rerank("rerank-static", f"{_GPU}, scenario 1", Shape(2000, 20, 500, 20)),
+        _rerank("rerank-short", f"{_GPU}, scenario 2", Shape(1900, 10, 500, 10)),
+        Scenario(
+            "concurrency",
+            "TPU v5e notes of 2026-01-27",
+            tuple(
+                Way(f"{shape.items} x 180, {number:,} in flight", shape, 2000, in_flight=number)
+                for shape in (_ONE, _TEN)
+                for number in IN_FLIGHT
+            ),
+        ),
+        Scenario("poisson", "report on decode", (Way("Poisson 70/s", _TEN, rate=70.0),)),
+        Scenario(
+            "latency",
+            "report on decode",
+            (
+                Way("scoring", _ONE, count=20),
+                Way("prefill plus decode", _ONE, count=20, decodes=True),
+            ),
+            "prefill plus decode",
+        ),
+    )
+}
+
+
+def poisson_at(rate: float, seconds: float = 120.0) -> Way:
+    """Return the way of the scenario `poisson` at another rate."""
+    return Way(f"Poisson {rate:g}/s", _TEN, rate=rate, seconds=seconds)
+
+
+def text_scenario(path: Path = SENTENCES) -> Scenario:
+    """Read a file of JSON lines with `query` and `items`; raise UsageError with the line's number.
+
+    One measurement sends the requests of all lines, in order.
+    """
+    asks = [BenchRequest(line.query, line.items) for line in read_texts(path, "--input")]
+    shape = Shape(0, 0, max(len(ask.items) for ask in asks), 0)
+    ways = [Way("packed", shape, len(asks))]
+    if shape.items > SEQUENTIAL:
+        ways.append(Way("sequential", shape, len(asks), chunk=SEQUENTIAL))
+    base = ways[1].name if len(ways) > 1 else None
+    return Scenario(TEXT, path.name, tuple(ways), base, tuple(asks))
+
+
+class Draws:
+    """Draws requests, the same for all servers, and never the same twice.
+
+    Args:
+        seed: of the run.
+        vocab: token ids are below it.
+    """
+
+    def __init__(self, seed: int, vocab: int) -> None:
+        self._seed, self._vocab = seed, vocab
+
+    def requests(self, scenario: Scenario, way: Way, number: int) -> list[BenchRequest]:
+        """Return the requests of a way's measurement with this number, already divided."""
+        every = scenario.asks
+        if not every:
+            rng = self._rng(scenario.name, way.name, number)
+            static = self._ids(self._rng(scenario.name), way.shape.static)
+            total = way.sent if way.rate is not None else way.count
+            every = tuple(self._draw(rng, way, static) for _ in range(total))
+        divided = [part for ask in every for part in ask.chunks(way.chunk)]
+        return divided[: way.sent]
+
+    def arrivals(self, way: Way, number: int) -> np.ndarray:
+        """Return the times at which requests are due, in seconds from the start."""
+        assert way.rate is not None  # noqa: S101  (the caller's)
+        rng = self._rng("arrivals", way.name, number)
+        return np.cumsum(rng.exponential(1 / way.rate, size=way.requests))
+
+    def _draw(self, rng: np.random.Generator, way: Way, static: Ids) -> BenchRequest:
+        shape = way.shape
+        first = self._ids(rng, shape.static) if way.cold else static
+        query = [*first, *self._ids(rng, shape.new)]
+        return BenchRequest(query, [self._ids(rng, shape.item) for _ in range(shape.items)])
+
+    def _ids(self, rng: np.random.Generator, length: int) -> Ids:
+        ids: Ids = rng.integers(0, self._vocab, length).tolist()
+        return ids
+
+    def _rng(self, *names: str | int) -> np.random.Generator:
+        keys = [zlib.crc32(name.encode()) if isinstance(name, str) else name for name in names]
+        return np.random.default_rng([self._seed, *keys])

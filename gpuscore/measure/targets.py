@@ -1,0 +1,190 @@
+"""Targets of measurements: servers at an address, or started here."""
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import msgspec
+
+from gpuscore.config import API_KEY_VARIABLE
+from gpuscore.errors import ConfigError, UsageError
+from gpuscore.measure.apis import APIS, LABELS, Api
+from gpuscore.measure.bundle import About
+from gpuscore.measure.load import Address, LoadGenerator, Record
+from gpuscore.measure.scenarios import BenchRequest, Ids
+from gpuscore.measure.workload import SAMPLE_IDS
+from gpuscore.types.batch import Float64Array
+
+UNKNOWN = "unknown"
+SAFE_VOCAB = SAMPLE_IDS  # ids to use if their number is unknown; most models have these
+TINY = BenchRequest([5, 6], [[7], [8, 9]])
+JSON = {"Content-Type": "application/json"}
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """The wishes of the command line, which hold for all servers.
+
+    Attributes:
+        api: a name of `APIS`; None: the first that answers.
+        model: its name in requests; None: the first of /v1/models.
+        vocab: number of valid token ids; None: as /info tells.
+        patience: seconds for an answer.
+    """
+
+    api: str | None = None
+    model: str | None = None
+    vocab: int | None = None
+    patience: float = 120.0
+
+
+class HttpTarget:
+    """A server at an address."""
+
+    def __init__(self, address: Address, about: About, patience: float) -> None:
+        self.about, self._address, self._patience = about, address, patience
+
+    def send(
+        self,
+        api: Api,
+        asks: Sequence[BenchRequest],
+        pace: int | Float64Array = 1,
+        labels: Ids = LABELS,
+    ) -> Record:
+        """Send requests; return when all are answered.
+
+        Args:
+            api: of the requests.
+            asks: the requests.
+            pace: requests that are kept in flight, or the seconds at which each is due.
+            labels: ids of labels that are asked for.
+        """
+        bodies = [api.encode(ask, self.about.model, labels) for ask in asks]
+        load = LoadGenerator(self._address, api.path, bodies, self._patience)
+        return load.closed(pace) if isinstance(pace, int) else load.open(pace)
+
+
+def meet(name: str, url: str, key: str | None, wishes: Wishes) -> HttpTarget:
+    """Find out what a server is by asking it.
+
+    Args:
+        name: of the run.
+        url, key: of the server.
+        wishes: of the command line.
+
+    Raises:
+        UsageError: the URL is invalid, or no API answers; with the server's words.
+    """
+    address = Address.read(url, key)
+    with httpx.Client(
+        base_url=url.rstrip("/"),
+        headers={"Authorization": f"Bearer {key}"} if key else {},
+        timeout=wishes.patience,
+        trust_env=False,
+    ) as http:
+        info = _told(http, "/info")
+        model = wishes.model or _first_model(http) or str(info.get("model_id", "default"))
+        api = _answering(http, url, [wishes.api] if wishes.api else list(APIS), model)
+    ours = info.get("gpuscore")
+    ours = ours if isinstance(ours, dict) else {}
+    facts = {name: info[name] for name in ("model_id", "model_dtype", "version") if info.get(name)}
+    for fact in ("machine", "versions", "commit", "settings"):
+        facts[fact] = UNKNOWN if ours.get(fact) is None else ours[fact]
+    told = ours.get("valid_token_ids")
+    vocab = wishes.vocab or (told if isinstance(told, int) else None)
+    dtype = str(info.get("model_dtype", UNKNOWN)).split(" ")[0]
+    return HttpTarget(address, About(name, api, model, vocab, dtype, facts), wishes.patience)
+
+
+def _told(http: httpx.Client, path: str) -> dict[str, Any]:
+    """Return the JSON object of a route; empty if it is not there."""
+    try:
+        answer = http.get(path)
+        content = answer.json() if answer.status_code == 200 else {}
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _first_model(http: httpx.Client) -> str | None:
+    data = _told(http, "/v1/models").get("data")
+    first = data[0] if isinstance(data, list) and data else {}
+    return str(first["id"]) if isinstance(first, dict) and "id" in first else None
+
+
+def _answering(http: httpx.Client, url: str, names: Sequence[str], model: str) -> str:
+    """Return the first API that scores two items, or raise UsageError with all answers."""
+    said = ""
+    for name in names:
+        api = APIS[name]
+        try:
+            answer = http.post(api.path, content=api.encode(TINY, model), headers=JSON)
+            if answer.status_code == 200:
+                api.read(answer.content, len(TINY.items))
+                return name
+            said = f"{said}; {api.path} gets {answer.status_code}: {refusal(answer.content)}"
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise UsageError(f"--url {url}: no answer: {error}") from error
+        except ValueError as error:
+            said = f"{said}; {api.path}: {error}"
+    raise UsageError(f"--url {url}: no API answers{said}")
+
+
+def refusal(body: bytes) -> str:
+    """Return a server's own words for an error, on one line."""
+    text = body.decode(errors="replace")
+    try:
+        content = msgspec.json.decode(body)
+        content = content.get("error", content) if isinstance(content, dict) else content
+        text = content.get("message", text) if isinstance(content, dict) else str(content)
+    except msgspec.DecodeError:
+        pass
+    return " ".join(str(text).split())[:200]
+
+
+@contextmanager
+def started(model: str, options: str, patience: float) -> Iterator[str]:
+    """Start `gpuscore serve MODEL OPTIONS`; yield its address, and end it.
+
+    The server gives up a request no sooner than the client, unless OPTIONS say when.
+
+    Raises:
+        ConfigError: it does not start; with its own last words.
+    """
+    command = [*(sys.executable, "-m", "gpuscore", "serve", model), "--port", "0"]
+    command += ["--no-log-requests", "--request-timeout", str(patience), *shlex.split(options)]
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+    ):
+        try:
+            yield _ready(process, errors, f"gpuscore serve {model} {options}".strip())
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _ready(process: "subprocess.Popen[str]", errors: Any, command: str) -> str:
+    assert process.stdout is not None  # noqa: S101  (a pipe)
+    for line in process.stdout:
+        if "ready on " in line:
+            return line.split("ready on ")[1].split(" ")[0].strip()
+    process.wait()
+    errors.seek(0)
+    lines = errors.read().strip().splitlines() or [f"exit code {process.returncode}"]
+    raise ConfigError(f"`{command}` did not start: {lines[-1].removeprefix('gpuscore: ')}")
+
+
+def api_key() -> str | None:
+    """Return GPUSCORE_API_KEY, or None."""
+    return os.environ.get(API_KEY_VARIABLE, "").strip() or None

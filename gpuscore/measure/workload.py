@@ -1,0 +1,369 @@
+"""The workload: a fixed set of requests, made from a seed and the model's files alone."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpuscore.errors import ConfigError
+from gpuscore.measure.texts import SENTENCES, read_texts
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+Ids = list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One request as a caller sends it, with the ids of its labels and prompts."""
+
+    name: str
+    query: str | Ids
+    items: list[str] | list[Ids]
+    label_ids: list[Ids]  # one list per item
+    labels: list[str] | None = None  # the same labels as text, if they are sent as text
+    item_first: bool = False
+    apply_softmax: bool = False
+    temperature: float = 1.0
+    # Whole prompts as ids, made by the tokenizer itself, not by the code under test.
+    prompts: list[Ids] | None = None  # None: query and items are ids, see `prompt_ids`
+
+    @property
+    def same_labels(self) -> bool:
+        return all(ids == self.label_ids[0] for ids in self.label_ids)
+
+    def prompt_ids(self) -> list[Ids]:
+        """Return the ids of every whole prompt."""
+        if self.prompts is not None:
+            return self.prompts
+        query: Sequence[Any] = self.query  # ids, as the items are
+        items: Sequence[Any] = self.items
+        return [[*item, *query] if self.item_first else [*query, *item] for item in items]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The cases, and the arguments from which they were made."""
+
+    size: str
+    seed: int
+    seeds: int  # 1; recorded bundles have it in their digests
+    vocab_rows: int
+    context: int
+    cases: tuple[Case, ...]
+    left_out: tuple[str, ...] = ()  # cases that this model cannot have, with the reason
+
+    @property
+    def num_items(self) -> int:
+        return sum(len(case.items) for case in self.cases)
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True, ensure_ascii=False)
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the workload, equal on all machines for equal requests."""
+        return hashlib.sha256(self.as_json().encode()).hexdigest()
+
+    @property
+    def named(self) -> str:
+        """The size with the seed, as text."""
+        return TEXT if self.size == TEXT else f"{self.size}, seed {self.seed}"
+
+    @classmethod
+    def from_json(cls, text: str) -> "Workload":
+        """Read the output of `as_json`; raise ValueError, KeyError or TypeError for other text."""
+        content = json.loads(text)
+        content["cases"] = tuple(Case(**case) for case in content["cases"])
+        return cls(**content | {"left_out": tuple(content["left_out"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The size of a workload, in tokens."""
+
+    long_query: int  # of the case "long"
+    query: int  # of the case "500 items"; many queries' are no longer
+    item: int  # of the case "500 items"; many queries' are at most twice as long
+
+
+SIZES = {
+    "quick": Size(120, 30, 6),
+    "standard": Size(1900, 256, 20),
+    "full": Size(7600, 2000, 20),
+}
+# The sample that `gpuscore bench` scores, whatever the model's context is.
+SAMPLE, SAMPLE_IDS, SAMPLE_CONTEXT = "bench", 30_000, 512
+SAMPLE_CASES = ("short", "shared sub-prefixes", "query 1", "query 2", "query 3")
+TEXT = "text"  # the workload of real sentences, in the place of a size
+MANY = 500
+QUERIES, ITEMS = 24, 12  # further queries of a seed, and the items of each
+SHORTEST_QUERY, LENGTHS = 8, 8  # tokens of the shortest of them; number of lengths
+LONGEST_ITEM = 64
+SPARE = LONGEST_ITEM + 1  # tokens of the context that no query uses
+# The labels are the first two of these texts that are one token each; most vocabularies have two.
+LABEL_TEXTS = ("yes", "no", " yes", " no", "Yes", "No", "true", "false", "0", "1", "a", "b")
+QUERY_TEXT = "query: a blue wooden chair for the gar"  # tokens may merge across its end
+ITEM_TEXTS = [
+    "den",
+    "",
+    "den item: The chair is made of wood.",
+    "ment bag in red",
+    "ém ☃\n",
+    "den",
+    " den, 3.14159 of 2026",
+    "\tnaïve café",
+]
+# More or less of what the query asks for: over 100 items of one ranking, whose scores are far apart
+# in a model that can judge them.
+GRADED_QUERY = "query: a small blue chair\nitem: "
+GRADED_ITEMS = [
+    f"A {size}{colour}{thing}."
+    for size in ("", "small ", "little ", "large ")
+    for colour in ("", "blue ", "navy ", "azure ", "red ", "green ")
+    for thing in ("chair", "seat", "table", "lamp", "scarf")
+]
+
+
+# The workload of real sentences; the labels are the first two of these that are one token each.
+ANSWERS = (" yes", " no", "yes", "no", "Yes", "No")
+ASKED = "Does the sentence answer the question? Answer yes or no.\n"
+BEFORE, AFTER = ASKED + "Question: {}\nSentence: ", "\nAnswer:"
+PAGE = 48  # sentences of its long query
+LONG_LIST = 120  # items of one ranking
+
+
+def make_workload(
+    size: str, seed: int, vocab_rows: int, context: int, tokenizer: "Tokenizer | None"
+) -> Workload:
+    """Make the requests for one model.
+
+    Args:
+        size: a name of `SIZES`, or `TEXT`, or `SAMPLE`.
+        seed: of the random token ids; 0 for `TEXT` and `SAMPLE`, which have none.
+        vocab_rows: valid ids are 0 <= id < vocab_rows.
+        context: largest number of tokens of a prompt.
+        tokenizer: the model's, or None, which leaves out the cases with texts.
+
+    Raises:
+        ConfigError: the model is too small for any workload, or has no tokenizer for `TEXT`, or the
+            seed is out of range.
+    """
+    if size in (TEXT, SAMPLE) and seed:
+        raise ConfigError(
+            f"--seed {seed} draws token ids, and --workload {size} has the same ones always; add "
+            f"--workload {', '.join(SIZES)}"
+        )
+    if size == SAMPLE:
+        return sample(vocab_rows)
+    if size == TEXT:
+        cases, left_out = _sentence_cases(tokenizer, vocab_rows, context)
+        return Workload(size, seed, 1, vocab_rows, context, cases, left_out)
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"--seed {seed} must be from 0 to {2**32 - 1}")
+    if vocab_rows < 16 or context < 2 * SPARE:
+        raise ConfigError(
+            f"a model of {vocab_rows} token ids and a context of {context} is too small for this "
+            f"workload; it needs 16 and {2 * SPARE}"
+        )
+    ids = _IdCases(np.random.RandomState(seed), SIZES[size], vocab_rows, context).all()
+    texts, left_out = _text_cases(tokenizer, vocab_rows)
+    return Workload(size, seed, 1, vocab_rows, context, (*ids, *texts), left_out)
+
+
+def sample(vocab_rows: int) -> Workload:
+    """Return the sample of `gpuscore bench`: a few requests of ids that most models have."""
+    rows = min(vocab_rows, SAMPLE_IDS)
+    every = make_workload("quick", 0, rows, SAMPLE_CONTEXT, None).cases
+    chosen = tuple(case for case in every if case.name in SAMPLE_CASES)
+    return Workload(SAMPLE, 0, 1, rows, SAMPLE_CONTEXT, chosen)
+
+
+def query_numbers(workload: Workload) -> dict[str, int]:
+    """Return the number of each case's query, by the case's name; equal queries have one number."""
+    numbers: dict[str, int] = {}
+    number_of = {}
+    for case in workload.cases:
+        number_of[case.name] = numbers.setdefault(repr(case.query), len(numbers))
+    return number_of
+
+
+def read_tokenizer(directory: Path) -> "Tokenizer | None":
+    """Return the model's tokenizer without truncation and padding, or None if there is none."""
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+class _IdCases:
+    """The cases of random token ids; equal items would hide leaks between them.
+
+    RandomState is NumPy's only generator whose numbers never change between releases (NEP 19).
+    """
+
+    def __init__(self, rng: np.random.RandomState, size: Size, vocab: int, context: int) -> None:
+        self.rng, self.size, self.vocab, self.context = rng, size, vocab, context
+        self.labels = [int(id) for id in rng.choice(vocab, 3, replace=False)]
+
+    def all(self) -> tuple[Case, ...]:
+        """Return all cases; their order must not change, because it decides the random numbers."""
+        short, long = self._ids(12), self._ids(min(self.size.long_query, self.context - SPARE))
+        many = self._ids(min(self.size.query, self.context - SPARE))
+        some = [self._ids(n) for n in (5, 1, 9, 4, 4, 17, 2, 8, 3, 6, 11, 7)]
+        return (
+            self._case("short", short, [self._ids(n) for n in (1, 2, 3, 5, 8, 13, 21, 1)]),
+            self._case("long", long, [self._ids(n) for n in (1, 7, 20, LONGEST_ITEM, 20, 41)]),
+            self._case("500 items", many, [self._ids(self.size.item) for _ in range(MANY)]),
+            self._case("shared sub-prefixes", self._ids(21), self._heads()),
+            self._case("item_first", self._ids(15), some, item_first=True),
+            self._case("empty items", short, [Ids(), some[2], Ids()]),
+            self._case("softmax", short, some, apply_softmax=True),
+            self._case("temperature", short, some, apply_softmax=True, temperature=2.5),
+            self._case("labels per item", short, some[:3], labels=self._ragged()),
+            *(self._one_of_many(number) for number in range(1, QUERIES + 1)),
+        )
+
+    def _case(
+        self, name: str, query: Ids, items: list[Ids], labels: list[Ids] | None = None, **how: Any
+    ) -> Case:
+        return Case(name, query, items, labels or [self.labels] * len(items), **how)
+
+    def _one_of_many(self, number: int) -> Case:
+        """Make a query of its own, so that not all scores depend on a few.
+
+        Few lengths, so that the oracle can compute prompts of one length side by side.
+        """
+        longest = min(self.size.query, self.context - SPARE)
+        shortest = min(SHORTEST_QUERY, longest)
+        length = shortest + (longest - shortest) * (number % LENGTHS) // (LENGTHS - 1)
+        lengths = (1, self.size.item, min(2 * self.size.item, LONGEST_ITEM))
+        query = self._ids(length)
+        items = [self._ids(lengths[place % len(lengths)]) for place in range(ITEMS)]
+        return self._case(f"query {number}", query, items)
+
+    def _heads(self) -> list[Ids]:
+        """Return items with common beginnings, an item that begins another, and two equal items."""
+        long, other = self._ids(18), self._ids(9)
+        items = [head + self._ids(1 + n) for head in (long, long[:9], other) for n in range(6)]
+        return [*items, items[3]]
+
+    def _ragged(self) -> list[Ids]:
+        first, second, third = self.labels
+        return [[first], [second, second, third], [self.vocab - 1, 0]]
+
+    def _ids(self, length: int) -> Ids:
+        ids: Ids = self.rng.randint(0, self.vocab, length).tolist()
+        return ids
+
+
+def _text_cases(
+    tokenizer: "Tokenizer | None", vocab: int
+) -> tuple[tuple[Case, ...], tuple[str, ...]]:
+    if tokenizer is None:
+        return (), ("text: no tokenizer.json",)
+    labels = _single_tokens(tokenizer, LABEL_TEXTS, vocab)
+    if len(labels) < 2:
+        return (), (f"text: fewer than two of {', '.join(LABEL_TEXTS)} are one token",)
+    ends: dict[str, Any] = {"item_first": True, "apply_softmax": True}
+    cases = [
+        _with_prompts(tokenizer, labels, Case(name, query, items, [], **how))
+        for name, query, items, how in (
+            ("text", QUERY_TEXT, ITEM_TEXTS, dict[str, Any]()),
+            ("text, item_first", QUERY_TEXT, ITEM_TEXTS, ends),
+            ("text, graded items", GRADED_QUERY, GRADED_ITEMS, {}),
+        )
+    ]
+    if max(max(ids) for case in cases for ids in case.prompt_ids()) >= vocab:
+        return (), ("text: the tokenizer has ids that the weights have not",)
+    return tuple(cases), ()
+
+
+def _single_tokens(
+    tokenizer: "Tokenizer", texts: Sequence[str], vocab: int
+) -> list[tuple[str, int]]:
+    """Return the first two of the texts that are one token each, with their ids."""
+    encoded = [(text, tokenizer.encode(text, add_special_tokens=False).ids) for text in texts]
+    return [(text, ids[0]) for text, ids in encoded if len(ids) == 1 and ids[0] < vocab][:2]
+
+
+def _with_prompts(tokenizer: "Tokenizer", labels: list[tuple[str, int]], case: Case) -> Case:
+    """Return a case of texts with the labels, and with whole prompts as the tokenizer has them."""
+    query, items = str(case.query), [str(item) for item in case.items]
+    joined = [item + query if case.item_first else query + item for item in items]
+    return replace(
+        case,
+        label_ids=[[id for _, id in labels] for _ in items],
+        labels=[text for text, _ in labels],
+        prompts=[list(tokenizer.encode(text).ids) for text in joined],
+    )
+
+
+def _sentence_cases(
+    tokenizer: "Tokenizer | None", vocab: int, context: int
+) -> tuple[tuple[Case, ...], tuple[str, ...]]:
+    """Return the cases of real sentences that fit the model, and the others with the reason.
+
+    Raises:
+        ConfigError: the model has no tokenizer for them, or none fits.
+    """
+    other = f"--workload {', '.join(SIZES)} has random token ids"
+    if tokenizer is None:
+        raise ConfigError(f"--workload text needs a tokenizer.json; {other}")
+    labels = _single_tokens(tokenizer, ANSWERS, vocab)
+    if len(labels) < 2:
+        raise ConfigError(
+            f"--workload text: fewer than two of {', '.join(map(repr, ANSWERS))} are one token of "
+            f"this model; {other}"
+        )
+    texts = read_texts(SENTENCES, "sentences")
+    every = [sentence for entry in texts for sentence in entry.items]
+    first, second, page = texts[0].query, texts[1].query, " ".join(every[:PAGE])
+    questions = [f"Question: {entry.query}{AFTER}" for entry in texts[:4]]
+    before = f"{ASKED}Question: {second}{AFTER}"
+    softmax = {"apply_softmax": True, "temperature": 2.5}
+    asked: list[tuple[str, str, list[str], dict[str, Any]]] = [
+        *(
+            (f"question {number}", BEFORE.format(entry.query), _before_answers(entry.items), {})
+            for number, entry in enumerate(texts, start=1)
+        ),
+        ("long list", BEFORE.format(first), _before_answers(every[:LONG_LIST]), {}),
+        ("page", f"{page}\n", questions, {}),
+        ("item_first", before, [f"{sentence}\n" for sentence in every[:12]], {"item_first": True}),
+        ("softmax", BEFORE.format(second), _before_answers(texts[1].items), softmax),
+    ]
+    cases = [
+        _with_prompts(tokenizer, labels, Case(name, query, items, [], **how))
+        for name, query, items, how in asked
+    ]
+    if max(max(ids) for case in cases for ids in case.prompt_ids()) >= vocab:
+        raise ConfigError(
+            f"--workload text: the tokenizer has ids that the weights have not; {other}"
+        )
+    longest = {case.name: max(map(len, case.prompt_ids())) for case in cases}
+    fitting = tuple(case for case in cases if longest[case.name] <= context)
+    if not fitting:
+        raise ConfigError(
+            f"--workload text: its shortest request has {min(longest.values())} tokens, the "
+            f"model's context is {context}; {other}"
+        )
+    left_out = tuple(
+        f"{name}: {length} tokens, the context is {context}"
+        for name, length in longest.items()
+        if length > context
+    )
+    return fitting, left_out
+
+
+def _before_answers(sentences: Sequence[str]) -> list[str]:
+    return [sentence + AFTER for sentence in sentences]

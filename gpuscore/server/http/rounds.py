@@ -1,0 +1,169 @@
+"""Rounds of the event loop.
+
+A round handles the events that were ready when it began. Later events wait for the next round, so
+the length of a round is the delay of the server. A late round accepts fewer connections.
+"""
+
+import asyncio
+import selectors
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable
+from time import monotonic
+from typing import Any, TypeVar
+
+from gpuscore.errors import GpuscoreError
+from gpuscore.server.http.descriptors import EXHAUSTED, log_error
+
+ResultT = TypeVar("ResultT")
+
+ACCEPTS = 128  # connections accepted per round; the others wait in the kernel
+FEW = 64  # connections accepted in a late round: enough that a refusal still comes soon
+LATE = 0.5  # seconds; the age of a late round
+# Seconds of a round's length that allow one piece of work in the next round. A piece, the start or
+# the end of a request, takes about half a millisecond. Starts and ends are counted separately, so
+# work gets about half of the time, however many sockets must be read and refused. If work got much
+# more, long rounds would stay long.
+PIECE = 0.002
+
+
+class Rounds(selectors.DefaultSelector):
+    """The loop's selector; a round begins when `select` returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+        self.began = monotonic()
+        self._last = 0.0  # seconds that the previous round took
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Return a loop that uses this selector."""
+        loop = asyncio.SelectorEventLoop(self)
+        loop.set_exception_handler(log_error)
+        return loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self._last = self.age
+        ready = super().select(timeout)
+        self.number += 1
+        self.began = monotonic()
+        return ready
+
+    def pieces(self, few: int) -> int:
+        """Return how many requests this round may start, or end: `few`, more after a long round."""
+        return max(few, int(self._last / PIECE))
+
+    @property
+    def ready(self) -> bool:
+        """True if a socket that the loop watches can be read, accepted from or written to now."""
+        return bool(super().select(0))
+
+    @property
+    def age(self) -> float:
+        """Seconds since the round began."""
+        return monotonic() - self.began
+
+
+class Pacer:
+    """Work in turns: pieces of it in each round, in order of arrival; the others wait.
+
+    Args:
+        pieces: returns the number of pieces for the current round.
+    """
+
+    def __init__(self, pieces: Callable[[], int]) -> None:
+        self._pieces = pieces
+        self._left = pieces()
+        self._waiting: deque[tuple[Callable[[], None], int]] = deque()
+        self._due = False  # `_run` will be called in the next round
+
+    def __len__(self) -> int:
+        """Return how much work waits."""
+        return len(self._waiting)
+
+    def take(self, cost: int) -> bool:
+        """Count work of `cost` pieces that is done at once; return False if it must wait."""
+        if self._waiting or self._left <= 0:
+            return False
+        self._left -= cost
+        self._plan()
+        return True
+
+    def add(self, work: Callable[[], None], cost: int = 1) -> None:
+        """Call `work` in a later round."""
+        self._waiting.append((work, cost))
+        self._plan()
+
+    def _plan(self) -> None:
+        if not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._run)
+
+    def _run(self) -> None:
+        self._due = False
+        self._left = self._pieces()
+        try:
+            for _ in range(len(self._waiting)):
+                if self._left <= 0:
+                    break
+                work, cost = self._waiting.popleft()
+                self._left -= cost
+                self._plan()  # the next round begins with new pieces
+                work()
+        finally:
+            if self._waiting:
+                self._plan()
+
+
+async def in_time(work: Awaitable[ResultT], deadline: float, late: GpuscoreError) -> ResultT:
+    """Return the result of `work`, or cancel it at `deadline` of time.monotonic and raise `late`.
+
+    Like asyncio.timeout, with less overhead.
+    """
+    task, is_late = asyncio.current_task(), False
+    assert task is not None  # noqa: S101  (a handler runs in a task)
+
+    def end() -> None:
+        nonlocal is_late
+        is_late = True
+        task.cancel()
+
+    timer = asyncio.get_running_loop().call_later(max(0.0, deadline - monotonic()), end)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if is_late and task.uncancel() == 0:
+            raise late from None
+        raise  # not cancelled by this timer
+    finally:
+        timer.cancel()
+
+
+class Listener(socket.socket):
+    """A listening socket that reports nothing to accept once a round has accepted enough.
+
+    asyncio accepts up to its whole backlog in one go, and looks again in the next round. If the
+    process has no descriptors left, each further attempt would be logged as an error; so the first
+    one ends the round's attempts, and asyncio looks again a second later.
+    """
+
+    _rounds: Rounds
+    _round = -1
+    _accepted = 0
+
+    def count_in(self, rounds: Rounds) -> None:
+        """Count the connections of each round of this loop; call it before the first connection."""
+        self._rounds = rounds
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if self._round != self._rounds.number:
+            self._round, self._accepted = self._rounds.number, 0
+        if self._accepted >= (FEW if self._rounds.age > LATE else ACCEPTS):
+            raise BlockingIOError
+        self._accepted += 1
+        try:
+            return super().accept()
+        except OSError as error:
+            if error.errno in EXHAUSTED:
+                self._accepted = ACCEPTS
+            raise
