@@ -61,20 +61,20 @@ class IngressHost:
         self._watching = loop.create_task(operations.watch_loop(), context=Context())
 
     def __serve_build_asgi_app__(self) -> ASGIApp:  # Ray's name
-        return self._answer
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            """Pass a request to the gate, without the prefix of the application in its path. The
+            proxy marks every answer with the request's id, which the gate does, too."""
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request to the gate, without the prefix of the application in its path. The proxy
-        marks every answer with the request's id, which the gate does, too."""
+            async def marked(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    kept = [pair for pair in message["headers"] if pair[0] != b"x-request-id"]
+                    message = {**message, "headers": kept}
+                await send(message)
 
-        async def marked(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                kept = [pair for pair in message["headers"] if pair[0] != b"x-request-id"]
-                message = {**message, "headers": kept}
-            await send(message)
+            path = scope.get("path", "").removeprefix(scope.get("root_path", "")) or "/"
+            await self._gate({**scope, "path": path, "root_path": ""}, receive, marked)
 
-        path = scope.get("path", "").removeprefix(scope.get("root_path", "")) or "/"
-        await self._gate({**scope, "path": path, "root_path": ""}, receive, marked)
+        return answer
 
     def __del__(self) -> None:
         if not hasattr(self, "_gate"):  # the start failed
