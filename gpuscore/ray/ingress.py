@@ -49,10 +49,10 @@ class IngressHost:
         facts = await loop.create_task(_facts(engines, settings.of_engine), context=Context())
         engine = ClusterEngine(engines, settings.engine, facts)
         shown = changed(chosen.config, settings.engine)
-        served = ServedModel(chosen.name, chosen.others, chosen.is_default, chosen.aliases)
+        served = ServedModel(chosen.name, chosen.others)
         served.loaded = load_model(files, settings.limits, engine, shown)
         service = self._service = ScoringService([served], server.max_queue_seconds)
-        log, tracer, style = LogWriter(), read_tracer(server, os.environ), server.log_format
+        log, tracer, style = LogWriter(), read_tracer(os.environ), server.log_format
         operations = Operations(
             service, log, tracer, server.log_requests, chosen_format(style), server.vllm_metrics
         )

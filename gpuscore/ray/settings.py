@@ -12,9 +12,9 @@ from gpuscore.config.sources import OPTIONS, read_settings
 from gpuscore.errors import ConfigError
 
 # Settings of `gpuscore serve` whose matter is Ray's.
-RAYS = {"host", "port", "insecure", "allowed_hosts", "max_connections", "header_timeout"}
-RAYS |= {"send_timeout", "metrics_host", "metrics_port", "devices", "tensor_parallel"}
-RAYS |= {"models", "default_model"}
+RAYS = {"host", "port", "insecure", "allowed_hosts", "header_timeout", "keep_alive_timeout"}
+RAYS |= {"max_header_bytes", "send_timeout", "metrics_host", "metrics_port", "devices", "models"}
+RAYS |= {"tensor_parallel"}
 
 
 class AppSettings(NamedTuple):
