@@ -25,7 +25,7 @@ from gpuscore.dialects.served import (
     ServedModel,
 )
 from gpuscore.errors import GpuscoreError, Unavailable
-from gpuscore.server.text_work import LargeBodies, TextWork, Trimmer, permits_here
+from gpuscore.server.text_work import TextWork, Trimmer, permits_here
 from gpuscore.types.record import ENGINE, RequestRecord
 from gpuscore.types.request import ScoreRequest, ScoreResult
 
@@ -142,7 +142,6 @@ class ScoringService:
         # Text and large requests are worked on here, never on the event loop.
         self._text = TextWork(self._text_ended, permits_here())
         self.memory = Trimmer(self._in_background)
-        self.large_bodies = LargeBodies()
         self._loop: asyncio.AbstractEventLoop | None = None  # it submits text work
 
     @property
@@ -218,15 +217,19 @@ class ScoringService:
             bridge = self._bridges[engine] = Bridge(engine, self._answers_per_round)
         return bridge
 
-    async def in_thread(self, tenant: str | None, work: Callable[[], ResultT]) -> ResultT:
+    async def in_thread(
+        self, tenant: str | None, work: Callable[[], ResultT], large: bool = False
+    ) -> ResultT:
         """Run `work` in a thread, in turns with other jobs; give it up if this is cancelled."""
-        self._loop = asyncio.get_running_loop()
-        job, future = self._text.submit(tenant or "", work)
+        loop = self._loop = asyncio.get_running_loop()
+        answer: asyncio.Future[ResultT] = loop.create_future()
+
+        job = self._text.submit(tenant or "", work, partial(_deliver, loop, answer), large)
         try:
-            return await asyncio.wrap_future(future)
+            return await answer
         finally:
             self._text.give_up(job)
-            del future  # it holds the error, whose traceback holds this frame
+            del answer  # it holds the error, whose traceback holds this frame
 
     def _text_ended(self, characters: int, given_up: bool) -> None:
         """Tell the trimmer about finished text work; called in a thread of text work.
@@ -242,13 +245,33 @@ class ScoringService:
     def _in_background(self, work: Callable[[], None]) -> None:
         """Run work of the server itself in a thread, in turns with callers' work."""
         if not self._text.closed:
-            self._text.submit("", work)
+            self._text.submit("", work, lambda *_: None)
 
     def close(self) -> None:
         self._text.close()
         for model in self.models:
             if model.loaded is not None:
                 model.loaded.engine.close()
+
+
+Outcome = tuple[Any, BaseException | None]  # a result or an error
+
+
+def _deliver(
+    loop: asyncio.AbstractEventLoop, answer: "asyncio.Future[Any]", *outcome: *Outcome
+) -> None:
+    """Have a job's outcome set on the loop; called in the job's thread."""
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(_settle, answer, *outcome)
+
+
+def _settle(answer: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
+    if answer.done():  # given up
+        return
+    if error is None:
+        answer.set_result(result)
+    else:
+        answer.set_exception(error)
 
 
 def _taken(record: RequestRecord) -> None:

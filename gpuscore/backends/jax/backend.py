@@ -30,7 +30,7 @@ from gpuscore.backends.jax.launched import LaunchedPart, joined, split, wanted_s
 from gpuscore.backends.jax.layout import ProgramSizes, page_entries, product_tiles
 from gpuscore.backends.jax.padding import padded
 from gpuscore.backends.jax.plan import JaxPlan
-from gpuscore.backends.jax.platform import as_config_error, keep_programs
+from gpuscore.backends.jax.platform import as_config_error, kept_programs
 from gpuscore.backends.jax.programs import Programs, ScoredRows, compile_programs
 from gpuscore.backends.jax.start_check import reference_scores
 from gpuscore.backends.jax.weights import KeptBytes, load_weights
@@ -58,8 +58,7 @@ class JaxBackend:
 
     def __init__(self, plan: JaxPlan, progress: Progress = unreported) -> None:
         self.plan = plan
-        if plan.compile_cache is not None:
-            keep_programs(plan.compile_cache)
+        self._kept = kept_programs()
         self._config = plan.architecture.config
         self._attends = attends_of(plan.attention)
         with as_config_error(f"weights of {mebibytes(plan.weight_bytes)}", "a smaller model"):
@@ -231,7 +230,7 @@ class JaxBackend:
         plan, largest = self.plan, self._sizes[-1]
         free = plan.free_memory()
         identity = plan.program_identity(largest)
-        kept = KeptBytes(plan.compile_cache, identity)
+        kept = KeptBytes(self._kept, identity)
         size = kept.read() or plan.estimated_bytes(largest)
         count = plan.count_pages(free, size, estimated=True)
         programs = self._compiled(largest, count)

@@ -275,7 +275,7 @@ class TorchBackend:
         if self.device.type == "cpu":
             parts = largest_in_parts(plan.max_tokens, plan.max_model_len, pages.size)
         try:
-            measured = measure(memory, *(partial(run, part) for part in parts), spare=pages.spare)
+            measured = measure(memory, *(partial(run, part) for part in parts))
         except OutOfMemory as error:
             raise ConfigError(
                 f"a batch of --max-batch-tokens {plan.max_tokens} does not fit into the memory "

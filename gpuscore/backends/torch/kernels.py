@@ -1,7 +1,7 @@
 """Triton kernels for the decoder's row-wise functions and linear layers, and the choice of them
 (`--kernels`).
 
-Heads have kernels too, which the decoder calls itself. All other matrix products, and functions
+QkvHeads have kernels too, which the decoder calls itself. All other matrix products, and functions
 that are not listed here, stay with torch.
 """
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gpuscore.backends.torch.attention.choice import AttentionBackend
-from gpuscore.backends.torch.decoder import Decoder
+from gpuscore.backends.torch.decoder import Decoder, ForwardContext
 from gpuscore.backends.torch.delta_net.layer import LinearAttention
 from gpuscore.backends.torch.group import RankGroup
 from gpuscore.backends.torch.kv_pool import KeptRows, KVPool
@@ -141,9 +141,11 @@ class PlainLauncher:
             self._to_device(batch.token_ids),
             self._to_device(batch.positions),
             self._to_device(batch.score_rows),
-            self.attention.prepare(batch).run,
-            KeptRows.of(batch.slot_mapping, self.pool),
-            recur=self.linear.prepare(batch),
+            ForwardContext(
+                self.attention.prepare(batch).run,
+                KeptRows.of(batch.slot_mapping, self.pool),
+                recur=self.linear.prepare(batch),
+            ),
         )
         scores = self._score(hidden, batch)
         return lambda: scores

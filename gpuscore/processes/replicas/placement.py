@@ -151,8 +151,6 @@ def _check_settings(first: ModelConfig, engines: int) -> None:
             f"{engines} engines on one device need --kv-cache-size, such as 2GiB: the memory of "
             "each one's keys and values"
         )
-    if first.memory_limit is not None:
-        raise ConfigError("--memory-limit is for one engine; of several --kv-cache-size is set")
 
 
 def _bases(model: ModelConfig, devices: str | None) -> list[Placement]:

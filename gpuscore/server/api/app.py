@@ -126,8 +126,7 @@ async def _decode_large(
 ) -> BodyT:
     limits = service.models.limits  # None if no model is loaded, and the answer is 503
     work = partial(dialect.decode, received, record, limits)
-    async with service.large_bodies.turn(record.tenant or ""):
-        return await service.in_thread(record.tenant, work)
+    return await service.in_thread(record.tenant, work, large=True)
 
 
 class PlainRoute(APIRoute):

@@ -6,10 +6,6 @@ The result in the model's dtype is rounded to it, as if it were stored, but only
 import torch
 from torch import Tensor
 
-from gpuscore_kernels.add_rms_norm import check_rows
-from gpuscore_kernels.gated import check_gate_up
-from gpuscore_kernels.quantized import check_eight_bits
-
 
 def quantized_norm(
     x: Tensor,
@@ -28,12 +24,7 @@ def quantized_norm(
 
     Returns:
         The sum [T, E] as `add_rms_norm` has it, q [T, E] and its scales [T].
-
-    Raises:
-        ValueError: shapes or dtypes do not fit, or are not supported.
     """
-    check_rows(x, delta, weight)
-    check_eight_bits(dtype)
     from gpuscore_kernels.quantized_rows import triton  # only where Triton is
 
     return triton.quantized_norm(x, delta, weight, eps, one_plus, dtype)
@@ -53,14 +44,7 @@ def quantized_gated(
 
     Returns:
         q [T, I] and its scales [T].
-
-    Raises:
-        ValueError: the shape, the activation or the dtype is not supported.
     """
-    check_gate_up(gate_up, activation)
-    if gate_up.shape[1] == 0:
-        raise ValueError(f"rows have no elements: {tuple(gate_up.shape)}")
-    check_eight_bits(dtype)
     from gpuscore_kernels.quantized_rows import triton
 
     return triton.quantized_gated(gate_up, activation, dtype)

@@ -46,20 +46,6 @@ def test_an_activation(rows, width, activation, dtype):
     assert equal(got, expected)
 
 
-def test_what_does_not_fit_is_refused():
-    x, weight = randn(3, 8), randn(8)
-    with pytest.raises(ValueError, match="do not fit"):
-        quantized_norm(x, None, weight[:7], eps=0.0, dtype=torch.int8)
-    with pytest.raises(ValueError, match=r"torch\.uint8 is not one of"):
-        quantized_norm(x, None, weight, eps=0.0, dtype=torch.uint8)
-    with pytest.raises(ValueError, match=r"must be \[T, 2I\]"):
-        quantized_gated(x[:, :7], "silu", dtype=torch.int8)
-    with pytest.raises(ValueError, match="no elements"):
-        quantized_gated(x[:, :0], "silu", dtype=torch.int8)
-    with pytest.raises(ValueError, match="supported: silu"):
-        quantized_gated(x, "relu", dtype=torch.int8)
-
-
 def odd_norm():
     test_a_norm(5, 63, False, torch.float16)
 
