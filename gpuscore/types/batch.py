@@ -20,7 +20,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,13 @@ Int64Array: TypeAlias = NDArray[np.int64]
 Float32Array: TypeAlias = NDArray[np.float32]
 Float64Array: TypeAlias = NDArray[np.float64]
 BoolArray: TypeAlias = NDArray[np.bool_]
+
+if TYPE_CHECKING:
+    Int32Rows: TypeAlias = tuple[Int32Array, ...]
+    Float32Rows: TypeAlias = tuple[Float32Array, ...]
+else:
+    # Tuples whose types tell the decoder of messages to make all their arrays in one go.
+    Int32Rows, Float32Rows = (type(name, (tuple,), {}) for name in ("Int32Rows", "Float32Rows"))
 
 NO_TOKENS: Int32Array = np.empty(0, dtype=np.int32)
 
