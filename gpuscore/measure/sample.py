@@ -97,7 +97,8 @@ def in_common(first: Measured, second: Measured) -> tuple[Workload, Run, Run] | 
     kinds = [APIS[scored.about.api].kind for scored in (first, second)]
     if kinds[0] != kinds[1]:
         return f"the APIs {first.about.api} and {second.about.api} have no scores in common"
-    if model_of(first.about) != model_of(second.about):
+    digests = first.model, second.model
+    if None in digests and model_of(first.about) != model_of(second.about):
         return f"the models are called {first.about.model} and {second.about.model}"
     one, two = first.workload, second.workload
     if one is None or two is None or first.run is None or second.run is None:
