@@ -24,7 +24,7 @@ from gpuscore.models.hub import model_directory, model_name
 from gpuscore.system.machine import local_machine, versions
 
 _OF_BACKENDS = ("backend", "attention", "quantization")
-_LOCAL = ("model", "compile_cache")  # flags with local paths, which a bundle leaves out
+_LOCAL = ("model",)  # flags with local paths, which a bundle leaves out
 # What XLA and libtpu read; some of their flags change the order of sums.
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_ENABLE_X64")
 

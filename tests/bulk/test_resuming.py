@@ -82,8 +82,8 @@ def test_the_command_killed_twice_loses_and_doubles_nothing(tmp_path, capsys, sa
     is asked for them."""
     rows = make_rows(400, queries=4)
     source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet"
-    flags = [*same, "--engine-timeout"]
-    job, work = command(source, output, *flags, "60"), tmp_path / "out.parquet.work"
+    flags = [*same, "--load-timeout"]
+    job, work = command(source, output, *flags, "600"), tmp_path / "out.parquet.work"
     for parts in (1, 4):
         assert ended_by(signal.SIGKILL, job, work, parts)[0] != 0, "it was not killed in time"
         assert work.exists()
@@ -96,7 +96,7 @@ def test_the_command_killed_twice_loses_and_doubles_nothing(tmp_path, capsys, sa
     ):
         assert main([*job, *changed]) == 78  # at once: no model is loaded
         assert message in capsys.readouterr().err
-    again = command(source, output, *flags, "50")
+    again = command(source, output, *flags, "500")
     done = programs.run_module("support.batch_steps", *again)
     assert (done.returncode, work.exists()) == (0, False), done.stderr
     assert re.search(r"resuming at \d{3} of 400 rows", done.stderr)
