@@ -105,7 +105,7 @@ class TooManyLabels(GpuscoreError, status=400):
 
 class TooManyTokens(GpuscoreError, status=400):
     """The request has more tokens than `--max-request-tokens`, or than one answer may hold, or a
-    label has more than `--max-label-tokens`.
+    label has more than 32.
 
     Remedy: Send several requests, shorten the label, or raise the limit.
     """
@@ -177,7 +177,7 @@ class Overloaded(GpuscoreError, status=429):
 
 
 class HeaderTooLarge(GpuscoreError, status=431):
-    """The request's head is larger than `--max-header-bytes` or `--max-headers`.
+    """The request's head is larger than `--max-header-bytes`, or has over 100 fields.
 
     Remedy: Send fewer or shorter header fields, or raise the limit.
     """

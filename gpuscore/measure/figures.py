@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -145,35 +144,6 @@ class Row:
         told: dict[float, float] = dict(zip(PERCENTILES, self.published[1:], strict=False))
         return told.get(percent, math.nan)
 
-    def as_json(self) -> dict[str, Any]:
-        values = asdict(self)
-        values["latencies"] = [round(latency, 3) for latency in self.latencies]
-        made: dict[str, Any] = _without_nan(values)
-        return made
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Row":
-        """Read the output of `as_json`, perhaps of a release with other fields, which are left out;
-        raise KeyError or TypeError for another object."""
-        known = {item.name for item in fields(cls)}
-        made = {name: value for name, value in values.items() if name in known}
-        made |= {name: _number(values[name]) for name in ("requests_per_second", "late")}
-        for name in ("rates", "latencies", "notes", "published"):
-            made[name] = tuple(values.get(name, ()))
-        if (change := values.get("improvement")) is not None:
-            made["improvement"] = Interval(*(_number(change[n]) for n in ("value", "low", "high")))
-        return cls(**made)
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_nan(inner) for name, inner in value.items()}
-    return None if isinstance(value, float) and math.isnan(value) else value
-
 
 @dataclass(slots=True)
 class WayFigures:
@@ -199,7 +169,7 @@ class WayFigures:
             requests_per_second=median(
                 np.array([shot.requests / shot.seconds for shot in shots])
             ).value,
-            latencies=tuple(np.concatenate([shot.latencies for shot in shots]).tolist()),
+            latencies=tuple(np.concatenate([shot.latencies for shot in shots]).round(3).tolist()),
             refused=sum(shot.refused for shot in shots),
             notes=(*row.notes, *self._notes(row.asked)),
             late=math.nan if row.asked is None else max(shot.late for shot in shots),

@@ -1,8 +1,9 @@
 """Runs of scenarios: repeats in turn, over all servers and ways, as long as there is time."""
 
+import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,34 +21,13 @@ SEARCH_SECONDS = 20.0
 FEWEST_ARRIVALS = 50  # of each rate that is tried
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The wishes of the command line.
-
-    Attributes:
-        minutes: for all scenarios together.
-        scale: share of each scenario's requests.
-        seed: of the random tokens.
-        rate: of the scenario poisson: requests per second, or a share of the server's capacity.
-        seconds: of its arrivals.
-        find_rate: milliseconds that the 99th percentile of its latency may take.
-    """
-
-    minutes: float = 5.0
-    scale: float = 1.0
-    seed: int = 0
-    rate: str | None = None
-    seconds: float | None = None
-    find_rate: float | None = None
-
-
 class BenchRun:
     """Samples and times targets; `rows` has what was measured so far.
 
     Args:
         targets: in the order of the tables.
         scenarios: to run.
-        options: as asked.
+        options: of the command line.
         say: called with a line for people.
     """
 
@@ -55,7 +35,7 @@ class BenchRun:
         self,
         targets: Sequence[HttpTarget],
         scenarios: Sequence[Scenario],
-        options: Options,
+        options: argparse.Namespace,
         say: Callable[[str], None],
     ) -> None:
         self.targets, self.options, self._say = targets, options, say
@@ -64,7 +44,7 @@ class BenchRun:
         self._figures: dict[tuple[str, str, str], WayFigures] = {}
         self._ways: dict[tuple[str, str], tuple[Way, ...]] = {}
         self._vocab = min(target.about.vocab or SAFE_VOCAB for target in targets)
-        self._draws = Draws(options.seed, self._vocab)
+        self._draws = Draws(options.bench_seed, self._vocab)
 
     def run(self) -> None:
         """Sample all targets, compare them, and time every scenario."""

@@ -12,8 +12,9 @@ from gpuscore.config import ServerConfig
 from gpuscore.server.api.app import create_metrics_app
 from gpuscore.server.http.headers import LOOPBACK, read_hosts
 from gpuscore.server.http.protocol import SLICES, ScoreProtocol
-from gpuscore.server.http.rounds import Listener, Pacer, Rounds
+from gpuscore.server.http.rounds import Listener, Rounds
 from gpuscore.server.observe.operations import Operations
+from gpuscore.server.pacer import Pacer
 from gpuscore.server.service import ScoringService
 
 CONNECTIONS = 64  # open ones; scrapers have one each
