@@ -41,9 +41,7 @@ def app(arguments: dict[str, Any]) -> Application:
 
 def _engines(settings: AppSettings, version: str) -> Application:
     config, server = settings.ray, settings.server
-    host = HostSettings(
-        settings.model, settings.engine, server.max_queue_seconds, server.log_format, version
-    )
+    host = HostSettings(settings.model, settings.engine, server.max_queue_seconds, version)
     deployment = serve.deployment(
         EngineHost,
         name="engine",

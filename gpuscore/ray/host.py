@@ -26,7 +26,6 @@ class HostSettings:
     model: ModelConfig
     engine: EngineConfig
     max_queue_seconds: float
-    log_format: str
     version: str
 
 
@@ -51,7 +50,7 @@ class EngineHost:
     def _start(self) -> Replicas:
         settings = self._settings
         directory = model_directory(settings.model.model, settings.model.revision)
-        style = chosen_format(settings.log_format)
+        style = chosen_format()
         # No host knows what another one would measure.
         model = settings.model.unmeasured()
         return start_replicas(directory, model, settings.engine, log_format=style)

@@ -67,7 +67,7 @@ class IngressHost:
         )
         self._settings = settings
         self._service = ScoringService([served], server.max_queue_seconds)
-        self._log, style = LogWriter(), chosen_format(server.log_format)
+        self._log, style = LogWriter(), chosen_format()
         self._tracer = read_tracer(os.environ)
         self._operations = Operations(
             self._service,
@@ -75,7 +75,6 @@ class IngressHost:
             self._tracer,
             server.log_requests,
             log_format=style,
-            vllm_names=server.vllm_metrics,
         )
         self._watching = loop.create_task(self._operations.watch_loop(), context=Context())
 

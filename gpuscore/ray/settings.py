@@ -18,12 +18,11 @@ _ONE_MODEL = "is for several models; deploy an application for each, with its ow
 # Settings of `gpuscore serve` that have no meaning here, with the reason.
 REFUSED = {
     **dict.fromkeys(("host", "port"), f"{_PROXY}: set http_options of the Serve config"),
-    **dict.fromkeys(("allowed_hosts", "header_timeout", "send_timeout"), _PROXY),
+    **dict.fromkeys(("allowed_hosts", "keep_alive_timeout"), _PROXY),
     "models": _ONE_MODEL,
     "devices": "has no meaning here: Ray places one replica on each device; set max_replicas",
     "tensor_parallel": "is not supported: a replica has one device; start gpuscore serve instead",
     "metrics_port": "is not supported: scrape GET /metrics, or Ray's own metrics",
-    "metrics_host": "is not supported: scrape GET /metrics, or Ray's own metrics",
     "insecure": "has no meaning here: Ray's proxy binds the address, whether or not there are keys",
 }
 
