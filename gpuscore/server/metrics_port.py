@@ -13,8 +13,9 @@ from gpuscore.server.api.app import create_metrics_app
 from gpuscore.server.http.address import metrics_address
 from gpuscore.server.http.headers import read_hosts
 from gpuscore.server.http.protocol import SLICES, ScoreProtocol
-from gpuscore.server.http.rounds import Listener, Pacer, Rounds
+from gpuscore.server.http.rounds import Listener, Rounds
 from gpuscore.server.observe.operations import Operations
+from gpuscore.server.pacer import Pacer
 from gpuscore.server.service import ScoringService
 
 CONNECTIONS = 64  # open ones; scrapers have one each

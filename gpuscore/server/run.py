@@ -20,9 +20,10 @@ from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.http.descriptors import warn_of_limit
 from gpuscore.server.http.headers import read_hosts
 from gpuscore.server.http.protocol import SLICES, ScoreProtocol
-from gpuscore.server.http.rounds import Listener, Pacer, Rounds
+from gpuscore.server.http.rounds import Listener, Rounds
 from gpuscore.server.metrics_port import metrics_port
 from gpuscore.server.observe.operations import Operations
+from gpuscore.server.pacer import Pacer
 from gpuscore.server.service import ANSWERS, ScoringService
 from gpuscore.server.stopping import (
     EXIT_ERROR,
@@ -115,9 +116,9 @@ def serve(
     return_large_blocks(LARGE)
     sys.setswitchinterval(SWITCH)
     rounds = Rounds()
-    pieces = partial(rounds.pieces, ANSWERS)
     served = [model for model, _ in models]
-    service = ScoringService(served, config.max_queue_seconds, pieces)
+    answers = Pacer(partial(rounds.pieces, ANSWERS))
+    service = ScoringService(served, config.max_queue_seconds, answers)
     style = chosen_format()
     with LogWriter() as log, logging_to(log, style):
         warn_of_limit(config.max_connections)

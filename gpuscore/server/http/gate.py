@@ -33,8 +33,9 @@ from gpuscore.server.http.admission import Admission, Visit
 from gpuscore.server.http.aliases import read_aliases
 from gpuscore.server.http.auth import NO_KEY, ApiKeys
 from gpuscore.server.http.headers import Hosts, read_origins
-from gpuscore.server.http.rounds import Pacer, Rounds, in_time
+from gpuscore.server.http.rounds import Rounds, in_time
 from gpuscore.server.observe.operations import Operations, server_timing
+from gpuscore.server.pacer import Pacer
 from gpuscore.server.service import ScoringService
 from gpuscore.types.record import UNMATCHED, Headers, RequestRecord, record_of
 

@@ -28,7 +28,7 @@ from gpuscore.errors import GpuscoreError, HeaderTooLarge, RequestTimeout
 from gpuscore.server.http.gate import BROKEN, Answer, Gate
 from gpuscore.server.http.heads import END, body_length, check_beginning, invalid, readable
 from gpuscore.server.http.outlet import Flow, Outlet
-from gpuscore.server.http.rounds import Pacer
+from gpuscore.server.pacer import Pacer
 
 logger = logging.getLogger(__name__)
 
