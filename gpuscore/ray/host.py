@@ -56,7 +56,7 @@ class EngineHost:
     def _start(self) -> None:
         settings = self._settings
         directory = model_directory(settings.model.model, settings.model.revision)
-        style = chosen_format(settings.server.log_format)
+        style = chosen_format()
         model = settings.model.unmeasured()  # no host knows what another one would measure
         self._replicas = start_replicas(directory, model, settings.engine, log_format=style)
         try:

@@ -52,10 +52,8 @@ class IngressHost:
         served = ServedModel(chosen.name, chosen.others)
         served.loaded = load_model(files, settings.limits, engine, shown)
         service = self._service = ScoringService([served], server.max_queue_seconds)
-        log, tracer, style = LogWriter(), read_tracer(os.environ), server.log_format
-        operations = Operations(
-            service, log, tracer, server.log_requests, chosen_format(style), server.vllm_metrics
-        )
+        log, tracer, style = LogWriter(), read_tracer(os.environ), chosen_format()
+        operations = Operations(service, log, tracer, server.log_requests, style)
         self._log, self._tracer = log, tracer
         self._gate = create_app(service, server, keys, operations)
         self._watching = loop.create_task(operations.watch_loop(), context=Context())

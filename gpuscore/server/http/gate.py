@@ -200,7 +200,7 @@ class Gate:
     ) -> Callable[[], Awaitable[Message]]:
         """Return a `receive` that counts the body, ends it at its deadline and its limit, and has
         the work wait for its turn."""
-        limit, seconds = self._config.max_body_bytes, self._config.body_timeout
+        limit, seconds = self._config.max_body_bytes, self._config.client_timeout
         too_large = _announced(scope["headers"]) > limit
         end, complete = monotonic() + seconds, False
 
