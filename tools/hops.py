@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 OURS = (str(ROOT / "gpuscore") + "/", str(ROOT / "kernels") + "/")
 WARM = 20  # requests before the request that is counted
 PATIENCE = 120.0  # seconds until the server is ready
-QUIET = 0.3  # seconds before and after the counted request: heartbeats apart, nothing happens
+QUIET = 0.3  # seconds before and after the counted request
 COLORS = ("red", "blue", "green", "black", "white", "grey", "pink", "gold", "teal", "tan")
 TEXTS = {
     "query": "query: a red lamp\nitem: ",
@@ -70,9 +70,16 @@ class Calls:
         self.environment = os.environ | {"PYTHONPATH": str(folder)}
 
     def during(self, work: Callable[[], object]) -> Counter[Function]:
-        """Count the calls while `work` runs, those after an answer was sent included."""
+        """Count the calls while `work` runs, those after an answer was sent included.
+
+        What processes call by the clock, such as heartbeats, is taken off: as many calls as they
+        make in the same time without work.
+        """
         for _ in range(WARM):
             work()
+        return self._counted(work) - self._counted(lambda: None)
+
+    def _counted(self, work: Callable[[], object]) -> Counter[Function]:
         time.sleep(QUIET)
         os.truncate(self._path, 0)
         self._on[0] = 1
