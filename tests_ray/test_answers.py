@@ -15,8 +15,9 @@ from ray import serve
 
 from applications import ARGUMENTS, Server, wait_until
 from gpuscore import Scorer
+from gpuscore.processes.replicas.replicas import model_of
 from gpuscore.processes.worker.wire import Failure, Result, Score, decoder, encode
-from gpuscore.ray.host import Facts, model_of
+from gpuscore.ray.engine import Facts
 from gpuscore.types.request import ScoreRequest
 
 LABELS = ["yes", "no"]

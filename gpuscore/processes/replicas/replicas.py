@@ -76,7 +76,7 @@ class Replicas:
         """
         everywhere = self._wait([replica.started for replica in self._replicas])
         for number, limits in enumerate(everywhere):
-            first, other = _model(everywhere[0]), _model(limits)
+            first, other = model_of(everywhere[0]), model_of(limits)
             if first != other:
                 raise ConfigError(
                     f"the replicas differ: {first} on {self._devices[0]}, {other} on "
@@ -228,7 +228,7 @@ def _no_engine() -> Unavailable:
     return Unavailable("no engine is running", retry_after=RETRY_AFTER)
 
 
-def _model(limits: BackendLimits) -> dict[str, object]:
+def model_of(limits: BackendLimits) -> str:
     """Return the limits by which prompts are checked and scores compared."""
     names = ("identity", "vocab_rows", "classes", "max_model_len", "page_size")
-    return {name: getattr(limits, name) for name in names}
+    return str({name: getattr(limits, name) for name in names})
