@@ -148,7 +148,7 @@ class MethodNotAllowed(GpuscoreError, status=405):
 
 
 class RequestTimeout(GpuscoreError, status=408):
-    """The request did not arrive within `--header-timeout` or `--body-timeout`.
+    """The request did not arrive within `--client-timeout`.
 
     Remedy: Send it again over a faster connection, or raise the timeout.
     """

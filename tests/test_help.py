@@ -69,7 +69,7 @@ def test_rare_settings_are_shown_on_request_only(name, capsys):
         assert "\n  --max-model-len" in shown
     common = [option for option in OPTIONS.values() if option.common]
     assert 18 <= len(common) <= 22
-    assert len(OPTIONS) + len(list(options(FileConfig))) <= 55
+    assert len(OPTIONS) + len(list(options(FileConfig))) <= 50
 
 
 @pytest.mark.parametrize(

@@ -219,15 +219,15 @@ class ServerConfig:
         30.0,
         "longest expected wait for other requests' work, from the measured token rate; longer: 429",
     )
-    header_timeout: float = duration(10.0, "time for a complete request head")
+    client_timeout: float = duration(
+        30.0,
+        "time for a client to send a whole request head, to send a whole body, and to take some "
+        "bytes of its answer",
+    )
     # Proxies keep connections for 60 seconds or less by default. A proxy that keeps one for longer
     # than the server loses the request that it sends as the server closes it.
     keep_alive_timeout: float = duration(
         75.0, "time that a connection may be idle; longer than that of a proxy in front"
-    )
-    body_timeout: float = duration(30.0, "time for a complete request body")
-    send_timeout: float = duration(
-        30.0, "time in which a client must take some bytes of its answer"
     )
     request_timeout: float = duration(120.0, "time for an answer; then 504", common=True)
     drain_timeout: float | None = None  # None: the request timeout and DRAIN_SPARE
@@ -236,33 +236,15 @@ class ServerConfig:
         "write one line per request to standard error, without any input text; none for /livez, "
         "/health and /ready",
     )
-    log_format: str = option(
-        "auto",
-        "lines of the log on standard error: JSON objects, or text for people; auto: text on a "
-        "terminal, otherwise json",
-        choices=("auto", "json", "text"),
-    )
     timing_headers: bool = option(
         False, "send callers the milliseconds of each stage, which reveal cache hits"
     )
-    metrics_port: int | None = option(
+    metrics_port: str | None = option(
         None,
-        "port with GET /metrics and nothing else, without a key, for scrapers that send none",
-        unset="none",
-        minimum=1,
-        maximum=65535,
-        metavar="PORT",
-    )
-    metrics_host: str | None = option(
-        None,
-        "address of --metrics-port; who reaches it sees names of models and the load",
-        unset="loopback only",
-        metavar="ADDRESS",
-    )
-    vllm_metrics: bool = option(
-        False,
-        "expose the metrics that routers read under vLLM's names, too, such as "
-        "vllm:num_requests_waiting",
+        "port with GET /metrics and nothing else, without a key, for scrapers that send none; who "
+        "reaches it sees names of models and the load",
+        unset="none; of a port alone, the address is loopback",
+        metavar="[ADDRESS:]PORT",
     )
 
     @property

@@ -1,6 +1,7 @@
 """`gpuscore bench`: meet the servers, run the scenarios, print tables and write the bundle."""
 
 import argparse
+import os
 import secrets
 import signal
 from collections.abc import Iterator, Sequence
@@ -9,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gpuscore.config import API_KEY_VARIABLE
 from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError, UsageError
 from gpuscore.measure.bundle import Bundle, Measured, write_file
@@ -17,7 +19,7 @@ from gpuscore.measure.rates import tables
 from gpuscore.measure.report import EXIT_FAILED, EXIT_OK, Findings, facts_of, now
 from gpuscore.measure.runner import BenchRun
 from gpuscore.measure.scenarios import SCENARIOS, TEXT, Scenario, text_scenario
-from gpuscore.measure.targets import HttpTarget, api_key, meet, started
+from gpuscore.measure.targets import HttpTarget, meet, started
 from gpuscore.system.machine import local_machine, versions
 
 EXIT_INTERRUPTED = 130
@@ -101,7 +103,7 @@ def _targets(values: argparse.Namespace, stack: ExitStack) -> list[HttpTarget]:
 
 def _key(paths: Sequence[str], number: int) -> str | None:
     if number >= len(paths):
-        return api_key()
+        return os.environ.get(API_KEY_VARIABLE, "").strip() or None
     try:
         lines = Path(paths[number]).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:

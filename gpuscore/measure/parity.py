@@ -46,7 +46,7 @@ def run(values: argparse.Namespace, settings: Settings) -> int:
 
     device = oracle_device(base.device)
     facts = {**_facts(name, workload), "oracle": f"transformers on {device}"}
-    _print(facts)
+    _say(facts)
     halves = sorted({plan.dtype_name for plan in plans.values()} - {"float32"})
     references = [
         _scored(name, workload, run_oracle(directory, workload, dtype, device, base.threads))
@@ -63,7 +63,7 @@ def run(values: argparse.Namespace, settings: Settings) -> int:
     for first, second in combinations(servers, 2):
         if first.about.dtype == second.about.dtype:
             verdicts += judged([first, second])[1]
-    facts |= {"date": now(), **_machine()}
+    facts |= {"date": now(), "hardware": local_machine(), "versions": versions()}
     title = f"Parity of {name} with transformers in float32"
     return Findings(title, (), found, verdicts, {"Run": facts}).conclude(values.report)
 
@@ -79,7 +79,7 @@ def record(values: argparse.Namespace, settings: Settings) -> int:
     directory, name = model_directory(config.model, config.revision), model_name(config.model)
     plan = plan_backend(directory, config)  # says what "auto" means on this machine
     workload = _workload(directory, plan, values)
-    _print(_facts(name, workload))
+    _say(_facts(name, workload))
     if values.oracle:
         from gpuscore.measure.oracle import oracle_device, run_oracle
 
@@ -93,7 +93,8 @@ def record(values: argparse.Namespace, settings: Settings) -> int:
     facts = {
         "device": device,
         "created": now(),
-        **_machine(),
+        "hardware": local_machine(),
+        "versions": versions(),
         "environment": environment(),
         "flags": {name: value for name, value in asdict(config).items() if name not in _LOCAL},
     }
@@ -142,12 +143,8 @@ def _facts(model: str, workload: Workload) -> dict[str, Any]:
     return facts
 
 
-def _print(facts: dict[str, Any]) -> None:
+def _say(facts: dict[str, Any]) -> None:
     print("\n".join(f"{name}: {what}" for name, what in facts.items()) + "\n", flush=True)
-
-
-def _machine() -> dict[str, Any]:
-    return {"hardware": local_machine(), "versions": versions()}
 
 
 def environment() -> dict[str, str]:

@@ -1,7 +1,6 @@
 """Targets of measurements: servers at an address, or started here."""
 
 import argparse
-import os
 import shlex
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from typing import Any
 import httpx
 import msgspec
 
-from gpuscore.config import API_KEY_VARIABLE
 from gpuscore.errors import ConfigError, UsageError
 from gpuscore.measure.apis import APIS, LABELS, Api
 from gpuscore.measure.bundle import About
@@ -167,8 +165,3 @@ def _ready(process: "subprocess.Popen[str]", errors: Any, command: str) -> str:
     errors.seek(0)
     lines = errors.read().strip().splitlines() or [f"exit code {process.returncode}"]
     raise ConfigError(f"`{command}` did not start: {lines[-1].removeprefix('gpuscore: ')}")
-
-
-def api_key() -> str | None:
-    """Return GPUSCORE_API_KEY, or None."""
-    return os.environ.get(API_KEY_VARIABLE, "").strip() or None

@@ -49,7 +49,7 @@ def serve_model(
     check_traces(os.environ)
     raise_limit(server.max_connections)  # the processes started below inherit it
     chosen = served_models(model, server)
-    style = chosen_format(server.log_format)
+    style = chosen_format()
     with ExitStack() as ending:
         if server.api_key_file is not None:
             signal.signal(signal.SIGHUP, KeyReader(server, keys).start)

@@ -26,7 +26,6 @@ from gpuscore.processes.replicas.start import start_replicas
 from gpuscore.processes.worker import wire
 from gpuscore.processes.worker.client import RETRY_AFTER
 from gpuscore.ray.settings import AppSettings
-from gpuscore.system.log import chosen_format
 from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.stats import NO_STATS, ReplicaState
@@ -58,13 +57,10 @@ class EngineHost:
         await asyncio.to_thread(self._start)
 
     def _start(self) -> None:
-        model, server = self._settings.model, self._settings.server
-        self._replicas = start_replicas(
-            model_directory(model.model, model.revision),
-            model.unmeasured(),  # no host knows what another one would measure
-            self._settings.engine,
-            log_format=chosen_format(server.log_format),
-        )
+        model = self._settings.model
+        directory = model_directory(model.model, model.revision)
+        model = model.unmeasured()  # no host knows what another one would measure
+        self._replicas = start_replicas(directory, model, self._settings.engine)
         self._limits = self._replicas.wait_ready()
 
     async def facts(self) -> bytes:

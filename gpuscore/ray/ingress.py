@@ -20,7 +20,7 @@ from gpuscore.server.observe.operations import Operations
 from gpuscore.server.observe.tracing import read_tracer
 from gpuscore.server.service import ScoringService
 from gpuscore.system.heap import return_large_blocks
-from gpuscore.system.log import LogWriter, chosen_format
+from gpuscore.system.log import LogWriter
 
 
 class IngressHost:
@@ -52,11 +52,8 @@ class IngressHost:
         served = ServedModel(chosen.name, chosen.others)
         served.loaded = load_model(files, settings.limits, engine, shown)
         service = self._service = ScoringService([served], server.max_queue_seconds)
-        log, tracer, style = LogWriter(), read_tracer(os.environ), server.log_format
-        operations = Operations(
-            service, log, tracer, server.log_requests, chosen_format(style), server.vllm_metrics
-        )
-        self._log, self._tracer = log, tracer
+        self._log, self._tracer = LogWriter(), read_tracer(os.environ)
+        operations = Operations(service, self._log, self._tracer, server.log_requests)
         self._gate = create_app(service, server, keys, operations)
         self._watching = loop.create_task(operations.watch_loop())
 

@@ -11,9 +11,8 @@ from gpuscore.config.sources import OPTIONS, closest, read_settings
 from gpuscore.errors import ConfigError
 
 # Settings of `gpuscore serve` whose matter is Ray's.
-RAYS = {"host", "port", "insecure", "allowed_hosts", "header_timeout", "keep_alive_timeout"}
-RAYS |= {"max_header_bytes", "send_timeout", "metrics_host", "metrics_port", "devices", "models"}
-RAYS |= {"tensor_parallel"}
+RAYS = {"host", "port", "insecure", "allowed_hosts", "keep_alive_timeout", "max_header_bytes"}
+RAYS |= {"metrics_port", "devices", "models", "tensor_parallel"}
 
 
 class AppSettings(NamedTuple):

@@ -25,6 +25,7 @@ from gpuscore.dialects.served import (
     ServedModel,
 )
 from gpuscore.errors import GpuscoreError, Unavailable
+from gpuscore.server.pacer import Pacer
 from gpuscore.server.text_work import TextWork, Trimmer, permits_here
 from gpuscore.types.record import ENGINE, RequestRecord
 from gpuscore.types.request import ScoreRequest, ScoreResult
@@ -43,12 +44,11 @@ class Bridge:
 
     Args:
         engine: gets the requests.
-        pieces: returns the number of answers that this round may deliver; the others wait for the
-            next round.
+        pacer: of the answers.
     """
 
-    def __init__(self, engine: ScoringEngine, pieces: Callable[[], int]) -> None:
-        self._engine, self._pieces = engine, pieces
+    def __init__(self, engine: ScoringEngine, pacer: Pacer) -> None:
+        self._engine, self._pacer = engine, pacer
         self.loop = asyncio.get_running_loop()
         self._going: list[_Submission] = []
         self._coming: deque[_Submission] = deque()
@@ -96,19 +96,23 @@ class Bridge:
 
     def _deliver(self) -> None:
         self._waking = False  # cleared first, so that an answer that comes now wakes the loop again
-        for _ in range(min(self._pieces(), len(self._coming))):
-            call = self._coming.popleft()
-            future, answer = call.future, call.answer
-            if future is None or future.cancelled() or answer.done():
-                continue
-            error = future.exception()
-            if error is None:
-                answer.set_result(future.result())
+        while self._coming:
+            answer = partial(_answer, self._coming.popleft())
+            if self._pacer.take(1):
+                answer()
             else:
-                answer.set_exception(error)
-        if self._coming and not self._waking:
-            self._waking = True
-            self.loop.call_soon(self._deliver)
+                self._pacer.add(answer)
+
+
+def _answer(call: _Submission) -> None:
+    future, answer = call.future, call.answer
+    if future is None or future.cancelled() or answer.done():
+        return
+    error = future.exception()
+    if error is None:
+        answer.set_result(future.result())
+    else:
+        answer.set_exception(error)
 
 
 ResultT = TypeVar("ResultT")
@@ -122,21 +126,20 @@ class ScoringService:
     Args:
         models: at least one.
         max_queue_seconds: the longest expected wait for the engine that a request is admitted with.
-        answers_per_round: returns the number of the engine's answers that the current round of the
-            event loop may deliver.
+        answers: paces the engine's answers.
     """
 
     def __init__(
         self,
         models: Sequence[ServedModel],
         max_queue_seconds: float = math.inf,
-        answers_per_round: Callable[[], int] = lambda: ANSWERS,
+        answers: Pacer | None = None,
     ) -> None:
         self.models = ModelTable(models)
         self.draining = False
         self.abandoned = False
         self.failed = False
-        self._max_wait, self._answers_per_round = max_queue_seconds, answers_per_round
+        self._max_wait, self._answers = max_queue_seconds, answers or Pacer(lambda: ANSWERS)
         self._handlers: set[asyncio.Task[Any]] = set()
         self._bridges: dict[ScoringEngine, Bridge] = {}
         # Text and large requests are worked on here, never on the event loop.
@@ -214,7 +217,7 @@ class ScoringService:
     def _bridge_to(self, engine: ScoringEngine) -> Bridge:
         bridge = self._bridges.get(engine)
         if bridge is None or bridge.loop is not asyncio.get_running_loop():
-            bridge = self._bridges[engine] = Bridge(engine, self._answers_per_round)
+            bridge = self._bridges[engine] = Bridge(engine, self._answers)
         return bridge
 
     async def in_thread(

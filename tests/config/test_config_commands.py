@@ -140,7 +140,7 @@ def test_info_shows_where_values_come_from(tmp_path, monkeypatch, capsys):
         "max_items": ("* ", "5", f"file {path}"),
     }
     assert rows["max_labels"] == ("  ", "128", "default")
-    assert rows["body_timeout"] == ("  ", "30", "default")
+    assert rows["client_timeout"] == ("  ", "30", "default")
     assert rows["threads"] == ("  ", "not set", "default")
     assert SECRET not in shown.out + shown.err
 

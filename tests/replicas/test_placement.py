@@ -86,11 +86,11 @@ def test_all_without_a_gpu_is_refused():
 @pytest.mark.parametrize(
     ("devices", "model", "message"),
     [
-        ("cpu,gpu", MODEL, "'gpu' is not cpu or cuda:N"),
-        ("cuda", MODEL, "'cuda' is not cpu or cuda:N"),
-        ("cpu,", MODEL, "'' is not cpu or cuda:N"),
-        ("cuda:0,cpu", MODEL, "different kinds of devices"),
-        ("cuda:0,cuda:0", MODEL, "named twice"),
+        ("cpu,gpu", MODEL, "name different CUDA devices"),
+        ("cuda", MODEL, "such as cuda:0,cuda:1, or all"),
+        ("cpu,", MODEL, "or cpu for each engine"),
+        ("cuda:0,cpu", MODEL, "not both kinds"),
+        ("cuda:0,cuda:0", MODEL, "name different CUDA devices"),
         (
             ",".join(["cpu"] * 9),
             ModelConfig(kv_cache_size=1),

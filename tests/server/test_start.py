@@ -158,15 +158,3 @@ def test_stop_lines_come_every_few_seconds_and_only_while_there_is_something_to_
         "gpuscore: stopping; waiting for 2 requests in flight, for at most 25 s",
         "gpuscore: stopped, with requests in flight that got 503",
     ]
-
-
-def test_a_json_log_on_request(tmp_path):
-    """Off a terminal it is the default, and --log-format text changes both processes' lines."""
-    log = tmp_path / "log"
-    with serving("demo", *QUICK, "--log-format", "text", log=log) as server:
-        httpx.get(f"{server.url}/v1/models")
-        wait_until(lambda: "GET /v1/models 200" in log.read_text())
-    lines = log.read_text().splitlines()
-    assert all(re.match(r"\d\d:\d\d:\d\d ", line) for line in lines), lines
-    assert any("info: memory: " in line for line in lines)
-    assert "\x1b" not in log.read_text()

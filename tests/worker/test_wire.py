@@ -203,7 +203,7 @@ def test_an_array_that_is_no_array_of_its_kind():
         answered(replace(RESULT, label_logits=logits), REQUEST)
     same = [[b"\0" * 4], 0, None, None, 1, [0.1, 0.1, 0.1]]
     values = ["Result", 1, [*same[:2], 0, *same[3:]]]  # whole numbers cannot be those of floats
-    with pytest.raises(ProtocolError, match="no array before it"):
+    with pytest.raises(ProtocolError, match="none of its kind before it"):
         from_child(msgspec.msgpack.encode(values))
 
 

@@ -32,7 +32,7 @@ from gpuscore.backends.torch.decoder import Decoder, ForwardContext
 from gpuscore.backends.torch.delta_net.layer import LinearAttention
 from gpuscore.backends.torch.delta_net.layout import StateSizes, StateTables
 from gpuscore.backends.torch.kv_pool import KeptRows
-from gpuscore.backends.torch.launcher import Finish, row_scores
+from gpuscore.backends.torch.launcher import Finish, Launcher, row_scores
 from gpuscore.backends.torch.queues import Queue, Replay
 from gpuscore.backends.torch.rounding import TOLERANCE, relative_error
 from gpuscore.errors import ConfigError
@@ -68,7 +68,7 @@ class Buffers:
     answer: Tensor  # float32, on the host
 
 
-class GraphLauncher:
+class GraphLauncher(Launcher):
     """Forward passes of one model over one pool, with kernels of Triton's.
 
     Args:

@@ -3,6 +3,7 @@
 `PlainLauncher` is for any device and any kernels; `graph_launcher` is for our own kernels on CUDA.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
@@ -75,12 +76,14 @@ class WholeHead:
 Finish: TypeAlias = Callable[[], RowScores]  # waits for the device
 
 
-class Launcher(Protocol):
-    """Forward passes of one model over one KV pool."""
+class Launcher(ABC):
+    """Forward passes of one model over one KV pool, without CUDA graphs unless a class has them."""
 
     decoder: Decoder
 
-    def launch(self, batch: PackedBatch) -> Finish: ...
+    @abstractmethod
+    def launch(self, batch: PackedBatch) -> Finish:
+        """Queue a batch; the returned function waits for its scores."""
 
     def is_quick(self, batch: PackedBatch) -> bool:
         """True if `launch` takes about a millisecond, because the batch has a graph.
@@ -88,6 +91,7 @@ class Launcher(Protocol):
         A batch without a graph is launched by the thread that was measured at start, because that
         thread has a cuBLAS workspace already.
         """
+        return False
 
     def capture(self) -> int:
         """Capture the CUDA graphs that are missing, if there are any, and check each; blocks.
@@ -98,15 +102,16 @@ class Launcher(Protocol):
         Raises:
             ConfigError: a graph computes other numbers than single launches do.
         """
+        return 0
 
-    def capture_largest(self) -> None:
+    def capture_largest(self) -> None:  # noqa: B027  (there may be no graphs)
         """Capture the largest graph only, which takes the most memory."""
 
-    def release(self) -> None:
+    def release(self) -> None:  # noqa: B027
         """Drop all graphs; nothing may be launched afterwards."""
 
 
-class PlainLauncher:
+class PlainLauncher(Launcher):
     """Launches operator after operator; the batch is done when `launch` returns."""
 
     def __init__(
@@ -122,18 +127,6 @@ class PlainLauncher:
         self.linear = linear
         self._by_rows = by_rows
         self._head = head
-
-    def is_quick(self, batch: PackedBatch) -> bool:
-        return False
-
-    def capture(self) -> int:
-        return 0
-
-    def capture_largest(self) -> None:
-        pass
-
-    def release(self) -> None:
-        pass
 
     @torch.inference_mode()
     def launch(self, batch: PackedBatch) -> Finish:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.errors import GpuscoreError, InternalError
 from gpuscore.system.log import LogFormat
-from gpuscore.types.batch import BackendLimits, Float32Array, Int32Array
+from gpuscore.types.batch import BackendLimits, Float32Rows, Int32Array, Int32Rows
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.stats import EngineStats
 
@@ -29,7 +29,7 @@ Natural: TypeAlias = Annotated[int, Meta(ge=0)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0)]
 MessageT = TypeVar("MessageT")
 
-_DTYPES = {Int32Array: np.dtype("<i4"), Float32Array: np.dtype("<f4")}
+_INT32, _FLOAT32 = np.dtype("<i4"), np.dtype("<f4")
 _ERRORS = {kind.code: kind for kind in GpuscoreError.__subclasses__()}
 
 
@@ -141,29 +141,33 @@ class _Arrays:
     """The hooks that turn arrays into what MessagePack has, and back."""
 
     def __init__(self) -> None:
-        self.last: NDArray[Any] | None = None  # of this message
+        self.last: Any = None  # array of this message
 
     def encode(self, value: Any) -> object:
         if value is self.last:
             return 0
-        if not isinstance(value, np.ndarray) or value.dtype not in _DTYPES.values():
+        if not isinstance(value, np.ndarray) or value.dtype.char not in "if":
             raise TypeError(f"{type(value).__name__} is no array of 32-bit numbers")
         self.last = value
         data = value.tobytes()
         return data if value.ndim == 1 else (data, value.shape[1])
 
-    def decode(self, kind: Any, value: Any) -> NDArray[Any]:
-        dtype = _DTYPES[kind]
-        if value == 0:
-            if self.last is None or self.last.dtype != dtype:
-                raise ValueError("no array before it")
-            return self.last
-        if isinstance(value, list):
+    def decode(self, kind: Any, value: Any) -> object:
+        if kind in (Int32Rows, Float32Rows):
+            dtype = _INT32 if kind is Int32Rows else _FLOAT32
+            return kind(self._array(dtype, part) for part in value)
+        return self._array(_INT32 if kind == Int32Array else _FLOAT32, value)
+
+    def _array(self, dtype: "np.dtype[Any]", value: Any) -> NDArray[Any]:
+        if isinstance(value, bytes):
+            self.last = np.frombuffer(value, dtype)
+        elif isinstance(value, list):
             data, width = value
             self.last = np.frombuffer(data, dtype).reshape(-1, width)
-        else:
-            self.last = np.frombuffer(value, dtype)
-        return self.last
+        elif value != 0 or self.last is None or self.last.dtype != dtype:
+            raise ValueError("no array, and none of its kind before it")
+        array: NDArray[Any] = self.last
+        return array
 
 
 def encode(message: Message) -> bytes:

@@ -6,12 +6,16 @@ import importlib
 import pytest
 import torch
 
-from gpuscore_kernels.add_rms_norm import add_rms_norm
-from gpuscore_kernels.gated import gated
+from gpuscore_kernels.add_rms_norm.triton import add_rms_norm
+from gpuscore_kernels.gated.triton import gated
 from gpuscore_kernels.quantized import quantize_rows
-from gpuscore_kernels.quantized_rows import quantized_gated, quantized_norm
 from support.kernels import DTYPES, between_nans, planted, randn
 from support.slow import slow
+
+
+def kernels():
+    """Return the kernels' module, which `planted` replaces."""
+    return importlib.import_module("gpuscore_kernels.quantized_rows.triton")
 
 
 def equal(got, expected):
@@ -31,7 +35,9 @@ def test_a_norm(rows, width, one_plus, dtype):
     for x, added in ((narrow, delta), (narrow, None), (stream, delta), (stream, None)):
         total, normed = add_rms_norm(x, added, weight, **options)
         expected = total, *quantize_rows(normed, torch.int8, impl="triton")
-        assert equal(quantized_norm(x, added, weight, dtype=torch.int8, **options), expected)
+        assert equal(
+            kernels().quantized_norm(x, added, weight, dtype=torch.int8, **options), expected
+        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -41,7 +47,7 @@ def test_a_norm(rows, width, one_plus, dtype):
 )
 def test_an_activation(rows, width, activation, dtype):
     gate_up = between_nans(4 * randn(rows, 2 * width, dtype=dtype))
-    got = quantized_gated(gate_up, activation, dtype=torch.int8)
+    got = kernels().quantized_gated(gate_up, activation, torch.int8)
     expected = quantize_rows(gated(gate_up, activation), torch.int8, impl="triton")
     assert equal(got, expected)
 
@@ -70,6 +76,5 @@ def odd_activation():
     ],
 )
 def test_a_defect_is_visible(old, new, check, monkeypatch, tmp_path):
-    module = importlib.import_module("gpuscore_kernels.quantized_rows.triton")
-    with planted(monkeypatch, module, old, new, tmp_path), pytest.raises(AssertionError):
+    with planted(monkeypatch, kernels(), old, new, tmp_path), pytest.raises(AssertionError):
         check()

@@ -6,9 +6,20 @@ import pytest
 import torch
 
 from gpuscore_kernels import reference
-from gpuscore_kernels.add_rms_norm import add_rms_norm
-from gpuscore_kernels.gated import gated
 from support.kernels import DEVICE, DTYPES, assert_near, between_nans, planted, randn
+
+
+def kernels(name):
+    """Return a kernel's module, which `planted` replaces."""
+    return importlib.import_module(f"gpuscore_kernels.{name}.triton")
+
+
+def add_rms_norm(*arguments, **options):
+    return kernels("add_rms_norm").add_rms_norm(*arguments, **options)
+
+
+def gated(*arguments):
+    return kernels("gated").gated(*arguments)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -122,6 +133,5 @@ def swiglu_and_geglu():
     ],
 )
 def test_a_defect_is_visible(kernel, old, new, check, monkeypatch, tmp_path):
-    module = importlib.import_module(f"gpuscore_kernels.{kernel}.triton")
-    with planted(monkeypatch, module, old, new, tmp_path), pytest.raises(AssertionError):
+    with planted(monkeypatch, kernels(kernel), old, new, tmp_path), pytest.raises(AssertionError):
         check()
