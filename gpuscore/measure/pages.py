@@ -12,7 +12,7 @@ WIDTH = 120
 _BAR = "#7af8"
 NAME = 36  # columns of a name, which is cut in its middle
 # A wide table scrolls by itself, so that the page fits a phone.
-_STYLE = """body { font: 15px/1.5 sans-serif; margin: 2em auto; max-width: 70em; padding: 0 1em }
+_STYLE = """body { font: 15px/1.5 sans-serif; margin: 2em auto; max-width: 90em; padding: 0 1em }
 .wide { overflow-x: auto; margin: 1em 0 2em } table { border-collapse: collapse }
 td, th { padding: 3px 10px; text-align: right; vertical-align: top; white-space: nowrap }
 .words td, .words th { text-align: left } .words td:nth-child(n+2) { white-space: normal }

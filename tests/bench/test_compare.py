@@ -10,7 +10,7 @@ import pytest
 
 from gpuscore.commands.cli import main
 from gpuscore.measure.bundle import About, Bundle, Measured, read_bundle, report_bundles, write_file
-from gpuscore.measure.figures import Row, Shot, WayFigures
+from gpuscore.measure.figures import Row, Shot, measured
 from gpuscore.measure.intervals import Interval
 from gpuscore.measure.rates import against, change_text
 from gpuscore.measure.results import CaseResult, Run
@@ -32,11 +32,11 @@ def bundle(seconds, *, shift=0.0, vocab=2000, dtype="float32", model="demo"):
         for case in workload.cases
     }
     about = About("demo", "score", model, vocab, dtype, {"machine": {"cpu": "some CPU"}})
-    packed = WayFigures([shot(seconds * f) for f in (1, 1.01, 0.99, 1.02, 0.98, 1)])
-    base = WayFigures([shot(3 * seconds * f) for f in (1, 1.01, 0.99, 1.02, 0.98, 1)])
+    packed = [shot(seconds * f) for f in (1, 1.01, 0.99, 1.02, 0.98, 1)]
+    base = [shot(3 * seconds * f) for f in (1, 1.01, 0.99, 1.02, 0.98, 1)]
     rows = (
-        packed.row(Row("rerank", "packed", SHAPE, "demo"), base, "sequential"),
-        base.row(Row("rerank", "sequential", SHAPE, "demo"), base, "sequential"),
+        measured(Row("rerank", "packed", SHAPE, "demo"), packed, base, "sequential"),
+        measured(Row("rerank", "sequential", SHAPE, "demo"), base),
         Row("rerank", "single", SHAPE, "demo", error="status 400: too many"),
     )
     return Bundle(
@@ -207,7 +207,7 @@ def test_pages(written, tmp_path):
 def arrivals(*, late, latency=1.0):
     """Return a server's row whose requests were sent `late` ms late and took `latency` ms."""
     row = Row("poisson", "Poisson 70/s", "120 + 10 x 180", "demo", asked=70.0)
-    return WayFigures([shot(1.0, late=late, latency=latency)]).row(row, None, None)
+    return measured(row, [shot(1.0, late=late, latency=latency)])
 
 
 def test_late_sends_are_shown_and_the_clients_fault_if_they_matter(tmp_path, capsys):
@@ -229,12 +229,12 @@ def test_late_sends_are_shown_and_the_clients_fault_if_they_matter(tmp_path, cap
 def test_requests_and_items_of_one_are_as_many():
     """This holds, too, for an even number of repeats, where the median is one of two."""
     shots = [replace(shot(seconds), items=10) for seconds in (1.0, 1.5, 2.0, 4.0)]
-    row = WayFigures(shots).row(Row("latency", "scoring", "120 + 1 x 180", "demo"), None, None)
+    row = measured(Row("latency", "scoring", "120 + 1 x 180", "demo"), shots)
     assert row.requests_per_second == row.rate.value
 
 
 def test_texts_of_ones_own_have_all_columns(tmp_path, capsys):
-    row = WayFigures([shot(1.0)]).row(Row("text", "packed", "3 texts", "demo"), None, None)
+    row = measured(Row("text", "packed", "3 texts", "demo"), [shot(1.0)])
     write_file(tmp_path / "a.json", replace(bundle(1.0), rows=(row,)))
     assert main(["bench", "compare", str(tmp_path / "a.json")]) == 0
     head = cells(capsys.readouterr().out)["packed", "a"]
@@ -265,9 +265,7 @@ def test_a_part_is_extrapolated_by_the_later_requests():
     assert part.extrapolated(32, 512).items == 512
     assert part.extrapolated(32, 512).requests == 16
     assert part.extrapolated(32, 500).requests == 16, "the last one has 20 items"
-    row = WayFigures([part.extrapolated(32, 512)]).row(
-        Row("rerank", "sequential", SHAPE, "demo"), None, None
-    )
+    row = measured(Row("rerank", "sequential", SHAPE, "demo"), [part.extrapolated(32, 512)])
     assert row.requests_per_second == pytest.approx(16 / 25)
 
 
