@@ -212,7 +212,7 @@ class Gate:
             late = RequestTimeout(f"the body was not complete after {seconds:g} seconds")
             message: Message = await in_time(receive(), end, late)
             if BROKEN in scope["state"]:
-                raise scope["state"][BROKEN]
+                raise scope["state"].pop(BROKEN)
             size = len(message.get("body", b""))
             record.bytes_in += size
             self._count(visit, size)

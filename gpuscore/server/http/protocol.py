@@ -32,6 +32,7 @@ from gpuscore.server.http.rounds import Pacer
 
 logger = logging.getLogger(__name__)
 
+NEVER = float("inf")
 LINGER = 2.0  # seconds for a client that still sends after its last answer
 SMALL_BODY = 2**16  # bytes; after a refusal, a larger body is not read: the connection is closed
 # A connection parses at most this many heads and parts of bodies at once; then others get their
@@ -87,7 +88,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._needs = True  # more bytes are needed to go on
         self._queued = False  # in `_turns`
         self._until_close = False  # the answer ends where the connection ends
-        self._state = WORK
+        self._state, self._end = WORK, NEVER
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._begun = False  # the task has begun
@@ -123,7 +124,8 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             return
         self.connections.discard(self)
         self._outlet.stop()
-        self._await(WORK)
+        if self._timer is not None:
+            self._timer.cancel()
         self._data.clear()
         if self._busy:
             self.cycle.disconnected = True
@@ -145,7 +147,10 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:  # otherwise it is a trailer field, and those are dropped
-            super().on_header(name, value.strip(b" \t"))
+            name, value = name.lower(), value.strip(b" \t")
+            if name == b"expect" and value.lower() == b"100-continue":
+                self.expect_100_continue = True
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -347,12 +352,13 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def _fail(self, error: GpuscoreError) -> None:
         """End the connection after an error of its bytes, with an answer if one is due."""
-        self._broken = True
+        self._broken = self._needs = True
         self._data.clear()
-        self._needs = True
+        self._spare = SMALL_BODY
         if self._in_body and self._busy:
             self.cycle.keep_alive = self.cycle.more_body = False
-            cast(Scope, self.cycle.scope)["state"][BROKEN] = error
+            # Without its traceback, whose frames hold the bytes and this connection.
+            cast(Scope, self.cycle.scope)["state"][BROKEN] = error.with_traceback(None)
             self.cycle.message_event.set()
         elif self._in_body:
             self._outlet.close()
@@ -377,21 +383,25 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         """Count bytes that are read for nothing, and read no more if they are too many."""
         self._spare -= size
         if self._spare < 0:
-            self._socket.pause_reading()
-            self._outlet.close()
+            self._socket.close()
 
-    def _await(self, state: str, seconds: float = 0.0) -> None:
-        """Wait for so many seconds at most."""
-        self._state = state
-        if self._timer is not None:
+    def _await(self, state: str, seconds: float = NEVER) -> None:
+        """Wait for so many seconds at most.
+
+        Later deadlines leave the timer alone: it fires early and is then set again.
+        """
+        self._state, self._end = state, self.loop.time() + seconds
+        if self._timer is not None and self._timer.when() > self._end:
             self._timer.cancel()
             self._timer = None
-        if seconds:
-            self._timer = self.loop.call_later(seconds, self._late)
+        if self._timer is None and self._end < NEVER:
+            self._timer = self.loop.call_at(self._end, self._late)
 
     def _late(self) -> None:
-        seconds = self._settings.header_timeout
-        if self._state == HEAD:
+        self._timer, seconds = None, self._settings.header_timeout
+        if self.loop.time() < self._end:
+            self._await(self._state, self._end - self.loop.time())
+        elif self._state == HEAD:
             late = f"the request head was not complete after {seconds:g} seconds"
             self._fail(RequestTimeout(late))
             self._settle()
