@@ -105,7 +105,7 @@ def _parity(name: str, device: str, work: Path, limit: float, *more: str) -> Sta
             (*gpuscore, "record", "demo", *asked, "--output", bundle),
             (*gpuscore, "compare", GOLDEN / "torch-float32", bundle),
         ),
-        lambda printed: {"compared": printed[printed.rfind("scores ") :].splitlines()},
+        lambda printed: {"compared": printed[printed.rfind("Scores\n") :].splitlines()},
         limit,
         ("msgspec", *(("jax",) if more else ())),
     )

@@ -24,11 +24,11 @@ from gpuscore.measure.apis import APIS, LABELS
 from gpuscore.measure.figures import PERCENTILES, Shot
 from gpuscore.measure.load import Record
 from gpuscore.measure.scenarios import SCENARIOS, BenchRequest, Draws, Shape, Way
-from gpuscore.measure.targets import HttpTarget, Wishes, meet
+from gpuscore.measure.targets import HttpTarget, meet
 
 SHAPE = Shape(0, 120, 10, 18)
 SCORE = APIS["score"]
-PATIENCE = 60.0
+ASKED = argparse.Namespace(api="score", served_model=None, vocab_size=fake.VOCAB, patience=60.0)
 
 
 def main() -> int:
@@ -42,7 +42,7 @@ def main() -> int:
     )
     with serving(command) as target:
         url = f"http://{target.address[0]}:{target.address[1]}"
-        http = meet("fake", url, None, Wishes("score", None, fake.VOCAB, PATIENCE))
+        http = meet("fake", url, None, ASKED)
         for clients in map(int, options.in_flight.split(",")):
             row = measure(http, target, clients, options.requests)
             print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)

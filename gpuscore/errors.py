@@ -105,7 +105,7 @@ class TooManyLabels(GpuscoreError, status=400):
 
 class TooManyTokens(GpuscoreError, status=400):
     """The request has more tokens than `--max-request-tokens`, or than one answer may hold, or a
-    label has more than `--max-label-tokens`.
+    label has more than 32.
 
     Remedy: Send several requests, shorten the label, or raise the limit.
     """
@@ -148,7 +148,7 @@ class MethodNotAllowed(GpuscoreError, status=405):
 
 
 class RequestTimeout(GpuscoreError, status=408):
-    """The request did not arrive within `--header-timeout` or `--body-timeout`.
+    """The request did not arrive within `--client-timeout`.
 
     Remedy: Send it again over a faster connection, or raise the timeout.
     """
@@ -177,7 +177,7 @@ class Overloaded(GpuscoreError, status=429):
 
 
 class HeaderTooLarge(GpuscoreError, status=431):
-    """The request's head is larger than `--max-header-bytes` or `--max-headers`.
+    """The request's head is larger than `--max-header-bytes`, or has over 100 fields.
 
     Remedy: Send fewer or shorter header fields, or raise the limit.
     """

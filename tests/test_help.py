@@ -8,7 +8,9 @@ import sys
 import pytest
 
 from gpuscore.commands.cli import main, make_parser
-from gpuscore.config.flags import RARE, CommandParser, other_flags
+from gpuscore.config import FileConfig
+from gpuscore.config.flags import CommandParser, other_flags
+from gpuscore.config.options import options
 from gpuscore.config.sources import OPTIONS, read_settings
 
 
@@ -61,11 +63,13 @@ def test_rare_settings_are_shown_on_request_only(name, capsys):
             main([*name.split()[1:], flag])
         shown = capsys.readouterr().out
         for option in OPTIONS.values():
-            if option.name in RARE:
+            if not option.common:
                 known = any(action.dest == option.name for action in ALL[name]._actions)
                 assert (flags_of(option) in shown) == (every and known), option.flag
         assert "\n  --max-model-len" in shown
-    assert OPTIONS.keys() >= RARE
+    common = [option for option in OPTIONS.values() if option.common]
+    assert 18 <= len(common) <= 22
+    assert len(OPTIONS) + len(list(options(FileConfig))) <= 50
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -13,15 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import ray
+import yaml
 from ray import serve
 
-from gpuscore.ray import app
 from nodes import DEVICE, FOLDER
 
 ARGUMENTS = {
     **{"model": "demo", "device": "cpu", "threads": 1, "max_batch_tokens": 512},
-    **{"num_cpus": 0, "resources": f"{DEVICE}=1", "log_requests": False, "min_replicas": 2},
-    **{"max_items": 9000, "max_body_bytes": 3_000_000},
+    **{"log_requests": False, "max_items": 9000, "max_body_bytes": 3_000_000},
+}
+ENGINE = {
+    "name": "engine",
+    "num_replicas": 2,
+    "ray_actor_options": {"num_cpus": 0, "resources": {DEVICE: 1}},
 }
 PATIENCE = 120.0  # seconds; for states that are waited for, never for how fast they come
 
@@ -33,21 +40,30 @@ def wait_until(what: Callable[[], bool], why: str) -> None:
         time.sleep(0.2)
 
 
+Options = dict[str, Any]  # of a deployment, in a Serve config
+
+
 @dataclass
 class Server:
-    """An application at an address, and the arguments with which it was started."""
+    """An application at an address, and the file with its Serve config, if it has one."""
 
     url: str
-    arguments: dict[str, Any] = field(default_factory=dict)
+    config: Path = Path()
 
-    def deploy(self, **changed: Any) -> None:
-        """Run the application with ARGUMENTS, changed so, and wait until it is ready. Ray would
-        also replace all processes of one that runs with the same arguments."""
-        arguments = {**ARGUMENTS, **changed}
-        if arguments != self.arguments:
-            serve.run(app(arguments))
-            self.arguments = arguments
-        self.wait_for_engines(arguments["min_replicas"])
+    def deploy(
+        self, engine: Options | None = None, http: Options | None = None, **changed: Any
+    ) -> None:
+        """Run the application with ARGUMENTS and ENGINE, changed so, as the documentation says, and
+        wait until it is ready."""
+        deployments = [{**ENGINE, **(engine or {})}, {"name": "http", **(http or {})}]
+        application = {"import_path": "gpuscore.ray:app", "args": {**ARGUMENTS, **changed}}
+        config = {"applications": [{**application, "deployments": deployments}]}
+        self.config.write_text(yaml.safe_dump(config))
+        command = [str(Path(sys.executable).with_name("serve")), "run", "--non-blocking"]
+        address = ray.get_runtime_context().gcs_address
+        subprocess.run([*command, "--address", address, self.config], check=True, timeout=PATIENCE)
+        wait_until(lambda: serve.status().applications["default"].status == "RUNNING", "ready")
+        self.wait_for_engines(deployments[0]["num_replicas"] or 1)
 
     def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
         return httpx.post(self.url + path, json=body, timeout=PATIENCE, **more)

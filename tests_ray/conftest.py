@@ -2,8 +2,6 @@
 Starting each takes seconds."""
 
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +14,7 @@ import ray
 from ray import serve
 from ray.cluster_utils import Cluster
 
-from applications import ARGUMENTS, PATIENCE, Server
+from applications import Server
 
 
 @pytest.fixture(scope="session")
@@ -35,14 +33,12 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def server(cluster: Cluster) -> Iterator[Server]:
-    """An application that Ray's command line has started, as the documentation says."""
+    """An application, started once."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-    command = [str(Path(sys.executable).with_name("serve")), "run", "--non-blocking"]
-    command += ["--address", cluster.address, "gpuscore.ray:app"]
-    command += [f"{name}={value}".replace("=False", "=false") for name, value in ARGUMENTS.items()]
-    subprocess.run(command, check=True, timeout=PATIENCE)
-    yield Server(f"http://127.0.0.1:{port}", ARGUMENTS)
+    started = Server(f"http://127.0.0.1:{port}", Path(FOLDER, "serve.yaml"))
+    started.deploy()
+    yield started
     serve.shutdown()

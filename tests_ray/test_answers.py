@@ -4,8 +4,7 @@ included; a query goes where its beginning is cached, and other queries elsewher
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
 from typing import Any
 
@@ -16,8 +15,8 @@ from ray import serve
 
 from applications import ARGUMENTS, Server, wait_until
 from gpuscore import Scorer
-from gpuscore.processes.worker.wire import Result, encode
-from gpuscore.ray.messages import Facts, HostReply, OtherModel, ask, decode, fingerprint
+from gpuscore.processes.worker.wire import Failure, Result, Score, decoder, encode
+from gpuscore.ray.host import Facts, model_of
 from gpuscore.types.request import ScoreRequest
 
 LABELS = ["yes", "no"]
@@ -175,13 +174,15 @@ def waiting(server: Server) -> float:
 
 def test_a_request_made_for_another_model_is_not_computed(server: Server) -> None:
     ids, labels = np.array([5], np.int32), np.array([7], np.int32)
-    request = ScoreRequest(ids, (ids,), (labels,), False, deadline=time.monotonic() + 60)
+    frame = encode(Score(0, ScoreRequest(ids, (ids,), (labels,), False, deadline=60.0)))
     handle = serve.get_deployment_handle("engine", "default")
     handle._init(_run_router_in_separate_loop=True)  # this process has no loop of its own
-    facts = decode(handle.facts.remote().result(), Facts)
-    outcomes = []
-    for model in (fingerprint(facts.limits), "another"):
-        reply = handle.score.remote(encode(ask(request, model))).result()
-        outcomes.append(decode(reply, HostReply).outcome)
+    facts: Facts = decoder(Facts)(handle.facts.remote().result())
+    decode: Callable[[bytes], Result | Failure] = decoder(Result | Failure)
+    outcomes = [
+        decode(handle.score.remote(frame, model, replica=facts.state.replica).result())
+        for model in (model_of(facts.limits), "another")
+    ]
     assert isinstance(outcomes[0], Result)
-    assert isinstance(outcomes[1], OtherModel)
+    assert isinstance(outcomes[1], Failure)
+    assert outcomes[1].message == "the engines change to another model"

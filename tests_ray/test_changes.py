@@ -79,7 +79,9 @@ def test_no_request_is_lost_when_settings_and_the_model_change(
     """Engines and HTTP processes of both models are there for some time."""
     other = tmp_path / "other"
     shutil.copytree(Path(gpuscore.__file__).parent / "demo", other)
-    places = {"min_replicas": 3, "http_replicas": 2, "resources": f"{SPARE}=1"}
+    options = {"num_cpus": 0, "resources": {SPARE: 1}}
+    places = {"engine": {"num_replicas": 3, "ray_actor_options": options}}
+    places |= {"http": {"num_replicas": 2}}
     server.deploy(**places)
     with load(server) as running:
         answers(running)
@@ -93,7 +95,7 @@ def test_no_request_is_lost_when_settings_and_the_model_change(
 
 def test_few_requests_are_lost_with_an_http_process(server: Server) -> None:
     """HAProxy sends most again; at most those in flight, one for each thread, get Ray's 500."""
-    server.deploy(min_replicas=1, http_replicas=2)
+    server.deploy({"num_replicas": 1}, {"num_replicas": 2})
     with load(server) as running:
         answers(running)
         kill_an_http_process()
@@ -103,15 +105,10 @@ def test_few_requests_are_lost_with_an_http_process(server: Server) -> None:
     assert running.wrong == 0
 
 
-def test_engines_come_and_go_with_the_expected_wait(server: Server) -> None:
-    server.deploy(
-        min_replicas=1,
-        max_replicas=2,
-        target_wait=0.05,
-        upscale_delay=0,
-        downscale_delay=1,
-        look_back=1,
-    )
+def test_engines_come_and_go_with_the_load(server: Server) -> None:
+    scaling = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 2}
+    scaling |= {"upscale_delay_s": 0, "downscale_delay_s": 1, "look_back_period_s": 1}
+    server.deploy({"num_replicas": None, "autoscaling_config": scaling})
     wait_until(lambda: running_engines() == 1, "one engine")
     with load(server, threads=8, items=400) as running:
         wait_until(lambda: running_engines() == 2, "a second engine")
@@ -126,7 +123,7 @@ def test_requests_are_refused_while_there_is_no_engine(
     server: Server, kill: Callable[[], None]
 ) -> None:
     limit = 60
-    server.deploy(min_replicas=1)
+    server.deploy({"num_replicas": 1})
     with load(server, timeout=limit) as running:
         answers(running)
         kill()

@@ -56,10 +56,10 @@ def alone(rows: list[dict[str, Any]]) -> Any:
 
 
 def test_scores_of_labels(cluster: Cluster) -> None:
-    rows = scored(2, labels=["yes", "no"], output_column="both")
+    rows = scored(2, labels=["yes", "no"])
     assert [row["id"] for row in rows] == [row["id"] for row in ROWS]
     for row, scores in zip(rows, alone(ROWS), strict=True):
-        assert list(row["both"]) == pytest.approx(scores, abs=1e-5)
+        assert list(row["scores"]) == pytest.approx(scores, abs=1e-5)
 
 
 def test_relevance(cluster: Cluster) -> None:

@@ -68,9 +68,8 @@ subprocess.run([gpuscore, "parity", "run", "demo", "--device", "cpu", "--backend
                 "torch:float32", "--workload", "quick"], check=True)
 """
 TRACES = """
-from gpuscore.config import ServerConfig
 from gpuscore.server.observe.tracing import read_tracer
-assert read_tracer(ServerConfig(otlp_endpoint="http://127.0.0.1:9"), {}) is not None
+assert read_tracer({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}) is not None
 """
 # How each extra is used. `cuda` needs a GPU.
 SMOKE = {

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from generate.markdown import block, page, table
 from gpuscore.commands.cli import make_parser
-from gpuscore.config.flags import CommandParser
+from gpuscore.config.flags import AllOptions, CommandParser
 
 COLUMNS = "92"
 LONG = 4  # lines; shorter groups are repeated
@@ -25,7 +25,7 @@ def page_of_commands() -> str:
     os.environ["COLUMNS"] = COLUMNS  # argparse reads it each time
     blocks, shown = [], dict[str, str]()
     for parser in _parsers(make_parser()):
-        parser.every = True
+        parser.formatter_class = AllOptions
         text = "\n\n".join(_without_repeats(parser, shown))
         blocks += [f"## {parser.prog}", block("text", text)]
     return page(

@@ -24,7 +24,7 @@ def page_of_metrics() -> str:
         "replaced. They do not include the work of a lost process in its last quarter of a second. "
         "Gauges of an engine are exposed only while it runs. `replica` is the engine's number in "
         "`--devices`, `0` if there is one; add up over it for the whole server. Names with "
-        "`vllm:` at their beginning need `--vllm-metrics`.",
+        "`vllm:` at their beginning are those that routers of vLLM's servers read.",
     )
 
 
@@ -38,7 +38,7 @@ def families() -> list[Metric]:
         connections_refused=0,
         replicas=[ReplicaState("0", "cpu", alive=True, stats=NO_STATS)],
     )
-    metrics = Metrics(lambda: state, vllm_names=True)
+    metrics = Metrics(lambda: state)
     metrics.finished(RequestRecord("id"))  # or metrics per request would show no labels
     return list(metrics.registry.collect())
 

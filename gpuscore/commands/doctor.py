@@ -34,7 +34,7 @@ LEAST_DISK = 5 * 2**30
 SHAPE = 1024, 6144  # width of rows, and gate and up, of Qwen3-0.6B
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 # Extras that users install.
-EXTRAS = ("batch", "client", "jax", "otel", "parity", "ray", "serve")
+EXTRAS = ("batch", "jax", "otel", "parity", "ray", "serve")
 Level: TypeAlias = Literal["OK", "warning", "problem"]
 
 

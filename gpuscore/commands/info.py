@@ -206,7 +206,7 @@ def _head(classes: Sequence[str] | None) -> str:
 
 def _print_settings(settings: Settings, resolved: Mapping[str, object]) -> None:
     """Print one line per setting; a star marks values that are not defaults."""
-    shown = {name: settings.in_force(name) for name in settings.chosen}
+    shown = {name: settings.chosen[name] for name in settings.chosen}
     rows = [
         (name, _value(name, setting.value, resolved), setting.source)
         for name, setting in shown.items()

@@ -1,23 +1,306 @@
-"""The configuration: all settings (`fields`), their options and flags, and sources of values."""
+"""The settings: frozen dataclasses with one field per setting.
 
-from gpuscore.config.fields import (
-    API_KEY,
-    API_KEY_VARIABLE,
-    CONFIGS,
-    EngineConfig,
-    FileConfig,
-    ModelConfig,
-    RequestLimits,
-    ServerConfig,
+Each setting's default, help, type and range are written here alone; `options` reads them there. A
+field without an option has one value in a server: only code can give it another.
+"""
+
+from dataclasses import dataclass, replace
+
+from gpuscore.config.options import PREFIX, common, duration, option, size_in_bytes, tokens
+
+# Not a field: a key comes from the environment or a key file only.
+API_KEY_VARIABLE = f"{PREFIX}API_KEY"
+DRAIN_SPARE = 5.0  # seconds by which a drain may outlast the request timeout
+# The names in gpuscore.prompts.registry, which this module may not import.
+FAMILIES = (
+    *("qwen3-reranker", "mxbai-rerank-v2", "bge-reranker-v2-gemma", "zerank", "instruct"),
+    *("qwen3guard-gen", "llama-guard-3", "reward", "demo"),
 )
 
-__all__ = [
-    "API_KEY",
-    "API_KEY_VARIABLE",
-    "CONFIGS",
-    "EngineConfig",
-    "FileConfig",
-    "ModelConfig",
-    "RequestLimits",
-    "ServerConfig",
-]
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Model and device."""
+
+    model: str = common(
+        "demo",
+        "model directory, hub name such as Qwen/Qwen3-0.6B, or 'demo' (included in gpuscore)",
+        metavar="MODEL",
+        positional=True,
+    )
+    revision: str | None = common(
+        None, "branch, tag or commit of a hub model", unset="main", metavar="NAME"
+    )
+    backend: str = option(
+        "torch",
+        "framework; jax: Llama, Mistral, Qwen2 and Qwen3 only, needs gpuscore[jax]",
+        choices=("torch", "jax"),
+    )
+    device: str = common(
+        "auto",
+        "device that runs the model; auto: CUDA, or the CPU on a machine without an NVIDIA device "
+        "(one that cannot be used, as with a CPU build, is an error); tpu with --backend jax only",
+        choices=("auto", "cpu", "cuda", "tpu"),
+    )
+    dtype: str = common(
+        "auto",
+        "number format; checkpoint: its own, or float32 on a CPU that has no instructions for it "
+        "(with --backend jax, on any); auto: the same, but float32 on a CPU that is faster in it",
+        choices=("auto", "checkpoint", "bfloat16", "float16", "float32"),
+    )
+    quantization: str = option(
+        "auto",
+        "linear layers of a quantised checkpoint; w8a16: weights are converted to --dtype at load; "
+        "auto: as the checkpoint is made, or w8a16 for FP8 where it is not computed",
+        choices=("auto", "w8a16"),
+    )
+    attention: str = option(
+        "auto",
+        "attention kernels; triton: one launch for pages and packed rows; flashinfer: "
+        "from an optional package; fa4: FlashAttention 4's kernel for H100 and H200, from the "
+        "extra hopper; torch: plain operators; with --backend jax, xla: plain "
+        "operators, pallas: a kernel for TPUs, not run on hardware yet; auto: torch on CPU, "
+        "triton on CUDA, and with --backend jax pallas on TPU, otherwise xla",
+        choices=("auto", "triton", "flashinfer", "fa4", "torch", "xla", "pallas"),
+        metavar="NAME",
+    )
+    compile: str = option(
+        "auto",
+        "attention and element-wise work in C functions, on a CPU with a C compiler; auto: on for "
+        "models of 100 million parameters or more; --backend jax always compiles",
+        choices=("auto", "on", "off"),
+    )
+    kernels: str = option(
+        "auto",
+        "implementation of norms, rotary embedding, gated MLP and label head; triton: kernels of "
+        "our own; torch: plain operators; auto: torch on CPU, triton on CUDA",
+        choices=("auto", "triton", "torch"),
+    )
+    max_batch_tokens: int | None = tokens(
+        None,
+        "most tokens of one forward pass",
+        unset="2048 on CPU, 16384 on CUDA and TPU",
+        common=True,
+    )
+    cuda_graph_tokens: int | None = tokens(
+        None,
+        "tokens of the largest batch that runs as a CUDA graph; needs triton for attention and "
+        "kernels; 0: none",
+        unset="4096 on CUDA, 8192 in FP8",
+        minimum=0,
+    )
+    max_model_len: int | None = tokens(
+        None, "longest prompt", unset="the model's max_position_embeddings", common=True
+    )
+    memory_fraction: float | None = common(
+        None,
+        "share of the memory left by weights and the largest batch, as measured at start, to use "
+        "for the keys and values of queries",
+        unset="0.9; on CPU 0.7, and at most four prompts of full length or 65536 tokens",
+        minimum=0.05,
+        maximum=1.0,
+        metavar="SHARE",
+    )
+    kv_cache_size: int | None = size_in_bytes(
+        None,
+        "memory for the keys and values of queries, such as 512MiB or 4GiB, instead of a share",
+        unset="the share of --memory-fraction",
+        common=True,
+    )
+    deterministic: bool = option(
+        False,
+        "compute every score to the same bits, whatever else is batched or cached; slower",
+    )
+    allow_degenerate: bool = option(
+        False,
+        "serve a quantised model although its answers to known prompts are all the same or not "
+        "finite",
+    )
+    tensor_parallel: int = common(
+        1,
+        "devices that share one model, each with a part of every layer, for models that do not fit "
+        "one; on a CPU, processes that share its cores and memory",
+        minimum=1,
+        maximum=64,
+        metavar="RANKS",
+    )
+    threads: int | None = common(
+        None, "CPU threads for the model", unset="torch's own choice", minimum=1, maximum=1024
+    )
+
+    def unmeasured(self) -> "ModelConfig":
+        """Return settings for one number format in all engines: no engine measures."""
+        return replace(self, dtype="checkpoint") if self.dtype == "auto" else self
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """HTTP server."""
+
+    host: str = common(
+        "127.0.0.1", "address to bind; only loopback needs no API key", metavar="ADDRESS"
+    )
+    port: int = common(8000, "port to bind; 0: any free one", minimum=0, maximum=65535)
+    served_model_name: str | None = common(
+        None,
+        "name of the model in requests and answers",
+        unset="MODEL, or its folder's name",
+        metavar="NAME",
+    )
+    models: str | None = common(
+        None,
+        "name and MODEL of a served model, or MODEL alone, instead of MODEL; repeat it with names "
+        "for several, which share the device",
+        unset="MODEL",
+        metavar="[NAME=]MODEL",
+        repeated="--model",
+    )
+    family: str = common(
+        "auto",
+        "prompt family (of rerankers, guards or reward models) that /rerank and /v1/classify use; "
+        "auto: found by the model's directory or name; none: no family, so they refuse requests "
+        f"that need one; or {', '.join(FAMILIES)}",
+        choices=("auto", "none", *FAMILIES),
+        metavar="NAME",
+    )
+    api_key_file: str | None = common(
+        None,
+        f"file with one API key per line, # for comments; {API_KEY_VARIABLE} holds one key",
+        metavar="FILE",
+    )
+    insecure: bool = option(False, "allow a non-loopback address without an API key")
+    cors_origin: str | None = option(
+        None,
+        "origins of web pages that may call this server from a browser (CORS), such as "
+        "https://app.example.org, separated by commas; *: any",
+        unset="none",
+        metavar="ORIGIN",
+    )
+    allowed_hosts: str | None = option(
+        None,
+        "host names by which requests may call this server, besides loopback names, such as "
+        "scores.example.org, separated by commas; *: any",
+        unset="any; without keys on a loopback address, loopback names only",
+        metavar="NAME",
+    )
+    path_aliases: str | None = option(
+        None,
+        "further path of a route, such as /ping=/ready or /invocations=/v1/rerank; may be repeated",
+        unset="none",
+        metavar="PATH=ROUTE",
+        repeated="--path-alias",
+    )
+    ui: bool = option(True, "serve pages for people: a playground at / and /status")
+    max_body_bytes: int = size_in_bytes(
+        16 * 2**20, "largest request body, unpacked; a larger one gets 413"
+    )
+    max_header_bytes: int = size_in_bytes(
+        16 * 2**10,
+        "largest request head, with chunk extensions and trailer fields; a larger one gets 431",
+        minimum=256,
+    )
+    max_headers: int = 100  # most header fields of a request; more get 431
+    max_connections: int = 4096  # most open connections; more are closed
+    max_inflight_per_key: int = option(
+        1024, "most requests in flight of one API key; more get 429", minimum=1
+    )
+    max_answer_bytes: int = size_in_bytes(
+        256 * 2**20,
+        "largest answer, by what it can have at most; a request for a larger one gets 400",
+    )
+    max_queued_bytes: int = size_in_bytes(
+        256 * 2**20,
+        "most bytes of request bodies, and of answers by what they can have at most, in flight; "
+        "more get 429 (one request is always admitted)",
+    )
+    # Proxies and load balancers give up after 60 seconds by default: half of that is for the work
+    # of other requests, half for the request's own.
+    max_queue_seconds: float = duration(
+        30.0,
+        "longest expected wait for other requests' work, from the measured token rate; longer: 429",
+    )
+    client_timeout: float = duration(
+        30.0,
+        "time for a client to send a whole request head, to send a whole body, and to take some "
+        "bytes of its answer",
+    )
+    # Proxies keep connections for 60 seconds or less by default. A proxy that keeps one for longer
+    # than the server loses the request that it sends as the server closes it.
+    keep_alive_timeout: float = duration(
+        75.0, "time that a connection may be idle; longer than that of a proxy in front"
+    )
+    request_timeout: float = duration(120.0, "time for an answer; then 504", common=True)
+    drain_timeout: float | None = None  # None: the request timeout and DRAIN_SPARE
+    log_requests: bool = common(
+        True,
+        "write one line per request to standard error, without any input text; none for /livez, "
+        "/health and /ready",
+    )
+    timing_headers: bool = option(
+        False, "send callers the milliseconds of each stage, which reveal cache hits"
+    )
+    metrics_port: str | None = option(
+        None,
+        "port with GET /metrics and nothing else, without a key, for scrapers that send none; who "
+        "reaches it sees names of models and the load",
+        unset="none; of a port alone, the address is loopback",
+        metavar="[ADDRESS:]PORT",
+    )
+
+    @property
+    def drain_seconds(self) -> float:
+        """The time for requests in flight to end after SIGTERM: enough for each to be answered."""
+        timeout = self.drain_timeout
+        return self.request_timeout + DRAIN_SPARE if timeout is None else timeout
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """Limits of one request."""
+
+    max_items: int = option(10000, "most items of one request", minimum=1, common=True)
+    max_labels: int = option(128, "most labels of one item", minimum=1)
+    max_label_tokens: int = 32  # most tokens of one label
+    max_request_tokens: int = tokens(1048576, "most tokens of a request; shared ones count once")
+    rerank_truncate: bool = option(
+        False,
+        "cut documents that do not fit the model at their end, in requests to /rerank without "
+        "truncate; the answer marks them as truncated",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Replicas, queue, prefix cache and engine timeouts."""
+
+    devices: str | None = common(
+        None,
+        "devices that run a replica of the model each, separated by commas, such as cuda:0,cuda:1 "
+        "or cpu,cpu; all: every CUDA device",
+        unset="the one of --device",
+        metavar="DEVICES",
+    )
+    max_queued_requests: int = option(1024, "most requests in flight; more get 429", minimum=1)
+    # Most tokens and items in flight; more get 429, but one request is always admitted.
+    max_queued_tokens: int = 4 * 1048576
+    max_queued_items: int = 200000
+    prefix_cache: bool = option(True, "keep the keys and values of queries for later requests")
+    # Seconds without progress in a batch; then the engine's process is killed and started again.
+    engine_timeout: float = 60.0
+    # Weights that fill a GPU of 141 GB take 24 minutes from a disk of 100 MB/s. Without a limit,
+    # /health would report a load that hangs as alive.
+    load_timeout: float = duration(
+        1800.0,
+        "time for loading and warming the model, without downloads; then the engine's process is "
+        "killed",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FileConfig:
+    """Configuration file."""
+
+    config: str | None = common(None, "TOML file with one line per option", metavar="FILE")
+
+
+CONFIGS: tuple[type, ...] = (ModelConfig, ServerConfig, RequestLimits, EngineConfig)

@@ -6,27 +6,15 @@ import difflib
 import math
 import textwrap
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gpuscore.config import CONFIGS
 from gpuscore.config.options import Option, options, plain, shown
 from gpuscore.errors import UsageError
-
-# Settings that few need: --help leaves them out, --help-all shows them.
-RARE = frozenset(
-    (
-        *("backend", "attention", "compile", "compile_cache", "kernels", "cuda_graph_tokens"),
-        *("allow_degenerate", "max_body_bytes", "max_header_bytes", "max_headers"),
-        *("max_connections", "max_inflight_per_key", "max_queued_bytes", "max_queue_seconds"),
-        "max_answer_bytes",
-        *("header_timeout", "body_timeout", "send_timeout", "keep_alive_timeout", "timing_headers"),
-        *("metrics_port", "metrics_host", "vllm_metrics", "allowed_hosts", "path_aliases"),
-        *("max_queued_requests", "max_queued_tokens", "max_queued_items"),
-        *("engine_timeout", "load_timeout"),
-    )
-)
 
 ALL = "--help-all"
 # Similarities of a misspelt flag to ours and to those of other servers, which have many alike.
@@ -54,8 +42,8 @@ def other_flags() -> dict[str, str]:
     }
 
 
-class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """A help format with a wide left column for flags, and no line breaks at hyphens."""
+class AllOptions(argparse.RawDescriptionHelpFormatter):
+    """The format of --help-all: a wide left column for flags, and no line breaks at hyphens."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30)
@@ -64,24 +52,28 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
-class CommandParser(argparse.ArgumentParser):
-    """A parser whose --help leaves out the settings of RARE; --help-all shows them.
+class HelpFormatter(AllOptions):
+    """The format of --help, which leaves out the settings that few need."""
 
-    Attributes:
-        every: the help shows all settings.
-    """
+    def add_argument(self, action: argparse.Action) -> None:
+        if action.dest not in _rare():
+            super().add_argument(action)
+
+
+@cache
+def _rare() -> frozenset[str]:
+    return frozenset(item.name for item in options(*CONFIGS) if not item.common)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser that says of an unknown flag which one is meant."""
 
     def __init__(self, **words: Any) -> None:
         super().__init__(**({"allow_abbrev": False} | words))
-        self.every = False
 
     def add_help_all(self) -> None:
-        """Add --help-all, for a command that has settings of RARE."""
+        """Add --help-all, for a command that has settings that few need."""
         self.add_argument(ALL, action=_HelpAll, nargs=0, help="show all options, the rare ones too")
-
-    def format_help(self) -> str:
-        with self._hidden():
-            return super().format_help()
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -115,18 +107,6 @@ class CommandParser(argparse.ArgumentParser):
             nearest = f"did you mean {close[0]}? It {theirs[close[0]]}; "
         return f"there is no {flag}; {nearest}{shown}"
 
-    @contextmanager
-    def _hidden(self) -> Iterator[None]:
-        rare = [] if self.every else [action for action in self._actions if action.dest in RARE]
-        before = [action.help for action in rare]
-        for action in rare:
-            action.help = argparse.SUPPRESS
-        try:
-            yield
-        finally:
-            for action, text in zip(rare, before, strict=True):
-                action.help = text
-
 
 def add_command(
     commands: Any, name: str, usage: str, help: str, description: str, epilog: str, run: object
@@ -147,8 +127,7 @@ def add_command(
 
 class _HelpAll(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        assert isinstance(parser, CommandParser)  # noqa: S101
-        parser.every = True
+        parser.formatter_class = AllOptions
         parser.print_help()
         parser.exit()
 
@@ -159,15 +138,14 @@ def add_flags(parser: argparse.ArgumentParser, *configs: type) -> None:
     A flag that is not given sets nothing in the namespace: `sources` adds the defaults.
     """
     for config in configs:
-        group = parser.add_argument_group((config.__doc__ or "").rstrip("."))
-        for item in options(config):
-            _add_flag(group, item)
+        names = [item.name for item in options(config)]
+        add_some_flags(parser, (config.__doc__ or "").rstrip("."), config, names)
 
 
 def add_some_flags(
     parser: argparse.ArgumentParser, title: str, config: type, names: Collection[str]
 ) -> None:
-    """Add a group of only these fields of a configuration dataclass, as `add_flags` does."""
+    """Add a group of only these fields of a configuration dataclass."""
     group = parser.add_argument_group(title)
     for item in options(config):
         if item.name in names:

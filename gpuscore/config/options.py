@@ -4,15 +4,14 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from gpuscore.errors import ConfigError
 
 ConfigT = TypeVar("ConfigT")
-OptionP = ParamSpec("OptionP")
 
 PREFIX = "GPUSCORE_"  # every environment variable starts with it
 PLACES = ("MODEL", "DIRECTORY", "FILE")  # whose values may be paths of one machine
@@ -29,8 +28,7 @@ class Option:
         unset: describes the default None.
         metavar: the value's name in the help; by default N, or the choices.
         positional: the command line has the value without a flag.
-        size: the value is a number of bytes, and text may use KiB, MiB, GiB or TiB.
-        added: another field's name and a number: None stands for their sum.
+        common: --help shows it; the others are shown by --help-all.
         repeated: a flag that may be given several times; its values are joined by commas, and the
             environment and the file have them so.
         name, kind: of the field; kind is bool, int, float or str.
@@ -44,8 +42,7 @@ class Option:
     maximum: float | None = None
     metavar: str = ""
     positional: bool = False
-    size: bool = False
-    added: tuple[str, float] | None = None
+    common: bool = False
     repeated: str = ""
     name: str = ""
     kind: type = str
@@ -60,6 +57,11 @@ class Option:
     def message_name(self) -> str:
         """The name that messages use."""
         return self.metavar if self.positional else self.flag
+
+    @property
+    def size(self) -> bool:
+        """True if the value is a number of bytes; text may use KiB, MiB, GiB or TiB."""
+        return self.metavar == "BYTES"
 
     @property
     def variable(self) -> str:
@@ -110,16 +112,12 @@ class Option:
             return text
 
 
-def _declared(make: Callable[OptionP, Option]) -> Callable[OptionP, Any]:
-    def declare(*args: OptionP.args, **kwargs: OptionP.kwargs) -> Any:
-        made = make(*args, **kwargs)
-        return field(default=made.default, metadata={"option": made})
-
-    return declare
+def option(default: Any, help: str, **more: Any) -> Any:
+    """Declare a field of a configuration dataclass; see `Option`."""
+    return field(default=default, metadata={"option": Option(default, help, **more)})
 
 
-# Each declares a field of a configuration dataclass.
-option = _declared(Option)
+common = partial(option, common=True)
 duration = partial(option, metavar="SECONDS", minimum=0.1, maximum=86400)
 tokens = partial(option, metavar="TOKENS", minimum=1)
 size_in_bytes = partial(option, metavar="BYTES", minimum=1)
@@ -136,7 +134,8 @@ def _options_of(config: Any) -> tuple[Option, ...]:
     hints = typing.get_type_hints(config)
     listed = []
     for item in fields(config):
-        made: Option = item.metadata["option"]
+        if (made := item.metadata.get("option")) is None:
+            continue
         metavar = made.metavar or ("" if made.choices else "N")
         kind = _scalar(hints[item.name])
         listed.append(replace(made, name=item.name, kind=kind, metavar=metavar))
@@ -153,7 +152,7 @@ def checked(config: ConfigT) -> ConfigT:
     for item in options(type(config)):
         if problem := item.problem(values[item.name]):
             raise ConfigError(f"{item.name} {problem}")
-    return type(config)(**values)
+    return replace(config, **values)  # type: ignore[type-var]  # a dataclass
 
 
 def changed(*configs: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gpuscore.config.fields import ModelConfig, ServerConfig
+from gpuscore.config import ModelConfig, ServerConfig
 from gpuscore.config.sources import DEFAULT, Settings
 from gpuscore.errors import ConfigError
 from gpuscore.models.hub import model_name
@@ -21,15 +21,11 @@ class ServedConfig:
         name: shown in answers, metrics and the log.
         config: the settings, with what is loaded as `config.model`.
         others: further names that requests may use.
-        aliases: names from `--model-alias`, which are shown, too.
-        is_default: requests without a name get this model.
     """
 
     name: str
     config: ModelConfig
     others: tuple[str, ...] = ()
-    is_default: bool = True
-    aliases: tuple[str, ...] = ()
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -44,51 +40,15 @@ def served_models(model: ModelConfig, server: ServerConfig) -> list[ServedConfig
         ConfigError: a name is malformed or comes twice, or a setting does not go with several
             models.
     """
-    models = _named(model, server)
-    for text in (server.model_aliases or "").split(",") if server.model_aliases else ():
-        models = _with_alias(models, text)
-    return models
-
-
-def _with_alias(models: Sequence[ServedConfig], text: str) -> list[ServedConfig]:
-    """Return the models, with a further name for the model that the alias `text` names."""
-    alias, _, wanted = text.partition("=")
-    if not _NAME.fullmatch(alias) or alias == ANY_MODEL:
-        raise ConfigError(
-            f"--model-alias {text}: must be NAME or NAME=MODEL; NAME has up to 128 characters, no "
-            f"spaces or commas, and is not {ANY_MODEL}"
-        )
-    if any(alias in (served.name, *served.others, *served.aliases) for served in models):
-        raise ConfigError(f"--model-alias {text}: {alias} is a model's name already")
-    meant = [
-        served for served in models if (served.name == wanted if wanted else served.is_default)
-    ]
-    if not meant:
-        names = listed([served.name for served in models])
-        raise ConfigError(f"--model-alias {text}: write {alias}=MODEL, with MODEL one of {names}")
-    return [
-        replace(served, aliases=(*served.aliases, alias)) if served is meant[0] else served
-        for served in models
-    ]
-
-
-def _named(model: ModelConfig, server: ServerConfig) -> list[ServedConfig]:
     if server.models is None or not re.search("[=,]", server.models):  # --model MODEL, as elsewhere
-        if server.default_model is not None:
-            raise ConfigError("--default-model needs --model NAME=MODEL")
         source = server.models or model.model
         folder = model_name(source)
         name = server.served_model_name or folder
         others = tuple(dict.fromkeys(other for other in (folder, source) if other != name))
         return [ServedConfig(name, replace(model, model=source), others)]
     pairs = [_pair(text) for text in server.models.split(",")]
-    names = [name for name, _ in pairs]
-    _check(names, model, server)
-    default = server.default_model or (names[0] if len(names) == 1 else None)
-    return [
-        ServedConfig(name, replace(model, model=source), is_default=name == default)
-        for name, source in pairs
-    ]
+    _check([name for name, _ in pairs], model, server)
+    return [ServedConfig(name, replace(model, model=source)) for name, source in pairs]
 
 
 def check_one_source(settings: Settings) -> None:
@@ -124,8 +84,7 @@ def _pair(text: str) -> tuple[str, str]:
         )
     if name == ANY_MODEL:
         raise ConfigError(
-            f"--model {text}: requests write {ANY_MODEL} for the --default-model; choose another "
-            "NAME"
+            f"--model {text}: requests write {ANY_MODEL} for no name; choose another NAME"
         )
     return name, source
 
@@ -136,10 +95,6 @@ def _check(names: Sequence[str], model: ModelConfig, server: ServerConfig) -> No
         raise ConfigError(f"--model {twice[0]}=... is given twice; each model needs its own name")
     if server.served_model_name is not None:
         raise ConfigError("--served-model-name and --model both name the model; use --model alone")
-    if server.default_model not in (None, *names):
-        raise ConfigError(
-            f"--default-model {server.default_model} is none of the models {listed(names)}"
-        )
     if len(names) == 1:
         return
     if model.backend != "torch":

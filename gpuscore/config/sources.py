@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuscore.config import API_KEY, API_KEY_VARIABLE, CONFIGS, FileConfig
+from gpuscore.config import API_KEY_VARIABLE, CONFIGS, FileConfig
 from gpuscore.config.options import PREFIX, ConfigT, Option, options, shown
 from gpuscore.errors import ConfigError
 
@@ -56,17 +56,6 @@ class Settings:
             if setting.source not in (DEFAULT, COMMAND_LINE)
         ]
         return f" ({', '.join(places)})" if places else ""
-
-    def in_force(self, name: str) -> Setting:
-        """Return a setting as it takes effect.
-
-        A default that depends on another setting is returned as a number; its source shows the sum.
-        """
-        chosen, added = self.chosen[name], OPTIONS[name].added
-        if added is None or chosen.value is not None:
-            return chosen
-        other, number = added
-        return Setting(self.chosen[other].value + number, f"{DEFAULT}: {other} + {number:g}")
 
     def make(self, config: type[ConfigT]) -> ConfigT:
         return config(**{item.name: self.chosen[item.name].value for item in options(config)})
@@ -125,9 +114,9 @@ def _refuse_kubernetes(variable: str, text: str) -> None:
 def _from_file(path: str) -> dict[str, Setting]:
     values = {}
     for key, value in _read_toml(path).items():
-        if key == API_KEY:
+        if key == "api_key":
             raise ConfigError(
-                f"{path}: {API_KEY} is a secret and must not be in this file: set "
+                f"{path}: api_key is a secret and must not be in this file: set "
                 f"{API_KEY_VARIABLE}, or name a file of keys with api_key_file"
             )
         if isinstance(value, dict):
@@ -150,16 +139,7 @@ def _read_toml(path: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: {_repeated_key(str(error), text) or error}") from error
-
-
-def _repeated_key(reason: str, text: str) -> str | None:
-    """Return a message for a key that is set twice; tomllib names its line, but not the key."""
-    if match := re.match(r"Cannot overwrite a value \(at line (\d+),", reason):
-        line = int(match[1])
-        if key := re.match(r"\s*([\w-]+)\s*=", text.split("\n")[line - 1]):
-            return f"{key[1]} is set a second time in line {line}; supported: each key once"
-    return None
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def _setting(item: Option, value: Any, place: str, source: str) -> Setting:

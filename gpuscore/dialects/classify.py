@@ -139,8 +139,9 @@ def encode_classify(scored: Scored[ClassifyBody]) -> Iterator[bytes]:
                 masses = label_mass(part, request, items).tolist()
             classified = zip(best, rows.tolist(), masses, strict=True)
             for index, (first, probs, mass) in enumerate(classified, start):
-                truncated = index in cut
-                yield ClassifiedText(index, labels[first], probs, len(labels), mass, truncated)
+                row = ClassifiedText(index, labels[first], probs, len(labels))
+                row.label_mass, row.truncated = mass, index in cut
+                yield row
 
     answer = ClassifyAnswer(*scored.head("list"), labels, HOLE, scored.short_usage)
     return in_pieces(answer, list_json(data(), min(step, ROWS)))

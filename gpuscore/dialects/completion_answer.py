@@ -45,6 +45,28 @@ class CompletionOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class SentPrompts:
+    """The prompts of a body.
+
+    Args:
+        ids: of each.
+        texts: as they were sent; None if they were token ids.
+        encoder: the model's tokenizer, if it has one.
+    """
+
+    ids: Sequence[Int32Array]
+    texts: Sequence[str] | None
+    encoder: TextEncoder | None
+
+    def text(self, index: int, say: "TokenTexts") -> str:
+        """Return the text of a prompt, which `say` gives token by token without a tokenizer."""
+        if self.texts is not None:
+            return self.texts[index]
+        ids = self.ids[index].tolist()
+        return "".join(map(say, ids)) if self.encoder is None else self.encoder.text(ids)
+
+
+@dataclass(frozen=True, slots=True)
 class AnsweredPrompts:
     """Prompts of one request to the engine, with its result.
 
@@ -110,29 +132,25 @@ class TokenTexts:
 
 
 def completion_json(
-    prompts: Sequence[Int32Array],
-    texts: Sequence[str] | None,
+    sent: SentPrompts,
     answered: Sequence[AnsweredPrompts],
     asked: CompletionOptions,
-    encoder: TextEncoder | None,
     cached_tokens: int,
     head: tuple[str, str, int, str],
 ) -> Iterator[bytes]:
     """Yield the answer as JSON, in pieces.
 
     Args:
-        prompts: token ids of the prompts.
-        texts: the prompts as they were sent; None if they were token ids.
         answered: the prompts with the engine's results; empty if the engine was not asked.
         asked: the parts that the request asks for.
-        encoder: the model's tokenizer, if it has one.
         cached_tokens: for the usage.
         head: the values that the answer begins with.
     """
+    prompts = sent.ids
     rows = _rows(prompts, answered, asked.every_position)
     del answered  # `rows` has copies
     yield b""
-    say = TokenTexts(encoder)
+    say = TokenTexts(sent.encoder)
     yield from say.add(*(part.top_ids for part in rows), *prompts)
     total, new = sum(map(len, prompts)), len(prompts) if asked.next_token else 0
     usage = TokenUsage(total, total + new, new, PromptTokensDetails(cached_tokens))
@@ -141,10 +159,8 @@ def completion_json(
     def choices() -> Iterator[bytes]:
         for index, prompt in enumerate(prompts):
             yield b"," if index else b"["
-            text = None
-            if asked.echo:
-                text = texts[index] if texts is not None else _text(prompt, encoder, say)
-            yield from _choice(index, text or "", _Entries(prompt, rows[index], asked, say))
+            text = sent.text(index, say) if asked.echo else ""
+            yield from _choice(index, text, _Entries(prompt, rows[index], asked, say))
         yield b"]"
 
     yield from in_pieces(answer, choices())
@@ -267,8 +283,3 @@ def _rows(
 def following(prompt: Int32Array) -> Int32Array:
     """Return the token that follows each token; the last one's value is not used."""
     return np.append(prompt[1:], prompt[:1])
-
-
-def _text(prompt: Int32Array, encoder: TextEncoder | None, say: TokenTexts) -> str:
-    ids = prompt.tolist()
-    return "".join(map(say, ids)) if encoder is None else encoder.text(ids)

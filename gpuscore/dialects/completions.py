@@ -12,6 +12,7 @@ from gpuscore.dialects.answers import CompletionAnswer
 from gpuscore.dialects.completion_answer import (
     AnsweredPrompts,
     CompletionOptions,
+    SentPrompts,
     TokenTexts,
     completion_json,
     following,
@@ -208,15 +209,11 @@ def encode_completion(scored: Scored[CompletionBody]) -> Iterator[bytes]:
     if scored.result is not None:  # of the undivided request
         asked, results, places = (scored.request,), (scored.result,), [range(len(prompts))]
     shared = [len(request.query_ids) for request in asked]
-    return completion_json(
-        prompts,
-        sent if isinstance(sent[0], str) else None,
-        [*map(AnsweredPrompts, places, shared, results)],
-        scored.body.asked,
-        encoder,
-        scored.cached_tokens,
-        scored.head("text_completion"),
-    )
+    texts = sent if isinstance(sent[0], str) else None
+    answered = [*map(AnsweredPrompts, places, shared, results)]
+    head = scored.head("text_completion")
+    told = SentPrompts(prompts, texts, encoder)
+    return completion_json(told, answered, scored.body.asked, scored.cached_tokens, head=head)
 
 
 COMPLETIONS = Dialect(

@@ -70,19 +70,10 @@ class ServedModel:
     Args:
         name: the name that the server shows.
         others: further names by which requests may call it.
-        aliases: more of them, which GET /v1/models shows.
-        is_default: requests without a name get it.
     """
 
-    def __init__(
-        self,
-        name: str,
-        others: tuple[str, ...] = (),
-        is_default: bool = True,
-        aliases: tuple[str, ...] = (),
-    ) -> None:
-        self.name, self.is_default = name, is_default
-        self.names = (name, *aliases, *others)
+    def __init__(self, name: str, others: tuple[str, ...] = ()) -> None:
+        self.name, self.names = name, (name, *others)
         self.loaded: LoadedModel | None = None
 
     @property
@@ -111,7 +102,6 @@ class ModelTable:
     def __init__(self, models: Sequence[ServedModel]) -> None:
         self._models = tuple(models)
         self._by_name = {name: served for served in reversed(models) for name in served.names}
-        self._default = next((served for served in models if served.is_default), None)
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models)
@@ -143,15 +133,15 @@ class ModelTable:
     def find(self, wanted: str | None) -> ServedModel | None:
         """Return the model that `choose` returns; None if it would raise."""
         if wanted is None or wanted == ANY_MODEL:
-            return self._default
+            return self.only
         return self._by_name.get(wanted)
 
     def choose(self, wanted: str | None) -> ServedModel:
-        """Return the model with a request's name; None and "default" stand for the default model.
+        """Return the model with a request's name; None and "default" stand for the only model.
 
         Raises:
             ModelNotFound: no model has this name.
-            InvalidRequest: no name is given, and there is no default model.
+            InvalidRequest: no name is given, and there are several models.
         """
         served = self.find(wanted)
         if served is not None:

@@ -54,8 +54,7 @@ ModelName = Annotated[
     str | None,
     about(
         "A served model's name (see GET /v1/models); any other name is answered 404. null and "
-        "`default` mean the only model, or the one of `--default-model`; without that, a server of "
-        "several models answers 400."
+        "`default` mean the only model; a server of several models answers 400."
     ),
 ]
 ErrorMode = Annotated[

@@ -224,8 +224,9 @@ def _add_share(
         states = job.kept_states(start, stop, limits.page_size)
         if share.items and share.is_one_prompt and not limits.deterministic_chunk:
             tokens = np.concatenate((plan.query_ids[start:], plan.item_ids[0]))
+            whole = Segment(tokens, start, row, slots=slots, states=states)
             labels, lse = plan.label_ids[0], request.need_lse
-            segments.add(Segment(tokens, start, row, -1, slots, labels, lse, states=states))
+            segments.add(replace(whole, label_ids=labels, need_lse=lse))
             return
         segment = Segment(plan.query_ids[start:stop], start, row, slots=slots, states=states)
         if request.query_labels is not None:
@@ -256,9 +257,9 @@ def _add_families(
         if above >= 0:
             parent = place[above]
             start = segments.start[parent] + len(segments.token_ids[parent])
-        labels = plan.label_ids[item] if len(plan.label_ids[item]) else None
-        lse = plan.request.need_lse and labels is not None
-        segment = Segment(plan.item_ids[item], start, row, parent, None, labels, lse, every)
+        segment = Segment(plan.item_ids[item], start, row, parent, every_row=every)
+        if len(labels := plan.label_ids[item]):
+            segment = replace(segment, label_ids=labels, need_lse=plan.request.need_lse)
         place[item] = segments.add(segment)
 
 
@@ -286,10 +287,18 @@ def _add_long_chunk(
         states: Sequence[tuple[int, int]] = ()
         if job.states is not None and last == base + stop and not share.long_ends:
             states = [(len(tokens), job.states.item)]
-        slots = None if share.long_ends else page_slots(pages, first, last, page_size)
-        need_lse = request.need_lse and labels is not None
-        row, every = len(prefixes) - 1, request.every_position
-        segments.add(Segment(tokens, first, row, parent, slots, labels, need_lse, every, states))
+        segment = Segment(
+            tokens,
+            first,
+            len(prefixes) - 1,
+            parent,
+            slots=None if share.long_ends else page_slots(pages, first, last, page_size),
+            label_ids=labels,
+            need_lse=request.need_lse and labels is not None,
+            every_row=request.every_position,
+            states=states,
+        )
+        segments.add(segment)
 
     parent = -1
     if start < rest:

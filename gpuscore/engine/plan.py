@@ -117,7 +117,8 @@ def plan_items(
         for head in heads:
             tree.append(head)
     parents = np.array(tree.parents, np.int32) if max(tree.parents) >= 0 else None
-    made = Plan(request, query, tuple(tree.items), tuple(tree.labels), parents, tree.rows)
+    items, labels = tuple(tree.items), tuple(tree.labels)
+    made = Plan(request, query, items, labels, parents=parents, rows=tree.rows)
     if request.trie is None:
         return made
     # If a node is a whole prompt, the item's tokens stand in the plan twice.

@@ -270,4 +270,5 @@ def _trial(backend: Backend) -> _Trial:
     labels = rng.integers(0, limits.label_rows, 3).astype(np.int32)
 
     others = tuple(tokens(1 + index % 5) for index in range(len(lengths) + 1))
-    return _Trial(backend, tokens(longest), tuple(map(tokens, lengths)), others, labels)
+    items = tuple(map(tokens, lengths))
+    return _Trial(backend, tokens(longest), items, others=others, labels=labels)

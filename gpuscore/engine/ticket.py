@@ -92,9 +92,9 @@ class Ticket:
         return PageRows(
             request.query_labels[part].copy(),
             self.position_logits[part].copy(),
-            self.lse[part].copy() if request.need_lse else None,
-            self.top_ids[part].copy() if request.num_top else None,
-            self.top_logits[part].copy() if request.num_top else None,
+            lse=self.lse[part].copy() if request.need_lse else None,
+            top_ids=self.top_ids[part].copy() if request.num_top else None,
+            top_logits=self.top_logits[part].copy() if request.num_top else None,
         )
 
     def take_kept(self, pages: list[PageRows]) -> None:

@@ -1,6 +1,7 @@
 """`gpuscore bench`: meet the servers, run the scenarios, print tables and write the bundle."""
 
 import argparse
+import os
 import secrets
 import signal
 from collections.abc import Iterator, Sequence
@@ -9,15 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gpuscore.config import API_KEY_VARIABLE
 from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError, UsageError
 from gpuscore.measure.bundle import Bundle, Measured, write_file
-from gpuscore.measure.compare import against_first
-from gpuscore.measure.rates import plots, tables
+from gpuscore.measure.compare import judged
+from gpuscore.measure.rates import tables
 from gpuscore.measure.report import EXIT_FAILED, EXIT_OK, Findings, facts_of, now
-from gpuscore.measure.runner import BenchRun, Options
+from gpuscore.measure.runner import BenchRun
 from gpuscore.measure.scenarios import SCENARIOS, TEXT, Scenario, text_scenario
-from gpuscore.measure.targets import HttpTarget, Wishes, api_key, meet, started
+from gpuscore.measure.targets import HttpTarget, meet, started
 from gpuscore.system.machine import local_machine, versions
 
 EXIT_INTERRUPTED = 130
@@ -26,15 +28,13 @@ EXIT_INTERRUPTED = 130
 def bench(values: argparse.Namespace, settings: Settings) -> int:
     """Run the command; return 1 if a way has no figures, and 130 after ^C."""
     scenarios = _scenarios(values)
-    seed = secrets.randbelow(2**31) if values.bench_seed is None else values.bench_seed
-    options = Options(
-        values.minutes, values.scale, seed, values.rate, values.seconds, values.find_rate
-    )
+    if values.bench_seed is None:
+        values.bench_seed = secrets.randbelow(2**31)
     facts: dict[str, Any] = {
         "created": now(),
         "minutes": values.minutes,
         "scale": values.scale,
-        "seed": seed,
+        "seed": values.bench_seed,
         "client": {"machine": local_machine(), "versions": versions()},
     }
     with ExitStack() as stack:
@@ -42,7 +42,7 @@ def bench(values: argparse.Namespace, settings: Settings) -> int:
         for about in (target.about for target in targets):
             told = about.facts.get("model_dtype", "unknown")
             print(f"{about.name}: {about.api}, model {about.model}, {told}", flush=True)
-        runner = BenchRun(targets, scenarios, options, partial(print, flush=True))
+        runner = BenchRun(targets, scenarios, values, partial(print, flush=True))
         try:
             with _interruptible():
                 runner.run()
@@ -50,9 +50,9 @@ def bench(values: argparse.Namespace, settings: Settings) -> int:
             facts["interrupted"] = True
     servers, rows = [_scored(runner, target) for target in targets], runner.rows()
     print()
-    found, verdicts = against_first(servers)
+    found, verdicts = judged(servers)
     said = {"Run": facts, **{server.about.name: facts_of(server) for server in servers}}
-    report = Findings("gpuscore bench", tables(rows, {}), list(plots(rows)), found, verdicts, said)
+    report = Findings("gpuscore bench", tables(rows, {}), found, verdicts, said)
     report.conclude(values.report)
     if values.bench_output is not None:
         write_file(Path(values.bench_output), Bundle(facts, tuple(servers), tuple(rows)))
@@ -87,15 +87,14 @@ def _targets(values: argparse.Namespace, stack: ExitStack) -> list[HttpTarget]:
         raise UsageError("nothing to time: give --url or --model")
     if model is None and values.serve:
         raise UsageError("--serve needs --model")
-    wishes = Wishes(values.api, values.served_model, values.vocab_size, values.patience)
     targets = [
-        meet(url, url, _key(values.key_file, number), wishes)
+        meet(url, url, _key(values.key_file, number), values)
         for number, url in enumerate(values.url)
     ]
     for options in (values.serve or [""]) if model is not None else ():
         name = " ".join([model.rstrip("/").rpartition("/")[2], *options.split()])
         url = stack.enter_context(started(model, options, values.patience))
-        targets.append(meet(name, url, None, wishes))
+        targets.append(meet(name, url, None, values))
     names = [target.about.name for target in targets]
     if len(set(names)) < len(names):
         raise UsageError(f"{names[-1]} is named twice")
@@ -104,7 +103,7 @@ def _targets(values: argparse.Namespace, stack: ExitStack) -> list[HttpTarget]:
 
 def _key(paths: Sequence[str], number: int) -> str | None:
     if number >= len(paths):
-        return api_key()
+        return os.environ.get(API_KEY_VARIABLE, "").strip() or None
     try:
         lines = Path(paths[number]).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:

@@ -15,10 +15,11 @@ The digests reveal damage and edits. They are no signature: a forger can write n
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from gpuscore.errors import ConfigError
@@ -30,7 +31,6 @@ from gpuscore.measure.workload import Case, Workload
 FILE, DIGEST = "gpuscore bench bundle 2", "sha256"
 FOLDER = "gpuscore parity bundle 2"
 WORKLOAD, RESULTS, ABOUT, SUMS = "workload.json", "results.safetensors", "bundle.json", "SHA256SUMS"
-DataT = TypeVar("DataT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class About:
     name: str
     api: str
     model: str
-    vocab: int | None
-    dtype: str
+    vocab: int | None = None
+    dtype: str = "unknown"
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -94,14 +94,14 @@ def write_file(path: Path, bundle: Bundle) -> None:
     """Write a bundle of bench; raise ConfigError if it cannot be written."""
     servers = []
     for server in bundle.servers:
-        made: dict[str, Any] = {"about": asdict(server.about)}
+        made: dict[str, Any] = {"about": server.about}
         if server.workload is not None and server.run is not None:
             made["workload"] = server.workload.as_json()
             made["dtype"] = server.run.dtype
             made["scores"] = {name: r.values.tolist() for name, r in server.run.results.items()}
         servers.append(made)
-    rows = [row.as_json() for row in bundle.rows]
-    content = {"format": FILE, "facts": dict(bundle.facts), "servers": servers, "rows": rows}
+    made = {"format": FILE, "facts": bundle.facts, "servers": servers, "rows": bundle.rows}
+    content = json.loads(msgspec.json.encode(made))  # NaN has become null
     write(path, json.dumps(content | {DIGEST: _digest(content)}) + "\n", "--output")
 
 
@@ -115,7 +115,7 @@ def _read_file(path: Path) -> Bundle:
         )
     servers = []
     for server in content["servers"]:
-        about, workload, run = _known(About, server["about"]), None, None
+        about, workload, run = msgspec.convert(_told(server["about"]), About), None, None
         if "workload" in server:
             workload = Workload.from_json(server["workload"])
             results = {
@@ -124,14 +124,15 @@ def _read_file(path: Path) -> Bundle:
             }
             run = Run(about.name, server["dtype"], results)
         servers.append(Measured(about, workload, run))
-    rows = tuple(Row.from_json(row) for row in content["rows"])
+    rows = msgspec.convert(_told(content["rows"]), tuple[Row, ...])
     return Bundle(content["facts"], tuple(servers), rows)
 
 
-def _known(kind: type[DataT], values: Mapping[str, Any]) -> DataT:
-    """Make a dataclass; fields that other releases have are left out."""
-    names = {item.name for item in fields(kind)}  # type: ignore[arg-type]
-    return kind(**{name: value for name, value in values.items() if name in names})
+def _told(value: Any) -> Any:
+    """Return JSON without nulls, in whose place the defaults are."""
+    if isinstance(value, dict):
+        return {name: _told(inner) for name, inner in value.items() if inner is not None}
+    return [_told(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _digest(content: Mapping[str, Any]) -> str:
@@ -192,6 +193,7 @@ def _read_folder(directory: Path) -> Bundle:
     results = {case.name: _result(arrays, case) for case in workload.cases}
     about = facts.pop("run")
     alone = about.pop("alone")
+    about.pop("items_per_second", None)  # of older releases
     run = Run(results=results, alone=alone and Errors(**alone), **about)
     model, name = Fingerprint(**facts.pop("model")), facts.pop("model_name", "unknown")
     described = About(directory.name, "score", name, workload.vocab_rows, run.dtype, facts)

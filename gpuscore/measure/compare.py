@@ -1,5 +1,5 @@
-"""`gpuscore bench compare` and `gpuscore parity compare`: bundles of either kind side by side, by
-their times, and by their scores."""
+"""`gpuscore bench compare` and `gpuscore parity compare`, which are one: bundles of either kind
+side by side, by their times and by their scores."""
 
 import argparse
 from collections.abc import Iterable, Sequence
@@ -11,152 +11,124 @@ from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError, UsageError
 from gpuscore.measure.agreement import Agreement
 from gpuscore.measure.bundle import Bundle, Measured, read_bundle, report_bundles
-from gpuscore.measure.gates import Verdict, judge, judge_pair, kind, packing, skipped
-from gpuscore.measure.rates import plots, tables
+from gpuscore.measure.gates import Verdict, judge, judge_pair, packing, skipped
+from gpuscore.measure.rates import tables
 from gpuscore.measure.report import Findings, facts_of
 from gpuscore.measure.results import Run
 from gpuscore.measure.sample import in_common, model_of
-from gpuscore.measure.workload import Workload
 
 Judged = tuple[list[Agreement], list[Verdict]]
 
 
-def compare_times(values: argparse.Namespace, settings: Settings) -> int:
-    """Run `bench compare`; return 1 if servers of one model disagree."""
-    bundles = _named(values.bundles)
-    reference = [] if values.reference is None else _named([values.reference])
-    models = _models([*bundles, *reference])
+def compare(values: argparse.Namespace, settings: Settings) -> int:
+    """Run the command; return 1 if scores differ by more than the gates allow."""
+    bundles = _named([*values.bundles, *values.reference])
+    count = len(values.bundles)
+    servers, references = _servers(bundles[:count]), _servers(bundles[count:])
+    models = _models([*servers, *references])
     if models and not values.other_models:
         raise UsageError(
             f"the bundles are of different models, {models}; --other-models compares their times"
         )
-    servers = _servers(bundles)
-    prices = _prices(values.price, {server.about.name for server in servers})
-    known = {(row.scenario, row.way) for bundle in bundles for row in bundle.rows}
-    rows = [
-        row
-        for bundle in [*bundles, *report_bundles()]
-        for row in bundle.rows
-        if (row.scenario, row.way) in known
-    ]
-    if models:
-        print(f"different models, {models}: times alone can be compared")
-    found, verdicts = against_first(servers, next(iter(_servers(reference)), None))
-    facts = {f"{s.about.name}": facts_of(s) for s in servers}
-    times, drawn = tables(rows, prices), list(plots(rows))
-    return Findings("gpuscore bench", times, drawn, found, verdicts, facts).conclude(values.report)
-
-
-def compare_scores(values: argparse.Namespace, settings: Settings) -> int:
-    """Run `parity compare`: judge every pair, or with --reference each by transformers."""
-    bundles = _named([*values.bundles, *(values.reference or ())])
-    count = len(values.bundles)
-    servers, references = _servers(bundles[:count]), _servers(bundles[count:])
-    if len(servers) < (1 if references else 2):
+    rows = [row for bundle in bundles[:count] for row in bundle.rows]
+    if not rows and len(servers) < (1 if references else 2):
         raise ConfigError(
             "one bundle has nothing to be compared with: name a second one, or --reference"
         )
-    every = [*servers, *references]
-    for other in every[1:]:
-        _common(every[0], other)
-    for server in every:
-        speed = server.run and server.run.items_per_second
-        said = "" if speed is None else f", {speed:.0f} items/s"
-        print(f"{server.about.name}: {server.about.facts.get('model_dtype', 'scores')}{said}")
-    print()
-    if references:
-        found, verdicts = against_oracle(servers, references)
-    else:
-        found, verdicts = against_each_other(servers)
-        verdicts += [packing(server.run) for server in servers if server.run is not None]
-    title = f"Parity of {len(servers)} bundles"
-    facts = {server.about.name: facts_of(server) for server in every}
-    return Findings(title, (), (), found, verdicts, facts).conclude(values.report)
+    known = {(row.scenario, row.way) for row in rows}
+    reported = chain.from_iterable(report.rows for report in report_bundles())
+    rows += [row for row in reported if (row.scenario, row.way) in known]
+    times = tables(rows, _prices(values.price, {server.about.name for server in servers}))
+    if models:
+        print(f"different models, {models}: times alone can be compared")
+    found, verdicts = judged(servers, references)
+    if not times and any(verdict.gate == "scores" for verdict in verdicts):
+        raise ConfigError("; ".join(v.detail for v in verdicts if v.gate == "scores"))
+    facts = {server.about.name: facts_of(server) for server in [*servers, *references]}
+    title = f"{' and '.join(values.bundles)} compared"
+    return Findings(title, times, found, verdicts, facts).conclude(values.report)
 
 
-def against_first(servers: Sequence[Measured], reference: Measured | None = None) -> Judged:
-    """Judge the scores of servers by the reference's, or by the first one's."""
-    first, found, verdicts = reference or servers[0], [], []
+def judged(servers: Sequence[Measured], references: Sequence[Measured] = ()) -> Judged:
+    """Judge every pair of servers; with references each server by them.
+
+    The reference in float32, or else the only one, counts as right. Another one in a server's
+    half-precision format is transformers' own error in that format, by which it is judged.
+    """
+    found: list[Agreement] = []
+    runs = [server.run for server in servers if server.run is not None]
+    verdicts = [packing(run) for run in runs if run.alone is not None]
+    if not references:
+        for first, second in combinations(servers, 2):
+            _add(found, verdicts, first, second)
+        return found, verdicts
+    dtypes = [_format(reference) for reference in references]
+    if len(set(dtypes)) < len(dtypes) or (len(dtypes) > 1 and "float32" not in dtypes):
+        raise ConfigError(
+            "--reference takes one bundle in float32 and at most one for each other dtype, "
+            f"without quantization; these are in {', '.join(dtypes)}"
+        )
+    by_dtype = dict(zip(dtypes, references, strict=True))
+    exact = by_dtype.pop("float32", references[0])
+    for rounded in by_dtype.values():  # for the table only, without verdicts
+        if rounded is not exact:
+            _add(found, [], exact, rounded)
     for server in servers:
-        if server is first:
-            continue
-        both = in_common(first, server)
-        if isinstance(both, str):
-            subject = f"{server.about.name} against {first.about.name}"
-            verdicts.append(skipped(subject, "scores", both))
-            continue
-        one, more = judge_pair(*both)
-        found.append(one)
-        verdicts += more
+        _add(found, verdicts, exact, server, by_dtype.get(_format(server)))
     return found, verdicts
 
 
-def against_each_other(servers: Sequence[Measured]) -> Judged:
-    """Judge every pair."""
-    judged = [judge_pair(*_common(*pair)) for pair in combinations(servers, 2)]
-    return [one for one, _ in judged], [verdict for _, some in judged for verdict in some]
-
-
-def against_oracle(servers: Sequence[Measured], references: Sequence[Measured]) -> Judged:
-    """Judge each server by transformers in float32, and by its own error in the server's format.
-
-    Raises:
-        ConfigError: the references are not one in float32 and at most one for each other dtype, or
-            there is none for a server's dtype.
-    """
-    names = ", ".join(reference.about.name for reference in references)
-    oracle = {ref.run.dtype: ref for ref in references if ref.run and ref.run.precision == "full"}
-    if len(oracle) < len(references):
-        raise ConfigError(
-            "--reference takes one bundle in float32 and at most one for each other dtype, "
-            f"without quantization; these are {names}"
-        )
-    if "float32" not in oracle:
-        raise ConfigError(f"--reference has no bundle in float32, only {', '.join(oracle)}")
-    exact = oracle.pop("float32")
-    judged: list[tuple[Agreement, list[Verdict]]] = []
-    for yardstick in oracle.values():  # for the table only, without verdicts
-        workload, right, theirs = _common(exact, yardstick)
-        judged.append((judge(workload, right, theirs, theirs)[0], []))
-    for server in servers:
-        workload, right, run = _common(exact, server)
-        if kind(run) == "half" and run.dtype not in oracle:
-            raise ConfigError(
-                f"{run.name} is in {run.dtype}: --reference needs transformers in {run.dtype} "
-                f"beside {exact.about.name} (gpuscore parity record --oracle --dtype {run.dtype})"
-            )
-        rounded = _common(oracle[run.dtype], server)[1] if kind(run) == "half" else None
-        judged.append(judge(workload, right, rounded, run))
-    return [one for one, _ in judged], [verdict for _, some in judged for verdict in some]
-
-
-def _common(first: Measured, second: Measured) -> tuple[Workload, Run, Run]:
-    """Return the scores that both have; raise ConfigError if models or workloads differ."""
-    if first.model is not None and second.model is not None:
-        for part in ("weights", "config", "tokenizer"):
-            digests = [getattr(model, part) or "none" for model in (first.model, second.model)]
-            if digests[0] != digests[1]:
-                raise ConfigError(
-                    f"the bundles are of different models: the SHA-256 of their {part} is "
-                    f"{digests[0][:16]} and {digests[1][:16]}"
-                )
-        second = replace(second, about=replace(second.about, model=first.about.model))
+def _add(
+    found: list[Agreement],
+    verdicts: list[Verdict],
+    first: Measured,
+    second: Measured,
+    rounded: Measured | None = None,
+) -> None:
+    """Add the agreement of two servers and the verdicts on it, or why there is none."""
     both = in_common(first, second)
     if isinstance(both, str):
-        raise ConfigError(f"{second.about.name} and {first.about.name} cannot be compared: {both}")
-    return both
+        subject = f"{second.about.name} against {first.about.name}"
+        verdicts.append(skipped(subject, "scores", both))
+        return
+    theirs = None if rounded is None else in_common(rounded, second)
+    if isinstance(theirs, tuple):
+        one, more = judge(*both[:2], theirs[1], both[2])
+    else:
+        one, more = judge_pair(*both)
+    found.append(one)
+    verdicts += more
+
+
+def _format(server: Measured) -> str:
+    """Return a dtype, or the format of linear layers in eight bits."""
+    run: Run | None = server.run
+    if run is None:
+        return server.about.dtype
+    return run.precision if run.in_eight_bits else run.dtype
 
 
 def _servers(bundles: Iterable[Bundle]) -> list[Measured]:
     return list(chain.from_iterable(bundle.servers for bundle in bundles))
 
 
-def _models(bundles: Sequence[Bundle]) -> str:
-    """Return the names of the models if the bundles have different ones; else an empty text."""
-    of_each = [{model_of(server.about) for server in bundle.servers} for bundle in bundles]
-    if all(models == of_each[0] for models in of_each):
-        return ""
-    return " and ".join(sorted(set().union(*of_each)))
+def _models(servers: Sequence[Measured]) -> str:
+    """Return the names of the models if there are different ones; else an empty text.
+
+    Raises:
+        ConfigError: models of one name have other weights, another config or tokenizer.
+    """
+    known = [server for server in servers if server.model is not None]
+    for first, second in combinations(known, 2):
+        for part in ("weights", "config", "tokenizer"):
+            digests = [str(getattr(server.model, part))[:16] for server in (first, second)]
+            if digests[0] != digests[1]:
+                raise ConfigError(
+                    f"the bundles are of different models: the SHA-256 of their {part} is "
+                    f"{digests[0]} and {digests[1]}"
+                )
+    names = {model_of(server.about) for server in servers}
+    return " and ".join(sorted(names)) if len(names) > 1 and len(known) < len(servers) else ""
 
 
 def _named(places: Sequence[str]) -> list[Bundle]:

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -145,71 +144,30 @@ class Row:
         told: dict[float, float] = dict(zip(PERCENTILES, self.published[1:], strict=False))
         return told.get(percent, math.nan)
 
-    def as_json(self) -> dict[str, Any]:
-        values = asdict(self)
-        values["latencies"] = [round(latency, 3) for latency in self.latencies]
-        made: dict[str, Any] = _without_nan(values)
-        return made
 
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Row":
-        """Read the output of `as_json`, perhaps of a release with other fields, which are left out;
-        raise KeyError or TypeError for another object."""
-        known = {item.name for item in fields(cls)}
-        made = {name: value for name, value in values.items() if name in known}
-        made |= {name: _number(values[name]) for name in ("requests_per_second", "late")}
-        for name in ("rates", "latencies", "notes", "published"):
-            made[name] = tuple(values.get(name, ()))
-        if (change := values.get("improvement")) is not None:
-            made["improvement"] = Interval(*(_number(change[n]) for n in ("value", "low", "high")))
-        return cls(**made)
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_nan(inner) for name, inner in value.items()}
-    return None if isinstance(value, float) and math.isnan(value) else value
-
-
-@dataclass(slots=True)
-class WayFigures:
-    """All measurements of one way on one server; `done`: no more are taken."""
-
-    shots: list[Shot] = field(default_factory=list)
-    error: str | None = None
-    done: bool = False
-
-    def row(self, row: Row, base: "WayFigures | None", base_name: str | None) -> Row:
-        """Return `row` with the figures, and with the improvement over `base`."""
-        shots = self.shots
-        if self.error is not None or not shots:
-            return replace(row, error=self.error)
-        if base is not None and base is not self and base.shots and base.error is None:
-            both = list(zip(shots, base.shots, strict=False))
-            ratios = np.array([shot.rate / other.rate for shot, other in both])
-            row = replace(row, improvement=median(ratios), base=base_name)
-        return replace(
-            row,
-            rounds=len(shots),
-            rates=tuple(shot.rate for shot in shots),
-            requests_per_second=median(
-                np.array([shot.requests / shot.seconds for shot in shots])
-            ).value,
-            latencies=tuple(np.concatenate([shot.latencies for shot in shots]).tolist()),
-            refused=sum(shot.refused for shot in shots),
-            notes=(*row.notes, *self._notes(row.asked)),
-            late=math.nan if row.asked is None else max(shot.late for shot in shots),
-        )
-
-    def _notes(self, asked: float | None) -> list[str]:
-        notes = []
-        late = max((shot.late for shot in self.shots if shot.by_the_client), default=None)
-        if asked is not None and late is not None:
-            notes.append(f"sent up to {late:.0f} ms late (p99): the client was the limit")
-        if (busy := max(shot.busy for shot in self.shots)) > BUSY:
-            notes.append(f"the client took {busy:.0%} of a core and may be the limit")
-        return notes
+def measured(
+    row: Row, shots: Sequence[Shot], base: Sequence[Shot] = (), base_name: str | None = None
+) -> Row:
+    """Return `row` with the figures of its measurements, and with the improvement over `base`,
+    which was measured in turn."""
+    if base:
+        both = zip(shots, base, strict=False)
+        ratios = np.array([shot.rate / other.rate for shot, other in both])
+        row = replace(row, improvement=median(ratios), base=base_name)
+    notes = list(row.notes)
+    late = max((shot.late for shot in shots if shot.by_the_client), default=None)
+    if row.asked is not None and late is not None:
+        notes.append(f"sent up to {late:.0f} ms late (p99): the client was the limit")
+    if (busy := max(shot.busy for shot in shots)) > BUSY:
+        notes.append(f"the client took {busy:.0%} of a core and may be the limit")
+    requests = np.array([shot.requests / shot.seconds for shot in shots])
+    return replace(
+        row,
+        rounds=len(shots),
+        rates=tuple(shot.rate for shot in shots),
+        requests_per_second=median(requests).value,
+        latencies=tuple(np.concatenate([shot.latencies for shot in shots]).round(3).tolist()),
+        refused=sum(shot.refused for shot in shots),
+        notes=tuple(notes),
+        late=math.nan if row.asked is None else max(shot.late for shot in shots),
+    )

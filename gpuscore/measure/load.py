@@ -170,15 +170,12 @@ class LoadGenerator:
 
     async def _bounded(self, drive: Coroutine[Any, Any, None]) -> None:
         self._now = asyncio.get_running_loop().time
-        self._progress = self._now()
-        task = asyncio.create_task(drive)
-        while not task.done() and self._now() - self._progress < self._patience:
-            await asyncio.wait([task], timeout=0.25)
-        if not task.done():
+        try:
+            async with asyncio.timeout(self._patience) as self._limit:
+                await drive
+        except TimeoutError:
             self.record.lost_because = f"no answer within {self._patience:g} s"
-            task.cancel()
-            await asyncio.wait([task])
-        elif (error := task.exception()) is not None:
+        except OSError as error:
             self.record.lost_because = str(error)
         for connection in self._open:
             connection.abort()
@@ -214,7 +211,7 @@ class LoadGenerator:
         record, body = self.record, self._bodies[number]
         record.due[number] = due
         if not self._in_flight:
-            self._progress = self._now()  # nothing was waited for
+            self._be_patient()  # nothing was waited for
         self._in_flight += 1
         connection: Connection | None = None
         try:
@@ -222,7 +219,8 @@ class LoadGenerator:
             record.sent[number] = self._now()
             head = self._address.head(self._path, len(body))
             record.status[number], record.bodies[number] = await connection.ask(head, body)
-            record.done[number] = self._progress = connection.idle_since = self._now()
+            record.done[number] = connection.idle_since = self._now()
+            self._be_patient()
         except OSError as error:
             record.lost_because = str(error) or type(error).__name__
         except h11.RemoteProtocolError as error:
@@ -233,6 +231,10 @@ class LoadGenerator:
                 self._idle.append(connection)
             elif connection is not None:
                 self._close(connection)
+
+    def _be_patient(self) -> None:
+        if not self._limit.expired():
+            self._limit.reschedule(self._now() + self._patience)
 
     def _unused(self) -> Connection | None:
         while self._idle:

@@ -9,14 +9,15 @@ from pathlib import Path
 from gpuscore.errors import ConfigError
 
 WIDTH = 120
+_BAR = "#7af8"
 NAME = 36  # columns of a name, which is cut in its middle
 # A wide table scrolls by itself, so that the page fits a phone.
-_STYLE = """body { font: 15px/1.5 sans-serif; margin: 2em auto; max-width: 70em; padding: 0 1em }
+_STYLE = """body { font: 15px/1.5 sans-serif; margin: 2em auto; max-width: 90em; padding: 0 1em }
 .wide { overflow-x: auto; margin: 1em 0 2em } table { border-collapse: collapse }
 td, th { padding: 3px 10px; text-align: right; vertical-align: top; white-space: nowrap }
 .words td, .words th { text-align: left } .words td:nth-child(n+2) { white-space: normal }
 th { border-bottom: 1px solid #888 } td:first-child, th:first-child { text-align: left }
-svg { max-width: 100%; height: auto } .failed { color: #b00020; font-weight: bold }"""
+.failed { color: #b00020; font-weight: bold }"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class ResultTable:
         notes: below it.
         names: number of first columns, which say what a row is.
         words: cells are sentences, which a page aligns to the left.
+        bars: shares of the column after the names, which a page shows as bars behind its cells.
     """
 
     title: str
@@ -37,6 +39,7 @@ class ResultTable:
     notes: Sequence[str] = ()
     names: int = 1
     words: bool = False
+    bars: Sequence[float] = ()
 
     def as_text(self) -> str:
         notes = [line for note in self.notes for line in textwrap.wrap(note, WIDTH)]
@@ -59,7 +62,15 @@ class ResultTable:
 
     def as_html(self) -> str:
         lines = ["".join(f"<th>{escape(cell)}</th>" for cell in self.head)] if self.head else []
-        lines += ["".join(map(_cell, cells)) for cells in self.rows]
+        for number, cells in enumerate(self.rows):
+            styles = [" class=failed" if cell == "FAIL" else "" for cell in cells]
+            if self.bars:
+                end = f"{100 * self.bars[number]:.1f}%"
+                styles[self.names] = (
+                    f' style="background: linear-gradient(90deg,{_BAR} {end},#0000 0)"'
+                )
+            pairs = zip(styles, map(escape, cells), strict=True)
+            lines.append("".join(f"<td{style}>{cell}</td>" for style, cell in pairs))
         body = "".join(f"<tr>{line}</tr>" for line in lines)
         kind = "words" if self.words else "numbers"
         title = f"<h2>{escape(self.title)}</h2>" if self.title else ""
@@ -75,13 +86,9 @@ def _width(columns: Sequence[Sequence[str]]) -> int:
     return sum(max(map(len, column)) for column in columns) + 2 * (len(columns) - 1)
 
 
-def _cell(text: str) -> str:
-    return f"<td{' class=failed' if text == 'FAIL' else ''}>{escape(text)}</td>"
-
-
-def write_page(path: Path, title: str, parts: Iterable[ResultTable | str]) -> None:
-    """Write a page of tables, and of plots, which are HTML; raise ConfigError if it cannot be."""
-    inner = "\n".join(part if isinstance(part, str) else part.as_html() for part in parts)
+def write_page(path: Path, title: str, tables: Iterable[ResultTable]) -> None:
+    """Write a page of tables; raise ConfigError if it cannot be written."""
+    inner = "\n".join(table.as_html() for table in tables)
     page = (
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -13,40 +14,39 @@ from gpuscore.config import ModelConfig
 from gpuscore.config.sources import DEFAULT, Settings
 from gpuscore.errors import ConfigError
 from gpuscore.measure.bundle import About, Measured, write_folder
-from gpuscore.measure.compare import against_each_other, against_oracle
+from gpuscore.measure.compare import judged
 from gpuscore.measure.fingerprint import fingerprint
-from gpuscore.measure.gates import Verdict
 from gpuscore.measure.report import EXIT_OK, Findings, now
 from gpuscore.measure.results import Run
-from gpuscore.measure.runs import BackendSpec, run_workload
+from gpuscore.measure.runs import configured, run_workload
 from gpuscore.measure.workload import TEXT, Workload, make_workload, query_numbers, read_tokenizer
 from gpuscore.models.hub import model_directory, model_name
 from gpuscore.system.machine import local_machine, versions
 
 _OF_BACKENDS = ("backend", "attention", "quantization")
-_LOCAL = ("model", "compile_cache")  # flags with local paths, which a bundle leaves out
+_LOCAL = ("model",)  # flags with local paths, which a bundle leaves out
 # What XLA and libtpu read; some of their flags change the order of sums.
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_ENABLE_X64")
 
 
 def run(values: argparse.Namespace, settings: Settings) -> int:
     """Compare every backend with transformers, and backends of the same format with each other."""
-    specs = [BackendSpec.parse(text) for text in values.backends.split(",")]
+    specs = values.backends.split(",")
     _refuse(settings, "--backends, which sets it for each backend", ("dtype", *_OF_BACKENDS))
     base = settings.make(ModelConfig)
     if len(set(specs)) < len(specs):
         raise ConfigError("--backends names a backend twice")
     directory, name = model_directory(base.model, base.revision), model_name(base.model)
     # Before minutes of work, to refuse a bad one and to know what "auto" means.
-    configs = {str(spec): spec.configure(base) for spec in specs}
+    configs = {spec: configured(spec, base) for spec in specs}
     plans = {spec: plan_backend(directory, config) for spec, config in configs.items()}
-    workload = _workload(directory, plans[str(specs[0])], values)
+    workload = _workload(directory, plans[specs[0]], values)
 
     from gpuscore.measure.oracle import free_memory, oracle_device, run_oracle
 
     device = oracle_device(base.device)
     facts = {**_facts(name, workload), "oracle": f"transformers on {device}"}
-    _print(facts)
+    _say(facts)
     halves = sorted({plan.dtype_name for plan in plans.values()} - {"float32"})
     references = [
         _scored(name, workload, run_oracle(directory, workload, dtype, device, base.threads))
@@ -59,11 +59,13 @@ def run(values: argparse.Namespace, settings: Settings) -> int:
             _scored(name, workload, run_workload(spec, config, workload, plan.precision))
         )
         free_memory()
-    found, verdicts = against_oracle(servers, references)
-    verdicts += _of_one_format(servers)
-    facts |= {"date": now(), **_machine()}
+    found, verdicts = judged(servers, references)
+    for first, second in combinations(servers, 2):
+        if first.about.dtype == second.about.dtype:
+            verdicts += judged([first, second])[1]
+    facts |= {"date": now(), "hardware": local_machine(), "versions": versions()}
     title = f"Parity of {name} with transformers in float32"
-    return Findings(title, (), (), found, verdicts, {"Run": facts}).conclude(values.report)
+    return Findings(title, (), found, verdicts, {"Run": facts}).conclude(values.report)
 
 
 def record(values: argparse.Namespace, settings: Settings) -> int:
@@ -77,21 +79,22 @@ def record(values: argparse.Namespace, settings: Settings) -> int:
     directory, name = model_directory(config.model, config.revision), model_name(config.model)
     plan = plan_backend(directory, config)  # says what "auto" means on this machine
     workload = _workload(directory, plan, values)
-    _print(_facts(name, workload))
+    _say(_facts(name, workload))
     if values.oracle:
         from gpuscore.measure.oracle import oracle_device, run_oracle
 
         device = oracle_device(config.device)
         made = run_oracle(directory, workload, plan.dtype_name, device, config.threads)
     else:
-        precision, device = "auto" if plan.precision == "full" else plan.precision, plan.device_name
-        spec = str(BackendSpec(config.backend, plan.dtype_name, config.attention, precision))
-        planned = replace(config, dtype=plan.dtype_name)
+        device, planned = plan.device_name, replace(config, dtype=plan.dtype_name)
+        kind = plan.dtype_name if plan.precision == "full" else plan.precision
+        spec = f"{config.backend}:{kind}:{config.attention}".removesuffix(":auto")
         made = run_workload(spec, planned, workload, plan.precision)
     facts = {
         "device": device,
         "created": now(),
-        **_machine(),
+        "hardware": local_machine(),
+        "versions": versions(),
         "environment": environment(),
         "flags": {name: value for name, value in asdict(config).items() if name not in _LOCAL},
     }
@@ -105,15 +108,6 @@ def record(values: argparse.Namespace, settings: Settings) -> int:
 def _scored(model: str, workload: Workload, run: Run) -> Measured:
     about = About(run.name, "score", model, workload.vocab_rows, run.dtype)
     return Measured(about, workload, run)
-
-
-def _of_one_format(servers: Iterable[Measured]) -> list[Verdict]:
-    """Return the verdicts on pairs of backends in the same number format."""
-    groups: dict[tuple[str, bool], list[Measured]] = {}
-    for server in servers:
-        if server.run is not None:
-            groups.setdefault((server.run.dtype, server.run.in_eight_bits), []).append(server)
-    return [verdict for group in groups.values() for verdict in against_each_other(group)[1]]
 
 
 def _workload(directory: Path, plan: Plan, values: argparse.Namespace) -> Workload:
@@ -149,12 +143,8 @@ def _facts(model: str, workload: Workload) -> dict[str, Any]:
     return facts
 
 
-def _print(facts: dict[str, Any]) -> None:
+def _say(facts: dict[str, Any]) -> None:
     print("\n".join(f"{name}: {what}" for name, what in facts.items()) + "\n", flush=True)
-
-
-def _machine() -> dict[str, Any]:
-    return {"hardware": local_machine(), "versions": versions()}
 
 
 def environment() -> dict[str, str]:

@@ -9,13 +9,10 @@ import numpy as np
 from gpuscore.measure.figures import PERCENTILES, Row
 from gpuscore.measure.intervals import FEWEST, LEVEL, Interval, ratio
 from gpuscore.measure.pages import ResultTable
-from gpuscore.measure.plots import bars, lines
 from gpuscore.measure.scenarios import SCENARIOS
 
 DIVIDED = ("sequential", "single")
 UNIT = 500  # items, whose time is shown, as in the reports
-QUANTILES = (0, 5, 10, 25, 50, 75, 90, 95, 99, 99.9, 100)
-FEW = 20  # latencies; fewer make no curve
 ABOUT = (
     f"(medians; in brackets {LEVEL:.0%} intervals by bootstrap over at least {FEWEST} repeats; "
     '"none": a difference within the noise)'
@@ -67,7 +64,10 @@ def _table(
         cells += _cost(row, prices.get(row.server)) if prices else []
         lines_of.append(cells)
     source = f" ({known.source})" if known is not None else ""
-    return ResultTable(f"{scenario}: {shape}{source}", head, lines_of, list(_notes(rows)), names=2)
+    speeds = [row.requests_per_second if loads else row.rate.value for row in rows]
+    shares = np.nan_to_num(np.array(speeds) / np.nanmax([*speeds, 1e-9])).tolist()
+    title = f"{scenario}: {shape}{source}"
+    return ResultTable(title, head, lines_of, list(_notes(rows)), names=2, bars=shares)
 
 
 _ITEMS = ("items/s", "ms per item", f"s for {UNIT}")
@@ -146,28 +146,3 @@ def change_text(change: Interval | None) -> str:
     if change.low <= 1 <= change.high:
         return f"none ({change.low:.2f}x to {change.high:.2f}x)"
     return f"{change.value:.2f}x ({change.low:.2f} to {change.high:.2f})"
-
-
-def plots(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield each scenario's rates, latencies by percentile, and throughput by load, as SVG."""
-    for scenario in dict.fromkeys(row.scenario for row in rows):
-        some = [row for row in rows if row.scenario == scenario and row.error is None]
-        if rates := [(row.server, row.way, row.rate) for row in some if row.rates]:
-            yield bars(f"{scenario}: items per second", rates)
-        curves = {
-            f"{row.server}, {row.way}": [(q, row.percentile(q)) for q in QUANTILES]
-            for row in some
-            if len(row.latencies) >= FEW
-        }
-        if curves:
-            yield lines(f"{scenario}: latency by percentile", ("percentile", "ms"), curves)
-        loads: dict[str, list[tuple[float, float]]] = {}
-        for row in some:
-            _, comma, number = row.way.partition(", ")
-            if comma and number.endswith(" in flight"):
-                load = float(number.removesuffix(" in flight").replace(",", ""))
-                name = f"{row.server}, {row.shape}"
-                loads.setdefault(name, []).append((load, row.requests_per_second))
-        if loads:
-            axes = ("in flight", "requests/s")
-            yield lines(f"{scenario}: throughput by load", axes, loads)

@@ -1,4 +1,4 @@
-"""The report of all commands that measure or compare: tables, verdicts, plots and machines, as text
+"""The report of all commands that measure or compare: tables, verdicts and machines, as text
 and as an HTML page."""
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,6 @@ class Findings:
     Attributes:
         title: of the page.
         times: tables.
-        plots: of times, as SVG.
         found: agreement of scores, one row each.
         verdicts: of the gates on them.
         facts: for people, by what they are about.
@@ -35,7 +34,6 @@ class Findings:
 
     title: str
     times: Sequence[ResultTable] = ()
-    plots: Sequence[str] = ()
     found: Sequence[Agreement] = ()
     verdicts: Sequence[Verdict] = ()
     facts: Mapping[str, Mapping[str, object]] | None = None
@@ -46,22 +44,21 @@ class Findings:
         Raises:
             ConfigError: the page cannot be written.
         """
+        verdicts = list(dict.fromkeys(self.verdicts))  # a pair may have been judged in two ways
         tables = [*self.times, *([_agreement(self.found)] if self.found else [])]
         parts = [table.as_text() for table in tables]
-        parts += ["\n".join(map(_line, self.verdicts))] if self.verdicts else []
+        parts += ["\n".join(map(_line, verdicts))] if verdicts else []
         print("\n\n".join(parts))
         if path is not None:
-            cells = [(WORDS[v.passed], v.gate, v.subject, v.detail) for v in self.verdicts]
+            cells = [(WORDS[v.passed], v.gate, v.subject, v.detail) for v in verdicts]
             gates = [ResultTable("Gates", ("verdict", "gate", "of", "found"), cells, words=True)]
             facts = [
                 ResultTable(name, (), [(k, _said(value)) for k, value in some.items()], words=True)
                 for name, some in (self.facts or {}).items()
             ]
-            inner: list[ResultTable | str] = [*tables, *(gates if cells else [])]
-            inner += [*self.plots, *facts]
-            write_page(Path(path), self.title, inner)
+            write_page(Path(path), self.title, [*tables, *(gates if cells else []), *facts])
             print(f"wrote {path}")
-        return EXIT_FAILED if any(verdict.failed for verdict in self.verdicts) else EXIT_OK
+        return EXIT_FAILED if any(verdict.failed for verdict in verdicts) else EXIT_OK
 
 
 def _agreement(found: Sequence[Agreement]) -> ResultTable:
@@ -74,11 +71,10 @@ def _agreement(found: Sequence[Agreement]) -> ResultTable:
             f"{one.inversions} of {one.clear_pairs}",
             "-" if one.mass is None else f"{one.mass:.1e}",
             "-" if one.got.alone is None else f"{one.got.alone.maximum:.1e}",
-            "-" if one.got.items_per_second is None else f"{one.got.items_per_second:.0f}",
         )
         for one in found
     ]
-    columns = zip((*HEAD, "mass", "alone", "items/s"), *rows, strict=True)
+    columns = zip((*HEAD, "mass", "alone"), *rows, strict=True)
     head, *shown = zip(*(column for column in columns if set(column[1:]) != {"-"}), strict=True)
     return ResultTable("Scores", head, shown, [ABOUT], names=2)
 

@@ -45,7 +45,6 @@ class Run:
     name: str
     dtype: str
     results: Mapping[str, CaseResult]  # by name of the case
-    items_per_second: float | None = None
     alone: Errors | None = None  # in log p, of items scored alone against `results`
     deterministic: bool = False
     precision: str = "full"  # of linear layers

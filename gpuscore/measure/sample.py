@@ -3,12 +3,12 @@
 The cases and the gates are parity's. A way whose scores are wrong has no time.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpuscore.measure.apis import APIS, Api
+from gpuscore.measure.apis import APIS, Rows
 from gpuscore.measure.bundle import About, Measured
 from gpuscore.measure.gates import judge_pair
 from gpuscore.measure.load import Record
@@ -60,21 +60,15 @@ def _scored(target: HttpTarget, case: Case, chunk: int | None) -> CaseResult:
     api = APIS[target.about.api]
     asks = [*BenchRequest(case.query, case.items).chunks(chunk)]
     labels = case.label_ids[0]
-    rows = answers(target.send(api, asks, labels=labels), asks, api)
-    values: Float64Array = np.log(np.maximum(np.array(rows, dtype=np.float64), SMALLEST))
-    if values.shape != (len(case.items), len(labels)):
-        raise ValueError(f"scores of shape {values.shape}, not {(len(case.items), len(labels))}")
-    return CaseResult(values, None)
-
-
-def answers(record: Record, asks: Sequence[BenchRequest], api: Api) -> list[list[float]]:
-    """Return the rows of all requests' items; raise ValueError if one has no valid answer."""
-    rows: list[list[float]] = []
+    record, rows = target.send(api, asks, labels=labels), Rows()
     for number, ask in enumerate(asks):
         if record.status[number] != 200:
             raise ValueError(trouble(record, number))
         rows += api.read(record.bodies[number], len(ask.items))
-    return rows
+    values: Float64Array = np.log(np.maximum(np.array(rows, dtype=np.float64), SMALLEST))
+    if values.shape != (len(case.items), len(labels)):
+        raise ValueError(f"scores of shape {values.shape}, not {(len(case.items), len(labels))}")
+    return CaseResult(values, None)
 
 
 def trouble(record: Record, number: int) -> str:
@@ -97,7 +91,8 @@ def in_common(first: Measured, second: Measured) -> tuple[Workload, Run, Run] | 
     kinds = [APIS[scored.about.api].kind for scored in (first, second)]
     if kinds[0] != kinds[1]:
         return f"the APIs {first.about.api} and {second.about.api} have no scores in common"
-    if model_of(first.about) != model_of(second.about):
+    digests = first.model, second.model
+    if None in digests and model_of(first.about) != model_of(second.about):
         return f"the models are called {first.about.model} and {second.about.model}"
     one, two = first.workload, second.workload
     if one is None or two is None or first.run is None or second.run is None:

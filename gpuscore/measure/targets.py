@@ -1,19 +1,17 @@
 """Targets of measurements: servers at an address, or started here."""
 
-import os
+import argparse
 import shlex
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import msgspec
 
-from gpuscore.config import API_KEY_VARIABLE
 from gpuscore.errors import ConfigError, UsageError
 from gpuscore.measure.apis import APIS, LABELS, Api
 from gpuscore.measure.bundle import About
@@ -26,23 +24,6 @@ UNKNOWN = "unknown"
 SAFE_VOCAB = SAMPLE_IDS  # ids to use if their number is unknown; most models have these
 TINY = BenchRequest([5, 6], [[7], [8, 9]])
 JSON = {"Content-Type": "application/json"}
-
-
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """The wishes of the command line, which hold for all servers.
-
-    Attributes:
-        api: a name of `APIS`; None: the first that answers.
-        model: its name in requests; None: the first of /v1/models.
-        vocab: number of valid token ids; None: as /info tells.
-        patience: seconds for an answer.
-    """
-
-    api: str | None = None
-    model: str | None = None
-    vocab: int | None = None
-    patience: float = 120.0
 
 
 class HttpTarget:
@@ -71,13 +52,14 @@ class HttpTarget:
         return load.closed(pace) if isinstance(pace, int) else load.open(pace)
 
 
-def meet(name: str, url: str, key: str | None, wishes: Wishes) -> HttpTarget:
+def meet(name: str, url: str, key: str | None, values: argparse.Namespace) -> HttpTarget:
     """Find out what a server is by asking it.
 
     Args:
         name: of the run.
         url, key: of the server.
-        wishes: of the command line.
+        values: of the command line, which hold for all servers: `api`, which is that of the first
+            answer if it is None, `served_model`, `vocab_size`, and `patience`, in seconds.
 
     Raises:
         UsageError: the URL is invalid, or no API answers; with the server's words.
@@ -86,21 +68,21 @@ def meet(name: str, url: str, key: str | None, wishes: Wishes) -> HttpTarget:
     with httpx.Client(
         base_url=url.rstrip("/"),
         headers={"Authorization": f"Bearer {key}"} if key else {},
-        timeout=wishes.patience,
+        timeout=values.patience,
         trust_env=False,
     ) as http:
         info = _told(http, "/info")
-        model = wishes.model or _first_model(http) or str(info.get("model_id", "default"))
-        api = _answering(http, url, [wishes.api] if wishes.api else list(APIS), model)
+        model = values.served_model or _first_model(http) or str(info.get("model_id", "default"))
+        api = _answering(http, url, [values.api] if values.api else list(APIS), model)
     ours = info.get("gpuscore")
     ours = ours if isinstance(ours, dict) else {}
     facts = {name: info[name] for name in ("model_id", "model_dtype", "version") if info.get(name)}
     for fact in ("machine", "versions", "commit", "settings"):
         facts[fact] = UNKNOWN if ours.get(fact) is None else ours[fact]
     told = ours.get("valid_token_ids")
-    vocab = wishes.vocab or (told if isinstance(told, int) else None)
+    vocab = values.vocab_size or (told if isinstance(told, int) else None)
     dtype = str(info.get("model_dtype", UNKNOWN)).split(" ")[0]
-    return HttpTarget(address, About(name, api, model, vocab, dtype, facts), wishes.patience)
+    return HttpTarget(address, About(name, api, model, vocab, dtype, facts), values.patience)
 
 
 def _told(http: httpx.Client, path: str) -> dict[str, Any]:
@@ -183,8 +165,3 @@ def _ready(process: "subprocess.Popen[str]", errors: Any, command: str) -> str:
     errors.seek(0)
     lines = errors.read().strip().splitlines() or [f"exit code {process.returncode}"]
     raise ConfigError(f"`{command}` did not start: {lines[-1].removeprefix('gpuscore: ')}")
-
-
-def api_key() -> str | None:
-    """Return GPUSCORE_API_KEY, or None."""
-    return os.environ.get(API_KEY_VARIABLE, "").strip() or None

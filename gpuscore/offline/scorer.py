@@ -63,14 +63,12 @@ class LoadedScorer:
         quantization: "auto" or "w8a16".
         attention: as for `gpuscore serve`.
         compile: "auto", "on" or "off"; functions in C on a CPU.
-        compile_cache: directory where backend="jax" keeps compiled programs.
         kernels: "auto", "triton" or "torch".
         max_batch_tokens: most tokens of one forward pass.
         cuda_graph_tokens: tokens of the largest batch that runs as a CUDA graph.
         max_model_len: longest prompt, in tokens.
         memory_fraction: share of the free memory to use for keys and values of queries.
         kv_cache_size: bytes for keys and values of queries, in place of `memory_fraction`.
-        memory_limit: most bytes for weights, the largest batch, and keys and values together.
         deterministic: compute every score to the same bits, whatever else is batched.
         allow_degenerate: load a quantised model although it has collapsed.
         tensor_parallel: devices that share the model, or on a CPU processes.
@@ -93,14 +91,12 @@ class LoadedScorer:
         quantization: str = "auto",
         attention: str = "auto",
         compile: str = "auto",
-        compile_cache: str | None = None,
         kernels: str = "auto",
         max_batch_tokens: int | None = None,
         cuda_graph_tokens: int | None = None,
         max_model_len: int | None = None,
         memory_fraction: float | None = None,
         kv_cache_size: int | None = None,
-        memory_limit: int | None = None,
         deterministic: bool = False,
         allow_degenerate: bool = False,
         tensor_parallel: int = 1,

@@ -46,14 +46,14 @@ def serve_model(
     read_origins(server)
     read_hosts(server, server.host, len(keys))
     read_aliases(server)
-    check_traces(server, os.environ)
+    check_traces(os.environ)
     raise_limit(server.max_connections)  # the processes started below inherit it
     chosen = served_models(model, server)
-    style = chosen_format(server.log_format)
+    style = chosen_format()
     with ExitStack() as ending:
         if server.api_key_file is not None:
             signal.signal(signal.SIGHUP, KeyReader(server, keys).start)
-        tracer = read_tracer(server, os.environ)
+        tracer = read_tracer(os.environ)
         directories = [
             model_directory(entry.config.model, entry.config.revision) for entry in chosen
         ]
@@ -71,7 +71,7 @@ def serve_model(
 
         models = [  # while the engines import torch
             (
-                ServedModel(entry.name, entry.others, entry.is_default, entry.aliases),
+                ServedModel(entry.name, entry.others),
                 read_files(directory, server.family, entry.sources),
                 changed(entry.config, engine),
             )

@@ -207,12 +207,12 @@ def _sentence_transformers(
     formula = _formula(directory)
     if isinstance(known, PromptFamily) and known.ranks:
         if formula != (known.activation, known.scale):
+            told = f"{known.name} as {_told(known.activation, known.scale)}"
             logger.warning(
-                "the files of %s give relevance as %s, and the family %s as %s, which holds",
+                "the files of %s give relevance as %s, and the family %s, which holds",
                 directory,
                 _told(*formula),
-                known.name,
-                _told(known.activation, known.scale),
+                told,
             )
         formula = known.activation, known.scale
     return PromptFamily(

@@ -50,8 +50,8 @@ class ModelFiles:
         head, template = read_classifier_head(directory), ChatTemplate.read(directory)
         encoder = TextEncoder.read(directory, "" if template is None else template.text)
         specials = [] if encoder is None else encoder.markers
-        chosen = find_family(family, directory, names, specials, head)
-        return cls(encoder, specials, head, template, chosen)
+        chosen = find_family(family, directory, names, specials, head=head)
+        return cls(encoder, specials, head, template, family=chosen)
 
     def prompts(self, backend: BackendLimits, limits: RequestLimits) -> "ModelPrompts":
         """Return the builders for a loaded model; raises ConfigError if the family does not fit."""

@@ -1,101 +1,97 @@
 """The engine deployment: each replica has one device, and on it the engine of `gpuscore serve`."""
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from time import monotonic
 
+from msgspec import structs
 from ray import serve
 from ray.runtime_context import get_runtime_context
 
-from gpuscore.config import EngineConfig, ModelConfig
-from gpuscore.errors import GpuscoreError
+from gpuscore.errors import GpuscoreError, Unavailable
 from gpuscore.models.hub import model_directory
-from gpuscore.processes.replicas.replicas import Replicas
 from gpuscore.processes.replicas.start import start_replicas
-from gpuscore.processes.worker.wire import Failure, ProtocolError, Result, encode
-from gpuscore.ray.messages import Ask, Facts, HostReply, OtherModel, asked, decode, fingerprint
-from gpuscore.ray.policy import WAIT
+from gpuscore.processes.worker.wire import (
+    Failure,
+    Message,
+    ProtocolError,
+    Result,
+    Score,
+    check_request,
+    decoder,
+    encode,
+)
+from gpuscore.ray.settings import AppSettings
 from gpuscore.system.log import chosen_format
-from gpuscore.types.request import ScoreRequest, ScoreResult
+from gpuscore.types.batch import BackendLimits
 from gpuscore.types.stats import ReplicaState
 
 
-@dataclass(frozen=True, slots=True)
-class HostSettings:
-    """The settings of a replica; `version` changes with any of them."""
+class Facts(Message, frozen=True):
+    """A loaded model; `settings` are `AppSettings.of_engine`, with which the replica started."""
 
-    model: ModelConfig
-    engine: EngineConfig
-    max_queue_seconds: float
-    log_format: str
-    version: str
+    limits: BackendLimits
+    about: str
+    settings: str
+    state: ReplicaState
+
+
+def model_of(limits: BackendLimits) -> str:
+    """Return all that a request depends on: an engine takes requests made for an equal model."""
+    names = ("identity", "vocab_rows", "classes", "max_model_len", "page_size")
+    return repr([getattr(limits, name) for name in names])
 
 
 class EngineHost:
     """A replica of the engine deployment. The engine's process is supervised and started again as
     `gpuscore serve` does it; Ray replaces the replica if the process cannot be kept running."""
 
-    async def __init__(  # type: ignore[misc]  # Ray awaits it
-        self, settings: HostSettings
-    ) -> None:
+    async def __init__(self, settings: AppSettings) -> None:  # type: ignore[misc]  # Ray awaits it
         context = serve.get_replica_context()
         self._name, self._node = context.replica_id.unique_id, get_runtime_context().get_node_id()
-        self._settings = settings
-        self._replicas = await asyncio.to_thread(self._start)
+        self._settings, self._decode = settings, decoder(Score)
+        await asyncio.to_thread(self._start)
+        self._model = model_of(self._limits)
+
+    def _start(self) -> None:
+        settings = self._settings
+        directory = model_directory(settings.model.model, settings.model.revision)
+        style = chosen_format()
+        model = settings.model.unmeasured()  # no host knows what another one would measure
+        self._replicas = start_replicas(directory, model, settings.engine, log_format=style)
         try:
-            self._limits = await asyncio.to_thread(self._replicas.wait_ready)
+            self._limits = self._replicas.wait_ready()
         except GpuscoreError:
             self._replicas.close()
             raise
-        self._model = fingerprint(self._limits)
 
-    def _start(self) -> Replicas:
-        settings = self._settings
-        directory = model_directory(settings.model.model, settings.model.revision)
-        style = chosen_format(settings.log_format)
-        # No host knows what another one would measure.
-        model = settings.model.unmeasured()
-        return start_replicas(directory, model, settings.engine, log_format=style)
-
-    async def facts(self, attempt: int = 0) -> bytes:
+    async def facts(self) -> bytes:
         """Return the `Facts` of the model, with the state of the engine."""
-        about = self._replicas.wait_planned()
-        return encode(Facts(self._limits, about, self._settings.version, self._state()))
-
-    async def score(self, frame: bytes, attempt: int = 0) -> bytes:
-        """Return the `HostReply` to an `Ask`. Cancelling the call drops work not launched yet."""
-        outcome: Result | Failure | OtherModel = OtherModel()
-        try:
-            message = decode(frame, Ask)
-            if message.model == self._model:
-                outcome = Result(0, await self._scored(message))
-        except (GpuscoreError, ProtocolError) as error:
-            outcome = Failure.of(0, error)
-        return encode(HostReply(outcome, self._state()))
-
-    async def _scored(self, message: Ask) -> ScoreResult:
-        request = asked(message, self._limits)
-        refusal = self._refusal(request, message.seconds)
-        if refusal is not None:
-            raise refusal
-        (outcome,) = self._replicas.score_all([request])
-        if isinstance(outcome, GpuscoreError):
-            raise outcome
-        return await asyncio.wrap_future(outcome)
-
-    def _refusal(self, request: ScoreRequest, seconds: float) -> GpuscoreError | None:
-        """Return an error if the wait for all requests sent here would be too long."""
-        longest = min(self._settings.max_queue_seconds, seconds)
-        return self._replicas.backlog.wait_refusal(request.num_tokens, longest)
-
-    def _state(self) -> ReplicaState:
         (own,) = self._replicas.states()
-        return replace(own, replica=self._name, device=self._node)
+        state = replace(own, replica=self._name, device=self._node)
+        about = self._replicas.wait_planned()
+        return encode(Facts(self._limits, about, self._settings.of_engine, state))
 
-    def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return the seconds of queued work, for `ExpectedWait`."""
-        stats = self._state().stats
-        rate = stats.capacity or stats.tokens_per_second
-        return {WAIT: stats.tokens_left / rate if rate > 0 else 0.0}
+    async def score(self, frame: bytes, model: str, replica: str) -> bytes:
+        """Return the `Result` or `Failure` of a `Score`, whose deadline is the time that is left.
+
+        Cancelling the call drops work not launched yet.
+
+        Args:
+            model: the `model_of` that the request was made for.
+            replica: the one that was wanted; `gpuscore.ray.router` reads it.
+        """
+        try:
+            if model != self._model:
+                raise Unavailable("the engines change to another model", retry_after=1)
+            request = check_request(self._decode(frame).request, self._limits)
+            deadline = monotonic() + (request.deadline or 0.0)
+            (outcome,) = self._replicas.score_all([structs.replace(request, deadline=deadline)])
+            if isinstance(outcome, GpuscoreError):
+                raise outcome
+            return encode(Result(0, await asyncio.wrap_future(outcome)))
+        except (GpuscoreError, ProtocolError) as error:
+            return encode(Failure.of(0, error))
 
     def check_health(self) -> None:
         """Raise EngineFailed once the engine's process cannot be kept running."""

@@ -1,24 +1,20 @@
 """The ingress deployment: the HTTP layer of `gpuscore serve`, with the cluster's engines."""
 
 import asyncio
-import logging
 import os
 from contextvars import Context
 
 from ray import serve
-from ray.exceptions import RayError, RayTaskError
-from ray.serve.exceptions import RayServeException
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpuscore.config.options import changed
 from gpuscore.config.served import served_models
 from gpuscore.dialects.dialect import LARGE
-from gpuscore.dialects.served import LoadedModel, ServedModel
+from gpuscore.dialects.served import ServedModel
 from gpuscore.models.hub import model_directory
-from gpuscore.processes.serving import read_files
-from gpuscore.ray.engine import ClusterEngine, Handle
-from gpuscore.ray.intake import Intake
-from gpuscore.ray.messages import Facts, decode
+from gpuscore.processes.serving import load_model, read_files
+from gpuscore.ray.engine import ClusterEngine, Handle, all_facts
+from gpuscore.ray.host import Facts
 from gpuscore.ray.settings import AppSettings
 from gpuscore.server.api.app import create_app
 from gpuscore.server.http.auth import read_api_keys
@@ -28,90 +24,72 @@ from gpuscore.server.service import ScoringService
 from gpuscore.system.heap import return_large_blocks
 from gpuscore.system.log import LogWriter, chosen_format
 
-logger = logging.getLogger(__name__)
 AGAIN = 0.2  # seconds between two questions for the facts of an engine
 
 
 class IngressHost:
-    """A replica of the ingress deployment, which is ready once an engine of its version is.
+    """A replica of the ingress deployment, which is ready once an engine of its settings is.
 
     Args:
         settings: of the application.
-        version: of the settings, which the engines have, too.
         engines: the handle of the engine deployment.
     """
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
-        self, settings: AppSettings, version: str, engines: Handle
+        self, settings: AppSettings, engines: Handle
     ) -> None:
         return_large_blocks(LARGE)
-        server = settings.server
-        self._keys = read_api_keys(server)
+        server, loop = settings.server, asyncio.get_running_loop()
+        keys = read_api_keys(server)
         (chosen,) = served_models(settings.model, server)
         directory = await asyncio.to_thread(
             model_directory, chosen.config.model, chosen.config.revision
         )
         files = await asyncio.to_thread(read_files, directory, server.family, chosen.sources)
-        loop = asyncio.get_running_loop()
-        facts = await loop.create_task(_facts(engines, version), context=Context())
-        engine = ClusterEngine(engines, settings.engine, facts.limits)
-        engine.heard(facts.state)
-        prompts = files.prompts.prompts(facts.limits, settings.limits)
-        served = ServedModel(chosen.name, chosen.others, chosen.is_default, chosen.aliases)
-        served.loaded = LoadedModel(
-            engine,
-            prompts,
-            about=facts.about,
-            tokenizer_info=files.info,
-            settings=changed(chosen.config, settings.engine),
-        )
-        self._settings = settings
-        self._service = ScoringService([served], server.max_queue_seconds)
-        self._log, style = LogWriter(), chosen_format(server.log_format)
-        self._tracer = read_tracer(server, os.environ)
-        self._operations = Operations(
-            self._service,
-            self._log,
-            self._tracer,
-            server.log_requests,
-            log_format=style,
-            vllm_names=server.vllm_metrics,
-        )
-        self._watching = loop.create_task(self._operations.watch_loop(), context=Context())
+        facts = await loop.create_task(_facts(engines, settings.of_engine), context=Context())
+        engine = ClusterEngine(engines, settings.engine, facts)
+        shown = changed(chosen.config, settings.engine)
+        served = ServedModel(chosen.name, chosen.others)
+        served.loaded = load_model(files, settings.limits, engine, shown)
+        service = self._service = ScoringService([served], server.max_queue_seconds)
+        log, tracer, style = LogWriter(), read_tracer(os.environ), chosen_format()
+        operations = Operations(service, log, tracer, server.log_requests, style)
+        self._log, self._tracer = log, tracer
+        self._gate = create_app(service, server, keys, operations)
+        self._watching = loop.create_task(operations.watch_loop(), context=Context())
 
     def __serve_build_asgi_app__(self) -> ASGIApp:  # Ray's name
-        settings = self._settings
-        app = create_app(self._service, settings.server, self._keys, self._operations)
-        return Intake(app)
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            """Pass a request to the gate, without the prefix of the application in its path. The
+            proxy marks every answer with the request's id, which the gate does, too."""
 
-    def check_health(self) -> None:
-        """Take part in Ray's health checks: they see whether the event loop answers."""
+            async def marked(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    kept = [pair for pair in message["headers"] if pair[0] != b"x-request-id"]
+                    message = {**message, "headers": kept}
+                await send(message)
+
+            path = scope.get("path", "").removeprefix(scope.get("root_path", "")) or "/"
+            await self._gate({**scope, "path": path, "root_path": ""}, receive, marked)
+
+        return answer
 
     def __del__(self) -> None:
-        service = getattr(self, "_service", None)  # none if the start failed
-        if service is None:
+        if not hasattr(self, "_gate"):  # the start failed
             return
         self._watching.cancel()
-        service.close()
+        self._service.close()
         self._log.close()
         if self._tracer is not None:
             self._tracer.close()
 
 
-async def _facts(engines: Handle, version: str) -> Facts:
+async def _facts(engines: Handle, wanted: str) -> Facts:
     """Return the facts of an engine with these settings, once there is one."""
-    attempt = 0
     while True:
-        try:
-            facts = decode(await engines.facts.remote(attempt=attempt), Facts)
-        except RayTaskError:
-            raise
-        except (RayError, RayServeException) as error:
-            logger.warning("an engine was lost before it was ready: %s", type(error).__name__)
-        else:
-            if facts.version == version:
+        for facts in await all_facts(engines) or ():
+            if facts.settings == wanted:
                 return facts
-        attempt += 1
         await asyncio.sleep(AGAIN)
 
 

@@ -1,21 +1,17 @@
-"""The router of the handle: a query's home by consistent hashing, on a retry the next replica.
+"""The router of the handle of engines, which follows the choice of gpuscore's own router.
 
 Ray sends the class by value to where it routes, so this module holds nothing else.
 """
 
-from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
-from ray.serve.request_router import PendingRequest, RunningReplica
+from random import sample
 
-ATTEMPT = "attempt"  # the argument of a call that counts its retries
-MOST_PARTS = 8  # of a request: replicas that the router puts into an order for a query
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+REPLICA = "replica"  # the argument of a call that names the replica that should get it
 
 
-class NextHomeRouter(ConsistentHashRouter):
-    """Ray's `ConsistentHashRouter`, which sends a retry to the replica that comes after the home.
-
-    With Ray's own, a retry would find the same replica again until Ray has noticed its loss, or
-    while its engine starts again.
-    """
+class NamedFirst(RequestRouter):
+    """Sends a call to the replica that it names; if that one is gone or full, to any other one."""
 
     async def choose_replicas(
         self,
@@ -23,7 +19,10 @@ class NextHomeRouter(ConsistentHashRouter):
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
         """Return replicas in the order in which to try them."""
-        ranks = await super().choose_replicas(candidate_replicas, pending_request)
-        attempt = pending_request.kwargs.get(ATTEMPT, 0) if pending_request is not None else 0
-        first = attempt % len(ranks) if ranks else 0
-        return [*ranks[first:], *ranks[:first]]
+        named = None
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True  # once all are full
+            named = pending_request.kwargs.get(REPLICA)
+        order = sample(candidate_replicas, len(candidate_replicas))
+        order.sort(key=lambda replica: replica.replica_id.unique_id != named)
+        return [[replica] for replica in order]

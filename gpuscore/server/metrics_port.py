@@ -10,10 +10,12 @@ from uvicorn.server import ServerState
 
 from gpuscore.config import ServerConfig
 from gpuscore.server.api.app import create_metrics_app
-from gpuscore.server.http.headers import LOOPBACK, read_hosts
+from gpuscore.server.http.address import metrics_address
+from gpuscore.server.http.headers import read_hosts
 from gpuscore.server.http.protocol import SLICES, ScoreProtocol
-from gpuscore.server.http.rounds import Listener, Pacer, Rounds
+from gpuscore.server.http.rounds import Listener, Rounds
 from gpuscore.server.observe.operations import Operations
+from gpuscore.server.pacer import Pacer
 from gpuscore.server.service import ScoringService
 
 CONNECTIONS = 64  # open ones; scrapers have one each
@@ -29,7 +31,8 @@ async def metrics_port(
 ) -> AsyncIterator[None]:
     """Serve the metrics in the running event loop; connections do not count as the server's."""
     loop = asyncio.get_running_loop()
-    hosts = read_hosts(config, config.metrics_host or LOOPBACK, keys=0)
+    host, _ = metrics_address(config.metrics_port or "")
+    hosts = read_hosts(config, host, keys=0)
     app = create_metrics_app(service, config, operations, hosts)
     settings = uvicorn.Config(app, lifespan="off", log_config=None, access_log=False)
     state = ServerState()

@@ -18,11 +18,12 @@ from gpuscore.server.api.app import create_app
 from gpuscore.server.http.address import address_of, bind, bind_metrics
 from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.http.descriptors import warn_of_limit
-from gpuscore.server.http.headers import LOOPBACK, read_hosts
+from gpuscore.server.http.headers import read_hosts
 from gpuscore.server.http.protocol import SLICES, ScoreProtocol
-from gpuscore.server.http.rounds import Listener, Pacer, Rounds
+from gpuscore.server.http.rounds import Listener, Rounds
 from gpuscore.server.metrics_port import metrics_port
 from gpuscore.server.observe.operations import Operations
+from gpuscore.server.pacer import Pacer
 from gpuscore.server.service import ANSWERS, ScoringService
 from gpuscore.server.stopping import (
     EXIT_ERROR,
@@ -115,15 +116,13 @@ def serve(
     return_large_blocks(LARGE)
     sys.setswitchinterval(SWITCH)
     rounds = Rounds()
-    pieces = partial(rounds.pieces, ANSWERS)
     served = [model for model, _ in models]
-    service = ScoringService(served, config.max_queue_seconds, pieces)
-    style = chosen_format(config.log_format)
+    answers = Pacer(partial(rounds.pieces, ANSWERS))
+    service = ScoringService(served, config.max_queue_seconds, answers)
+    style = chosen_format()
     with LogWriter() as log, logging_to(log, style):
         warn_of_limit(config.max_connections)
-        operations = Operations(
-            service, log, tracer, config.log_requests, style, config.vllm_metrics
-        )
+        operations = Operations(service, log, tracer, config.log_requests, style)
         hosts = read_hosts(config, config.host, len(keys))
         gate = create_app(service, config, keys, operations, hosts, rounds)
         protocol = partial(
@@ -136,7 +135,7 @@ def serve(
         uvicorn_config = _uvicorn_config(gate, config, protocol)
         beside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
         if config.metrics_port is not None:
-            scraped = bind_metrics(config.metrics_host or LOOPBACK, config.metrics_port)
+            scraped = bind_metrics(config.metrics_port)
             scraped.count_in(rounds)
             beside = partial(metrics_port, scraped, rounds, config, service, operations)
         server = DrainingServer(

@@ -25,7 +25,8 @@ from gpuscore.dialects.served import (
     ServedModel,
 )
 from gpuscore.errors import GpuscoreError, Unavailable
-from gpuscore.server.text_work import LargeBodies, TextWork, Trimmer, permits_here
+from gpuscore.server.pacer import Pacer
+from gpuscore.server.text_work import TextWork, Trimmer, permits_here
 from gpuscore.types.record import ENGINE, RequestRecord
 from gpuscore.types.request import ScoreRequest, ScoreResult
 
@@ -43,12 +44,11 @@ class Bridge:
 
     Args:
         engine: gets the requests.
-        pieces: returns the number of answers that this round may deliver; the others wait for the
-            next round.
+        pacer: of the answers.
     """
 
-    def __init__(self, engine: ScoringEngine, pieces: Callable[[], int]) -> None:
-        self._engine, self._pieces = engine, pieces
+    def __init__(self, engine: ScoringEngine, pacer: Pacer) -> None:
+        self._engine, self._pacer = engine, pacer
         self.loop = asyncio.get_running_loop()
         self._going: list[_Submission] = []
         self._coming: deque[_Submission] = deque()
@@ -96,19 +96,23 @@ class Bridge:
 
     def _deliver(self) -> None:
         self._waking = False  # cleared first, so that an answer that comes now wakes the loop again
-        for _ in range(min(self._pieces(), len(self._coming))):
-            call = self._coming.popleft()
-            future, answer = call.future, call.answer
-            if future is None or future.cancelled() or answer.done():
-                continue
-            error = future.exception()
-            if error is None:
-                answer.set_result(future.result())
+        while self._coming:
+            answer = partial(_answer, self._coming.popleft())
+            if self._pacer.take(1):
+                answer()
             else:
-                answer.set_exception(error)
-        if self._coming and not self._waking:
-            self._waking = True
-            self.loop.call_soon(self._deliver)
+                self._pacer.add(answer)
+
+
+def _answer(call: _Submission) -> None:
+    future, answer = call.future, call.answer
+    if future is None or future.cancelled() or answer.done():
+        return
+    error = future.exception()
+    if error is None:
+        answer.set_result(future.result())
+    else:
+        answer.set_exception(error)
 
 
 ResultT = TypeVar("ResultT")
@@ -122,27 +126,25 @@ class ScoringService:
     Args:
         models: at least one.
         max_queue_seconds: the longest expected wait for the engine that a request is admitted with.
-        answers_per_round: returns the number of the engine's answers that the current round of the
-            event loop may deliver.
+        answers: paces the engine's answers.
     """
 
     def __init__(
         self,
         models: Sequence[ServedModel],
         max_queue_seconds: float = math.inf,
-        answers_per_round: Callable[[], int] = lambda: ANSWERS,
+        answers: Pacer | None = None,
     ) -> None:
         self.models = ModelTable(models)
         self.draining = False
         self.abandoned = False
         self.failed = False
-        self._max_wait, self._answers_per_round = max_queue_seconds, answers_per_round
+        self._max_wait, self._answers = max_queue_seconds, answers or Pacer(lambda: ANSWERS)
         self._handlers: set[asyncio.Task[Any]] = set()
         self._bridges: dict[ScoringEngine, Bridge] = {}
         # Text and large requests are worked on here, never on the event loop.
         self._text = TextWork(self._text_ended, permits_here())
         self.memory = Trimmer(self._in_background)
-        self.large_bodies = LargeBodies()
         self._loop: asyncio.AbstractEventLoop | None = None  # it submits text work
 
     @property
@@ -215,18 +217,22 @@ class ScoringService:
     def _bridge_to(self, engine: ScoringEngine) -> Bridge:
         bridge = self._bridges.get(engine)
         if bridge is None or bridge.loop is not asyncio.get_running_loop():
-            bridge = self._bridges[engine] = Bridge(engine, self._answers_per_round)
+            bridge = self._bridges[engine] = Bridge(engine, self._answers)
         return bridge
 
-    async def in_thread(self, tenant: str | None, work: Callable[[], ResultT]) -> ResultT:
+    async def in_thread(
+        self, tenant: str | None, work: Callable[[], ResultT], large: bool = False
+    ) -> ResultT:
         """Run `work` in a thread, in turns with other jobs; give it up if this is cancelled."""
-        self._loop = asyncio.get_running_loop()
-        job, future = self._text.submit(tenant or "", work)
+        loop = self._loop = asyncio.get_running_loop()
+        answer: asyncio.Future[ResultT] = loop.create_future()
+
+        job = self._text.submit(tenant or "", work, partial(_deliver, loop, answer), large)
         try:
-            return await asyncio.wrap_future(future)
+            return await answer
         finally:
             self._text.give_up(job)
-            del future  # it holds the error, whose traceback holds this frame
+            del answer  # it holds the error, whose traceback holds this frame
 
     def _text_ended(self, characters: int, given_up: bool) -> None:
         """Tell the trimmer about finished text work; called in a thread of text work.
@@ -242,13 +248,33 @@ class ScoringService:
     def _in_background(self, work: Callable[[], None]) -> None:
         """Run work of the server itself in a thread, in turns with callers' work."""
         if not self._text.closed:
-            self._text.submit("", work)
+            self._text.submit("", work, lambda *_: None)
 
     def close(self) -> None:
         self._text.close()
         for model in self.models:
             if model.loaded is not None:
                 model.loaded.engine.close()
+
+
+Outcome = tuple[Any, BaseException | None]  # a result or an error
+
+
+def _deliver(
+    loop: asyncio.AbstractEventLoop, answer: "asyncio.Future[Any]", *outcome: *Outcome
+) -> None:
+    """Have a job's outcome set on the loop; called in the job's thread."""
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(_settle, answer, *outcome)
+
+
+def _settle(answer: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
+    if answer.done():  # given up
+        return
+    if error is None:
+        answer.set_result(result)
+    else:
+        answer.set_exception(error)
 
 
 def _taken(record: RequestRecord) -> None:

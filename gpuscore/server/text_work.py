@@ -13,23 +13,21 @@ for all together. A tenant below its own bound is not delayed by another tenant 
 
 A body of 16 MiB stops the event loop for some 30 ms, and a text request needs the loop four times
 until it is answered. If large bodies were decoded one after the other, a text request would wait
-four times for a large body. So large bodies have turns, too (`LargeBodies`). After a burst of large
-bodies, hundreds of megabytes would stay with the process; `Trimmer` gives them back.
+four times for a large body. So one large body is decoded at a time, with a rest after it. After a
+burst of large bodies, hundreds of megabytes would stay with the process; `Trimmer` gives them back.
 """
 
 import asyncio
 import os
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from itertools import chain
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from gpuscore.dialects.dialect import LARGE
-from gpuscore.errors import DeadlineExceeded, Unavailable
+from gpuscore.errors import DeadlineExceeded, GpuscoreError, Unavailable
 from gpuscore.system.heap import collect_and_trim
 from gpuscore.text.boundaries import PIECE_CHARS, announced_to
 
@@ -39,6 +37,10 @@ PERMITS, MANY_CORES = 3, 4  # jobs that run at a time; one less on a machine of 
 BEGUN_OF_TENANT, BEGUN = 4, 32  # most jobs with a thread, of one tenant and of all
 TURN = PIECE_CHARS  # characters of a turn: one piece, or many short texts
 IDLE = 1.0  # seconds after which a thread without work ends
+# The event loop is free for everything else that many times as long as a large body took.
+REST = 2
+# Called with a job's result or its error, in the job's thread, or in another if it never begins.
+Done = Callable[[ResultT | None, BaseException | None], None]
 
 
 def permits_here() -> int:
@@ -51,15 +53,17 @@ def permits_here() -> int:
 class TextJob(Generic[ResultT]):
     """One job of text work, which `before` may pause between two pieces."""
 
-    def __init__(self, owner: "TextWork", tenant: str, work: Callable[[], ResultT]) -> None:
-        self.tenant = tenant
+    def __init__(
+        self, owner: "TextWork", tenant: str, work: Callable[[], ResultT], done: Done[ResultT]
+    ) -> None:
+        self.tenant, self.large = tenant, False
         self.begun = self.permitted = self.long = self.given_up = False
         self.queue: deque[AnyJob] | None = None  # the queue in which it waits
         self.permit = threading.Semaphore(0)  # released when this paused job may go on
         self.characters = 0  # characters that the work has read so far
         self._done = 0  # characters that it has read in this turn
         self._owner = owner
-        self._left: tuple[Callable[[], ResultT], Future[ResultT]] | None = (work, Future())
+        self._left: tuple[Callable[[], ResultT], Done[ResultT]] | None = (work, done)
 
     def before(self, characters: int) -> None:
         """Hear of a piece of work, see `announce`. Costs next to nothing for a short text."""
@@ -70,28 +74,28 @@ class TextJob(Generic[ResultT]):
             self._owner.next_turn(self)
             self._done = characters
 
-    @property
-    def future(self) -> Future[ResultT]:
-        """The future of the result; only until the work begins."""
-        assert self._left is not None  # noqa: S101  (it has not begun)
-        return self._left[1]
-
     def run(self) -> None:
         """Do the work, in a thread that has a permit."""
         assert self._left is not None  # noqa: S101  (it runs once)
         # An error's traceback refers to frames that refer to this job and to its texts. If the job
-        # still referred to the future, which holds the error, this circle would keep the texts in
-        # memory until the next garbage collection.
-        (work, future), self._left = self._left, None
-        if not future.set_running_or_notify_cancel():
-            return
+        # still referred to what keeps the error, this circle would keep the texts in memory until
+        # the next garbage collection.
+        (work, done), self._left = self._left, None
         try:
             with announced_to(self.before):
-                future.set_result(work())
-        except BaseException as error:  # noqa: BLE001  (the future passes it on)
-            future.set_exception(error)
+                result = work()
+        except BaseException as error:  # noqa: BLE001  (passed on)
+            done(None, error)
+        else:
+            done(result, None)
         finally:
-            del work, future
+            del work, done
+
+    def drop(self, error: GpuscoreError) -> None:
+        """End a job that has not begun."""
+        assert self._left is not None  # noqa: S101  (it has not begun)
+        (_, done), self._left = self._left, None
+        done(None, error)
 
 
 AnyJob = TextJob[Any]
@@ -127,25 +131,29 @@ class TextWork:
         self._begun = 0
         self._ready: deque[AnyJob] = deque()  # new jobs with a permit, for the next free thread
         self._free = 0  # idle threads, less those that were woken for a job
+        self._large = False  # a large job runs, or the rest after it
         self._wake = threading.Condition(self._lock)
         self.closed = False
 
     def submit(
-        self, tenant: str, work: Callable[[], ResultT]
-    ) -> tuple[TextJob[ResultT], Future[ResultT]]:
-        """Queue `work`, which must announce every piece (`announce`); return job and future.
+        self, tenant: str, work: Callable[[], ResultT], done: Done[ResultT], large: bool = False
+    ) -> TextJob[ResultT]:
+        """Queue `work`, which must announce every piece (`announce`).
+
+        Args:
+            large: of all such jobs one runs at a time, with a rest after it.
 
         Raises:
             Unavailable: the server is shutting down.
         """
-        job = TextJob(self, tenant, work)
-        future = job.future
+        job = TextJob(self, tenant, work, done)
+        job.large = large
         with self._lock:
             if self.closed:
                 raise Unavailable("the server is shutting down")
             self._wait(job, self._tenants.setdefault(tenant, _Tenant()).new)
             self._hand_out()
-        return job, future
+        return job
 
     def give_up(self, job: AnyJob) -> None:
         """Give up a job whose result is not wanted any more.
@@ -210,7 +218,7 @@ class TextWork:
         if job.begun:
             job.permit.release()  # its thread wakes up and ends the job without a permit
         else:
-            job.future.cancel()
+            job.drop(DeadlineExceeded("the request was given up"))
             self._forget(job.tenant)
 
     def _hand_out(self, but: AnyJob | None = None) -> None:
@@ -242,13 +250,15 @@ class TextWork:
     def _next_of(self, tenant: _Tenant, but: AnyJob | None) -> AnyJob | None:
         """Return a tenant's next job: new and paused jobs alternate, each in order of arrival."""
         room = tenant.begun < BEGUN_OF_TENANT and self._begun < BEGUN
-        new = tenant.new[0] if tenant.new and room else None
+        allowed = (job for job in tenant.new if not (job.large and self._large))
+        new = next(allowed, None) if room else None
         full = sum(job.long for job in self._permitted) >= self._permits - 1
         paused = None if full else next((job for job in tenant.paused if job is not but), None)
         return (paused or new) if tenant.was_new else (new or paused)
 
     def _begin(self, job: AnyJob) -> None:
         job.begun = True
+        self._large = self._large or job.large
         self._tenants[job.tenant].begun += 1
         self._begun += 1
         self._ready.append(job)
@@ -261,7 +271,8 @@ class TextWork:
         except RuntimeError:  # the system has no more threads
             self._ready.remove(job)
             self._end(job)
-            job.future.set_exception(Unavailable("no thread for text", retry_after=1))
+            self._large = self._large and not job.large
+            job.drop(Unavailable("no thread for text", retry_after=1))
 
     def _end(self, job: AnyJob) -> None:
         self._take_permit(job)
@@ -278,9 +289,14 @@ class TextWork:
 
     def _thread(self) -> None:
         while (job := self._take()) is not None:
+            began = monotonic()
             job.run()
             with self._lock:
                 self._end(job)
+                if job.large:
+                    self._hand_out()
+                    self._wake.wait_for(lambda: self.closed, REST * (monotonic() - began))
+                    self._large = False
                 self._free += 1
                 self._hand_out()
             seen = job.characters, job.given_up
@@ -295,55 +311,6 @@ class TextWork:
                     self._free -= 1
                     return None
             return self._ready.popleft()
-
-
-# The event loop is free for everything else that many times as long as the last turn took.
-REST = 2
-
-
-class LargeBodies:
-    """The turns of large bodies: one at a time, with a rest after each, in rounds of tenants."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by tenant, the next one first
-        self._free = True
-
-    @asynccontextmanager
-    async def turn(self, tenant: str) -> AsyncIterator[None]:
-        """Wait for a turn; it lasts until the end of the block, which should not wait."""
-        await self._wait(tenant)
-        began = monotonic()
-        try:
-            yield
-        finally:
-            rest = REST * (monotonic() - began)
-            asyncio.get_running_loop().call_later(rest, self._next)
-
-    async def _wait(self, tenant: str) -> None:
-        if self._free:
-            self._free = False
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, deque()).append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():  # it was this one's turn
-                self._next()
-            raise
-
-    def _next(self) -> None:
-        """Give the turn to the next tenant's oldest request that still waits."""
-        while self._waiting:
-            tenant = next(iter(self._waiting))
-            turns = self._waiting.pop(tenant)
-            turn = turns.popleft()
-            if turns:
-                self._waiting[tenant] = turns  # behind the other tenants
-            if not turn.cancelled():
-                turn.set_result(None)
-                return
-        self._free = True
 
 
 PAUSE = 0.5  # seconds from a large request to the trim, and so the least time between two trims

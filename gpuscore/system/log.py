@@ -28,11 +28,9 @@ _STANDARD_ERROR = 2
 _CLEAR_LINE = b"\r\x1b[K"  # a progress bar, or the ^C that a terminal shows
 
 
-def chosen_format(wanted: str) -> LogFormat:
-    """Return the format for a `--log-format`; auto is text on a terminal, and JSON elsewhere."""
-    if wanted == "auto":
-        return "text" if os.isatty(_STANDARD_ERROR) else "json"
-    return "text" if wanted == "text" else "json"
+def chosen_format() -> LogFormat:
+    """Return the format of the log: text on a terminal, JSON elsewhere."""
+    return "text" if os.isatty(_STANDARD_ERROR) else "json"
 
 
 class JsonFormatter(logging.Formatter):

@@ -40,6 +40,7 @@ def refuse_other_ids(directory: Path, tokenizer: Tokenizer) -> None:
         tokenizer: read from tokenizer.json.
     """
     known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
+    normalizes = tokenizer.normalizer is not None
     path = directory / "tokenizer_config.json"
     config = read_object(path) or {}
     if config.get("split_special_tokens"):
@@ -55,12 +56,12 @@ def refuse_other_ids(directory: Path, tokenizer: Tokenizer) -> None:
     if config.get("add_prefix_space") is True and config.get("tokenizer_class") in _REBUILT:
         _check_prefix(path, tokenizer)
     for token in as_object(config.get("added_tokens_decoder") or {}, str(path)).values():
-        _check_added(path, "added_tokens_decoder", token, known, tokenizer.normalizer is not None)
+        _check_added((path, "added_tokens_decoder"), token, known, normalizes)
     for file in (path, directory / "special_tokens_map.json", directory / "added_tokens.json"):
         for key, token in _declared(file):
             if file != path and key in config:
                 continue  # tokenizer_config.json overrides the other files
-            _check_added(file, key, token, known, tokenizer.normalizer is not None)
+            _check_added((file, key), token, known, normalizes)
 
 
 def named_tokens(directory: Path) -> frozenset[str | int]:
@@ -125,8 +126,9 @@ def _is_setting(key: str) -> bool:
 
 
 def _check_added(
-    path: Path, key: str, token: object, known: Mapping[str, AddedToken], normalizes: bool
+    place: tuple[Path, str], token: object, known: Mapping[str, AddedToken], normalizes: bool
 ) -> None:
+    path, key = place
     flags = token if isinstance(token, dict) else {"content": token}
     content = flags.get("content")
     if not isinstance(content, str):

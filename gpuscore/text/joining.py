@@ -157,7 +157,8 @@ class PromptBuilder:
             else self._labels.same(wanted.label_ids, prompts.count)  # type: ignore[arg-type]
         )
         terms = wanted.terms._asdict()
-        request = ScoreRequest(query, items, labels, wanted.need_lse, wanted.num_top, **terms)
+        lse, top = wanted.need_lse, wanted.num_top
+        request = ScoreRequest(query, items, labels, lse, num_top=top, **terms)
         _at_most(TooManyTokens, name, request.num_tokens, most)
         return request
 

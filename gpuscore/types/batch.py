@@ -20,7 +20,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,13 @@ Int64Array: TypeAlias = NDArray[np.int64]
 Float32Array: TypeAlias = NDArray[np.float32]
 Float64Array: TypeAlias = NDArray[np.float64]
 BoolArray: TypeAlias = NDArray[np.bool_]
+
+if TYPE_CHECKING:
+    Int32Rows: TypeAlias = tuple[Int32Array, ...]
+    Float32Rows: TypeAlias = tuple[Float32Array, ...]
+else:
+    # Tuples whose types tell the decoder of messages to make all their arrays in one go.
+    Int32Rows, Float32Rows = (type(name, (tuple,), {}) for name in ("Int32Rows", "Float32Rows"))
 
 NO_TOKENS: Int32Array = np.empty(0, dtype=np.int32)
 
@@ -235,16 +242,18 @@ def pack_columns(
         for first, ends in zip(bounds[:-1], segments.states, strict=True):
             kept += [(first + count - 1, slot) for count, slot in ends]
     cu_seqlens, starts, parent, request_of, prefix_lens, score_rows, cu_labels, *states = _int32(
-        bounds,
-        segments.start,
-        segments.parent,
-        segments.prefix,
-        [p.length for p in prefixes],
-        [bounds[index + 1] - 1 for index in scored],
-        [0, *accumulate(map(len, labels))],
-        [p.state for p in prefixes],
-        [row for row, _ in kept],
-        [slot for _, slot in kept],
+        [
+            bounds,
+            segments.start,
+            segments.parent,
+            segments.prefix,
+            [p.length for p in prefixes],
+            [bounds[index + 1] - 1 for index in scored],
+            [0, *accumulate(map(len, labels))],
+            [p.state for p in prefixes],
+            [row for row, _ in kept],
+            [slot for _, slot in kept],
+        ]
     )
     lengths, shift = cu_seqlens[1:] - cu_seqlens[:-1], starts - cu_seqlens[:-1]
     need_lse = np.array([segments.need_lse[index] for index in scored], dtype=np.bool_)
@@ -257,7 +266,7 @@ def pack_columns(
         to_last = (score_rows + 1 - np.cumsum(rows))[of_row]
         score_rows = (np.arange(len(of_row)) + to_last).astype(np.int32)
         per_row = (np.diff(cu_labels) // rows)[of_row]
-        (cu_labels,) = _int32([0, *accumulate(per_row.tolist())])
+        (cu_labels,) = _int32([[0, *accumulate(per_row.tolist())]])
         need_lse = need_lse[of_row]
     return PackedBatch(
         token_ids=_concatenate(tokens),
@@ -326,7 +335,7 @@ def _concatenate(parts: Sequence[Int32Array]) -> Int32Array:
     return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
 
 
-def _int32(*columns: Sequence[int]) -> list[Int32Array]:
+def _int32(columns: Sequence[Sequence[int]]) -> list[Int32Array]:
     """Return views of one array with these numbers: a call of NumPy for each list takes several
     times as long."""
     together, stop = int32_array([*chain(*columns)]), 0

@@ -19,7 +19,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuscore.types.batch import Float32Array, Float64Array, Int32Array
+from gpuscore.types.batch import Float32Array, Float32Rows, Float64Array, Int32Array, Int32Rows
 
 
 class LabelTrie(Struct, frozen=True, dict=True, array_like=True):
@@ -191,8 +191,8 @@ class ScoreRequest(Struct, frozen=True, eq=False, array_like=True, gc=False):
     """
 
     query_ids: Int32Array  # [cut], may be empty
-    item_ids: tuple[Int32Array, ...]  # each [>= 1]
-    label_ids: tuple[Int32Array, ...]  # one per item, each [>= 1]
+    item_ids: Int32Rows  # each [>= 1]
+    label_ids: Int32Rows  # one per item, each [>= 1]
     need_lse: bool
     num_top: int = 0  # most probable tokens of every row, at most MAX_TOP
     priority: int = 0  # lower runs first
@@ -268,7 +268,7 @@ class ScoreResult(Struct, frozen=True, eq=False, array_like=True, gc=False):
     tokens of labels.
     """
 
-    label_logits: tuple[Float32Array, ...]
+    label_logits: Float32Rows
     lse: Float32Array | None  # [N]
     top_ids: Int32Array | None  # [N, num_top] the most probable, lower ids first on a tie ...
     top_logits: Float32Array | None  # [N, num_top] ... and their logits, of those that `lse` sums

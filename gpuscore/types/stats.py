@@ -52,7 +52,7 @@ class EngineStats:
         return self.pages_free + self.pages_cached + self.pages_used
 
 
-NO_STATS = EngineStats(0, 0, 0, 0, 0, 0.0, 0.0, NO_COUNTERS)
+NO_STATS = EngineStats(*(0,) * 7, counters=NO_COUNTERS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,23 @@ Each is float32 inside (float64 for float64) and rounds its result once, to the 
 weights. The residual stream is float32 beside weights in half precision.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+
+@dataclass(frozen=True, slots=True)
+class QkvHeads:
+    """QkvHeads of a QKV product, and how queries and keys are normed."""
+
+    queries: int  # H; 0 if there are only keys and values
+    keys: int  # Hkv, of values too; 0 if there are only queries
+    q_norm: Tensor | None = None  # weight [D] of the norm of each head; both or neither
+    k_norm: Tensor | None = None
+    eps: float = 0.0
+    one_plus: bool = False  # Gemma's form
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
@@ -52,32 +66,19 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def norm_and_rotate(
-    qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
-    one_plus: bool,
-    num_heads: int,
-    num_kv_heads: int,
+    qkv: Tensor, cos: Tensor, sin: Tensor, heads: QkvHeads
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Split a QKV product [T, (H + 2 Hkv) D] into q [T, H, D], k and v [T, Hkv, D].
 
     Queries and keys are normed if the model has a QK norm, and rotated by cos and sin [T, D / 2].
     """
-    heads = qkv.reshape(len(qkv), num_heads + 2 * num_kv_heads, 2 * cos.shape[1])
-    q, k, v = heads.tensor_split((num_heads, num_heads + num_kv_heads), dim=1)
-    angles = cos.unsqueeze(1), sin.unsqueeze(1)
-    q = _normed_and_rotated(q, *angles, q_norm, eps, one_plus)
-    return q, _normed_and_rotated(k, *angles, k_norm, eps, one_plus), v
+    every = qkv.reshape(len(qkv), heads.queries + 2 * heads.keys, 2 * cos.shape[1])
+    q, k, v = every.tensor_split((heads.queries, heads.queries + heads.keys), dim=1)
 
-
-def _normed_and_rotated(
-    x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None, eps: float, one_plus: bool
-) -> Tensor:
-    if weight is None:
+    def turned(x: Tensor, weight: Tensor | None) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    else:
-        wide = _wide_norm(x, weight, eps, one_plus)
-    return rotate(wide, cos, sin).to(x.dtype)
+        if weight is not None:
+            wide = _wide_norm(x, weight, heads.eps, heads.one_plus)
+        return rotate(wide, cos.unsqueeze(1), sin.unsqueeze(1)).to(x.dtype)
+
+    return turned(q, heads.q_norm), turned(k, heads.k_norm), v

@@ -185,7 +185,6 @@ def test_other_architectures_are_refused(tiny_model, family):
         ({"backend": "torch", "attention": "pallas"}, "--attention pallas needs --backend jax"),
         ({"backend": "torch", "attention": "xla"}, "--attention xla needs --backend jax"),
         ({"backend": "torch", "device": "tpu"}, "--device tpu needs --backend jax"),
-        ({"backend": "torch", "compile_cache": "x"}, "--compile-cache needs --backend jax"),
     ],
 )
 def test_options_that_do_not_fit(tiny_model, options, message):

@@ -38,7 +38,7 @@ def attention():
     import jax
     import jax.numpy as jnp
 
-    from gpuscore.backends.jax.attention import Attention, Pool, XlaAttend
+    from gpuscore.backends.jax.attention import Attention, LayerKeys, Pool, XlaAttend
     from gpuscore.backends.jax.decoder import EVERYTHING
     from gpuscore.backends.jax.kernel import PallasAttend
 
@@ -53,8 +53,8 @@ def attention():
 
         def outputs(tiles, count):
             rows = attends.form(heads, q[tiles.rows.place])
-            layer = jnp.int32(1)
-            out = attends(setting, tables, tiles, count, pool, layer, window, rows, kv)
+            keys = LayerKeys(pool, jnp.int32(1), window, kv)
+            out = attends(setting, tables, (tiles, count), keys, rows)
             return attends.plain(heads, out).reshape(q.shape)
 
         numbers = tables.numbers

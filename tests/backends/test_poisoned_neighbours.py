@@ -7,7 +7,7 @@ import torch
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.torch.attention.choice import attention_factory
-from gpuscore.backends.torch.decoder import Decoder
+from gpuscore.backends.torch.decoder import Decoder, ForwardContext
 from gpuscore.backends.torch.kv_pool import KeptRows, KVPool, index_of
 from gpuscore.backends.torch.loader import load_weights
 from gpuscore.config import EngineConfig, ModelConfig
@@ -117,7 +117,7 @@ def test_a_device_is_not_waited_for(family, tiny_model):
     tokens, positions, rows = (
         index_of(values, meta) for values in (batch.token_ids, batch.positions, batch.score_rows)
     )
-    hidden = decoder.forward(tokens, positions, rows, attended, kept)
+    hidden = decoder.forward(tokens, positions, rows, ForwardContext(attended, kept))
     assert hidden.shape == (len(rows), config.hidden_size)
     with pytest.raises(RuntimeError, match="meta"):
         bool(hidden.sum().isfinite())

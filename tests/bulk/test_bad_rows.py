@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from gpuscore.commands.bulk.inputs import read_json_lines
+from gpuscore.commands.bulk.inputs import InputFiles
 from gpuscore.config import RequestLimits
 from gpuscore.errors import ConfigError, InvalidRequest
 from support.batch_jobs import (
@@ -68,7 +68,7 @@ def test_a_line_without_an_end_takes_no_memory(tmp_path, monkeypatch):
     del line
     tracemalloc.start()
     try:
-        assert [block.count for block in read_json_lines(source)] == [3]
+        assert [block.count for block in InputFiles("JSON lines", (source,)).blocks()] == [3]
         assert tracemalloc.get_traced_memory()[1] < 10**5
     finally:
         tracemalloc.stop()
@@ -157,5 +157,5 @@ def test_strict_sees_the_bad_rows_of_an_earlier_run(tmp_path):
 
     with pytest.raises(Killed):
         run(source, tmp_path / "out.jsonl", stops_after(0))
-    with pytest.raises(InvalidRequest, match="row 1 of all: query is null"):
+    with pytest.raises(InvalidRequest, match=r"in\.jsonl, row 1: query is null"):
         run(source, tmp_path / "out.jsonl", strict=True)

@@ -2,16 +2,13 @@
 engine. It says at its start that a column is missing or that the name of the scores is taken, and
 ends with 1 if more rows are bad than --max-bad allows."""
 
-import fcntl
 import json
 import os
 import re
 import shlex
 import signal
-import struct
-import termios
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -21,18 +18,19 @@ from gpuscore.commands.bulk.job import Progress, run_job
 from gpuscore.commands.cli import main
 from support import programs
 from support.batch_jobs import (
+    Killed,
     check,
     fake_model,
     make_rows,
     read_jsonl,
     read_output,
     run,
+    stops_after,
     words,
     write_input,
     write_jsonl,
 )
 from support.serving import QUICK, children
-from support.terminal import on_terminal
 
 BY_QUERY = ("--query-column", "query")
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "score-a-file.md"
@@ -50,7 +48,7 @@ def test_the_page_shows_what_happens(tmp_path, monkeypatch):
     assert program == "gpuscore"
     done = programs.run(*shell, *QUICK)
     assert done.returncode == 1, done.stderr
-    speed = re.compile(r"[\d.]+ s, [\d.]+ rows/s")
+    speed = re.compile(r"[\d.]+ s(, [\d.]+ rows/s)?")
     assert speed.sub("", done.stdout) == speed.sub("", blocks("text")[0])
     scored, expected = read_jsonl(Path("scored.jsonl")), [*map(json.loads, shown.splitlines())]
     assert [row.pop("scores") for row in scored] == [
@@ -91,9 +89,9 @@ def test_a_strict_job_ends_with_1(tmp_path):
 def test_a_lost_engine_loses_no_row_and_doubles_none(tmp_path):
     rows = make_rows(4000, queries=1000)
     source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
-    with programs.started(*words(source, output, *BY_QUERY)) as process:
-        results = tmp_path / "out.jsonl.work" / "results"
-        while not (results.exists() and results.stat().st_size):
+    job = words(source, output, *BY_QUERY)
+    with programs.started(*job, module="support.batch_steps") as process:
+        while not list(tmp_path.glob("out.jsonl.work/*.part")):
             assert process.poll() is None
             time.sleep(0.005)
         (engine,) = children(process.pid)
@@ -105,24 +103,6 @@ def test_a_lost_engine_loses_no_row_and_doubles_none(tmp_path):
     assert programs.run(*words(source, again, *BY_QUERY)).returncode == 0
     for row, other in zip(rows, read_jsonl(again), strict=True):
         assert row["scores"] == pytest.approx(other["scores"], abs=1e-5)
-
-
-def test_a_progress_bar_with_rate_time_left_and_cache_share(tmp_path, monkeypatch):
-    """The bar is shown on a terminal only."""
-    source = write_jsonl(tmp_path / "in.jsonl", make_rows(300, queries=20))
-    parent, child = os.openpty()
-    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
-    with os.fdopen(child, "w") as terminal:
-        monkeypatch.setattr("sys.stderr", terminal)
-        run(source, tmp_path / "out.jsonl", progress=Progress())
-        terminal.flush()
-        shown = os.read(parent, 2**16).decode()
-    os.close(parent)
-    assert re.search(r"reading: 300row \[00:\d\d, [\d.]+row/s\]", shown)
-    assert re.search(
-        r"scoring: 100%\|█+\| 300/300 \[00:\d\d<00:\d\d, +[\d.]+row/s, cached 5\d%\]", shown
-    )
-    assert re.search(r"writing: 100%\|█+\| 300/300 ", shown)
 
 
 @pytest.mark.slow
@@ -138,20 +118,8 @@ def test_an_engine_that_never_runs_is_exit_code_70(tmp_path):
             time.sleep(0.05)
         assert process.wait(1) == 70
     assert not output.exists()
-    assert (tmp_path / "out.jsonl.work" / "job.json").exists()
+    assert (tmp_path / "out.jsonl.work" / "job.state").exists()
     assert programs.run(*job).returncode == 0
-
-
-def test_the_engines_lines_go_past_the_bars(tmp_path):
-    """They are text, and each replaces the bar in whose line it would stand."""
-    source = tmp_path / "rows.jsonl"
-    write_jsonl(source, make_rows(50))
-    with on_terminal(*words(source, tmp_path / "scored.jsonl")) as (process, screen):
-        assert process.wait(60) == 0
-    assert "scoring: 100%" in screen.text
-    assert '"message"' not in screen.text
-    (before,) = re.findall(r"(.{4})\d\d:\d\d:\d\d info: memory: ", screen.text, re.DOTALL)
-    assert before == "\r\x1b[K"
 
 
 ROWS = make_rows(30)
@@ -238,8 +206,9 @@ def ended(tmp_path, capsys, monkeypatch):
     def run_to_end(*words):
         code = main(words)
         output, told = capsys.readouterr()
-        *said, last = output.splitlines()
-        assert re.fullmatch(r"\d+ rows?( by this run)? in \d+\.\d s, \d+\.\d rows/s", last), told
+        *said, loaded, last = output.splitlines()
+        assert re.fullmatch(r"model loaded in \d+\.\d s", loaded)
+        assert re.fullmatch(r"\d+ rows? scored in \d+\.\d s, \d+\.\d rows/s", last), told
         return code, [line.replace(f"{tmp_path}/", "") for line in said], told
 
     return run_to_end
@@ -297,13 +266,20 @@ def test_a_share_is_from_0_to_1(tmp_path, capsys, share):
     assert f"{share} is not a share from 0 to 1" in capsys.readouterr().err
 
 
-def test_the_last_line_is_about_this_run(tmp_path, monkeypatch):
-    """Rows that an earlier run has scored took no time of this run."""
+def test_the_rate_is_of_scoring_alone(tmp_path):
+    """Loading is told apart, and rows that an earlier run has scored took no time of this one."""
+
+    @contextmanager
+    def loading():
+        time.sleep(0.5)
+        with fake_model() as model:
+            yield model
+
     source = write_jsonl(tmp_path / "in.jsonl", [{"item": None}, *ROWS])
-    first, second = Progress(shown=False), Progress(shown=False)
-    with monkeypatch.context() as patch:
-        patch.setattr("gpuscore.commands.bulk.job.write_output", None)
-        with pytest.raises(TypeError):
-            run(source, tmp_path / "out.jsonl", progress=first)
-    run(source, tmp_path / "out.jsonl", progress=second)
-    assert (first.rows, second.rows) == (31, 0)
+    first, second = Progress(), Progress()
+    with pytest.raises(Killed):
+        run(source, tmp_path / "out.jsonl", stops_after(4), progress=first)
+    run(source, tmp_path / "out.jsonl", loading, progress=second)
+    assert first.scored + second.scored == first.rows == second.done == 31
+    assert first.scored
+    assert second.loading > 0.5 > second.scoring > 0

@@ -69,8 +69,8 @@ def test_every_option_explains_itself(item):
         ("INSECURE", "0", False),
         ("INSECURE", "true", True),
         ("INSECURE", "false", False),
-        ("BODY_TIMEOUT", "7", 7.0),
-        ("BODY_TIMEOUT", "1e1", 10.0),
+        ("CLIENT_TIMEOUT", "7", 7.0),
+        ("CLIENT_TIMEOUT", "1e1", 10.0),
         ("MODEL", "true", "true"),
         ("KV_CACHE_SIZE", "7", 7),
         ("KV_CACHE_SIZE", "512KiB", 512 * 2**10),
@@ -103,8 +103,8 @@ def test_a_size_may_be_text_everywhere(tmp_path):
 
 def test_an_integer_is_fine_for_a_number(tmp_path):
     path = tmp_path / "gpuscore.toml"
-    path.write_text("\r\n# seconds\r\nbody_timeout = 7\r\n")
-    assert read_settings({"config": str(path)}, {}).make(ServerConfig).body_timeout == 7
+    path.write_text("\r\n# seconds\r\nclient_timeout = 7\r\n")
+    assert read_settings({"config": str(path)}, {}).make(ServerConfig).client_timeout == 7
 
 
 def test_the_example_of_the_documentation(tmp_path):

@@ -71,7 +71,7 @@ def test_the_program_refuses_a_wrong_configuration(command, tmp_path):
     [
         ("host", "0.0.0.0", "--host 0.0.0.0 is reachable"),
         ("api_key_file", "/no/such", "--api-key-file /no/such: "),
-        ("otlp_endpoint", "collector", "--otlp-endpoint must begin with"),
+        ("cors_origin", "collector", "--cors-origin collector"),
         ("model", "not a name!", "MODEL not a name! is neither a directory"),
     ],
 )
@@ -137,11 +137,10 @@ def test_info_shows_where_values_come_from(tmp_path, monkeypatch, capsys):
         "port": ("* ", "9000", "environment GPUSCORE_PORT"),
         "insecure": ("* ", "true", "environment GPUSCORE_INSECURE"),
         "request_timeout": ("* ", "7.5", f"file {path}"),
-        "drain_timeout": ("  ", "12.5", "default: request_timeout + 5"),
         "max_items": ("* ", "5", f"file {path}"),
     }
     assert rows["max_labels"] == ("  ", "128", "default")
-    assert rows["body_timeout"] == ("  ", "30", "default")
+    assert rows["client_timeout"] == ("  ", "30", "default")
     assert rows["threads"] == ("  ", "not set", "default")
     assert SECRET not in shown.out + shown.err
 

@@ -32,7 +32,7 @@ def test_one_model_answers_to_all_its_names(tmp_path):
     assert (model.name, model.others) == ("x", (tmp_path.name, str(tmp_path)))
     assert model.sources == (str(tmp_path), tmp_path.name, "x")
     (model,) = served_models(ModelConfig("demo"), ServerConfig())
-    assert (model.name, model.others, model.is_default) == ("demo", (), True)
+    assert (model.name, model.others) == ("demo", ())
 
 
 def test_several_models_answer_to_their_names_alone():
@@ -42,48 +42,20 @@ def test_several_models_answer_to_their_names_alone():
         ("b", "Org/Name=1", ()),
     ]
     assert {model.config.threads for model in both} == {3}
-    assert [model.is_default for model in both] == [False, False]
-    both = served_models(ModelConfig(), ServerConfig(models="a=x,b=y", default_model="b"))
-    assert [model.is_default for model in both] == [False, True]
-    (model,) = served_models(ModelConfig(), ServerConfig(models="a=x"))
-    assert model.is_default
 
 
 def test_one_model_without_a_name_is_the_model():
     """`--model MODEL` is how vLLM's users write it."""
-    for server in ({}, {"served_model_name": "n"}, {"model_aliases": "other"}):
+    for server in ({}, {"served_model_name": "n"}):
         (flag,) = served_models(ModelConfig(), ServerConfig(models="Org/Name", **server))
         (alone,) = served_models(ModelConfig(model="Org/Name"), ServerConfig(**server))
         assert flag == alone
-
-
-def test_aliases_are_names_of_one_model():
-    (model,) = served_models(ModelConfig(), ServerConfig(model_aliases="other,fast"))
-    assert (model.name, model.aliases) == ("demo", ("other", "fast"))
-    names = ServerConfig(models="a=x,b=y", model_aliases="one=b,two=a,three=b")
-    assert [model.aliases for model in served_models(ModelConfig(), names)] == [
-        ("two",),
-        ("one", "three"),
-    ]
-    names = ServerConfig(models="a=x,b=y", default_model="b", model_aliases="one")
-    assert [model.aliases for model in served_models(ModelConfig(), names)] == [(), ("one",)]
 
 
 @pytest.mark.parametrize(
     ("model", "server", "message"),
     [
         ({}, {"models": "demo,a=x"}, "--model demo: must be NAME=MODEL"),
-        (
-            {},
-            {"models": "demo", "default_model": "demo"},
-            "--default-model needs --model NAME=MODEL",
-        ),
-        ({}, {"model_aliases": "default"}, "--model-alias default: must be NAME"),
-        ({}, {"model_aliases": "a b"}, "must be NAME or NAME=MODEL"),
-        ({}, {"model_aliases": "demo"}, "demo is a model's name already"),
-        ({}, {"model_aliases": "x,x"}, "x is a model's name already"),
-        ({}, {"model_aliases": "x=other"}, "write x=MODEL, with MODEL one of demo"),
-        ({}, {"models": "a=x,b=y", "model_aliases": "z"}, "write z=MODEL"),
         ({}, {"models": "a="}, "--model a=: must be NAME=MODEL"),
         ({}, {"models": "=demo"}, "must be NAME=MODEL"),
         ({}, {"models": f"{'n' * 129}=demo"}, "up to 128 characters"),
@@ -91,8 +63,6 @@ def test_aliases_are_names_of_one_model():
         ({}, {"models": "default=demo"}, "requests write default"),
         ({}, {"models": "a=x,b=y,a=z"}, "--model a=... is given twice"),
         ({}, {"models": "a=x,b=y", "served_model_name": "n"}, "--served-model-name and --model"),
-        ({}, {"models": "a=x,b=y", "default_model": "c"}, "--default-model c is none of .* a, b"),
-        ({}, {"default_model": "a"}, "--default-model needs --model"),
         ({"backend": "jax"}, {"models": "a=x,b=y"}, "2 models need --backend torch"),
         ({"revision": "r"}, {"models": "a=x,b=y"}, "--revision r and 2 models"),
         ({}, {"models": "a=x,b=y", "family": "zerank"}, "--family zerank .* all 2 models"),

@@ -181,7 +181,7 @@ def test_the_shipped_stage_is_confined_and_watched(dockerfile):
         assert environment["LD_LIBRARY_PATH"] == path
         assert environment["GPUSCORE_DEVICE"] == "cuda"
     if dockerfile == "Dockerfile.tpu":
-        caches += ["GPUSCORE_COMPILE_CACHE"]
+        caches += ["JAX_COMPILATION_CACHE_DIR"]
         assert environment["GPUSCORE_BACKEND"] == "jax"
     assert all(environment[name].startswith("/cache") for name in caches)
     health = stage[kinds.index("HEALTHCHECK")]

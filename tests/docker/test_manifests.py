@@ -266,7 +266,7 @@ def test_prometheus_reads_the_secret_that_compose_mounts(compose):
 def exposed_names():
     """Return the names of all samples that /metrics may have."""
     state = ServerState(True, True, 0, 0, 0, [ReplicaState("0", "cpu", True, NO_STATS)])
-    families = list(Metrics(lambda: state, vllm_names=True).registry.collect())
+    families = list(Metrics(lambda: state).registry.collect())
     return {family.name + suffix for family in families for suffix in SUFFIXES[family.type]}
 
 

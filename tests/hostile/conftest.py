@@ -18,7 +18,7 @@ from support.vitals import Patient
 
 DESCRIPTORS = 8192  # thousands of connections: a limit of the tests that the servers inherit
 TIMES = (
-    *("--header-timeout", "1", "--body-timeout", "1", "--send-timeout", "1"),
+    *("--client-timeout", "1"),
     *("--keep-alive-timeout", "3"),
 )
 LIMITS = ("--max-body-bytes", "1048576")

@@ -20,7 +20,7 @@ SECONDS = 8
 # Seconds that the median probe and the slowest may take. Ten times what it takes without a flood is
 # allowed too, because the machine may be slow and busy with other work.
 USUAL, LATE, FACTOR = 0.5, 1.0, 10
-TIMES = ("--header-timeout", "1", "--body-timeout", "2")
+TIMES = ("--client-timeout", "1")
 
 
 @pytest.fixture(scope="module")

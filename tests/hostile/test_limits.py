@@ -197,12 +197,16 @@ def whole(line):
 def test_a_compile_cache_on_a_full_disk(small_disk, tmp_path):
     """Programs are compiled all the same, and a half-written file misleads no later start."""
     (small_disk / "filler").write_bytes(bytes(60_000))
-    flags = ("--backend", "jax", "--compile-cache", str(small_disk), *FLAGS[2:])
+    flags = ("--backend", "jax", *FLAGS[2:])
     flags += ("--max-batch-tokens", "64", "--max-model-len", "64")
     answers = []
     for start in ("full", "room again"):
         log = tmp_path / start
-        with serving("demo", *flags, log=log, fork=False) as server, connected(server) as client:
+        kept = {"JAX_COMPILATION_CACHE_DIR": str(small_disk)}
+        with (
+            serving("demo", *flags, environment=kept, log=log, fork=False) as server,
+            connected(server) as client,
+        ):
             answers.append(canary(client))
         assert ("No space left on device" in log.read_text()) is (start == "full")
         (small_disk / "filler").unlink(missing_ok=True)

@@ -184,16 +184,10 @@ def test_chosen_rows():
     assert all(torch.equal(a, b) for a, b in zip(chosen, alone, strict=True))
 
 
-def test_shapes_that_do_not_fit_are_refused():
+def test_too_many_best_tokens_are_refused():
     hidden, weight = torch.zeros(2, 4), torch.zeros(9, 4)
-    with pytest.raises(ValueError, match="do not fit"):
-        vocab_statistics(hidden, weight[:, :3], num_top=0)
-    with pytest.raises(ValueError, match="do not fit"):
-        vocab_statistics(hidden.half(), weight, num_top=0)
     with pytest.raises(ValueError, match="21 top tokens, the limit is 20"):
         vocab_statistics(hidden, weight, num_top=21)
-    with pytest.raises(ValueError, match="rows for"):
-        label_logits(hidden, weight, torch.zeros(2).long(), torch.zeros(3).long())
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -8,6 +8,7 @@ from gpuscore.backends.torch.compiler import cc
 from gpuscore.backends.torch.layers import add_and_norm, gated, norm_and_rotate, rms_norm
 from gpuscore.backends.torch.linear import scaled, unsigned
 from gpuscore_kernels.quantized.reference import EPS
+from gpuscore_kernels.reference import QkvHeads
 from gpuscore_kernels.row_functions import BuildError, RowFunctions, build
 from gpuscore_kernels.row_functions.build import FILES
 
@@ -65,7 +66,7 @@ def test_heads(functions, dtype, rows, size, heads, normed):
     cos, sin = torch.randn(rows, size // 2), torch.randn(rows, size // 2)
     norm = torch.randn(size).to(dtype) if normed else None
     for one_plus in (False, True):
-        arguments = (qkv, cos, sin, norm, norm, 1e-6, one_plus, *heads)
+        arguments = (qkv, cos, sin, QkvHeads(*heads, norm, norm, 1e-6, one_plus))
         got, expected = functions[dtype].norm_and_rotate(*arguments), norm_and_rotate(*arguments)
         if not normed:
             assert all(map(torch.equal, got, expected)), "rounded once, as the reference"
@@ -83,7 +84,7 @@ def test_heads_that_are_not_finite(functions, dtype, flaw):
         qkv[4, column] = flaw
         tables = torch.rand(7, size // 2) + 0.5, torch.zeros(7, size // 2)
         results = [
-            function(qkv.clone(), *tables, None, None, 1e-6, False, *heads)
+            function(qkv.clone(), *tables, QkvHeads(*heads))
             for function in (functions[dtype].norm_and_rotate, norm_and_rotate)
         ]
         for got, expected in zip(*results, strict=True):
@@ -145,7 +146,7 @@ def test_nan_stays(functions, dtype):
     tables = torch.ones(3, 5), torch.ones(3, 5)
     results = [
         c.rms_norm(x, weight, 1e-6, False),
-        c.norm_and_rotate(x.clone(), *tables, None, None, 0.0, False, 5, 1)[1].flatten(1),
+        c.norm_and_rotate(x.clone(), *tables, QkvHeads(5, 1))[1].flatten(1),
         c.gated(x.flip(1).contiguous(), "silu"),
         c.quantize_rows(x, EPS)[1],
         c.scale_rows(x.float(), torch.ones(3), None),
@@ -195,10 +196,10 @@ def test_what_does_not_fit_is_refused(functions):
         lambda: c.rms_norm(x.T, torch.ones(4), 1e-6, False),
         lambda: c.rms_norm(x.to("meta"), torch.ones(6), 1e-6, False),
         lambda: c.add_and_norm(x, x[:3], torch.ones(6), 1e-6, False),
-        lambda: c.norm_and_rotate(x, *tables, None, None, 1e-6, False, 2, 1),
-        lambda: c.norm_and_rotate(x, tables[0][:3], tables[1], None, None, 1e-6, False, 1, 1),
+        lambda: c.norm_and_rotate(x, *tables, QkvHeads(2, 1)),
+        lambda: c.norm_and_rotate(x, tables[0][:3], tables[1], QkvHeads(1, 1)),
         lambda: c.norm_and_rotate(
-            torch.ones(1, 2048), torch.ones(1, 1024), torch.ones(1, 1024), None, None, 0, 0, 1, 0
+            torch.ones(1, 2048), torch.ones(1, 1024), torch.ones(1, 1024), QkvHeads(1, 0)
         ),
         lambda: c.gated(x[:, :5], "silu"),
         lambda: halves.products(x, x.bfloat16()),

@@ -79,10 +79,7 @@ def limited_server(tmp_path_factory) -> Iterator[RunningServer]:
         "--max-queued-requests": 2,
         "--max-body-bytes": 2**20,
         "--max-header-bytes": 2048,
-        "--max-headers": 20,
-        "--header-timeout": 0.4,
-        "--send-timeout": 1,
-        "--body-timeout": 1,
+        "--client-timeout": 1,
     }
     arguments = [str(part) for flag in flags.items() for part in flag]
     with serving(directory, *arguments, environment={"GPUSCORE_API_KEY": KEYS[0]}) as running:
@@ -136,10 +133,8 @@ def watched(model, tmp_path_factory) -> Iterator[Watched]:
         "--served-model-name": "tiny",
         "--api-key-file": keys,
         "--max-body-bytes": 2**20,
-        "--max-headers": 20,
         "--max-header-bytes": 2048,
-        "--header-timeout": 0.3,
-        "--body-timeout": 1,
+        "--client-timeout": 1,
         "--request-timeout": 20,
     }
     arguments = [str(part) for flag in flags.items() for part in flag]
@@ -151,9 +146,7 @@ def watched(model, tmp_path_factory) -> Iterator[Watched]:
             "--timing-headers",
             "--kv-cache-size",
             "16MiB",
-            "--otlp-endpoint",
-            endpoint,
-            environment={"OTEL_BSP_SCHEDULE_DELAY": "200"},
+            environment={"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_BSP_SCHEDULE_DELAY": "200"},
             log=log,
         ) as server,
         connected(server, ALICE) as client,

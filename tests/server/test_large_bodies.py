@@ -6,6 +6,7 @@ tests/hostile/test_text_floods.py measures over HTTP how fast small requests are
 import asyncio
 import json
 import time
+from threading import Event, Semaphore
 
 import httpx
 import pytest
@@ -16,64 +17,59 @@ from gpuscore.dialects.served import ServedModel
 from gpuscore.server.api.app import create_app
 from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.service import ScoringService
-from gpuscore.server.text_work import REST, LargeBodies
+from gpuscore.server.text_work import REST, TextWork
 
-WORK = 0.02  # seconds of a turn
+WORK = 0.05  # seconds of a turn
 
 
-async def decode(turns: LargeBodies, tenant: str, seen: list[tuple[str, float, float]]) -> None:
-    async with turns.turn(tenant):
+@pytest.fixture
+def work():
+    scheduler = TextWork(permits=3)
+    yield scheduler
+    scheduler.close()
+
+
+def submit(work: TextWork, tenant: str, seen: list[tuple[str, float, float]], ended: Semaphore):
+    def decode() -> None:
         begin = time.monotonic()
-        time.sleep(WORK)  # like decoding, it blocks the loop
+        time.sleep(WORK)
         seen.append((tenant, begin, time.monotonic()))
 
+    return work.submit(tenant, decode, lambda *_: ended.release(), large=True)
 
-def test_one_at_a_time_with_a_rest_and_in_rounds_of_tenants():
+
+def test_one_at_a_time_with_a_rest_and_in_rounds_of_tenants(work):
     seen: list[tuple[str, float, float]] = []
-
-    async def main() -> None:
-        turns = LargeBodies()
-        await asyncio.gather(*(decode(turns, tenant, seen) for tenant in "aaaabbc"))
-
-    asyncio.run(main())
-    assert "".join(tenant for tenant, _, _ in seen) == "aabcaba"
+    ended = Semaphore(0)
+    for tenant in "aaaabbc":
+        submit(work, tenant, seen, ended)
+    small = Semaphore(0)
+    work.submit("a", lambda: None, lambda *_: small.release())
+    assert small.acquire(timeout=WORK), "work that is not large does not wait"
+    assert all(ended.acquire(timeout=10) for _ in range(7))
+    order = "".join(tenant for tenant, _, _ in seen)
+    assert sorted(order[:3]) == ["a", "b", "c"]
+    assert sorted(order[3:5]) == ["a", "b"]
     for (_, begin, end), (_, next_begin, _) in zip(seen, seen[1:], strict=False):
-        # The event loop's clock may be a tick early.
         assert next_begin - end >= REST * (end - begin) - 0.002
 
 
-@pytest.mark.parametrize("when", ["while it waits", "when it gets its turn"])
-def test_a_request_that_is_given_up_passes_its_turn_on(when):
+def test_a_request_that_is_given_up_passes_its_turn_on(work):
     seen: list[tuple[str, float, float]] = []
-
-    async def main() -> None:
-        turns = LargeBodies()
-        await turns._wait("a")
-        second, third = (asyncio.create_task(decode(turns, t, seen)) for t in "bc")
-        await asyncio.sleep(0)  # both wait now
-        if when == "when it gets its turn":
-            turns._next()
-        second.cancel()
-        if when == "while it waits":
-            await asyncio.sleep(WORK)
-            assert not seen, "the first turn has not ended"
-            turns._next()
-        await asyncio.wait_for(third, 10)
-        assert second.cancelled()
-
-    asyncio.run(main())
-    assert [tenant for tenant, _, _ in seen] == ["c"]
+    ended = Semaphore(0)
+    _, second, _ = (submit(work, tenant, seen, ended) for tenant in "abc")
+    work.give_up(second)
+    assert all(ended.acquire(timeout=10) for _ in range(3))
+    assert [tenant for tenant, _, _ in seen] == ["a", "c"]
 
 
-def test_an_error_ends_the_turn():
-    async def main() -> None:
-        turns = LargeBodies()
-        with pytest.raises(ValueError, match="broken"):
-            async with turns.turn("a"):
-                raise ValueError("broken")
-        await asyncio.wait_for(decode(turns, "a", []), 10)
-
-    asyncio.run(main())
+def test_an_error_ends_the_turn(work):
+    seen: list[tuple[str, float, float]] = []
+    ended = Semaphore(0)
+    work.submit("a", lambda: 1 / 0, lambda *_: ended.release(), large=True)
+    submit(work, "a", seen, ended)
+    assert all(ended.acquire(timeout=10) for _ in range(2))
+    assert seen
 
 
 def test_a_large_body_is_decoded_in_its_turn_and_a_small_one_at_once():
@@ -88,10 +84,14 @@ def test_a_large_body_is_decoded_in_its_turn_and_a_small_one_at_once():
     async def main() -> None:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-            await service.large_bodies._wait("another")
             assert await status(client, ["a"]) == 503
+            go_on = Event()
+            another = asyncio.create_task(service.in_thread("b", go_on.wait, large=True))
+            await asyncio.sleep(0)
             assert await status(client, ["a" * LARGE]) == 504, "another has the turn"
-            service.large_bodies._next()
+            go_on.set()
+            await another
+            await asyncio.sleep(REST)
             assert await status(client, ["a" * LARGE]) == 503
 
     asyncio.run(main())

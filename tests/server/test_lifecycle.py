@@ -122,8 +122,8 @@ def test_directories_that_are_no_model(model, tmp_path, capsys):
 def test_options_out_of_range(model):
     error = refused_start(model[0], "--max-items", "0")
     assert "--max-items must be an integer of at least 1, got 0" in error
-    error = refused_start(model[0], "--body-timeout", "nan")
-    assert "--body-timeout must be a number from 0.1 to 86400, got nan" in error
+    error = refused_start(model[0], "--client-timeout", "nan")
+    assert "--client-timeout must be a number from 0.1 to 86400, got nan" in error
 
 
 def test_a_model_without_a_tokenizer_takes_ids_and_keys_are_never_printed(model, tmp_path):

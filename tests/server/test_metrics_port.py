@@ -1,5 +1,5 @@
 """Promise: `--metrics-port` gives the metrics to scrapers without a key, and nothing else;
-`--vllm-metrics` gives routers the names that they read."""
+routers find the names that they read."""
 
 import socket
 from dataclasses import replace
@@ -8,6 +8,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gpuscore.errors import ConfigError
+from gpuscore.server.http.address import metrics_address
 from gpuscore.server.metrics_port import CONNECTIONS
 from gpuscore.server.observe.engine_metrics import vllm_metrics
 from gpuscore.types.stats import NO_STATS, ReplicaState
@@ -31,7 +33,7 @@ def samples(text):
 @pytest.fixture(scope="module")
 def scraped():
     port = free_port()
-    settings = {"metrics_port": port, "vllm_metrics": True}
+    settings = {"metrics_port": str(port)}
     with tape_server(server=settings, environment=KEY) as (_, client):
         client.headers["Authorization"] = "Bearer s3cret"
         with httpx.Client(base_url=f"http://127.0.0.1:{port}") as scraper:
@@ -105,8 +107,18 @@ def test_an_address_that_is_taken_is_refused():
         port = taken.getsockname()[1]
         done = run("serve", "demo", "--device", "cpu", "--port", "0", "--metrics-port", port)
     assert done.returncode == 78
-    refusal = f"cannot bind --metrics-host 127.0.0.1 --metrics-port {port}: Address already in use"
+    refusal = f"cannot bind --metrics-port {port}: Address already in use"
     assert refusal in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("wanted", "address"),
+    [("9", ("127.0.0.1", 9)), ("0.0.0.0:9", ("0.0.0.0", 9)), ("[::1]:9", ("::1", 9))],
+)
+def test_a_port_may_have_an_address(wanted, address):
+    assert metrics_address(wanted) == address
+    with pytest.raises(ConfigError, match="must be PORT or ADDRESS:PORT"):
+        metrics_address(f"{wanted}x")
 
 
 def test_a_model_has_one_series_over_its_replicas():

@@ -28,7 +28,7 @@ PATIENCE = {"first_delay": 0.7, "max_delay": 0.7}
 
 @pytest.fixture(scope="module")
 def running():
-    named = {"TAPE_MODELS": f"{A},{B}", "TAPE_DEFAULT": ""}
+    named = {"TAPE_MODELS": f"{A},{B}"}
     with tape_server(PATIENCE, factory="by_directory", environment=named) as started:
         yield started
 

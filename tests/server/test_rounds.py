@@ -11,6 +11,7 @@ import pytest
 
 from gpuscore.errors import Overloaded
 from gpuscore.server.http.rounds import ACCEPTS, FEW, LATE, Listener, Rounds
+from gpuscore.server.pacer import Pacer
 from gpuscore.server.service import Bridge
 from gpuscore.types.batch import NO_TOKENS
 from gpuscore.types.request import ScoreRequest
@@ -97,7 +98,7 @@ def test_requests_of_a_round_go_together_and_answers_come_in_portions():
     engine, rounds, admitted = Engine(), Rounds(), []
 
     async def main():
-        bridge = Bridge(engine, lambda: 16)
+        bridge = Bridge(engine, Pacer(lambda: 16))
 
         def taken():
             admitted.append(1)
@@ -112,7 +113,7 @@ def test_requests_of_a_round_go_together_and_answers_come_in_portions():
             await refused
         threading.Thread(target=engine.answer_all).start()
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        assert sum(task.done() for task in tasks) <= 32
+        assert sum(task.done() for task in tasks) <= 48, "of three rounds"
         return await asyncio.gather(*tasks)
 
     assert run_in(rounds, main) == list(range(100))
@@ -127,7 +128,7 @@ def test_a_bug_of_the_engine_reaches_who_waits():
             raise KeyError("a bug")
 
     async def main():
-        await Bridge(Broken(), lambda: 16).score(request(), print)
+        await Bridge(Broken(), Pacer(lambda: 16)).score(request(), print)
 
     with pytest.raises(KeyError):
         asyncio.run(main())

@@ -131,10 +131,13 @@ def test_a_model_that_is_never_ready(tmp_path):
     assert last.endswith("(--load-timeout is set by environment GPUSCORE_LOAD_TIMEOUT)")
 
 
-def test_the_child_dies_with_its_parent():
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_child_dies_with_its_parent(stopped):
     with tape_server(fork=False) as (server, client):
         pid = engine_of(server)
         with in_flight(client, tape_child.STUCK):
+            if stopped:
+                os.kill(pid, signal.SIGSTOP)
             server.process.kill()
             wait_until(lambda: not running(pid), seconds=2)
 

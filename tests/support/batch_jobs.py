@@ -95,13 +95,12 @@ def run(
     loading: Callable[[], Any] = fake_model,
     settings: dict[str, Any] | None = None,
     progress: Progress | None = None,
-    memory: int = 2**26,
     **options: Any,
 ) -> WrittenState:
     """Run a job of the columns `query` and `item` in this process."""
     wanted = BatchOptions(input, output, **(FIELDS | options))
-    job = BatchJob(wanted, {**wanted.identity(), **(settings or {})}, ("demo",), memory=memory)
-    return run_job(job, loading, progress or Progress(shown=False))
+    job = BatchJob(wanted, {**wanted.identity(), **(settings or {})}, ("demo",))
+    return run_job(job, loading, progress or Progress())
 
 
 def make_rows(count: int, queries: int = 7, seed: int = 1) -> list[dict[str, Any]]:

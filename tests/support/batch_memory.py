@@ -7,9 +7,11 @@ import re
 import sys
 from pathlib import Path
 
+from gpuscore.commands.bulk import inputs
 from support.batch_jobs import check, read_jsonl, run
 
 QUERIES = 5000
+inputs.BLOCK_ROWS = 500
 
 
 def status(name: str) -> float:

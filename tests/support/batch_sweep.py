@@ -12,10 +12,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from gpuscore.commands.bulk import inputs
 from support.batch_jobs import run
 
-CHANGES = ("pwrite", "fsync", "rename", "unlink", "rmdir", "mkdir")
+CHANGES = ("fsync", "rename", "unlink", "rmdir", "mkdir")
 KILLED = 9
+inputs.BLOCK_ROWS = 10
 
 
 def count_changes(at: int) -> Callable[[], int]:
@@ -77,7 +79,7 @@ def sweep(folder: Path, input: Path, name: str, step: int) -> int:
             return at // step
         assert ended == KILLED, f"killed before change {at}: {ended}"
         finished = (
-            output.exists() and not (output.parent / f"{name}.work" / "written.json").exists()
+            output.exists() and not (output.parent / f"{name}.work" / "written.state").exists()
         )
         again = forked(lambda output=output: run(input, output))
         # Killed after all was done, but for the lock: there is nothing to continue.

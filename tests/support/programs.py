@@ -139,12 +139,10 @@ def start_anew(
 
 
 @contextmanager
-def started(*arguments: object) -> Iterator[Process]:
+def started(*arguments: object, module: str = "gpuscore") -> Iterator[Process]:
     """Start a command of gpuscore, whose output is dropped; it is killed at the end."""
     with open(os.devnull, "wb") as null:
-        process = start(
-            "gpuscore", [str(argument) for argument in arguments], stdout=null, stderr=null
-        )
+        process = start(module, [str(argument) for argument in arguments], stdout=null, stderr=null)
         try:
             yield process
         finally:

@@ -1,6 +1,6 @@
 """A small `gpuscore serve`: the server's own parts over tapes in child processes.
 
-TAPE_MODELS has the models' names, TAPE_DEFAULT the default model's name.
+TAPE_MODELS has the models' names.
 
 python -P -m support.tape_server FACTORY JSON-OF-PATIENCE JSON-OF-SERVER JSON-OF-ENGINE
 """
@@ -45,10 +45,6 @@ def main(factory, patience, server, engine):
         return 70
 
 
-def served(name):
-    return ServedModel(name, is_default=name == os.environ.get("TAPE_DEFAULT", NAMES[0]))
-
-
 def serve_tapes(engine, factory, patience, config, keys):
     model = ModelConfig(device="auto" if engine.devices else "cpu", kv_cache_size=2**20)
     tapes = [Sought(name, Path("/nowhere", name), model) for name in NAMES]
@@ -57,7 +53,7 @@ def serve_tapes(engine, factory, patience, config, keys):
         for own in replicas:
             ending.callback(own.close)
         models = [
-            (served(name), partial(load_tape, own))
+            (ServedModel(name), partial(load_tape, own))
             for name, own in zip(NAMES, replicas, strict=True)
         ]
         return serve(models, config, keys, announce)

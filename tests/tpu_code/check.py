@@ -35,7 +35,7 @@ from gpuscore.backends.jax import plan as planning
 from gpuscore.backends.jax.backend import attends_of, pool_shapes
 from gpuscore.backends.jax.layout import ProgramSizes
 from gpuscore.backends.jax.plan import JaxPlan
-from gpuscore.backends.jax.programs import compile_programs
+from gpuscore.backends.jax.programs import ProgramModel, compile_programs
 from gpuscore.backends.jax.weights import weight_shapes_of
 from gpuscore.config import ModelConfig
 from support.model_configs import QWEN3_06B
@@ -65,9 +65,8 @@ def check(plan: JaxPlan, chip: str, sizes: ProgramSizes) -> Iterator[str]:
     weights = weight_shapes_of(plan.architecture, plan.dtype_name, plan.precision)
     pool = pool_shapes(plan, pages)
     try:
-        programs = compile_programs(
-            sizes, config, weights, pool, attends_of(plan.attention), plan.heads, plan.device
-        )
+        model = ProgramModel(config, weights, pool, attends_of(plan.attention), plan.heads)
+        programs = compile_programs(sizes, model, plan.device)
     except Exception as error:  # noqa: BLE001  XLA's errors have no common base
         yield f"not compiled: {type(error).__name__}: {str(error)[:2000]}"
         return

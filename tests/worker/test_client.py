@@ -229,7 +229,7 @@ def test_a_stuck_batch_counts_also_when_its_client_has_left(client):
 
 
 def test_a_long_batch_whose_layers_advance_is_no_stuck_one(client, here):
-    """It takes longer than --engine-timeout."""
+    """It takes longer than engine_timeout."""
     pid, request = client.pid, request_of(tape_child.MANY_LAYERS)
     same(score(client, request).result(timeout=30), here.score(request).result())
     assert client.pid == pid

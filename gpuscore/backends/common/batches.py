@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,14 +25,14 @@ def warmup_batches(
     and with none, since the label head has a kernel for each.
     """
     size = min(max_tokens, SMALL)
-    yield _batch([size], kept=min(page_size, size), scored=1, page_size=page_size)
+    yield _batch([size], _Asked(1), page_size, kept=min(page_size, size))
     if size >= 4:
         items = [size // 4] * 3
-        yield _batch(items, cached=page_size, scored=2, page_size=page_size)
-        yield _batch(items, parents=[-1, 0, 0], scored=2, page_size=page_size)
+        yield _batch(items, _Asked(2), page_size, cached=page_size)
+        yield _batch(items, _Asked(2), page_size, parents=[-1, 0, 0])
     for num_top, count in product((MAX_TOP, 1, 0), rows):
         items = [1] * min(count, max_tokens)
-        yield _batch(items, scored=len(items), page_size=page_size, num_top=num_top)
+        yield _batch(items, _Asked(len(items), num_top=num_top), page_size)
 
 
 def largest_batches(max_tokens: int, max_model_len: int, page_size: int) -> Iterator[PackedBatch]:
@@ -44,17 +45,17 @@ def largest_batches(max_tokens: int, max_model_len: int, page_size: int) -> Iter
     """
     end = min(max_tokens, max_model_len)
     prefix, before = max_model_len - 1, max_model_len - end
-    return _full_batches(max_tokens, prefix, end, before, page_size)
+    return _full_batches(max_tokens, prefix, (before, end), page_size)
 
 
 def _full_batches(
-    max_tokens: int, prefix: int, end: int, before: int, page_size: int
+    max_tokens: int, prefix: int, prompt: tuple[int, int], page_size: int
 ) -> Iterator[PackedBatch]:
-    """Yield items behind `prefix` cached tokens, and `end` tokens of a prompt behind `before`."""
-    labels = -(-LABELS // max_tokens)
-    items = [1] * max_tokens
-    yield _batch(items, cached=prefix, scored=max_tokens, labels=labels, page_size=page_size)
-    yield _batch([end], cached=before, kept=end, scored=1, every_row=True, page_size=page_size)
+    """Yield items behind `prefix` cached tokens, and tokens of a prompt behind cached ones."""
+    before, end = prompt
+    items, asked = [1] * max_tokens, _Asked(max_tokens, labels=-(-LABELS // max_tokens))
+    yield _batch(items, asked, page_size, cached=prefix)
+    yield _batch([end], _Asked(1, every_row=True), page_size, cached=before, kept=end)
 
 
 def largest_in_parts(
@@ -70,41 +71,50 @@ def largest_in_parts(
     some = max_tokens + SOME_KEYS
     if max_tokens <= FEW_ROWS or max_model_len <= some:
         return [largest_batches(max_tokens, max_model_len, page_size)]
-    full = _full_batches(max_tokens, SOME_KEYS, max_tokens, SOME_KEYS, page_size)
+    full = _full_batches(max_tokens, SOME_KEYS, (SOME_KEYS, max_tokens), page_size)
     cached = max_model_len - 1
-    items = _batch([1] * FEW_ROWS, cached=cached, scored=FEW_ROWS, page_size=page_size)
+    items = _batch([1] * FEW_ROWS, _Asked(FEW_ROWS), page_size, cached=cached)
     return [full, iter([items])]
+
+
+class _Asked(NamedTuple):
+    """The results that a batch is asked for, besides the log-sum-exp.
+
+    Attributes:
+        scored: how many segments are scored, counted from the last.
+        labels: of each scored row.
+        every_row: each row of the scored segments is scored, for one label.
+        num_top: most probable tokens.
+    """
+
+    scored: int
+    labels: int = 1
+    every_row: bool = False
+    num_top: int = MAX_TOP
 
 
 def _batch(
     lengths: Sequence[int],
-    *,
+    asked: _Asked,
     page_size: int,
-    scored: int,
+    *,
     parents: Sequence[int] | None = None,
     cached: int = 0,
     kept: int = 0,
-    labels: int = 1,
-    every_row: bool = False,
-    num_top: int = MAX_TOP,
 ) -> PackedBatch:
-    """Build a batch of one request on page 0 and state 0, with log-sum-exp.
+    """Build a batch of one request on page 0 and state 0.
 
     Args:
         lengths: tokens of each segment.
         page_size: tokens of a page.
-        scored: how many segments are scored, counted from the last.
         parents: the parent of each segment, or -1; None = all -1.
         cached: length of the cached prefix.
         kept: how many tokens of the first segment are kept; slots of page 0 are used in turn.
-        labels: labels of each scored row.
-        every_row: each row of the scored segments is scored, for one label.
-        num_top: most probable tokens to ask for.
     """
     segments = []
     for index, length in enumerate(lengths):
         parent = -1 if parents is None else parents[index]
-        is_scored = index >= len(lengths) - scored
+        is_scored = index >= len(lengths) - asked.scored
         segments.append(
             Segment(
                 _zeros(length),
@@ -112,14 +122,16 @@ def _batch(
                 prefix=0,
                 parent=parent,
                 slots=_slots(length, kept, page_size) if kept and index == 0 else None,
-                label_ids=_zeros(length if every_row else labels) if is_scored else None,
+                label_ids=_zeros(length if asked.every_row else asked.labels)
+                if is_scored
+                else None,
                 need_lse=True,
-                every_row=every_row,
+                every_row=asked.every_row,
                 states=((length, 0),) if kept and index == 0 else (),
             )
         )
     prefix = Prefix(cached, _zeros(-(-cached // page_size)), 0 if cached else -1)
-    return pack(segments, [prefix], num_top=num_top)
+    return pack(segments, [prefix], num_top=asked.num_top)
 
 
 def _zeros(count: int) -> Int32Array:

@@ -40,7 +40,6 @@ class PagePlan:
     most: int | None  # upper bound; None = as many as fit
     fraction: float  # of the memory that is left
     exact_bytes: int | None  # size of all pages; replaces `most` and `fraction`
-    spare: int | None = None  # most bytes for pages and the largest batch; None = all that is free
     num_states: int = 0  # slots for states of linear layers
     state_bytes: int = 0  # of all these slots
 
@@ -55,12 +54,8 @@ class PagePlan:
             ConfigError: the pages cannot hold one prompt of full length, or `exact_bytes` do not
                 fit.
         """
-        free, limited = (free, "") if self.spare is None else self._limited(free, self.spare)
         rest = max(0, free - batch - self.state_bytes)
-        left = (
-            f"the weights leave {mebibytes(free)}{limited}, the largest batch takes "
-            f"{mebibytes(batch)}"
-        )
+        left = f"the weights leave {mebibytes(free)}, the largest batch takes {mebibytes(batch)}"
         if self.num_states:
             left += f", {self.num_states} states of linear layers {mebibytes(self.state_bytes)}"
         if self.exact_bytes is None:
@@ -77,9 +72,6 @@ class PagePlan:
             )
         return pages
 
-    def _limited(self, free: int, spare: int) -> tuple[int, str]:
-        return (free, "") if free < spare else (spare, " of --memory-limit")
-
     def _check(self, pages: int, why: str, remedy: str) -> None:
         if pages >= self.needed:
             return
@@ -91,16 +83,15 @@ class PagePlan:
         )
 
 
-def measure(memory: Memory, *parts: Run, spare: int | None = None) -> MeasuredMemory:
+def measure(memory: Memory, *parts: Run) -> MeasuredMemory:
     """Measure free memory, and the peak growths during `parts`, which run the largest batches.
 
     Args:
         memory: of the device.
         parts: run the largest batches.
-        spare: the most bytes of it that count as free.
     """
     memory.trim()
-    free = memory.free() if spare is None else min(spare, memory.free())
+    free = memory.free()
     peak = memory.growth(*parts)
     memory.trim()
     guess = int(free * UNMEASURED)
@@ -168,14 +159,13 @@ def choose_max_model_len(config: DecoderConfig, wanted: int | None) -> int:
     return wanted or limit
 
 
-def check_weights(pages: PagePlan, free: int, weight_bytes: int, limit: int | None = None) -> None:
+def check_weights(pages: PagePlan, free: int, weight_bytes: int) -> None:
     """Refuse, before weights are read, a model that would not fit even without any batch.
 
     Args:
         pages: the plan of KV pages.
         free: bytes that the device can give.
         weight_bytes: size of the weights in the dtype in which they are loaded.
-        limit: `--memory-limit`.
 
     Raises:
         ConfigError: the weights, or the weights and one prompt's pages, do not fit.
@@ -185,11 +175,6 @@ def check_weights(pages: PagePlan, free: int, weight_bytes: int, limit: int | No
             f"the weights that config.json asks for take {mebibytes(weight_bytes)}, and "
             f"{mebibytes(free)} of memory are free; choose a smaller model or a --dtype "
             "with fewer bytes per weight, or divide it with --tensor-parallel"
-        )
-    if limit is not None and weight_bytes > limit:
-        raise ConfigError(
-            f"the weights that config.json asks for take {mebibytes(weight_bytes)}, over the "
-            f"--memory-limit of {mebibytes(limit)}"
         )
     pages.count(free - weight_bytes, 0)
 
@@ -201,7 +186,6 @@ def plan_pages(
     dtype: str,
     device: str,
     again: int,
-    weight_bytes: int,
 ) -> PagePlan:
     """Plan the KV pages.
 
@@ -212,7 +196,6 @@ def plan_pages(
         dtype: of keys and values.
         device: kind of device.
         again: query tokens that a long item computes again, at most.
-        weight_bytes: size of the weights, which count towards `--memory-limit`.
 
     Raises:
         ConfigError: two settings size the KV cache.
@@ -231,7 +214,6 @@ def plan_pages(
         most=max(CPU_PROMPTS * needed, CPU_TOKENS // size) if device == "cpu" else None,
         fraction=wanted.memory_fraction or MEMORY_FRACTION[device],
         exact_bytes=wanted.kv_cache_size,
-        spare=None if wanted.memory_limit is None else max(0, wanted.memory_limit - weight_bytes),
         num_states=num_states,
         state_bytes=num_states * state,
     )

@@ -118,19 +118,15 @@ ALL = Shard()  # the whole model
 
 
 def settings_of_a_rank(config: ModelConfig, device: str) -> ModelConfig:
-    """Return the settings with a rank's part of the sizes, which are given for a whole device.
+    """Return the settings with a rank's part of the KV cache, which is given for a whole device.
 
     On a GPU each rank has a device of its own; a CPU is shared.
     """
     ranks = config.tensor_parallel
     if ranks == 1 or device != "cpu":
         return config
-    cache, limit = config.kv_cache_size, config.memory_limit
-    return replace(
-        config,
-        kv_cache_size=None if cache is None else cache // ranks,
-        memory_limit=None if limit is None else limit // ranks,
-    )
+    cache = config.kv_cache_size
+    return replace(config, kv_cache_size=None if cache is None else cache // ranks)
 
 
 def refuse_with_ranks(config: ModelConfig) -> None:

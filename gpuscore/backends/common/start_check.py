@@ -163,32 +163,37 @@ def pages_for(page_size: int, trees: Sequence[Tree] = TREES) -> int:
     return -(-trees[1].lengths[0] // page_size)
 
 
-def check_start(
-    choice: str,
-    known: KnownRequests,
-    chosen: Run,
-    exact: Run,
-    rounded: Run | None,
-    absolute: float,
-    share: float,
-) -> None:
+class Reference(NamedTuple):
+    """The reference, and how far from it chosen kernels may be.
+
+    Attributes:
+        exact: runs a batch in float32.
+        rounded: runs it in the model's half precision; None = it is float32.
+        absolute: error that is always allowed.
+        share: of the rows that have to agree.
+    """
+
+    exact: Run
+    rounded: Run | None
+    absolute: float = ABSOLUTE
+    share: float = 1.0
+
+
+def check_start(choice: str, known: KnownRequests, chosen: Run, reference: Reference) -> None:
     """Raise ConfigError if the chosen kernels' scores are too far from the reference's.
 
     Args:
         choice: of kernels, for the error.
         known: the requests.
         chosen: runs a batch with the chosen kernels; first, so that no memory holds right answers.
-        exact: runs a batch with the reference in float32.
-        rounded: runs it with the reference in the model's half precision; None = it is float32.
-        absolute: error that is always allowed, as `ABSOLUTE`.
-        share: of the rows that have to agree.
     """
+    rounded, share = reference.rounded, reference.share
     got = [
         (what, known.rows(pieces), _numbers(chosen(batch)))
         for what, pieces, batch in known.batches()
     ]
     every = known.packed()
-    expected = _numbers(exact(every))
+    expected = _numbers(reference.exact(every))
     own = np.zeros(len(expected))
     if rounded is not None:
         own = _errors(_numbers(rounded(every)), expected)
@@ -199,7 +204,7 @@ def check_start(
         return
     finite = expected[judged]
     spread = max(float(finite[:, 0].std()), LEAST_SPREAD * float(np.abs(finite).max()))
-    allowed = absolute * spread + FACTOR * float(np.quantile(own[judged], share))
+    allowed = reference.absolute * spread + FACTOR * float(np.quantile(own[judged], share))
     for what, rows, numbers in got:
         errors = _errors(numbers, expected[rows])[judged[rows]]
         error = float(np.quantile(errors, share)) if len(errors) else 0.0

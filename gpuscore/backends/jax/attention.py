@@ -7,7 +7,6 @@ a block, visibility is a comparison of numbers that belong to rows and keys; no 
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple, Protocol
 
 import jax
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from gpuscore.backends.jax.heads import Heads
-from gpuscore.backends.jax.layout import Bounds, Rows, Tables, Tiles, TileSizes
+from gpuscore.backends.jax.layout import Bounds, Chosen, Rows, Tables, TileSizes
 from gpuscore.backends.jax.products import contract, one_of, part, put
 
 LOWEST = -1e30  # finite, so that a row without visible keys gets no NaN from inf - inf
@@ -30,6 +29,15 @@ class Pool(NamedTuple):
 
     # [layers, pages, page size, 2 * Heads.width], rows as `Heads.joined` gives them.
     pages: Array
+
+
+class LayerKeys(NamedTuple):
+    """The keys and values that a layer's rows see."""
+
+    pool: Pool
+    layer: Array  # int32 [], of the pool
+    window: Array  # int32 [], positions that a row sees, its own included
+    kv: Array  # [front + T + front, 2 * width], `Heads.joined` of all rows of the batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +65,13 @@ class Attend(Protocol):
         """Return outputs of that form, [M, columns], as [M, H * D]."""
 
     def __call__(
-        self,
-        attention: Attention,
-        tables: Tables,
-        tiles: Tiles,
-        count: Array,
-        pool: Pool,
-        layer: Array,
-        window: Array,
-        q: Array,
-        kv: Array,
+        self, attention: Attention, tables: Tables, chosen: Chosen, keys: LayerKeys, q: Array
     ) -> Array:
         """Attend to cached prefixes, to ancestors and to the own segment.
 
         Args:
-            tiles: of the chosen rows.
-            count: int32 [], their number.
-            layer: int32 [], of the pool.
-            window: int32 [], positions that a row sees, its own included.
-            q: [T, columns], in the order of `tiles`; the output may take its memory.
-            kv: [front + T + front, 2 * width], `Heads.joined` of all rows of the batch.
+            chosen: the rows' tiles and their number.
+            q: [T, columns], in the order of the tiles; the output may take its memory.
 
         Returns:
             [T, columns]; rows after the last tile with a chosen row hold anything finite.
@@ -91,6 +86,15 @@ class Softmax(NamedTuple):
     out: Array  # [Hkv, m, D] weighted sum of values, not yet divided by `total`
 
 
+class Tile(NamedTuple):
+    """A tile of rows that attend together."""
+
+    rows: Rows
+    bounds: Bounds
+    blocks: Array
+    queries: Array  # [Hkv, G * M, D]
+
+
 class XlaAttend:
     """`Attend` in plain XLA; its form is [M, H * D]."""
 
@@ -101,18 +105,9 @@ class XlaAttend:
         return out
 
     def __call__(
-        self,
-        attention: Attention,
-        tables: Tables,
-        tiles: Tiles,
-        count: Array,
-        pool: Pool,
-        layer: Array,
-        window: Array,
-        q: Array,
-        kv: Array,
+        self, attention: Attention, tables: Tables, chosen: Chosen, keys: LayerKeys, q: Array
     ) -> Array:
-        size = attention.tiling.rows
+        size, (tiles, count) = attention.tiling.rows, chosen
 
         def attend_tile(index: Array, q: Array) -> Array:
             first = index * size
@@ -120,12 +115,11 @@ class XlaAttend:
             bounds = Bounds(*(one_of(bound, index) for bound in tiles.bounds))
             of_tile = part(q, first, size).reshape(size, -1, attention.heads.dim)
             queries = by_kv_head(of_tile, attention.heads.group)
+            tile = Tile(rows, bounds, tiles.blocks, queries)
             with jax.named_scope("prefix_pass"):
-                prefix = partial(prefix_pass, attention, tables, rows, bounds, pool, layer, window)
-                state = prefix(queries, fresh(queries))
+                state = prefix_pass(attention, tables, tile, keys, fresh(queries))
             with jax.named_scope("own_pass"):
-                own = partial(own_pass, attention, tables, tiles.blocks, rows, bounds, kv, window)
-                state = own(queries, state)
+                state = own_pass(attention, tables, tile, keys, state)
             out = finished(state, attention.heads.group).astype(q.dtype)
             return put(q, out.reshape(size, -1), first)
 
@@ -161,45 +155,30 @@ def as_type(x: Array, dtype: jnp.dtype) -> Array:
 
 
 def own_pass(
-    attention: Attention,
-    tables: Tables,
-    blocks: Array,
-    rows: Rows,
-    bounds: Bounds,
-    kv: Array,
-    window: Array,
-    queries: Array,
-    state: Softmax,
+    attention: Attention, tables: Tables, tile: Tile, keys: LayerKeys, state: Softmax
 ) -> Softmax:
     """Attend to rows of the batch: ancestors of the row's segment, and the row's own up to it."""
-    step = attention.tiling.own_keys
+    step, rows = attention.tiling.own_keys, tile.rows
 
     def add(index: Array, state: Softmax) -> Softmax:
-        first = one_of(blocks, index) * step
-        keys = first + jnp.arange(step)
-        seen = keys <= rows.place[:, None]
+        first = one_of(tile.blocks, index) * step
+        seen = first + jnp.arange(step) <= rows.place[:, None]
         seen &= part(tables.seen_until, first, step) > rows.place[:, None]
         if attention.windowed:
-            seen &= part(tables.positions, first, step) > (rows.position - window)[:, None]
-        k, v = attention.heads.parts(part(kv, attention.front + first, step))
-        return update(attention, state, queries, k, v, seen)
+            seen &= part(tables.positions, first, step) > (rows.position - keys.window)[:, None]
+        kv = attention.heads.parts(part(keys.kv, attention.front + first, step))
+        return update(attention, state, tile.queries, kv, seen)
 
-    return lax.fori_loop(bounds.own_start, bounds.own_stop, add, state)
+    return lax.fori_loop(tile.bounds.own_start, tile.bounds.own_stop, add, state)
 
 
 def prefix_pass(
-    attention: Attention,
-    tables: Tables,
-    rows: Rows,
-    bounds: Bounds,
-    pool: Pool,
-    layer: Array,
-    window: Array,
-    queries: Array,
-    state: Softmax,
+    attention: Attention, tables: Tables, tile: Tile, keys: LayerKeys, state: Softmax
 ) -> Softmax:
     """Attend to the cached prefixes of the rows' requests; pages are gathered block by block."""
-    count, page_size = attention.tiling.prefix_pages, pool.pages.shape[2]
+    rows, bounds, queries = tile.rows, tile.bounds, tile.queries
+    held, page_size = keys.pool.pages, keys.pool.pages.shape[2]
+    count = attention.tiling.prefix_pages
     step = count * page_size
 
     def one_request(request: Array, state: Softmax) -> Softmax:
@@ -209,21 +188,20 @@ def prefix_pass(
 
         def add(block: Array, state: Softmax) -> Softmax:
             pages = part(tables.pages, (start + block) * count, count)
-            keys = block * step + jnp.arange(step)
-            inside = keys < length
+            places = block * step + jnp.arange(step)
+            inside = places < length
             seen = mine[:, None] & inside
             if attention.windowed:
-                seen &= keys > (rows.position - window)[:, None]
-            held = pool.pages.at[layer, pages].get(mode="promise_in_bounds")
-            k, v = attention.heads.parts(as_type(held, queries.dtype).reshape(step, -1))
+                seen &= places > (rows.position - keys.window)[:, None]
+            found = held.at[keys.layer, pages].get(mode="promise_in_bounds")
+            k, v = attention.heads.parts(as_type(found, queries.dtype).reshape(step, -1))
             # Memory that was never written may hold NaN, and 0 * NaN is NaN.
-            return update(
-                attention, state, queries, k, jnp.where(inside[:, None, None], v, 0), seen
-            )
+            v = jnp.where(inside[:, None, None], v, 0)
+            return update(attention, state, queries, (k, v), seen)
 
         first = jnp.int32(0)
         if attention.windowed:
-            first = lax.div(jnp.maximum(0, bounds.position - window + 1), step)
+            first = lax.div(jnp.maximum(0, bounds.position - keys.window + 1), step)
         return lax.fori_loop(first, stop - start, add, state)
 
     return lax.fori_loop(bounds.request_start, bounds.request_stop, one_request, state)
@@ -256,9 +234,10 @@ def fresh(q: Array) -> Softmax:
 
 
 def update(
-    attention: Attention, state: Softmax, q: Array, k: Array, v: Array, seen: Array
+    attention: Attention, state: Softmax, q: Array, kv: tuple[Array, Array], seen: Array
 ) -> Softmax:
     """Add n keys to the softmax: q [Hkv, G * M, D], k and v [n, Hkv, D], seen bool [M, n]."""
+    k, v = kv
     scores = contract(q, k, ((2,), (2,)), ((0,), (1,))) * attention.scale  # [Hkv, m, n]
     tiled = scores.reshape(len(q), attention.heads.group, -1, len(k))
     scores = jnp.where(seen, tiled, -jnp.inf).reshape(scores.shape)

@@ -18,10 +18,10 @@ from gpuscore.backends.base import DeviceLost, OutOfMemory, Progress, unreported
 from gpuscore.backends.common.batches import warmup_batches
 from gpuscore.backends.common.plan import mebibytes
 from gpuscore.backends.common.start_check import (
-    ABSOLUTE,
     IN_EIGHT_BITS,
     MOST_ROWS,
     KnownRequests,
+    Reference,
     Run,
     check_start,
 )
@@ -30,8 +30,13 @@ from gpuscore.backends.jax.launched import LaunchedPart, joined, split, wanted_s
 from gpuscore.backends.jax.layout import ProgramSizes, page_entries, product_tiles
 from gpuscore.backends.jax.padding import padded
 from gpuscore.backends.jax.plan import JaxPlan
-from gpuscore.backends.jax.platform import as_config_error, keep_programs
-from gpuscore.backends.jax.programs import Programs, ScoredRows, compile_programs
+from gpuscore.backends.jax.platform import as_config_error, kept_programs
+from gpuscore.backends.jax.programs import (
+    ProgramModel,
+    Programs,
+    ScoredRows,
+    compile_programs,
+)
 from gpuscore.backends.jax.start_check import reference_scores
 from gpuscore.backends.jax.weights import KeptBytes, load_weights
 from gpuscore.types.batch import BackendLimits, PackedBatch, RowScores
@@ -58,8 +63,7 @@ class JaxBackend:
 
     def __init__(self, plan: JaxPlan, progress: Progress = unreported) -> None:
         self.plan = plan
-        if plan.compile_cache is not None:
-            keep_programs(plan.compile_cache)
+        self._kept = kept_programs()
         self._config = plan.architecture.config
         self._attends = attends_of(plan.attention)
         with as_config_error(f"weights of {mebibytes(plan.weight_bytes)}", "a smaller model"):
@@ -114,10 +118,11 @@ class JaxBackend:
 
         dtype = jnp.dtype(plan.dtype_name)
         rounded = None if dtype == jnp.float32 else plainly(dtype)
-        int8 = plan.precision == "int8"
-        absolute, share = (IN_EIGHT_BITS, MOST_ROWS) if int8 else (ABSOLUTE, 1.0)
+        reference = Reference(plainly(jnp.float32), rounded)
+        if plan.precision == "int8":
+            reference = reference._replace(absolute=IN_EIGHT_BITS, share=MOST_ROWS)
         choice = f"--attention {plan.attention} with --backend jax"
-        check_start(choice, known, chosen, plainly(jnp.float32), rounded, absolute, share)
+        check_start(choice, known, chosen, reference)
 
     def extend(self, batch: PackedBatch) -> tuple[LaunchedPart, ...]:
         entries = page_entries(batch.prefix_lens, self._sizes[-1].tiling, self._limits.page_size)
@@ -206,9 +211,8 @@ class JaxBackend:
             f"{mebibytes(plan.pages.page_bytes)}",
             "lower --max-batch-tokens or --kv-cache-size",
         ):
-            return compile_programs(
-                sizes, self._config, self._weights, pool, self._attends, plan.heads, plan.device
-            )
+            model = ProgramModel(self._config, self._weights, pool, self._attends, plan.heads)
+            return compile_programs(sizes, model, plan.device)
 
     def _make_pool(self) -> Pool:
         count = self._limits.num_pages
@@ -231,7 +235,7 @@ class JaxBackend:
         plan, largest = self.plan, self._sizes[-1]
         free = plan.free_memory()
         identity = plan.program_identity(largest)
-        kept = KeptBytes(plan.compile_cache, identity)
+        kept = KeptBytes(self._kept, identity)
         size = kept.read() or plan.estimated_bytes(largest)
         count = plan.count_pages(free, size, estimated=True)
         programs = self._compiled(largest, count)

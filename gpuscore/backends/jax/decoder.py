@@ -6,15 +6,15 @@ docs/explanation/rounding.md lists the rounding points.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from gpuscore.backends.common.hf_config import DecoderConfig
-from gpuscore.backends.jax.attention import Pool
-from gpuscore.backends.jax.layout import Tiles, TileSizes, product_tiles
+from gpuscore.backends.jax.attention import LayerKeys, Pool
+from gpuscore.backends.jax.layout import Chosen, TileSizes, product_tiles
 from gpuscore.backends.jax.products import (
     Quantized,
     chosen,
@@ -34,7 +34,6 @@ from gpuscore.backends.jax.rotary import (
 )
 
 EVERYTHING = 1 << 30  # the window of a layer without one
-Chosen: TypeAlias = tuple[Tiles, Array]  # of some rows, and their number, int32 []
 
 
 class Layer(NamedTuple):
@@ -89,9 +88,7 @@ class Batch(Protocol):
     def store(self, pool: Pool, layer: Array, kv: Array) -> Pool:
         """Return the pool with keys and values of the rows that are kept."""
 
-    def attend(
-        self, chosen: Chosen, pool: Pool, layer: Array, window: Array, q: Array, kv: Array
-    ) -> Array:
+    def attend(self, chosen: Chosen, keys: LayerKeys, q: Array) -> Array:
         """Return buffer `q`, in which outputs have taken the place of the chosen rows' queries."""
 
     def outputs(self, buffer: Array, start: Array, rows: int) -> Array:
@@ -132,8 +129,8 @@ def forward(
         layer = jax.tree.map(lambda w: part(w, index, 1)[0], weights.layers)
         state = with_queries_and_keys(layer, state, batch, rotary, cfg)
         pool = batch.store(state.pool, index, state.kv)
-        window = one_of(windows, index)
-        q = batch.attend(batch.every, pool, index, window, state.q, state.kv)
+        keys = LayerKeys(pool, index, one_of(windows, index), state.kv)
+        q = batch.attend(batch.every, keys, state.q)
         x = with_outputs(layer, state.x, partial(batch.outputs, q), batch, batch.every, cfg)
         return state._replace(x=x, q=q, pool=pool)
 
@@ -144,7 +141,7 @@ def forward(
         kv = with_keys(layer, state, batch, rotary, cfg)
         pool = batch.store(state.pool, index, kv)
         x, q = scored_queries(layer, state, batch, cfg)
-        q = batch.attend(batch.scored, pool, index, windows[last], q, kv)
+        q = batch.attend(batch.scored, LayerKeys(pool, index, windows[last], kv), q)
         x = with_outputs(layer, x, partial(batch.outputs, q), batch, batch.scored, cfg, weights)
         return x.astype(weights.embed.dtype), pool
 

@@ -20,9 +20,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from gpuscore.backends.jax import tile_program
-from gpuscore.backends.jax.attention import Attention, Pool
+from gpuscore.backends.jax.attention import Attention, LayerKeys
 from gpuscore.backends.jax.heads import Heads
-from gpuscore.backends.jax.layout import Tables, Tiles
+from gpuscore.backends.jax.layout import Chosen, Tables, TileSizes
 
 ON_CHIP = 64 * 2**20  # bytes of a chip's vector memory that a program may take, of 128 MiB
 FIELDS = 8  # numbers of each row, three of them used; a multiple of 8 can be transposed
@@ -43,24 +43,16 @@ class PallasAttend:
         return heads.gathered(out)
 
     def __call__(
-        self,
-        attention: Attention,
-        tables: Tables,
-        tiles: Tiles,
-        count: Array,
-        pool: Pool,
-        layer: Array,
-        window: Array,
-        q: Array,
-        kv: Array,
+        self, attention: Attention, tables: Tables, chosen: Chosen, keys: LayerKeys, q: Array
     ) -> Array:
+        (tiles, count), (pool, layer, window, kv) = chosen, keys
         heads, tiling, tokens = attention.heads, attention.tiling, len(q)
-        rows, keys, tile_count = tiling.rows, tiling.own_keys, tokens // tiling.rows
+        rows, block, tile_count = tiling.rows, tiling.own_keys, tokens // tiling.rows
         page_size = pool.pages.shape[2]
-        assert keys == tiling.prefix_pages * page_size  # noqa: S101  (blocks share buffers)
+        assert block == tiling.prefix_pages * page_size  # noqa: S101  (blocks share buffers)
         fields = jnp.pad(jnp.stack(tiles.rows), ((0, FIELDS - len(tiles.rows)), (0, 0)))
         of_rows = fields.reshape(FIELDS, tile_count, rows).transpose(1, 0, 2)
-        of_keys = jnp.stack([tables.seen_until, tables.positions]).reshape(2, -1, keys)
+        of_keys = jnp.stack([tables.seen_until, tables.positions]).reshape(2, -1, block)
         members = min(heads.together, heads.kv) * heads.group * rows
         scalars = (
             jnp.stack([layer, window, count]),
@@ -80,33 +72,34 @@ class PallasAttend:
                 grid=(tile_count,),
                 in_specs=[
                     pl.BlockSpec((1, FIELDS, rows), lambda i, *_: (i, 0, 0)),
-                    pl.BlockSpec((tokens // keys, 2, keys), lambda i, *_: (0, 0, 0)),
+                    pl.BlockSpec((tokens // block, 2, block), lambda i, *_: (0, 0, 0)),
                     columns,
                     here,
                     here,
                 ],
                 out_specs=columns,
                 scratch_shapes=[
-                    pltpu.VMEM((2, keys, 2 * heads.width), kv.dtype),
+                    pltpu.VMEM((2, block, 2 * heads.width), kv.dtype),
                     pltpu.VMEM((heads.spans, members, heads.span), q.dtype),
                     pltpu.VMEM((heads.spans, members, heads.span), jnp.float32),
                     pltpu.VMEM((heads.spans, members, tile_program.LANES), jnp.float32),
                     pltpu.VMEM((heads.spans, members, tile_program.LANES), jnp.float32),
-                    pltpu.VMEM((rows, keys), jnp.float32),
+                    pltpu.VMEM((rows, block), jnp.float32),
                     pltpu.SemaphoreType.DMA((2,)),
                 ],
             ),
             out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
             input_output_aliases={len(scalars) + 2: 0},
             compiler_params=pltpu.CompilerParams(vmem_limit_bytes=ON_CHIP),
-            cost_estimate=cost(heads, tokens, rows, keys, q.dtype.itemsize),
+            cost_estimate=cost(heads, tokens, tiling, q.dtype.itemsize),
             interpret=self.interpret,
             name="attend",
         )(*scalars, of_rows, of_keys.transpose(1, 0, 2), q, kv, pool.pages)
 
 
-def cost(heads: Heads, tokens: int, rows: int, keys: int, itemsize: int) -> pl.CostEstimate:
+def cost(heads: Heads, tokens: int, tiling: TileSizes, itemsize: int) -> pl.CostEstimate:
     """Estimate the work for a bucket of `tokens` rows that read `USUAL_BLOCKS` each."""
+    rows, keys = tiling.rows, tiling.own_keys
     blocks = min(USUAL_BLOCKS, tokens // keys)
     scores = tokens * blocks * keys * heads.query
     moved = tokens // rows * blocks * keys * 2 * heads.width + 2 * tokens * heads.query * heads.span

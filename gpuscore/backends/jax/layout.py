@@ -88,6 +88,9 @@ class Tiles(NamedTuple):
     blocks: Ints  # blocks of the batch's rows, `TileSizes.own_keys` each; ascending in a tile
 
 
+Chosen: TypeAlias = tuple[Tiles, Any]  # of some rows, and their number, int32 []
+
+
 class Tables(NamedTuple):
     """A padded batch of at most T rows, the bucket, and R requests with a prefix."""
 

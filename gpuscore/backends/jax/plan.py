@@ -73,7 +73,6 @@ class JaxPlan:
     pages: PagePlan
     weight_bytes: int
     attention: str  # xla or pallas
-    compile_cache: str | None  # directory of compiled programs
     identity: str  # see BackendLimits
     precision: Precision = "full"  # of linear layers
     framework: Literal["jax"] = "jax"
@@ -121,7 +120,7 @@ class JaxPlan:
         """Return the number of KV pages.
 
         A number that free memory determines is rounded, since it is part of every program, and
-        `--compile-cache` finds no program that was compiled for another number.
+        JAX's cache has no program that was compiled for another number.
 
         Args:
             free: bytes beside the weights.
@@ -186,7 +185,7 @@ def plan_backend(directory: Path, config: ModelConfig) -> JaxPlan:
             f"--backend jax does not compute; supported there: {', '.join(ARCHITECTURES)}; the "
             "others need --backend torch"
         )
-    device = find_device(config.device, config.memory_limit is not None)
+    device = find_device(config.device)
     kind = kind_of(device)
     # On a CPU, XLA computes products of other dtypes by converting them to float32 and back.
     dtype = choose_dtype(architecture.config, config.dtype, kind, lambda name: name == "float32")
@@ -194,9 +193,9 @@ def plan_backend(directory: Path, config: ModelConfig) -> JaxPlan:
     _refuse_float16(dtype, kind)
     precision = choose_precision(config.quantization, architecture.storage, _no_eight_bits)
     weight_bytes = count_weight_bytes(architecture.config, ITEM_SIZE[dtype], precision)
-    pages = plan_pages(architecture.config, config, max_len, dtype, kind, 0, weight_bytes)
+    pages = plan_pages(architecture.config, config, max_len, dtype, kind, 0)
     pages = replace(pages, page_bytes=pages.size * _token_bytes(architecture.config, dtype, kind))
-    check_weights(pages, free_memory(device), weight_bytes, config.memory_limit)
+    check_weights(pages, free_memory(device), weight_bytes)
     return JaxPlan(
         directory=str(directory),
         architecture=architecture,
@@ -207,7 +206,6 @@ def plan_backend(directory: Path, config: ModelConfig) -> JaxPlan:
         pages=pages,
         weight_bytes=weight_bytes,
         attention=_attention(config.attention, kind),
-        compile_cache=config.compile_cache,
         identity=f"{directory} {config.revision} jax {dtype} {precision}",
         precision=precision,
         settings=config,

@@ -23,16 +23,12 @@ CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 KINDS = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "tpu": "tpu"}  # as --device calls them
 
 
-def find_device(wanted: str, limited: bool = False) -> jax.Device:
+def find_device(wanted: str) -> jax.Device:
     """Return the first device of that kind; "auto" is JAX's own choice.
-
-    With `limited`, other engines may share the device, and JAX takes memory as it needs it.
 
     Raises:
         ConfigError: JAX sees no such device, or chose the CPU of a machine with an NVIDIA device.
     """
-    if limited:
-        os.environ.setdefault(PREALLOCATE, "false")
     leave_torch_its_memory()
     try:
         device: jax.Device = (jax.devices() if wanted == "auto" else jax.devices(wanted))[0]
@@ -83,11 +79,12 @@ def free_memory(device: jax.Device) -> int:
     return limit - int(stats["bytes_in_use"])
 
 
-def keep_programs(directory: str) -> None:
-    """Keep all compiled programs of this process in `directory`, for later processes."""
-    jax.config.update("jax_compilation_cache_dir", directory)
+def kept_programs() -> str | None:
+    """Return the directory that JAX_COMPILATION_CACHE_DIR names, which keeps all programs."""
+    directory: str | None = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    return directory
 
 
 @contextmanager

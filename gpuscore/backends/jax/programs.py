@@ -11,11 +11,12 @@ from jax import Array, lax
 from jax.sharding import SingleDeviceSharding
 
 from gpuscore.backends.common.hf_config import DecoderConfig
-from gpuscore.backends.jax.attention import Attend, Attention, Pool, store
-from gpuscore.backends.jax.decoder import Chosen, Weights, forward
+from gpuscore.backends.jax.attention import Attend, Attention, LayerKeys, Pool, store
+from gpuscore.backends.jax.decoder import Weights, forward
 from gpuscore.backends.jax.heads import Heads
 from gpuscore.backends.jax.label_head import LABEL_TILE, label_logits, vocab_statistics
 from gpuscore.backends.jax.layout import (
+    Chosen,
     ProgramSizes,
     Tables,
     TileSizes,
@@ -99,29 +100,32 @@ class PaddedBatch:
     def store(self, pool: Pool, layer: Array, kv: Array) -> Pool:
         return store(self.attention, self.tables, pool, layer, kv)
 
-    def attend(
-        self, chosen: Chosen, pool: Pool, layer: Array, window: Array, q: Array, kv: Array
-    ) -> Array:
+    def attend(self, chosen: Chosen, keys: LayerKeys, q: Array) -> Array:
         with jax.named_scope("attend"):
-            return self.attends(self.attention, self.tables, *chosen, pool, layer, window, q, kv)
+            return self.attends(self.attention, self.tables, chosen, keys, q)
 
     def outputs(self, buffer: Array, start: Array, rows: int) -> Array:
         return self.attends.plain(self.attention.heads, part(buffer, start, rows))
 
 
+@dataclass(frozen=True, slots=True)
+class ProgramModel:
+    """The parts that programs of all sizes share; of weights and pool only the shapes are used."""
+
+    config: DecoderConfig
+    weights: Weights
+    pool: Any
+    attends: Attend
+    heads: Heads
+
+
 def run(
-    weights: Weights,
-    pool: Pool,
-    buffer: Array,
-    *,
-    cfg: DecoderConfig,
-    attention: Attention,
-    attends: Attend,
-    sizes: ProgramSizes,
+    weights: Weights, pool: Pool, buffer: Array, *, model: ProgramModel, sizes: ProgramSizes
 ) -> tuple[Pool, ScoredRows]:
     """Run one batch, given as `padding.padded` makes it."""
-    tables = divided(buffer, sizes)
-    numbers, batch = tables.numbers, PaddedBatch(attention, attends, tables)
+    cfg, tables = model.config, divided(buffer, sizes)
+    attention = Attention(cfg.attention_scale, model.heads, sizes.tiling, any(cfg.windows))
+    numbers, batch = tables.numbers, PaddedBatch(attention, model.attends, tables)
     hidden, pool = forward(tables.token_ids, tables.positions, weights, cfg, batch, pool)
     rows = sizes.tiling.product_rows[-1]
     tiles = lax.div(numbers.scored[0] + rows - 1, rows)
@@ -149,35 +153,18 @@ class TracedPrograms(NamedTuple):
     max_labels: int
 
 
-def compile_programs(
-    sizes: ProgramSizes,
-    cfg: DecoderConfig,
-    weights: Weights,
-    pool: Any,
-    attends: Attend,
-    heads: Heads,
-    device: jax.Device,
-) -> Programs:
-    """Compile the programs of one size; only the shapes of weights and pool are used."""
-    traced = trace_programs(sizes, cfg, weights, pool, attends, heads, device)
+def compile_programs(sizes: ProgramSizes, model: ProgramModel, device: jax.Device) -> Programs:
+    """Compile the programs of one size."""
+    traced = trace_programs(sizes, model, device)
     extend, labels = (
         program.lower().compile(XLA_OPTIONS) for program in (traced.extend, traced.labels)
     )
     return Programs(sizes, extend, labels, traced.max_labels, _bytes(extend) + _bytes(labels))
 
 
-def trace_programs(
-    sizes: ProgramSizes,
-    cfg: DecoderConfig,
-    weights: Weights,
-    pool: Any,
-    attends: Attend,
-    heads: Heads,
-    device: jax.Device,
-) -> TracedPrograms:
+def trace_programs(sizes: ProgramSizes, model: ProgramModel, device: jax.Device) -> TracedPrograms:
     """Trace the programs of one size. `make check-tpu` lowers them for TPUs that are not there."""
-    attention = Attention(cfg.attention_scale, heads, sizes.tiling, any(cfg.windows))
-    there = SingleDeviceSharding(device)
+    there, weights = SingleDeviceSharding(device), model.weights
 
     def shaped(value: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=there)
@@ -185,11 +172,11 @@ def trace_programs(
     def numbers(length: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((length,), jnp.int32, sharding=there)
 
-    one_batch = partial(run, cfg=cfg, attention=attention, attends=attends, sizes=sizes)
-    arguments = *jax.tree.map(shaped, (weights, pool)), numbers(buffer_length(sizes))
+    one_batch = partial(run, model=model, sizes=sizes)
+    arguments = *jax.tree.map(shaped, (weights, model.pool)), numbers(buffer_length(sizes))
     max_labels = max(LABEL_TILE, LABELS_PER_TOKEN * sizes.tokens)
     hidden = jax.ShapeDtypeStruct(
-        (sizes.tokens, cfg.hidden_size), weights.embed.dtype, sharding=there
+        (sizes.tokens, model.config.hidden_size), weights.embed.dtype, sharding=there
     )
     head = shaped(weights.lm_head)
     return TracedPrograms(

@@ -9,10 +9,10 @@ import numpy as np
 from jax import Array, lax
 
 from gpuscore.backends.common.hf_config import DecoderConfig
-from gpuscore.backends.jax.attention import Pool
-from gpuscore.backends.jax.decoder import Chosen, Weights, forward
+from gpuscore.backends.jax.attention import LayerKeys, Pool
+from gpuscore.backends.jax.decoder import Weights, forward
 from gpuscore.backends.jax.label_head import VOCAB_TILE
-from gpuscore.backends.jax.layout import Bounds, Rows, Tiles, TileSizes
+from gpuscore.backends.jax.layout import Bounds, Chosen, Rows, Tiles, TileSizes
 from gpuscore.backends.jax.products import contract, part, put
 from gpuscore.types.batch import PackedBatch, RowScores, visible_rows
 
@@ -54,16 +54,14 @@ class MaskedBatch:
     def store(self, pool: Pool, layer: Array, kv: Array) -> Pool:
         return pool
 
-    def attend(
-        self, chosen: Chosen, pool: Pool, layer: Array, window: Array, q: Array, kv: Array
-    ) -> Array:
+    def attend(self, chosen: Chosen, keys: LayerKeys, q: Array) -> Array:
         config, rows = self.config, len(q)
-        seen = self.seen & (self.positions > (self.positions - window)[:, None])
-        keys, values = jnp.split(kv.reshape(rows, -1, config.head_dim), 2, axis=1)
+        seen = self.seen & (self.positions > (self.positions - keys.window)[:, None])
+        k, values = jnp.split(keys.kv.reshape(rows, -1, config.head_dim), 2, axis=1)
         grouped = q.reshape(rows, config.num_kv_heads, -1, config.head_dim)
         # Else float32 would be TF32 on CUDA, and bfloat16 on a TPU.
         wide = {"precision": lax.Precision.HIGHEST, "preferred_element_type": jnp.float32}
-        scores = jnp.einsum("tkgd,skd->kgts", grouped, keys, **wide)
+        scores = jnp.einsum("tkgd,skd->kgts", grouped, k, **wide)
         masked = jnp.where(seen, scores * config.attention_scale, -jnp.inf)
         weights = jax.nn.softmax(masked, axis=-1).astype(q.dtype)
         outputs = jnp.einsum("kgts,skd->tkgd", weights, values, **wide)

@@ -191,7 +191,7 @@ class KeptBytes:
     """The memory of one compiled program, in a file beside it, for the next start's plan.
 
     Args:
-        directory: of `--compile-cache`; None = nothing is kept.
+        directory: of JAX's compiled programs; None = nothing is kept.
         identity: everything that the figure depends on.
     """
 
@@ -216,4 +216,6 @@ class KeptBytes:
             part.write_text(str(count), encoding="ascii")
             part.replace(self._path)
         except OSError as error:
-            logger.warning("--compile-cache: the size of a program is not kept: %s", error)
+            logger.warning(
+                "JAX_COMPILATION_CACHE_DIR: the size of a program is not kept: %s", error
+            )

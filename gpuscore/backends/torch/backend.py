@@ -22,6 +22,7 @@ from gpuscore.backends.common.start_check import (
     TREES,
     WITHOUT_QUERY,
     KnownRequests,
+    Reference,
     Run,
     check_start,
     pages_for,
@@ -251,10 +252,12 @@ class TorchBackend:
             f"--attention {plan.attention} with --kernels {'triton' if plan.kernels else 'torch'}",
             known,
             run_on(self.launcher),
-            exact,
-            rounded,
-            IN_EIGHT_BITS if eight_bits else ABSOLUTE,
-            MOST_ROWS if eight_bits or whole.mixture is not None else 1.0,
+            Reference(
+                exact,
+                rounded,
+                IN_EIGHT_BITS if eight_bits else ABSOLUTE,
+                MOST_ROWS if eight_bits or whole.mixture is not None else 1.0,
+            ),
         )
 
     def _largest(self) -> Iterable[PackedBatch]:
@@ -275,7 +278,7 @@ class TorchBackend:
         if self.device.type == "cpu":
             parts = largest_in_parts(plan.max_tokens, plan.max_model_len, pages.size)
         try:
-            measured = measure(memory, *(partial(run, part) for part in parts), spare=pages.spare)
+            measured = measure(memory, *(partial(run, part) for part in parts))
         except OutOfMemory as error:
             raise ConfigError(
                 f"a batch of --max-batch-tokens {plan.max_tokens} does not fit into the memory "

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from torch import Tensor
 from torch.nn import functional
@@ -28,6 +28,7 @@ from gpuscore_kernels import Implementation
 from gpuscore_kernels.gated.hopper import FEWEST_ROWS
 from gpuscore_kernels.label_head import repeating_rows
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
+from gpuscore_kernels.reference import QkvHeads
 
 # attend(layer, q [M, H, D], k [T, Hkv, D], v [T, Hkv, D]) -> [M, H, D]. M is T, except in the
 # last layer, where q holds the scored rows only.
@@ -39,6 +40,16 @@ Stream: TypeAlias = tuple[Tensor, Tensor | None]
 Rotary: TypeAlias = Mapping[Rope, tuple[Tensor, ...]]  # cos and sin of all rows, [T, D / 2]
 # (token ids [T], table [V, E]) -> rows of the table [T, E].
 Lookup: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardContext:
+    """Needs of the layers of one forward pass beside its rows."""
+
+    attend: Attend
+    kept: KeptRows
+    filled: Filled = (None, None)  # mixtures of experts compute nothing for padding
+    recur: Recur | None = None  # only of models with linear layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +115,7 @@ class Decoder:
         # The kernel stores keys and values itself, but not tile by tile: padding has no slots.
         self._stores = own == "triton" and by_rows is all_at_once
         self._gate_size = config.num_heads * config.head_dim if config.output_gate else 0
-        self._of_norms = eps, one_plus = config.rms_norm_eps, config.one_plus_norms
-        self._of_heads: dict[str, Any] = {"eps": eps, "one_plus": one_plus}
+        self._of_norms = config.rms_norm_eps, config.one_plus_norms
         self.weights = weights
         self.layers_done = 0  # by all passes so far
         # Rounded to the model's dtype first, as the models were trained.
@@ -126,76 +136,55 @@ class Decoder:
         }
 
     def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        score_rows: Tensor,
-        attend: Attend,
-        kept: KeptRows,
-        filled: Filled = (None, None),
-        recur: Recur | None = None,
+        self, token_ids: Tensor, positions: Tensor, score_rows: Tensor, context: ForwardContext
     ) -> Tensor:
         """Return hidden states [N, E] of `score_rows` after the final norm.
 
         The last layer computes keys and values of every row, because later batches may read
         them, but queries, output projection and MLP of the scored rows only; a linear layer
-        computes all of every row. Mixtures of experts compute nothing for padding, which `filled`
-        tells. Only models with linear layers need `recur`.
+        computes all of every row.
         """
-        rotary = self._rotary(positions)
+        rotary, last = self._rotary(positions), self.weights.layers[-1]
         streams: list[Stream] = [(self.embed(token_ids), None)]
-        *layers, last = self.weights.layers
-        for index, layer in enumerate(layers):
-            stream = self._one_layer(
-                index, layer, streams.pop(), rotary, attend, kept, filled[0], recur
-            )
+        whole = len(self.weights.layers) - (last.delta is None)  # layers that compute all rows
+        for index in range(whole):
+            stream = self._one_layer(index, streams.pop(), rotary, context)
             streams.append(stream)
             self.layers_done += 1
             del stream  # whoever holds it holds its memory through the next layer
+        x, delta = streams.pop()
         if last.delta is not None:
-            stream = self._one_layer(
-                len(layers), last, streams.pop(), rotary, attend, kept, filled[0], recur
-            )
-            x, delta = stream
             assert delta is not None  # noqa: S101  (an MLP has computed it)
             return self.final_norm(*(rows.index_select(0, score_rows) for rows in (x, delta)))
-        x, delta = streams.pop()
         cos, sin = rotary[self.ropes[-1]]
-        keys = partial(self._keys, last, self._pages(kept, len(layers)))
+        keys = partial(self._keys, last, self._pages(context.kept, whole))
         x, normed, k, v = self._by_rows(keys, x, cos, sin, delta)
-        self._store(kept, len(layers), k, v)
+        self._store(context.kept, whole, k, v)
         x, *chosen = (rows.index_select(0, score_rows) for rows in (x, normed, cos, sin))
         q, *gate = self._by_rows(partial(self._queries, last), *chosen)
-        attended = attend(len(layers), q, k, v).flatten(1)
-        x, delta = self._by_rows(partial(self._after, last, filled[1]), x, attended, *gate)
-        return self.final_norm(x, delta)
+        attended = context.attend(whole, q, k, v).flatten(1)
+        after = partial(self._after, last, context.filled[1])
+        return self.final_norm(*self._by_rows(after, x, attended, *gate))
 
     def _one_layer(
-        self,
-        index: int,
-        layer: LayerWeights,
-        stream: Stream,
-        rotary: Rotary,
-        attend: Attend,
-        kept: KeptRows,
-        filled: Tensor | None,
-        recur: Recur | None,
+        self, index: int, stream: Stream, rotary: Rotary, context: ForwardContext
     ) -> Stream:
         """Return the stream after a layer, for all rows."""
-        cos, sin = rotary[self.ropes[index]]
+        layer, (cos, sin) = self.weights.layers[index], rotary[self.ropes[index]]
         x, delta = stream
         del stream  # so that the memory of x is free when the first norm has read it
+        after = partial(self._after, layer, context.filled[0])
         if layer.delta is not None:
-            assert recur is not None  # noqa: S101  (the caller has prepared it for such models)
+            assert context.recur is not None  # noqa: S101  (the caller has prepared it)
             x, product = self._by_rows(partial(self._projected, layer), x, delta)
-            mixed = recur(index, layer.delta, product)
-            x, delta = self._by_rows(partial(self._after, layer, filled), x, mixed)
+            mixed = context.recur(index, layer.delta, product)
+            x, delta = self._by_rows(after, x, mixed)
             return x, delta
-        before = partial(self._before, layer, self._pages(kept, index))
+        before = partial(self._before, layer, self._pages(context.kept, index))
         x, q, k, v, *gate = self._by_rows(before, x, cos, sin, delta)
-        self._store(kept, index, k, v)
-        attended = attend(index, q, k, v).flatten(1)
-        x, delta = self._by_rows(partial(self._after, layer, filled), x, attended, *gate)
+        self._store(context.kept, index, k, v)
+        attended = context.attend(index, q, k, v).flatten(1)
+        x, delta = self._by_rows(after, x, attended, *gate)
         return x, delta
 
     def _rotary(self, positions: Tensor) -> Rotary:
@@ -226,8 +215,8 @@ class Decoder:
         The gate [T, H D] of models that have one is the last.
         """
         x, normed = self._rows_for(layer.qkv, x, delta, layer.input_norm)
-        heads = self.config.num_heads, self.config.num_kv_heads
-        return x, *self._project(layer, normed, layer.qkv, cos, sin, *heads, pages)
+        heads = self._heads(layer, self.config.num_heads, self.config.num_kv_heads)
+        return x, *self._turned(self._product(layer.qkv, normed), cos, sin, heads, pages)
 
     def _keys(
         self,
@@ -240,15 +229,17 @@ class Decoder:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return x + delta, its norm, and k and v of all rows."""
         x, normed = self._residual(x, delta, layer.input_norm)
-        kv = _parts(layer.qkv)[1]
-        _, k, v = self._project(layer, normed, kv, cos, sin, 0, self.config.num_kv_heads, pages)[:3]
+        product = self._product(_parts(layer.qkv)[1], normed)
+        heads = self._heads(layer, 0, self.config.num_kv_heads)
+        _, k, v = self._turned(product, cos, sin, heads, pages)
         return x, normed, k, v
 
     def _queries(
         self, layer: LayerWeights, normed: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, ...]:
-        queries = _parts(layer.qkv)[0]
-        q, _, _, *gate = self._project(layer, normed, queries, cos, sin, self.config.num_heads, 0)
+        product = self._product(_parts(layer.qkv)[0], normed)
+        heads = self._heads(layer, self.config.num_heads, 0)
+        q, _, _, *gate = self._turned(product, cos, sin, heads)
         return q, *gate
 
     def _projected(
@@ -258,41 +249,23 @@ class Decoder:
         x, normed = self._rows_for(layer.qkv, x, delta, layer.input_norm)
         return x, self._product(layer.qkv, normed)
 
-    def _project(
-        self,
-        layer: LayerWeights,
-        x: Rows,
-        linear: Linear,
-        cos: Tensor,
-        sin: Tensor,
-        heads: int,
-        kv_heads: int,
-        pages: Pages | None = None,
+    def _heads(self, layer: LayerWeights, queries: int, keys: int) -> QkvHeads:
+        return QkvHeads(queries, keys, layer.q_norm, layer.k_norm, *self._of_norms)
+
+    def _turned(
+        self, product: Tensor, cos: Tensor, sin: Tensor, heads: QkvHeads, pages: Pages | None = None
     ) -> tuple[Tensor, ...]:
-        """Project x [T, E] to q [T, heads, D], k and v [T, kv_heads, D]; q and k are rotated.
+        """Split a product into q [T, H, D], k and v [T, Hkv, D]; q and k are normed and rotated.
 
         The gate of queries [T, H D] comes last, in models that have one.
         """
-        product, norms = self._product(linear, x), (layer.q_norm, layer.k_norm)
         gate: tuple[Tensor, ...] = ()
-        if heads and self._gate_size:
+        if heads.queries and self._gate_size:
             gate, product = (product[:, : self._gate_size],), product[:, self._gate_size :]
         if self._own == "triton":
-            sides = qk_norm_rope_store(
-                product,
-                cos,
-                sin,
-                num_heads=heads,
-                num_kv_heads=kv_heads,
-                q_norm=norms[0],
-                k_norm=norms[1],
-                pages=pages,
-                **self._of_heads,
-            )
+            sides = qk_norm_rope_store(product, cos, sin, heads, pages)
         else:
-            sides = self._norm_and_rotate(
-                product, cos, sin, *norms, *self._of_norms, heads, kv_heads
-            )
+            sides = self._norm_and_rotate(product, cos, sin, heads)
         return *sides, *gate
 
     def _after(

@@ -28,11 +28,11 @@ from gpuscore.backends.torch.batch_words import (
     write_head,
 )
 from gpuscore.backends.torch.buckets import Bucket, filled_batch, find_bucket
-from gpuscore.backends.torch.decoder import Decoder
+from gpuscore.backends.torch.decoder import Decoder, ForwardContext
 from gpuscore.backends.torch.delta_net.layer import LinearAttention
 from gpuscore.backends.torch.delta_net.layout import StateSizes, StateTables
 from gpuscore.backends.torch.kv_pool import KeptRows
-from gpuscore.backends.torch.launcher import Finish, row_scores
+from gpuscore.backends.torch.launcher import Finish, Launcher, row_scores
 from gpuscore.backends.torch.queues import Queue, Replay
 from gpuscore.backends.torch.rounding import TOLERANCE, relative_error
 from gpuscore.errors import ConfigError
@@ -68,7 +68,7 @@ class Buffers:
     answer: Tensor  # float32, on the host
 
 
-class GraphLauncher:
+class GraphLauncher(Launcher):
     """Forward passes of one model over one pool, with kernels of Triton's.
 
     Args:
@@ -253,10 +253,12 @@ class GraphLauncher:
             words[places.tokens],
             words[places.positions],
             words[places.scored],
-            attention.run,
-            KeptRows(self.pool, nothing, nothing, words[places.slots], attention.read),
-            (words[places.num_tokens], words[places.num_scored]),
-            self.linear.planned(None if states is None else states.on_device(words)),
+            ForwardContext(
+                attention.run,
+                KeptRows(self.pool, nothing, nothing, words[places.slots], attention.read),
+                (words[places.num_tokens], words[places.num_scored]),
+                self.linear.planned(None if states is None else states.on_device(words)),
+            ),
         )
 
     def _answer(

@@ -16,7 +16,7 @@ from torch import Tensor
 from gpuscore.backends.base import DeviceLost
 from gpuscore.backends.common.shards import Shard
 
-# How long a rank may wait for a batch is `--engine-timeout`'s to say, not the group's.
+# How long a rank may wait for a batch is `engine_timeout`'s to say, not the group's.
 FOREVER = timedelta(days=365)
 CONNECT = timedelta(seconds=60)  # all ranks have loaded their weights by then
 LOOPBACK = "127.0.0.1"

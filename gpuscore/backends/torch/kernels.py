@@ -1,7 +1,7 @@
 """Triton kernels for the decoder's row-wise functions and linear layers, and the choice of them
 (`--kernels`).
 
-Heads have kernels too, which the decoder calls itself. All other matrix products, and functions
+QkvHeads have kernels too, which the decoder calls itself. All other matrix products, and functions
 that are not listed here, stay with torch.
 """
 
@@ -10,7 +10,6 @@ import logging
 import os
 
 import torch
-from torch import Tensor
 
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.common.quantization import Precision
@@ -18,9 +17,7 @@ from gpuscore.backends.torch.compiler import Function
 from gpuscore.backends.torch.layers import add_and_norm, gated, rms_norm
 from gpuscore.errors import ConfigError
 from gpuscore_kernels import ahead
-from gpuscore_kernels import gated as gated_kernel
-from gpuscore_kernels.add_rms_norm import add_rms_norm
-from gpuscore_kernels.delta_net import reference as linear
+from gpuscore_kernels.delta_net.reference import convolve, delta_rule, gated_norm, keep_tails
 from gpuscore_kernels.gated import hopper
 
 logger = logging.getLogger(__name__)
@@ -71,19 +68,17 @@ def in_triton(function: Function) -> Function:
 
     A `Compiler`, in the place that functions in C have on a CPU: see `rows_in_c.py`.
     """
-    if function.__module__ == linear.__name__:
-        from gpuscore_kernels.delta_net import triton as kernels  # only where Triton is
+    from gpuscore_kernels.add_rms_norm import triton as norms  # only where Triton is
+    from gpuscore_kernels.delta_net import triton as linear
+    from gpuscore_kernels.gated import triton as gates
 
-        return getattr(kernels, function.__name__)  # type: ignore[no-any-return]
-    return _KERNELS.get(function, function)
-
-
-def _rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
-    return add_rms_norm(x, None, weight, eps, one_plus)[1]
-
-
-_KERNELS: dict[Function, Function] = {
-    rms_norm: _rms_norm,
-    add_and_norm: add_rms_norm,
-    gated: gated_kernel.gated,
-}
+    kernels: dict[Function, Function] = {
+        rms_norm: lambda x, weight, *how: norms.add_rms_norm(x, None, weight, *how)[1],
+        add_and_norm: norms.add_rms_norm,
+        gated: gates.gated,
+        convolve: linear.convolve,
+        keep_tails: linear.keep_tails,
+        delta_rule: linear.delta_rule,
+        gated_norm: linear.gated_norm,
+    }
+    return kernels.get(function, function)

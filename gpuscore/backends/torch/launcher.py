@@ -3,6 +3,7 @@
 `PlainLauncher` is for any device and any kernels; `graph_launcher` is for our own kernels on CUDA.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gpuscore.backends.torch.attention.choice import AttentionBackend
-from gpuscore.backends.torch.decoder import Decoder
+from gpuscore.backends.torch.decoder import Decoder, ForwardContext
 from gpuscore.backends.torch.delta_net.layer import LinearAttention
 from gpuscore.backends.torch.group import RankGroup
 from gpuscore.backends.torch.kv_pool import KeptRows, KVPool
@@ -75,12 +76,14 @@ class WholeHead:
 Finish: TypeAlias = Callable[[], RowScores]  # waits for the device
 
 
-class Launcher(Protocol):
-    """Forward passes of one model over one KV pool."""
+class Launcher(ABC):
+    """Forward passes of one model over one KV pool, without CUDA graphs unless a class has them."""
 
     decoder: Decoder
 
-    def launch(self, batch: PackedBatch) -> Finish: ...
+    @abstractmethod
+    def launch(self, batch: PackedBatch) -> Finish:
+        """Queue a batch; the returned function waits for its scores."""
 
     def is_quick(self, batch: PackedBatch) -> bool:
         """True if `launch` takes about a millisecond, because the batch has a graph.
@@ -88,6 +91,7 @@ class Launcher(Protocol):
         A batch without a graph is launched by the thread that was measured at start, because that
         thread has a cuBLAS workspace already.
         """
+        return False
 
     def capture(self) -> int:
         """Capture the CUDA graphs that are missing, if there are any, and check each; blocks.
@@ -98,15 +102,16 @@ class Launcher(Protocol):
         Raises:
             ConfigError: a graph computes other numbers than single launches do.
         """
+        return 0
 
-    def capture_largest(self) -> None:
+    def capture_largest(self) -> None:  # noqa: B027  (there may be no graphs)
         """Capture the largest graph only, which takes the most memory."""
 
-    def release(self) -> None:
+    def release(self) -> None:  # noqa: B027
         """Drop all graphs; nothing may be launched afterwards."""
 
 
-class PlainLauncher:
+class PlainLauncher(Launcher):
     """Launches operator after operator; the batch is done when `launch` returns."""
 
     def __init__(
@@ -123,27 +128,17 @@ class PlainLauncher:
         self._by_rows = by_rows
         self._head = head
 
-    def is_quick(self, batch: PackedBatch) -> bool:
-        return False
-
-    def capture(self) -> int:
-        return 0
-
-    def capture_largest(self) -> None:
-        pass
-
-    def release(self) -> None:
-        pass
-
     @torch.inference_mode()
     def launch(self, batch: PackedBatch) -> Finish:
         hidden = self.decoder.forward(
             self._to_device(batch.token_ids),
             self._to_device(batch.positions),
             self._to_device(batch.score_rows),
-            self.attention.prepare(batch).run,
-            KeptRows.of(batch.slot_mapping, self.pool),
-            recur=self.linear.prepare(batch),
+            ForwardContext(
+                self.attention.prepare(batch).run,
+                KeptRows.of(batch.slot_mapping, self.pool),
+                recur=self.linear.prepare(batch),
+            ),
         )
         scores = self._score(hidden, batch)
         return lambda: scores

@@ -22,7 +22,7 @@ from torch.nn import functional
 from gpuscore.backends.common.hf_config import DecoderConfig, Llama3Rope, Rope
 from gpuscore_kernels import reference
 from gpuscore_kernels.label_head import tile_shapes
-from gpuscore_kernels.reference import gated, rms_norm
+from gpuscore_kernels.reference import QkvHeads, gated, rms_norm
 
 __all__ = [
     "add_and_norm",
@@ -43,15 +43,7 @@ def add_and_norm(
 
 
 def norm_and_rotate(
-    qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
-    one_plus: bool,
-    num_heads: int,
-    num_kv_heads: int,
+    qkv: Tensor, cos: Tensor, sin: Tensor, heads: QkvHeads
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Split and rotate as `reference.norm_and_rotate`; where a head's key or value is not finite,
     write NaN to the key and 0 to the value, in qkv's own memory.
@@ -59,8 +51,7 @@ def norm_and_rotate(
     Attention replaces the scores of hidden keys, so NaN then reaches rows that see the key, and no
     others. `qk_norm_rope_store` does the same.
     """
-    norms, heads = (q_norm, k_norm, eps, one_plus), (num_heads, num_kv_heads)
-    q, k, v = reference.norm_and_rotate(qkv, cos, sin, *norms, *heads)
+    q, k, v = reference.norm_and_rotate(qkv, cos, sin, heads)
     flawed = ~(k.isfinite() & v.isfinite()).all(-1, keepdim=True)
     return q, k.masked_fill_(flawed, torch.nan), v.masked_fill_(flawed, 0)
 

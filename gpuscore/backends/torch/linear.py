@@ -21,7 +21,6 @@ from gpuscore.backends.torch.devices import computes_natively
 from gpuscore_kernels import Implementation
 from gpuscore_kernels.quantized import fp8, quantize_rows, quantized_product
 from gpuscore_kernels.quantized.reference import quantize_rows as plain_quantize_rows
-from gpuscore_kernels.quantized_rows import quantized_gated, quantized_norm
 
 # oneDNN's fast products on CPUs without AMX take unsigned rows. With this zero point, an unsigned
 # number means the same as the signed one less it.
@@ -146,13 +145,17 @@ class Products:
         one_plus: bool,
     ) -> tuple[Tensor, QuantizedRows]:
         """Return x + delta, and its norm as the layer takes it."""
-        dtype = linear.weight.dtype
-        total, q, scale = quantized_norm(x, delta, weight, eps=eps, one_plus=one_plus, dtype=dtype)
+        from gpuscore_kernels.quantized_rows import triton  # only where Triton is
+
+        how = eps, one_plus, linear.weight.dtype
+        total, q, scale = triton.quantized_norm(x, delta, weight, *how)
         return total, QuantizedRows(q, scale, weight.dtype)
 
     def gated(self, linear: QuantizedLinear, gate_up: Tensor, activation: str) -> QuantizedRows:
         """Return act(gate) * up as the layer takes it."""
-        rows = quantized_gated(gate_up, activation, dtype=linear.weight.dtype)
+        from gpuscore_kernels.quantized_rows import triton
+
+        rows = triton.quantized_gated(gate_up, activation, linear.weight.dtype)
         return QuantizedRows(*rows, gate_up.dtype)
 
     def _quantized(self, linear: QuantizedLinear, x: QuantizedRows) -> Tensor:

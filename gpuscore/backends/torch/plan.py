@@ -148,7 +148,6 @@ def _in_faster_format(
         full = _plan(directory, replace(config, dtype="float32"), 0)
         # Replicas on CPUs have parts of this fraction, and what they leave is not for weights.
         left = max(0, int(full.free_memory() * full.pages.fraction) - full.weight_bytes)
-        left = left if full.pages.spare is None else min(left, full.pages.spare)
         full.pages.count(left, int(left * UNMEASURED))
     except ConfigError as error:
         return plan, f"in float32 it may not fit: {error}"
@@ -177,15 +176,13 @@ def _plan(directory: Path, config: ModelConfig, rank: int) -> TorchPlan:
         architecture.storage,
         partial(why_not_in_eight_bits, architecture.config, device, dtype, kernels),
     )
-    if config.compile_cache is not None:
-        raise ConfigError("--compile-cache needs --backend jax")
     refuse_quantized(precision, shard.ranks)
     refuse_with_states(architecture.config, config, precision)
     weight_bytes = count_weight_bytes(part, dtype.itemsize, precision)
     again = STEADY_ROWS if config.deterministic else 0
-    pages = plan_pages(part, config, max_len, name, device.type, again, weight_bytes)
+    pages = plan_pages(part, config, max_len, name, device.type, again)
     free = memory_of(device, shard.ranks).free()
-    check_weights(pages, free, weight_bytes, config.memory_limit)
+    check_weights(pages, free, weight_bytes)
     attention = choose_attention(config.attention, part, device, dtype, config.deterministic)
     return TorchPlan(
         directory=str(directory),

@@ -20,6 +20,7 @@ from gpuscore_kernels.extend_attention.layout import Ints
 from gpuscore_kernels.extend_attention.reference import extend_attention
 from gpuscore_kernels.label_head import few_products
 from gpuscore_kernels.quantized.reference import EPS
+from gpuscore_kernels.reference import QkvHeads
 from gpuscore_kernels.row_functions import (
     KEYS,
     AttentionFunctions,
@@ -128,8 +129,8 @@ def _known(dtype: torch.dtype) -> Iterator[tuple[Function, tuple[Any, ...]]]:
     heads, size = 3, 38
     qkv, norm = rows(ROWS, (heads + 4) * size).to(dtype), rows(size).to(dtype)
     tables = rows(ROWS, size // 2), rows(ROWS, size // 2)
-    for norms in ((norm, norm), (None, None)):
-        yield norm_and_rotate, (qkv, *tables, *norms, EPS_OF_NORMS, False, heads, 2)
+    for own in (norm, None):
+        yield norm_and_rotate, (qkv, *tables, QkvHeads(heads, 2, own, own, EPS_OF_NORMS))
     for activation in ("silu", "gelu_tanh"):
         yield gated, (3 * rows(ROWS, 2 * 83).to(dtype), activation)
     yield few_products, (rows(7, 83).to(dtype), rows(ROWS + 1, 83).to(dtype))

@@ -1,8 +1,8 @@
 """The composition of `gpuscore batch`: a job, and the engine that scores it."""
 
 import argparse
+import signal
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import fields
@@ -23,7 +23,15 @@ from gpuscore.processes.announcement import LoadingBar
 from gpuscore.processes.replicas.start import start_replicas
 from gpuscore.processes.serving import load_model, read_files
 
-EXIT_OK, EXIT_FAILED = 0, 1
+EXIT_OK, EXIT_FAILED, EXIT_SIGNAL = 0, 1, 128  # plus the signal's number
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Stopped(BaseException):
+    """The end of a run by a signal."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
 
 
 def batch(values: argparse.Namespace, settings: Settings) -> int:
@@ -34,14 +42,18 @@ def batch(values: argparse.Namespace, settings: Settings) -> int:
     """
     check_single(settings)
     options = read_options(values)
-    begin, progress = time.monotonic(), Progress()
+    progress = Progress()
     try:
-        outcome = _run(values, settings, options, progress)
+        with _stoppable():
+            outcome = _run(settings, options, progress)
+    except Stopped as stopped:
+        progress.say(f"stopped at {progress.done} of {progress.rows or 'all'} rows, run again")
+        return EXIT_SIGNAL + stopped.number
     except OSError as error:
         if error.filename is None:  # such as a full disk, which `__main__` reports
             raise
         raise ConfigError(f"{error.filename}: {error.strerror}") from error
-    print(_summary(outcome, options, progress.rows, time.monotonic() - begin))
+    print(_summary(outcome, options, progress))
     if not outcome.too_bad(options.max_bad):
         return EXIT_OK
     bad = f"{outcome.bad + outcome.failed} of {outcome.rows} rows are bad"
@@ -49,24 +61,42 @@ def batch(values: argparse.Namespace, settings: Settings) -> int:
     return EXIT_FAILED
 
 
-def _run(
-    values: argparse.Namespace, settings: Settings, options: BatchOptions, progress: Progress
-) -> WrittenState:
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Raise Stopped at the first signal that ends the process; one that is ignored stays so."""
+    before = {number: signal.getsignal(number) for number in STOPS}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def stop(number: int, _: Any) -> None:
+        restore()
+        raise Stopped(number)
+
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        restore()
+
+
+def _run(settings: Settings, options: BatchOptions, progress: Progress) -> WrittenState:
     """Run a job with engines on this machine."""
     model, limits = settings.make(ModelConfig), settings.make(RequestLimits)
-    engine, server = settings.make(EngineConfig), settings.make(ServerConfig)
-    family = server.family
+    engine, family = settings.make(EngineConfig), settings.make(ServerConfig).family
     names = tuple(dict.fromkeys((model_name(model.model), model.model)))
+    directory = model_directory(model.model, model.revision)
     known = {
         "gpuscore": __version__,
         **_settings_of(model),
         **_settings_of(limits),
         "--family": family,
         **options.identity(),
+        "the model's files": _state_of(directory),
     }
-    directory = model_directory(model.model, model.revision)
-    known["the model's files"] = _state_of(directory)
-    job = BatchJob(options, known, names, engine.prefix_cache)
 
     @contextmanager
     def loading() -> Iterator[LoadedModel]:
@@ -78,7 +108,7 @@ def _run(
                 loaded = load_model(files, limits, replicas)
             yield loaded
 
-    return run_job(job, loading, progress)
+    return run_job(BatchJob(options, known, names), loading, progress)
 
 
 def _settings_of(config: Any) -> dict[str, Any]:
@@ -97,15 +127,19 @@ def _state_of(directory: Path) -> str:
     return ", ".join(f"{name} ({stat.st_size} bytes, {stat.st_mtime_ns})" for name, stat in states)
 
 
-def _summary(outcome: WrittenState, options: BatchOptions, rows: int, seconds: float) -> str:
-    """Name the written files, and say how many rows this run has taken in how many seconds."""
+def _summary(outcome: WrittenState, options: BatchOptions, progress: Progress) -> str:
+    """Name the written files, and say how fast this run has scored how many rows."""
     lines = [f"{_counted(outcome.scored, 'row')} in {options.output}"]
     if outcome.failed:
         lines.append(f"{outcome.failed} of them answered with an error")
     where = f" in {options.bad_rows}" if outcome.bad else ""
     lines.append(f"{_counted(outcome.bad, 'bad row')}{where}")
-    who = "" if rows == outcome.rows else " by this run"
-    lines.append(f"{_counted(rows, 'row')}{who} in {seconds:.1f} s, {rows / seconds:.1f} rows/s")
+    if progress.scored:
+        rows, seconds = progress.scored, progress.scoring
+        who = "" if rows == outcome.rows else " by this run"
+        lines.append(f"model loaded in {progress.loading:.1f} s")
+        speed = f"{seconds:.1f} s, {rows / seconds:.1f} rows/s"
+        lines.append(f"{_counted(rows, 'row')} scored{who} in {speed}")
     return "\n".join(lines)
 
 

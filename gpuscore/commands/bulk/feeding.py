@@ -1,19 +1,25 @@
-"""Keeping the engine busy: many requests in flight, but not more than a bound."""
+"""Keeping the engine busy: rows grouped into requests, and many requests in flight, but not more
+than a bound."""
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import replace
+from itertools import chain, groupby
 from queue import Empty, SimpleQueue
 
-from gpuscore.commands.bulk.rows import Settled, TextRow
-from gpuscore.commands.bulk.tasks import Task, Unit
+from gpuscore.commands.bulk.tasks import Task, TextRow, Unit
+from gpuscore.commands.bulk.work import Result
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.errors import GpuscoreError, InternalError, Overloaded, Unavailable
 from gpuscore.types.request import ScoreResult
 
+GROUP_ROWS = 2048  # most rows of one request
+# Most characters of one request, for each token of a batch: about two batches, so that results come
+# in steps of seconds on a slow machine, too.
+GROUP_TEXT = 8
+ALIKE = 256  # first characters that rows of one request have in common, if others have them, too
 # For each replica: full batches of tokens in flight, so that the engine always has a choice, and
 # requests in flight.
 BATCHES, MOST_REQUESTS = 8, 512
@@ -22,14 +28,40 @@ SENT_TOGETHER = 32
 PAUSE = 0.2  # seconds until a request that was refused for now is sent again
 
 
-@dataclass(frozen=True, slots=True)
-class CountedRows:
-    """The outcome of some rows, with the tokens that it took."""
+def grouped(rows: Iterable[TextRow], model: LoadedModel) -> Iterator[list[TextRow]]:
+    """Yield the rows that go into one request each: rows that share a first text, or, to save
+    requests, rows that each have a first text of their own; and of these, rows that begin alike."""
+    builder, limits = model.prompts.builder, model.engine.limits
+    # With a fixed cut, a row's bits depend on the text that its request shares, which must not
+    # depend on the rows that are left.
+    free_cut = not builder.backend.deterministic_chunk
+    most_rows, most_text = min(GROUP_ROWS, builder.limits.max_items), GROUP_TEXT * limits.max_tokens
+    ordered = sorted(rows)
+    uses = Counter(row.first for row in ordered)
 
-    settled: Settled
-    rows: int
-    prompt_tokens: int = 0
-    computed_tokens: int = 0
+    def beginning(row: TextRow) -> tuple[str | None, str]:
+        own = free_cut and uses[row.first] == 1
+        text = row.first + row.rest if own else row.rest
+        return None if own else row.first, text[:ALIKE] if len(text) > ALIKE else ""
+
+    group: list[TextRow] = []
+    first, mixed, size = None, False, 0
+    for (shared, start), run in groupby(ordered, beginning):
+        alike = list(run)
+        joins = mixed and shared == first and (not start or len(alike) == 1)
+        if group and not joins:
+            yield group
+            group, size = [], 0
+        first, mixed = shared, not start or len(alike) == 1
+        for row in alike:
+            length = len(row.rest) + (len(row.first) if shared is None else 0)
+            if group and (len(group) == most_rows or size + length > most_text):
+                yield group
+                group, size = [], 0
+            group.append(row)
+            size += length
+    if group:
+        yield group
 
 
 class Feeder:
@@ -42,11 +74,14 @@ class Feeder:
     Args:
         model: with the engine.
         task: makes requests of rows.
-        settle: called with each outcome.
+        settle: called with the results of some rows.
     """
 
     def __init__(
-        self, model: LoadedModel, task: Task, settle: Callable[[CountedRows], None]
+        self,
+        model: LoadedModel,
+        task: Task,
+        settle: Callable[[Sequence[TextRow], Sequence[Result]], None],
     ) -> None:
         self._engine, self._task, self._settle = model.engine, task, settle
         self._most_tokens = BATCHES * model.replicas * model.engine.limits.max_tokens
@@ -77,24 +112,22 @@ class Feeder:
         except Exception as error:  # noqa: BLE001  (`run` raises it)
             self._done.put(error)
 
-    def _fill(self, made: Iterator[Unit | Settled]) -> bool:
+    def _fill(self, made: Iterator[Unit]) -> bool:
         """Send requests until enough are in flight; return False if there are no more rows."""
-        refused = False
-        while not refused and self._room:
+        taken = True
+        while taken and self._room:
             units: list[Unit] = []
             while len(units) < SENT_TOGETHER and self._room:
-                if self._again:
-                    self._take(self._again.popleft(), units)
-                    continue
-                part = next(made, None)
-                if part is None:
+                unit = self._again.popleft() if self._again else next(made, None)
+                if unit is None:
                     self._send(units)
                     return False
-                if isinstance(part, Unit):
-                    self._take(part, units)
+                if unit.request is None:
+                    self._settle(unit.rows, unit.results)
                 else:
-                    self._settle(CountedRows(part, 1))
-            refused = self._send(units)
+                    units.append(unit)
+                    self._tokens += unit.tokens
+            taken = self._send(units)
         return True
 
     @property
@@ -102,72 +135,47 @@ class Feeder:
         """True if one more request may be in flight, whatever its size."""
         return len(self._flying) < self._most_requests and self._tokens < self._most_tokens
 
-    def _take(self, unit: Unit, units: list[Unit]) -> None:
-        units.append(unit)
-        self._tokens += unit.request.num_tokens
-
     def _send(self, units: list[Unit]) -> bool:
-        """Send requests; return True if the engine takes no more for now."""
-        refused = False
-        outcomes = self._engine.score_all([unit.request for unit in units])
+        """Send requests; return False if the engine takes no more for now."""
+        outcomes = self._engine.score_all([unit.request for unit in units if unit.request])
         for unit, outcome in zip(units, outcomes, strict=True):
             if isinstance(outcome, Future):
                 self._flying[outcome] = unit
                 outcome.add_done_callback(self._done.put)
             else:
-                refused |= self._gone(unit, outcome)
-        return refused
+                self._gone(unit, outcome)
+        return not any(isinstance(outcome, Overloaded | Unavailable) for outcome in outcomes)
 
     def _collect(self) -> None:
         """Settle answered requests; wait for an answer, or shortly if requests were refused."""
         try:
-            wait = bool(self._flying) or bool(self._again)
-            self._take_answer(self._done.get(wait, PAUSE if self._again else None))
+            wait = bool(self._flying or self._again)
+            self._take(self._done.get(wait, PAUSE if self._again else None))
             while True:
-                self._take_answer(self._done.get(block=False))
+                self._take(self._done.get(block=False))
         except Empty:
             return
 
-    def _take_answer(self, answer: "Future[ScoreResult] | Exception") -> None:
+    def _take(self, answer: "Future[ScoreResult] | Exception") -> None:
         if isinstance(answer, Exception):
             raise answer
-        unit = self._flying.pop(answer)
-        error = answer.exception()
+        unit, error = self._flying.pop(answer), answer.exception()
         if error is None:
-            self._tokens -= unit.request.num_tokens
-            result = answer.result()
-            settled = self._task.settle(unit, result)
-            tokens = unit.request.num_prompt_tokens
-            self._settle(CountedRows(settled, len(unit.rows), tokens, result.computed_tokens))
-        elif isinstance(error, Unavailable):
-            self._lost(replace(unit, losses=unit.losses + 1), error)
+            self._tokens -= unit.tokens
+            self._settle(unit.rows, self._task.results(unit, answer.result()))
         elif isinstance(error, GpuscoreError):
-            self._gone(unit, error)
+            lost = isinstance(error, Unavailable)  # with its engine
+            self._gone(replace(unit, losses=unit.losses + lost), error)
         else:
             raise error
 
-    def _lost(self, unit: Unit, error: Unavailable) -> None:
-        """Take back a request whose engine was lost."""
-        if unit.losses < MOST_LOSSES:
-            self._gone(unit, error)
-            return
-        self._tokens -= unit.request.num_tokens
-        what = InternalError(f"the engine was lost {unit.losses} times while it had this row")
-        self._divide(unit, what)
-
-    def _gone(self, unit: Unit, error: GpuscoreError) -> bool:
-        """Take back a request without a result; return True if it may be sent again as it is."""
-        self._tokens -= unit.request.num_tokens
-        if isinstance(error, Overloaded | Unavailable):
+    def _gone(self, unit: Unit, error: GpuscoreError) -> None:
+        """Take back a request without a result, to send it again, or smaller ones in its place."""
+        self._tokens -= unit.tokens
+        if not isinstance(error, Overloaded | Unavailable):
+            self._again += self._task.failed(unit, error)
+        elif unit.losses < MOST_LOSSES:
             self._again.append(unit)
-            return True
-        self._divide(unit, error)
-        return False
-
-    def _divide(self, unit: Unit, error: GpuscoreError) -> None:
-        """Send smaller requests in place of a failed request, or settle its only row."""
-        for part in self._task.failed(unit, error):
-            if isinstance(part, Unit):
-                self._again.append(part)
-            else:
-                self._settle(CountedRows(part, 1))
+        else:
+            what = f"the engine was lost {unit.losses} times while it had this row"
+            self._again += self._task.failed(unit, InternalError(what))

@@ -1,58 +1,36 @@
 """A batch job from start to end, or from where an earlier run of it was ended.
 
-    read -> sort -> score -> write -> publish
+    read -> score -> write -> publish
 
-Every file that a step leaves in the work folder is whole or counts as missing, so a run that is
-killed at any moment is continued by the next run.
+The input's rows are divided into parts, in their order. While a part is scored its results are kept
+in the work folder, from where the next run takes them; in the end they become the output.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
+from datetime import timedelta
 from typing import Any
 
-from tqdm import tqdm
-
-from gpuscore.commands.bulk.feeding import CountedRows, Feeder
-from gpuscore.commands.bulk.inputs import (
-    InputFiles,
-    check_inputs,
-    find_inputs,
-    identify,
-    refuse_changed,
-)
+from gpuscore.commands.bulk.feeding import Feeder, grouped
+from gpuscore.commands.bulk.inputs import InputFiles, find_inputs, refuse_changed, state_of
 from gpuscore.commands.bulk.options import BatchOptions
-from gpuscore.commands.bulk.rows import AnswerLine, BadTextRow, Settled, TextRow
-from gpuscore.commands.bulk.steps import (
-    check_written,
-    make_plan,
-    publish,
-    refuse_existing,
-    write_output,
-)
-from gpuscore.commands.bulk.store import (
-    BAD,
-    FAILED,
-    GROUP_ROWS,
-    MEMORY,
-    ResultStore,
-    grouped,
-    merged,
-)
-from gpuscore.commands.bulk.tasks import make_task
+from gpuscore.commands.bulk.tasks import RequestTask, TableTask, Task, TextRow
 from gpuscore.commands.bulk.work import (
-    RESULTS,
-    SORTED,
+    Answer,
     JobState,
-    PlanState,
-    ScoredState,
+    Result,
     WorkFolder,
     WrittenState,
     locked,
 )
+from gpuscore.commands.bulk.writing import plan_output, publish, refuse_existing, write_output
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.errors import ConfigError, InvalidRequest
+
+KEPT_EVERY, TOLD_EVERY = 10.0, 30.0  # seconds of scoring
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,59 +41,52 @@ class BatchJob:
         settings: by name, all settings that a continuing run must have in common with the first
             run.
         names: the names by which requests may call the model.
-        prefix_cache: True if the engine keeps the prefixes that prompts share.
-        memory: bytes of rows that are sorted in memory.
     """
 
     options: BatchOptions
     settings: dict[str, Any]
     names: tuple[str, ...]
-    prefix_cache: bool = True
-    memory: int = MEMORY
 
 
 class Progress:
-    """The progress bars of one run, on standard error if that is a terminal.
+    """The progress of one run, told in lines on standard error.
 
     Attributes:
-        prompt_tokens: of all prompts scored by this run, each counted as a whole.
-        computed_tokens: the prompt tokens that were computed; the others were shared or cached.
-        rows: rows that this run has scored or found bad.
+        rows: of the input; 0 until they are counted.
+        done: rows that have a result, of this run or an earlier one.
+        scored: rows that this run has scored or found bad.
+        loading, scoring: seconds that this run took to load the model, and to score.
     """
 
-    def __init__(self, shown: bool = True) -> None:
-        self.rows = 0
-        self.prompt_tokens = self.computed_tokens = 0
-        self._disable = None if shown else True  # None: unless it is no terminal
+    def __init__(self) -> None:
+        self.rows = self.done = self.scored = 0
+        self.loading = self.scoring = 0.0
+        self._began = self._told = time.monotonic()
 
-    @property
-    def cache_share(self) -> float:
-        """Share of the prompts' tokens that were not computed again."""
-        if not self.prompt_tokens:
-            return 0.0
-        return max(0.0, 1 - self.computed_tokens / self.prompt_tokens)
+    def begin(self, rows: int, done: int) -> None:
+        """Note what there is to do, and begin to load the model."""
+        self.rows, self.done = rows, done
+        if done:
+            self.say(f"resuming at {done} of {rows} rows")
+        self._began = time.monotonic()
 
-    @contextmanager
-    def counting(self, name: str, rows: int | None = None) -> Iterator[Callable[[int], None]]:
-        """Show how many rows are done, of `rows` if given; yield a function that adds some."""
-        with self._bar(name, rows) as bar:
-            yield lambda rows: bar.update(rows) and None
+    def loaded(self) -> None:
+        now = time.monotonic()
+        self.loading, self._began, self._told = now - self._began, now, now
 
-    @contextmanager
-    def scoring(self, rows: int, done: int) -> Iterator[Callable[[CountedRows], None]]:
-        """Show rows, rate, time left and the share of tokens that were not computed again."""
-        with self._bar("scoring", rows, done) as bar:
+    def add(self, rows: int) -> None:
+        """Count rows that have a result now; tell of them once in a while."""
+        self.done, self.scored = self.done + rows, self.scored + rows
+        now = time.monotonic()
+        self.scoring = now - self._began
+        if now - self._told >= TOLD_EVERY:
+            self._told = now
+            rate = self.scored / self.scoring
+            left = timedelta(seconds=round((self.rows - self.done) / rate))
+            self.say(f"{self.done} of {self.rows} rows, {rate:.1f} rows/s, {left} left")
 
-            def report(counted: CountedRows) -> None:
-                self.prompt_tokens += counted.prompt_tokens
-                self.computed_tokens += counted.computed_tokens
-                bar.set_postfix_str(f"cached {self.cache_share:.0%}", refresh=False)
-                bar.update(counted.rows)
-
-            yield report
-
-    def _bar(self, name: str, rows: int | None, done: int = 0) -> "tqdm[None]":
-        return tqdm(total=rows, initial=done, desc=name, unit="row", disable=self._disable)
+    def say(self, line: str) -> None:
+        print(f"gpuscore: {line}", file=sys.stderr, flush=True)
 
 
 Loading = Callable[[], AbstractContextManager[LoadedModel]]
@@ -136,131 +107,137 @@ def run_job(job: BatchJob, loading: Loading, progress: Progress) -> WrittenState
     """
     options = job.options
     inputs = find_inputs(options)
-    check_inputs(inputs, options)
     with locked(options.output) as work:
-        known = work.read(JobState)
-        if work.read(WrittenState) is None:
+        written, state = work.read(WrittenState), work.read(JobState)
+        if state is not None:
+            _refuse_other(job, inputs, work, state)
+        if written is None:
             for path in (options.output, options.bad_rows):
                 refuse_existing(path)
-            _begin(job, inputs, work, known)
-            if work.read(ScoredState) is None:
+            if state is None:
+                work.clear()
+                known = {path.name: state_of(path) for path in inputs.paths}
+                state = JobState(job.settings, known, *plan_output(inputs, options))
+                work.write(state)
+            done = sum(
+                result is not None
+                for number, count in enumerate(state.parts)
+                for result in work.results(number, count)
+            )
+            progress.begin(sum(state.parts), done)
+            if done < progress.rows or not done or options.strict:
                 with loading() as model:
-                    _score(job, inputs, work, model, progress)
-            _write(job, inputs, work, progress)
-        else:
-            if known is not None:  # it is removed before the note that all is written
-                _refuse_other(job, inputs, work, known)
-            check_written(options, work)
-        return publish(options, work)
-
-
-def _begin(job: BatchJob, inputs: InputFiles, work: WorkFolder, known: JobState | None) -> None:
-    """Continue an earlier run whose plan was made, or else begin anew."""
-    if known is not None and work.read(PlanState) is not None:
-        _refuse_other(job, inputs, work, known)
-        return
-    work.clear()
-    work.write(JobState(job.settings, identify(inputs)))
+                    progress.loaded()
+                    _Scoring(job, inputs, work, model, progress).run()
+            refuse_changed(inputs, state.inputs, read_all=True)  # it is read once more now
+            written = write_output(inputs, options, state, work)
+        publish(options, work, written)
+        return written
 
 
 def _refuse_other(job: BatchJob, inputs: InputFiles, work: WorkFolder, known: JobState) -> None:
+    """Raise ConfigError if a setting or the input is not what it was when the job began."""
     remedy = f"remove {work.path} to begin anew"
-    _refuse_other_settings(known.settings, job.settings, remedy)
+    for name in {**known.settings, **job.settings}:
+        was, now = known.settings.get(name), job.settings.get(name)
+        if was != now:
+            was, now = ("not set" if value is None else value for value in (was, now))
+            raise ConfigError(f"{name} was {was} when this job began and is {now}; {remedy}")
     try:
         refuse_changed(inputs, known.inputs)
     except ConfigError as error:
         raise ConfigError(f"{error}; {remedy}") from None
 
 
-def _refuse_other_settings(known: dict[str, Any], now: dict[str, Any], remedy: str) -> None:
-    """Raise ConfigError if a setting is not what it was when the job began."""
-    for name in {**known, **now}:
-        if known.get(name) != now.get(name):
-            values = [
-                "not set" if value is None else value for value in (known.get(name), now.get(name))
-            ]
-            raise ConfigError(
-                f"{name} was {values[0]} when this job began and is {values[1]}; {remedy}"
-            )
+@dataclass(slots=True)
+class _Part:
+    """A block of rows that is being scored."""
+
+    block: Any
+    results: list[Result]
+    missing: int
+    changed: bool = False  # since its results were kept
 
 
-def _score(
-    job: BatchJob,
-    inputs: InputFiles,
-    work: WorkFolder,
-    model: LoadedModel,
-    progress: Progress,
-) -> None:
-    task = make_task(job.options, model, job.names)
-    with closing(ResultStore(work.path, task.width)) as store:
-        resumed = work.read(PlanState) is not None
-        if not resumed:
-            with progress.counting("reading") as advance:
-                make_plan(inputs, job.options, work, store, advance, job.memory)
-        plan = work.need(PlanState)
-        rows = merged(_sorted_files(work, plan))
-        if resumed:
-            rows = (row for row in rows if not store.kind(row.number))
-            if job.options.strict:
-                _refuse_bad(store, plan.rows)
-        done = sum(kind > 0 for kind in store.kinds(plan.rows))
-        progress.rows = plan.rows - (done if resumed else 0)
-        with progress.scoring(plan.rows, done) as report:
+class _Scoring:
+    """The scoring of all rows that have no result yet."""
 
-            def settle(counted: CountedRows) -> None:
-                if job.options.strict:  # before it is noted, so that another run tries it again
-                    _refuse_settled(counted.settled)
-                store.put(counted.settled)
-                report(counted)
+    def __init__(
+        self,
+        job: BatchJob,
+        inputs: InputFiles,
+        work: WorkFolder,
+        model: LoadedModel,
+        progress: Progress,
+    ) -> None:
+        self._inputs, self._work, self._progress = inputs, work, progress
+        self._model, self._strict = model, job.options.strict
+        self._task: Task
+        if job.options.requests:
+            self._task = RequestTask(model, job.names)
+        else:
+            self._task = TableTask(job.options, model)
+        self._parts: dict[int, _Part] = {}
+        self._kept = time.monotonic()
 
-            Feeder(model, task, settle).run(_requests_of(rows, model, job.prefix_cache))
-        store.sync()
-    work.write(ScoredState(task.width))
+    def run(self) -> None:
+        """Score; whatever ends it, results that are there are kept."""
+        try:
+            Feeder(self._model, self._task, self._settle).run(self._groups())
+        finally:
+            self._keep()
 
+    def _groups(self) -> Iterator[list[TextRow]]:
+        """Yield the rows that go into one request each."""
+        for number, block in enumerate(self._inputs.blocks()):
+            results = self._work.results(number, block.count)
+            missing = results.count(None)
+            if not missing and not self._strict:
+                continue
+            for place, result in enumerate(results):
+                self._refuse(block, place, result)
+            if missing:
+                self._parts[number] = _Part(block, results, missing)
+                yield from grouped(self._rows(number, block, results), self._model)
 
-def _requests_of(
-    rows: Iterable[TextRow], model: LoadedModel, prefix_cache: bool
-) -> Iterator[Sequence[TextRow]]:
-    """Yield the sorted rows that go into one request each."""
-    most = min(GROUP_ROWS, model.prompts.builder.limits.max_items)
-    # With a fixed cut, a row's bits depend on the text that its request shares, which must not
-    # depend on the rows that are left.
-    free_cut = not model.prompts.builder.backend.deterministic_chunk
-    return grouped(rows, most, free_cut, prefix_cache)
+    def _rows(self, number: int, block: Any, results: Sequence[Result]) -> list[TextRow]:
+        """Return the rows of a part to score; settle those that are bad."""
+        rows, bad = [], []
+        for place, texts in enumerate(self._task.texts(block)):
+            if results[place] is None and isinstance(texts, str):
+                bad.append((TextRow("", "", number, place), texts))
+            elif results[place] is None:
+                first, rest = ("", *texts)[-2:]
+                rows.append(TextRow(first, rest, number, place))
+        if bad:
+            self._settle(*zip(*bad, strict=True))
+        return rows
 
+    def _settle(self, rows: Sequence[TextRow], results: Sequence[Result]) -> None:
+        number = rows[0].part
+        part = self._parts[number]
+        for row, result in zip(rows, results, strict=True):
+            # Before it is kept, so that another run tries it again.
+            self._refuse(part.block, row.place, result)
+            part.results[row.place] = result
+        part.missing, part.changed = part.missing - len(rows), True
+        self._progress.add(len(rows))
+        if not part.missing:
+            self._work.keep(number, self._parts.pop(number).results)
+        if time.monotonic() - self._kept >= KEPT_EVERY:
+            self._keep()
 
-def _sorted_files(work: WorkFolder, plan: PlanState) -> list[Path]:
-    paths = [work.path / SORTED / name for name in plan.sorted]
-    for path in paths:
-        if not path.exists():
-            raise work.damaged(f"{SORTED}/{path.name} is missing")
-    return paths
+    def _refuse(self, block: Any, place: int, result: Result) -> None:
+        """Raise InvalidRequest for a bad row of a strict job."""
+        bad = isinstance(result, str) or (isinstance(result, Answer) and result.failed)
+        if self._strict and bad:
+            about = block.about(place)
+            what = result.line.decode() if isinstance(result, Answer) else result
+            raise InvalidRequest(f"{about['file']}, row {about['row']}: {what}")
 
-
-def _refuse_bad(store: ResultStore, rows: int) -> None:
-    """Raise InvalidRequest for a bad row of an earlier run, which was not strict."""
-    for number, kind in enumerate(store.kinds(rows)):
-        if kind in (BAD, FAILED):
-            raise InvalidRequest(f"row {number + 1} of all: {store.text(number).decode()}")
-
-
-def _refuse_settled(settled: Settled) -> None:
-    """Raise InvalidRequest for a bad row, or a request that failed."""
-    match settled:
-        case BadTextRow(number, reason):
-            raise InvalidRequest(f"row {number + 1} of all: {reason}")
-        case AnswerLine(number, line, True):
-            raise InvalidRequest(f"row {number + 1} of all: {line.decode()}")
-
-
-def _write(job: BatchJob, inputs: InputFiles, work: WorkFolder, progress: Progress) -> None:
-    known, plan = work.need(JobState), work.need(PlanState)
-    refuse_changed(inputs, known.inputs, read_all=True)  # it is read a second time now
-    width = work.need(ScoredState).width
-    with (
-        closing(ResultStore(work.path, width)) as store,
-        progress.counting("writing", plan.rows) as advance,
-    ):
-        if not store.holds(plan.rows):
-            raise work.damaged(f"{RESULTS} is not of {plan.rows} rows with {width} scores each")
-        write_output(inputs, job.options, plan, store, work, advance)
+    def _keep(self) -> None:
+        for number, part in self._parts.items():
+            if part.changed:
+                self._work.keep(number, part.results)
+                part.changed = False
+        self._kept = time.monotonic()

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from gpuscore.config import EngineConfig, FileConfig, ModelConfig, RequestLimits, ServerConfig
 from gpuscore.config.flags import (
@@ -24,11 +24,7 @@ JSON_LINES, CSV, PARQUET = "JSON lines", "CSV", "Parquet"
 SUFFIXES = {".jsonl": JSON_LINES, ".ndjson": JSON_LINES, ".csv": CSV, ".parquet": PARQUET}
 DEFAULT_ITEM_COLUMN = "item"
 SHOWN_NAMES = 20
-# Options that decide the scores and the output.
-IDENTITY = (
-    *("query_column", "item_column", "labels", "label_sequences", "label_length_normalization"),
-    *("apply_softmax", "temperature", "item_first", "instruction", "requests", "scores_column"),
-)
+FREE = ("input", "output", "strict", "max_bad")  # what a run that goes on may have otherwise
 EXAMPLES = """\
 Examples:
 
@@ -43,6 +39,11 @@ all rows or more than --max-bad of them are bad, or with --strict one. Exit code
 input has no such column.
 
 """
+
+
+# A row as an object, and the texts of its columns; a str is the reason why it is bad.
+Decoded: TypeAlias = dict[str, Any] | str
+Texts: TypeAlias = tuple[str, ...] | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,19 @@ class BatchOptions:
         if self.scores_column in present:
             raise UsageError(f"{place} has a column {self.taken}")
 
+    def texts_of(self, row: Decoded) -> Texts:
+        """Return the texts of a row's columns, or what is wrong with it."""
+        if isinstance(row, str):
+            return row
+        if self.scores_column in row:
+            return f"there is a field {self.taken}"
+        for name in self.columns:
+            if name not in row:
+                return f"there is no field {name}"
+            if not isinstance(row[name], str):
+                return f"{name} is {kind_of(row[name])}, not text"
+        return tuple(row[name] for name in self.columns)
+
     @property
     def taken(self) -> str:
         """The end of an error about a row that has the column which is added."""
@@ -110,12 +124,23 @@ class BatchOptions:
 
     def identity(self) -> dict[str, Any]:
         """Return the flags that a resumed run must repeat, by name."""
-        values = {name: getattr(self, name) for name in IDENTITY}
+        names = (item.name for item in fields(self) if item.name not in FREE)
+        values = {name: getattr(self, name) for name in names}
         if self.labels is not None:
             values["labels"] = ",".join(self.labels)
         if self.label_sequences:
             values["label_sequences"] = shown_sequences(self.label_sequences)
         return {_flag(name): value for name, value in values.items()}
+
+
+def kind_of(value: object) -> str:
+    """Name the type of a value of JSON."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true or false"
+    names = {int: "a number", float: "a number", str: "text", list: "an array", dict: "an object"}
+    return names[type(value)]
 
 
 def shown_names(names: Sequence[str]) -> str:
@@ -141,16 +166,16 @@ def read_options(values: argparse.Namespace) -> BatchOptions:
     if not values.scores_column:
         del arguments["scores_column"]
     options = BatchOptions(**arguments)
-    check(options, values.item_column is not None)
+    _check(options)
     return options
 
 
-def check(options: BatchOptions, names_items: bool = True) -> None:
+def _check(options: BatchOptions) -> None:
     """Raise ConfigError for options that do not fit together."""
     if options.output.suffix not in {".jsonl", ".parquet"}:
         raise ConfigError(f"--output {options.output}: the name must end with .jsonl or .parquet")
     if options.requests:
-        _check_requests(options, names_items)
+        _check_requests(options)
         return
     if options.query_column == options.item_column:
         raise ConfigError(f"--query-column and --item-column are both {options.item_column}")
@@ -164,12 +189,11 @@ def check(options: BatchOptions, names_items: bool = True) -> None:
         raise ConfigError("--instruction is for prompt families, without --labels")
 
 
-def _check_requests(options: BatchOptions, names_items: bool) -> None:
+def _check_requests(options: BatchOptions) -> None:
     """Raise ConfigError for an option whose value each line has itself."""
     for item in fields(options):
-        value = getattr(options, item.name)
-        differs = names_items if item.name == "item_column" else value and value != item.default
-        if differs and item.name in IDENTITY and item.name != "requests":
+        same = getattr(options, item.name) == item.default
+        if not same and item.name not in (*FREE, "requests"):
             raise ConfigError(
                 f"--requests excludes {_flag(item.name)}: each line says what it asks for"
             )

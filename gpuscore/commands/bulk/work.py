@@ -1,11 +1,15 @@
-"""The folder OUTPUT.work: the lock and the state of a job, and how its output appears."""
+"""The folder OUTPUT.work: its lock, and the states and results that a job keeps there.
+
+Every file is written beside its place and renamed, so it is there whole or not at all, even after a
+kill or a loss of power.
+"""
 
 import errno
 import fcntl
 import hashlib
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
@@ -15,41 +19,25 @@ import msgspec
 from gpuscore.commands.bulk.inputs import FileState
 from gpuscore.errors import ConfigError
 
-SORTED_FILE = r"[0-9]+\.rows"
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class _State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The base of the states that a step leaves for the next step, in a file of the folder."""
+class JobState(msgspec.Struct, frozen=True):
+    """The settings and the input of a job.
 
-    file: ClassVar[str]
+    Attributes:
+        parts: the number of rows of each.
+        schema: of the columns of JSON lines, if the output is Parquet.
+    """
 
-
-class JobState(_State, frozen=True):
-    """The settings and the input of a job."""
-
-    file: ClassVar[str] = "job.json"
+    file: ClassVar[str] = "job.state"
     settings: dict[str, Any]
     inputs: dict[str, FileState]
-
-
-class PlanState(_State, frozen=True):
-    """The number of rows, the names of their sorted files, and the schema of JSON in Parquet."""
-
-    file: ClassVar[str] = "plan.json"
-    rows: Count
-    sorted: list[Annotated[str, msgspec.Meta(pattern=f"^{SORTED_FILE}$")]]
+    parts: list[Count]
     schema: bytes | None
 
 
-class ScoredState(_State, frozen=True):
-    """The note that every row has a result, and the number of a row's scores."""
-
-    file: ClassVar[str] = "scored.json"
-    width: Annotated[int, msgspec.Meta(ge=1)]
-
-
-class WrittenState(_State, frozen=True):
+class WrittenState(msgspec.Struct, frozen=True):
     """The note that the output is whole, and the outcome of a job.
 
     Attributes:
@@ -59,7 +47,7 @@ class WrittenState(_State, frozen=True):
         output, bad_rows: the SHA-256 of both files.
     """
 
-    file: ClassVar[str] = "written.json"
+    file: ClassVar[str] = "written.state"
     scored: Count
     failed: Count
     bad: Count
@@ -77,21 +65,23 @@ class WrittenState(_State, frozen=True):
         return bad > 0 and (bad == self.rows or bad > most * self.rows)
 
 
-LOCK, RESULTS, TEXTS, OUTPUT, BAD_ROWS = "lock", "results", "texts", "output.new", "bad.new"
-SORTED = "sorted"  # the only folder
-_SORTED_FILE = re.compile(SORTED_FILE)
-_STATES = [state.file for state in (JobState, PlanState, ScoredState, WrittenState)]
-_FILES = {LOCK, RESULTS, TEXTS, OUTPUT, BAD_ROWS, *_STATES, *(f"{name}.new" for name in _STATES)}
+class Answer(msgspec.Struct, frozen=True):
+    """The answer to a line of a file of requests: JSON without a line end."""
+
+    line: bytes
+    failed: bool
+
+
+# A row's scores, the reason why it is bad, or its answer; None: it has no result yet.
+Result: TypeAlias = list[float] | str | Answer | None
+
+LOCK, OUTPUT, BAD_ROWS = "lock", "output.new", "bad.new"
+_FILES = re.compile(r"lock|(job|written)\.state(\.new)?|[0-9]+\.part(\.new)?|(output|bad)\.new")
 # Those that a run leaves which is killed before its job is noted, or when all else is removed.
 _ALONE = {LOCK, f"{JobState.file}.new", WrittenState.file}
-State = TypeVar("State", bound=_State)
-
-
-class _Sealed(msgspec.Struct, forbid_unknown_fields=True):
-    """A state in its file; the SHA-256 shows that it was not changed."""
-
-    sha256: str
-    state: msgspec.Raw
+_DIGEST = hashlib.sha256().digest_size
+T = TypeVar("T")
+State = TypeVar("State", JobState, WrittenState)
 
 
 class WorkFolder:
@@ -102,66 +92,65 @@ class WorkFolder:
 
     def read(self, kind: type[State]) -> State | None:
         """Return a state that was written, or None; raise ConfigError if it is damaged."""
-        try:
-            content = (self.path / kind.file).read_bytes()
-        except FileNotFoundError:
-            return None
-        try:
-            sealed = msgspec.json.decode(content, type=_Sealed)
-            if hashlib.sha256(sealed.state).hexdigest() != sealed.sha256:
-                raise self.damaged(f"{kind.file} is not as it was written")
-            return msgspec.json.decode(sealed.state, type=kind)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise self.damaged(f"{kind.file}: {error}") from error
-
-    def need(self, kind: type[State]) -> State:
-        """Return a state that an earlier step has written; raise ConfigError if it is missing."""
-        state = self.read(kind)
-        if state is None:
-            raise self.damaged(f"{kind.file} is missing")
+        state = self._load(kind.file, kind)
+        if state is None and (self.path / kind.file).exists():
+            raise self.damaged(f"{kind.file} is not as it was written")
         return state
+
+    def write(self, state: JobState | WrittenState) -> None:
+        self._save(state.file, state)
+
+    def results(self, part: int, count: int) -> list[Result]:
+        """Return the results of a part of so many rows; none if its file is missing or damaged."""
+        results = self._load(f"{part}.part", list[Result])
+        return results if results is not None and len(results) == count else [None] * count
+
+    def keep(self, part: int, results: list[Result]) -> None:
+        """Write the results of a part, over those that it had."""
+        self._save(f"{part}.part", results)
 
     def damaged(self, what: str) -> ConfigError:
         """Return the error that says which file of the folder is not as a run has left it."""
         return ConfigError(f"{self.path} is damaged: {what}; remove it to begin anew")
 
-    def write(self, state: _State) -> None:
-        """Write a state so that it is there whole or not at all, even after a loss of power."""
-        content = msgspec.json.encode(state)
-        temporary = self.path / f"{state.file}.new"
-        seal = _Sealed(hashlib.sha256(content).hexdigest(), msgspec.Raw(content))
-        temporary.write_bytes(msgspec.json.encode(seal))
-        sync_file(temporary)
-        temporary.rename(self.path / state.file)
-        sync_folder(self.path)
+    def _load(self, name: str, kind: type[T]) -> T | None:
+        try:
+            content = (self.path / name).read_bytes()
+        except FileNotFoundError:
+            return None
+        digest, content = content[:_DIGEST], content[_DIGEST:]
+        if hashlib.sha256(content).digest() != digest:
+            return None
+        try:
+            return msgspec.msgpack.decode(content, type=kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None
 
-    def clear(self, but: Collection[str] = (LOCK, JobState.file)) -> None:
+    def _save(self, name: str, value: Any) -> None:
+        content = msgspec.msgpack.encode(value)
+        temporary = self.path / f"{name}.new"
+        temporary.write_bytes(hashlib.sha256(content).digest() + content)
+        sync(temporary)
+        temporary.rename(self.path / name)
+        sync(self.path)
+
+    def clear(self, but: tuple[str, ...] = (LOCK,)) -> None:
         """Remove the job's files except these; other files stay."""
-        for name in _FILES.difference(but):
-            (self.path / name).unlink(missing_ok=True)
-        folder = self.path / SORTED
-        if folder.is_dir():
-            for path in folder.iterdir():
-                if _SORTED_FILE.fullmatch(path.name):
-                    path.unlink()
-            _remove_empty(folder)
+        for name in _entries(self.path):
+            if _FILES.fullmatch(name) and name not in but:
+                (self.path / name).unlink()
 
     def remove(self) -> None:
         """Remove the folder, and last the note that the output is whole, in case of a kill."""
         self.clear(but=(LOCK, JobState.file, WrittenState.file))
-        sync_folder(self.path)
+        sync(self.path)
         for name in (JobState.file, WrittenState.file, LOCK):
             (self.path / name).unlink(missing_ok=True)
-        _remove_empty(self.path)
-
-
-def _remove_empty(folder: Path) -> None:
-    """Remove a folder unless somebody else has put a file into it."""
-    try:
-        folder.rmdir()
-    except OSError as error:
-        if error.errno != errno.ENOTEMPTY:
-            raise
+        try:
+            self.path.rmdir()
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:  # somebody else has put a file into it
+                raise
 
 
 @contextmanager
@@ -194,31 +183,16 @@ def locked(output: Path) -> Iterator[WorkFolder]:
 
 
 def _refuse_others(output: Path, folder: Path) -> None:
-    """Raise ConfigError if the folder holds a file that is not a job's."""
-    foreign = next(_foreign(folder), None)
-    if foreign is not None:
-        raise ConfigError(
-            f"--output {output}: {folder} holds {foreign}, which belongs to no job; move it away "
-            "or choose another --output"
-        )
-
-
-def _foreign(folder: Path) -> Iterator[str]:
-    """Yield the entries of the folder that are not files of a job; links never are."""
+    """Raise ConfigError if the folder holds a file that is not a job's; a link never is."""
     entries = _entries(folder)
-    known = _FILES if JobState.file in entries else _ALONE
     for name, entry in entries.items():
-        if name == SORTED and known is _FILES and entry.is_dir(follow_symlinks=False):
-            for sorted_file in _entries(folder / SORTED).values():
-                if not (
-                    _SORTED_FILE.fullmatch(sorted_file.name)
-                    and sorted_file.is_file(follow_symlinks=False)
-                ):
-                    yield f"{SORTED}/{sorted_file.name}"
-        elif name not in known or not entry.is_file(follow_symlinks=False):
-            yield name
-        elif name == LOCK and entry.stat().st_size:
-            yield f"{LOCK} with content"
+        known = _FILES.fullmatch(name) if JobState.file in entries else name in _ALONE
+        plain = entry.is_file(follow_symlinks=False)
+        if not (known and plain) or (name == LOCK and entry.stat().st_size):
+            raise ConfigError(
+                f"--output {output}: {folder} holds {name}, which belongs to no job; move it away "
+                "or choose another --output"
+            )
 
 
 def _entries(folder: Path) -> "dict[str, os.DirEntry[str]]":
@@ -243,14 +217,10 @@ def _is_there(file: int, path: Path) -> bool:
         return False
 
 
-def sync_file(path: Path) -> None:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-
-
-def sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def sync(path: Path) -> None:
+    """Have a file or a folder written to the disk."""
+    file = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(file)
     finally:
-        os.close(folder)
+        os.close(file)

@@ -21,7 +21,7 @@ ASK_SECONDS = 120.0  # torch's import, from a cold disk
 CPU = "cpu"
 # What an engine's process on a CPU takes beside weights and pages: interpreter, libraries, batches.
 ENGINE_BYTES = 2**29
-_NAME = re.compile(r"cpu|cuda:(\d+)")
+_GPU = re.compile(r"cuda:(\d+)")
 _ASKING = """
 import torch
 count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -151,8 +151,6 @@ def _check_settings(first: ModelConfig, engines: int) -> None:
             f"{engines} engines on one device need --kv-cache-size, such as 2GiB: the memory of "
             "each one's keys and values"
         )
-    if first.memory_limit is not None:
-        raise ConfigError("--memory-limit is for one engine; of several --kv-cache-size is set")
 
 
 def _bases(model: ModelConfig, devices: str | None) -> list[Placement]:
@@ -164,32 +162,23 @@ def _bases(model: ModelConfig, devices: str | None) -> list[Placement]:
     names = [name.strip() for name in devices.split(",")]
     if devices == ALL:
         names = [f"cuda:{index}" for index in range(len(_free_cuda()))]
-    if not names:
-        raise ConfigError(f"--devices {ALL}: torch sees no CUDA device here")
-    unknown = [name for name in names if not _NAME.fullmatch(name)]
-    if unknown:
-        raise ConfigError(
-            f"--devices {devices}: '{unknown[0]}' is not cpu or cuda:N; separate names by commas, "
-            f"or write {ALL} for every CUDA device"
-        )
-    if len({name.split(":")[0] for name in names}) > 1:
-        raise ConfigError(
-            f"--devices {devices}: replicas on different kinds of devices would round scores "
-            "differently; choose one kind"
-        )
-    if names[0] == CPU:
+        if not names:
+            raise ConfigError(f"--devices {ALL}: torch sees no CUDA device here")
+    if set(names) == {CPU}:
         return [Placement(CPU, replace(model, device=CPU)) for _ in names]
+    # Devices of different kinds would round scores differently; a second engine of a model on a GPU
+    # would only halve its memory.
+    if not all(map(_GPU.fullmatch, names)) or len(set(names)) < len(names):
+        raise ConfigError(
+            f"--devices {devices}: name different CUDA devices, such as cuda:0,cuda:1, or {ALL} "
+            "for every one, or cpu for each engine on this machine's CPUs; not both kinds"
+        )
     return _on_gpus(model, devices, names)
 
 
 def _on_gpus(model: ModelConfig, devices: str, names: list[str]) -> list[Placement]:
     if model.backend != "torch":
         raise ConfigError(f"--devices {devices} needs --backend torch")
-    if len(set(names)) < len(names):
-        raise ConfigError(
-            f"--devices {devices}: a device is named twice; a second replica on one GPU would only "
-            "halve its memory"
-        )
     own, ranks = replace(model, device="cuda"), model.tensor_parallel
     if len(names) % ranks:
         raise ConfigError(
@@ -224,7 +213,7 @@ def _free_on_gpus(bases: Sequence[Placement]) -> int:
     """Return the free bytes of the fullest one of these GPUs, by default the first one. Without a
     usable one nothing is refused here: the engines say why it is not usable."""
     free = _free_cuda()
-    numbers = [int(found[1]) for base in bases if (found := _NAME.fullmatch(base.device))] or [0]
+    numbers = [int(found[1]) for base in bases if (found := _GPU.match(base.device))] or [0]
     return min((free[number] for number in numbers if number < len(free)), default=sys.maxsize)
 
 

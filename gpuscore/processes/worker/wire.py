@@ -1,9 +1,8 @@
 """The messages between the server and the engine's process: structs of msgspec, as MessagePack.
 
-A request and its result are `ScoreRequest` and `ScoreResult` themselves. An array is sent as its
-raw little-endian bytes, a table with its width, and an array that is the very one before it as 0,
-so labels that all items share travel once. Neither side trusts the other: decoding checks the
-types, `check_request` and `check_result` check sizes and values.
+A request and its result are `ScoreRequest` and `ScoreResult` themselves, whose arrays are sent as
+raw little-endian bytes. Neither side trusts the other: decoding checks the types, `check_request`
+and `check_result` check sizes and values.
 
 Other packages (`gpuscore.ray`) may use `Message`, `encode`, `decoder`, `Failure`, `ProtocolError`,
 `Seconds` and the two checks.
@@ -15,13 +14,12 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
-from msgspec import Meta
-from numpy.typing import NDArray
+from msgspec import Meta, structs
 
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.errors import GpuscoreError, InternalError
 from gpuscore.system.log import LogFormat
-from gpuscore.types.batch import BackendLimits, Float32Array, Int32Array
+from gpuscore.types.batch import BackendLimits, Float32Rows, Int32Array, Int32Rows
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.stats import EngineStats
 
@@ -29,7 +27,8 @@ Natural: TypeAlias = Annotated[int, Meta(ge=0)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0)]
 MessageT = TypeVar("MessageT")
 
-_DTYPES = {Int32Array: np.dtype("<i4"), Float32Array: np.dtype("<f4")}
+_INT32, _FLOAT32 = np.dtype("<i4"), np.dtype("<f4")
+_encoder = msgspec.msgpack.Encoder()
 _ERRORS = {kind.code: kind for kind in GpuscoreError.__subclasses__()}
 
 
@@ -137,55 +136,62 @@ ToChild: TypeAlias = Start | Score | Cancel | Close
 FromChild: TypeAlias = Planned | Loading | Ready | Refused | Result | Failure | Heartbeat
 
 
-class _Arrays:
-    """The hooks that turn arrays into what MessagePack has, and back."""
-
-    def __init__(self) -> None:
-        self.last: NDArray[Any] | None = None  # of this message
-
-    def encode(self, value: Any) -> object:
-        if value is self.last:
-            return 0
-        if not isinstance(value, np.ndarray) or value.dtype not in _DTYPES.values():
-            raise TypeError(f"{type(value).__name__} is no array of 32-bit numbers")
-        self.last = value
-        data = value.tobytes()
-        return data if value.ndim == 1 else (data, value.shape[1])
-
-    def decode(self, kind: Any, value: Any) -> NDArray[Any]:
-        dtype = _DTYPES[kind]
-        if value == 0:
-            if self.last is None or self.last.dtype != dtype:
-                raise ValueError("no array before it")
-            return self.last
-        if isinstance(value, list):
-            data, width = value
-            self.last = np.frombuffer(data, dtype).reshape(-1, width)
-        else:
-            self.last = np.frombuffer(value, dtype)
-        return self.last
-
-
 def encode(message: Message) -> bytes:
-    return msgspec.msgpack.encode(message, enc_hook=_Arrays().encode)
+    """Return a message as MessagePack, with the arrays of a request or result as bytes."""
+    if isinstance(message, Score | Result):
+        content = message.request if isinstance(message, Score) else message.result
+        fields = [*map(_sent, structs.astuple(content))]
+        return _encoder.encode((type(message).__name__, message.id, fields))
+    return _encoder.encode(message)
 
 
 def decoder(kind: type[MessageT] | UnionType) -> Callable[[bytes], MessageT]:
     """Return a function that decodes messages of a kind, a class or a union of them.
 
-    Only one thread may call it. It raises ProtocolError if a frame is no such message.
+    It raises ProtocolError if a frame is no such message.
     """
-    arrays = _Arrays()
-    made: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(kind, dec_hook=arrays.decode)
+    made: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(kind, dec_hook=_received)
 
     def decode(frame: bytes) -> MessageT:
-        arrays.last = None
         try:
             return made.decode(frame)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError(f"a malformed message: {error}") from error
 
     return decode
+
+
+def _sent(value: Any) -> Any:
+    """Return a field as it is sent: an array as bytes, a table with its width, rows of arrays
+    joined with their lengths, and one array that all rows share once, with their number."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.char not in "if":
+            raise TypeError(f"an array of {value.dtype}, not of 32-bit numbers")
+        return value.tobytes() if value.ndim == 1 else (value.tobytes(), value.shape[1])
+    if not isinstance(value, tuple) or not value:
+        return value
+    first = value[0]
+    if all(row is first for row in value):
+        return _sent(first), len(value)
+    return _sent(np.concatenate(value)), np.fromiter(map(len, value), _INT32, len(value)).tobytes()
+
+
+def _received(kind: Any, value: Any) -> Any:
+    """Return a field of a kind, an array or rows of them, made from what `_sent` has returned."""
+    dtype = _INT32 if kind in (Int32Array, Int32Rows) else _FLOAT32
+    if kind not in (Int32Rows, Float32Rows):
+        data, width = value if isinstance(value, list) else (value, None)
+        array = np.frombuffer(data, dtype)
+        return array if width is None else array.reshape(-1, width)
+    data, lengths = value
+    values = np.frombuffer(data, dtype)
+    if isinstance(lengths, int):
+        return kind((values,) * lengths)
+    counts = np.frombuffer(lengths, _INT32)
+    if counts.min(initial=0) < 0 or counts.sum(dtype=np.int64) != len(values):
+        raise ValueError(f"{len(counts)} lengths that do not add up to {len(values)} numbers")
+    ends = np.cumsum(counts, dtype=np.int64).tolist()
+    return kind(values[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True))
 
 
 def check_request(request: ScoreRequest, limits: BackendLimits) -> ScoreRequest:
@@ -208,7 +214,7 @@ def check_request(request: ScoreRequest, limits: BackendLimits) -> ScoreRequest:
 
 
 def check_result(result: ScoreResult, request: ScoreRequest) -> ScoreResult:
-    """Return the result; raise ProtocolError unless it is finite and fits this request."""
+    """Return the result; raise ProtocolError unless it fits this request."""
     if [*map(len, result.label_logits)] != [*map(len, request.row_labels)]:
         raise ProtocolError("a result whose logits are not its request's labels")
     lse = (request.num_rows,) if request.need_lse else None
@@ -216,7 +222,4 @@ def check_result(result: ScoreResult, request: ScoreRequest) -> ScoreResult:
     parts = (result.lse, result.top_ids, result.top_logits)
     if tuple(None if part is None else part.shape for part in parts) != (lse, top, top):
         raise ProtocolError("a result without the parts that its request asked for")
-    floats = (np.concatenate(result.label_logits), result.lse, result.top_logits)
-    if not all(part is None or np.isfinite(part).all() for part in floats):
-        raise ProtocolError("a result with numbers that are not finite")
     return result

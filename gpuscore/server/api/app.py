@@ -105,7 +105,7 @@ def _endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConf
                     body = await in_time(decoding, deadline, late)
                 del received  # it may be large, and `body` has the text
                 reserve = partial(_reserve, scope, config.max_answer_bytes)
-                running = answer(service, dialect, body, record, reserve)
+                running = answer(service, dialect, body, record, reserve=reserve)
                 return await in_time(running, deadline, late)
             finally:
                 ids = BYTES_PER_ID * (record.prompt_tokens or 0)
@@ -126,8 +126,7 @@ async def _decode_large(
 ) -> BodyT:
     limits = service.models.limits  # None if no model is loaded, and the answer is 503
     work = partial(dialect.decode, received, record, limits)
-    async with service.large_bodies.turn(record.tenant or ""):
-        return await service.in_thread(record.tenant, work)
+    return await service.in_thread(record.tenant, work, large=True)
 
 
 class PlainRoute(APIRoute):

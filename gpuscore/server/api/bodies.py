@@ -222,9 +222,9 @@ async def answer(
             result = await service.run(model, prepared.request, record)
         except NonfiniteScore as error:
             raise renumbered(error, scored_places(prepared.errors, body.num_items)) from error
-    scored = Scored(body, prepared, result, name, record, parts)
+    scored = Scored(body, prepared, result, name, record=record, parts=parts)
     pieces = _encoded(partial(dialect.encode, scored))
-    begun = partial(_begun, service, record.tenant, pieces, size)
+    begun = partial(_begun, service, record.tenant, pieces=pieces, size=size)
     if prepared.prompt_tokens is None:
         return await begun()
     with record.stage(RESPOND):

@@ -5,6 +5,7 @@ import socket
 
 from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError
+from gpuscore.server.http.headers import LOOPBACK
 from gpuscore.server.http.rounds import Listener
 
 BACKLOG = 2048  # connections that the kernel holds for one socket
@@ -16,9 +17,17 @@ def bind(config: ServerConfig) -> Listener:
     return _bound(config.host, config.port, flags, "; name another by --port, with make by PORT=")
 
 
-def bind_metrics(host: str, port: int) -> Listener:
+def metrics_address(wanted: str) -> tuple[str, int]:
+    """Return the address that `--metrics-port` names; raise ConfigError if it names none."""
+    host, _, port = wanted.rpartition(":")
+    if not (port.isascii() and port.isdecimal()):
+        raise ConfigError(f"--metrics-port {wanted}: must be PORT or ADDRESS:PORT")
+    return host.strip("[]") or LOOPBACK, int(port)
+
+
+def bind_metrics(wanted: str) -> Listener:
     """Return a listener on the address of the metrics; raise ConfigError if it cannot be bound."""
-    return _bound(host, port, f"--metrics-host {host} --metrics-port {port}")
+    return _bound(*metrics_address(wanted), f"--metrics-port {wanted}")
 
 
 def _bound(host: str, port: int, flags: str, if_in_use: str = "") -> Listener:

@@ -28,8 +28,8 @@ def warn_of_limit(connections: int) -> None:
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if soft != resource.RLIM_INFINITY and soft < connections + RESERVE:
         logger.warning(
-            "--max-connections %d needs %d descriptors, and this process may have %d: raise its "
-            "limit (ulimit -n, LimitNOFILE=) or lower --max-connections",
+            "%d connections need %d descriptors, and this process may have %d: raise its limit "
+            "(ulimit -n, LimitNOFILE=)",
             connections,
             connections + RESERVE,
             soft,

@@ -33,8 +33,9 @@ from gpuscore.server.http.admission import Admission, Visit
 from gpuscore.server.http.aliases import read_aliases
 from gpuscore.server.http.auth import NO_KEY, ApiKeys
 from gpuscore.server.http.headers import Hosts, read_origins
-from gpuscore.server.http.rounds import Pacer, Rounds, in_time
+from gpuscore.server.http.rounds import Rounds, in_time
 from gpuscore.server.observe.operations import Operations, server_timing
+from gpuscore.server.pacer import Pacer
 from gpuscore.server.service import ScoringService
 from gpuscore.types.record import UNMATCHED, Headers, RequestRecord, record_of
 
@@ -199,7 +200,7 @@ class Gate:
     ) -> Callable[[], Awaitable[Message]]:
         """Return a `receive` that counts the body, ends it at its deadline and its limit, and has
         the work wait for its turn."""
-        limit, seconds = self._config.max_body_bytes, self._config.body_timeout
+        limit, seconds = self._config.max_body_bytes, self._config.client_timeout
         too_large = _announced(scope["headers"]) > limit
         end, complete = monotonic() + seconds, False
 

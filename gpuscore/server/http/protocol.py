@@ -28,7 +28,7 @@ from gpuscore.errors import GpuscoreError, HeaderTooLarge, RequestTimeout
 from gpuscore.server.http.gate import BROKEN, Answer, Gate
 from gpuscore.server.http.heads import END, body_length, check_beginning, invalid, readable
 from gpuscore.server.http.outlet import Flow, Outlet
-from gpuscore.server.http.rounds import Pacer
+from gpuscore.server.pacer import Pacer
 
 logger = logging.getLogger(__name__)
 
@@ -103,11 +103,11 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             return
         super().connection_made(transport)
         self._socket = transport
-        seconds = self._settings.send_timeout
+        seconds = self._settings.client_timeout
         outlet = Outlet(self.loop, transport, seconds, lambda: self._in_body or self._broken)
         self.transport = self._outlet = outlet  # type: ignore[assignment]  # of what uvicorn calls
         self.flow = Flow(transport, self.wake)
-        self._await(HEAD, self._settings.header_timeout)
+        self._await(HEAD, self._settings.client_timeout)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return _READ
@@ -219,9 +219,9 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     def _await_client(self) -> None:
         """Set the deadline of what must arrive next, if it is not running."""
         if self._in_body:
-            state, seconds = REST, self._settings.body_timeout
+            state, seconds = REST, self._settings.client_timeout
         elif self._data or self._blank:
-            state, seconds = HEAD, self._settings.header_timeout
+            state, seconds = HEAD, self._settings.client_timeout
         else:
             state, seconds = IDLE, self._settings.keep_alive_timeout
         if self._state != state:
@@ -398,7 +398,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             self._timer = self.loop.call_at(self._end, self._late)
 
     def _late(self) -> None:
-        self._timer, seconds = None, self._settings.header_timeout
+        self._timer, seconds = None, self._settings.client_timeout
         if self.loop.time() < self._end:
             self._await(self._state, self._end - self.loop.time())
         elif self._state == HEAD:

@@ -1,5 +1,5 @@
 """The metrics of the engines: ours, with the labels `model` and `replica` (its number, from 0), and
-those that routers of vLLM servers read, under vLLM's names (`--vllm-metrics`).
+those that routers of vLLM servers read, under vLLM's names.
 
 Readers of vLLM's names take the first series of a name, so there is one for each model, with the
 sum over its replicas.

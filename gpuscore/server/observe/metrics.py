@@ -42,19 +42,13 @@ class Metrics:
     Args:
         state: of this process and of the engine.
         models: the served names.
-        vllm_names: some metrics also have vLLM's names.
     """
 
-    def __init__(
-        self,
-        state: Callable[[], ServerState],
-        models: Sequence[str] = (),
-        vllm_names: bool = False,
-    ) -> None:
+    def __init__(self, state: Callable[[], ServerState], models: Sequence[str] = ()) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a gauge for each counter
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(_Scraped(lambda: _of_process(state())))
-        self.registry.register(_Scraped(lambda: _of_server(state(), vllm_names)))
+        self.registry.register(_Scraped(lambda: _of_server(state())))
         self._requests = Counter(
             "gpuscore_requests",
             "Requests answered or given up; code is the error's, empty without an error; model is "
@@ -177,13 +171,12 @@ def _of_process(state: ServerState) -> Iterator[Metric]:
         yield rerun_metric(state.replicas)
 
 
-def _of_server(state: ServerState, vllm_names: bool) -> Iterator[Metric]:
+def _of_server(state: ServerState) -> Iterator[Metric]:
     yield InfoMetricFamily("gpuscore_build", "Version", {"version": __version__})
     yield _gauge("up", "1 while the process and its engine are alive", state.up)
     yield _gauge("ready", "1 while requests can be scored", state.ready)
     yield from engine_metrics(state.replicas)
-    if vllm_names:
-        yield from vllm_metrics(state.replicas)
+    yield from vllm_metrics(state.replicas)
 
 
 def _gauge(name: str, what: str, value: float) -> Metric:

@@ -95,13 +95,12 @@ class Operations:
         tracer: Tracer | None = None,
         log_requests: bool = True,
         log_format: LogFormat = "json",
-        vllm_names: bool = False,
     ) -> None:
         self.service, self.log, self.tracer = service, log, tracer
         self.log_requests, self.log_format = log_requests, log_format
         self.running = 0
         self._connections_refused = 0
-        self.metrics = Metrics(self._state, service.models.names, vllm_names)
+        self.metrics = Metrics(self._state, service.models.names)
 
     def refuse_connection(self) -> None:
         """Count a connection over the limit."""

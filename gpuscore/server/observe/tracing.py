@@ -1,11 +1,10 @@
-"""The set-up of OpenTelemetry traces, if flags or variables ask for them (gpuscore[otel])."""
+"""The set-up of OpenTelemetry traces, if its variables ask for them (gpuscore[otel])."""
 
 import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from gpuscore import __version__
-from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError
 from gpuscore.system.extras import install
 
@@ -18,19 +17,15 @@ _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL
 _PROTOCOL = "http/protobuf"
 
 
-def check_traces(config: ServerConfig, environment: Mapping[str, str]) -> bool:
-    """Return whether flags or OTEL_* variables ask for traces.
+def check_traces(environment: Mapping[str, str]) -> bool:
+    """Return whether OTEL_* variables ask for traces.
 
     Raises:
-        ConfigError: the address is no HTTP URL, the protocol is not http/protobuf, or the extra
-            gpuscore[otel] is missing.
+        ConfigError: the protocol is not http/protobuf, or the extra gpuscore[otel] is missing.
     """
-    asked = _asked_by(config, environment)
+    asked = _asked_by(environment)
     if asked is None:
         return False
-    endpoint = config.otlp_endpoint
-    if endpoint is not None and not endpoint.startswith(("http://", "https://")):
-        raise ConfigError("--otlp-endpoint must begin with http:// or https://")
     for name in _PROTOCOLS:
         if environment.get(name, _PROTOCOL) != _PROTOCOL:
             raise ConfigError(f"{name} must be {_PROTOCOL}, the only one that is supported")
@@ -44,23 +39,21 @@ def check_traces(config: ServerConfig, environment: Mapping[str, str]) -> bool:
     return True
 
 
-def read_tracer(config: ServerConfig, environment: Mapping[str, str]) -> "SpanTracer | None":
-    """Return the tracer that flags or OTEL_* variables ask for, or None; or raise `ConfigError`."""
-    return _otlp_tracer(config.otlp_endpoint) if check_traces(config, environment) else None
+def read_tracer(environment: Mapping[str, str]) -> "SpanTracer | None":
+    """Return the tracer that OTEL_* variables ask for, or None; or raise `ConfigError`."""
+    return _otlp_tracer() if check_traces(environment) else None
 
 
-def _asked_by(config: ServerConfig, environment: Mapping[str, str]) -> str | None:
-    """Return the name of the flag or variable that asks for traces, or None."""
+def _asked_by(environment: Mapping[str, str]) -> str | None:
+    """Return the name of the variable that asks for traces, or None."""
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None
-    if config.otlp_endpoint is not None:
-        return "--otlp-endpoint"
     if environment.get("OTEL_TRACES_EXPORTER", "").strip() == "none":
         return None
     return next((name for name in _ADDRESSES if environment.get(name, "").strip()), None)
 
 
-def _otlp_tracer(endpoint: str | None) -> "SpanTracer":
+def _otlp_tracer() -> "SpanTracer":
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
     from opentelemetry.sdk.trace import TracerProvider
@@ -68,11 +61,10 @@ def _otlp_tracer(endpoint: str | None) -> "SpanTracer":
 
     from gpuscore.server.observe.spans import SpanTracer
 
-    address = None if endpoint is None else f"{endpoint.rstrip('/')}/v1/traces"
     ours = Resource.create({"service.name": "gpuscore", "service.version": __version__})
     # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES override these names.
     provider = TracerProvider(
         resource=ours.merge(OTELResourceDetector().detect()), shutdown_on_exit=False
     )
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=address)))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return SpanTracer(provider)

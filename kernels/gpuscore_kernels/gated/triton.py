@@ -51,6 +51,16 @@ def _launch(width: int, activation: str) -> tuple[CachedLaunch, int]:
 
 
 def gated(gate_up: Tensor, activation: str) -> Tensor:
+    """Return act(gate) * up.
+
+    Args:
+        gate_up: [T, 2I], the gate's columns, then the up projection's; the elements of a row are
+            contiguous, rows need not be.
+        activation: "silu" (SwiGLU) or "gelu_tanh" (GeGLU with tanh's approximation).
+
+    Returns:
+        [T, I] in gate_up's dtype; float32 inside, rounded once.
+    """
     gate_up = gate_up if gate_up.stride(1) == 1 else gate_up.contiguous()
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)

@@ -16,7 +16,7 @@ def compile_kernel(head_dim: int, group: int) -> Any:
     from flash_attn.cute.interface import _flash_attn_fwd
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    # Heads that share keys stand in one tile: as it is, it uses every list for several tiles.
+    # QkvHeads that share keys stand in one tile: as it is, it uses every list for several tiles.
     block_sparse_utils.sparse_tensor_m_block = lambda tile, heads, parts: tile
 
     @cute.jit

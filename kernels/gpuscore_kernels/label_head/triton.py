@@ -95,7 +95,7 @@ def label_logits_kernel(
 
 # If specialised, Triton would compile different code for 1 row, multiples of 16 and other numbers.
 @triton.jit(do_not_specialize=["num_rows"])
-def slice_statistics_kernel(  # noqa: C901  (branches on compile-time constants)
+def slice_statistics_kernel(
     hidden,
     weight,
     rows,
@@ -113,7 +113,6 @@ def slice_statistics_kernel(  # noqa: C901  (branches on compile-time constants)
     BLOCK_K: tl.constexpr,
     SLICES: tl.constexpr,
     EVEN_K: tl.constexpr,
-    HAS_ROWS: tl.constexpr,
     HAS_CAP: tl.constexpr,
     TOP: tl.constexpr,
     TOP_COLUMNS: tl.constexpr,
@@ -127,9 +126,7 @@ def slice_statistics_kernel(  # noqa: C901  (branches on compile-time constants)
     """
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     is_row = row < num_rows
-    source = row.to(tl.int64)
-    if HAS_ROWS:
-        source = tl.load(rows + row, mask=is_row, other=0).to(tl.int64)
+    source = tl.load(rows + row, mask=is_row, other=0).to(tl.int64)
     k = tl.arange(0, BLOCK_K)
     left = hidden + source[:, None] * hidden_stride + k[None, :]
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -189,15 +186,8 @@ def _launch_labels(width: int, has_cap: bool) -> CachedLaunch:
 
 
 @chosen_once
-def _launch_slices(
-    config: Config, vocab: int, even: bool, has_rows: bool, has_cap: bool, top: int
-) -> CachedLaunch:
-    own = {
-        "VOCAB": vocab,
-        "EVEN_K": even,
-        "HAS_ROWS": has_rows,
-        "HAS_CAP": has_cap,
-    } | top_constants(top)
+def _launch_slices(config: Config, vocab: int, even: bool, has_cap: bool, top: int) -> CachedLaunch:
+    own = {"VOCAB": vocab, "EVEN_K": even, "HAS_CAP": has_cap} | top_constants(top)
     return CachedLaunch(
         slice_statistics_kernel,
         own | config.sizes(),
@@ -227,21 +217,21 @@ def vocab_statistics(
     hidden: Tensor, weight: Tensor, rows: Tensor | None, num_top: int, softcap: float | None
 ) -> VocabStatistics:
     hidden, weight = _rows_whole(hidden), weight.contiguous()
-    count = (hidden if rows is None else rows).shape[0]
+    rows = torch.arange(hidden.shape[0], device=hidden.device) if rows is None else rows
+    count = rows.shape[0]
     if num_top <= 1 or count <= BEST_ROWS:
         return _statistics(hidden, weight, rows, num_top, softcap)
-    chosen = torch.arange(count, device=hidden.device) if rows is None else rows
     parts = [
-        _statistics(hidden, weight, chosen[start : start + BEST_ROWS], num_top, softcap)
+        _statistics(hidden, weight, rows[start : start + BEST_ROWS], num_top, softcap)
         for start in range(0, count, BEST_ROWS)
     ]
     return VocabStatistics(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 def _statistics(
-    hidden: Tensor, weight: Tensor, rows: Tensor | None, num_top: int, softcap: float | None
+    hidden: Tensor, weight: Tensor, rows: Tensor, num_top: int, softcap: float | None
 ) -> VocabStatistics:
-    count, device = (hidden if rows is None else rows).shape[0], hidden.device
+    count, device = rows.shape[0], hidden.device
     config = config_for(arch_of(hidden), hidden.dtype, count <= TILE_ROWS)
     top = num_top if num_top <= 1 else MAX_TOP  # so there is one variant for all numbers over 1
     lse = top_ids = top_logits = torch.empty(count, dtype=torch.float32, device=device)
@@ -253,12 +243,10 @@ def _statistics(
         sums = torch.empty_like(peaks)
         best_logits = peaks if top <= 1 else peaks.new_empty((*peaks.shape, top))
         best_ids = torch.empty_like(best_logits, dtype=torch.int32) if top else peaks
-        chosen = best_ids if rows is None else rows.contiguous()
         even = weight.shape[1] % config.BLOCK_K == 0
-        has_rows, has_cap = rows is not None, softcap is not None
-        _launch_slices(config, weight.shape[0], even, has_rows, has_cap, top)(
+        _launch_slices(config, weight.shape[0], even, softcap is not None, top)(
             (-(-count // config.BLOCK_M), config.SLICES),
-            (hidden, weight, chosen, peaks, sums, best_ids, best_logits),
+            (hidden, weight, rows.contiguous(), peaks, sums, best_ids, best_logits),
             (count, hidden.stride(0), weight.shape[1], softcap or 1.0),
         )
         merge(peaks, sums, best_ids, best_logits, (lse, top_ids, top_logits), top)

@@ -15,6 +15,7 @@ from torch import Tensor
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
 from gpuscore_kernels.launch import next_power_of_two
 from gpuscore_kernels.qk_norm_rope_store import Pages
+from gpuscore_kernels.reference import QkvHeads
 
 BLOCK = 2048  # elements of a program at most: 16 heads of 128
 # Of a thread, so that both sides of eight KV heads have eight each: 128 bits in half precision, the
@@ -234,18 +235,10 @@ def _launch(*choices: Any) -> tuple[CachedLaunch, int]:
 
 
 def qk_norm_rope_store(
-    qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    sizes: tuple[int, int, int],
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
-    one_plus: bool,
-    pages: Pages | None,
+    qkv: Tensor, cos: Tensor, sin: Tensor, heads: QkvHeads, pages: Pages | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Launch the kernel; `sizes` are H, Hkv and D."""
-    num_heads, num_kv_heads, head_dim = sizes
+    num_heads, num_kv_heads, head_dim = heads.queries, heads.keys, 2 * cos.shape[1]
+    q_norm, k_norm = heads.q_norm, heads.k_norm
     qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
     rows = qkv.shape[0]
     read = None if pages is None else pages.read
@@ -259,8 +252,8 @@ def qk_norm_rope_store(
     norms = (qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm)
     stores = (k, k, cos) if pages is None else (pages.k, pages.v, pages.slots.contiguous())
     strides = (0, 0) if pages is None else pages.k.stride()[:2]
-    choices = q_norm is not None, one_plus, pages is not None, read is not None, cached > 0
-    launch, programs = _launch(*sizes, *choices)
+    sizes, norm = (num_heads, num_kv_heads, head_dim), (q_norm is not None, heads.one_plus)
+    launch, programs = _launch(*sizes, *norm, pages is not None, read is not None, cached > 0)
     launch(
         (rows + cached // COPIED.value, programs),
         (
@@ -274,6 +267,6 @@ def qk_norm_rope_store(
             *stores,
             k if read is None else read,
         ),
-        (rows, qkv.stride(0), *strides, eps),
+        (rows, qkv.stride(0), *strides, heads.eps),
     )
     return q, k, v

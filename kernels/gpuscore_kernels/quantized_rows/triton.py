@@ -90,6 +90,15 @@ def quantized_norm(
     one_plus: bool,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Return x + delta, and its norm in eight bits: `add_rms_norm`, then `quantize_rows`.
+
+    Args:
+        x, delta, weight, eps, one_plus: as for `add_rms_norm`.
+        dtype: int8 or float8_e4m3fn.
+
+    Returns:
+        The sum [T, E] as `add_rms_norm` has it, q [T, E] and its scales [T].
+    """
     (rows, width), fp8 = x.shape, dtype != torch.int8
     x = checked_row(x, width, fp8)
     q, scales = _results(x, width, dtype)
@@ -104,6 +113,15 @@ def quantized_norm(
 
 
 def quantized_gated(gate_up: Tensor, activation: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return act(gate) * up in eight bits: `gated`, then `quantize_rows`.
+
+    Args:
+        gate_up, activation: as for `gated`.
+        dtype: int8 or float8_e4m3fn.
+
+    Returns:
+        q [T, I] and its scales [T].
+    """
     (rows, columns), fp8 = gate_up.shape, dtype != torch.int8
     width = columns // 2
     gate_up = checked_row(gate_up, width, fp8)

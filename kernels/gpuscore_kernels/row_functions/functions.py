@@ -9,6 +9,7 @@ from ctypes import c_float, c_int32, c_int64, c_void_p
 import torch
 from torch import Tensor
 
+from gpuscore_kernels.reference import QkvHeads
 from gpuscore_kernels.row_functions.build import declare
 
 LARGEST_HEAD = 1024  # numbers, as in rows.c
@@ -80,44 +81,35 @@ class RowFunctions:
         return total, normed
 
     def norm_and_rotate(
-        self,
-        qkv: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        eps: float,
-        one_plus: bool,
-        num_heads: int,
-        num_kv_heads: int,
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, heads: QkvHeads
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Split a QKV product, as `qk_norm_rope_store.api`.
+        """Split a QKV product, as `qk_norm_rope_store`.
 
         Returns:
             q [T, H, D], k and v [T, Hkv, D]. Queries and keys of a head are contiguous; v is qkv's
             own memory.
         """
-        rows, size = len(qkv), 2 * cos.shape[1]
-        self._check(qkv, (rows, (num_heads + 2 * num_kv_heads) * size))
+        rows, size, norms = len(qkv), 2 * cos.shape[1], (heads.q_norm, heads.k_norm)
+        self._check(qkv, (rows, (heads.queries + 2 * heads.keys) * size))
         if size > LARGEST_HEAD:
             raise ValueError(f"heads have {size} numbers; supported: up to {LARGEST_HEAD}")
         for table in (cos, sin):
             _check(table, (rows, size // 2), torch.float32)
             if not table.is_contiguous():
                 raise ValueError("rotary tables must be contiguous")
-        for norm in (q_norm, k_norm):
+        for norm in norms:
             if norm is not None:
                 self._check(norm, (size,))
-        q, k = (qkv.new_empty(n, rows, size) for n in (num_heads, num_kv_heads))
+        q, k = (qkv.new_empty(n, rows, size) for n in (heads.queries, heads.keys))
         self._library.norm_and_rotate(
             *(q.data_ptr(), k.data_ptr(), qkv.data_ptr(), cos.data_ptr(), sin.data_ptr()),
-            *(None if norm is None else norm.data_ptr() for norm in (q_norm, k_norm)),
-            eps,
-            one_plus,
-            *(rows, num_heads, num_kv_heads, size, qkv.stride(0)),
+            *(None if norm is None else norm.data_ptr() for norm in norms),
+            heads.eps,
+            heads.one_plus,
+            *(rows, heads.queries, heads.keys, size, qkv.stride(0)),
             torch.get_num_threads(),
         )
-        v = qkv[:, (num_heads + num_kv_heads) * size :].view(rows, num_kv_heads, size)
+        v = qkv[:, (heads.queries + heads.keys) * size :].view(rows, heads.keys, size)
         return q.transpose(0, 1), k.transpose(0, 1), v
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""The kernels that combine a row's slices of the vocabulary, and the choice of best tokens in one.
+"""The kernel that combines a row's slices of the vocabulary, and the choice of best tokens in one.
 
 A slice has one best token, or MAX_TOP of them in no order, with -inf in places that are left.
 """
@@ -67,31 +67,6 @@ def merge_slices_kernel(
     peaks,
     sums,
     best_ids,
-    lse,
-    top_ids,
-    top_logits,
-    SLICES: tl.constexpr,
-    NEED_TOP: tl.constexpr,
-):
-    """Combine a row's slices; one program per row. A slice without tokens has peak -inf, sum 0."""
-    row = tl.program_id(0)
-    place = row.to(tl.int64) * SLICES + tl.arange(0, SLICES)
-    peak = tl.load(peaks + place)
-    highest = tl.max(peak, axis=0)
-    total = tl.sum(tl.load(sums + place) * tl.exp(peak - highest), axis=0)
-    tl.store(lse + row, highest + tl.log(total))
-    if NEED_TOP:
-        # Slices are in the order of ids, so of equal logits the first has the lowest id.
-        winner = tl.argmax(peak, axis=0, tie_break_left=True)
-        tl.store(top_ids + row, tl.load(best_ids + row.to(tl.int64) * SLICES + winner))
-        tl.store(top_logits + row, highest)
-
-
-@triton.jit
-def merge_best_kernel(
-    peaks,
-    sums,
-    best_ids,
     best_logits,
     lse,
     top_ids,
@@ -100,35 +75,32 @@ def merge_best_kernel(
     TOP: tl.constexpr,
     TOP_COLUMNS: tl.constexpr,
 ):
-    """Combine slices with TOP best tokens each; write the TOP best of all, the largest first."""
+    """Combine a row's slices, with TOP best tokens each, 0 or more; write the TOP best of all, the
+    largest first. A slice without tokens has peak -inf, sum 0."""
     row = tl.program_id(0).to(tl.int64)
     place = row * SLICES + tl.arange(0, SLICES)
     peak = tl.load(peaks + place)
     highest = tl.max(peak, axis=0)
     total = tl.sum(tl.load(sums + place) * tl.exp(peak - highest), axis=0)
     tl.store(lse + row, highest + tl.log(total))
-    column = tl.arange(0, TOP_COLUMNS)[None, :]
-    places, inside = place[:, None] * TOP + column, column < TOP
-    ids = tl.load(best_ids + places, mask=inside, other=-1)
-    logits = tl.load(best_logits + places, mask=inside, other=float("-inf"))
-    for rank in range(TOP):
-        best = tl.max(tl.max(logits, axis=1), axis=0)
-        winner = tl.min(tl.min(tl.where(logits == best, ids, NO_ID), axis=1), axis=0)
-        tl.store(top_ids + row * TOP + rank, tl.maximum(winner, 0))  # below 0: no token is left
-        tl.store(top_logits + row * TOP + rank, best)
-        logits = tl.where(ids == winner, float("-inf"), logits)
+    if TOP > 0:
+        column = tl.arange(0, TOP_COLUMNS)[None, :]
+        places, inside = place[:, None] * TOP + column, column < TOP
+        ids = tl.load(best_ids + places, mask=inside, other=-1)
+        logits = tl.load(best_logits + places, mask=inside, other=float("-inf"))
+        for rank in range(TOP):
+            best = tl.max(tl.max(logits, axis=1), axis=0)
+            winner = tl.min(tl.min(tl.where(logits == best, ids, NO_ID), axis=1), axis=0)
+            tl.store(top_ids + row * TOP + rank, tl.maximum(winner, 0))  # below 0: no token is left
+            tl.store(top_logits + row * TOP + rank, best)
+            logits = tl.where(ids == winner, float("-inf"), logits)
 
 
 @chosen_once
-def _launch_merge(slices: int, need_top: bool) -> CachedLaunch:
-    constants = {"SLICES": slices, "NEED_TOP": need_top}
-    return CachedLaunch(merge_slices_kernel, constants, {"num_warps": 1}, dtypes=())
-
-
-@chosen_once
-def _launch_best(slices: int, top: int) -> CachedLaunch:
-    constants = {"SLICES": slices, **top_constants(top)}
-    return CachedLaunch(merge_best_kernel, constants, {"num_warps": BEST_WARPS}, dtypes=())
+def _launch(slices: int, top: int) -> CachedLaunch:
+    constants = {"SLICES": slices, "TOP": top, "TOP_COLUMNS": next_power_of_two(max(1, top))}
+    options = {"num_warps": BEST_WARPS if top > 1 else 1}
+    return CachedLaunch(merge_slices_kernel, constants, options, dtypes=())
 
 
 def merge(
@@ -146,8 +118,5 @@ def merge(
         best_ids, best_logits: of each slice, the same or with a dimension of `top` more.
         top: best tokens per row: 0, 1 or more.
     """
-    grid, slices = (peaks.shape[0], 1), peaks.shape[1]
-    if top <= 1:
-        _launch_merge(slices, top == 1)(grid, (peaks, sums, best_ids, *merged), ())
-    else:
-        _launch_best(slices, top)(grid, (peaks, sums, best_ids, best_logits, *merged), ())
+    rows, slices = peaks.shape
+    _launch(slices, top)((rows, 1), (peaks, sums, best_ids, best_logits, *merged), ())

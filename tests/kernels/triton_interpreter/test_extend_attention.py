@@ -63,7 +63,8 @@ def error(
     tiles = table_of(batch, config, heads, window=window, rows=rows)
     q = operands.q if rows is None else operands.q[torch.from_numpy(rows).long()]
     options = {"scale": scale, "softcap": softcap, "config": config}
-    out = extend_attention(q, *operands.all()[1:], tiles, **options)
+    _, k, v, *pool = operands.all()
+    out = extend_attention((q, k, v), pool, tiles, **options)
     exact, k, v, *pools = (x.double().cpu().numpy() for x in operands.all())
     exact *= scale * dim**0.5
     by_slot = (x.swapaxes(0, 1) for x in pools)
@@ -135,8 +136,8 @@ def test_no_rows():
     batch = requests(*MIXED, page_size=PAGE, num_pages=PAGES)
     operands = inputs(batch, PAGE, PAGES, HEADS, 16, torch.float32, DEVICE)
     tiles = table_of(batch, CONFIG, HEADS, rows=np.empty(0, np.int32))
-    rest = operands.all()[1:]
-    out = extend_attention(operands.q[:0], *rest, tiles, scale=1.0, config=CONFIG)
+    _, k, v, *pool = operands.all()
+    out = extend_attention((operands.q[:0], k, v), pool, tiles, scale=1.0, config=CONFIG)
     assert out.shape == (0, 2, 16)
 
 
@@ -179,7 +180,7 @@ def item_bits(config, window, request, item):
     operands.q[start : start + 21] = own[2]
     tiles = table_of(batch, config, HEADS, window=window)
     moved = [x.to(DEVICE) for x in operands.all()]
-    out = extend_attention(*moved, tiles, scale=0.3, config=config)
+    out = extend_attention(moved[:3], moved[3:], tiles, scale=0.3, config=config)
     return out[start : start + 21].cpu().numpy()
 
 

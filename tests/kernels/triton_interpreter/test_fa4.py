@@ -22,6 +22,7 @@ from gpuscore.errors import ConfigError
 from gpuscore.types.batch import prefix_slots, visible_rows
 from gpuscore_kernels import hopper_attention
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
+from gpuscore_kernels.reference import QkvHeads
 from support.attention_inputs import heads_alone, requests
 from support.batches import random_batch
 from support.fa4_stand_in import kernel
@@ -35,9 +36,9 @@ DTYPE = torch.float32 if INTERPRETED else torch.bfloat16
 WORST = 1e-5 if INTERPRETED else 3e-2  # error of a row
 
 
-def by_torch(qkv, cos, sin, *, num_heads, num_kv_heads, pages):
+def by_torch(qkv, cos, sin, heads, pages):
     """Return what `qk_norm_rope_store` does, which takes long in the interpreter."""
-    q, *sides = norm_and_rotate(qkv, cos, sin, None, None, 0.0, False, num_heads, num_kv_heads)
+    q, *sides = norm_and_rotate(qkv, cos, sin, heads)
     flawed = ~sides[1].isfinite().all(-1, keepdim=True)
     for side, marked in zip(sides, (torch.nan, 0.0), strict=True):
         side.masked_fill_(flawed, marked)
@@ -95,12 +96,12 @@ class Layer:
             *self.qkv.shape[:1],
             self.config,
         )
-        heads = {"num_heads": config.num_heads, "num_kv_heads": config.num_kv_heads}
+        heads = QkvHeads(config.num_heads, config.num_kv_heads)
         angle = torch.zeros(tokens, config.head_dim // 2, device=self.device)
         kept = torch.full((tokens,), -1, dtype=torch.int32, device=self.device)
         pages = Pages(*self.pool.layers[0], kept, made.read)
         project = by_torch if INTERPRETED else qk_norm_rope_store
-        q, k, v = project(self.qkv, angle.cos(), angle.sin(), **heads, pages=pages)
+        q, k, v = project(self.qkv, angle.cos(), angle.sin(), heads, pages)
         return made.run(0, q.contiguous(), k, v), made.run(1, q[self.scored], k, v)
 
     def check(self, batch, got, rows):

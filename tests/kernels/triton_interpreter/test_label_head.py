@@ -168,7 +168,7 @@ def check_few_and_many_tokens(num_top=1):
     ("old", "new", "num_top"),
     [
         ("* tl.exp(peak - highest)", "", 1),
-        ("top_logits + row, highest", "top_logits + row, total", 1),
+        ("top_logits + row * TOP + rank, best", "top_logits + row * TOP + rank, total", 1),
         ("tl.where(ids == winner,", "tl.where(ids < 0,", 5),
         ("tl.where(column < TOP, float", "tl.where(column < 1, float", 5),
         ("least = tl.min(top, axis=1)\n    return", "return", 5),
@@ -189,8 +189,8 @@ def test_a_defect_of_merging_is_visible(old, new, num_top, monkeypatch, tmp_path
     [
         ("tile_peak > peak", "tile_peak >= peak", test_a_tie_goes_to_the_lowest_id),
         (
-            "mask=is_row, other=0).to(tl.int64)",
-            "mask=is_row, other=0).to(tl.int64) * 0",
+            "tl.load(rows + row, mask=is_row",
+            "tl.load(rows + row // 2, mask=is_row",
             test_chosen_rows_and_their_bits,
         ),
         (

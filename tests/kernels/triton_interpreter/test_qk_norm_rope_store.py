@@ -9,16 +9,11 @@ import torch
 
 from gpuscore_kernels import reference
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
+from gpuscore_kernels.reference import QkvHeads
 from support.kernels import DEVICE, DTYPES, assert_near, between_nans, planted, randn
 from support.slow import slow
 
 SLOTS = 40
-
-
-def exactly(*product, num_heads, num_kv_heads, q_norm=None, k_norm=None, eps=0.0, one_plus=False):
-    """Return what the kernel should, of finite values, by the reference."""
-    heads = num_heads, num_kv_heads
-    return reference.norm_and_rotate(*product, q_norm, k_norm, eps, one_plus, *heads)
 
 
 def tables(rows, head_dim):
@@ -54,15 +49,14 @@ def test_norm_rotation_and_stored_pages(rows, heads, kv_heads, head_dim, norm, d
     weights = [None, None]
     if norm != "none":
         weights = [1 + randn(head_dim, dtype=dtype, seed=s) for s in (1, 2)]
-    sizes = {"num_heads": heads, "num_kv_heads": kv_heads, "eps": 1e-4, "one_plus": norm == "gemma"}
     slots = [31, -1, 0, 7, 39][:rows]
     pages = poisoned_pages(kv_heads, head_dim, dtype, slots, by_slot=rows == 3)
-    got = qk_norm_rope_store(
-        qkv, cos, sin, q_norm=weights[0], k_norm=weights[1], pages=pages, **sizes
-    )
+    of_product = QkvHeads(heads, kv_heads, *weights, 1e-4, norm == "gemma")
+    got = qk_norm_rope_store(qkv, cos, sin, of_product, pages)
     exact = [None if w is None else w.double() for w in weights]
     wide = (x.double() for x in (qkv, cos, sin))
-    expected = exactly(*wide, q_norm=exact[0], k_norm=exact[1], **sizes)
+    of_product = replace(of_product, q_norm=exact[0], k_norm=exact[1])
+    expected = reference.norm_and_rotate(*wide, of_product)
     for x, y in zip(got, expected, strict=True):
         assert x.dtype == dtype
         assert_near(x, y, dtype)
@@ -87,8 +81,8 @@ def test_values_that_are_not_finite(paged):
     """They become zeros and their keys NaN, but not in rows that are not kept."""
     heads, kv_heads, dim, slots = 3, 3, 24, [5, -1, 2]
     qkv, angles = randn(3, (heads + 2 * kv_heads) * dim), tables(3, dim)
-    sizes = {"num_heads": heads, "num_kv_heads": kv_heads}
-    q, k, v = (x.clone() for x in exactly(qkv, *angles, **sizes))
+    sizes = QkvHeads(heads, kv_heads)
+    q, k, v = (x.clone() for x in reference.norm_and_rotate(qkv, *angles, sizes))
     raw = qkv.view(3, -1, dim)[:, heads + kv_heads :]
     raw[0, 0, 3], raw[1, 1, 23], raw[2, 2, 0] = torch.inf, torch.nan, -torch.inf
     pages = poisoned_pages(kv_heads, dim, torch.float32, slots) if paged else None
@@ -96,7 +90,7 @@ def test_values_that_are_not_finite(paged):
         k[row, head], v[row, head] = torch.nan, 0
     if paged:
         v[1, 1, 23] = torch.nan
-    got = qk_norm_rope_store(qkv, *angles, **sizes, pages=pages)
+    got = qk_norm_rope_store(qkv, *angles, sizes, pages)
     for x, y in zip(got, (q, k, v), strict=True):
         torch.testing.assert_close(x, y, equal_nan=True)
     if pages is not None:
@@ -110,8 +104,8 @@ def test_cached_rows_follow_the_batchs(slots):
     """Zeros where there is no slot; and values of all rows are finite, of those not kept too."""
     rows, kv_heads, head_dim = 3, 3, 24
     qkv, angles = randn(rows, 4 * kv_heads * head_dim), tables(rows, head_dim)
-    heads = {"num_heads": 2 * kv_heads, "num_kv_heads": kv_heads}
-    _, *expected = (x.clone() for x in exactly(qkv, *angles, **heads))
+    heads = QkvHeads(2 * kv_heads, kv_heads)
+    _, *expected = (x.clone() for x in reference.norm_and_rotate(qkv, *angles, heads))
     qkv.view(rows, -1, head_dim)[1, -1, 3] = torch.inf
     for side, marked in zip(expected, (torch.nan, 0), strict=True):
         side[1, -1] = marked
@@ -122,7 +116,7 @@ def test_cached_rows_follow_the_batchs(slots):
     for side in cached:
         side[[slot < 0 for slot in slots]] = 0
     pages = replace(pages, read=torch.tensor(slots, dtype=torch.int32, device=DEVICE))
-    _, *got = qk_norm_rope_store(qkv, *angles, **heads, pages=pages)
+    _, *got = qk_norm_rope_store(qkv, *angles, heads, pages)
     for side, own, behind in zip(got, expected, cached, strict=True):
         torch.testing.assert_close(side, torch.cat([own, behind]), equal_nan=True)
     assert got[1].isfinite().all()
@@ -130,7 +124,7 @@ def test_cached_rows_follow_the_batchs(slots):
 
 def test_values_stay_where_they_are():
     qkv = randn(2, 6 * 16, dtype=torch.float16)
-    v = qk_norm_rope_store(qkv, *tables(2, 16), num_heads=2, num_kv_heads=2)[2]
+    v = qk_norm_rope_store(qkv, *tables(2, 16), QkvHeads(2, 2))[2]
     assert torch.equal(v.flatten(1), qkv[:, 4 * 16 :])
     assert v.data_ptr() == qkv[:, 4 * 16 :].data_ptr()
 
@@ -140,40 +134,22 @@ def test_rounding_points(one_plus):
     """Rounding after the norm, its weight and the rotation gives nearly always the reference's
     bits."""
     qkv, (cos, sin) = randn(6, 4 * 64, dtype=torch.float16), tables(6, 64)
-    norms = {name: 1 + randn(64, dtype=torch.float16) for name in ("q_norm", "k_norm")}
-    options = {"num_heads": 2, "num_kv_heads": 1, "eps": 1e-6, "one_plus": one_plus, **norms}
-    got, expected = (way(qkv, cos, sin, **options) for way in (qk_norm_rope_store, exactly))
+    norms = [1 + randn(64, dtype=torch.float16) for _ in range(2)]
+    heads = QkvHeads(2, 1, *norms, 1e-6, one_plus)
+    ways = qk_norm_rope_store, reference.norm_and_rotate
+    got, expected = (way(qkv, cos, sin, heads) for way in ways)
     for x, y in zip(got, expected, strict=True):
         assert (x == y).float().mean() > 0.98
-
-
-def test_what_does_not_fit_is_refused():
-    qkv, (cos, sin) = randn(2, 8 * 16), tables(2, 16)
-    sizes = {"num_heads": 4, "num_kv_heads": 2}
-    with pytest.raises(ValueError, match="shapes do not fit"):
-        qk_norm_rope_store(qkv[:, 16:], cos, sin, **sizes)
-    with pytest.raises(ValueError, match="both be given"):
-        qk_norm_rope_store(qkv, cos, sin, q_norm=randn(16), **sizes)
-    with pytest.raises(ValueError, match="norm weights must be"):
-        qk_norm_rope_store(qkv, cos, sin, q_norm=randn(15), k_norm=randn(16), **sizes)
-    for pages in (
-        poisoned_pages(3, 16, torch.float32, [0, 1]),
-        poisoned_pages(2, 16, torch.float32, [0, 1, 2]),
-    ):
-        with pytest.raises(ValueError, match="must be"):
-            qk_norm_rope_store(qkv, cos, sin, pages=pages, **sizes)
 
 
 def test_norm_and_rotation_round_once():
     """Both together give nearly always the bits of float64 rounded once."""
     qkv, norms = randn(9, 4 * 64, dtype=torch.float16), [randn(64, seed=s).half() for s in (1, 2)]
     for one_plus in (False, True):
-        sizes = {"num_heads": 2, "num_kv_heads": 1, "eps": 1e-4, "one_plus": one_plus}
         angles = tables(9, 64)
-        got = qk_norm_rope_store(qkv, *angles, q_norm=norms[0], k_norm=norms[1], **sizes)
-        q_norm, k_norm = (norm.double() for norm in norms)
-        wide = (x.double() for x in (qkv, *angles))
-        expected = exactly(*wide, q_norm=q_norm, k_norm=k_norm, **sizes)
+        got = qk_norm_rope_store(qkv, *angles, QkvHeads(2, 1, *norms, 1e-4, one_plus))
+        wide, exact = ([x.double() for x in group] for group in ((qkv, *angles), norms))
+        expected = reference.norm_and_rotate(*wide, QkvHeads(2, 1, *exact, 1e-4, one_plus))
         for value, exact in zip(got, expected, strict=True):
             assert (value == exact.half()).float().mean() > 0.99
 

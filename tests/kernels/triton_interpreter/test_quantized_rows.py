@@ -6,12 +6,16 @@ import importlib
 import pytest
 import torch
 
-from gpuscore_kernels.add_rms_norm import add_rms_norm
-from gpuscore_kernels.gated import gated
+from gpuscore_kernels.add_rms_norm.triton import add_rms_norm
+from gpuscore_kernels.gated.triton import gated
 from gpuscore_kernels.quantized import quantize_rows
-from gpuscore_kernels.quantized_rows import quantized_gated, quantized_norm
 from support.kernels import DTYPES, between_nans, planted, randn
 from support.slow import slow
+
+
+def kernels():
+    """Return the kernels' module, which `planted` replaces."""
+    return importlib.import_module("gpuscore_kernels.quantized_rows.triton")
 
 
 def equal(got, expected):
@@ -31,7 +35,9 @@ def test_a_norm(rows, width, one_plus, dtype):
     for x, added in ((narrow, delta), (narrow, None), (stream, delta), (stream, None)):
         total, normed = add_rms_norm(x, added, weight, **options)
         expected = total, *quantize_rows(normed, torch.int8, impl="triton")
-        assert equal(quantized_norm(x, added, weight, dtype=torch.int8, **options), expected)
+        assert equal(
+            kernels().quantized_norm(x, added, weight, dtype=torch.int8, **options), expected
+        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -41,23 +47,9 @@ def test_a_norm(rows, width, one_plus, dtype):
 )
 def test_an_activation(rows, width, activation, dtype):
     gate_up = between_nans(4 * randn(rows, 2 * width, dtype=dtype))
-    got = quantized_gated(gate_up, activation, dtype=torch.int8)
+    got = kernels().quantized_gated(gate_up, activation, torch.int8)
     expected = quantize_rows(gated(gate_up, activation), torch.int8, impl="triton")
     assert equal(got, expected)
-
-
-def test_what_does_not_fit_is_refused():
-    x, weight = randn(3, 8), randn(8)
-    with pytest.raises(ValueError, match="do not fit"):
-        quantized_norm(x, None, weight[:7], eps=0.0, dtype=torch.int8)
-    with pytest.raises(ValueError, match=r"torch\.uint8 is not one of"):
-        quantized_norm(x, None, weight, eps=0.0, dtype=torch.uint8)
-    with pytest.raises(ValueError, match=r"must be \[T, 2I\]"):
-        quantized_gated(x[:, :7], "silu", dtype=torch.int8)
-    with pytest.raises(ValueError, match="no elements"):
-        quantized_gated(x[:, :0], "silu", dtype=torch.int8)
-    with pytest.raises(ValueError, match="supported: silu"):
-        quantized_gated(x, "relu", dtype=torch.int8)
 
 
 def odd_norm():
@@ -84,6 +76,5 @@ def odd_activation():
     ],
 )
 def test_a_defect_is_visible(old, new, check, monkeypatch, tmp_path):
-    module = importlib.import_module("gpuscore_kernels.quantized_rows.triton")
-    with planted(monkeypatch, module, old, new, tmp_path), pytest.raises(AssertionError):
+    with planted(monkeypatch, kernels(), old, new, tmp_path), pytest.raises(AssertionError):
         check()

@@ -100,4 +100,5 @@ def read_architecture(raw: RawConfig) -> Architecture:
     trunk = "model.language_model" if name in TEXT_TOWERS else "model"
     below = {part: name.replace("model.", f"{trunk}.", 1) for part, name in weights.items()}
     unread = _UNREAD if config.delta_net is not None else ()
-    return Architecture(config, below, layers, trunk, unread, read_storage(raw.fields))
+    storage = read_storage(raw.fields)
+    return Architecture(config, below, layers, trunk, unread=unread, storage=storage)

@@ -98,10 +98,8 @@ class TritonPass:
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return extend_attention(
-            q,
-            k,
-            v,
-            *self.pool.layers[layer],
+            (q, k, v),
+            self.pool.layers[layer],
             self.tables[layer],
             scale=self.config.attention_scale,
             softcap=self.config.attention_softcap,
