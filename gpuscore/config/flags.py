@@ -7,7 +7,6 @@ import math
 import textwrap
 import tomllib
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,15 +20,10 @@ ALL = "--help-all"
 CLOSE, VERY_CLOSE = 0.8, 0.88
 
 EPILOG = """\
-An option that is not marked as "command line only" may also be an environment
-variable or a line of the --config file:
-
-  --max-batch-tokens 4096
-  GPUSCORE_MAX_BATCH_TOKENS=4096
-  max_batch_tokens = 4096
-
-The command line overrides the environment, the environment overrides the file.
-`gpuscore info` takes the options of serve and shows the source of each value."""
+A setting may also be an environment variable (GPUSCORE_MAX_BATCH_TOKENS=4096)
+or a line of the --config file (max_batch_tokens = 4096). The command line
+overrides the environment, and the environment the file; `gpuscore info` shows
+the source of each value."""
 
 
 def other_flags() -> dict[str, str]:
@@ -162,26 +156,14 @@ class _ApiKey(argparse.Action):
         parser.error(f"--api-key {other_flags()['--api-key']}")
 
 
-class _Repeated(argparse.Action):
-    """Joins the values of a repeated flag by commas."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        before = getattr(namespace, self.dest, None)
-        setattr(namespace, self.dest, f"{before},{values}" if before else values)
-
-
 def _add_flag(group: Any, item: Option) -> None:
-    words: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(item)}
+    default = item.unset if item.default is None else plain(item.default)
+    text = f"{item.help} (default: {default})" if default else item.help
+    words: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text}
     if item.positional:
         words |= {"nargs": "?", "metavar": item.metavar}
     elif item.repeated:
-        words |= {"dest": item.name, "action": _Repeated, "metavar": item.metavar}
+        words |= {"dest": item.name, "action": "append", "metavar": item.metavar}
     elif item.kind is bool:
         words |= {"action": argparse.BooleanOptionalAction}
     elif item.choices:
@@ -191,11 +173,6 @@ def _add_flag(group: Any, item: Option) -> None:
     else:
         words |= {"type": _reader(item), "metavar": item.metavar}
     group.add_argument(item.flag, **words)
-
-
-def _help(item: Option) -> str:
-    default = item.unset if item.default is None else plain(item.default)
-    return f"{item.help} (default: {default})" if default else item.help
 
 
 def _reader(item: Option) -> Callable[[str], Any]:
@@ -246,7 +223,7 @@ def add_label_flags(group: Any, default: str) -> None:
     )
     group.add_argument(
         "--temperature",
-        type=_temperature,
+        type=float,
         default=1.0,
         metavar="NUMBER",
         help="divides the labels' logits; with --apply-softmax only (default: 1)",
@@ -254,17 +231,11 @@ def add_label_flags(group: Any, default: str) -> None:
 
 
 def check_softmax(values: argparse.Namespace) -> None:
-    """Raise UsageError for a temperature without a softmax."""
+    """Raise UsageError for a temperature that is not positive and finite, or without a softmax."""
+    if not 0 < values.temperature < math.inf:
+        raise UsageError(f"--temperature {values.temperature} is not a positive, finite number")
     if values.temperature != 1 and not values.apply_softmax:
         raise UsageError("--temperature needs --apply-softmax")
-
-
-def _temperature(text: str) -> float:
-    with suppress(ValueError):
-        number = float(text)
-        if 0 < number < math.inf:
-            return number
-    raise argparse.ArgumentTypeError(f"{text} is not a positive, finite number")
 
 
 def label_sequences(text: str) -> tuple[tuple[int, ...], ...]:
