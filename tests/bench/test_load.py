@@ -2,10 +2,8 @@
 fake backend agrees with its oracle."""
 
 import asyncio
-import sys
 import threading
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,9 +15,7 @@ from gpuscore.measure.figures import Shot, failed
 from gpuscore.measure.load import LOST, Address, LoadGenerator
 from gpuscore.types.labels import label_scores
 from gpuscore.types.request import ScoreRequest
-
-sys.path.append(str(Path(__file__).parents[2] / "bench"))
-import fake
+from support import fake
 
 LABELS = [11, 23]
 
