@@ -21,7 +21,7 @@ from ray.serve.handle import DeploymentHandle
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.errors import GpuscoreError, Unavailable
 from gpuscore.models.hub import model_directory
-from gpuscore.processes.replicas.replicas import Replicas, model_of
+from gpuscore.processes.replicas.replicas import Replicas
 from gpuscore.processes.replicas.start import start_replicas
 from gpuscore.processes.worker import wire
 from gpuscore.processes.worker.client import RETRY_AFTER
@@ -76,11 +76,11 @@ class EngineHost:
         Cancelling the call drops work not launched yet.
 
         Args:
-            model: the `model_of` that the request was made for.
+            model: the `BackendLimits.model` that the request was made for.
             replica: the one that was wanted; `gpuscore.ray.router` reads it.
         """
         try:
-            if model != model_of(self._limits):
+            if model != str(self._limits.model):
                 raise Unavailable("the engines change to another model", retry_after=1)
             request = wire.check_request(_asked(frame).request, self._limits)
             deadline = monotonic() + (request.deadline or 0.0)
@@ -128,7 +128,7 @@ class Remote:
     """
 
     def __init__(self, handle: Handle, limits: BackendLimits) -> None:
-        self._handle, self._model = handle, model_of(limits)
+        self._handle, self._model = handle, str(limits.model)
         self.started: Future[BackendLimits] = Future()
         self.started.set_result(limits)
         self.hear(_NOBODY)
@@ -208,7 +208,7 @@ class ClusterEngine(Replicas):
         A new one gets a place that follows from its name, so that a query's home is the same one in
         every HTTP process.
         """
-        own = (facts.state for facts in heard if model_of(facts.limits) == model_of(self.limits))
+        own = (facts.state for facts in heard if facts.limits.model == self.limits.model)
         states = {state.replica: state for state in own}
         for place in self._places:
             place.hear(states.pop(place.state.replica, _NOBODY))
