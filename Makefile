@@ -17,7 +17,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: setup serve real-model test test-all test-real test-hostile test-clients test-web test-ray test-gpu \
         check check-kernels check-tpu format golden \
-        bench-cpu gpu-day docs release locks image image-test manifests-test
+        bench-cpu bench-host gpu-day docs release locks image image-test manifests-test
 
 # Everything that make test and make check need.
 setup: $(STAMP)
@@ -254,6 +254,9 @@ format: setup
 bench-cpu: setup
 	PYTHONPATH=tests $(BIN)/python -P bench/cpu.py $(ARGS)
 
+bench-host: setup
+	PYTHONPATH=tests $(BIN)/python -P bench/host.py $(ARGS)
+
 # What was brought along on PYTHONPATH stays visible.
 GPU_PATH = "$(CURDIR):$(CURDIR)/kernels$${PYTHONPATH:+:$$PYTHONPATH}"
 
@@ -296,21 +299,20 @@ FLAVOUR ?= cpu
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpuscore/__init__.py)
 DOCKERFILE = docker/Dockerfile$(if $(filter cuda,$(FLAVOUR)),,.$(FLAVOUR))
 BASE ?=
+ENGINE ?= docker
 image:
-	docker build -f $(DOCKERFILE) $(addprefix --build-arg BASE=,$(BASE)) \
-	  -t gpuscore:$(FLAVOUR) -t gpuscore:$(VERSION)-$(FLAVOUR) .
+	$(ENGINE) build $(if $(filter podman,$(ENGINE)),--format docker) -f $(DOCKERFILE) \
+	  $(addprefix --build-arg BASE=,$(BASE)) $(ARGS) -t gpuscore:$(FLAVOUR) -t gpuscore:$(VERSION)-$(FLAVOUR) .
 
-# As root, on Debian with buildah, runc and mmdebstrap; no Docker daemon. It says what is missing.
-image-test: setup
-	$(BIN)/python -P docker/test/image_test.py $(addprefix --base ,$(BASE)) $(ARGS)
+# Builds an image and checks its container; ENGINE=podman needs no daemon.
+image-test: setup image
+	$(BIN)/python -P docker/test/image_test.py --engine $(ENGINE) --flavour $(FLAVOUR) --image gpuscore:$(FLAVOUR)
 
-# Compose, Kubernetes, Prometheus and Grafana files against their own tools and schemas, and a real
-# Prometheus that scrapes a real server; no Docker, no cluster. kubectl and Debian's prometheus come
-# from elsewhere: make manifests-test PROMTOOL=/path/to/promtool
+# Compose, Kubernetes, Prometheus and Grafana files against their own tools and schemas; no Docker, no
+# cluster. kubectl and promtool (in Debian's prometheus) come from elsewhere: make manifests-test
+# PROMTOOL=/path/to/promtool
 KUBECTL ?= kubectl
 PROMTOOL ?= promtool
-PROMETHEUS ?= prometheus
 
 manifests-test: setup $(TOOLS_VENV)/.installed
-	GPUSCORE=$(BIN)/gpuscore KUBECTL=$(KUBECTL) PROMTOOL=$(PROMTOOL) PROMETHEUS=$(PROMETHEUS) \
-	  $(TOOLS_VENV)/bin/pytest -p no:cacheprovider docker/checks
+	KUBECTL=$(KUBECTL) PROMTOOL=$(PROMTOOL) $(TOOLS_VENV)/bin/pytest -p no:cacheprovider docker/checks

@@ -11,7 +11,7 @@ Each stage is a process of its own with a time limit. After every stage the fold
 `gpu-day.json` with all findings so far, and `gpu-day.tgz` with what the stages wrote and printed. A
 run that is killed loses one stage. The day ends within its minutes by its own clock; what was not
 reached is named. Every result is compared with a reference before it is timed. At the end it prints
-the rows and, for each rule and goal, the verdict. The exit code is 1 if a stage failed or was not
+the rows. The exit code is 1 if a stage failed or was not
 reached.
 """
 
@@ -22,12 +22,11 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 from card import card
-from gpu_rules import verdicts
 from gpu_stages import BENCH, ROOT, Found, Stage, stages
 from group import run_group
 from in_time import ENDS
@@ -79,13 +78,11 @@ class Day:
         """Return the stages that did not end well."""
         return [name for name, about in self.stages.items() if about["status"] != "done"]
 
-    def tables(self) -> Iterator[list[Row]]:
-        """Yield tables as text: all rows, and the verdicts."""
-        found = {name: about.get("found", {}) for name, about in self.stages.items()}
-        rows = [_marked(row) for about in found.values() for row in about.get("rows", ())]
-        yield [{name: short(row.get(name)) for name in SHOWN} for row in rows]
-        about = self.findings["about"]
-        yield [*verdicts(found, str(about["device"]), trial="sizes" in about)]
+    def table(self) -> str:
+        """Return all rows as text."""
+        found = [about.get("found", {}) for about in self.stages.values()]
+        rows = [_marked(row) for each in found for row in each.get("rows", ())]
+        return table([{name: short(row.get(name)) for name in SHOWN} for row in rows] or [{}])
 
 
 def _marked(row: Row) -> Row:
@@ -201,8 +198,9 @@ def main(argv: list[str] | None = None) -> int:
             planned = [stage for stage in planned if stage.name in names]
         day = Day(options.output.resolve(), Path(work), about)
         day.run(planned, options.minutes)
-    print("\n".join(f"\n{table(rows)}" for rows in day.tables() if rows))
-    print(f"\nwritten to {day.folder}; not done: {', '.join(day.missing) or 'none'}")
+    print(
+        f"\n{day.table()}\n\nwritten to {day.folder}; not done: {', '.join(day.missing) or 'none'}"
+    )
     return int(bool(day.missing))
 
 

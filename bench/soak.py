@@ -19,22 +19,32 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from launch import Target, engine_of, real_server, serving
+from spent import family
 
 GROWTH = 5.0  # MiB per hour
-BENCH = (Path(sys.executable).with_name("gpuscore"), "bench", "--scenario", "concurrency")
-FLAGS = ("--device", "cpu", "--kv-cache-size", "16MiB", "--no-log-requests")
-ROUND = ("--scale", "0.02", "--minutes", "0.5")
+GPUSCORE = Path(sys.executable).with_name("gpuscore")
+SERVE = ("serve", "demo", "--port", "0", "--device", "cpu", "--kv-cache-size", "16MiB")
+BENCH = ("bench", "--scenario", "concurrency", "--scale", "0.02", "--minutes", "0.5", "--url")
 KILLED = 10.0  # seconds after the start of a round
 
 
-def bench(server: Target, kill: bool) -> bool:
+def memory_mib(server: int) -> float:
+    pages = (Path(f"/proc/{pid}/statm").read_text().split()[1] for pid in family(server))
+    return sum(map(int, pages)) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def kill_engine(server: int) -> None:
+    for pid in family(server):
+        if b"gpuscore.processes.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGKILL)
+
+
+def bench(url: str, server: int, kill: bool) -> bool:
     """Run one round; return whether all was well, or the engine was killed as planned."""
-    url = "http://{}:{}".format(*server.address)
-    running = subprocess.Popen([*BENCH, "--url", url, *ROUND])
+    running = subprocess.Popen([GPUSCORE, *BENCH, url])
     if kill:
         time.sleep(KILLED)
-        os.kill(engine_of(server.pid), signal.SIGKILL)
+        kill_engine(server)
     return running.wait() == 0 or kill
 
 
@@ -43,13 +53,18 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0)
     minutes = parser.parse_args().minutes
     began, failed, kills, memory = time.monotonic(), 0, 0, []
-    with serving(real_server(Path("demo"), *FLAGS)) as server:
+    command = [GPUSCORE, *SERVE, "--no-log-requests"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        ready = next(line for line in server.stdout if "ready on http://" in line)
+        url = ready.split("ready on ")[1].split()[0]
         while (passed := (time.monotonic() - began) / 60) < minutes:
             kill = passed < minutes / 2 and len(memory) % 2 == 1
             kills += kill
-            failed += not bench(server, kill)
-            memory.append((passed / 60, server.memory_mib()))
+            failed += not bench(url, server.pid, kill)
+            memory.append((passed / 60, memory_mib(server.pid)))
             print(f"{passed:.0f} min: {memory[-1][1]:.0f} MiB, {failed} rounds failed", flush=True)
+        server.terminate()
     late = np.array([row for row in memory if row[0] * 60 >= minutes / 2])
     slope = float(np.polyfit(*late.T, 1)[0]) if len(late) > 1 else float("inf")
     print(f"{len(memory)} rounds, {kills} engines killed, {failed} rounds failed")

@@ -1,6 +1,6 @@
-"""Count the Python calls of a warm `/v1/score` of ten items, in all processes of a server.
+"""Count the Python calls of a warm `/v1/score` of ten texts, in all processes of a server.
 
-    python -P tools/hops.py            # ids and texts over HTTP, then texts through Scorer
+    python -P tools/hops.py
     python -P tools/hops.py --list     # also every function of ours, in the order of its first call
 
 A module that every started Python process imports first sets Python's profiler; while a request is
@@ -27,13 +27,8 @@ ROOT = Path(__file__).parents[1]
 OURS = (str(ROOT / "gpuscore") + "/", str(ROOT / "kernels") + "/")
 WARM = 20  # requests before the request that is counted
 PATIENCE = 120.0  # seconds until the server is ready
-QUIET = 0.3  # seconds before and after the counted request: heartbeats apart, nothing happens
+QUIET = 0.3  # seconds before and after the counted request
 COLORS = ("red", "blue", "green", "black", "white", "grey", "pink", "gold", "teal", "tan")
-IDS = {
-    "query": list(range(2, 34)),
-    "items": [[40 + n, 50, 60] for n in range(10)],
-    "label_token_ids": [3, 4],
-}
 TEXTS = {
     "query": "query: a red lamp\nitem: ",
     "items": [f"a {color} lamp" for color in COLORS],
@@ -59,17 +54,6 @@ def _seen(frame, event, _):
 threading.setprofile(_seen)
 sys.setprofile(_seen)
 """
-SCORER = """
-import json, sys
-from gpuscore import Scorer
-
-body = json.loads(sys.argv[1])
-with Scorer("demo", threads=1) as scorer:
-    for line in sys.stdin:
-        scorer.score(body["query"], body["items"], labels=body["labels"])
-        print("done", flush=True)
-"""
-
 Function = tuple[int, str, int, str]  # a process, a file, a line and a name
 
 
@@ -86,9 +70,16 @@ class Calls:
         self.environment = os.environ | {"PYTHONPATH": str(folder)}
 
     def during(self, work: Callable[[], object]) -> Counter[Function]:
-        """Count the calls while `work` runs, those after an answer was sent included."""
+        """Count the calls while `work` runs, those after an answer was sent included.
+
+        What processes call by the clock, such as heartbeats, is taken off: as many calls as they
+        make in the same time without work.
+        """
         for _ in range(WARM):
             work()
+        return self._counted(work) - self._counted(lambda: None)
+
+    def _counted(self, work: Callable[[], object]) -> Counter[Function]:
         time.sleep(QUIET)
         os.truncate(self._path, 0)
         self._on[0] = 1
@@ -118,7 +109,7 @@ def report(name: str, counts: Counter[Function], listed: bool) -> int:
 
 
 def over_http(calls: Calls, listed: bool) -> int:
-    """Ask `gpuscore serve demo` for scores of ids and texts; return the files that texts enter."""
+    """Ask `gpuscore serve demo` for scores; return the number of files that this enters."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-P", "-m", "gpuscore", "serve", "demo", "--port", str(port)]
@@ -129,12 +120,10 @@ def over_http(calls: Calls, listed: bool) -> int:
     try:
         wait_ready(port, server)
         connection = http.client.HTTPConnection("127.0.0.1", port)
-        for name, body in {"ids": IDS, "texts": TEXTS}.items():
-            content = json.dumps(body).encode()
-            counts = calls.during(lambda data=content: post(connection, data))
-            entered = report(f"HTTP, ten {name}", counts, listed)
+        content = json.dumps(TEXTS).encode()
+        counts = calls.during(lambda: post(connection, content))
         connection.close()
-        return entered
+        return report("HTTP, ten texts", counts, listed)
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait()
@@ -164,27 +153,6 @@ def wait_ready(port: int, server: "subprocess.Popen[bytes]") -> None:
     raise RuntimeError(f"the server ended, or was not ready after {PATIENCE:g} seconds")
 
 
-def through_scorer(calls: Calls, listed: bool) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-P", "-c", SCORER, json.dumps(TEXTS)],
-        env=calls.environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as process:
-        ask, told = process.stdin, process.stdout
-        if ask is None or told is None:
-            raise RuntimeError("pipes were asked for and not made")
-
-        def score() -> None:
-            ask.write(b"\n")
-            ask.flush()
-            if told.readline() != b"done\n":
-                raise RuntimeError("Scorer ended")
-
-        report("Scorer, ten texts", calls.during(score), listed)
-        ask.close()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -192,9 +160,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print every function of ours")
     listed = parser.parse_args().list
     with tempfile.TemporaryDirectory() as folder:
-        calls = Calls(Path(folder))
-        entered = over_http(calls, listed)
-        through_scorer(calls, listed)
+        entered = over_http(Calls(Path(folder)), listed)
     print(f"files entered by a warm /v1/score of ten texts, all processes: {entered}")
     return 0
 

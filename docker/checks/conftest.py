@@ -29,10 +29,5 @@ def promtool() -> str:
 
 
 @pytest.fixture(scope="session")
-def prometheus() -> str:
-    return tool("PROMETHEUS", "apt-get install prometheus")
-
-
-@pytest.fixture(scope="session")
 def kubectl() -> str:
     return tool("KUBECTL", "install kubectl 1.27 or newer (its kustomize is needed, no cluster)")

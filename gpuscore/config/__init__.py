@@ -6,7 +6,7 @@ field without an option has one value in a server: only code can give it another
 
 from dataclasses import dataclass, replace
 
-from gpuscore.config.options import PREFIX, common, duration, option, size_in_bytes, tokens
+from gpuscore.config.options import PREFIX, common, count, duration, option, size_in_bytes, tokens
 
 # Not a field: a key comes from the environment or a key file only.
 API_KEY_VARIABLE = f"{PREFIX}API_KEY"
@@ -28,18 +28,14 @@ class ModelConfig:
         metavar="MODEL",
         positional=True,
     )
-    revision: str | None = common(
-        None, "branch, tag or commit of a hub model", unset="main", metavar="NAME"
-    )
+    revision: str | None = common(None, "branch, tag or commit of a hub model", unset="main")
     backend: str = option(
-        "torch",
-        "framework; jax: Llama, Mistral, Qwen2 and Qwen3 only, needs gpuscore[jax]",
-        choices=("torch", "jax"),
+        "torch", "framework; jax: Llama, Mistral, Qwen2 and Qwen3 only", choices=("torch", "jax")
     )
     device: str = common(
         "auto",
         "device that runs the model; auto: CUDA, or the CPU on a machine without an NVIDIA device "
-        "(one that cannot be used, as with a CPU build, is an error); tpu with --backend jax only",
+        "(one that cannot be used is an error); tpu with --backend jax only",
         choices=("auto", "cpu", "cuda", "tpu"),
     )
     dtype: str = common(
@@ -56,24 +52,22 @@ class ModelConfig:
     )
     attention: str = option(
         "auto",
-        "attention kernels; triton: one launch for pages and packed rows; flashinfer: "
-        "from an optional package; fa4: FlashAttention 4's kernel for H100 and H200, from the "
-        "extra hopper; torch: plain operators; with --backend jax, xla: plain "
-        "operators, pallas: a kernel for TPUs, not run on hardware yet; auto: torch on CPU, "
-        "triton on CUDA, and with --backend jax pallas on TPU, otherwise xla",
+        "attention kernels; flashinfer: an optional package; fa4: FlashAttention 4 for H100 and "
+        "H200, from the extra hopper; torch, xla: plain operators; pallas: a kernel for TPUs, not "
+        "run on hardware yet; auto: torch on CPU, triton on CUDA, with --backend jax pallas on TPU "
+        "and xla elsewhere",
         choices=("auto", "triton", "flashinfer", "fa4", "torch", "xla", "pallas"),
         metavar="NAME",
     )
     compile: str = option(
         "auto",
-        "attention and element-wise work in C functions, on a CPU with a C compiler; auto: on for "
-        "models of 100 million parameters or more; --backend jax always compiles",
+        "C functions, on a CPU with a C compiler; auto: for 100 million parameters or more",
         choices=("auto", "on", "off"),
     )
     kernels: str = option(
         "auto",
-        "implementation of norms, rotary embedding, gated MLP and label head; triton: kernels of "
-        "our own; torch: plain operators; auto: torch on CPU, triton on CUDA",
+        "norms, rotary embedding, gated MLP and label head; triton: kernels of our own; torch: "
+        "plain operators; auto: torch on CPU, triton on CUDA",
         choices=("auto", "triton", "torch"),
     )
     max_batch_tokens: int | None = tokens(
@@ -84,8 +78,7 @@ class ModelConfig:
     )
     cuda_graph_tokens: int | None = tokens(
         None,
-        "tokens of the largest batch that runs as a CUDA graph; needs triton for attention and "
-        "kernels; 0: none",
+        "tokens of the largest batch that runs as a CUDA graph; 0: none",
         unset="4096 on CUDA, 8192 in FP8",
         minimum=0,
     )
@@ -94,8 +87,7 @@ class ModelConfig:
     )
     memory_fraction: float | None = common(
         None,
-        "share of the memory left by weights and the largest batch, as measured at start, to use "
-        "for the keys and values of queries",
+        "share of the memory that weights and the largest batch leave, for keys and values",
         unset="0.9; on CPU 0.7, and at most four prompts of full length or 65536 tokens",
         minimum=0.05,
         maximum=1.0,
@@ -103,23 +95,20 @@ class ModelConfig:
     )
     kv_cache_size: int | None = size_in_bytes(
         None,
-        "memory for the keys and values of queries, such as 512MiB or 4GiB, instead of a share",
+        "memory for keys and values, such as 512MiB or 4GiB",
         unset="the share of --memory-fraction",
         common=True,
     )
     deterministic: bool = option(
-        False,
-        "compute every score to the same bits, whatever else is batched or cached; slower",
+        False, "compute every score to the same bits, whatever else is batched or cached; slower"
     )
     allow_degenerate: bool = option(
         False,
-        "serve a quantised model although its answers to known prompts are all the same or not "
-        "finite",
+        "serve a quantised model whose answers to known prompts are all the same or not finite",
     )
     tensor_parallel: int = common(
         1,
-        "devices that share one model, each with a part of every layer, for models that do not fit "
-        "one; on a CPU, processes that share its cores and memory",
+        "devices that share one model, each with a part of every layer; on a CPU, processes",
         minimum=1,
         maximum=64,
         metavar="RANKS",
@@ -142,24 +131,19 @@ class ServerConfig:
     )
     port: int = common(8000, "port to bind; 0: any free one", minimum=0, maximum=65535)
     served_model_name: str | None = common(
-        None,
-        "name of the model in requests and answers",
-        unset="MODEL, or its folder's name",
-        metavar="NAME",
+        None, "name of the model in requests", unset="MODEL, or its folder's name"
     )
     models: str | None = common(
         None,
-        "name and MODEL of a served model, or MODEL alone, instead of MODEL; repeat it with names "
-        "for several, which share the device",
+        "name and MODEL, or MODEL alone, of what is served; repeat it with names for several",
         unset="MODEL",
         metavar="[NAME=]MODEL",
         repeated="--model",
     )
     family: str = common(
         "auto",
-        "prompt family (of rerankers, guards or reward models) that /rerank and /v1/classify use; "
-        "auto: found by the model's directory or name; none: no family, so they refuse requests "
-        f"that need one; or {', '.join(FAMILIES)}",
+        "prompt family that /rerank and /v1/classify use; auto: found by the model's directory or "
+        f"name; none: those routes refuse requests; or {', '.join(FAMILIES)}",
         choices=("auto", "none", *FAMILIES),
         metavar="NAME",
     )
@@ -171,21 +155,20 @@ class ServerConfig:
     insecure: bool = option(False, "allow a non-loopback address without an API key")
     cors_origin: str | None = option(
         None,
-        "origins of web pages that may call this server from a browser (CORS), such as "
-        "https://app.example.org, separated by commas; *: any",
+        "origins of web pages that may call this server (CORS), such as https://app.example.org, "
+        "separated by commas; *: any",
         unset="none",
         metavar="ORIGIN",
     )
     allowed_hosts: str | None = option(
         None,
-        "host names by which requests may call this server, besides loopback names, such as "
-        "scores.example.org, separated by commas; *: any",
+        "host names by which this server may be called, besides loopback names, separated by "
+        "commas; *: any",
         unset="any; without keys on a loopback address, loopback names only",
-        metavar="NAME",
     )
     path_aliases: str | None = option(
         None,
-        "further path of a route, such as /ping=/ready or /invocations=/v1/rerank; may be repeated",
+        "further path of a route, such as /ping=/ready; may be repeated",
         unset="none",
         metavar="PATH=ROUTE",
         repeated="--path-alias",
@@ -201,23 +184,19 @@ class ServerConfig:
     )
     max_headers: int = 100  # most header fields of a request; more get 431
     max_connections: int = 4096  # most open connections; more are closed
-    max_inflight_per_key: int = option(
-        1024, "most requests in flight of one API key; more get 429", minimum=1
-    )
+    max_inflight_per_key: int = count(1024, "most requests in flight of one API key; more get 429")
     max_answer_bytes: int = size_in_bytes(
-        256 * 2**20,
-        "largest answer, by what it can have at most; a request for a larger one gets 400",
+        256 * 2**20, "most bytes that an answer may come to; a request for more gets 400"
     )
     max_queued_bytes: int = size_in_bytes(
         256 * 2**20,
-        "most bytes of request bodies, and of answers by what they can have at most, in flight; "
-        "more get 429 (one request is always admitted)",
+        "most bytes of bodies in flight, and that their answers may come to; more get 429 (one "
+        "request is always admitted)",
     )
     # Proxies and load balancers give up after 60 seconds by default: half of that is for the work
     # of other requests, half for the request's own.
     max_queue_seconds: float = duration(
-        30.0,
-        "longest expected wait for other requests' work, from the measured token rate; longer: 429",
+        30.0, "longest expected wait for other requests' work; longer: 429"
     )
     client_timeout: float = duration(
         30.0,
@@ -232,17 +211,15 @@ class ServerConfig:
     request_timeout: float = duration(120.0, "time for an answer; then 504", common=True)
     drain_timeout: float | None = None  # None: the request timeout and DRAIN_SPARE
     log_requests: bool = common(
-        True,
-        "write one line per request to standard error, without any input text; none for /livez, "
-        "/health and /ready",
+        True, "write a line per request to standard error, without input text; none for probes"
     )
     timing_headers: bool = option(
         False, "send callers the milliseconds of each stage, which reveal cache hits"
     )
     metrics_port: str | None = option(
         None,
-        "port with GET /metrics and nothing else, without a key, for scrapers that send none; who "
-        "reaches it sees names of models and the load",
+        "port with GET /metrics and nothing else, without a key; who reaches it sees names of "
+        "models and the load",
         unset="none; of a port alone, the address is loopback",
         metavar="[ADDRESS:]PORT",
     )
@@ -258,14 +235,12 @@ class ServerConfig:
 class RequestLimits:
     """Limits of one request."""
 
-    max_items: int = option(10000, "most items of one request", minimum=1, common=True)
-    max_labels: int = option(128, "most labels of one item", minimum=1)
+    max_items: int = count(10000, "most items of one request", common=True)
+    max_labels: int = count(128, "most labels of one item")
     max_label_tokens: int = 32  # most tokens of one label
     max_request_tokens: int = tokens(1048576, "most tokens of a request; shared ones count once")
     rerank_truncate: bool = option(
-        False,
-        "cut documents that do not fit the model at their end, in requests to /rerank without "
-        "truncate; the answer marks them as truncated",
+        False, "cut documents that do not fit the model, in requests to /rerank without truncate"
     )
 
 
@@ -275,12 +250,11 @@ class EngineConfig:
 
     devices: str | None = common(
         None,
-        "devices that run a replica of the model each, separated by commas, such as cuda:0,cuda:1 "
-        "or cpu,cpu; all: every CUDA device",
+        "devices with a replica of the model each, such as cuda:0,cuda:1; all: every CUDA device",
         unset="the one of --device",
         metavar="DEVICES",
     )
-    max_queued_requests: int = option(1024, "most requests in flight; more get 429", minimum=1)
+    max_queued_requests: int = count(1024, "most requests in flight; more get 429")
     # Most tokens and items in flight; more get 429, but one request is always admitted.
     max_queued_tokens: int = 4 * 1048576
     max_queued_items: int = 200000
@@ -290,9 +264,7 @@ class EngineConfig:
     # Weights that fill a GPU of 141 GB take 24 minutes from a disk of 100 MB/s. Without a limit,
     # /health would report a load that hangs as alive.
     load_timeout: float = duration(
-        1800.0,
-        "time for loading and warming the model, without downloads; then the engine's process is "
-        "killed",
+        1800.0, "time to load and warm the model, without downloads; then the engine is killed"
     )
 
 

@@ -3,33 +3,25 @@ and the parser of a command."""
 
 import argparse
 import difflib
-import math
 import textwrap
 import tomllib
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from gpuscore.config import CONFIGS
 from gpuscore.config.options import Option, options, plain, shown
-from gpuscore.errors import UsageError
 
 ALL = "--help-all"
 # Similarities of a misspelt flag to ours and to those of other servers, which have many alike.
 CLOSE, VERY_CLOSE = 0.8, 0.88
 
 EPILOG = """\
-An option that is not marked as "command line only" may also be an environment
-variable or a line of the --config file:
-
-  --max-batch-tokens 4096
-  GPUSCORE_MAX_BATCH_TOKENS=4096
-  max_batch_tokens = 4096
-
-The command line overrides the environment, the environment overrides the file.
-`gpuscore info` takes the options of serve and shows the source of each value."""
+A setting may also be an environment variable (GPUSCORE_MAX_BATCH_TOKENS=4096)
+or a line of the --config file (max_batch_tokens = 4096). The command line
+overrides the environment, and the environment the file; `gpuscore info` shows
+the source of each value."""
 
 
 def other_flags() -> dict[str, str]:
@@ -162,26 +154,14 @@ class _ApiKey(argparse.Action):
         parser.error(f"--api-key {other_flags()['--api-key']}")
 
 
-class _Repeated(argparse.Action):
-    """Joins the values of a repeated flag by commas."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        before = getattr(namespace, self.dest, None)
-        setattr(namespace, self.dest, f"{before},{values}" if before else values)
-
-
 def _add_flag(group: Any, item: Option) -> None:
-    words: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(item)}
+    default = item.unset if item.default is None else plain(item.default)
+    text = f"{item.help} (default: {default})" if default else item.help
+    words: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text}
     if item.positional:
         words |= {"nargs": "?", "metavar": item.metavar}
     elif item.repeated:
-        words |= {"dest": item.name, "action": _Repeated, "metavar": item.metavar}
+        words |= {"dest": item.name, "action": "append", "metavar": item.metavar}
     elif item.kind is bool:
         words |= {"action": argparse.BooleanOptionalAction}
     elif item.choices:
@@ -191,11 +171,6 @@ def _add_flag(group: Any, item: Option) -> None:
     else:
         words |= {"type": _reader(item), "metavar": item.metavar}
     group.add_argument(item.flag, **words)
-
-
-def _help(item: Option) -> str:
-    default = item.unset if item.default is None else plain(item.default)
-    return f"{item.help} (default: {default})" if default else item.help
 
 
 def _reader(item: Option) -> Callable[[str], Any]:
@@ -211,70 +186,3 @@ def _reader(item: Option) -> Callable[[str], Any]:
         return value
 
     return read
-
-
-def add_label_flags(group: Any, default: str) -> None:
-    """Add the flags that name labels, and the flags that define a score.
-
-    Args:
-        group: of the parser.
-        default: said of --labels.
-    """
-    either = group.add_mutually_exclusive_group()
-    either.add_argument(
-        "--labels",
-        metavar="A,B",
-        help=f"label texts, or names of a classification model's classes{default}",
-    )
-    either.add_argument(
-        "--label-sequences",
-        type=label_sequences,
-        metavar="IDS,IDS",
-        help="labels as token ids, with spaces between ids of the same label: '12 7,9'",
-    )
-    group.add_argument(
-        "--label-length-normalization",
-        choices=("none", "mean"),
-        default="none",
-        help="mean: divide the logarithm of a label's probability by its number of tokens",
-    )
-    group.add_argument(
-        "--apply-softmax",
-        action="store_true",
-        help="softmax over the labels, instead of probabilities over the whole vocabulary, or over "
-        "all classes",
-    )
-    group.add_argument(
-        "--temperature",
-        type=_temperature,
-        default=1.0,
-        metavar="NUMBER",
-        help="divides the labels' logits; with --apply-softmax only (default: 1)",
-    )
-
-
-def check_softmax(values: argparse.Namespace) -> None:
-    """Raise UsageError for a temperature without a softmax."""
-    if values.temperature != 1 and not values.apply_softmax:
-        raise UsageError("--temperature needs --apply-softmax")
-
-
-def _temperature(text: str) -> float:
-    with suppress(ValueError):
-        number = float(text)
-        if 0 < number < math.inf:
-            return number
-    raise argparse.ArgumentTypeError(f"{text} is not a positive, finite number")
-
-
-def label_sequences(text: str) -> tuple[tuple[int, ...], ...]:
-    """Read sequences of token ids; an argparse type."""
-    words = [label.split() for label in text.split(",")]
-    if not all(word.isascii() and word.isdecimal() for label in words for word in label):
-        raise argparse.ArgumentTypeError("must be token ids, such as '12 7,9'")
-    return tuple(tuple(map(int, label)) for label in words)
-
-
-def shown_sequences(sequences: tuple[tuple[int, ...], ...]) -> str:
-    """Write sequences as --label-sequences takes them."""
-    return ",".join(" ".join(map(str, ids)) for ids in sequences)

@@ -77,14 +77,10 @@ def listed(names: Sequence[str], most: int = 10) -> str:
 
 def _pair(text: str) -> tuple[str, str]:
     name, _, source = text.partition("=")
-    if not _NAME.fullmatch(name) or not source:
+    if not _NAME.fullmatch(name) or not source or name == ANY_MODEL:
         raise ConfigError(
             f"--model {text}: must be NAME=MODEL, such as reranker=Qwen/Qwen3-Reranker-0.6B; NAME "
-            "has up to 128 characters, and no spaces or commas"
-        )
-    if name == ANY_MODEL:
-        raise ConfigError(
-            f"--model {text}: requests write {ANY_MODEL} for no name; choose another NAME"
+            f"has up to 128 characters, no spaces or commas, and is not {ANY_MODEL}"
         )
     return name, source
 
@@ -95,19 +91,11 @@ def _check(names: Sequence[str], model: ModelConfig, server: ServerConfig) -> No
         raise ConfigError(f"--model {twice[0]}=... is given twice; each model needs its own name")
     if server.served_model_name is not None:
         raise ConfigError("--served-model-name and --model both name the model; use --model alone")
-    if len(names) == 1:
-        return
-    if model.backend != "torch":
-        raise ConfigError(
-            f"{len(names)} models need --backend torch: {model.backend} takes the whole device"
-        )
-    if model.revision is not None:
-        raise ConfigError(
-            f"--revision {model.revision} and {len(names)} models: download that revision, and "
-            "give its folder to --model"
-        )
-    if server.family not in ("auto", "none"):
-        raise ConfigError(
-            f"--family {server.family} would be the family of all {len(names)} models; with "
-            "several, only auto and none are supported"
-        )
+    of_one = {
+        "--backend jax": model.backend == "jax",
+        f"--revision {model.revision}": model.revision is not None,
+        f"--family {server.family}": server.family not in ("auto", "none"),
+    }
+    for setting, given in of_one.items():
+        if given and len(names) > 1:
+            raise ConfigError(f"{setting} is for one model, and --model names {len(names)}")

@@ -47,13 +47,12 @@ class Settings:
 
         Leaves out defaults and the command line, which the reader has just written.
         """
-        named = dict.fromkeys(_FLAG.findall(message))
-        by_flag = {item.message_name: self.chosen.get(item.name) for item in OPTIONS.values()}
-        settings = [(name, setting) for name in named if (setting := by_flag.get(name))]
+        names = {item.message_name: item.name for item in OPTIONS.values()}
+        chosen = {flag: self.chosen.get(names.get(flag, "")) for flag in _FLAG.findall(message)}
         places = [
-            f"{name} is set by {setting.source}"
-            for name, setting in settings
-            if setting.source not in (DEFAULT, COMMAND_LINE)
+            f"{flag} is set by {setting.source}"
+            for flag, setting in chosen.items()
+            if setting is not None and setting.source not in (DEFAULT, COMMAND_LINE)
         ]
         return f" ({', '.join(places)})" if places else ""
 
@@ -80,7 +79,9 @@ def read_settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> S
 def _from_flags(flags: Mapping[str, Any]) -> Iterator[tuple[str, Setting]]:
     for item in (*OPTIONS.values(), CONFIG):
         if item.name in flags:
-            yield item.name, _setting(item, flags[item.name], item.flag, COMMAND_LINE)
+            value = flags[item.name]
+            value = ",".join(value) if item.repeated else value
+            yield item.name, _setting(item, value, item.flag, COMMAND_LINE)
 
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, Setting]]:
@@ -90,7 +91,11 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, Set
     """
     variables = {name: environment[name] for name in sorted(environment) if name.startswith(PREFIX)}
     for variable, text in variables.items():
-        _refuse_kubernetes(variable, text)
+        if KUBERNETES.fullmatch(f"{variable}={text}"):
+            raise ConfigError(
+                f"{variable}={text} was set by Kubernetes for a Service whose name begins with "
+                "gpuscore: set enableServiceLinks: false in the pod spec, or rename the Service"
+            )
     known = {item.variable: item for item in (*OPTIONS.values(), CONFIG)}
     for variable, text in variables.items():
         if variable == API_KEY_VARIABLE:
@@ -101,14 +106,6 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, Set
         if text:
             item, source = known[variable], f"environment {variable}"
             yield item.name, _setting(item, item.from_text(text), variable, source)
-
-
-def _refuse_kubernetes(variable: str, text: str) -> None:
-    if KUBERNETES.fullmatch(f"{variable}={text}"):
-        raise ConfigError(
-            f"{variable}={text} was set by Kubernetes for a Service whose name begins with "
-            "gpuscore: set enableServiceLinks: false in the pod spec, or rename the Service"
-        )
 
 
 def _from_file(path: str) -> dict[str, Setting]:

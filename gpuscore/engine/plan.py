@@ -128,7 +128,7 @@ def plan_items(
     return replace(made, label_tokens=every - prompts)
 
 
-def equal_items(request: ScoreRequest) -> list[list[int]]:
+def _equal_items(request: ScoreRequest) -> list[list[int]]:
     """Return the places of each different item of a request, in order of the first ones.
 
     Items are equal if tokens and labels are. With `every_position` all are different: their equal
@@ -161,11 +161,11 @@ def _heads(
         first = ([row] for row in _first_rows(request))
         return [*map(_Head, items, request.label_ids, first)]
     if trie is None:
-        equal = equal_items(request)
+        equal = _equal_items(request)
         return [_Head(items[same[0]], request.label_ids[same[0]], same) for same in equal]
     heads: list[_Head] = []
     nodes = list(trie.tokens[:, None])
-    for same in equal_items(request):
+    for same in _equal_items(request):
         tokens, rows = items[same[0]], [trie.num_rows * item for item in same]
         if fits_batch(tokens, trie, limits):
             heads.append(_Head(tokens, trie.next_ids[0], rows, nodes))

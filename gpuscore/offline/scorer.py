@@ -3,8 +3,7 @@
 import asyncio
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
-from dataclasses import fields
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
@@ -43,6 +42,28 @@ _UNLIMITED = RequestLimits(sys.maxsize, sys.maxsize, sys.maxsize, sys.maxsize)
 _NO_QUEUE_LIMIT = EngineConfig(
     max_queued_requests=sys.maxsize, max_queued_tokens=sys.maxsize, max_queued_items=sys.maxsize
 )
+
+
+class ModelSettings(TypedDict, total=False):
+    """The fields of `ModelConfig` besides the model."""
+
+    revision: str | None
+    backend: str
+    device: str
+    dtype: str
+    quantization: str
+    attention: str
+    compile: str
+    kernels: str
+    max_batch_tokens: int | None
+    cuda_graph_tokens: int | None
+    max_model_len: int | None
+    memory_fraction: float | None
+    kv_cache_size: int | None
+    deterministic: bool
+    allow_degenerate: bool
+    tensor_parallel: int
+    threads: int | None
 
 
 class LoadedScorer:
@@ -84,34 +105,13 @@ class LoadedScorer:
         model: str | ModelConfig = "demo",
         *,
         family: str = "auto",
-        revision: str | None = None,
-        backend: str = "torch",
-        device: str = "auto",
-        dtype: str = "auto",
-        quantization: str = "auto",
-        attention: str = "auto",
-        compile: str = "auto",
-        kernels: str = "auto",
-        max_batch_tokens: int | None = None,
-        cuda_graph_tokens: int | None = None,
-        max_model_len: int | None = None,
-        memory_fraction: float | None = None,
-        kv_cache_size: int | None = None,
-        deterministic: bool = False,
-        allow_degenerate: bool = False,
-        tensor_parallel: int = 1,
-        threads: int | None = None,
+        **settings: Unpack[ModelSettings],
     ) -> None:
-        arguments = locals()
-        names = [item.name for item in fields(ModelConfig) if item.name != "model"]
-        settings = {name: arguments[name] for name in names}
-        if isinstance(model, ModelConfig):
-            changed = [n for n in names if settings[n] != getattr(ModelConfig(), n)]
-            if changed:
-                raise ConfigError(f"{changed[0]} is given beside a ModelConfig; set it there")
-            config = checked(model)
-        else:
-            config = checked(ModelConfig(model, **settings))
+        if not isinstance(model, ModelConfig):
+            model = ModelConfig(model, **settings)
+        elif settings:
+            raise ConfigError(f"{next(iter(settings))} is given beside a ModelConfig; set it there")
+        config = checked(model)
         directory = model_directory(config.model, config.revision)
         files = ModelFiles.read(directory, family, [config.model])
         self._backend = create_backend(plan_backend(directory, config))

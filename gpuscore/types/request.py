@@ -275,13 +275,11 @@ class ScoreResult(Struct, frozen=True, eq=False, array_like=True, gc=False):
     computed_tokens: int
     timings: Timings
 
-    def part(self, items: slice | Int32Array) -> "ScoreResult":
+    def part(self, items: slice) -> "ScoreResult":
         """Return the result of some of the items, which are its rows."""
-        logits = self.label_logits
-        some = logits[items] if isinstance(items, slice) else [logits[i] for i in items.tolist()]
         return replace(
             self,
-            label_logits=tuple(some),
+            label_logits=self.label_logits[items],
             lse=None if self.lse is None else self.lse[items],
             top_ids=None if self.top_ids is None else self.top_ids[items],
             top_logits=None if self.top_logits is None else self.top_logits[items],

@@ -3,19 +3,14 @@ single items, in requests whose other items are scored.
 """
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
-from importlib import import_module
-from itertools import chain, count
 from typing import Any, Literal, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpuscore.errors import (
-    ConfigError,
     EmptyPrompt,
     GpuscoreError,
     InvalidRequest,
@@ -160,7 +155,6 @@ def renumbered(error: GpuscoreError, places: Sequence[int]) -> GpuscoreError:
     return type(error)(message, param=param, retry_after=error.retry_after)
 
 
-SHOWN_ROWS = 20  # of a table in a notebook
 Document: TypeAlias = str | Mapping[str, Any]
 
 
@@ -171,44 +165,8 @@ class TokenCounts(TypedDict):
     cached_tokens: int
 
 
-class Table(ABC):
-    """The base of results that are tables."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def columns(self) -> Mapping[str, Sequence[Any]]:
-        """Return the name and the values of each column."""
-
-    def to_pandas(self) -> Any:
-        """Return a pandas.DataFrame with a row for each item or document.
-
-        Raises:
-            ConfigError: pandas is not installed.
-        """
-        try:
-            pandas = import_module("pandas")
-        except ImportError as error:
-            raise ConfigError("to_pandas needs pandas: pip install pandas") from error
-        return pandas.DataFrame(dict(self.columns()))
-
-    def _repr_html_(self) -> str:
-        """Return the first SHOWN_ROWS rows as an HTML table, which notebooks show."""
-        columns = self.columns()
-        total = max((len(values) for values in columns.values()), default=0)
-        head = "".join(f"<th>{escape(str(name))}</th>" for name in columns)
-        rows = "".join(
-            "<tr>"
-            + "".join(f"<td>{_cell(values[i])}</td>" for values in columns.values())
-            + "</tr>"
-            for i in range(min(total, SHOWN_ROWS))
-        )
-        more = f"<p>{total - SHOWN_ROWS} more rows</p>" if total > SHOWN_ROWS else ""
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{more}"
-
-
 @dataclass(frozen=True, slots=True)
-class Scores(Table):
+class Scores:
     """Results of `Scorer.score`, float64: rows belong to items, columns to labels.
 
     If items have different numbers of labels, `scores`, `logprobs` and `logits` are padded with NaN
@@ -236,16 +194,9 @@ class Scores(Table):
     labels: tuple[str, ...] = ()
     errors: tuple[ItemError, ...] = ()
 
-    def columns(self) -> Mapping[str, Sequence[Any]]:
-        width = self.scores.shape[1] if self.scores.ndim > 1 else 0
-        names = self.labels or tuple(f"label {index}" for index in range(width))
-        more = {} if self.label_mass is None else {"label_mass": self.label_mass.tolist()}
-        shown = enumerate(distinct(names[:width], more))
-        return {name: self.scores[:, i].tolist() for i, name in shown} | more
-
 
 @dataclass(frozen=True, slots=True)
-class Ranking(Table):
+class Ranking:
     """A ranking of documents, best first; documents with equal scores keep the given order.
 
     With `on_error="null"` it leaves out the documents in `errors`, which have no rank.
@@ -268,16 +219,9 @@ class Ranking(Table):
     cached_tokens: int
     errors: tuple[ItemError, ...] = ()
 
-    def columns(self) -> Mapping[str, Sequence[Any]]:
-        return {
-            "index": self.indices.tolist(),
-            "score": self.scores.tolist(),
-            "document": self.documents,
-        }
-
 
 @dataclass(frozen=True, slots=True)
-class PairScores(Table):
+class PairScores:
     """Scores of pairs, in the given order.
 
     Attributes:
@@ -295,12 +239,9 @@ class PairScores(Table):
     cached_tokens: int
     errors: tuple[ItemError, ...] = ()
 
-    def columns(self) -> Mapping[str, Sequence[Any]]:
-        return {"score": self.scores.tolist()}
-
 
 @dataclass(frozen=True, slots=True)
-class Classification(Table):
+class Classification:
     """Classes of texts, in the given order.
 
     Attributes:
@@ -318,11 +259,6 @@ class Classification(Table):
     truncated: BoolArray  # [N]
     prompt_tokens: int
     cached_tokens: int
-
-    def columns(self) -> Mapping[str, Sequence[Any]]:
-        names = enumerate(distinct(self.classes, ["class"]))
-        columns = {name: self.probabilities[:, i].tolist() for i, name in names}
-        return {"class": self.best} | columns
 
 
 def rectangle(
@@ -346,22 +282,3 @@ def column(values: Float64Array | None, errors: Sequence[ItemError], count: int)
     """Return float64 [count]: the values in their order, and NaN in the places of errors."""
     spread_out = spread([] if values is None else values.tolist(), errors, count)
     return np.array([np.nan if value is None else value for value in spread_out], dtype=np.float64)
-
-
-def distinct(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
-    """Return names of columns that differ from each other and from those taken.
-
-    One that repeats an earlier name gets a number: "yes", "yes (2)".
-    """
-    distinct_names, used = [], set(taken)
-    for name in names:
-        numbered = (f"{name} ({number})" for number in count(2))
-        distinct_names.append(
-            next(candidate for candidate in chain([name], numbered) if candidate not in used)
-        )
-        used.add(distinct_names[-1])
-    return distinct_names
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else escape(str(value))

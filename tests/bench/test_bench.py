@@ -4,7 +4,6 @@ server refuses, loses or gets wrong."""
 import json
 import signal
 import subprocess
-import sys
 import threading
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,12 +20,9 @@ from gpuscore.measure.results import CaseResult, Run
 from gpuscore.measure.sample import disagreement
 from gpuscore.measure.targets import started
 from gpuscore.measure.workload import sample
+from support import fake
 from support.programs import COMMAND
 from support.serving import QUICK, serving
-
-sys.path.append(str(Path(__file__).parents[2] / "bench"))
-import fake
-import launch
 
 JSON = {"Content-Type": "application/json"}
 LEAST = ("--minutes", "0.001", "--scale", "0.002", "--bench-seed", "5")
@@ -150,11 +146,10 @@ def test_a_default_server_takes_1024_requests_of_one_client(tmp_path):
     path = tmp_path / "found.json"
     words = ["--scale", "0.52", "--minutes", "0.001", "--scenario", "concurrency"]
     flags = ["--vocab-size", str(fake.VOCAB), "--output", str(path)]
-    refused = []
-    with launch.serving(launch.fake_server()) as target:
-        url = "http://{}:{}".format(*target.address)
+    refused, tests = [], {"PYTHONPATH": str(Path(__file__).parents[1])}
+    with serving("fake", environment=tests, module="support.fake_server") as server:
         while len(refused) < 3 and 0 not in refused:
-            assert main(["bench", "--url", url, *words, *flags]) == 0
+            assert main(["bench", "--url", server.url, *words, *flags]) == 0
             rows = [row for row in read_bundle(path).rows if "1,024 in flight" in row.way]
             assert [row.requests for row in rows] == [1040, 1040]
             refused.append(sum(row.refused for row in rows))

@@ -3,11 +3,9 @@ fake backend agrees with its oracle."""
 
 import asyncio
 import json
-import sys
 import threading
 import time
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,9 +19,7 @@ from gpuscore.measure.figures import Shot, failed
 from gpuscore.measure.load import LOST, Address, LoadGenerator
 from gpuscore.types.labels import label_scores
 from gpuscore.types.request import ScoreRequest
-
-sys.path.append(str(Path(__file__).parents[2] / "bench"))
-import fake
+from support import fake
 
 LABELS = [11, 23]
 

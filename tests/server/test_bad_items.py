@@ -237,7 +237,6 @@ def test_in_this_process(scorer):
     )
     assert [len(scores.errors) for scores in many] == [1, 1]
     assert np.isnan(many[1].scores).all()
-    assert "nan" in scored._repr_html_()
 
     async def ask():
         async with AsyncScorer("demo", threads=1, max_batch_tokens=512) as other:

@@ -1,8 +1,7 @@
-"""Batch jobs on the fake backend of bench/fake.py, whose scores an oracle knows."""
+"""Batch jobs on the fake backend, whose scores an oracle knows."""
 
 import csv
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -24,10 +23,8 @@ from gpuscore.prompts.model import ModelPrompts
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.labels import softmax
+from support import fake
 from support.serving import QUICK
-
-sys.path.append(str(Path(__file__).parents[2] / "bench"))
-import fake
 
 DEMO = Path(gpuscore.__file__).parent / "demo"
 LABELS = ("yes", "no")

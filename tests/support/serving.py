@@ -38,6 +38,7 @@ def serving(
     wait: bool = True,
     log: Path | None = None,
     fork: bool = True,
+    module: str = "gpuscore",
 ) -> Iterator[RunningServer]:
     """Start a server on a free port and kill it at the end; with `wait` it is ready when yielded.
 
@@ -46,7 +47,7 @@ def serving(
     """
     errors = subprocess.STDOUT if log is None else log.open("wb")
     process = (start if fork else start_anew)(
-        "gpuscore",
+        module,
         ["serve", str(model), *port, *flags],
         stdout=subprocess.PIPE,
         stderr=errors,

@@ -1,21 +1,21 @@
 """The messages between the server and the engine's process: structs of msgspec, as MessagePack.
 
-A request and its result are `ScoreRequest` and `ScoreResult` themselves. An array is sent as its
-raw little-endian bytes, a table with its width, and an array that is the very one before it as 0,
-so labels that all items share travel once. Neither side trusts the other: decoding checks the
-types, `check_request` and `check_result` check sizes and values.
+A request and its result are `ScoreRequest` and `ScoreResult` themselves, whose arrays are sent as
+raw little-endian bytes. Neither side trusts the other: decoding checks the types, `check_request`
+and `check_result` check sizes and values.
 
 Other packages (`gpuscore.ray`) may use `Message`, `encode`, `decoder`, `Failure`, `ProtocolError`,
 `Seconds` and the two checks.
 """
 
 from collections.abc import Callable
+from itertools import accumulate, pairwise
 from types import UnionType
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
-from msgspec import Meta
+from msgspec import Meta, structs
 from numpy.typing import NDArray
 
 from gpuscore.config import EngineConfig, ModelConfig
@@ -30,6 +30,7 @@ Seconds: TypeAlias = Annotated[float, Meta(ge=0)]
 MessageT = TypeVar("MessageT")
 
 _INT32, _FLOAT32 = np.dtype("<i4"), np.dtype("<f4")
+_encoder = msgspec.msgpack.Encoder()
 _ERRORS = {kind.code: kind for kind in GpuscoreError.__subclasses__()}
 
 
@@ -137,59 +138,60 @@ ToChild: TypeAlias = Start | Score | Cancel | Close
 FromChild: TypeAlias = Planned | Loading | Ready | Refused | Result | Failure | Heartbeat
 
 
-class _Arrays:
-    """The hooks that turn arrays into what MessagePack has, and back."""
-
-    def __init__(self) -> None:
-        self.last: Any = None  # array of this message
-
-    def encode(self, value: Any) -> object:
-        if value is self.last:
-            return 0
-        if not isinstance(value, np.ndarray) or value.dtype.char not in "if":
-            raise TypeError(f"{type(value).__name__} is no array of 32-bit numbers")
-        self.last = value
-        data = value.tobytes()
-        return data if value.ndim == 1 else (data, value.shape[1])
-
-    def decode(self, kind: Any, value: Any) -> object:
-        if kind in (Int32Rows, Float32Rows):
-            dtype = _INT32 if kind is Int32Rows else _FLOAT32
-            return kind(self._array(dtype, part) for part in value)
-        return self._array(_INT32 if kind == Int32Array else _FLOAT32, value)
-
-    def _array(self, dtype: "np.dtype[Any]", value: Any) -> NDArray[Any]:
-        if isinstance(value, bytes):
-            self.last = np.frombuffer(value, dtype)
-        elif isinstance(value, list):
-            data, width = value
-            self.last = np.frombuffer(data, dtype).reshape(-1, width)
-        elif value != 0 or self.last is None or self.last.dtype != dtype:
-            raise ValueError("no array, and none of its kind before it")
-        array: NDArray[Any] = self.last
-        return array
-
-
 def encode(message: Message) -> bytes:
-    return msgspec.msgpack.encode(message, enc_hook=_Arrays().encode)
+    """Return a message as MessagePack, with the arrays of a request or result as bytes."""
+    if isinstance(message, Score | Result):
+        content = message.request if isinstance(message, Score) else message.result
+        fields = [*map(_sent, structs.astuple(content))]
+        return _encoder.encode((type(message).__name__, message.id, fields))
+    return _encoder.encode(message)
 
 
 def decoder(kind: type[MessageT] | UnionType) -> Callable[[bytes], MessageT]:
     """Return a function that decodes messages of a kind, a class or a union of them.
 
-    Only one thread may call it. It raises ProtocolError if a frame is no such message.
+    It raises ProtocolError if a frame is no such message.
     """
-    arrays = _Arrays()
-    made: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(kind, dec_hook=arrays.decode)
+    made: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(kind, dec_hook=_received)
 
     def decode(frame: bytes) -> MessageT:
-        arrays.last = None
         try:
             return made.decode(frame)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError(f"a malformed message: {error}") from error
 
     return decode
+
+
+def _sent(value: Any) -> Any:
+    """Return a field as it is sent: an array as bytes, a table with its width, rows of arrays
+    joined with their lengths, and one array that all rows share once, with their number."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.char not in "if":
+            raise TypeError(f"an array of {value.dtype}, not of 32-bit numbers")
+        return value.tobytes() if value.ndim == 1 else (value.tobytes(), value.shape[1])
+    if not isinstance(value, tuple) or not value:
+        return value
+    first = value[0]
+    if all(row is first for row in value):
+        return _sent(first), len(value)
+    return _sent(np.concatenate(value)), [*map(len, value)]
+
+
+def _received(kind: Any, value: Any) -> Any:
+    """Return a field of a kind, an array or rows of them, made from what `_sent` has returned."""
+    if kind is Int32Rows or kind is Float32Rows:
+        data, lengths = value
+        values: NDArray[Any] = np.frombuffer(data, _INT32 if kind is Int32Rows else _FLOAT32)
+        if isinstance(lengths, int):
+            return kind((values,) * lengths)
+        if min(lengths) < 0 or sum(lengths) != len(values):
+            raise ValueError(f"{len(lengths)} lengths that do not add up to {len(values)} numbers")
+        ends = [*accumulate(lengths, initial=0)]
+        return kind([values[start:end] for start, end in pairwise(ends)])
+    data, width = value if isinstance(value, list) else (value, None)
+    array: NDArray[Any] = np.frombuffer(data, _INT32 if kind == Int32Array else _FLOAT32)
+    return array if width is None else array.reshape(-1, width)
 
 
 def check_request(request: ScoreRequest, limits: BackendLimits) -> ScoreRequest:
@@ -212,7 +214,7 @@ def check_request(request: ScoreRequest, limits: BackendLimits) -> ScoreRequest:
 
 
 def check_result(result: ScoreResult, request: ScoreRequest) -> ScoreResult:
-    """Return the result; raise ProtocolError unless it is finite and fits this request."""
+    """Return the result; raise ProtocolError unless it fits this request."""
     if [*map(len, result.label_logits)] != [*map(len, request.row_labels)]:
         raise ProtocolError("a result whose logits are not its request's labels")
     lse = (request.num_rows,) if request.need_lse else None
@@ -220,7 +222,4 @@ def check_result(result: ScoreResult, request: ScoreRequest) -> ScoreResult:
     parts = (result.lse, result.top_ids, result.top_logits)
     if tuple(None if part is None else part.shape for part in parts) != (lse, top, top):
         raise ProtocolError("a result without the parts that its request asked for")
-    floats = (np.concatenate(result.label_logits), result.lse, result.top_logits)
-    if not all(part is None or np.isfinite(part).all() for part in floats):
-        raise ProtocolError("a result with numbers that are not finite")
     return result

@@ -1,7 +1,7 @@
 """Host time of a request around the device's work, part by part, measured without a device.
 
-    PYTHONPATH=tests python -P bench/host_parts.py
-    PYTHONPATH=tests python -P bench/host_parts.py --workload 300 --rounds 500
+    make bench-host
+    make bench-host ARGS='--workload 300 --rounds 500'
 
 The engine, the launcher and the launches of the label head run as on CUDA, on CPU tensors of a
 narrow model. The driver's calls and the replay of a graph return at once, and a batch that has no
@@ -10,14 +10,19 @@ it on the same machine: a device's work hides some of it, and its driver adds to
 """
 
 import argparse
+import ctypes
+import os
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -27,12 +32,21 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gpu_work import LABELS, WORKLOADS, Draws, all_batches
-from host_time import NARROW, driver_that_does_nothing, launcher_of
 from report import keep, table
 from scenarios import Request, Workload
 
+from gpuscore.backends.common.architectures import read_architecture
+from gpuscore.backends.common.hf_config import RawConfig
+from gpuscore.backends.torch import loader
+from gpuscore.backends.torch.attention.triton import TritonAttention
 from gpuscore.backends.torch.backend import TorchBackend
+from gpuscore.backends.torch.decoder import Decoder
+from gpuscore.backends.torch.delta_net.layer import LinearAttention
+from gpuscore.backends.torch.delta_net.states import StatePool
 from gpuscore.backends.torch.graph_launcher import GraphLauncher
+from gpuscore.backends.torch.kernels import in_triton
+from gpuscore.backends.torch.kv_pool import KVPool
+from gpuscore.backends.torch.queues import HostQueue
 from gpuscore.backends.torch.work_thread import WorkThread
 from gpuscore.config import EngineConfig, RequestLimits
 from gpuscore.engine.engine import Engine
@@ -46,16 +60,94 @@ from gpuscore.types.labels import label_logprobs
 VOCAB = 151_936
 LIMITS = BackendLimits(16_384, 64, 4096, 40_960, VOCAB)
 GRAPH_TOKENS = 4096
+DRIVER = """
+int cuPointerGetAttribute(void *out, int attribute, unsigned long long pointer) {
+  *(unsigned long long *)out = pointer;
+  return 0;
+}
+int cuLaunchKernelEx(const void *config, void *function, void **arguments, void **extra) {
+  return 0;
+}
+int cuCtxGetCurrent(void **context) { *context = (void *)1; return 0; }
+int cuCtxSetCurrent(void *context) { return 0; }
+int cuDeviceGet(int *device, int number) { *device = number; return 0; }
+int cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)1; return 0; }
+int cuFuncSetAttribute(void *function, int attribute, int value) { return 0; }
+int cuGetErrorString(int error, const char **text) {
+  *text = "none";
+  return 0;
+}
+"""
+# A model of as many operators whose arithmetic takes next to no time.
+NARROW = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "vocab_size": 64,
+}
+CAPABILITY, SHARED, THREADS = (9, 0), 227 * 1024, 1024
 COLD = {name: workload for name, workload in WORKLOADS.items() if not workload.cached}
+
+
+@contextmanager
+def driver_that_does_nothing() -> Iterator[None]:
+    """Let Triton compile for sm_90 and launch into a driver whose calls return at once."""
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.driver import CudaLauncher, CudaUtils, libcuda_dirs, library_dirs
+    from triton.runtime import driver
+
+    target = GPUTarget("cuda", 10 * CAPABILITY[0] + CAPABILITY[1], 32)
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder) / "driver.c", Path(folder) / "libcuda.so.1"
+        source.write_text(DRIVER)
+        options = ["-shared", "-fPIC", "-O2", "-Wl,-soname,libcuda.so.1", "-o", str(library)]
+        subprocess.run([os.environ.get("CC", "gcc"), *options, str(source)], check=True)
+        (Path(folder) / "libcuda.so").symlink_to(library)
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+        with mock.patch.dict(os.environ, {"TRITON_LIBCUDA_PATH": folder}):
+            libcuda_dirs.cache_clear()
+            library_dirs.cache_clear()
+            sys.setdlopenflags(os.RTLD_LAZY)  # because our driver lacks functions
+            utils = CudaUtils()
+            utils.load_binary = lambda *arguments: (1, 1, 0, 0, THREADS)
+            utils.get_device_properties = lambda index: {"max_shared_mem": SHARED}
+            stub = SimpleNamespace(
+                get_current_device=lambda: 0,
+                get_current_stream=lambda index: 0,
+                get_current_target=lambda: target,
+                launcher_cls=CudaLauncher,
+                utils=utils,
+            )
+            driver.set_active(stub)
+            with mock.patch.object(torch.cuda, "get_device_capability", return_value=CAPABILITY):
+                yield
+
+
+def narrow_launcher() -> GraphLauncher:
+    """Return the graph launcher of a narrow model with empty weights, on CPU tensors."""
+    from graphs.models import EmptyFiles
+    from support.model_configs import QWEN3_06B
+
+    dtype, device = torch.bfloat16, torch.device("cpu")
+    config = QWEN3_06B | NARROW | {"vocab_size": VOCAB}
+    architecture = read_architecture(RawConfig(config))
+    files = EmptyFiles(Path(), architecture, "pt", device=device.type)
+    with mock.patch.object(loader, "_finite", lambda what, tensor: tensor):
+        weights = loader.Checkpoint(files, architecture, loader.WeightFormat(dtype, device)).read()
+    decoder = Decoder(architecture.config, weights, in_triton, own="triton")
+    pool = KVPool(architecture.config, 1, LIMITS.page_size, dtype, device)
+    pool.device = torch.device("cuda")  # by which attention chooses its tiles
+    attention = TritonAttention(architecture.config, pool, steady=False)
+    states = StatePool(architecture.config, 1, dtype, device)
+    linear = LinearAttention(architecture.config, states, in_triton, "triton")
+    return GraphLauncher(decoder, attention, linear, HostQueue(), GRAPH_TOKENS)
 
 
 @contextmanager
 def launcher_without_device() -> Iterator[GraphLauncher]:
     """Make a launcher with a graph of every size, whose forward passes leave zeros."""
-    from support.model_configs import QWEN3_06B
-
-    pages = 1, LIMITS.page_size
-    config = QWEN3_06B | NARROW | {"vocab_size": VOCAB}
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode())
         stack.enter_context(driver_that_does_nothing())
@@ -63,7 +155,7 @@ def launcher_without_device() -> Iterator[GraphLauncher]:
         from gpuscore_kernels.label_head import triton as label_head
 
         stack.enter_context(mock.patch.object(label_head, "arch_of", _hopper))
-        launcher = launcher_of(config, torch.device("cpu"), torch.bfloat16, pages, GRAPH_TOKENS)
+        launcher = narrow_launcher()
         launcher._graphs = dict.fromkeys(launcher.buckets, _nothing)
         hidden = torch.zeros(LIMITS.max_tokens, NARROW["hidden_size"], dtype=torch.bfloat16)
         stack.enter_context(mock.patch.object(launcher, "_forward", partial(_same, hidden)))
@@ -176,7 +268,7 @@ def main(argv: list[str] | None = None) -> int:
         for name in options.workload or COLD:
             rows += measure(name, options.rounds, launcher)
     print(table(rows))
-    keep("host-parts", {"rounds": options.rounds, "rows": rows}, options.results)
+    keep("host", {"rounds": options.rounds, "rows": rows}, options.results)
     return 0
 
 

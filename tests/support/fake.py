@@ -7,15 +7,12 @@ adds up the whole prompt. They agree only if the engine's pages, parents, positi
 are right, whatever the packing, the chunks and the cache.
 """
 
-import json
-import os
 import time
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuscore.backends.base import Prepared
 from gpuscore.types.batch import BackendLimits, Int32Array, PackedBatch, RowScores
 
 U64 = NDArray[np.uint64]
@@ -144,9 +141,3 @@ class FakeBackend:
             slots = self._slots.reshape(-1, size)[pages].reshape(-1)[:length]
             hashes[request] = slots.sum(dtype=np.uint64)
         return hashes
-
-
-def prepare(directory: object, config: object) -> Prepared:
-    """Prepare the backend in the engine's process; its arguments are in the environment."""
-    options = json.loads(os.environ["BENCH_FAKE"])
-    return Prepared("fake", lambda report: FakeBackend(**options))
