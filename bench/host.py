@@ -135,7 +135,7 @@ def narrow_launcher() -> GraphLauncher:
     architecture = read_architecture(RawConfig(config))
     files = EmptyFiles(Path(), architecture, "pt", device=device.type)
     with mock.patch.object(loader, "_finite", lambda what, tensor: tensor):
-        weights = loader.Checkpoint(files, architecture, dtype, device, "full").read()
+        weights = loader.Checkpoint(files, architecture, loader.WeightFormat(dtype, device)).read()
     decoder = Decoder(architecture.config, weights, in_triton, own="triton")
     pool = KVPool(architecture.config, 1, LIMITS.page_size, dtype, device)
     pool.device = torch.device("cuda")  # by which attention chooses its tiles

@@ -146,8 +146,7 @@ def _add_command(
     model: str = "[MODEL] ",
 ) -> CommandParser:
     usage, description = f"{name} {model}[OPTIONS]", f"{help[0].upper()}{help[1:]}."
-    command = add_command(commands, name, usage, help, description, EXAMPLES[name] + EPILOG, run)
-    return command
+    return add_command(commands, name, usage, help, description, EXAMPLES[name] + EPILOG, run)
 
 
 def _serve(values: argparse.Namespace, settings: Settings) -> int:

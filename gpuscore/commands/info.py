@@ -206,15 +206,14 @@ def _head(classes: Sequence[str] | None) -> str:
 
 def _print_settings(settings: Settings, resolved: Mapping[str, object]) -> None:
     """Print one line per setting; a star marks values that are not defaults."""
-    shown = {name: settings.chosen[name] for name in settings.chosen}
     rows = [
         (name, _value(name, setting.value, resolved), setting.source)
-        for name, setting in shown.items()
+        for name, setting in settings.chosen.items()
     ]
     names, values = (max(len(row[column]) for row in rows) for column in (0, 1))
     print(f"\n  {'setting':<{names}}  {'value':<{values}}  source")
     for name, value, source in rows:
-        star = " " if source.startswith(DEFAULT) else "*"
+        star = " " if source == DEFAULT else "*"
         print(f"{star} {name:<{names}}  {value:<{values}}  {source}")
 
 

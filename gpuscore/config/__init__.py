@@ -6,7 +6,7 @@ field without an option has one value in a server: only code can give it another
 
 from dataclasses import dataclass, replace
 
-from gpuscore.config.options import PREFIX, common, duration, option, size_in_bytes, tokens
+from gpuscore.config.options import PREFIX, common, count, duration, option, size_in_bytes, tokens
 
 # Not a field: a key comes from the environment or a key file only.
 API_KEY_VARIABLE = f"{PREFIX}API_KEY"
@@ -28,9 +28,7 @@ class ModelConfig:
         metavar="MODEL",
         positional=True,
     )
-    revision: str | None = common(
-        None, "branch, tag or commit of a hub model", unset="main", metavar="NAME"
-    )
+    revision: str | None = common(None, "branch, tag or commit of a hub model", unset="main")
     backend: str = option(
         "torch", "framework; jax: Llama, Mistral, Qwen2 and Qwen3 only", choices=("torch", "jax")
     )
@@ -133,7 +131,7 @@ class ServerConfig:
     )
     port: int = common(8000, "port to bind; 0: any free one", minimum=0, maximum=65535)
     served_model_name: str | None = common(
-        None, "name of the model in requests", unset="MODEL, or its folder's name", metavar="NAME"
+        None, "name of the model in requests", unset="MODEL, or its folder's name"
     )
     models: str | None = common(
         None,
@@ -167,7 +165,6 @@ class ServerConfig:
         "host names by which this server may be called, besides loopback names, separated by "
         "commas; *: any",
         unset="any; without keys on a loopback address, loopback names only",
-        metavar="NAME",
     )
     path_aliases: str | None = option(
         None,
@@ -187,9 +184,7 @@ class ServerConfig:
     )
     max_headers: int = 100  # most header fields of a request; more get 431
     max_connections: int = 4096  # most open connections; more are closed
-    max_inflight_per_key: int = option(
-        1024, "most requests in flight of one API key; more get 429", minimum=1
-    )
+    max_inflight_per_key: int = count(1024, "most requests in flight of one API key; more get 429")
     max_answer_bytes: int = size_in_bytes(
         256 * 2**20, "most bytes that an answer may come to; a request for more gets 400"
     )
@@ -240,8 +235,8 @@ class ServerConfig:
 class RequestLimits:
     """Limits of one request."""
 
-    max_items: int = option(10000, "most items of one request", minimum=1, common=True)
-    max_labels: int = option(128, "most labels of one item", minimum=1)
+    max_items: int = count(10000, "most items of one request", common=True)
+    max_labels: int = count(128, "most labels of one item")
     max_label_tokens: int = 32  # most tokens of one label
     max_request_tokens: int = tokens(1048576, "most tokens of a request; shared ones count once")
     rerank_truncate: bool = option(
@@ -259,7 +254,7 @@ class EngineConfig:
         unset="the one of --device",
         metavar="DEVICES",
     )
-    max_queued_requests: int = option(1024, "most requests in flight; more get 429", minimum=1)
+    max_queued_requests: int = count(1024, "most requests in flight; more get 429")
     # Most tokens and items in flight; more get 429, but one request is always admitted.
     max_queued_tokens: int = 4 * 1048576
     max_queued_items: int = 200000

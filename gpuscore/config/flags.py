@@ -3,7 +3,6 @@ and the parser of a command."""
 
 import argparse
 import difflib
-import math
 import textwrap
 import tomllib
 from collections.abc import Callable, Collection, Sequence
@@ -13,7 +12,6 @@ from typing import Any
 
 from gpuscore.config import CONFIGS
 from gpuscore.config.options import Option, options, plain, shown
-from gpuscore.errors import UsageError
 
 ALL = "--help-all"
 # Similarities of a misspelt flag to ours and to those of other servers, which have many alike.
@@ -188,64 +186,3 @@ def _reader(item: Option) -> Callable[[str], Any]:
         return value
 
     return read
-
-
-def add_label_flags(group: Any, default: str) -> None:
-    """Add the flags that name labels, and the flags that define a score.
-
-    Args:
-        group: of the parser.
-        default: said of --labels.
-    """
-    either = group.add_mutually_exclusive_group()
-    either.add_argument(
-        "--labels",
-        metavar="A,B",
-        help=f"label texts, or names of a classification model's classes{default}",
-    )
-    either.add_argument(
-        "--label-sequences",
-        type=label_sequences,
-        metavar="IDS,IDS",
-        help="labels as token ids, with spaces between ids of the same label: '12 7,9'",
-    )
-    group.add_argument(
-        "--label-length-normalization",
-        choices=("none", "mean"),
-        default="none",
-        help="mean: divide the logarithm of a label's probability by its number of tokens",
-    )
-    group.add_argument(
-        "--apply-softmax",
-        action="store_true",
-        help="softmax over the labels, instead of probabilities over the whole vocabulary, or over "
-        "all classes",
-    )
-    group.add_argument(
-        "--temperature",
-        type=float,
-        default=1.0,
-        metavar="NUMBER",
-        help="divides the labels' logits; with --apply-softmax only (default: 1)",
-    )
-
-
-def check_softmax(values: argparse.Namespace) -> None:
-    """Raise UsageError for a temperature that is not positive and finite, or without a softmax."""
-    if not 0 < values.temperature < math.inf:
-        raise UsageError(f"--temperature {values.temperature} is not a positive, finite number")
-    if values.temperature != 1 and not values.apply_softmax:
-        raise UsageError("--temperature needs --apply-softmax")
-
-
-def label_sequences(text: str) -> tuple[tuple[int, ...], ...]:
-    """Read sequences of token ids; an argparse type."""
-    words = [label.split() for label in text.split(",")]
-    if not all(word.isascii() and word.isdecimal() for label in words for word in label):
-        raise argparse.ArgumentTypeError("must be token ids, such as '12 7,9'")
-    return tuple(tuple(map(int, label)) for label in words)
-
-
-def shown_sequences(sequences: tuple[tuple[int, ...], ...]) -> str:
-    """Write sequences as --label-sequences takes them."""
-    return ",".join(" ".join(map(str, ids)) for ids in sequences)

@@ -26,7 +26,7 @@ class Option:
 
     Attributes:
         unset: describes the default None.
-        metavar: the value's name in the help; by default N, or the choices.
+        metavar: the value's name in the help; by default N or NAME, or the choices.
         positional: the command line has the value without a flag.
         common: --help shows it; the others are shown by --help-all.
         repeated: a flag that may be given several times; its values are joined by commas, and the
@@ -118,6 +118,7 @@ def option(default: Any, help: str, **more: Any) -> Any:
 
 
 common = partial(option, common=True)
+count = partial(option, minimum=1)
 duration = partial(option, metavar="SECONDS", minimum=0.1, maximum=86400)
 tokens = partial(option, metavar="TOKENS", minimum=1)
 size_in_bytes = partial(option, metavar="BYTES", minimum=1)
@@ -136,8 +137,8 @@ def _options_of(config: Any) -> tuple[Option, ...]:
     for item in fields(config):
         if (made := item.metadata.get("option")) is None:
             continue
-        metavar = made.metavar or ("" if made.choices else "N")
         kind = _scalar(hints[item.name])
+        metavar = made.metavar or ("" if made.choices else "NAME" if kind is str else "N")
         listed.append(replace(made, name=item.name, kind=kind, metavar=metavar))
     return tuple(listed)
 

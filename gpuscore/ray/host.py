@@ -38,8 +38,7 @@ class Facts(Message, frozen=True):
 
 def model_of(limits: BackendLimits) -> str:
     """Return all that a request depends on: an engine takes requests made for an equal model."""
-    names = ("identity", "vocab_rows", "classes", "max_model_len", "page_size")
-    return repr([getattr(limits, name) for name in names])
+    return repr(limits.model)
 
 
 class EngineHost:

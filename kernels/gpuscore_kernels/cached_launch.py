@@ -132,7 +132,7 @@ class CachedLaunch:
         tensors: Sequence[Tensor],
         numbers: tuple[Number, ...],
     ) -> None:
-        compiled = self.by_triton(grid, tensors, numbers)
+        compiled = self.kernel[grid](*tensors, *numbers, **self.constants, **self.options)
         if compiled is None:  # from Triton's interpreter
             return
         names = self.kernel.arg_names[len(tensors) + len(numbers) :]
@@ -141,12 +141,6 @@ class CachedLaunch:
         self._driver = driver.active
         key = self.key(places, tensors, numbers, self._driver.get_current_device())
         self.codes[key] = run, first, nested, last
-
-    def by_triton(
-        self, grid: tuple[int, int], tensors: Sequence[Tensor], numbers: tuple[Number, ...]
-    ) -> Any:
-        """Launch as Triton does, which finds the code itself; return what Triton returns."""
-        return self.kernel[grid](*tensors, *numbers, **self.constants, **self.options)
 
     def key(
         self,

@@ -26,7 +26,7 @@ from gpuscore.backends.torch.linear import (
     pack,
     why_not_in_eight_bits,
 )
-from gpuscore.backends.torch.loader import load_weights
+from gpuscore.backends.torch.loader import WeightFormat, load_weights
 from gpuscore.backends.torch.mixture import MixtureMlp, MixtureWeights
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
@@ -142,9 +142,8 @@ def test_no_rows():
 def test_the_router_is_not_quantised():
     directory = FOLDER / "qwen3-moe-int8"
     architecture = read_architecture(RawConfig.read(directory))
-    weights = load_weights(
-        directory, architecture, torch.float32, torch.device("cpu"), precision="int8"
-    )
+    form = WeightFormat(torch.float32, torch.device("cpu"), "int8")
+    weights = load_weights(directory, architecture, form)
     mixtures = [x.mlp for x in weights.layers if isinstance(x.mlp, MixtureWeights)]
     assert len(mixtures) == sum(architecture.config.mixture.layers)
     for layer in (x for mlp in mixtures for both in mlp.experts for x in both):

@@ -15,7 +15,7 @@ from gpuscore import Scorer
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.torch import plan
 from gpuscore.backends.torch.linear import DenseLinear, LinearParts, Products, pack
-from gpuscore.backends.torch.loader import load_weights
+from gpuscore.backends.torch.loader import WeightFormat, load_weights
 from gpuscore.config import ModelConfig
 from gpuscore.config.options import checked
 from gpuscore.errors import ConfigError
@@ -316,9 +316,8 @@ def test_reordered_weights_have_the_same_products(rows, width, outputs, biased):
 @in_bfloat16
 def test_every_product_of_a_layer_has_reordered_weights(tiny_model):
     made = plan_backend(tiny_model()[0], ModelConfig(device="cpu", dtype="bfloat16"))
-    weights = load_weights(
-        Path(made.directory), made.architecture, made.dtype, made.device, made.precision
-    )
+    form = WeightFormat(made.dtype, made.device, made.precision)
+    weights = load_weights(Path(made.directory), made.architecture, form)
     for layer in weights.layers:
         for linear in (layer.qkv, layer.o, layer.mlp.gate_up, layer.mlp.down):
             parts = linear.parts if isinstance(linear, LinearParts) else (linear,)

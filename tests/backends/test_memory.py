@@ -23,7 +23,7 @@ from gpuscore.backends.torch.decoder import shortened
 from gpuscore.backends.torch.devices import DeviceMemory
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.backends.torch.launcher import PlainLauncher
-from gpuscore.backends.torch.loader import load_weights
+from gpuscore.backends.torch.loader import WeightFormat, load_weights
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from support.memory import measured_and_taken, peaks
@@ -219,7 +219,9 @@ def test_weights_are_in_memory_once(tmp_path, dtype):
     before = memory._status("VmRSS")
 
     def load():
-        held.append(load_weights(tmp_path, made.architecture, made.dtype, made.device))
+        held.append(
+            load_weights(tmp_path, made.architecture, WeightFormat(made.dtype, made.device))
+        )
 
     peak = memory._peak(load)
     memory.trim()

@@ -9,7 +9,7 @@ from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.torch.attention.choice import attention_factory
 from gpuscore.backends.torch.decoder import Decoder, ForwardContext
 from gpuscore.backends.torch.kv_pool import KeptRows, KVPool, index_of
-from gpuscore.backends.torch.loader import load_weights
+from gpuscore.backends.torch.loader import WeightFormat, load_weights
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.engine.runner import Runner
@@ -109,7 +109,7 @@ def test_a_device_is_not_waited_for(family, tiny_model):
     directory, _ = tiny_model(family)
     plan = plan_backend(directory, ModelConfig(str(directory), device="cpu", dtype="float32"))
     config, dtype = plan.architecture.config, torch.float32
-    weights = load_weights(directory, plan.architecture, dtype, meta, plan.precision)
+    weights = load_weights(directory, plan.architecture, WeightFormat(dtype, meta))
     decoder, pool = Decoder(config, weights), KVPool(config, 32, 16, dtype, meta)
     attention = attention_factory("torch", extend_attention, False)(config, pool)
     batch, _ = batches(POISON, 16)

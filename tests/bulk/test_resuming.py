@@ -48,7 +48,7 @@ def test_killed_before_any_change_to_the_disk(tmp_path, after, step):
     folder.mkdir()
     done = programs.run_module("support.batch_sweep", folder, source, f"out.{after}", step)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert int(done.stdout.split("kills: ")[1]) > 30 // step
+    assert int(done.stdout.split("kills: ")[1]) > 24 // step
     assert len(read_jsonl(folder / "whole" / f"out.{after}.bad.jsonl")) == 1
 
 
@@ -236,10 +236,11 @@ def test_a_changed_option_is_refused(tmp_path, change, message):
 
 def test_a_second_run_is_refused(tmp_path):
     source, output = unfinished(tmp_path)
-    with open(tmp_path / "out.jsonl.work" / "lock") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(ConfigError, match="another run is writing it"):
-            run(source, output)
+    held = os.open(tmp_path / "out.jsonl.work", os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with pytest.raises(ConfigError, match="another run is writing it"):
+        run(source, output)
+    os.close(held)
     run(source, output)
 
 

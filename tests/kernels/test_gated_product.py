@@ -19,7 +19,7 @@ from gpuscore.backends.common.hf_config import RawConfig
 from gpuscore.backends.common.shards import Shard
 from gpuscore.backends.torch import backend, decoder, plan
 from gpuscore.backends.torch.kernels import why_not_gated_product
-from gpuscore.backends.torch.loader import load_weights
+from gpuscore.backends.torch.loader import WeightFormat, load_weights
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore_kernels import ahead
@@ -46,7 +46,8 @@ def test_weights_of_all_ranks_as_they_are_loaded(tiny_model, ranks):
     total = torch.zeros_like(x)
     for rank in range(ranks):
         group = SimpleNamespace(shard=Shard(rank, ranks), sum=None) if ranks > 1 else None
-        weights = load_weights(directory, architecture, torch.float32, CPU, group=group)
+        form = WeightFormat(torch.float32, CPU)
+        weights = load_weights(directory, architecture, form, group=group)
         mlp = weights.layers[1].mlp
         inner = replayed(x, mlp.gate_up.weight.double())
         down = mlp.down if group is None else mlp.down.part

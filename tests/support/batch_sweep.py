@@ -82,7 +82,7 @@ def sweep(folder: Path, input: Path, name: str, step: int) -> int:
             output.exists() and not (output.parent / f"{name}.work" / "written.state").exists()
         )
         again = forked(lambda output=output: run(input, output))
-        # Killed after all was done, but for the lock: there is nothing to continue.
+        # Killed after all was done, but for the folder: there is nothing to continue.
         assert again == (1 if finished else 0), f"continued after change {at}: {again}"
         assert results(output) == expected, f"change {at}: {sorted(results(output))}"
     raise AssertionError("there is an end")

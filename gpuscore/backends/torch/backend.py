@@ -46,7 +46,7 @@ from gpuscore.backends.torch.launcher import (
     WholeHead,
 )
 from gpuscore.backends.torch.layers import STEADY_ROWS, all_at_once, in_tiles
-from gpuscore.backends.torch.loader import load_weights
+from gpuscore.backends.torch.loader import WeightFormat, load_weights
 from gpuscore.backends.torch.plan import TorchPlan
 from gpuscore.backends.torch.queues import queue_of
 from gpuscore.backends.torch.rows_in_c import in_c
@@ -148,9 +148,7 @@ class TorchBackend:
             weights = load_weights(
                 Path(plan.directory),
                 plan.architecture,
-                plan.dtype,
-                plan.device,
-                plan.precision,
+                WeightFormat(plan.dtype, plan.device, plan.precision),
                 progress,
                 self._group,
             )

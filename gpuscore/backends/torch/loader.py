@@ -3,7 +3,7 @@
 import math
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -40,12 +40,18 @@ class ReadPart(Protocol):
     def __call__(self, part: str, expert: int | None = None) -> Tensor | None: ...
 
 
+class WeightFormat(NamedTuple):
+    """Form and place of weights; those of a quantised checkpoint are converted with "w8a16"."""
+
+    dtype: torch.dtype
+    device: torch.device
+    precision: Precision = "full"  # of linear layers
+
+
 def load_weights(
     directory: Path,
     architecture: Architecture,
-    dtype: torch.dtype,
-    device: torch.device,
-    precision: Precision = "full",
+    form: WeightFormat,
     progress: Progress = unreported,
     group: RankGroup | None = None,
 ) -> DecoderWeights:
@@ -53,9 +59,7 @@ def load_weights(
 
     Args:
         directory, architecture: of the model.
-        dtype, device: of the weights.
-        precision: of linear layers. Weights of a quantised checkpoint are converted to `dtype` with
-            "w8a16".
+        form: of the weights.
         progress: called after each tensor.
         group: the ranks that share the model.
 
@@ -64,7 +68,7 @@ def load_weights(
     """
     shard = ALL if group is None else group.shard
     with CheckpointFiles(directory, architecture, "pt", progress, shard) as files:
-        return Checkpoint(files, architecture, dtype, device, precision, group).read()
+        return Checkpoint(files, architecture, form, group).read()
 
 
 class Checkpoint:
@@ -72,20 +76,18 @@ class Checkpoint:
 
     Args:
         files, architecture: of the model.
-        dtype, device, precision, group: as for `load_weights`.
+        form, group: as for `load_weights`.
     """
 
     def __init__(
         self,
         files: CheckpointFiles,
         architecture: Architecture,
-        dtype: torch.dtype,
-        device: torch.device,
-        precision: Precision,
+        form: WeightFormat,
         group: RankGroup | None = None,
     ) -> None:
-        self.files, self.architecture, self.dtype, self.device = files, architecture, dtype, device
-        self.precision, self.group = precision, group
+        self.files, self.architecture, self.group = files, architecture, group
+        self.dtype, self.device, self.precision = form
 
     def read(self) -> DecoderWeights:
         """Read all weights, and refuse a checkpoint that has further weights."""

@@ -187,7 +187,8 @@ def _known_attention(dtype: torch.dtype) -> Iterator[tuple[Function, tuple[Any, 
         table = build_tiles(layout, TileShape(19, KEYS, KEYS), window=window)
         q, k, v = (rows(int(ends[-1]), heads, 38) for heads in (6, 2, 2))
         pool = rows(2, 3 * KEYS, 38), rows(2, 3 * KEYS, 38)
-        yield extend_attention, (q, k, v, pool, *upload([table], torch.device("cpu")), 0.2, softcap)
+        (tiles,) = upload([table], torch.device("cpu"))
+        yield extend_attention, ((q, k, v), pool, tiles, 0.2, softcap)
 
 
 def _copied(argument: Any) -> Any:

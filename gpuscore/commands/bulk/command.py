@@ -66,21 +66,18 @@ def _stoppable() -> Iterator[None]:
     """Raise Stopped at the first signal that ends the process; one that is ignored stays so."""
     before = {number: signal.getsignal(number) for number in STOPS}
 
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
     def stop(number: int, _: Any) -> None:
-        restore()
+        signal.signal(number, before[signal.Signals(number)])
         raise Stopped(number)
 
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:
+    for number in STOPS:
+        if before[number] is not signal.SIG_IGN:
             signal.signal(number, stop)
     try:
         yield
     finally:
-        restore()
+        for number in STOPS:
+            signal.signal(number, before[number])
 
 
 def _run(settings: Settings, options: BatchOptions, progress: Progress) -> WrittenState:

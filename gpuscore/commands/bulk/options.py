@@ -1,7 +1,9 @@
 """The command line of `gpuscore batch`, and the options that no other command has."""
 
 import argparse
+import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -11,10 +13,7 @@ from gpuscore.config.flags import (
     EPILOG,
     add_command,
     add_flags,
-    add_label_flags,
     add_some_flags,
-    check_softmax,
-    shown_sequences,
 )
 from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError, UsageError
@@ -129,7 +128,8 @@ class BatchOptions:
         if self.labels is not None:
             values["labels"] = ",".join(self.labels)
         if self.label_sequences:
-            values["label_sequences"] = shown_sequences(self.label_sequences)
+            sequences = (" ".join(map(str, ids)) for ids in self.label_sequences)
+            values["label_sequences"] = ",".join(sequences)
         return {_flag(name): value for name, value in values.items()}
 
 
@@ -156,7 +156,8 @@ def read_options(values: argparse.Namespace) -> BatchOptions:
     Raises:
         ConfigError: options that do not fit together.
     """
-    check_softmax(values)
+    if values.temperature != 1 and not values.apply_softmax:
+        raise UsageError("--temperature needs --apply-softmax")
     arguments = {item.name: getattr(values, item.name) for item in fields(BatchOptions)}
     arguments |= {"input": Path(values.input), "output": Path(values.output)}
     if values.labels is not None:
@@ -267,8 +268,38 @@ def _add_rows(group: Any) -> None:
         metavar="NAME",
         help=f"column that is added, for the scores (default: {DEFAULT_SCORES_COLUMN})",
     )
-    own = "; prompts are query + item (default: labels and prompts of the model's family)"
-    add_label_flags(group, own)
+    either = group.add_mutually_exclusive_group()
+    either.add_argument(
+        "--labels",
+        metavar="A,B",
+        help="label texts, or names of a classification model's classes; prompts are query + item "
+        "(default: labels and prompts of the model's family)",
+    )
+    either.add_argument(
+        "--label-sequences",
+        type=_label_sequences,
+        metavar="IDS,IDS",
+        help="labels as token ids, with spaces between ids of the same label: '12 7,9'",
+    )
+    group.add_argument(
+        "--label-length-normalization",
+        choices=("none", "mean"),
+        default="none",
+        help="mean: divide the logarithm of a label's probability by its number of tokens",
+    )
+    group.add_argument(
+        "--apply-softmax",
+        action="store_true",
+        help="softmax over the labels, instead of probabilities over the whole vocabulary, or over "
+        "all classes",
+    )
+    group.add_argument(
+        "--temperature",
+        type=_temperature,
+        default=1.0,
+        metavar="NUMBER",
+        help="divides the labels' logits; with --apply-softmax only (default: 1)",
+    )
     group.add_argument("--item-first", action="store_true", help="prompts are item + query")
     group.add_argument(
         "--instruction", metavar="TEXT", help="replaces the instruction of the prompt family"
@@ -283,3 +314,19 @@ def _share(text: str) -> float:
     if not 0 <= share <= 1:  # true of NaN, too
         raise argparse.ArgumentTypeError(f"{text} is not a share from 0 to 1")
     return share
+
+
+def _temperature(text: str) -> float:
+    with suppress(ValueError):
+        number = float(text)
+        if 0 < number < math.inf:
+            return number
+    raise argparse.ArgumentTypeError(f"{text} is not a positive, finite number")
+
+
+def _label_sequences(text: str) -> tuple[tuple[int, ...], ...]:
+    """Read sequences of token ids; an argparse type."""
+    words = [label.split() for label in text.split(",")]
+    if not all(word.isascii() and word.isdecimal() for label in words for word in label):
+        raise argparse.ArgumentTypeError("must be token ids, such as '12 7,9'")
+    return tuple(tuple(map(int, label)) for label in words)

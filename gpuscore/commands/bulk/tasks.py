@@ -289,13 +289,9 @@ def _refused(line: RequestLine, record: RequestRecord, error: GpuscoreError) -> 
 def _answer(line: RequestLine, record: RequestRecord, status: int, body: bytes) -> Answer:
     """Return a line of the output; its error is null, because the body has the server's error."""
     number = record.request_id
-    answer = {
-        "id": f"batch_req_{number}",
-        "custom_id": line.custom_id,
-        "response": {"status_code": status, "request_id": number, "body": msgspec.Raw(body)},
-        "error": None,
-    }
-    return Answer(msgspec.json.encode(answer), status != OK)
+    response = {"status_code": status, "request_id": number, "body": msgspec.Raw(body)}
+    names = {"id": f"batch_req_{number}", "custom_id": line.custom_id}
+    return Answer(msgspec.json.encode({**names, "response": response, "error": None}), status != OK)
 
 
 Task: TypeAlias = TableTask | RequestTask

@@ -75,10 +75,10 @@ class Answer(msgspec.Struct, frozen=True):
 # A row's scores, the reason why it is bad, or its answer; None: it has no result yet.
 Result: TypeAlias = list[float] | str | Answer | None
 
-LOCK, OUTPUT, BAD_ROWS = "lock", "output.new", "bad.new"
-_FILES = re.compile(r"lock|(job|written)\.state(\.new)?|[0-9]+\.part(\.new)?|(output|bad)\.new")
+OUTPUT, BAD_ROWS = "output.new", "bad.new"
+_FILES = re.compile(r"(job|written)\.state(\.new)?|[0-9]+\.part(\.new)?|(output|bad)\.new")
 # Those that a run leaves which is killed before its job is noted, or when all else is removed.
-_ALONE = {LOCK, f"{JobState.file}.new", WrittenState.file}
+_ALONE = {f"{JobState.file}.new", WrittenState.file}
 _DIGEST = hashlib.sha256().digest_size
 T = TypeVar("T")
 State = TypeVar("State", JobState, WrittenState)
@@ -134,7 +134,7 @@ class WorkFolder:
         temporary.rename(self.path / name)
         sync(self.path)
 
-    def clear(self, but: tuple[str, ...] = (LOCK,)) -> None:
+    def clear(self, but: tuple[str, ...] = ()) -> None:
         """Remove the job's files except these; other files stay."""
         for name in _entries(self.path):
             if _FILES.fullmatch(name) and name not in but:
@@ -142,9 +142,9 @@ class WorkFolder:
 
     def remove(self) -> None:
         """Remove the folder, and last the note that the output is whole, in case of a kill."""
-        self.clear(but=(LOCK, JobState.file, WrittenState.file))
+        self.clear(but=(JobState.file, WrittenState.file))
         sync(self.path)
-        for name in (JobState.file, WrittenState.file, LOCK):
+        for name in (JobState.file, WrittenState.file):
             (self.path / name).unlink(missing_ok=True)
         try:
             self.path.rmdir()
@@ -164,22 +164,27 @@ def locked(output: Path) -> Iterator[WorkFolder]:
     folder = output.with_name(f"{output.name}.work")
     while True:
         try:
-            if folder.is_symlink():
-                raise ConfigError(f"--output {output}: {folder} is a link; remove it")
             folder.mkdir(exist_ok=True)
-            _refuse_others(output, folder)
-            file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError as error:
             raise ConfigError(f"--output {output}: {folder}: {error.strerror}") from error
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_there(file, folder / LOCK):  # the other run may have removed it just now
-                yield from _held(WorkFolder(folder))
-                return
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _is_there(lock, folder):  # the other run has removed it just now
+                continue
+            _refuse_others(output, folder)
+            work = WorkFolder(folder)
+            try:
+                yield work
+            except BaseException:
+                if not any((folder / kind.file).exists() for kind in (JobState, WrittenState)):
+                    work.remove()  # there is no job yet
+                raise
+            return
         except BlockingIOError:
             raise ConfigError(f"--output {output}: another run is writing it") from None
         finally:
-            os.close(file)
+            os.close(lock)
 
 
 def _refuse_others(output: Path, folder: Path) -> None:
@@ -187,8 +192,7 @@ def _refuse_others(output: Path, folder: Path) -> None:
     entries = _entries(folder)
     for name, entry in entries.items():
         known = _FILES.fullmatch(name) if JobState.file in entries else name in _ALONE
-        plain = entry.is_file(follow_symlinks=False)
-        if not (known and plain) or (name == LOCK and entry.stat().st_size):
+        if not (known and entry.is_file(follow_symlinks=False)):
             raise ConfigError(
                 f"--output {output}: {folder} holds {name}, which belongs to no job; move it away "
                 "or choose another --output"
@@ -198,16 +202,6 @@ def _refuse_others(output: Path, folder: Path) -> None:
 def _entries(folder: Path) -> "dict[str, os.DirEntry[str]]":
     with os.scandir(folder) as entries:
         return {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.name)}
-
-
-def _held(work: WorkFolder) -> Iterator[WorkFolder]:
-    """Yield a locked folder; remove it after an error if it holds no job yet."""
-    try:
-        yield work
-    except BaseException:
-        if not any((work.path / kind.file).exists() for kind in (JobState, WrittenState)):
-            work.remove()
-        raise
 
 
 def _is_there(file: int, path: Path) -> bool:

@@ -10,9 +10,7 @@ from gpuscore_kernels.extend_attention.table import DeviceTiles
 
 
 def extend_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    rows: tuple[Tensor, Tensor, Tensor],
     pool: tuple[Tensor, Tensor],
     tiles: DeviceTiles,
     scale: float,
@@ -22,6 +20,7 @@ def extend_attention(
 
     With steady tiles, the shapes of a row's operations depend on the row's own keys alone.
     """
+    q, k, v = rows
     compute = torch.promote_types(q.dtype, torch.float32)
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     group = q.shape[1] // k.shape[1]
@@ -33,13 +32,13 @@ def extend_attention(
             part = slice(start, start + step)
             seen = visible[part]
             near = seen.any(0).nonzero()[:, 0]
-            rows = members[QUERY_ROW][part].to(q.device)
+            own_rows = members[QUERY_ROW][part].to(q.device)
             keys, values = (
                 _gather(own, pool[side], slots[near], packed[near]).to(compute)
                 for side, own in enumerate((k, v))
             )
             # Rows of all heads that share keys are multiplied together: [Hkv, rows * group, D].
-            by_head = q[rows].to(compute).view(-1, len(keys), group, q.shape[2])
+            by_head = q[own_rows].to(compute).view(-1, len(keys), group, q.shape[2])
             by_head = by_head.transpose(0, 1).flatten(1, 2)
             scores = by_head @ keys.mT * scale
             if softcap is not None:
@@ -47,7 +46,7 @@ def extend_attention(
             hidden = ~seen[:, near].repeat_interleave(group, 0).to(q.device)
             weights = scores.masked_fill_(hidden, -torch.inf).softmax(dim=-1)
             result = (weights @ values).view(len(keys), -1, group, q.shape[2])
-            out[rows] = result.transpose(0, 1).flatten(1, 2).to(q.dtype)
+            out[own_rows] = result.transpose(0, 1).flatten(1, 2).to(q.dtype)
     return out
 
 

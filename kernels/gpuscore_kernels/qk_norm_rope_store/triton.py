@@ -5,8 +5,6 @@ stay where the QKV product has put them: only values of rows that are kept are r
 rows follow the batch's, all values are read and written, and further programs copy cached rows.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -184,22 +182,22 @@ def qk_norm_rope_store_kernel(
             put(v_pages + page, half, v_left, v_right, kept, HALF)
 
 
-def _constants(
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
+@chosen_once
+def _launch(
+    sizes: tuple[int, int, int],
     has_norm: bool,
     one_plus: bool,
     has_pages: bool,
     checks_all: bool,
     reads: bool,
-) -> tuple[dict[str, int], int]:
-    """Return compile-time arguments, and the number of programs of a row."""
+) -> tuple[CachedLaunch, int]:
+    """Return the launch for H, Hkv and D, and the number of programs of a row."""
+    num_heads, num_kv_heads, head_dim = sizes
     half = next_power_of_two(head_dim // 2)
     most = max(2, BLOCK // (2 * half))  # heads of a program; half of them have keys
     of_queries = min(next_power_of_two(max(1, num_heads)), most)
     of_keys = min(next_power_of_two(max(1, num_kv_heads)), most // 2)
-    return {
+    constants = {
         "HEADS": num_heads,
         "KV_HEADS": num_kv_heads,
         "HALF": head_dim // 2,
@@ -212,26 +210,16 @@ def _constants(
         "ALL": checks_all,
         "READS": reads,
         "ALL_KV": next_power_of_two(max(1, num_kv_heads)),
-    }, triton.cdiv(num_heads, of_queries) + triton.cdiv(num_kv_heads, of_keys)
-
-
-def _warps(constants: dict[str, int]) -> int:
-    heads = max(constants["BLOCK_HEADS"], 2 * constants["BLOCK_KV"])
-    return min(16, max(1, 2 * heads * constants["BLOCK_HALF"] // (32 * ELEMENTS)))
-
-
-@chosen_once
-def _launch(*choices: Any) -> tuple[CachedLaunch, int]:
-    """Return the launch for the arguments of `_constants`, and the number of programs of a row."""
-    constants, programs = _constants(*choices)
+    }
+    warps = 2 * max(of_queries, 2 * of_keys) * half // (32 * ELEMENTS)
     launch = CachedLaunch(
         qk_norm_rope_store_kernel,
         constants,
-        {"num_warps": _warps(constants)},
+        {"num_warps": min(16, max(1, warps))},
         free=1,
         dtypes=(0, 1, 2, 3, 4, 8, 9, 10),  # q, k and v are made here, and `read` is int32
     )
-    return launch, programs
+    return launch, triton.cdiv(num_heads, of_queries) + triton.cdiv(num_kv_heads, of_keys)
 
 
 def qk_norm_rope_store(
@@ -253,7 +241,7 @@ def qk_norm_rope_store(
     stores = (k, k, cos) if pages is None else (pages.k, pages.v, pages.slots.contiguous())
     strides = (0, 0) if pages is None else pages.k.stride()[:2]
     sizes, norm = (num_heads, num_kv_heads, head_dim), (q_norm is not None, heads.one_plus)
-    launch, programs = _launch(*sizes, *norm, pages is not None, read is not None, cached > 0)
+    launch, programs = _launch(sizes, *norm, pages is not None, read is not None, cached > 0)
     launch(
         (rows + cached // COPIED.value, programs),
         (

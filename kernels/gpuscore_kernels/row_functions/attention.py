@@ -43,9 +43,7 @@ class AttentionFunctions:
 
     def extend_attention(
         self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        rows: tuple[Tensor, Tensor, Tensor],
         pool: tuple[Tensor, Tensor],
         tiles: DeviceTiles,
         scale: float,
@@ -58,18 +56,18 @@ class AttentionFunctions:
         Raises:
             ValueError: tensors or the table do not fit.
         """
-        (count, heads, size), kv_heads, shape = q.shape, k.shape[1], tiles.shape
+        (count, heads, size), kv_heads, shape = rows[0].shape, rows[1].shape[1], tiles.shape
         group = heads // kv_heads
         if (shape.keys, shape.own) != (KEYS, KEYS) or tiles.rows.shape[1] != count:
             raise ValueError(f"a table of {tiles.rows.shape[1]} rows and {shape} does not fit")
         out = torch.empty(count, heads, size, dtype=self._dtype)
         by_slot = (x.transpose(0, 1) for x in pool)
-        sides = [self._side(x, size) for x in (q, k, v, *by_slot, out)]
+        sides = [self._side(x, size) for x in (*rows, *by_slot, out)]
         tables = [tiles.rows, tiles.tiles, tiles.pool_tiles, tiles.masked]
-        rows = -(-shape.rows * group // TOGETHER) * TOGETHER
+        padded = -(-shape.rows * group // TOGETHER) * TOGETHER
         wide = -(-size // KEYS) * KEYS
         words = (
-            2 * MOST * KEYS * wide + rows * (2 * wide + 1 + KEYS) + MOST * (shape.rows + TOGETHER)
+            2 * MOST * KEYS * wide + padded * (2 * wide + 1 + KEYS) + MOST * (shape.rows + TOGETHER)
         )
         threads = torch.get_num_threads()
         work = torch.empty(threads * words, dtype=torch.int32)

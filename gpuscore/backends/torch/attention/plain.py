@@ -48,5 +48,6 @@ class TorchPass:
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         backend, config = self.backend, self.backend.config
         how = config.attention_scale, config.attention_softcap
-        out: Tensor = backend.attend(q, k, v, backend.pool.layers[layer], self.tables[layer], *how)
+        pool, table = backend.pool.layers[layer], self.tables[layer]
+        out: Tensor = backend.attend((q, k, v), pool, table, *how)
         return out

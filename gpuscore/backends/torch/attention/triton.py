@@ -35,12 +35,8 @@ class TritonAttention:
     def __init__(self, config: DecoderConfig, pool: KVPool, *, steady: bool) -> None:
         self.config, self.pool = config, pool
         tile_config = config_for(pool.device, config.head_dim, pool.dtype)
-        self.use(tile_config.steady() if steady else tile_config)
-
-    def use(self, tile_config: TileConfig) -> None:
-        """Launch with this configuration in place of the device's."""
-        self.tile_config = tile_config
-        self.shape = tile_config.shape(self.config.num_heads // self.config.num_kv_heads)
+        self.tile_config = tile_config.steady() if steady else tile_config
+        self.shape = self.tile_config.shape(config.num_heads // config.num_kv_heads)
         self._kept: dict[tuple[int, bytes], list[TileTable]] = {}
 
     def buckets(self, most_tokens: int) -> list[Bucket]:
