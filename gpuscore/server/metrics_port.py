@@ -1,6 +1,7 @@
 """The listener of `--metrics-port`: metrics without a key, within limits of its own."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -13,7 +14,7 @@ from gpuscore.server.api.app import create_metrics_app
 from gpuscore.server.http.address import metrics_address
 from gpuscore.server.http.headers import read_hosts
 from gpuscore.server.http.protocol import SLICES, ScoreProtocol
-from gpuscore.server.http.rounds import Listener, Rounds
+from gpuscore.server.http.rounds import Rounds
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.pacer import Pacer
 from gpuscore.server.service import ScoringService
@@ -23,7 +24,7 @@ CONNECTIONS = 64  # open ones; scrapers have one each
 
 @asynccontextmanager
 async def metrics_port(
-    listener: Listener,
+    listener: socket.socket,
     rounds: Rounds,
     config: ServerConfig,
     service: ScoringService,

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -15,12 +16,12 @@ from gpuscore.config import ServerConfig
 from gpuscore.dialects.dialect import LARGE
 from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.server.api.app import create_app
-from gpuscore.server.http.address import address_of, bind, bind_metrics
+from gpuscore.server.http.address import ACCEPTS, address_of, bind, bind_metrics
 from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.http.descriptors import warn_of_limit
 from gpuscore.server.http.headers import read_hosts
 from gpuscore.server.http.protocol import SLICES, ScoreProtocol
-from gpuscore.server.http.rounds import Listener, Rounds
+from gpuscore.server.http.rounds import Rounds
 from gpuscore.server.metrics_port import metrics_port
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.pacer import Pacer
@@ -136,7 +137,6 @@ def serve(
         beside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
         if config.metrics_port is not None:
             scraped = bind_metrics(config.metrics_port)
-            scraped.count_in(rounds)
             beside = partial(metrics_port, scraped, rounds, config, service, operations)
         server = DrainingServer(
             uvicorn_config,
@@ -150,7 +150,6 @@ def serve(
             beside,
         )
         listener = bind(config)
-        listener.count_in(rounds)
         try:
             return _run(server, service, rounds, listener, models, announce)
         finally:
@@ -162,7 +161,7 @@ def _run(
     server: DrainingServer,
     service: ScoringService,
     rounds: Rounds,
-    sock: Listener,
+    sock: socket.socket,
     models: Sequence[ModelLoad],
     announce: Callable[[str], None],
 ) -> int:
@@ -188,6 +187,7 @@ def _uvicorn_config(
         app,  # type: ignore[arg-type]
         host=config.host,
         port=config.port,
+        backlog=ACCEPTS,
         http=protocol,  # type: ignore[arg-type]  # uvicorn wants a class
         ws="none",
         lifespan="off",

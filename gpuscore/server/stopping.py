@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
@@ -12,6 +13,7 @@ from types import FrameType
 import uvicorn
 
 from gpuscore.config import ServerConfig
+from gpuscore.server.http.address import BACKLOG
 from gpuscore.server.http.gate import Gate
 from gpuscore.server.http.rounds import Rounds
 from gpuscore.server.observe.operations import Operations
@@ -115,6 +117,11 @@ class DrainingServer(uvicorn.Server):
         self._drain_end = self._forced_end = 0.0
         self._last_look = 0.0  # until then, requests that have reached the machine are still read
         self._signal = 0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for sock in sockets or ():
+            sock.listen(BACKLOG)  # asyncio has set it to what it accepts in a round
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
 from gpuscore.config import ServerConfig
-from gpuscore.server.http.protocol import SLICES, ScoreProtocol
+from gpuscore.server.http.protocol import MANY, SLICES, ScoreProtocol
 from gpuscore.server.pacer import Pacer
 
 HOST = b"Host: a\r\n"
@@ -235,6 +235,17 @@ def test_a_turn_has_a_bound():
         patch.setattr(httptools, "HttpRequestParser", Counting)
         requests_of(head + chunks + b"0\r\n\r\n")
     assert max(calls) < 2_000
+
+
+@pytest.mark.parametrize("extra", range(8))
+def test_an_end_where_a_part_is_cut(extra):
+    """The part of a body with many chunks has a limit of bytes, which may fall into its end."""
+    chunks = b"1;y%s\r\na\r\n" % (b"x" * extra) + b"1\r\na\r\n" * ((MANY - 9 - extra) // 6)
+    sent = POST + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
+    sent += b"GET /second HTTP/1.1\r\nHost: a\r\n\r\n"
+    first, second = requests_of(sent)
+    assert first[3] == b"a" * chunks.count(b"a")
+    assert second[1] == b"/second"
 
 
 class Whole:

@@ -1,7 +1,6 @@
 """Promise: no round of the event loop is so long that a refusal or a probe has to wait for it."""
 
 import asyncio
-import socket
 import threading
 import time
 from concurrent.futures import Future
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpuscore.errors import Overloaded
-from gpuscore.server.http.rounds import ACCEPTS, FEW, LATE, Listener, Rounds
+from gpuscore.server.http.rounds import Rounds
 from gpuscore.server.pacer import Pacer
 from gpuscore.server.service import Bridge
 from gpuscore.types.batch import NO_TOKENS
@@ -38,36 +37,6 @@ def test_a_long_round_is_followed_by_more_work():
     short, long, took = run_in(rounds, main)
     assert short == 8
     assert 30 <= long < took / 0.0015, "more would keep rounds long"
-
-
-def test_connections_are_taken_in_by_portions():
-    with socket.create_server(("127.0.0.1", 0), backlog=512) as opened:
-        address = opened.getsockname()
-        listener = Listener(fileno=opened.detach())
-    rounds = Rounds()
-    listener.count_in(rounds)
-    listener.setblocking(False)
-    clients = [socket.create_connection(address) for _ in range(ACCEPTS + FEW + 1)]
-
-    def accepted():
-        connections = []
-        while True:
-            try:
-                connections.append(listener.accept()[0])
-            except BlockingIOError:
-                for connection in connections:
-                    connection.close()
-                return len(connections)
-
-    assert accepted() == ACCEPTS
-    assert accepted() == 0
-    rounds.number += 1
-    rounds.began -= 2 * LATE
-    assert accepted() == FEW
-    rounds.number += 1
-    assert accepted() == 1
-    for closed in [listener, *clients]:
-        closed.close()
 
 
 class Engine:

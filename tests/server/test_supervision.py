@@ -16,7 +16,7 @@ import pytest
 
 from gpuscore.processes.worker.client import TICK
 from gpuscore.processes.worker.process import Patience
-from gpuscore.server.http.rounds import ACCEPTS
+from gpuscore.server.http.address import ACCEPTS
 from support import tape_engine as tape_child
 from support.connections import (
     Connection,

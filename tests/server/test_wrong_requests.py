@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from support.connections import MARKER, POISON, Connection, check_error, post, score
-from support.error_table import CHUNKED, GOOD, covers, table
+from support.error_table import GOOD, covers, table
 from support.models import VOCAB
 
 pytestmark = pytest.mark.usefixtures("unharmed")
@@ -97,16 +97,6 @@ class TestPaths:
 
 
 class TestProtocol:
-    def test_pipelined_requests_are_answered_in_order(self, client):
-        bodies = [json.dumps({"items": [[i]], "label_token_ids": [3]}).encode() for i in (5, 6, 7)]
-        expected = [post(client, body).json()["scores"] for body in bodies]
-        assert expected[0] != expected[1] != expected[2]
-        with Connection(client) as connection:
-            heads = [connection.head(body=body) for body in bodies]
-            connection.send(b"".join(h + b for h, b in zip(heads, bodies, strict=True)))
-            replies = [connection.reply() for _ in bodies]
-        assert [json.loads(reply.body)["scores"] for reply in replies] == expected
-
     def test_the_connection_lives_on_after_an_error(self, limited):
         poisoned = {"items": [[5]], "label_token_ids": [POISON], "apply_softmax": True}
         with Connection(limited) as connection:
@@ -139,27 +129,6 @@ class TestProtocol:
             check_error(connection.reply(), 400, "invalid_request", None)
             assert connection.closed
 
-    def test_both_length_and_transfer_encoding_smuggle_nothing(self, client):
-        body = json.dumps(GOOD).encode()
-        with Connection(client) as connection:
-            connection.send(
-                connection.head("POST", "/v1/score", CHUNKED, body=body)
-                + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
-                + connection.head("GET", "/v1/models")
-            )
-            check_error(connection.reply(), 400, "invalid_request", None)
-            assert connection.closed
-
-    @pytest.mark.parametrize("chunk", [b"zz\r\n", b"-1\r\n", b"5\r\n{}", b"fffffffffffffffff\r\n"])
-    def test_a_broken_chunk(self, limited, chunk):
-        with Connection(limited) as connection:
-            head = connection.head("POST", "/v1/score", "Content-Type: application/json", CHUNKED)
-            connection.send(head + chunk + b"rubbish\r\n\r\n")
-            reply = connection.reply()
-            assert reply.status in (400, 408)
-            codes = {400: "invalid_request", 408: "request_timeout"}
-            check_error(reply, reply.status, codes[reply.status], None)
-
     @covers("header_too_large")
     @pytest.mark.parametrize(
         "fields",
@@ -169,24 +138,6 @@ class TestProtocol:
     def test_a_large_head(self, client, fields):
         with Connection(client) as connection:
             connection.request("GET", "/health", *fields)
-            check_error(connection.reply(), 431, "header_too_large", None)
-            assert connection.closed
-
-    def test_a_long_path(self, client):
-        with Connection(client) as connection:
-            connection.request("GET", "/health?" + "x" * 17_000)
-            check_error(connection.reply(), 431, "header_too_large", None)
-
-    def test_heads_at_the_limit(self, client):
-        for fields in (["X-A: 1"] * 99, ["X-A: " + "y" * 16_000]):
-            with Connection(client) as connection:
-                connection.request("GET", "/health", *fields)
-                assert connection.reply().status == 200
-
-    @pytest.mark.parametrize("start", [b"GET /health HTTP/1.1\r\nX: ", b"GET /"])
-    def test_an_endless_head(self, limited, start):
-        with Connection(limited) as connection:
-            connection.send(start + b"y" * 4096)
             check_error(connection.reply(), 431, "header_too_large", None)
             assert connection.closed
 

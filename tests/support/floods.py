@@ -16,7 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 PIECE = 2**16
-CHUNKED = b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNKED = (
+    b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n"
+)
 # The bytes that a connection sends first, and those that it then repeats for as long as it can.
 KINDS = {
     "pipelined": (b"", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"),

@@ -6,13 +6,13 @@ import socket
 from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError
 from gpuscore.server.http.headers import LOOPBACK
-from gpuscore.server.http.rounds import Listener
 
 BACKLOG = 2048  # connections that the kernel holds for one socket
+ACCEPTS = 128  # connections that a round of the loop accepts: asyncio's own backlog
 
 
-def bind(config: ServerConfig) -> Listener:
-    """Return a listener on the configured address; raise ConfigError if it cannot be bound."""
+def bind(config: ServerConfig) -> socket.socket:
+    """Return a socket on the configured address; raise ConfigError if it cannot be bound."""
     flags = f"--host {config.host} --port {config.port}"
     return _bound(config.host, config.port, flags, "; name another by --port, with make by PORT=")
 
@@ -25,12 +25,12 @@ def metrics_address(wanted: str) -> tuple[str, int]:
     return host.strip("[]") or LOOPBACK, int(port)
 
 
-def bind_metrics(wanted: str) -> Listener:
-    """Return a listener on the address of the metrics; raise ConfigError if it cannot be bound."""
+def bind_metrics(wanted: str) -> socket.socket:
+    """Return a socket on the address of the metrics; raise ConfigError if it cannot be bound."""
     return _bound(*metrics_address(wanted), f"--metrics-port {wanted}")
 
 
-def _bound(host: str, port: int, flags: str, if_in_use: str = "") -> Listener:
+def _bound(host: str, port: int, flags: str, if_in_use: str = "") -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         sock = socket.create_server((host, port), family=family, backlog=BACKLOG)
@@ -42,7 +42,7 @@ def _bound(host: str, port: int, flags: str, if_in_use: str = "") -> Listener:
     # Connections inherit this option. asyncio sets it only on sockets made with an explicit
     # protocol. Without it, an answer of more than one packet may wait 40 ms for an ACK.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return Listener(fileno=sock.detach())
+    return sock
 
 
 def address_of(sock: socket.socket) -> str:

@@ -1,9 +1,10 @@
 """The counts of scoring requests in flight and of their bytes, and the refusals that follow."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gpuscore.config import ServerConfig
+from gpuscore.engine.admission import Backlog
 from gpuscore.errors import Overloaded
 from gpuscore.server.service import ScoringService
 
@@ -60,7 +61,7 @@ class Admission:
             tokens = sum(backlog.tokens for backlog in backlogs)
             return Overloaded(
                 f"{self.requests} requests with {tokens} tokens are in flight",
-                retry_after=self._retry_after(),
+                retry_after=_retry_after(backlogs),
             )
         if self._tenants[tenant] >= self._config.max_inflight_per_key:
             return Overloaded(
@@ -110,10 +111,10 @@ class Admission:
         return Overloaded(
             f"{self.requests} requests with bodies and answers of {others} bytes are in flight, "
             f"the limit is {limit} bytes",
-            retry_after=self._retry_after(),
+            retry_after=_retry_after(self._service.models.backlogs),
         )
 
-    def _retry_after(self) -> int:
-        """Return whole seconds until one of the models may have time."""
-        backlogs = self._service.models.backlogs
-        return min((backlog.retry_after for backlog in backlogs), default=1)
+
+def _retry_after(backlogs: Sequence[Backlog]) -> int:
+    """Return whole seconds until one of the models may have time."""
+    return min((backlog.retry_after for backlog in backlogs), default=1)

@@ -36,15 +36,23 @@ def warn_of_limit(connections: int) -> None:
         )
 
 
+_logged = 0.0  # when an error of `accept` was logged
+
+
 def log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log an error of the event loop; errors of `accept`, which may be many, take one line each."""
+    """Log an error of the event loop; errors of `accept`, which may be many, at most one a second.
+
+    asyncio accepts nothing for a second after such an error.
+    """
+    global _logged
     error = context.get("exception")
     if not isinstance(error, OSError) or error.errno not in EXHAUSTED or "socket" not in context:
         loop.default_exception_handler(context)
-        return
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    logger.error(
-        "no connection can be accepted for a second: %s; this process may have %d descriptors",
-        error.strerror,
-        soft,
-    )
+    elif loop.time() - _logged > 0.5:
+        _logged = loop.time()
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        logger.error(
+            "no connection can be accepted for a second: %s; this process may have %d descriptors",
+            error.strerror,
+            soft,
+        )

@@ -32,7 +32,7 @@ from gpuscore.errors import (
 from gpuscore.server.http.admission import Admission, Visit
 from gpuscore.server.http.aliases import read_aliases
 from gpuscore.server.http.auth import NO_KEY, ApiKeys
-from gpuscore.server.http.headers import Hosts, read_origins
+from gpuscore.server.http.headers import Hosts, read_origins, with_origins
 from gpuscore.server.http.rounds import Rounds, in_time
 from gpuscore.server.observe.operations import Operations, server_timing
 from gpuscore.server.pacer import Pacer
@@ -88,7 +88,8 @@ class Gate:
         self.routes = {route.path: route for route in app.routes if isinstance(route, Route)}
         self._app, self._service, self._config, self._keys = app, service, config, keys
         self._operations, self._hosts, self._open = operations, hosts, frozenset(open_paths)
-        self._aliases, self._origins = read_aliases(config), read_origins(config)
+        self._aliases = read_aliases(config)
+        self._inner = with_origins(self._checked, read_origins(config))
         age: Callable[[], float] = (lambda: 0.0) if rounds is None else (lambda: rounds.age)
         self.admission = Admission(service, config, age)
         self.starts = Pacer((lambda: STARTS) if rounds is None else partial(rounds.pieces, STARTS))
@@ -101,6 +102,15 @@ class Gate:
         send = self._marked(scope, record, send)
         self._operations.running += 1
         try:
+            await self._inner(scope, receive, send)
+        finally:
+            self._operations.running -= 1
+            self._operations.finish(record, scope["headers"])
+
+    async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check the head, answer, and turn errors into answers."""
+        record = record_of(scope)
+        try:
             if _CHECKED not in scope["state"]:
                 self._check(scope)
             await self._answer(scope, record, receive, send)
@@ -111,13 +121,13 @@ class Gate:
         except Exception:
             logger.exception("unhandled error in request %s", record.request_id)
             await self._send_error(scope, record, InternalError("internal error"), send)
-        finally:
-            self._operations.running -= 1
-            self._operations.finish(record, scope["headers"])
 
     def refusal(self, scope: Scope) -> Answer | None:
         """Check a head, which `__call__` then does not; return the answer if it is refused, after
-        which the request is over."""
+        which the request is over. With origins, `__call__` checks it: its answers have more fields.
+        """
+        if self._config.cors_origin is not None:
+            return None
         try:
             self._check(scope)
         except GpuscoreError as error:
@@ -144,8 +154,6 @@ class Gate:
         route = self.routes.get(path)
         record.route = UNMATCHED if route is None else path
         self._check_fields(record, headers)
-        if self._origins.is_preflight(scope):
-            return
         tenant = self._keys.tenant(headers)
         if tenant is None and path not in self._open:
             raise InvalidApiKey("a valid API key is required: Authorization: Bearer KEY")
@@ -181,9 +189,6 @@ class Gate:
     async def _answer(
         self, scope: Scope, record: RequestRecord, receive: Receive, send: Send
     ) -> None:
-        if self._origins.is_preflight(scope):
-            await self._origins.preflight(scope)(scope, receive, send)
-            return
         route = self.routes[scope["path"]]
         if scope["path"] not in DIALECT_OF:
             await route.app({**scope, "method": _method(scope)}, receive, send)
@@ -213,7 +218,7 @@ class Gate:
             late = RequestTimeout(f"the body was not complete after {seconds:g} seconds")
             message: Message = await in_time(receive(), end, late)
             if BROKEN in scope["state"]:
-                raise scope["state"][BROKEN]
+                raise scope["state"].pop(BROKEN)
             size = len(message.get("body", b""))
             record.bytes_in += size
             self._count(visit, size)
@@ -265,7 +270,7 @@ class Gate:
             marks.append((b"server-timing", server_timing(record).encode()))
         if self._service.draining or status in _CLOSING:  # the next request goes to another server
             marks.append(_CLOSE)
-        return marks + self._origins.fields(scope["headers"])
+        return marks
 
     async def _send_error(
         self, scope: Scope, record: RequestRecord, error: GpuscoreError, send: Send

@@ -4,19 +4,15 @@ A web page can make its own name point to the reader's machine (DNS rebinding). 
 lets it read a server on loopback, which without keys trusts everybody there. But the request names
 the page's host, so such a server answers only to names that always mean loopback.
 
-Pages of other origins may read no answer by default (CORS). With origins, preflights, which carry
-no key, are answered, and every answer has the fields that let the page read it: otherwise a browser
-would hide a 429 from the page that asked.
+Pages of other origins may read no answer by default (CORS).
 """
 
 import ipaddress
 import re
 
-from starlette.datastructures import Headers as StarletteHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError, InvalidRequest
@@ -115,54 +111,27 @@ def _known(host: str, names: frozenset[str]) -> bool:
     return is_loopback(name.strip("[]"))
 
 
-class Origins:
-    """The allowed origins; Starlette's middleware knows the fields of the answers."""
-
-    def __init__(self, allowed: tuple[str, ...]) -> None:
-        self._allowed = allowed
-        self._cors = CORSMiddleware(
-            _nothing,
-            allow_origins=allowed,
-            allow_methods=METHODS,
-            allow_headers=REQUEST_FIELDS,
-        )
-        exposed = ", ".join(ANSWER_FIELDS).encode()
-        self._exposed = (b"access-control-expose-headers", exposed)
-
-    def is_preflight(self, scope: Scope) -> bool:
-        if not self._allowed or scope["method"] != "OPTIONS":
-            return False
-        return {b"origin", b"access-control-request-method"} <= {n for n, _ in scope["headers"]}
-
-    def preflight(self, scope: Scope) -> Response:
-        """Return the answer to a preflight, but for what `fields` adds to every answer."""
-        response = self._cors.preflight_response(StarletteHeaders(scope=scope))
-        del response.headers["access-control-allow-origin"], response.headers["vary"]
-        return response
-
-    def fields(self, request: Headers) -> list[tuple[bytes, bytes]]:
-        """Return the fields that let a page of an allowed origin read the answer to this head."""
-        if not self._allowed:
-            return []
-        origin = next((value for name, value in request if name == b"origin"), None)
-        if origin is None or not self._cors.is_allowed_origin(origin.decode("latin-1")):
-            return [(b"vary", b"Origin")]
-        shown = ANY.encode() if ANY in self._allowed else origin
-        return [(b"access-control-allow-origin", shown), self._exposed, (b"vary", b"Origin")]
-
-
-async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
-    """Stand for the application behind Starlette's middleware, which is never called."""
-
-
-def read_origins(config: ServerConfig) -> Origins:
+def read_origins(config: ServerConfig) -> list[str]:
     """Return the configured origins; raise ConfigError for an origin that no browser sends."""
     listed = [] if config.cors_origin is None else config.cors_origin.split(",")
-    allowed = tuple(origin.strip() for origin in listed)
+    allowed = [origin.strip() for origin in listed]
     for origin in allowed:
         if origin != ANY and not _ORIGIN.fullmatch(origin):
             raise ConfigError(
                 f"--cors-origin {config.cors_origin}: an origin is scheme://host or "
                 "scheme://host:port in lower case, without a path, or *"
             )
-    return Origins(allowed)
+    return allowed
+
+
+def with_origins(app: ASGIApp, allowed: list[str]) -> ASGIApp:
+    """Return the application for pages of these origins; itself if there are none."""
+    if not allowed:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=allowed,
+        allow_methods=METHODS,
+        allow_headers=REQUEST_FIELDS,
+        expose_headers=ANSWER_FIELDS,
+    )

@@ -8,7 +8,7 @@ next request stays unparsed until this one is answered.
 """
 
 import asyncio
-import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -30,8 +30,7 @@ from gpuscore.server.http.heads import END, body_length, check_beginning, invali
 from gpuscore.server.http.outlet import Flow, Outlet
 from gpuscore.server.pacer import Pacer
 
-logger = logging.getLogger(__name__)
-
+NEVER = float("inf")
 LINGER = 2.0  # seconds for a client that still sends after its last answer
 SMALL_BODY = 2**16  # bytes; after a refusal, a larger body is not read: the connection is closed
 # A connection parses at most this many heads and parts of bodies at once; then others get their
@@ -53,12 +52,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     Later bytes wait here, at most one read of them; the others stay with the client. The deadline
     of a head runs from the connection's opening, or from a later request's first byte.
-
-    Args:
-        gate: the application, which also refuses requests by their heads.
-        settings: the limits.
-        turns: the connections' turns to parse.
-        most: open connections of the server.
+    `turns` are the connections' turns to parse; the server has at most `most` connections.
     """
 
     def __init__(
@@ -79,6 +73,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._blank = 0  # bytes of empty lines before a head
         self._searched = 0  # bytes of a head that has no end yet
         self._in_head = self._ended = False  # llhttp parses a head; it has ended a message
+        self._heads = 0  # that llhttp has parsed
         self._in_body = False  # a body has not ended
         self._broken = False  # what arrives is not parsed any more
         self._left: int | None = None  # bytes of the body; None: it is in chunks
@@ -87,7 +82,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._needs = True  # more bytes are needed to go on
         self._queued = False  # in `_turns`
         self._until_close = False  # the answer ends where the connection ends
-        self._state = WORK
+        self._state, self._end = WORK, NEVER
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._begun = False  # the task has begun
@@ -106,7 +101,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         outlet = Outlet(self.loop, transport, seconds, lambda: self._in_body or self._broken)
         self.transport = self._outlet = outlet  # type: ignore[assignment]  # of what uvicorn calls
         self.flow = Flow(transport, self.wake)
-        self._await(HEAD, self._settings.client_timeout)
+        self._await(HEAD, seconds)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return _READ
@@ -123,7 +118,8 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             return
         self.connections.discard(self)
         self._outlet.stop()
-        self._await(WORK)
+        if self._timer is not None:
+            self._timer.cancel()
         self._data.clear()
         if self._busy:
             self.cycle.disconnected = True
@@ -145,10 +141,14 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:  # otherwise it is a trailer field, and those are dropped
-            super().on_header(name, value.strip(b" \t"))
+            name, value = name.lower(), value.strip(b" \t")
+            if name == b"expect" and value.lower() == b"100-continue":
+                self.expect_100_continue = True
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._heads += 1
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -164,8 +164,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     # From bytes to requests.
 
     @property
-    def _busy(self) -> bool:
-        """True while a request is not answered."""
+    def _busy(self) -> bool:  # a request is not answered
         return self.cycle is not None and not self.cycle.response_complete
 
     @property
@@ -213,12 +212,11 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def _await_client(self) -> None:
         """Set the deadline of what must arrive next, if it is not running."""
-        if self._in_body:
-            state, seconds = REST, self._settings.client_timeout
-        elif self._data or self._blank:
-            state, seconds = HEAD, self._settings.client_timeout
-        else:
-            state, seconds = IDLE, self._settings.keep_alive_timeout
+        state, seconds = REST, self._settings.client_timeout
+        if not self._in_body:
+            state = HEAD if self._data or self._blank else IDLE
+        if state == IDLE:
+            seconds = self._settings.keep_alive_timeout
         if self._state != state:
             self._await(state, seconds)
 
@@ -236,13 +234,9 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             check_beginning(data, self._searched)
             self._searched = max(0, len(data) - len(END) + 1)
             return False
-        head = readable(bytes(memoryview(data)[: end + len(END)]))
-        del data[: end + len(END)]
         self._blank = self._searched = 0
-        before, self._around = self.cycle, size
-        self._feed(head)
-        if self._in_head or self.cycle is before:
-            raise invalid()
+        self._around = size
+        self._feed(end + len(END), 1, readable)
         self._left = body_length(self.headers, self.scope["http_version"])
         if self._ended != (self._left == 0):  # llhttp sees another end than we do
             raise invalid()
@@ -272,26 +266,25 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def _parse_body(self) -> bool:
         """Parse a part of a body; return False if more bytes are needed."""
-        size = len(self._data) if self._left is None else min(self._left, len(self._data))
-        if self._left is None:
-            end = self._data.find(END)
-            # The last bytes stay if they may be the beginning of an END.
-            held = next(n for n in (3, 2, 1, 0) if self._data.endswith(END[:n]))
-            size = len(self._data) - held if end < 0 else end + len(END)
-            if size > MANY and self._data.count(b"\n", 0, size) > LINES:
-                size = MANY
-            if size <= 0:
+        data, left = self._data, self._left
+        if left is None:
+            end = data.find(END)
+            size = len(data) if end < 0 else end + len(END)
+            if size > MANY and data.count(b"\n", 0, size) > LINES:
+                size, end = MANY, -1
+            if end < 0:  # the last bytes stay if they may be the beginning of an END
+                size -= next(n for n in (3, 2, 1, 0) if data.endswith(END[:n], 0, size))
+            if not size:
                 return False
         else:
-            self._left -= size
-        part = bytes(memoryview(self._data)[:size])
-        del self._data[:size]
+            size = min(left, len(data))
+            self._left = left = left - size
         self._around += size
-        self._feed(part)
-        if self._in_head or (self._left is not None and self._ended != (self._left == 0)):
+        self._feed(size, 0)
+        if left is not None and self._ended != (left == 0):
             raise invalid()  # llhttp sees another end than we do
         most = self._settings.max_header_bytes
-        if self._left is None and self._around > most:
+        if left is None and self._around > most:
             raise HeaderTooLarge(f"head, chunk extensions and trailer fields are over {most} bytes")
         self._in_body = not self._ended
         if self._busy:
@@ -300,16 +293,22 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             self._drop(size)
         return True
 
-    def _feed(self, data: bytes) -> None:
+    def _feed(self, size: int, heads: int, checked: Callable[[bytes], bytes] = bytes) -> None:
+        """Have llhttp parse so many bytes; raise InvalidRequest if it finds other heads in them."""
+        part = checked(bytes(memoryview(self._data)[:size]))
+        del self._data[:size]
+        before = self._heads
         try:
-            self.parser.feed_data(data)
+            self.parser.feed_data(part)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             raise invalid() from None
+        if self._in_head or self._heads - before != heads:
+            raise invalid()
 
     # From answers to bytes.
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: object) -> None:
-        """Do nothing: `_begin` starts the request after llhttp has parsed the whole head."""
+        """Leave it to `_begin`, once llhttp has parsed the whole head."""
 
     async def _run(self, cycle: RequestResponseCycle) -> None:
         """Run the application; it is cancelled if the client leaves."""
@@ -347,12 +346,13 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def _fail(self, error: GpuscoreError) -> None:
         """End the connection after an error of its bytes, with an answer if one is due."""
-        self._broken = True
+        self._broken = self._needs = True
         self._data.clear()
-        self._needs = True
+        self._spare = SMALL_BODY
         if self._in_body and self._busy:
             self.cycle.keep_alive = self.cycle.more_body = False
-            cast(Scope, self.cycle.scope)["state"][BROKEN] = error
+            # Without its traceback, whose frames hold the bytes and this connection.
+            cast(Scope, self.cycle.scope)["state"][BROKEN] = error.with_traceback(None)
             self.cycle.message_event.set()
         elif self._in_body:
             self._outlet.close()
@@ -377,21 +377,22 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         """Count bytes that are read for nothing, and read no more if they are too many."""
         self._spare -= size
         if self._spare < 0:
-            self._socket.pause_reading()
-            self._outlet.close()
+            self._socket.close()
 
-    def _await(self, state: str, seconds: float = 0.0) -> None:
-        """Wait for so many seconds at most."""
-        self._state = state
-        if self._timer is not None:
+    def _await(self, state: str, seconds: float = NEVER) -> None:
+        """Wait for so many seconds at most; a timer that fires too early is then set again."""
+        self._state, self._end = state, self.loop.time() + seconds
+        if self._timer is not None and self._timer.when() > self._end:
             self._timer.cancel()
             self._timer = None
-        if seconds:
-            self._timer = self.loop.call_later(seconds, self._late)
+        if self._timer is None and self._end < NEVER:
+            self._timer = self.loop.call_at(self._end, self._late)
 
     def _late(self) -> None:
-        seconds = self._settings.client_timeout
-        if self._state == HEAD:
+        self._timer, seconds = None, self._settings.client_timeout
+        if self.loop.time() < self._end:
+            self._await(self._state, self._end - self.loop.time())
+        elif self._state == HEAD:
             late = f"the request head was not complete after {seconds:g} seconds"
             self._fail(RequestTimeout(late))
             self._settle()

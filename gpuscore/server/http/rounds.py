@@ -1,24 +1,20 @@
 """Rounds of the event loop.
 
 A round handles the events that were ready when it began. Later events wait for the next round, so
-the length of a round is the delay of the server. A late round accepts fewer connections.
+the length of a round is the delay of the server.
 """
 
 import asyncio
 import selectors
-import socket
 from collections.abc import Awaitable
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from gpuscore.errors import GpuscoreError
-from gpuscore.server.http.descriptors import EXHAUSTED, log_error
+from gpuscore.server.http.descriptors import log_error
 
 ResultT = TypeVar("ResultT")
 
-ACCEPTS = 128  # connections accepted per round; the others wait in the kernel
-FEW = 64  # connections accepted in a late round: enough that a refusal still comes soon
-LATE = 0.5  # seconds; the age of a late round
 # Seconds of a round's length that allow one piece of work in the next round. A piece, the start or
 # the end of a request, takes about half a millisecond. Starts and ends are counted separately, so
 # work gets about half of the time, however many sockets must be read and refused. If work got much
@@ -85,33 +81,3 @@ async def in_time(work: Awaitable[ResultT], deadline: float, late: GpuscoreError
         raise  # not cancelled by this timer
     finally:
         timer.cancel()
-
-
-class Listener(socket.socket):
-    """A listening socket that reports nothing to accept once a round has accepted enough.
-
-    asyncio accepts up to its whole backlog in one go, and looks again in the next round. If the
-    process has no descriptors left, each further attempt would be logged as an error; so the first
-    one ends the round's attempts, and asyncio looks again a second later.
-    """
-
-    _rounds: Rounds
-    _round = -1
-    _accepted = 0
-
-    def count_in(self, rounds: Rounds) -> None:
-        """Count the connections of each round of this loop; call it before the first connection."""
-        self._rounds = rounds
-
-    def accept(self) -> tuple[socket.socket, Any]:
-        if self._round != self._rounds.number:
-            self._round, self._accepted = self._rounds.number, 0
-        if self._accepted >= (FEW if self._rounds.age > LATE else ACCEPTS):
-            raise BlockingIOError
-        self._accepted += 1
-        try:
-            return super().accept()
-        except OSError as error:
-            if error.errno in EXHAUSTED:
-                self._accepted = ACCEPTS
-            raise
