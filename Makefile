@@ -171,7 +171,7 @@ test-web: setup $(TOOLS_VENV)/.installed
 	  $(TOOLS_VENV)/bin/pytest -c tests_web/pytest.ini $(or $(ARGS),tests_web)
 
 # Ray on two local nodes, each with processes of its own, without network; six minutes. One
-# file: make test-ray ARGS=tests_ray/test_cluster.py
+# file: make test-ray ARGS=tests_ray/test_answers.py
 RAY_VENV := .venv-ray
 
 $(RAY_VENV)/.installed: pyproject.toml tests_ray/requirements.txt

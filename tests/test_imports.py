@@ -152,7 +152,7 @@ def test_imports_go_one_way():
         ("gpuscore.measure.gates", "import torch"),
         ("gpuscore.client", "from gpuscore.dialects.score import ScoreAnswer"),
         ("gpuscore.measure.oracle", "from gpuscore.offline.scorer import Scorer"),
-        ("gpuscore.ray.host", "import torch"),
+        ("gpuscore.ray.engine", "import torch"),
         ("gpuscore.server.run", "import ray"),
         ("gpuscore.commands.bulk.inputs", "import pyarrow"),
         ("gpuscore.commands.bulk.job", "from gpuscore.processes.worker.client import EngineClient"),

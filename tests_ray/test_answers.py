@@ -16,7 +16,7 @@ from ray import serve
 from applications import ARGUMENTS, Server, wait_until
 from gpuscore import Scorer
 from gpuscore.processes.worker.wire import Failure, Result, Score, decoder, encode
-from gpuscore.ray.host import Facts, model_of
+from gpuscore.ray.engine import Facts
 from gpuscore.types.request import ScoreRequest
 
 LABELS = ["yes", "no"]
@@ -181,7 +181,7 @@ def test_a_request_made_for_another_model_is_not_computed(server: Server) -> Non
     decode: Callable[[bytes], Result | Failure] = decoder(Result | Failure)
     outcomes = [
         decode(handle.score.remote(frame, model, replica=facts.state.replica).result())
-        for model in (model_of(facts.limits), "another")
+        for model in (str(facts.limits.model), "another")
     ]
     assert isinstance(outcomes[0], Result)
     assert isinstance(outcomes[1], Failure)

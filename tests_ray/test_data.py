@@ -89,19 +89,6 @@ def test_a_bad_row_ends_no_job(cluster: Cluster, tmp_path: Any) -> None:
             assert list(row["scores"]) == pytest.approx(scores, abs=1e-5)
 
 
-def test_a_column_is_not_replaced(cluster: Cluster) -> None:
-    rows = ray.data.from_items([{"query": "a", "item": "b", "scores": 1}])
-    step = rows.map_batches(
-        ScoreBatches,
-        fn_constructor_kwargs=QUICK,
-        batch_size=64,
-        num_cpus=1,
-        compute=ray.data.ActorPoolStrategy(size=1),
-    )
-    with pytest.raises(Exception, match="the rows have a column scores already"):
-        step.take_all()
-
-
 @pytest.fixture
 def two(cluster: Cluster) -> Iterator[list[Any]]:
     """Two more nodes, with room for one engine each."""

@@ -12,7 +12,6 @@ from ray.serve.schema import ServeDeploySchema
 from gpuscore.config.sources import OPTIONS
 from gpuscore.errors import ConfigError
 from gpuscore.ray import app
-from gpuscore.ray.application import ENGINE, HTTP
 from gpuscore.ray.settings import RAYS, read_arguments
 
 DEPLOY = Path(__file__).parents[1] / "deploy/ray"
@@ -51,7 +50,7 @@ def test_the_serve_config_is_one_that_ray_and_the_application_take() -> None:
     (application,) = config.applications
     assert application.import_path == f"{app.__module__.rpartition('.')[0]}:app"
     names = {deployment.name for deployment in application.deployments}
-    assert names <= {ENGINE, HTTP}
+    assert names <= {"engine", "http"}
     app(application.args)
 
 
@@ -62,7 +61,7 @@ def test_the_manifest_holds_the_same_application() -> None:
     cluster = service["spec"]["rayClusterConfig"]
     (workers,) = cluster["workerGroupSpecs"]
     (application,) = own["applications"]
-    (engine,) = (each for each in application["deployments"] if each["name"] == ENGINE)
+    (engine,) = (each for each in application["deployments"] if each["name"] == "engine")
     assert workers["maxReplicas"] == engine["autoscaling_config"]["max_replicas"]
     (container,) = workers["template"]["spec"]["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"

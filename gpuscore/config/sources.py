@@ -101,7 +101,7 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, Set
         if variable == API_KEY_VARIABLE:
             continue
         if variable not in known:
-            hint = _closest(variable, (*known, API_KEY_VARIABLE))
+            hint = closest(variable, (*known, API_KEY_VARIABLE))
             raise ConfigError(f"there is no environment variable {variable}{hint}")
         if text:
             item, source = known[variable], f"environment {variable}"
@@ -122,7 +122,7 @@ def _from_file(path: str) -> dict[str, Setting]:
                 "such as port = 8000"
             )
         if key not in OPTIONS:
-            raise ConfigError(f"{path}: there is no key {shown(key)}{_closest(key, OPTIONS)}")
+            raise ConfigError(f"{path}: there is no key {shown(key)}{closest(key, OPTIONS)}")
         item = OPTIONS[key]
         values[key] = _setting(item, item.read(value), f"{path}: {key}", f"file {path}")
     return values
@@ -145,7 +145,7 @@ def _setting(item: Option, value: Any, place: str, source: str) -> Setting:
     return Setting(value, source)
 
 
-def _closest(name: str, known: Collection[str]) -> str:
+def closest(name: str, known: Collection[str]) -> str:
     """Return the end of an error about an unknown name, with the closest known name."""
     folded = {_fold(known_name): known_name for known_name in known}
     close = difflib.get_close_matches(_fold(name), folded, n=1)

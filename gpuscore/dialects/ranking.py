@@ -139,14 +139,13 @@ def prepare_ranking(
     """
     prompts = model.prompts.reranker
     given = replace(body.input, fit=True) if cut else body.input
-    if body.fields.on_error != "null":
-        built = prompts.build(given)
-        return PreparedBody.of(built.request, (prompts, built.truncated))
-    model.prompts.builder.check_count(body.input.name, body.num_items)
-    errors = body.errors()
-    rest = prompts.build_rest(given, errors)
-    request, truncated = (None, ()) if rest is None else (rest.request, rest.truncated)
-    return PreparedBody.of(request, (prompts, truncated), errors.listed())
+    errors = None
+    if body.fields.on_error == "null":
+        model.prompts.builder.check_count(body.input.name, body.num_items)
+        errors = body.errors()
+    built = prompts.build(given, errors)
+    failed = None if errors is None else errors.listed()
+    return PreparedBody.of(built.request, (prompts, built.truncated), failed)
 
 
 def ranking_of(scored: Scored[CheckedRanking[Any]]) -> DocumentScores:

@@ -112,13 +112,12 @@ def prepare_score(model: LoadedModel, body: CheckedScore | CheckedPairs) -> Prep
     """Build the engine's request; raise GpuscoreError if it is invalid."""
     if isinstance(body, CheckedRanking):
         return prepare_ranking(model, body)
-    labels = model.default_labels
-    if body.fields.on_error != "null":
-        return PreparedBody.of(model.prompts.builder.build(body.input, labels))
-    model.prompts.builder.check_count("items", body.num_items)
-    errors = body.errors()
-    request = model.prompts.builder.build_rest(body.input, errors, labels)
-    return PreparedBody.of(request, errors=errors.listed())
+    builder, errors = model.prompts.builder, None
+    if body.fields.on_error == "null":
+        builder.check_count("items", body.num_items)
+        errors = body.errors()
+    request = builder.build(body.input, errors, model.default_labels)
+    return PreparedBody.of(request, errors=None if errors is None else errors.listed())
 
 
 def _is_small(body: CheckedScore | CheckedPairs) -> bool:

@@ -211,6 +211,7 @@ class BenchRun:
         The rate is doubled from a quarter of the capacity, then the interval is halved.
         """
         rate, held, lost = self._capacity(timed) / 4, 0.0, 0.0
+        least = rate / 16
         best: tuple[Way, Shot] | None = None
         for _ in range(2 * STEPS):
             seconds = max(SEARCH_SECONDS * self.options.scale, FEWEST_ARRIVALS / rate)
@@ -222,10 +223,10 @@ class BenchRun:
             self._say(f"{timed.target.about.name}: {way.name}: p99 {p99:.1f} ms, {said}")
             held, lost = (rate, lost) if holds else (held, rate)
             best = (way, shot) if holds else best
-            if lost and lost < 1.1 * held:
+            if lost and (lost < 1.1 * held or rate < least):
                 break
             rate = 2 * rate if not lost else (held + lost) / 2
         if best is None:
-            raise ValueError(f"no rate down to {rate:.2f}/s has a p99 of at most {limit:g} ms")
+            raise ValueError(f"no rate down to {lost:.2f}/s has a p99 of at most {limit:g} ms")
         name = f"highest with p99 <= {limit:g} ms: {best[0].rate:g}/s"
         return replace(timed, way=replace(best[0], name=name), shots=[best[1]], done=True)

@@ -153,7 +153,7 @@ def _score_call(
         need_lse=options["logprobs"] or not softmax,
     )
     builder = prompts.builder
-    request = builder.build(wanted) if errors is None else builder.build_rest(wanted, errors)
+    request = builder.build(wanted, errors)
     failed = errors.listed() if errors else ()
     if options["logits"] and request is not None and request.trie is not None:
         raise InvalidRequest("labels of several tokens have no logits", param="logits")
@@ -250,15 +250,13 @@ def _family_call(
     family = prompts.reranker
     most, fit = options["max_tokens_per_doc"], options["truncate"]
     inputs = RerankInput(query, documents, options["instruction"], most, fit, name=name)
-    errors = ItemErrors()
-    if check_on_error(options["on_error"]):
-        built = family.build_rest(inputs, errors)
-    else:
+    errors = ItemErrors() if check_on_error(options["on_error"]) else None
+    if errors is None:
         if isinstance(query, list):
             checked_texts(query, name, None)
         checked_texts(documents, name, None)
-        built = family.build(inputs)
-    failed, request = errors.listed(), None if built is None else built.request
+    built = family.build(inputs, errors)
+    failed, request = errors.listed() if errors else (), built.request
 
     def finish(result: ScoreResult | None) -> PairScores:
         scores = None if result is None else family.raw_scores(result)
@@ -266,7 +264,7 @@ def _family_call(
             scores = family.family.relevance(scores)
         return PairScores(
             scores=column(scores, failed, len(documents)),
-            truncated=_flags(() if built is None else built.truncated, len(documents)),
+            truncated=_flags(built.truncated, len(documents)),
             **_usage(request, result),
             errors=failed,
         )

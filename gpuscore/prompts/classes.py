@@ -58,6 +58,7 @@ def build_classes(
     family, builder, head = prompts.family, prompts.builder, prompts.head
     if family is not None and not family.family.ranks and named is None:
         built = family.build(inputs)
+        assert built.request is not None  # noqa: S101  (an error of a text is raised)
         return built.request, Classes(list(family.family.classes), "softmax", built.truncated)
     for name, value in (
         ("query", inputs.query),

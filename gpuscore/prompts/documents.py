@@ -57,30 +57,20 @@ class FamilyPrompts:
         if family.answering_parts:
             self._answering = DocumentTemplate(family.answering_parts, family.answering_strip)
 
-    def build(self, inputs: RerankInput) -> Rerank:
-        """Return the request for these documents. Long texts take seconds.
+    def build(self, inputs: RerankInput, errors: ItemErrors | None = None) -> Rerank:
+        """Return the request for the documents without errors. Long texts take seconds.
 
         Args:
             inputs: the texts.
+            errors: gets the error of each document that cannot be scored, or whose query cannot;
+                documents that have errors already are not read. None: the first error is raised.
 
         Raises:
             GpuscoreError: as `PromptBuilder.build`, and InvalidRequest for an instruction or a
                 query that the family's prompt has no field for.
         """
-        return self._build(inputs, None)
-
-    def build_rest(self, inputs: RerankInput, errors: ItemErrors) -> Rerank | None:
-        """Return the request that `build` makes of the documents without errors, if there are any.
-
-        Args:
-            inputs: the texts.
-            errors: gets the error of each document that cannot be scored, or whose query cannot;
-                documents that have errors already are not read.
-
-        Raises:
-            GpuscoreError: as `build`, for errors of the whole request: a query of all documents
-                that is too long by itself is one.
-        """
+        if errors is None:
+            return self._build(inputs, None)
         inputs = inputs.checked(errors)
         try:
             return self._build(inputs, errors)
@@ -88,7 +78,7 @@ class FamilyPrompts:
             rest = inputs.without(errors)
         if not rest.documents:
             self._check_query(inputs)
-            return None
+            return Rerank(None, ())
         built = self._build(rest, None)
         places = errors.rest(range(len(inputs.documents)))
         return replace(built, truncated=tuple(places[index] for index in built.truncated))

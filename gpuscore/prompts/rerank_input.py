@@ -82,9 +82,12 @@ class RerankInput:
 
 @dataclass(frozen=True, slots=True)
 class Rerank:
-    """A request to the engine, with the indices of the documents that were cut."""
+    """A request to the engine, with the indices of the documents that were cut.
 
-    request: ScoreRequest
+    The request is None if every document has an error.
+    """
+
+    request: ScoreRequest | None
     truncated: tuple[int, ...]
 
 

@@ -4,7 +4,6 @@ How many replicas each has, how they scale and what they reserve is set in Ray's
 `deployments` of the Serve config, by the names `engine` and `http`.
 """
 
-import logging
 from typing import Any
 
 import ray
@@ -12,13 +11,11 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
-from gpuscore import __version__
-from gpuscore.ray.host import EngineHost
+from gpuscore.ray.engine import EngineHost
 from gpuscore.ray.ingress import Ingress
 from gpuscore.ray.router import NamedFirst
 from gpuscore.ray.settings import read_arguments
 
-ENGINE, HTTP = "engine", "http"
 ONGOING = 64  # requests that an engine has at a time; further ones wait for it
 PROBES = 64  # requests beside the scoring ones that an ingress takes at a time
 
@@ -33,12 +30,11 @@ def app(arguments: dict[str, Any]) -> Application:
         ConfigError: an argument is unknown, has no meaning here, or has an invalid value.
     """
     settings = read_arguments(arguments)
-    logging.getLogger("ray.serve").info("gpuscore %s with %s", __version__, arguments)
     on_gpu = settings.model.device != "cpu" and ray.is_initialized()
     gpus = 1 if on_gpu and ray.cluster_resources().get("GPU", 0) else 0
     engines = serve.deployment(
         EngineHost,
-        name=ENGINE,
+        name="engine",
         ray_actor_options={"num_cpus": 1, "num_gpus": gpus},
         max_ongoing_requests=ONGOING,
         request_router_config=RequestRouterConfig(
@@ -48,7 +44,7 @@ def app(arguments: dict[str, Any]) -> Application:
     )
     ingress = serve.deployment(
         Ingress,
-        name=HTTP,
+        name="http",
         max_ongoing_requests=settings.engine.max_queued_requests + PROBES,
         graceful_shutdown_timeout_s=settings.server.drain_seconds,
     )

@@ -9,17 +9,8 @@ from numpy.typing import NDArray
 
 from gpuscore.errors import InvalidRequest
 from gpuscore.offline.scorer import Scorer
+from gpuscore.types import results
 from gpuscore.types.call_arguments import listed
-from gpuscore.types.results import (
-    OF_ITEMS,
-    ItemError,
-    ItemErrors,
-    OnError,
-    PairScores,
-    Scores,
-    check_on_error,
-    checked_texts,
-)
 
 # A batch as Ray Data passes it with batch_format="numpy".
 Columns = dict[str, NDArray[Any]]
@@ -29,13 +20,6 @@ QUERIES = 32  # whose rows are in the engine at a time
 class ScoreBatches:
     """A callable class for `map_batches`: adds the column `scores` to rows with the texts `query`
     and `item`, with one engine for each actor.
-
-        ds.map_batches(
-            ScoreBatches,
-            fn_constructor_args=["Qwen/Qwen3-0.6B"],
-            fn_constructor_kwargs={"labels": ["yes", "no"], "on_error": "null"},
-            batch_size=1024, num_gpus=1, compute=ray.data.ActorPoolStrategy(size=8),
-        )
 
     Rows of a batch with the same query share its computation, so sort or group by it beforehand.
 
@@ -55,11 +39,13 @@ class ScoreBatches:
         *,
         labels: list[str] | None = None,
         apply_softmax: bool = False,
-        on_error: OnError = "fail",
+        on_error: results.OnError = "fail",
         **settings: Any,
     ) -> None:
-        self._fails, self._on_error = not check_on_error(on_error), on_error
-        self._labels, self._apply_softmax = labels, apply_softmax
+        self._fails, self._labels = not results.check_on_error(on_error), labels
+        self._options: Any = {"on_error": on_error}
+        if labels is not None:
+            self._options |= {"labels": labels, "apply_softmax": apply_softmax}
         # No actor knows what another one would measure.
         self._scorer = Scorer(model, **{"dtype": "checkpoint"} | settings)
 
@@ -74,9 +60,10 @@ class ScoreBatches:
         for name in names:
             if name in batch:
                 raise InvalidRequest(f"the rows have a column {name} already; rename it before")
-        errors = None if self._fails else ItemErrors()
+        errors = None if self._fails else results.ItemErrors()
         queries, items = (
-            checked_texts(listed(batch[name], name), name, errors) for name in ("query", "item")
+            results.checked_texts(listed(batch[name], name), name, errors)
+            for name in ("query", "item")
         )
         reasons = np.full(len(items), "", object)
         for error in errors.listed() if errors else ():
@@ -96,23 +83,21 @@ class ScoreBatches:
                     reasons[rows[error.index]] = _reason(error, f"{name}[{error.index}]", "the row")
         return batch | dict(zip(names, (scores, reasons), strict=False))
 
-    def _score(self, pairs: list[tuple[str, str]]) -> Scores | PairScores:
+    def _score(self, pairs: list[tuple[str, str]]) -> results.Scores | results.PairScores:
         if self._labels is None:
-            return self._scorer.score_pairs(pairs, on_error=self._on_error)
-        items = [item for _, item in pairs]
-        softmax, on_error = self._apply_softmax, self._on_error
+            return self._scorer.score_pairs(pairs, **self._options)
         try:
-            return self._scorer.score(
-                pairs[0][0], items, labels=self._labels, apply_softmax=softmax, on_error=on_error
-            )
-        except OF_ITEMS as error:
+            return self._scorer.score(pairs[0][0], [item for _, item in pairs], **self._options)
+        except results.OF_ITEMS as error:
             if self._fails or error.param != "query":  # such as of labels, which all rows share
                 raise
             # A query that is too long makes all its rows bad ones.
-            errors = tuple(ItemError(n, error.code, error.message) for n in range(len(items)))
-            return Scores(np.array(np.nan), None, None, 0, 0, errors=errors)
+            errors = tuple(
+                results.ItemError(n, error.code, error.message) for n in range(len(pairs))
+            )
+            return results.Scores(np.array(np.nan), None, None, 0, 0, errors=errors)
 
 
-def _reason(error: ItemError, place: str, shown: str) -> str:
+def _reason(error: results.ItemError, place: str, shown: str) -> str:
     """Return an error's text, with other words for the row's place in a list."""
     return f"{error.code}: {error.message.replace(place, shown, 1)}"

@@ -1,9 +1,5 @@
-"""The engines of the cluster, as the HTTP layer sees them: the server's own `Replicas`, whose
-engines are replicas of Ray's behind a handle.
-
-So a request goes where its query's beginning is cached, a long item list is divided, and a request
-whose replica is lost, or whose engine starts again, runs once more elsewhere.
-"""
+"""Both ends of the handle: the engine deployment, and its replicas as the HTTP layer sees them,
+which are the engines of the server's own `Replicas`."""
 
 import asyncio
 import logging
@@ -13,27 +9,23 @@ from contextvars import Context
 from dataclasses import replace
 from hashlib import blake2b
 from time import monotonic
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from msgspec import structs
+from ray import serve
 from ray.exceptions import RayError
+from ray.runtime_context import get_runtime_context
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from gpuscore.config import EngineConfig
-from gpuscore.errors import Unavailable
+from gpuscore.config import EngineConfig, ModelConfig
+from gpuscore.errors import GpuscoreError, Unavailable
+from gpuscore.models.hub import model_directory
 from gpuscore.processes.replicas.replicas import Replicas
+from gpuscore.processes.replicas.start import start_replicas
+from gpuscore.processes.worker import wire
 from gpuscore.processes.worker.client import RETRY_AFTER
-from gpuscore.processes.worker.wire import (
-    Failure,
-    ProtocolError,
-    Result,
-    Score,
-    check_result,
-    decoder,
-    encode,
-)
-from gpuscore.ray.host import Facts, model_of
+from gpuscore.ray.settings import AppSettings
 from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.stats import NO_STATS, ReplicaState
@@ -41,23 +33,91 @@ from gpuscore.types.stats import NO_STATS, ReplicaState
 logger = logging.getLogger(__name__)
 
 PLACES = 64  # replicas that one HTTP process sends to, at most
-POLL = 1.0  # seconds between two questions for the replicas' states
+POLL = 1.0  # seconds between two questions for the replicas' facts
 PATIENCE = 5.0  # seconds in which they must tell them
-Handle: TypeAlias = "DeploymentHandle[Any]"
-_answer: Callable[[bytes], Result | Failure] = decoder(Result | Failure)
-_facts: Callable[[bytes], Facts] = decoder(Facts)
+
+
+class Facts(wire.Message, frozen=True):
+    """A replica with its loaded model, and the settings that it started with."""
+
+    state: ReplicaState
+    limits: BackendLimits
+    about: str
+    model: ModelConfig
+    engine: EngineConfig
+
+
+class EngineHost:
+    """A replica of the engine deployment. The engine's process is supervised and started again as
+    `gpuscore serve` does it; Ray replaces the replica if the process cannot be kept running."""
+
+    async def __init__(self, settings: AppSettings) -> None:  # type: ignore[misc]  # Ray awaits it
+        self._settings = settings
+        self._name = serve.get_replica_context().replica_id.unique_id
+        await asyncio.to_thread(self._start)
+
+    def _start(self) -> None:
+        model = self._settings.model
+        directory = model_directory(model.model, model.revision)
+        model = model.unmeasured()  # no host knows what another one would measure
+        self._replicas = start_replicas(directory, model, self._settings.engine)
+        self._limits = self._replicas.wait_ready()
+
+    async def facts(self) -> bytes:
+        """Return the `Facts`, with the replica's name in Ray's own logs."""
+        (own,) = self._replicas.states()
+        state = replace(own, replica=self._name, device=get_runtime_context().get_node_id())
+        about, settings = self._replicas.wait_planned(), self._settings
+        return wire.encode(Facts(state, self._limits, about, settings.model, settings.engine))
+
+    async def score(self, frame: bytes, model: str, replica: str) -> bytes:
+        """Return the `Result` or `Failure` of a `Score`, whose deadline is the time that is left.
+
+        Cancelling the call drops work not launched yet.
+
+        Args:
+            model: the `BackendLimits.model` that the request was made for.
+            replica: the one that was wanted; `gpuscore.ray.router` reads it.
+        """
+        try:
+            if model != str(self._limits.model):
+                raise Unavailable("the engines change to another model", retry_after=1)
+            request = wire.check_request(_asked(frame).request, self._limits)
+            deadline = monotonic() + (request.deadline or 0.0)
+            (outcome,) = self._replicas.score_all([structs.replace(request, deadline=deadline)])
+            if isinstance(outcome, GpuscoreError):
+                raise outcome
+            return wire.encode(wire.Result(0, await asyncio.wrap_future(outcome)))
+        except (GpuscoreError, wire.ProtocolError) as error:
+            return wire.encode(wire.Failure.of(0, error))
+
+    def check_health(self) -> None:
+        """Raise EngineFailed once the engine's process cannot be kept running."""
+        (engine,) = self._replicas.engines
+        if engine.ended.done():
+            engine.ended.result()
+
+    async def __del__(self) -> None:
+        if hasattr(self, "_replicas"):
+            await asyncio.to_thread(self._replicas.close)
+
+
+Handle: TypeAlias = "DeploymentHandle[EngineHost]"
+_asked: Callable[[bytes], wire.Score] = wire.decoder(wire.Score)
+_answer: Callable[[bytes], wire.Result | wire.Failure] = wire.decoder(wire.Result | wire.Failure)
+_facts: Callable[[bytes], Facts] = wire.decoder(Facts)
 _NOBODY = ReplicaState("", "", False, NO_STATS)
 
 
-async def all_facts(handle: Handle) -> list[Facts] | None:
-    """Return the facts of all engines that answer; None if there is none, or one hangs."""
+async def all_facts(handle: Handle) -> list[Facts]:
+    """Return the facts of all engines that answer; nothing if there is none, or one hangs."""
     try:
         response = handle.broadcast("facts")
         answers = await response.results_async(timeout_s=PATIENCE, return_exceptions=True)
         return [_facts(answer) for answer in answers if isinstance(answer, bytes)]
-    except (TimeoutError, RayError, RayServeException, ProtocolError) as error:
-        logger.debug("the replicas did not tell their states: %s", type(error).__name__)
-        return None
+    except (TimeoutError, RayError, RayServeException, wire.ProtocolError) as error:
+        logger.debug("the replicas did not tell their facts: %r", error)
+        return []
 
 
 class Remote:
@@ -65,22 +125,17 @@ class Remote:
 
     Attributes:
         state: of the replica, as it was last heard of; without a name while the place is free.
-        alive: True while its engine runs.
     """
 
     def __init__(self, handle: Handle, limits: BackendLimits) -> None:
-        self._handle, self._model = handle, model_of(limits)
+        self._handle, self._model = handle, str(limits.model)
         self.started: Future[BackendLimits] = Future()
         self.started.set_result(limits)
         self.hear(_NOBODY)
 
-    @property
-    def rate(self) -> float:
-        return self.state.stats.capacity
-
     def hear(self, state: ReplicaState) -> None:
         """Note a replica's account of itself."""
-        self.state, self.alive = state, state.alive
+        self.state, self.alive, self.rate = state, state.alive, state.stats.capacity
 
     def score_all(self, requests: Sequence[ScoreRequest]) -> "list[Future[ScoreResult]]":
         """Send requests; called on the event loop. Cancelling a future cancels its call."""
@@ -95,24 +150,24 @@ class Remote:
     async def _score(self, request: ScoreRequest) -> ScoreResult:
         # Clocks of machines differ: the message has the time that is left in the deadline's place.
         left = (request.deadline or 0.0) - monotonic()
-        frame = encode(Score(0, structs.replace(request, deadline=left)))
+        frame = wire.encode(wire.Score(0, structs.replace(request, deadline=left)))
         response = self._handle.score.remote(frame, self._model, replica=self.state.replica)
         try:
             answer = _answer(await response)
-            if isinstance(answer, Result):
-                return check_result(answer.result, request)
+            if isinstance(answer, wire.Result):
+                return wire.check_result(answer.result, request)
             raise answer.error()
         except asyncio.CancelledError:
             response.cancel()
             raise
-        except (Unavailable, RayError, RayServeException, ProtocolError) as error:
+        except (Unavailable, RayError, RayServeException, wire.ProtocolError) as error:
             logger.warning("a replica was lost with a request: %r", error)
             self.alive = False  # until it is heard again
             raise Unavailable("the engine stopped", retry_after=RETRY_AFTER) from None
 
 
 class ClusterEngine(Replicas):
-    """The engine deployment; all of it runs on one event loop.
+    """The replicas of the engine deployment; all of it runs on one event loop.
 
     Args:
         handle: of the engine deployment.
@@ -123,9 +178,9 @@ class ClusterEngine(Replicas):
     def __init__(self, handle: Handle, config: EngineConfig, facts: Facts) -> None:
         self._places = [Remote(handle, facts.limits) for _ in range(PLACES)]
         super().__init__(self._places, [""] * PLACES, config)  # type: ignore[arg-type]
-        self._handle, self._model, self._about = handle, model_of(facts.limits), facts.about
+        self._handle, self._about = handle, facts.about
         self._hear([facts])
-        self._watching = asyncio.get_running_loop().create_task(self._watch(), context=Context())
+        self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     def wait_planned(self) -> str:
         """Return a description of the model, for people."""
@@ -144,7 +199,7 @@ class ClusterEngine(Replicas):
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(POLL)
-            if (heard := await all_facts(self._handle)) is not None:
+            if heard := await all_facts(self._handle):
                 self._hear(heard)
 
     def _hear(self, heard: list[Facts]) -> None:
@@ -153,7 +208,7 @@ class ClusterEngine(Replicas):
         A new one gets a place that follows from its name, so that a query's home is the same one in
         every HTTP process.
         """
-        own = (facts.state for facts in heard if model_of(facts.limits) == self._model)
+        own = (facts.state for facts in heard if facts.limits.model == self.limits.model)
         states = {state.replica: state for state in own}
         for place in self._places:
             place.hear(states.pop(place.state.replica, _NOBODY))

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from contextvars import Context
 
 from ray import serve
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -13,8 +12,7 @@ from gpuscore.dialects.dialect import LARGE
 from gpuscore.dialects.served import ServedModel
 from gpuscore.models.hub import model_directory
 from gpuscore.processes.serving import load_model, read_files
-from gpuscore.ray.engine import ClusterEngine, Handle, all_facts
-from gpuscore.ray.host import Facts
+from gpuscore.ray.engine import POLL, ClusterEngine, Facts, Handle, all_facts
 from gpuscore.ray.settings import AppSettings
 from gpuscore.server.api.app import create_app
 from gpuscore.server.http.auth import read_api_keys
@@ -22,9 +20,7 @@ from gpuscore.server.observe.operations import Operations
 from gpuscore.server.observe.tracing import read_tracer
 from gpuscore.server.service import ScoringService
 from gpuscore.system.heap import return_large_blocks
-from gpuscore.system.log import LogWriter, chosen_format
-
-AGAIN = 0.2  # seconds between two questions for the facts of an engine
+from gpuscore.system.log import LogWriter
 
 
 class IngressHost:
@@ -46,17 +42,20 @@ class IngressHost:
             model_directory, chosen.config.model, chosen.config.revision
         )
         files = await asyncio.to_thread(read_files, directory, server.family, chosen.sources)
-        facts = await loop.create_task(_facts(engines, settings.of_engine), context=Context())
-        engine = ClusterEngine(engines, settings.engine, facts)
+        own: list[Facts] = []
+        while not own:
+            await asyncio.sleep(POLL)
+            heard = await all_facts(engines)
+            own = [x for x in heard if (x.model, x.engine) == (settings.model, settings.engine)]
+        engine = ClusterEngine(engines, settings.engine, own[0])
         shown = changed(chosen.config, settings.engine)
         served = ServedModel(chosen.name, chosen.others)
         served.loaded = load_model(files, settings.limits, engine, shown)
         service = self._service = ScoringService([served], server.max_queue_seconds)
-        log, tracer, style = LogWriter(), read_tracer(os.environ), chosen_format()
-        operations = Operations(service, log, tracer, server.log_requests, style)
-        self._log, self._tracer = log, tracer
+        self._log, self._tracer = LogWriter(), read_tracer(os.environ)
+        operations = Operations(service, self._log, self._tracer, server.log_requests)
         self._gate = create_app(service, server, keys, operations)
-        self._watching = loop.create_task(operations.watch_loop(), context=Context())
+        self._watching = loop.create_task(operations.watch_loop())
 
     def __serve_build_asgi_app__(self) -> ASGIApp:  # Ray's name
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,15 +81,6 @@ class IngressHost:
         self._log.close()
         if self._tracer is not None:
             self._tracer.close()
-
-
-async def _facts(engines: Handle, wanted: str) -> Facts:
-    """Return the facts of an engine with these settings, once there is one."""
-    while True:
-        for facts in await all_facts(engines) or ():
-            if facts.settings == wanted:
-                return facts
-        await asyncio.sleep(AGAIN)
 
 
 # Ray's decorator makes a class whose app is built after the constructor.

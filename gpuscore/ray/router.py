@@ -1,17 +1,12 @@
-"""The router of the handle of engines, which follows the choice of gpuscore's own router.
-
-Ray sends the class by value to where it routes, so this module holds nothing else.
-"""
+"""The router of the handle. Ray sends it by value, so this module holds nothing else."""
 
 from random import sample
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-REPLICA = "replica"  # the argument of a call that names the replica that should get it
-
 
 class NamedFirst(RequestRouter):
-    """Sends a call to the replica that it names; if that one is gone or full, to any other one."""
+    """Sends a call to the `replica` that it names; to any other one if that is gone or full."""
 
     async def choose_replicas(
         self,
@@ -22,7 +17,7 @@ class NamedFirst(RequestRouter):
         named = None
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True  # once all are full
-            named = pending_request.kwargs.get(REPLICA)
+            named = pending_request.kwargs.get("replica")
         order = sample(candidate_replicas, len(candidate_replicas))
         order.sort(key=lambda replica: replica.replica_id.unique_id != named)
         return [[replica] for replica in order]

@@ -4,11 +4,10 @@ The command line of Ray gives all values as text, a configuration file with thei
 """
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from gpuscore.config import CONFIGS, EngineConfig, ModelConfig, RequestLimits, ServerConfig
-from gpuscore.config.sources import OPTIONS, read_settings
+from gpuscore.config.sources import OPTIONS, closest, read_settings
 from gpuscore.errors import ConfigError
 
 # Settings of `gpuscore serve` whose matter is Ray's.
@@ -24,11 +23,6 @@ class AppSettings(NamedTuple):
     limits: RequestLimits
     engine: EngineConfig
 
-    @property
-    def of_engine(self) -> str:
-        """All with which an engine starts."""
-        return repr((self.model, self.engine))
-
 
 def read_arguments(arguments: Mapping[str, Any]) -> AppSettings:
     """Return the settings that the arguments name, and defaults for the others.
@@ -43,9 +37,7 @@ def read_arguments(arguments: Mapping[str, Any]) -> AppSettings:
                 "device of its own, and has an application for each model"
             )
         if name not in OPTIONS:
-            closest = get_close_matches(name, OPTIONS, n=1)
-            hint = f"; the closest is {closest[0]}" if closest else ""
-            raise ConfigError(f"there is no argument {name}{hint}")
+            raise ConfigError(f"there is no argument {name}{closest(name, OPTIONS)}")
     texts = {name: value for name, value in arguments.items() if isinstance(value, str)}
     read = {name: OPTIONS[name].from_text(text) for name, text in texts.items()}
     settings = read_settings({**arguments, **read}, {})

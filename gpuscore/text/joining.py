@@ -46,38 +46,25 @@ class PromptBuilder:
     def build(
         self,
         inputs: ScoreInput,
+        errors: ItemErrors | None = None,
         default_labels: Sequence[int] | None = None,
     ) -> ScoreRequest | None:
-        """Return the request, or None if it has no items. Long texts take seconds.
-
-        Args:
-            inputs: the caller's request.
-            default_labels: the labels of a request that names none; None if it must name some.
-
-        Raises:
-            GpuscoreError: the subclass that names the error in the input, or DeadlineExceeded if
-                the request was given up meanwhile.
-        """
-        return self._build(inputs, default_labels, None)
-
-    def build_rest(
-        self,
-        inputs: ScoreInput,
-        errors: ItemErrors,
-        default_labels: Sequence[int] | None = None,
-    ) -> ScoreRequest | None:
-        """Return the request that `build` makes of the items without errors; None if all have one.
+        """Return the request of the items without errors; None if there is none. Long texts take
+        seconds.
 
         Args:
             inputs: the caller's request.
             errors: gets the error of each item that cannot be scored; an item that has one already
-                is not read.
-            default_labels: as in `build`.
+                is not read. None: the first error is raised.
+            default_labels: the labels of a request that names none; None if it must name some.
 
         Raises:
-            GpuscoreError: as `build`, for errors of the whole request: a query that is too long
-                by itself is one.
+            GpuscoreError: the subclass that names the error in the input (with `errors`, of the
+                whole request: a query that is too long by itself is one), or DeadlineExceeded if
+                the request was given up meanwhile.
         """
+        if errors is None:
+            return self._build(inputs, default_labels, None)
         if inputs.is_text:
             inputs = inputs.checked(errors)
             if isinstance(inputs.query, str) and is_long(inputs.query):

@@ -80,6 +80,12 @@ class BackendLimits:
         """Number of valid label ids: 0 <= id < label_rows."""
         return self.vocab_rows if self.classes is None else len(self.classes)
 
+    @property
+    def model(self) -> dict[str, object]:
+        """The limits that prompts and scores depend on: engines with equal ones are alike."""
+        names = ("identity", "vocab_rows", "classes", "max_model_len", "page_size")
+        return {name: getattr(self, name) for name in names}
+
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:

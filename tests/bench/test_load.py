@@ -2,15 +2,19 @@
 fake backend agrees with its oracle."""
 
 import asyncio
+import json
 import threading
+import time
 from functools import partial
 
 import numpy as np
 import pytest
 
+from gpuscore.commands.cli import main
 from gpuscore.config import EngineConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import UsageError
+from gpuscore.measure.bundle import read_bundle
 from gpuscore.measure.figures import Shot, failed
 from gpuscore.measure.load import LOST, Address, LoadGenerator
 from gpuscore.types.labels import label_scores
@@ -55,7 +59,8 @@ async def serve(answer, connections, reader, writer):
     try:
         while True:
             head = await reader.readuntil(b"\r\n\r\n")
-            length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            _, _, after = head.lower().partition(b"content-length: ")
+            length = int(after.split(b"\r\n")[0] or 0)
             reply = answer(await reader.readexactly(length))
             if reply is None:
                 break
@@ -192,3 +197,35 @@ def test_nobody_listens():
 def test_addresses_that_are_none(url):
     with pytest.raises(UsageError, match="--url"):
         Address.read(url)
+
+
+def scores(body):
+    """Return an answer that takes 4 ms of the only processor, whose scores are the items' own."""
+    time.sleep(0.004)
+    asked = json.loads(body or "{}")
+    if "items" not in asked:
+        return answer_of(404, b"{}")
+    items, labels = asked["items"], asked["label_token_ids"]
+    rows = [[(sum(item) % 97 + 1) / (label + 200) for label in labels] for item in items]
+    return answer_of(200, json.dumps({"scores": rows}).encode())
+
+
+@pytest.mark.parametrize(("limit", "found"), [(400, True), (1, False)])
+def test_the_highest_rate_within_a_limit_is_found(answering, tmp_path, monkeypatch, limit, found):
+    """A server of known latency answers 250 requests/s at most, none within 1 ms."""
+    if not found:
+        monkeypatch.setattr("gpuscore.measure.runner.FEWEST_ARRIVALS", 8)
+    url, path = "http://{0.host}:{0.port}".format(answering(scores)), tmp_path / "found.json"
+    words = ["--scenario", "poisson,latency", "--find-rate", str(limit), "--minutes", "0.001"]
+    asked = ["bench", "--url", url, *words, "--scale", "0.05", "--output", str(path)]
+    assert main(asked) == 1, "it has no /v1/completions"
+    poisson, scoring, decode = read_bundle(path).rows
+    assert scoring.percentile(0) >= 4
+    assert "status 404" in decode.error
+    if not found:
+        assert "has a p99 of at most 1 ms" in poisson.error
+        return
+    rate = float(poisson.way.removeprefix("highest with p99 <= 400 ms: ").removesuffix("/s"))
+    assert 20 < rate < 275
+    assert poisson.percentile(99) <= 400
+    assert poisson.requests_per_second < 250

@@ -169,7 +169,7 @@ def test_what_cannot_be_spelled_otherwise_is_refused_with_its_place():
             prompts.build(refused)
         assert error.value.param == param
     errors = ItemErrors()
-    built = prompts.build_rest(RerankInput("a", ["a", f"a {EOS}", "user"]), errors)
+    built = prompts.build(RerankInput("a", ["a", f"a {EOS}", "user"]), errors)
     assert len(built.request.item_ids) == 2
     assert 1 in errors
     with pytest.raises(ConfigError, match="beside the texts of callers"):

@@ -99,7 +99,7 @@ def test_what_is_left_is_the_request_without_them(made, kind, item_first):
             return ScoreInput(query, chosen, label_token_ids=ids, item_first=item_first)
 
         errors = ItemErrors()
-        built = made.build_rest(score_input(range(len(items))), errors)
+        built = made.build(score_input(range(len(items))), errors)
         left = [index for index, is_wrong in enumerate(wrong) if not is_wrong]
         check_same(built, made.build(score_input(left)) if left else None)
         expected = [index for index, is_wrong in enumerate(wrong) if is_wrong]
@@ -114,7 +114,7 @@ def test_what_is_left_is_the_request_without_them(made, kind, item_first):
 def test_errors_of_the_whole_request(made):
     def ask(query, items, **options):
         options = {"label_token_ids": [1]} | options
-        return made.build_rest(ScoreInput(query, items, **options), ItemErrors())
+        return made.build(ScoreInput(query, items, **options), ItemErrors())
 
     for query in ([1] * 41, "chair " * 60, LONG):
         items = [[1], [2]] if isinstance(query, list) else ["a", "b"]
@@ -135,20 +135,20 @@ def test_errors_of_the_whole_request(made):
     with pytest.raises(EmptyLabels):
         ask([1], [[VOCAB], [2]], label_token_ids=[[], [1]])
     with pytest.raises(TooManyItems):
-        builder(max_items=1).build_rest(
+        builder(max_items=1).build(
             ScoreInput([1], [[2], [VOCAB]], label_token_ids=[1]), ItemErrors()
         )
     # Tokens of items that are left out count for nothing.
     few = builder(max_request_tokens=10)
     inputs = ScoreInput("a", ["b", "chair " * 50, "c"], label_token_ids=[1])
-    assert len(few.build_rest(inputs, ItemErrors()).item_ids) == 2
+    assert len(few.build(inputs, ItemErrors()).item_ids) == 2
     with pytest.raises(TooManyTokens):
-        few.build_rest(replace(inputs, items=["chair " * 60, "chair " * 30]), ItemErrors())
+        few.build(replace(inputs, items=["chair " * 60, "chair " * 30]), ItemErrors())
     with pytest.raises(DeadlineExceeded), Turned(0):
-        made.build_rest(inputs, ItemErrors())
+        made.build(inputs, ItemErrors())
     # A query that fills the context leaves room for an empty item only.
     errors = ItemErrors()
-    request = made.build_rest(ScoreInput([1] * 40, [[], [2]], label_token_ids=[1]), errors)
+    request = made.build(ScoreInput([1] * 40, [[], [2]], label_token_ids=[1]), errors)
     assert (len(request.item_ids), [e.index for e in errors.listed()]) == (1, [1])
 
 
@@ -161,7 +161,7 @@ def test_a_query_is_read_once_beside_long_items(item_first):
     errors = ItemErrors()
     inputs = ScoreInput(query, items, label_token_ids=[1], item_first=item_first)
     with Turned() as counted:
-        assert made.build_rest(inputs, errors) is None
+        assert made.build(inputs, errors) is None
     assert len(errors.listed()) == 6
     assert sum(counted.asked) < sum(map(len, items)) + 4 * len(query)
 
@@ -170,7 +170,7 @@ def test_a_long_query_is_not_read_again_for_every_item():
     """A long query costs as many turns as reading it once."""
     inputs = ScoreInput("chair " * 200_000, ["a"] * 1000, label_token_ids=[1])
     with pytest.raises(PromptTooLong, match="query alone"), Turned() as counted:
-        builder().build_rest(inputs, ItemErrors())
+        builder().build(inputs, ItemErrors())
     assert sum(counted.asked) < 10 * PIECE_CHARS
 
 
@@ -199,7 +199,7 @@ def test_documents_that_are_left(family, shared, most):
             return RerankInput(query, [documents[index] for index in indices], most_tokens=most)
 
         errors = ItemErrors()
-        built = family.build_rest(rerank_input(range(len(documents))), errors)
+        built = family.build(rerank_input(range(len(documents))), errors)
         left = [index for index, wrong in enumerate(picked) if not wrong]
         wanted = family.build(rerank_input(left)) if left else None
         check_same(built and built.request, wanted and wanted.request)
@@ -214,7 +214,7 @@ def test_documents_that_are_left(family, shared, most):
 @pytest.mark.parametrize("fit", [False, True])
 def test_a_query_of_all_documents_that_is_too_long(family, query, fit):
     with pytest.raises(PromptTooLong) as raised:
-        family.build_rest(RerankInput(query, ["a", "\ud800"], fit=fit), ItemErrors())
+        family.build(RerankInput(query, ["a", "\ud800"], fit=fit), ItemErrors())
     assert raised.value.param == "query"
 
 

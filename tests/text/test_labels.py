@@ -31,7 +31,7 @@ def build(query=(1, 2), items=([3], [4, 5]), *, chunk=0, limits=None, errors=Non
     backend = replace(BACKEND, deterministic_chunk=chunk)
     made = PromptBuilder(TextEncoder(make_tokenizer(bos=True)), backend, limits or RequestLimits())
     score = ScoreInput(query, list(items), **{"need_lse": False} | labels)
-    return made.build(score) if errors is None else made.build_rest(score, errors)
+    return made.build(score, errors)
 
 
 def test_single_tokens_make_the_same_request_however_they_are_given():

@@ -3,6 +3,7 @@
 import argparse
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -155,8 +156,6 @@ def read_options(values: argparse.Namespace) -> BatchOptions:
     Raises:
         ConfigError: options that do not fit together.
     """
-    if not 0 < values.temperature < math.inf:
-        raise UsageError(f"--temperature {values.temperature} is not a positive, finite number")
     if values.temperature != 1 and not values.apply_softmax:
         raise UsageError("--temperature needs --apply-softmax")
     arguments = {item.name: getattr(values, item.name) for item in fields(BatchOptions)}
@@ -296,7 +295,7 @@ def _add_rows(group: Any) -> None:
     )
     group.add_argument(
         "--temperature",
-        type=float,
+        type=_temperature,
         default=1.0,
         metavar="NUMBER",
         help="divides the labels' logits; with --apply-softmax only (default: 1)",
@@ -315,6 +314,14 @@ def _share(text: str) -> float:
     if not 0 <= share <= 1:  # true of NaN, too
         raise argparse.ArgumentTypeError(f"{text} is not a share from 0 to 1")
     return share
+
+
+def _temperature(text: str) -> float:
+    with suppress(ValueError):
+        number = float(text)
+        if 0 < number < math.inf:
+            return number
+    raise argparse.ArgumentTypeError(f"{text} is not a positive, finite number")
 
 
 def _label_sequences(text: str) -> tuple[tuple[int, ...], ...]:

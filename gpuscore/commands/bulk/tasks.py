@@ -182,7 +182,9 @@ def _of_family(options: BatchOptions, prompts: FamilyPrompts) -> tuple[Build, Re
     def build(rows: Sequence[TextRow]) -> ScoreRequest:
         queries = [row.first for row in rows] if asks else None
         documents = [row.rest for row in rows]
-        return prompts.build(RerankInput(queries, documents, options.instruction)).request
+        request = prompts.build(RerankInput(queries, documents, options.instruction)).request
+        assert request is not None  # noqa: S101  (an error of a document is raised)
+        return request
 
     def relevance(_: ScoreRequest, result: ScoreResult) -> Float64Array:
         return family.relevance(prompts.raw_scores(result))[:, None]

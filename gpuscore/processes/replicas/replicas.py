@@ -76,7 +76,7 @@ class Replicas:
         """
         everywhere = self._wait([replica.started for replica in self._replicas])
         for number, limits in enumerate(everywhere):
-            first, other = _model(everywhere[0]), _model(limits)
+            first, other = everywhere[0].model, limits.model
             if first != other:
                 raise ConfigError(
                     f"the replicas differ: {first} on {self._devices[0]}, {other} on "
@@ -226,9 +226,3 @@ class Replicas:
 
 def _no_engine() -> Unavailable:
     return Unavailable("no engine is running", retry_after=RETRY_AFTER)
-
-
-def _model(limits: BackendLimits) -> dict[str, object]:
-    """Return the limits by which prompts are checked and scores compared."""
-    names = ("identity", "vocab_rows", "classes", "max_model_len", "page_size")
-    return {name: getattr(limits, name) for name in names}

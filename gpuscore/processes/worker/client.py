@@ -293,7 +293,7 @@ class EngineClient:
                 raise ProtocolError(f"{type(message).__name__} at the wrong time")
 
     def _ready(self, limits: BackendLimits, pipe: Pipe) -> None:
-        if self.started.done() and not same_model(self.started.result(), limits):
+        if self.started.done() and self.started.result().model != limits.model:
             raise _Lost("the restarted engine has loaded another model than the first one")
         with self._lock:
             self._pipe, self._ready_at, self._silence = pipe, monotonic(), 0.0
@@ -318,9 +318,3 @@ class EngineClient:
         self._past = self._stats.counters
         self._stats = replace(NO_STATS, counters=self._past)
         self._fail(futures, "the engine stopped")
-
-
-def same_model(limits: BackendLimits, other: BackendLimits) -> bool:
-    """Return True if prompts checked against one model fit the other; memory may differ."""
-    kept = (limits.vocab_rows, limits.classes, limits.max_model_len)
-    return kept == (other.vocab_rows, other.classes, other.max_model_len)

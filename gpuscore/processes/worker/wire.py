@@ -9,12 +9,14 @@ Other packages (`gpuscore.ray`) may use `Message`, `encode`, `decoder`, `Failure
 """
 
 from collections.abc import Callable
+from itertools import accumulate, pairwise
 from types import UnionType
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
 from msgspec import Meta, structs
+from numpy.typing import NDArray
 
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.errors import GpuscoreError, InternalError
@@ -173,25 +175,23 @@ def _sent(value: Any) -> Any:
     first = value[0]
     if all(row is first for row in value):
         return _sent(first), len(value)
-    return _sent(np.concatenate(value)), np.fromiter(map(len, value), _INT32, len(value)).tobytes()
+    return _sent(np.concatenate(value)), [*map(len, value)]
 
 
 def _received(kind: Any, value: Any) -> Any:
     """Return a field of a kind, an array or rows of them, made from what `_sent` has returned."""
-    dtype = _INT32 if kind in (Int32Array, Int32Rows) else _FLOAT32
-    if kind not in (Int32Rows, Float32Rows):
-        data, width = value if isinstance(value, list) else (value, None)
-        array = np.frombuffer(data, dtype)
-        return array if width is None else array.reshape(-1, width)
-    data, lengths = value
-    values = np.frombuffer(data, dtype)
-    if isinstance(lengths, int):
-        return kind((values,) * lengths)
-    counts = np.frombuffer(lengths, _INT32)
-    if counts.min(initial=0) < 0 or counts.sum(dtype=np.int64) != len(values):
-        raise ValueError(f"{len(counts)} lengths that do not add up to {len(values)} numbers")
-    ends = np.cumsum(counts, dtype=np.int64).tolist()
-    return kind(values[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True))
+    if kind is Int32Rows or kind is Float32Rows:
+        data, lengths = value
+        values: NDArray[Any] = np.frombuffer(data, _INT32 if kind is Int32Rows else _FLOAT32)
+        if isinstance(lengths, int):
+            return kind((values,) * lengths)
+        if min(lengths) < 0 or sum(lengths) != len(values):
+            raise ValueError(f"{len(lengths)} lengths that do not add up to {len(values)} numbers")
+        ends = [*accumulate(lengths, initial=0)]
+        return kind([values[start:end] for start, end in pairwise(ends)])
+    data, width = value if isinstance(value, list) else (value, None)
+    array: NDArray[Any] = np.frombuffer(data, _INT32 if kind == Int32Array else _FLOAT32)
+    return array if width is None else array.reshape(-1, width)
 
 
 def check_request(request: ScoreRequest, limits: BackendLimits) -> ScoreRequest:
