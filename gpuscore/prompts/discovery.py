@@ -178,7 +178,6 @@ def _resolved(family: AnyFamily, directory: Path, specials: Sequence[str]) -> Pr
         labels=family.labels,
         classes=family.classes,
         answering_parts=answering_parts,
-        first_tokens=bool(family.classes),
         instruction=family.instruction,
         activation=family.activation,
         one_class=family.one_class,

@@ -191,7 +191,7 @@ class FamilyPrompts:
         def texts(start: int) -> Iterator[str]:
             return (f"{document}{tail}" for document in islice(documents, start, None))
 
-        joined = encoder.joined_from(head, texts, False, self._limit - around)
+        joined = encoder.joined(head, texts, False, self._limit - around)
 
         def prompts(start: int) -> Iterator[Int32Array]:
             places = (f"{inputs.name}[{index}]" for index in indices[start:])
@@ -276,7 +276,7 @@ class FamilyPrompts:
                 f"the answer {label!r} to prompts of {self.family.name} must be one token; with "
                 "this tokenizer it is part of another token"
             )
-        if len(tokens) > 1 and not self.family.first_tokens:
+        if len(tokens) > 1 and self.family.ranks:
             raise ConfigError(
                 f"the answer {label!r} to prompts of {self.family.name} must be one token; with "
                 f"this tokenizer it is {tokens}"

@@ -37,9 +37,9 @@ class PromptFamily:
             may lack a query.
         labels: the tokens, or their ids, whose logits are read. For ranking, the first one means
             relevant and the second one, if any, means not relevant.
-        classes: names of the labels in answers; they make the family a guard.
+        classes: names of the labels in answers; they make the family a guard, whose labels may be
+            several tokens: only the first is read.
         answering_parts: a guard's parts for a text that answers a query.
-        first_tokens: a label may be several tokens; only the first is read.
         instruction: used if a request has none.
         activation: turns a raw score into a relevance: "sigmoid" of raw / scale, which for two
             labels and scale 1 is their softmax; or "none".
@@ -60,7 +60,6 @@ class PromptFamily:
     labels: tuple[str | int, ...]
     classes: tuple[str, ...] = ()
     answering_parts: tuple[str, ...] = ()
-    first_tokens: bool = False
     instruction: str = ""
     activation: Activation = "sigmoid"
     scale: float = 1.0

@@ -135,7 +135,7 @@ class DocumentRoom:
         self._encoder, self._tail, self._limit = encoder, tail, limit
         self._free = limit - len(encoder.plain_ids(head + tail, limit))
         self._text = tail
-        self._joined = encoder.joined_from(head, lambda _: [self._text], False, limit)
+        self._joined = encoder.joined(head, lambda _: [self._text], False, limit)
 
     def cut(self, document: str) -> str | None:
         """Return the document if it fits, else its longest beginning of whole tokens that does.

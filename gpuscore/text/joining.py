@@ -226,10 +226,10 @@ class PromptBuilder:
         items: Sequence[str] = inputs.items  # type: ignore[assignment]
 
         if inputs.item_first or len(items) > 1:
-            return encoder.joined_from(
+            return encoder.joined(
                 query, lambda start: islice(items, start, None), inputs.item_first, limit
             ), 0  # not used
-        prompt, alone = encoder.joined(query, [*items, ""], False, limit)
+        prompt, alone = encoder.joined(query, lambda _: [*items, ""], False, limit)(0)
         return lambda start: iter([prompt][start:]), common_prefix(prompt, alone)
 
     def _fixed_cut(self, inputs: ScoreInput) -> int:
