@@ -24,7 +24,7 @@ from gpuscore.dialects.paths import COMPLETIONS_PATH
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import SCORES_ONLY, ScoringBody, about, strict_decoder
 from gpuscore.errors import InvalidRequest, MixedInputTypes, TooManyTokens
-from gpuscore.text.checks import Prompts, Wanted
+from gpuscore.text.checks import Prompts
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import alike, positions_cut
 from gpuscore.types.batch import Int32Array
@@ -181,7 +181,10 @@ def _next_token(
     shared = len(prompts[0]) if len(prompts) == 1 else 0
     return builder.from_prompts(
         Prompts(lambda start: iter(prompts[start:]), len(prompts), shared, "prompt"),
-        Wanted([0], need_lse=True, terms=body.terms, num_top=_num_top(body, builder)),
+        [0],
+        body.terms,
+        need_lse=True,
+        num_top=_num_top(body, builder),
     )
 
 

@@ -16,12 +16,12 @@ from gpuscore.errors import (
     TooManyTokens,
 )
 from gpuscore.text.boundaries import is_long
-from gpuscore.text.checks import LabelReader, PromptChecks, Prompts, PromptsFrom, Wanted
-from gpuscore.text.score_input import ScoreInput, factor, factor_ids, lists_of, split, stop_over
+from gpuscore.text.checks import LabelReader, PromptChecks, Prompts, PromptsFrom
+from gpuscore.text.score_input import ScoreInput, factor, factor_ids, split, stop_over
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import BackendLimits, Int32Array, common_prefix
 from gpuscore.types.labels import most_tokens
-from gpuscore.types.request import ScoreRequest
+from gpuscore.types.request import ScoreRequest, Terms
 from gpuscore.types.results import ItemErrors, ItemsRefused
 
 
@@ -124,7 +124,13 @@ class PromptBuilder:
         return factor(checked, query_len, most)
 
     def from_prompts(
-        self, prompts: Prompts, wanted: Wanted, errors: ItemErrors | None = None
+        self,
+        prompts: Prompts,
+        label_ids: Sequence[int],
+        terms: Terms,
+        need_lse: bool,
+        num_top: int = 0,
+        errors: ItemErrors | None = None,
     ) -> ScoreRequest:
         """Return a request of prompts that are already token ids.
 
@@ -137,15 +143,8 @@ class PromptBuilder:
             query, items = split(checked, max(0, prompts.num_shared - 1), most, name)
         else:
             query, items = factor(checked, prompts.num_shared, most, name)
-        lists = lists_of(wanted.label_ids)
-        labels = (
-            tuple(self._labels.array(ids, name) for ids in lists)
-            if lists
-            else self._labels.same(wanted.label_ids, prompts.count)  # type: ignore[arg-type]
-        )
-        terms = wanted.terms._asdict()
-        lse, top = wanted.need_lse, wanted.num_top
-        request = ScoreRequest(query, items, labels, lse, num_top=top, **terms)
+        labels = self._labels.same(label_ids, prompts.count)
+        request = ScoreRequest(query, items, labels, need_lse, num_top=num_top, **terms._asdict())
         _at_most(TooManyTokens, name, request.num_tokens, most)
         return request
 
