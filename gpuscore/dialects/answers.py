@@ -5,24 +5,24 @@ from typing import Annotated, Any
 import msgspec
 
 from gpuscore.dialects.wire import (
-    AnsweredModel,
-    AnswerId,
-    Created,
     FailedItems,
-    Index,
     ShortUsage,
     TokenUsage,
-    Truncated,
     about,
 )
+
+AnsweredModel = Annotated[str, about("The model's name as the request gave it, or else its own.")]
+Index = Annotated[int, about("Number of the document in the request, from 0.")]
+Truncated = Annotated[bool, about("true if it was cut, as the request allowed.")]
+LabelMass = Annotated[float | None, about("The probability of all labels together, if asked for.")]
 
 
 class AnswerHead(msgspec.Struct, omit_defaults=True):
     """The fields that answers of several routes begin with."""
 
-    id: AnswerId
+    id: Annotated[str, about("The request's id, as in the header X-Request-Id.")]
     object: Annotated[str, about("The kind of answer, as clients of the route expect it.")]
-    created: Created
+    created: Annotated[int, about("Time of the answer, in seconds since 1970.")]
     model: AnsweredModel
 
 
@@ -69,9 +69,6 @@ class PairsAnswer(AnswerHead):
     data: Annotated[list[PairScore], about("One per pair, in the request's order.")]
     usage: ShortUsage
     errors: FailedItems = None
-
-
-LabelMass = Annotated[float | None, about("The probability of all labels together, if asked for.")]
 
 
 class RankedDocument(msgspec.Struct, omit_defaults=True):

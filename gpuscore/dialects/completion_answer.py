@@ -52,11 +52,13 @@ class SentPrompts:
         ids: of each.
         texts: as they were sent; None if they were token ids.
         encoder: the model's tokenizer, if it has one.
+        vocab_rows: number of the model's token ids.
     """
 
     ids: Sequence[Int32Array]
     texts: Sequence[str] | None
     encoder: TextEncoder | None
+    vocab_rows: int
 
     def text(self, index: int, say: "TokenTexts") -> str:
         """Return the text of a prompt, which `say` gives token by token without a tokenizer."""
@@ -64,6 +66,22 @@ class SentPrompts:
             return self.texts[index]
         ids = self.ids[index].tolist()
         return "".join(map(say, ids)) if self.encoder is None else self.encoder.text(ids)
+
+    def most_bytes(self, asked: CompletionOptions) -> int:
+        """Return the most bytes of the choices for these prompts."""
+        token, prompts = TokenTexts.longest(self.encoder, self.vocab_rows), len(self.ids)
+        tokens = sum(map(len, self.ids))
+        count = (tokens if asked.every_position else 0) + (prompts if asked.next_token else 0)
+        size = prompts * (_CHOICE_BYTES + token)
+        if asked.logprobs is not None:
+            entry = token + NUMBER_BYTES
+            top = asked.logprobs and 3 + entry * (asked.logprobs + 1)
+            size += count * (entry + COUNT_BYTES + top)
+        if not asked.echo:
+            return size
+        if self.texts is not None:
+            return size + text_bytes(*self.texts)
+        return size + 2 * token * tokens  # in one text a token may take more than alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,27 +182,6 @@ def completion_json(
         yield b"]"
 
     yield from in_pieces(answer, choices())
-
-
-def most_bytes(
-    prompts: Sequence[Int32Array],
-    texts: Sequence[str] | None,
-    asked: CompletionOptions,
-    token: int,
-) -> int:
-    """Return the most bytes of the choices for these prompts, if a token takes `token` at most."""
-    tokens = sum(map(len, prompts))
-    count = (tokens if asked.every_position else 0) + (len(prompts) if asked.next_token else 0)
-    size = len(prompts) * (_CHOICE_BYTES + token)
-    if asked.logprobs is not None:
-        entry = token + NUMBER_BYTES
-        top = asked.logprobs and 3 + entry * (asked.logprobs + 1)
-        size += count * (entry + COUNT_BYTES + top)
-    if not asked.echo:
-        return size
-    if texts is not None:
-        return size + text_bytes(*texts)
-    return size + 2 * token * tokens  # in one text a token may take more than alone
 
 
 def _choice(index: int, text: str, entries: "_Entries") -> Iterator[bytes]:

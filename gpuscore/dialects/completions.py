@@ -13,10 +13,8 @@ from gpuscore.dialects.completion_answer import (
     AnsweredPrompts,
     CompletionOptions,
     SentPrompts,
-    TokenTexts,
     completion_json,
     following,
-    most_bytes,
 )
 from gpuscore.dialects.dialect import Dialect, PreparedBody, Scored
 from gpuscore.dialects.others import accepting
@@ -24,7 +22,7 @@ from gpuscore.dialects.paths import COMPLETIONS_PATH
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import SCORES_ONLY, ScoringBody, about, strict_decoder
 from gpuscore.errors import InvalidRequest, MixedInputTypes, TooManyTokens
-from gpuscore.text.checks import Prompts, Wanted
+from gpuscore.text.checks import Prompts
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import alike, positions_cut
 from gpuscore.types.batch import Int32Array
@@ -41,7 +39,7 @@ MAX_ECHO_LOGPROBS = 2**19
 class CompletionBody(ScoringBody):
     """Body of POST /v1/completions. `null` means a field's default."""
 
-    # `_check_prompt` checks that all prompts are of one kind.
+    # `_check` checks that all prompts are of one kind.
     prompt: Annotated[
         str | list[str | int | list[int]] | None,
         about("Required. A text, several, the token ids of one prompt, or several lists of ids."),
@@ -87,11 +85,6 @@ class CompletionBody(ScoringBody):
 
 def _check(body: CompletionBody) -> None:
     _check_tokens(body)
-    _check_prompt(body)
-
-
-def _check_prompt(body: CompletionBody) -> None:
-    """Raise InvalidRequest if there is no prompt, MixedInputTypes for texts beside token ids."""
     if not body.prompt and body.prompt != "":
         raise InvalidRequest("prompt is required", param="prompt")
     if isinstance(body.prompt, list) and len(set(map(type, body.prompt))) > 1:
@@ -132,7 +125,9 @@ def prepare_completion(model: LoadedModel, body: CompletionBody) -> PreparedBody
         raise InvalidRequest("this model predicts classes, not tokens; use /v1/score")
     builder, special = model.prompts.builder, body.add_special_tokens is not False
     prompts = builder.whole_prompts(body.prompts, special=special, name="prompt")
-    total, notes = sum(map(len, prompts)), (prompts, builder.encoder, builder.backend.vocab_rows)
+    texts = body.prompts if isinstance(body.prompts[0], str) else None
+    notes = SentPrompts(prompts, texts, builder.encoder, builder.backend.vocab_rows)
+    total = sum(map(len, prompts))
     if not body.asked.every_position:
         request = _next_token(builder, body, prompts) if body.max_tokens else None
         return PreparedBody(request, total, notes)
@@ -181,7 +176,10 @@ def _next_token(
     shared = len(prompts[0]) if len(prompts) == 1 else 0
     return builder.from_prompts(
         Prompts(lambda start: iter(prompts[start:]), len(prompts), shared, "prompt"),
-        Wanted([0], need_lse=True, terms=body.terms, num_top=_num_top(body, builder)),
+        [0],
+        body.terms,
+        need_lse=True,
+        num_top=_num_top(body, builder),
     )
 
 
@@ -195,25 +193,21 @@ def _num_top(body: CompletionBody, builder: PromptBuilder) -> int:
 
 
 def completion_bytes(body: CompletionBody, prepared: PreparedBody) -> int:
-    prompts, encoder, vocab_rows = prepared.notes
-    sent = body.prompts
-    texts = sent if isinstance(sent[0], str) else None
-    return most_bytes(prompts, texts, body.asked, TokenTexts.longest(encoder, vocab_rows))
+    sent: SentPrompts = prepared.notes
+    return sent.most_bytes(body.asked)
 
 
 def encode_completion(scored: Scored[CompletionBody]) -> Iterator[bytes]:
     """Return the answer as JSON, made a few positions at a time."""
-    (prompts, encoder, _), prepared = scored.prepared.notes, scored.prepared
-    sent, places = scored.body.prompts, prepared.places
-    asked, results = prepared.parts, scored.parts
+    prepared = scored.prepared
+    sent: SentPrompts = prepared.notes
+    asked, results, places = prepared.parts, scored.parts, prepared.places
     if scored.result is not None:  # of the undivided request
-        asked, results, places = (scored.request,), (scored.result,), [range(len(prompts))]
+        asked, results, places = (scored.request,), (scored.result,), [range(len(sent.ids))]
     shared = [len(request.query_ids) for request in asked]
-    texts = sent if isinstance(sent[0], str) else None
     answered = [*map(AnsweredPrompts, places, shared, results)]
     head = scored.head("text_completion")
-    told = SentPrompts(prompts, texts, encoder)
-    return completion_json(told, answered, scored.body.asked, scored.cached_tokens, head=head)
+    return completion_json(sent, answered, scored.body.asked, scored.cached_tokens, head=head)
 
 
 COMPLETIONS = Dialect(

@@ -8,13 +8,7 @@ import numpy as np
 
 from gpuscore.dialects.dialect import PreparedBody, Scored
 from gpuscore.dialects.served import LoadedModel
-from gpuscore.dialects.wire import (
-    Instruction,
-    ItemsBody,
-    MostTokens,
-    about,
-    check_not_negative,
-)
+from gpuscore.dialects.wire import ItemsBody, about, check_not_negative
 from gpuscore.errors import InvalidRequest
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.types.batch import Float64Array
@@ -24,8 +18,14 @@ from gpuscore.types.results import ItemErrors, scored_places
 class RankingBody(ItemsBody, kw_only=True):
     """The fields of the bodies of all these dialects."""
 
-    instruction: Instruction = None
-    max_tokens_per_doc: MostTokens = None
+    instruction: Annotated[
+        str | None,
+        about("Replaces the family's own instruction; refused where the family has none."),
+    ] = None
+    max_tokens_per_doc: Annotated[
+        int | None,
+        about("Cuts longer documents at their end, to this many tokens; 0 means never.", 0),
+    ] = None
     truncate_prompt_tokens: Annotated[
         int | None,
         about(

@@ -39,9 +39,7 @@ from gpuscore.dialects.ranking import (
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import (
     ErrorAnswer,
-    RawFlag,
     ReturnMass,
-    Truncate,
     about,
     check_not_negative,
     error_body,
@@ -53,11 +51,12 @@ from gpuscore.types.labels import label_mass
 from gpuscore.types.record import RequestRecord
 
 Document: TypeAlias = str | dict[str, msgspec.Raw]  # fields are decoded where they are read
+RawFlag: TypeAlias = bool | str | None  # some clients send booleans as text
 TEXT_FIELD = ["text"]
 _text = msgspec.json.Decoder(str)
 
 
-def text_of(document: Document | None, names: list[str]) -> str | None:
+def _text_of(document: Document | None, names: list[str]) -> str | None:
     """Return a document as text; None if it has none. An object gives its `text`, or its
     `rank_fields` as lines like YAML's, as Cohere does it."""
     if not isinstance(document, dict):
@@ -91,11 +90,6 @@ def _rank_fields(body: "RerankBody") -> list[str]:
     if len(set(names)) < len(names):
         raise InvalidRequest("rank_fields must name each field once", param="rank_fields")
     return names
-
-
-def shown(document: Document | None) -> dict[str, Any] | None:
-    """Return a document as the answer shows it to most clients."""
-    return {"text": document} if isinstance(document, str) else document
 
 
 def _bytes(document: Document | None) -> int:
@@ -140,7 +134,13 @@ class RerankBody(RankingBody):
         list[str] | None,
         about("For documents that are objects: the fields to rank by, as lines `name: value`."),
     ] = None
-    truncate: Truncate = None
+    truncate: Annotated[
+        RawFlag,
+        about(
+            "Cuts documents at their end where their prompts would not fit the model; by default "
+            "false or the server's `--rerank-truncate`."
+        ),
+    ] = None
     instruct: Annotated[str | None, about("SGLang's name of `instruction`.")] = None
 
     @property
@@ -192,7 +192,7 @@ def _checked(body: RerankBody) -> CheckedRerank:
         )
     check_not_negative(body, "top_n", "top_k")
     names = _rank_fields(body)
-    texts = [text_of(document, names) for document in body.texts or body.documents or ()]
+    texts = [_text_of(document, names) for document in body.texts or body.documents or ()]
     made = RerankInput(
         query=body.query,
         documents=[text or "" for text in texts],
@@ -249,7 +249,8 @@ def _document_of(scored: Scored[CheckedRerank]) -> Callable[[int], Any]:
         return lambda index: None
     if fields.is_tei or scored.record.route == INFINITY_RERANK_PATH:
         return scored.body.input.documents.__getitem__
-    return lambda index: shown((fields.documents or ())[index])
+    given = fields.documents or ()
+    return lambda i: {"text": given[i]} if isinstance(given[i], str) else given[i]
 
 
 def _meta(documents: int, tokens: int, truncated: int) -> dict[str, Any]:
@@ -262,7 +263,7 @@ def _meta(documents: int, tokens: int, truncated: int) -> dict[str, Any]:
     }
 
 
-def _flag(value: bool | str | None, field: str) -> bool:
+def _flag(value: RawFlag, field: str) -> bool:
     """Return a field as a boolean; some clients send it as text."""
     if isinstance(value, str):
         if value.lower() not in ("true", "false"):

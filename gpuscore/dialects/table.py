@@ -69,12 +69,9 @@ DIALECT_OF = {path: dialect for dialect in DIALECTS for path in dialect.paths}
 def error_answer(
     error: GpuscoreError, record: RequestRecord
 ) -> tuple[list[tuple[bytes, bytes]], bytes]:
-    """Return the header fields and the body of an error's answer; note the error in the record.
-
-    The body has the shape that the clients of the request's route expect.
-    """
+    """Return the header fields and the body of an error's answer; note the error in the record."""
     record.refuse(error.status, error.code)
-    body = _error_json(error, record)
+    body = error_json(error, record)
     fields = [
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),
@@ -86,7 +83,8 @@ def error_answer(
     return fields, body
 
 
-def _error_json(error: GpuscoreError, record: RequestRecord) -> bytes:
+def error_json(error: GpuscoreError, record: RequestRecord) -> bytes:
+    """Return the body of an error's answer, in the shape that clients of the route expect."""
     dialect = DIALECT_OF.get(record.route)
     encode = encode_error if dialect is None else dialect.encode_error
     return encode(error, record.variant)

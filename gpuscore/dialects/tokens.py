@@ -25,7 +25,6 @@ from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import ModelName, about, strict_decoder
 from gpuscore.errors import InvalidRequest, TooManyTokens
 from gpuscore.text.boundaries import OverLimit
-from gpuscore.text.joining import PromptBuilder
 
 
 @accepting("chat", "tokenize")
@@ -72,7 +71,7 @@ def prepare_tokenize(model: LoadedModel, body: TokenizeBody) -> PreparedBody:
         raise TooManyTokens(
             f"at least {over.least} tokens, the limit is {limit}", param="prompt"
         ) from None
-    _check_count(len(ids), "prompt", model.prompts.builder)
+    model.prompts.builder.check_tokens("prompt", len(ids))
     names = HOLE if body.return_token_strs else None
     answer = TokenizeAnswer(len(ids), model.engine.limits.max_model_len, HOLE, names)
     return PreparedBody(None, notes=(answer, ids, encoder))
@@ -86,7 +85,7 @@ def prepare_detokenize(model: LoadedModel, body: DetokenizeBody) -> PreparedBody
         TokenIdOutOfRange: the model has no token with this id.
         TooManyTokens: there are more tokens than `--max-request-tokens`.
     """
-    _check_count(len(body.tokens), "tokens", model.prompts.builder)
+    model.prompts.builder.check_tokens("tokens", len(body.tokens))
     if model.prompts.builder.encoder is None:
         raise InvalidRequest("this model has no tokenizer", param="tokens")
     ids = model.prompts.builder.checks.ids(body.tokens, "tokens")
@@ -115,12 +114,6 @@ def encode_tokenize(scored: Scored[TokenizeBody]) -> Iterator[bytes]:
 def encode_detokenize(scored: Scored[DetokenizeBody]) -> Iterator[bytes]:
     """Return the text that `prepare` has made; the engine is not asked."""
     return in_pieces(DetokenizeAnswer(HOLE), text_json(scored.prepared.notes))
-
-
-def _check_count(count: int, param: str, builder: PromptBuilder) -> None:
-    if count > builder.limits.max_request_tokens:
-        limit = builder.limits.max_request_tokens
-        raise TooManyTokens(f"{count} tokens, the limit is {limit}", param=param)
 
 
 TOKENIZE_TEXT = Dialect(

@@ -39,17 +39,6 @@ def about(text: str, default: bool | int | float | str | None = None) -> Meta:
     return Meta(description=text, extra_json_schema=extra)
 
 
-CacheSalt = Annotated[
-    Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")] | None,
-    about(
-        "Separates prefix caches: a request finds only what requests with the same API key and the "
-        "same salt have cached."
-    ),
-]
-Priority = Annotated[
-    Annotated[int, Meta(ge=-100, le=100)] | None,
-    about("Requests with a lower number run first.", 0),
-]
 ModelName = Annotated[
     str | None,
     about(
@@ -57,16 +46,6 @@ ModelName = Annotated[
         "`default` mean the only model; a server of several models answers 400."
     ),
 ]
-ErrorMode = Annotated[
-    Annotated[str, Meta(pattern=r"^(fail|null)\Z")] | None,
-    about(
-        "What an item that cannot be scored does. `fail`: it fails the request. `null`: it gets no "
-        "score and stands in `errors`, and the others are scored. Errors of the whole request are "
-        "the same with both.",
-        "fail",
-    ),
-]
-RawFlag = bool | str | None  # some clients send booleans as text
 ReturnMass = Annotated[
     bool | None,
     about(
@@ -75,27 +54,6 @@ ReturnMass = Annotated[
         False,
     ),
 ]
-MostTokens = Annotated[
-    int | None,
-    about("Cuts longer documents at their end, to this many tokens; 0 means never.", 0),
-]
-Truncate = Annotated[
-    RawFlag,
-    about(
-        "Cuts documents at their end where their prompts would not fit the model; by default false "
-        "or the server's `--rerank-truncate`."
-    ),
-]
-Instruction = Annotated[
-    str | None,
-    about("Replaces the family's own instruction; refused where the family has none."),
-]
-# Fields of answers.
-AnswerId = Annotated[str, about("The request's id, as in the header X-Request-Id.")]
-AnsweredModel = Annotated[str, about("The model's name as the request gave it, or else its own.")]
-Created = Annotated[int, about("Time of the answer, in seconds since 1970.")]
-Index = Annotated[int, about("Number of the document in the request, from 0.")]
-Truncated = Annotated[bool, about("true if it was cut, as the request allowed.")]
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
@@ -105,14 +63,31 @@ class ScoringBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, dict
 
     terms: ClassVar[Terms]  # no field: set by `strict_decoder`
     model: ModelName = None
-    priority: Priority = None
-    cache_salt: CacheSalt = None
+    priority: Annotated[
+        Annotated[int, Meta(ge=-100, le=100)] | None,
+        about("Requests with a lower number run first.", 0),
+    ] = None
+    cache_salt: Annotated[
+        Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")] | None,
+        about(
+            "Separates prefix caches: a request finds only what requests with the same API key and "
+            "the same salt have cached."
+        ),
+    ] = None
 
 
 class ItemsBody(ScoringBody, kw_only=True):
     """The fields of bodies whose items may fail alone."""
 
-    on_error: ErrorMode = None
+    on_error: Annotated[
+        Annotated[str, Meta(pattern=r"^(fail|null)\Z")] | None,
+        about(
+            "What an item that cannot be scored does. `fail`: it fails the request. `null`: it "
+            "gets no score and stands in `errors`, and the others are scored. Errors of the whole "
+            "request are the same with both.",
+            "fail",
+        ),
+    ] = None
 
 
 _KNOWN_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
@@ -252,10 +227,6 @@ def _inlined(schema: Any, components: dict[str, Any]) -> Any:
     return shown
 
 
-def _choices(found: re.Match[str]) -> str:
-    return f"must be one of {found[1].replace('|', ', ')}"
-
-
 def _invalid(message: str, body: type[msgspec.Struct]) -> InvalidRequest:
     """Return msgspec's message about a body as InvalidRequest, without text of the caller's.
 
@@ -273,7 +244,8 @@ def _invalid(message: str, body: type[msgspec.Struct]) -> InvalidRequest:
     at = _AT_PATH.match(message)
     if at is None:
         return InvalidRequest(message[:500])
-    text, path = _CHOICES.sub(_choices, at.group(1)), at.group(2)
+    text = _CHOICES.sub(lambda found: f"must be one of {found[1].replace('|', ', ')}", at[1])
+    path = at[2]
     return InvalidRequest(f"{path}: {text}"[:500], param=path[:100] or None)
 
 

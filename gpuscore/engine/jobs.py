@@ -152,6 +152,15 @@ class Share:
         return len(plan.item_ids) == 1 and not plan.request.every_position
 
     @property
+    def scored(self) -> list[int]:
+        """The items whose last token's row is scored, in order."""
+        plan = self.job.plan
+        items = self.items
+        if plan.rows is not None:
+            items = [item for item in items if len(plan.label_ids[item])]
+        return [*items, self.long[0]] if self.long and self.long_ends else items
+
+    @property
     def spans(self) -> list[tuple[int, int, int]]:
         """The scored rows, in order: (item or QUERY, the first one's number in it, their number).
 
@@ -159,8 +168,7 @@ class Share:
         """
         plan, (start, stop) = self.job.plan, self.query
         if not plan.request.every_position:
-            scored = [(item, 0, 1) for item in self.items if len(plan.label_ids[item])]
-            return scored + [(self.long[0], 0, 1)] if self.long and self.long_ends else scored
+            return [(item, 0, 1) for item in self.scored]
         spans = [(QUERY, start, stop - start)] if self.scores_query else []
         spans += [(item, 0, len(plan.item_ids[item])) for item in self.items]
         if self.long is not None:
@@ -172,6 +180,8 @@ class Share:
     @property
     def num_rows(self) -> int:
         """Number of scored rows."""
+        if not self.job.request.every_position:
+            return len(self.scored)
         return sum(count for _, _, count in self.spans)
 
     @property

@@ -106,6 +106,8 @@ def plan_items(
             position twice costs more than to leave a batch unfilled, so such a family may fill one.
     """
     query, items = cut_for_labels(request, limits)
+    if request.trie is None and not request.every_position and _all_begin_differently(items):
+        return Plan(request, query, items, request.label_ids)
     heads = _heads(request, items, limits)
     most = limits.max_tokens // (1 if request.every_position else parts)
     # With --deterministic bits depend on what is a segment.
@@ -126,6 +128,11 @@ def plan_items(
     own = [len(head.tokens) for head in heads if head.is_item]
     prompts = min(sum(own), every - len(own) * request.trie.num_nodes)
     return replace(made, label_tokens=every - prompts)
+
+
+def _all_begin_differently(items: Sequence[Int32Array]) -> bool:
+    """Return whether no two items are equal or share a beginning that could be shared."""
+    return len({item[:LEAST].tobytes() for item in items}) == len(items)
 
 
 def _equal_items(request: ScoreRequest) -> list[list[int]]:

@@ -1,6 +1,6 @@
 """A request's future, and the rows of its answer that have arrived, each at its place."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
@@ -126,17 +126,11 @@ class Ticket:
             The items of the plan with a non-finite row, which are not kept, and the number of such
             rows.
         """
-        spans = share.spans
-        rows = slice(first_row, first_row + sum(count for _, _, count in spans))
+        rows = slice(first_row, first_row + share.num_rows)
         bounds = batch.cu_labels[rows.start : rows.stop + 1]
         fine = self._finite(scores, rows, bounds)
         flaws = len(fine) - int(np.count_nonzero(fine))
-        starts = [*accumulate((count for _, _, count in spans), initial=0)]
-        broken: list[int] = []
-        if flaws:
-            pairs = zip(spans, pairwise(starts), strict=True)
-            broken = [item for (item, *_), own in pairs if not fine[slice(*own)].all()]
-        kept, places = self._places(spans, starts, broken)
+        kept, places, broken = self._places(share, fine)
         if self.request.every_position:
             self.position_logits[places] = scores.label_logits[bounds[0] : bounds[-1]][kept]
         else:
@@ -170,13 +164,21 @@ class Ticket:
         )
         return result if request.trie is None else _added_up(result, request.trie)
 
-    def _places(
-        self, spans: Sequence[tuple[int, int, int]], starts: Sequence[int], broken: Sequence[int]
-    ) -> tuple[Places, Places]:
-        """Return the numbers of a share's rows that are not broken, each with its answer's row.
+    def _places(self, share: Share, fine: BoolArray) -> tuple[Places, Places, list[int]]:
+        """Return the numbers of a share's rows that are kept, each with its answer's row, and the
+        items that have a row which is not `fine`.
 
         A row is there several times if several rows of the answer are equal to it.
         """
+        if self.plan.rows is None:  # an item is one row of the share and one of the answer
+            items = np.array(share.scored, np.int64)
+            return np.flatnonzero(fine), items[fine], items[~fine].tolist()
+        spans = share.spans
+        starts = [*accumulate((count for _, _, count in spans), initial=0)]
+        broken: list[int] = []
+        if not fine.all():
+            pairs = zip(spans, pairwise(starts), strict=True)
+            broken = [item for (item, *_), own in pairs if not fine[slice(*own)].all()]
         parts = [
             (start, row + first, count)
             for (item, first, count), start in zip(spans, starts, strict=False)
@@ -185,7 +187,7 @@ class Ticket:
         ]
         kept, places, counts = np.array(parts, np.int64).reshape(-1, 3).T
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        return np.repeat(kept, counts) + within, np.repeat(places, counts) + within
+        return np.repeat(kept, counts) + within, np.repeat(places, counts) + within, broken
 
     def _arrive(self, places: Places) -> None:
         """Mark these rows as arrived; what runs again repeats some."""

@@ -56,28 +56,24 @@ class ChatTemplate:
             template, {name: text for name, text in tokens.items() if text is not None}, file
         )
 
-    def marked(self, messages: Messages, options: Mapping[str, object]) -> str:
-        """Render the template with marks in place of the fields.
+    def marked_and_ends(
+        self, messages: Messages, options: Mapping[str, object]
+    ) -> tuple[str, dict[str, Ends]]:
+        """Render with marks in place of the fields, and return the white space that the template
+        drops around each text.
 
         Args:
             messages: the conversation; its contents may have fields like the parts of a family.
             options: variables of the template.
         """
-        return self._marked(messages, options, ("",))[0]
-
-    def marked_and_ends(
-        self, messages: Messages, options: Mapping[str, object]
-    ) -> tuple[str, dict[str, Ends]]:
-        """Render as `marked` does, and return the white space that it drops around each text."""
-        bare, *spaced = self._marked(messages, options, ("", *WHITE))
+        bare, *spaced = self._marked(messages, options)
         fields = [field for field in MARKS if MARKS[field] in bare]
         return bare, {field: _ends(MARKS[field], bare, spaced) for field in fields}
 
-    def _marked(
-        self, messages: Messages, options: Mapping[str, object], arounds: Sequence[str]
-    ) -> list[str]:
-        """Render with each of these texts before and after each mark, in one process."""
+    def _marked(self, messages: Messages, options: Mapping[str, object]) -> list[str]:
+        """Render with nothing and with each of WHITE around each mark, in one process."""
         fields = [f for f in MARKS if any("{" + f + "}" in content for _, content in messages)]
+        arounds = ("", *WHITE)
         conversations = [made for around in arounds for made in _conversations(messages, around)]
         try:
             made = render(self.text, {**self.variables, **options}, conversations)

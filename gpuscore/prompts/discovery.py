@@ -7,7 +7,7 @@ no source names a family, no family is guessed, and `/rerank` is refused with th
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from gpuscore.prompts.family import (
     QUERY,
     Activation,
     Ends,
+    Family,
     PromptFamily,
     literal,
 )
@@ -166,23 +167,16 @@ def _resolved(family: AnyFamily, directory: Path, specials: Sequence[str]) -> Pr
         text, ends = template.marked_and_ends(messages, family.options)
         made = parts_of(text, specials)
         # The model would generate the beginning of the answer, so it is tokenised as its own part.
-        return (*made, literal(family.answer)) if family.answer else made, ends | family.strip
+        return (*made, literal(family.answer)) if family.answer else made, {**ends, **family.strip}
 
     parts, strip = rendered(family.messages)
     answering_parts, answering_strip = rendered(family.answering) if family.answering else ((), {})
 
+    facts = {fact.name: getattr(family, fact.name) for fact in fields(Family)}
     return PromptFamily(
-        name=family.name,
-        source=family.source,
+        **facts | {"strip": strip},
         parts=parts,
-        labels=family.labels,
-        classes=family.classes,
         answering_parts=answering_parts,
-        first_tokens=bool(family.classes),
-        instruction=family.instruction,
-        activation=family.activation,
-        one_class=family.one_class,
-        strip=strip,
         answering_strip=answering_strip,
     )
 

@@ -1,7 +1,6 @@
 """Building a `ScoreRequest` from queries and documents, with the prompts of a family."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import groupby, islice, repeat
@@ -20,13 +19,12 @@ from gpuscore.prompts.family import (
 )
 from gpuscore.prompts.rerank_input import (
     DocumentRoom,
-    QueryGroup,
     Rerank,
     RerankInput,
     prompts_of,
 )
 from gpuscore.text.boundaries import OverLimit, beside
-from gpuscore.text.checks import Prompts, Wanted
+from gpuscore.text.checks import Prompts
 from gpuscore.text.controls import ControlToken, refused_controls
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
@@ -100,7 +98,8 @@ class FamilyPrompts:
             (query, [index for index, _ in numbered])
             for query, numbered in groupby(enumerate(inputs.queries), key=lambda pair: pair[1])
         ]
-        made = [self._group(inputs, query, indices, errors) for query, indices in groups]
+        truncated: list[int] = []
+        made = [self._group(inputs, query, indices, truncated, errors) for query, indices in groups]
         num_shared = made[0].num_shared
         # A pair's cut, on which bits depend, must not depend on the queries of other pairs.
         fixed = self._builder.backend.deterministic_chunk and isinstance(inputs.query, list)
@@ -109,9 +108,10 @@ class FamilyPrompts:
             num_shared = len(self._ids(template.fixed, {}))
         count = len(inputs.documents)
         prompts = Prompts(partial(prompts_of, made), count, num_shared, inputs.name)
-        wanted = Wanted(self.label_ids, inputs.need_lse, inputs.terms)
-        request = self._builder.from_prompts(prompts, wanted, errors)
-        return Rerank(request, tuple(index for group in made for index in group.truncated))
+        request = self._builder.from_prompts(
+            prompts, self.label_ids, inputs.terms, need_lse=inputs.need_lse, errors=errors
+        )
+        return Rerank(request, tuple(truncated))
 
     def raw_scores(self, result: ScoreResult) -> Float64Array:
         """Return the raw scores [N] of the documents, in their order."""
@@ -145,25 +145,35 @@ class FamilyPrompts:
         inputs: RerankInput,
         query: str,
         indices: list[int],
+        truncated: list[int],
         errors: ItemErrors | None,
-    ) -> QueryGroup:
-        """Make the prompts of one query's documents.
+    ) -> Prompts:
+        """Make the prompts of neighbouring documents that have the same query, and add the indices
+        of those that are cut to `truncated`.
 
         If the query is too long by itself, its documents get the error; a query of all documents
         raises it.
         """
         try:
-            with self._too_long(inputs.query_name):
-                return self._of_query(inputs, query, indices)
-        except PromptTooLong as error:
-            if errors is None or isinstance(inputs.query, str):
-                raise
-            for index in indices:
-                errors.add(index, error)
+            return self._of_query(inputs, query, indices, truncated)
+        except OverLimit as over:
+            error = PromptTooLong(
+                f"{inputs.query_name} gives prompts of at least {over.least} tokens, "
+                f"the limit is {self._limit}",
+                param=inputs.query_name,
+            )
+        except PromptTooLong as no_room:
+            error = no_room
+        if errors is None or isinstance(inputs.query, str):
+            raise error
+        for index in indices:
+            errors.add(index, error)
         count = len(indices)  # empty prompts stand in the place of those that cannot be made
-        return QueryGroup(lambda start: repeat(NO_TOKENS, count - start), count, 0, [])
+        return Prompts(lambda start: repeat(NO_TOKENS, count - start), count, 0, inputs.name)
 
-    def _of_query(self, inputs: RerankInput, query: str, indices: list[int]) -> QueryGroup:
+    def _of_query(
+        self, inputs: RerankInput, query: str, indices: list[int], truncated: list[int]
+    ) -> Prompts:
         template = self._template if inputs.query is None else self._answering
         own = self.family.instruction
         values = {
@@ -183,15 +193,15 @@ class FamilyPrompts:
         around = len(shared) + len(closing)
         whole = [template.text(DOCUMENT, inputs.documents[index]) for index in indices]
         documents = self._cut(inputs, whole, around, encoder, (head, tail))
-        pairs = zip(indices, whole, documents, strict=True)
-        truncated = [index for index, long, short in pairs if long != short]
         with refused_controls(inputs.query_name):
             num_shared = len(shared) + encoder.num_shared(head, self._limit)
+        pairs = zip(indices, whole, documents, strict=True)
+        truncated += [index for index, long, short in pairs if long != short]
 
         def texts(start: int) -> Iterator[str]:
             return (f"{document}{tail}" for document in islice(documents, start, None))
 
-        joined = encoder.joined_from(head, texts, False, self._limit - around)
+        joined = encoder.joined(head, texts, False, self._limit - around)
 
         def prompts(start: int) -> Iterator[Int32Array]:
             places = (f"{inputs.name}[{index}]" for index in indices[start:])
@@ -200,7 +210,7 @@ class FamilyPrompts:
                 while (middle := self._next(middles, head, next(places, ""), inputs)) is not None:
                     yield np.concatenate((shared, middle, closing))
 
-        return QueryGroup(prompts, len(indices), num_shared, truncated)
+        return Prompts(prompts, len(indices), num_shared, inputs.name)
 
     def _next(
         self, middles: Iterator[Int32Array], head: str, place: str, inputs: RerankInput
@@ -231,18 +241,6 @@ class FamilyPrompts:
     @property
     def _limit(self) -> int:
         return self._builder.backend.max_model_len
-
-    @contextmanager
-    def _too_long(self, query_name: str) -> Iterator[None]:
-        """Raise OverLimit, for the text before the documents, as PromptTooLong."""
-        try:
-            yield
-        except OverLimit as over:
-            raise PromptTooLong(
-                f"{query_name} gives prompts of at least {over.least} tokens, "
-                f"the limit is {self._limit}",
-                param=query_name,
-            ) from None
 
     def _label_ids(self) -> list[int]:
         family = self.family
@@ -276,7 +274,7 @@ class FamilyPrompts:
                 f"the answer {label!r} to prompts of {self.family.name} must be one token; with "
                 "this tokenizer it is part of another token"
             )
-        if len(tokens) > 1 and not self.family.first_tokens:
+        if len(tokens) > 1 and self.family.ranks:
             raise ConfigError(
                 f"the answer {label!r} to prompts of {self.family.name} must be one token; with "
                 f"this tokenizer it is {tokens}"

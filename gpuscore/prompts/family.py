@@ -20,8 +20,36 @@ NO_ENDS: Ends = ("", "")
 STRIPPED: dict[str, Ends] = dict.fromkeys((QUERY, DOCUMENT), (None, None))
 
 
-@dataclass(frozen=True, slots=True)
-class PromptFamily:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """The facts of a family, however its prompts are made.
+
+    Args:
+        name: as in `--family`.
+        source: the origin of the prompt and the formula.
+        labels: the tokens, or their ids, whose logits are read. For ranking, the first one means
+            relevant and the second one, if any, means not relevant.
+        classes: names of the labels in answers; they make the family a guard, whose labels may be
+            several tokens: only the first is read.
+        instruction: used if a request has none.
+        activation: turns a raw score into a relevance: "sigmoid" of raw / scale, which for two
+            labels and scale 1 is their softmax; or "none".
+        strip: by field, the characters that are dropped around its text.
+        one_class: the only label is the class of a head, not a token.
+    """
+
+    name: str
+    source: str
+    labels: tuple[str | int, ...]
+    classes: tuple[str, ...] = ()
+    instruction: str = ""
+    activation: Activation = "sigmoid"
+    strip: Mapping[str, Ends] = field(default_factory=dict)
+    one_class: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptFamily(Family):
     """A family of models that judge a text by the next token or by a head with one class.
 
     Requests do not change it, except that they may bring their own instruction. A prompt is made of
@@ -30,23 +58,12 @@ class PromptFamily:
     text can end its turn in the conversation or begin another one.
 
     Args:
-        name: as in `--family`.
-        source: the origin of the prompt and the formula.
         parts: have the fields {instruction}, {query} and {document}, each at most once, the
             document last, so that all documents of a query share the text before it. Only guards
             may lack a query.
-        labels: the tokens, or their ids, whose logits are read. For ranking, the first one means
-            relevant and the second one, if any, means not relevant.
-        classes: names of the labels in answers; they make the family a guard.
         answering_parts: a guard's parts for a text that answers a query.
-        first_tokens: a label may be several tokens; only the first is read.
-        instruction: used if a request has none.
-        activation: turns a raw score into a relevance: "sigmoid" of raw / scale, which for two
-            labels and scale 1 is their softmax; or "none".
         scale: divisor of raw scores.
-        strip: by field, the characters that are dropped around its text.
-        answering_strip: the same in `answering_parts`.
-        one_class: the only label is the class of a head, not a token.
+        answering_strip: `strip` in `answering_parts`.
         padding: the padding token of a model with a head, which transformers reads at the last
             other token. None: it has none.
 
@@ -54,19 +71,10 @@ class PromptFamily:
         ValueError: the parts lack a required field, or have an unknown or repeated one.
     """
 
-    name: str
-    source: str
     parts: tuple[str, ...]
-    labels: tuple[str | int, ...]
-    classes: tuple[str, ...] = ()
     answering_parts: tuple[str, ...] = ()
-    first_tokens: bool = False
-    instruction: str = ""
-    activation: Activation = "sigmoid"
     scale: float = 1.0
-    strip: Mapping[str, Ends] = field(default_factory=dict)
     answering_strip: Mapping[str, Ends] = field(default_factory=dict)
-    one_class: bool = False
     padding: int | None = None
 
     def __post_init__(self) -> None:

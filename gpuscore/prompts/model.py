@@ -30,7 +30,6 @@ class ModelFiles:
     """The contents of a model's directory from which prompts are made."""
 
     encoder: TextEncoder | None
-    specials: list[str]
     head: ClassifierHead | None
     template: ChatTemplate | None
     family: PromptFamily | None
@@ -51,7 +50,7 @@ class ModelFiles:
         encoder = TextEncoder.read(directory, "" if template is None else template.text)
         specials = [] if encoder is None else encoder.markers
         chosen = find_family(family, directory, names, specials, head=head)
-        return cls(encoder, specials, head, template, family=chosen)
+        return cls(encoder, head, template, family=chosen)
 
     def prompts(self, backend: BackendLimits, limits: RequestLimits) -> "ModelPrompts":
         """Return the builders for a loaded model; raises ConfigError if the family does not fit."""

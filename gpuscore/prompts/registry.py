@@ -11,35 +11,26 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from gpuscore.prompts.chat import Messages
-from gpuscore.prompts.family import ONLY_CLASS, STRIPPED, Activation, Ends, PromptFamily
+from gpuscore.prompts.family import ONLY_CLASS, STRIPPED, Family, PromptFamily
 
 
-@dataclass(frozen=True, slots=True)
-class ChatFamily:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatFamily(Family):
     """A family whose prompt is made by the model's own chat template.
 
+    `strip` is white space around texts that is dropped even if the template keeps it.
+
     Args:
-        name, source, labels, classes, instruction: as in `PromptFamily`.
         messages: the conversation, whose contents have the fields of a family's parts.
         answering: a guard's conversation for a text that answers a query.
         answer: the beginning of the model's answer, before the label.
         options: variables of the template, such as add_generation_prompt.
-        activation, one_class: as in `PromptFamily`.
-        strip: white space around texts that is dropped even if the template keeps it.
     """
 
-    name: str
-    source: str
     messages: Messages
-    labels: tuple[str | int, ...]
-    classes: tuple[str, ...] = ()
     answering: Messages = ()
     answer: str = ""
-    instruction: str = ""
     options: Mapping[str, object] = field(default_factory=dict)
-    activation: Activation = "sigmoid"
-    one_class: bool = False
-    strip: dict[str, Ends] = field(default_factory=dict)
 
 
 _QWEN_SYSTEM = (

@@ -29,7 +29,6 @@ SHOWN = 200  # characters of a reason
 
 # The outcome of a conversation: its text, a refusal, or a limit exceeded.
 _TEXT, _REFUSED, _LIMIT = "text", "refused", "limit"
-Conversation = Sequence[Mapping[str, object]]
 
 
 class TemplateLimit(ConfigError):
@@ -39,7 +38,7 @@ class TemplateLimit(ConfigError):
 def render(
     template: str,
     variables: Mapping[str, object],
-    conversations: Sequence[Conversation],
+    conversations: Sequence[Sequence[Mapping[str, object]]],
 ) -> list[str | ConfigError]:
     """Return each rendered conversation, or the error that says why it cannot be rendered.
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from gpuscore.errors import InvalidRequest
 from gpuscore.text.boundaries import OverLimit
-from gpuscore.text.checks import PromptsFrom
+from gpuscore.text.checks import Prompts
 from gpuscore.text.controls import ControlToken
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import Int32Array
@@ -91,28 +91,11 @@ class Rerank:
     truncated: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class QueryGroup:
-    """The prompts of neighbouring documents that have the same query.
-
-    Args:
-        prompts: the ids of their prompts.
-        count: number of documents.
-        num_shared: number of first tokens that all prompts share, known from the query alone.
-        truncated: indices of the documents that were cut.
-    """
-
-    prompts: PromptsFrom
-    count: int
-    num_shared: int
-    truncated: list[int]
-
-
-def prompts_of(groups: Sequence[QueryGroup], start: int) -> Iterator[Int32Array]:
+def prompts_of(groups: Sequence[Prompts], start: int) -> Iterator[Int32Array]:
     """Yield the prompts of all groups, one after the other, from prompt number `start` on."""
     for group in groups:
         if start < group.count:
-            yield from group.prompts(start)
+            yield from group.ids(start)
         start = max(0, start - group.count)
 
 
@@ -135,7 +118,7 @@ class DocumentRoom:
         self._encoder, self._tail, self._limit = encoder, tail, limit
         self._free = limit - len(encoder.plain_ids(head + tail, limit))
         self._text = tail
-        self._joined = encoder.joined_from(head, lambda _: [self._text], False, limit)
+        self._joined = encoder.joined(head, lambda _: [self._text], False, limit)
 
     def cut(self, document: str) -> str | None:
         """Return the document if it fits, else its longest beginning of whole tokens that does.

@@ -24,7 +24,7 @@ from gpuscore.text.boundaries import COPIED, OverLimit, announce
 from gpuscore.text.score_input import ScoreInput, lists_of
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import NO_TOKENS, BackendLimits, Int32Array
-from gpuscore.types.request import LabelTrie, Terms
+from gpuscore.types.request import LabelTrie
 from gpuscore.types.results import OF_ITEMS, ItemErrors, ItemsRefused
 
 PromptsFrom = Callable[[int], Iterator[Int32Array]]  # the prompts from this number on
@@ -46,20 +46,6 @@ class Prompts:
     count: int
     num_shared: int
     name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The results that are wanted of each prompt, and the request's terms.
-
-    Args:
-        label_ids: one list for all prompts, or one list for each.
-    """
-
-    label_ids: Sequence[int] | Sequence[Sequence[int]]
-    need_lse: bool
-    terms: Terms
-    num_top: int = 0
 
 
 class PromptChecks:

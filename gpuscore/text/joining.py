@@ -9,19 +9,18 @@ import numpy as np
 
 from gpuscore.config import RequestLimits
 from gpuscore.errors import (
-    GpuscoreError,
     InvalidRequest,
     PromptTooLong,
     TooManyItems,
     TooManyTokens,
 )
 from gpuscore.text.boundaries import is_long
-from gpuscore.text.checks import LabelReader, PromptChecks, Prompts, PromptsFrom, Wanted
-from gpuscore.text.score_input import ScoreInput, factor, factor_ids, lists_of, split, stop_over
+from gpuscore.text.checks import LabelReader, PromptChecks, Prompts, PromptsFrom
+from gpuscore.text.score_input import ScoreInput, factor, factor_ids, split, stop_over
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import BackendLimits, Int32Array, common_prefix
 from gpuscore.types.labels import most_tokens
-from gpuscore.types.request import ScoreRequest
+from gpuscore.types.request import ScoreRequest, Terms
 from gpuscore.types.results import ItemErrors, ItemsRefused
 
 
@@ -84,7 +83,7 @@ class PromptBuilder:
         errors: ItemErrors | None,
     ) -> ScoreRequest | None:
         """Return the request; raise ItemsRefused once every item has an error in `errors`."""
-        _at_most(TooManyItems, "items", len(inputs.items), self.limits.max_items)
+        self.check_count("items", len(inputs.items))
         labels, trie = self._labels.read(inputs, default_labels)
         if not inputs.items:
             return None
@@ -95,8 +94,7 @@ class PromptBuilder:
         query, items = before._one_by_one(inputs, errors) if parts is None else parts
         need_lse, terms = inputs.need_lse or trie is not None, inputs.terms._asdict()
         request = ScoreRequest(query, items, labels, need_lse, **terms, trie=trie)
-        tokens = most_tokens(request, self.backend)
-        _at_most(TooManyTokens, "items", tokens, self.limits.max_request_tokens)
+        self.check_tokens("items", most_tokens(request, self.backend))
         return request
 
     def _one_by_one(
@@ -124,7 +122,13 @@ class PromptBuilder:
         return factor(checked, query_len, most)
 
     def from_prompts(
-        self, prompts: Prompts, wanted: Wanted, errors: ItemErrors | None = None
+        self,
+        prompts: Prompts,
+        label_ids: Sequence[int],
+        terms: Terms,
+        need_lse: bool,
+        num_top: int = 0,
+        errors: ItemErrors | None = None,
     ) -> ScoreRequest:
         """Return a request of prompts that are already token ids.
 
@@ -137,16 +141,9 @@ class PromptBuilder:
             query, items = split(checked, max(0, prompts.num_shared - 1), most, name)
         else:
             query, items = factor(checked, prompts.num_shared, most, name)
-        lists = lists_of(wanted.label_ids)
-        labels = (
-            tuple(self._labels.array(ids, name) for ids in lists)
-            if lists
-            else self._labels.same(wanted.label_ids, prompts.count)  # type: ignore[arg-type]
-        )
-        terms = wanted.terms._asdict()
-        lse, top = wanted.need_lse, wanted.num_top
-        request = ScoreRequest(query, items, labels, lse, num_top=top, **terms)
-        _at_most(TooManyTokens, name, request.num_tokens, most)
+        labels = self._labels.same(label_ids, prompts.count)
+        request = ScoreRequest(query, items, labels, need_lse, num_top=num_top, **terms._asdict())
+        self.check_tokens(name, request.num_tokens)
         return request
 
     def whole_prompts(
@@ -182,12 +179,19 @@ class PromptBuilder:
             total += len(made)
             if isinstance(elements[0], str):
                 stop_over(most, total, name)
-        _at_most(TooManyTokens, name, total, most)
+        self.check_tokens(name, total)
         return tuple(prompts)
 
     def check_count(self, name: str, count: int) -> None:
         """Raise TooManyItems if `count` is over the limit; called before any work on the items."""
-        _at_most(TooManyItems, name, count, self.limits.max_items)
+        if count > self.limits.max_items:
+            raise TooManyItems(f"{count} items, the limit is {self.limits.max_items}", param=name)
+
+    def check_tokens(self, name: str, count: int) -> None:
+        """Raise TooManyTokens if `count` is over the limit."""
+        most = self.limits.max_request_tokens
+        if count > most:
+            raise TooManyTokens(f"{count} tokens, the limit is {most}", param=name)
 
     def _ids_at_once(self, inputs: ScoreInput) -> tuple[Int32Array, tuple[Int32Array, ...]] | None:
         """Return the result of `factor`, computed faster; None if the faster way does not apply."""
@@ -226,10 +230,10 @@ class PromptBuilder:
         items: Sequence[str] = inputs.items  # type: ignore[assignment]
 
         if inputs.item_first or len(items) > 1:
-            return encoder.joined_from(
+            return encoder.joined(
                 query, lambda start: islice(items, start, None), inputs.item_first, limit
             ), 0  # not used
-        prompt, alone = encoder.joined(query, [*items, ""], False, limit)
+        prompt, alone = encoder.joined(query, lambda _: [*items, ""], False, limit)(0)
         return lambda start: iter([prompt][start:]), common_prefix(prompt, alone)
 
     def _fixed_cut(self, inputs: ScoreInput) -> int:
@@ -261,9 +265,3 @@ class PromptBuilder:
         if self.encoder is None:
             raise InvalidRequest("this model has no tokenizer: send token ids", param=param)
         return self.encoder
-
-
-def _at_most(error: type[GpuscoreError], param: str, count: int, limit: int) -> None:
-    if count > limit:
-        what = "tokens" if error is TooManyTokens else "items"
-        raise error(f"{count} {what}, the limit is {limit}", param=param)

@@ -39,7 +39,6 @@ from gpuscore.text.declared import (
 from gpuscore.types.batch import NO_TOKENS, Int32Array
 
 NONE = NO_TOKENS, NO_TOKENS
-SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class TextEncoder:
@@ -135,21 +134,12 @@ class TextEncoder:
     def joined(
         self,
         query: str,
-        items: Iterable[str],
-        item_first: bool,
-        limit: int | None = None,
-    ) -> Iterator[Int32Array]:
-        """Yield the ids of query + item (or item + query), as `prompts` does, but faster."""
-        return self.joined_from(query, lambda _: items, item_first, limit)(0)
-
-    def joined_from(
-        self,
-        query: str,
         items: Callable[[int], Iterable[str]],
         item_first: bool,
         limit: int | None = None,
     ) -> Callable[[int], Iterator[Int32Array]]:
-        """Return a function that yields what `joined` yields, from the item of a number on.
+        """Return a function that yields the ids of query + item (or item + query), as `prompts`
+        does but faster, from the item of a number on.
 
         The query is cut at a safe cut (`boundaries`), if it has one. The part before the cut (after
         it, with `item_first`) has the same ids in every prompt and is encoded once, however often
@@ -203,8 +193,7 @@ class TextEncoder:
         cut = self._boundaries and self._boundaries.last(query)
         if not cut:
             return 0
-        shared = self.plain_ids(query[:cut], limit)
-        return len(self._specials.opening) + len(shared)
+        return len(self._specials.opening) + len(self.plain_ids(query[:cut], limit))
 
     def _allowed(self, ids: Int32Array) -> Int32Array:
         return ids if self._forbidden is None else self._forbidden.checked(ids)

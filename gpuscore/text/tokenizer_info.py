@@ -1,7 +1,4 @@
-"""Settings of a model's tokenizer, for /tokenizer_info.
-
-They are apart from the encoder, because scoring in process needs no msgspec.
-"""
+"""Settings of a model's tokenizer, for /tokenizer_info."""
 
 from pathlib import Path
 
@@ -9,7 +6,9 @@ import msgspec
 
 from gpuscore.models.files import read_object
 from gpuscore.text.declared import token_text
-from gpuscore.text.tokenizer import SPECIAL_TOKENS, TextEncoder
+from gpuscore.text.tokenizer import TextEncoder
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class TokenizerInfo(msgspec.Struct):

@@ -199,13 +199,19 @@ def test_a_row_that_ends_every_engine_is_bad_and_the_others_are_scored(tmp_path)
 
 
 RANKER = PromptFamily(
-    "ranker",
-    "tests",
-    ("{instruction} {query} item: ", "{document}"),
-    ("yes", "no"),
+    name="ranker",
+    source="tests",
+    parts=("{instruction} {query} item: ", "{document}"),
+    labels=("yes", "no"),
     instruction="judge",
 )
-GUARD = PromptFamily("guard", "tests", ("text: ", "{document}"), ("yes", "no"), ("safe", "unsafe"))
+GUARD = PromptFamily(
+    name="guard",
+    source="tests",
+    parts=("text: ", "{document}"),
+    labels=("yes", "no"),
+    classes=("safe", "unsafe"),
+)
 PAIRS = make_rows(60, queries=9)
 
 

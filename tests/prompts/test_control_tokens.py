@@ -37,7 +37,7 @@ CHAT = (
 
 
 def prompts_of(tokenizer, parts=PARTS):
-    family = PromptFamily("test", "", parts, (1,))
+    family = PromptFamily(name="test", source="", parts=parts, labels=(1,))
     return FamilyPrompts(family, PromptBuilder(TextEncoder(tokenizer), LIMITS, RequestLimits()))
 
 

@@ -143,7 +143,7 @@ def test_formulas(prompts_of):
 
 
 def test_a_label_that_is_no_token(prompts_of):
-    odd = PromptFamily("odd", "", ("{query}{document}",), labels=("perhaps",))
+    odd = PromptFamily(name="odd", source="", parts=("{query}{document}",), labels=("perhaps",))
     with pytest.raises(ConfigError, match=r"'perhaps' .* must be one token; .* it is \["):
         prompts_of(odd)
 
@@ -159,7 +159,7 @@ def test_a_label_that_is_no_token(prompts_of):
 )
 def test_impossible_prompts(parts):
     with pytest.raises(ValueError, match="the prompt of odd"):
-        PromptFamily("odd", "", parts, labels=("yes",))
+        PromptFamily(name="odd", source="", parts=parts, labels=("yes",))
 
 
 def test_special_tokens_stand_apart():

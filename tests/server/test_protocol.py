@@ -41,6 +41,7 @@ class Application:
     async def __call__(self, scope, receive, send):
         self.at_once += 1
         self.most = max(self.most, self.at_once)
+        await asyncio.sleep(0)  # as work that takes a while
         body, more = b"", True
         while more:
             message = await receive()

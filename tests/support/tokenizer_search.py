@@ -56,7 +56,7 @@ def plain(tokenizer, text, special=True):
 
 def check(tokenizer, encoder, query, items):
     for item_first in (False, True):
-        got = [ids.tolist() for ids in encoder.joined(query, items, item_first)]
+        got = [ids.tolist() for ids in encoder.joined(query, lambda _: items, item_first)(0)]
         expected = [plain(tokenizer, i + query if item_first else query + i) for i in items]
         assert got == expected
 

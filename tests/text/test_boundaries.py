@@ -32,10 +32,10 @@ def test_a_plain_query_is_cut_near_its_end(name):
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_what_all_prompts_share_depends_on_the_query_alone(name):
     encoder = pair(name)[1]
+    items = ["", "s", " dog", "\n\n", ENGLISH, "\u0301x"]
     for query in (ENGLISH, ENGLISH[:-7], ENGLISH + "\n", "ab"):
         count = encoder.num_shared(query)
-        items = ["", "s", " dog", "\n\n", ENGLISH, "\u0301x"]
-        prompts = [*encoder.joined(query, items, item_first=False)]
+        prompts = [*encoder.joined(query, lambda _: items, item_first=False)(0)]
         assert all((prompt[:count] == prompts[0][:count]).all() for prompt in prompts)
         assert min(map(len, prompts)) >= count
     assert encoder.num_shared(ENGLISH) > 0
@@ -57,7 +57,7 @@ def test_the_query_is_encoded_once(monkeypatch):
     monkeypatch.setattr(encoder, "_encode", counting)
     for item_first in (False, True):
         encoded.clear()
-        assert len([*encoder.joined(ENGLISH * 20, ["a dog"] * 100, item_first)]) == 100
+        assert len([*encoder.joined(ENGLISH * 20, lambda _: ["a dog"] * 100, item_first)(0)]) == 100
         assert sum(encoded) < len(ENGLISH) * 20 + 100 * 70
 
 

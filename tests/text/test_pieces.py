@@ -48,7 +48,7 @@ def test_pieces_make_the_ids_of_the_whole(short_pieces, name):
         for special in (False, True):
             (got,) = encoder.prompts([text], special)
             assert got.tolist() == plain(tokenizer, text, special)
-        got = [ids.tolist() for ids in encoder.joined(query, [item, text, ""], False)]
+        got = [ids.tolist() for ids in encoder.joined(query, lambda _: [item, text, ""], False)(0)]
         assert got == [plain(tokenizer, query + ending) for ending in (item, text, "")]
         encoding = tokenizer.encode(text, add_special_tokens=False)
         for count in (1, 3, len(encoding.ids), len(encoding.ids) + 1):

@@ -141,7 +141,7 @@ def test_a_tokenizer_panic_is_an_error_of_its_own():
     with pytest.raises(InternalError):
         list(text.prompts(["a"]))
     with pytest.raises(InternalError):
-        list(text.joined("a query that can be cut", ["a"], item_first=False))
+        list(text.joined("a query that can be cut", lambda _: ["a"], False)(0))
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,8 @@ def test_no_control_tokens_and_the_ids_of_transformers(name):
     make, before, after = REAL[name]
     tokenizer, rng = make(), random.Random(1)
     reference = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
-    family = PromptFamily("test", "", (before, "user\n{query} {document}", after), (1,))
+    parts = (before, "user\n{query} {document}", after)
+    family = PromptFamily(name="test", source="", parts=parts, labels=(1,))
     builder = PromptBuilder(TextEncoder(tokenizer), LIMITS, REQUESTS)
     prompts = FamilyPrompts(family, builder)
     control = {id: token.content for id, token in tokenizer.get_added_tokens_decoder().items()}

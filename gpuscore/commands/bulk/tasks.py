@@ -18,8 +18,7 @@ from gpuscore.commands.bulk.options import BatchOptions, Decoded, Texts
 from gpuscore.commands.bulk.work import Answer, Result
 from gpuscore.dialects.dialect import Scored, answered_name, choose
 from gpuscore.dialects.served import LoadedModel, ModelTable, ServedModel
-from gpuscore.dialects.table import DIALECT_OF
-from gpuscore.dialects.wire import encode_error
+from gpuscore.dialects.table import DIALECT_OF, error_json
 from gpuscore.errors import ConfigError, GpuscoreError, MethodNotAllowed, NotFound
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.rerank_input import RerankInput
@@ -281,9 +280,7 @@ def _answered(line: RequestLine, scored: Scored[Any]) -> Answer:
 
 
 def _refused(line: RequestLine, record: RequestRecord, error: GpuscoreError) -> Answer:
-    dialect = DIALECT_OF.get(line.url)
-    encode = encode_error if dialect is None else dialect.encode_error
-    return _answer(line, record, error.status, encode(error, record.variant))
+    return _answer(line, record, error.status, error_json(error, record))
 
 
 def _answer(line: RequestLine, record: RequestRecord, status: int, body: bytes) -> Answer:
