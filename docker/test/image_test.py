@@ -82,7 +82,7 @@ class Container:
         self._engine, self._image = engine, image
         described = json.loads(self.do("image", "inspect", image))[0]
         self.config: dict[str, Any] = described["Config"]
-        self.health = (self.config.get("Healthcheck") or described["HealthCheck"])["Test"]
+        self.health = (self.config.get("Healthcheck") or described["Healthcheck"])["Test"]
         self._variables = [f"--env={variable}" for variable in environment]
         self._name = ""
 

@@ -234,9 +234,16 @@ def _add_share(
         states = job.kept_states(start, stop, limits.page_size)
         if share.items and share.is_one_prompt and not limits.deterministic_chunk:
             tokens = np.concatenate((plan.query_ids[start:], plan.item_ids[0]))
-            whole = Segment(tokens, start, row, slots=slots, states=states)
-            labels, lse = plan.label_ids[0], request.need_lse
-            segments.add(replace(whole, label_ids=labels, need_lse=lse))
+            whole = Segment(
+                tokens,
+                start,
+                row,
+                slots=slots,
+                states=states,
+                label_ids=plan.label_ids[0],
+                need_lse=request.need_lse,
+            )
+            segments.add(whole)
             return
         segment = Segment(plan.query_ids[start:stop], start, row, slots=slots, states=states)
         if request.query_labels is not None:
@@ -267,9 +274,17 @@ def _add_families(
         if above >= 0:
             parent = place[above]
             start = segments.start[parent] + len(segments.token_ids[parent])
-        segment = Segment(plan.item_ids[item], start, row, parent, every_row=every)
-        if len(labels := plan.label_ids[item]):
-            segment = replace(segment, label_ids=labels, need_lse=plan.request.need_lse)
+        labels = plan.label_ids[item]
+        scored = len(labels) > 0
+        segment = Segment(
+            plan.item_ids[item],
+            start,
+            row,
+            parent,
+            label_ids=labels if scored else None,
+            need_lse=scored and plan.request.need_lse,
+            every_row=every,
+        )
         place[item] = segments.add(segment)
 
 
