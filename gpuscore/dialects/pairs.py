@@ -85,18 +85,15 @@ def are_pairs(body: bytes) -> bool:
 
 
 def decode_pairs(body: bytes, record: RequestRecord, limits: RequestLimits | None) -> CheckedPairs:
-    """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
-    return _checked(_decoded(body, record, limits))
-
-
-def _checked(body: PairsBody) -> CheckedPairs:
-    """Return the pairs as queries and documents of a prompt family.
+    """Decode a body, and return its pairs as queries and documents of a prompt family.
 
     Raises:
-        InvalidRequest: fields exclude each other or are not supported.
+        InvalidRequest: fields exclude each other or are not supported; the message never holds the
+            body's text.
     """
-    (first, queries), (second, documents) = _side(body, FIRST), _side(body, SECOND)
-    body.check_cut()
+    fields = _decoded(body, record, limits)
+    (first, queries), (second, documents) = _side(fields, FIRST), _side(fields, SECOND)
+    fields.check_cut()
     texts: list[str | None] = [documents] if isinstance(documents, str) else documents
     if isinstance(queries, list) and len(queries) == 1 < len(texts) and queries[0] is not None:
         queries = queries[0]
@@ -108,14 +105,14 @@ def _checked(body: PairsBody) -> CheckedPairs:
     made = RerankInput(
         query=queries if isinstance(queries, str) else [text or "" for text in queries],
         documents=[text or "" for text in texts],
-        instruction=body.instruction,
-        most_tokens=body.max_tokens_per_doc or None,
-        fit=body.truncate_prompt_tokens == -1,
-        terms=body.terms,
+        instruction=fields.instruction,
+        most_tokens=fields.max_tokens_per_doc or None,
+        fit=fields.truncate_prompt_tokens == -1,
+        terms=fields.terms,
         name=second,
         query_name=first,
     )
-    return CheckedRanking(body, made, refused)
+    return CheckedRanking(fields, made, refused)
 
 
 def _side(body: PairsBody, names: tuple[str, ...]) -> tuple[str, Texts]:

@@ -25,6 +25,7 @@ from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import ModelName, about, strict_decoder
 from gpuscore.errors import InvalidRequest, TooManyTokens
 from gpuscore.text.boundaries import OverLimit
+from gpuscore.text.checks import need_encoder
 
 
 @accepting("chat", "tokenize")
@@ -62,7 +63,7 @@ def prepare_tokenize(model: LoadedModel, body: TokenizeBody) -> PreparedBody:
         InvalidRequest: the model has no tokenizer.
         TooManyTokens: the text has more tokens than `--max-request-tokens`.
     """
-    encoder = model.prompts.builder.need_encoder("prompt")
+    encoder = need_encoder(model.prompts.builder.encoder, "prompt")
     limit = model.prompts.builder.limits.max_request_tokens
     special = body.add_special_tokens is not False
     try:

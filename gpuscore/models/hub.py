@@ -8,7 +8,7 @@ unknown architecture.
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -141,10 +141,15 @@ def _refuse_adapter(directory: Path) -> None:
     )
 
 
+def architecture_name(config: Mapping[str, Any]) -> str:
+    """Return the architecture that a config.json names; empty if it names none."""
+    names = config.get("architectures")
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+
+
 def _refuse_kind(directory: Path, config: dict[str, Any]) -> None:
     """Refuse an encoder, an encoder-decoder, a model of images or sound, or without a head."""
-    names = config.get("architectures")
-    name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    name = architecture_name(config)
     subject = f"MODEL {directory} is {name or shown(config.get('model_type'))}"
     for is_kind, why in _KINDS:
         if key := is_kind(name, config):

@@ -13,6 +13,7 @@ from typing import Any
 
 from gpuscore.errors import ConfigError
 from gpuscore.models.files import as_object, read_json, read_object, shown
+from gpuscore.models.hub import architecture_name
 from gpuscore.prompts.chat import BESIDE, ChatTemplate, Messages, parts_of
 from gpuscore.prompts.family import (
     DOCUMENT,
@@ -54,10 +55,10 @@ def read_classifier_head(directory: Path) -> ClassifierHead | None:
     Raises:
         ConfigError: the number of classes in config.json is not valid.
     """
-    if not architecture_name(directory).endswith("ForSequenceClassification"):
-        return None
     path = directory / "config.json"
     config = read_object(path) or {}
+    if not architecture_name(config).endswith("ForSequenceClassification"):
+        return None
     names = config.get("id2label")
     if names is None:
         count = config.get("num_labels", 2)  # transformers' default
@@ -80,12 +81,6 @@ def _head_activation(num_classes: int, problem: object) -> Activation:
         return "none"
     several = num_classes == 1 or problem == "multi_label_classification"
     return "sigmoid" if several else "softmax"
-
-
-def architecture_name(directory: Path) -> str:
-    """Return the architecture that config.json names; empty if it names none."""
-    names = (read_object(directory / "config.json") or {}).get("architectures")
-    return str(names[0]) if isinstance(names, list) and names else ""
 
 
 def find_family(
@@ -116,7 +111,7 @@ def find_family(
     if wanted != "auto":
         return _for_head(_resolved(FAMILIES[wanted], directory, specials), head)
     config = read_object(directory / "config.json") or {}
-    known = by_name(names, architecture_name(directory))
+    known = by_name(names, architecture_name(config))
     if config.get("is_original_qwen3_reranker") is True:  # vLLM's key
         known = QWEN3_RERANKER
     chosen = _sentence_transformers(directory, specials, known)
@@ -197,7 +192,9 @@ def _sentence_transformers(
     if template is None:
         raise ConfigError(f"{directory} has a {LOGIT_SCORE} module but no chat template")
     instruction = _instruction(directory / "config_sentence_transformers.json")
-    text, strip = _rendered(template, bool(instruction), _template_options(directory))
+    system = [("system", "{" + INSTRUCTION + "}")] if instruction else []
+    messages = [*system, (QUERY, "{" + QUERY + "}"), (DOCUMENT, "{" + DOCUMENT + "}")]
+    text, strip = template.marked_and_ends(messages, _template_options(directory))
     formula = _formula(directory)
     if isinstance(known, PromptFamily) and known.ranks:
         if formula != (known.activation, known.scale):
@@ -306,12 +303,3 @@ def _template_options(directory: Path) -> dict[str, Any]:
     for name in ("processing_kwargs", "chat_template"):
         options = as_object(options.get(name) or {}, f"{path}: {name}")
     return dict(options)
-
-
-def _rendered(
-    template: ChatTemplate, with_instruction: bool, options: dict[str, Any]
-) -> tuple[str, dict[str, Ends]]:
-    """Return the prompt with marks, and the white space that the template drops around texts."""
-    system = [("system", "{" + INSTRUCTION + "}")] if with_instruction else []
-    messages = [*system, (QUERY, "{" + QUERY + "}"), (DOCUMENT, "{" + DOCUMENT + "}")]
-    return template.marked_and_ends(messages, options)

@@ -16,7 +16,6 @@ ONLY_CLASS = 0
 Activation: TypeAlias = Literal["softmax", "sigmoid", "none"]
 # Characters that are dropped before and after a text; None: all white space.
 Ends: TypeAlias = tuple[str | None, str | None]
-NO_ENDS: Ends = ("", "")
 STRIPPED: dict[str, Ends] = dict.fromkeys((QUERY, DOCUMENT), (None, None))
 
 
@@ -151,5 +150,5 @@ class DocumentTemplate:
 
     def text(self, field: str, value: str) -> str:
         """Return the text of a field as it goes into the prompt."""
-        before, after = self._strip.get(field, NO_ENDS)
+        before, after = self._strip.get(field, ("", ""))
         return value.lstrip(before).rstrip(after)

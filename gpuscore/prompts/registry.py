@@ -33,11 +33,6 @@ class ChatFamily(Family):
     options: Mapping[str, object] = field(default_factory=dict)
 
 
-_QWEN_SYSTEM = (
-    "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant."
-    "<|im_end|>\n<|im_start|>user\n"
-)
-
 QWEN3_RERANKER = PromptFamily(
     name="qwen3-reranker",
     source="https://huggingface.co/Qwen/Qwen3-Reranker-0.6B",
@@ -55,7 +50,8 @@ MXBAI_RERANK_V2 = PromptFamily(
     name="mxbai-rerank-v2",
     source="https://github.com/mixedbread-ai/mxbai-rerank",
     parts=(
-        _QWEN_SYSTEM,
+        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+        "<|im_end|>\n<|im_start|>user\n",
         "query: {query}",
         "\n",
         "document: {document}",

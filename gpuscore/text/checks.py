@@ -213,7 +213,7 @@ class LabelReader:
     def _tokenised(self, labels: Sequence[str]) -> list[Int32Array]:
         most, sequences = self.limits.max_label_tokens, list[Int32Array]()
         try:
-            for tokens in self._need_encoder().prompts(labels, False, most):
+            for tokens in need_encoder(self.encoder, "labels").prompts(labels, False, most):
                 param = f"labels[{len(sequences)}]"
                 if not len(tokens):
                     raise EmptyLabels(f"{param} is 0 tokens, it must be at least one", param=param)
@@ -254,10 +254,12 @@ class LabelReader:
                 param=param,
             )
 
-    def _need_encoder(self) -> TextEncoder:
-        if self.encoder is None:
-            raise InvalidRequest("this model has no tokenizer: send token ids", param="labels")
-        return self.encoder
+
+def need_encoder(encoder: TextEncoder | None, param: str) -> TextEncoder:
+    """Return the tokenizer; raise InvalidRequest, naming this field, if there is none."""
+    if encoder is None:
+        raise InvalidRequest("this model has no tokenizer: send token ids", param=param)
+    return encoder
 
 
 def class_ids(labels: Sequence[str], classes: Sequence[str]) -> list[int]:

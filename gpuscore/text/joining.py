@@ -9,13 +9,12 @@ import numpy as np
 
 from gpuscore.config import RequestLimits
 from gpuscore.errors import (
-    InvalidRequest,
     PromptTooLong,
     TooManyItems,
     TooManyTokens,
 )
 from gpuscore.text.boundaries import is_long
-from gpuscore.text.checks import LabelReader, PromptChecks, Prompts, PromptsFrom
+from gpuscore.text.checks import LabelReader, PromptChecks, Prompts, PromptsFrom, need_encoder
 from gpuscore.text.score_input import ScoreInput, factor, factor_ids, split, stop_over
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import BackendLimits, Int32Array, common_prefix
@@ -162,7 +161,7 @@ class PromptBuilder:
         """
         self.check_count(name, len(elements))
         if isinstance(elements[0], str):
-            ids = self.need_encoder(name).prompts(
+            ids = need_encoder(self.encoder, name).prompts(
                 elements,  # type: ignore[arg-type]
                 special,
                 self.backend.max_model_len,
@@ -225,7 +224,7 @@ class PromptBuilder:
 
     def _text_prompts(self, inputs: ScoreInput) -> tuple[PromptsFrom, int]:
         """Return the prompts, and the query's tokens in a single prompt."""
-        encoder, limit = self.need_encoder("items"), self.checks.limit
+        encoder, limit = need_encoder(self.encoder, "items"), self.checks.limit
         query: str = inputs.query or ""  # type: ignore[assignment]
         items: Sequence[str] = inputs.items  # type: ignore[assignment]
 
@@ -243,7 +242,7 @@ class PromptBuilder:
         if not inputs.is_text:
             return max(0, len(inputs.query) - 1)
         query: str = inputs.query  # type: ignore[assignment]
-        shared = self.need_encoder("items").num_shared(query, self.checks.limit)
+        shared = need_encoder(self.encoder, "items").num_shared(query, self.checks.limit)
         return max(0, shared - 1)
 
     def _check_query(self, inputs: ScoreInput) -> None:
@@ -259,9 +258,3 @@ class PromptBuilder:
         except PromptTooLong as error:
             message = error.message.replace("items[0]", "query alone")
             raise PromptTooLong(message, param="query") from None
-
-    def need_encoder(self, param: str) -> TextEncoder:
-        """Return the tokenizer; raise InvalidRequest, naming this field, if there is none."""
-        if self.encoder is None:
-            raise InvalidRequest("this model has no tokenizer: send token ids", param=param)
-        return self.encoder
