@@ -87,7 +87,7 @@ class Gate:
     ) -> None:
         self.routes = {route.path: route for route in app.routes if isinstance(route, Route)}
         self._app, self._service, self._config, self._keys = app, service, config, keys
-        self._operations, self._hosts, self._open = operations, hosts, frozenset(open_paths)
+        self.operations, self._hosts, self._open = operations, hosts, frozenset(open_paths)
         self._aliases = read_aliases(config)
         self._inner = with_origins(self._checked, read_origins(config))
         age: Callable[[], float] = (lambda: 0.0) if rounds is None else (lambda: rounds.age)
@@ -100,12 +100,12 @@ class Gate:
             return
         record = record_of(scope)
         send = self._marked(scope, record, send)
-        self._operations.running += 1
+        self.operations.running += 1
         try:
             await self._inner(scope, receive, send)
         finally:
-            self._operations.running -= 1
-            self._operations.finish(record, scope["headers"])
+            self.operations.running -= 1
+            self.operations.finish(record, scope["headers"])
 
     async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check the head, answer, and turn errors into answers."""
@@ -140,12 +140,8 @@ class Gate:
         record = record_of(scope)
         fields, body = self._error(scope, record, error)
         record.bytes_out = len(body)
-        self._operations.finish(record, scope["headers"])
+        self.operations.finish(record, scope["headers"])
         return error.status, fields + self._marks(scope, record, error.status), body
-
-    def refuse_connection(self) -> None:
-        """Count a connection over the limit."""
-        self._operations.refuse_connection()
 
     def _check(self, scope: Scope) -> None:
         """Raise the error of a head that is refused; otherwise note its tenant and its route."""

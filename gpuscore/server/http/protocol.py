@@ -92,7 +92,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)  # noqa: S101
         if len(self.connections) >= self._most:
-            self._gate.refuse_connection()
+            self._gate.operations.connections_refused += 1
             transport.abort()
             return
         super().connection_made(transport)

@@ -31,6 +31,13 @@ _STATES: tuple[_Row[ReplicaState], ...] = (
         lambda r: r.stats.heartbeat_age,
     ),
 )
+_RERUN: tuple[_Row[ReplicaState], ...] = (
+    (
+        "rerun",
+        "Requests, or parts of them, run again elsewhere after this replica was lost",
+        lambda r: r.rerun,
+    ),
+)
 # Counters, which outlive restarts of an engine.
 _COUNTERS: tuple[_Row[EngineStats], ...] = (
     ("batches", "Forward passes", lambda s: s.counters.batches),
@@ -74,12 +81,16 @@ _GAUGES: tuple[_Row[EngineStats], ...] = (
         lambda s: s.capacity,
     ),
 )
+# What a living engine keeps between requests: name, help, and the beginning of its fields' names.
+_KEPT = (
+    ("kv_pages", "Pages of the KV cache", "pages"),
+    ("state_slots", "Slots for states of linear layers", "states"),
+)
 
 
 def _usage(stats: Sequence[EngineStats]) -> float:
-    return sum(engine.pages_used for engine in stats) / max(
-        1, sum(engine.pages for engine in stats)
-    )
+    pages = sum(engine.pages for engine in stats)
+    return sum(engine.pages_used for engine in stats) / max(1, pages)
 
 
 # Of engines that are alive.
@@ -122,6 +133,7 @@ def engine_metrics(replicas: Sequence[ReplicaState]) -> Iterator[Metric]:
     yield devices
     states = [(_labels(replica), replica) for replica in replicas]
     yield from _families(GaugeMetricFamily, "gpuscore_", LABELS, _STATES, states)
+    yield from _families(CounterMetricFamily, "gpuscore_", LABELS, _RERUN, states)
     every = [(_labels(replica), replica.stats) for replica in replicas]
     yield from _families(CounterMetricFamily, "gpuscore_", LABELS, _COUNTERS, every)
     oom = CounterMetricFamily(
@@ -143,19 +155,12 @@ def engine_metrics(replicas: Sequence[ReplicaState]) -> Iterator[Metric]:
     yield from (tokens, items)
     if alive := [(_labels(replica), replica.stats) for replica in replicas if replica.alive]:
         yield from _families(GaugeMetricFamily, "gpuscore_", LABELS, _GAUGES, alive)
-        labels = [*LABELS, "state"]
-        pages = GaugeMetricFamily("gpuscore_kv_pages", "Pages of the KV cache", labels=labels)
-        slots = GaugeMetricFamily(
-            "gpuscore_state_slots", "Slots for states of linear layers", labels=labels
-        )
-        for own, stats in alive:
-            pages.add_metric([*own, "free"], stats.pages_free)
-            pages.add_metric([*own, "cached"], stats.pages_cached)
-            pages.add_metric([*own, "used"], stats.pages_used)
-            slots.add_metric([*own, "free"], stats.states_free)
-            slots.add_metric([*own, "cached"], stats.states_cached)
-            slots.add_metric([*own, "used"], stats.states_used)
-        yield from (pages, slots)
+        for name, what, kind in _KEPT:
+            kept = GaugeMetricFamily(f"gpuscore_{name}", what, labels=[*LABELS, "state"])
+            for own, stats in alive:
+                for state in ("free", "cached", "used"):
+                    kept.add_metric([*own, state], getattr(stats, f"{kind}_{state}"))
+            yield kept
 
 
 def vllm_metrics(replicas: Sequence[ReplicaState]) -> Iterator[Metric]:
@@ -167,18 +172,6 @@ def vllm_metrics(replicas: Sequence[ReplicaState]) -> Iterator[Metric]:
     yield from _families(GaugeMetricFamily, "vllm:", VLLM_LABELS, _VLLM_GAUGES, alive)
     every = [([name], [replica.stats for replica in of[name]]) for name in models]
     yield from _families(CounterMetricFamily, "vllm:", VLLM_LABELS, _VLLM_COUNTERS, every)
-
-
-def rerun_metric(replicas: Sequence[ReplicaState]) -> Metric:
-    """Return one process's counts of its replicas, which engines do not know."""
-    rerun = CounterMetricFamily(
-        "gpuscore_rerun",
-        "Requests, or parts of them, run again elsewhere after this replica was lost",
-        labels=LABELS,
-    )
-    for replica in replicas:
-        rerun.add_metric(_labels(replica), replica.rerun)
-    return rerun
 
 
 def _labels(replica: ReplicaState) -> list[str]:

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from gpuscore import __version__
 from gpuscore.dialects.table import DIALECT_OF
 from gpuscore.errors import GpuscoreError
-from gpuscore.server.observe.engine_metrics import engine_metrics, rerun_metric, vllm_metrics
+from gpuscore.server.observe.engine_metrics import engine_metrics, vllm_metrics
 from gpuscore.types.record import LEFT_CODE, PROGRESS, STAGES, RequestRecord
 from gpuscore.types.stats import ReplicaState
 
@@ -22,6 +22,13 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 ITEMS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10000)
 ERROR_CODES = sorted({kind.code for kind in GpuscoreError.__subclasses__()})
 BYTES = tuple(4**n for n in range(4, 13))  # 256 to 16 MiB
+_STAGES = {
+    "tokenize": "Text to ids, checks and factoring, with the wait for a thread",
+    "queue": "From the engine's admission until the first batch was chosen",
+    "batch": "From choosing the first batch until it was laid out and launched",
+    "device": "From launching the first batch until the last result was collected",
+    "respond": "Making and encoding the answer, with the wait for a thread",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +54,7 @@ class Metrics:
     def __init__(self, state: Callable[[], ServerState], models: Sequence[str] = ()) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a gauge for each counter
         self.registry = CollectorRegistry(auto_describe=False)
-        self.registry.register(_Scraped(lambda: _of_process(state())))
-        self.registry.register(_Scraped(lambda: _of_server(state())))
+        self.registry.register(_Scraped(state))
         self._requests = Counter(
             "gpuscore_requests",
             "Requests answered or given up; code is the error's, empty without an error; model is "
@@ -63,7 +69,9 @@ class Metrics:
             buckets=SECONDS,
             registry=self.registry,
         )
-        self._stages = {name: self._stage(name) for name in STAGES}
+        self._stages = {
+            name: self._sizes(f"{name}_duration_seconds", _STAGES[name], SECONDS) for name in STAGES
+        }
         self._body = self._sizes("request_body_bytes", "Body of a score request, as read", BYTES)
         self._answer = self._sizes("response_body_bytes", "Body of a score request's answer", BYTES)
         self._items = self._sizes("request_items", "Items of a scored request", ITEMS)
@@ -110,7 +118,11 @@ class Metrics:
         for name, (_, seconds) in record.stages.items():
             self._stages[name].observe(seconds)
         if record.status == 200 and record.items is not None:
-            self._scored(record.model, record.items, record)
+            self._items.observe(record.items)
+            self._items_total.labels(record.model).inc(record.items)
+            self._tokens_total.labels(record.model).inc(record.prompt_tokens or 0)
+            self._cached_total.labels(record.model).inc(record.cached_tokens or 0)
+            self._label_tokens_total.labels(record.model).inc(record.label_tokens)
 
     def loop_was_late(self, seconds: float) -> None:
         self._lag.observe(seconds)
@@ -119,24 +131,6 @@ class Metrics:
         """Return all metrics in a format that the scraper accepts, and their content type."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
-
-    def _scored(self, model: str, items: int, record: RequestRecord) -> None:
-        tokens = record.prompt_tokens or 0
-        self._items.observe(items)
-        self._items_total.labels(model).inc(items)
-        self._tokens_total.labels(model).inc(tokens)
-        self._cached_total.labels(model).inc(record.cached_tokens or 0)
-        self._label_tokens_total.labels(model).inc(record.label_tokens)
-
-    def _stage(self, name: str) -> Histogram:
-        what = {
-            "tokenize": "Text to ids, checks and factoring, with the wait for a thread",
-            "queue": "From the engine's admission until the first batch was chosen",
-            "batch": "From choosing the first batch until it was laid out and launched",
-            "device": "From launching the first batch until the last result was collected",
-            "respond": "Making and encoding the answer, with the wait for a thread",
-        }
-        return self._sizes(f"{name}_duration_seconds", what[name], SECONDS)
 
     def _sizes(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"gpuscore_{name}", what, buckets=buckets, registry=self.registry)
@@ -154,29 +148,21 @@ class Metrics:
 
 
 class _Scraped(Collector):
-    """Samples that are read at the time of a scrape."""
+    """The samples of a server's state, which is read at the time of a scrape."""
 
-    def __init__(self, read: Callable[[], Iterator[Metric]]) -> None:
+    def __init__(self, read: Callable[[], ServerState]) -> None:
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        return self._read()
-
-
-def _of_process(state: ServerState) -> Iterator[Metric]:
-    yield _gauge("requests_running", "HTTP requests in progress", state.running)
-    yield _count("log_lines_dropped", "Log lines not written", state.log_lines_dropped)
-    yield _count("connections_refused", "Connections over the limit", state.connections_refused)
-    if state.replicas:
-        yield rerun_metric(state.replicas)
-
-
-def _of_server(state: ServerState) -> Iterator[Metric]:
-    yield InfoMetricFamily("gpuscore_build", "Version", {"version": __version__})
-    yield _gauge("up", "1 while the process and its engine are alive", state.up)
-    yield _gauge("ready", "1 while requests can be scored", state.ready)
-    yield from engine_metrics(state.replicas)
-    yield from vllm_metrics(state.replicas)
+        state = self._read()
+        yield _gauge("requests_running", "HTTP requests in progress", state.running)
+        yield _count("log_lines_dropped", "Log lines not written", state.log_lines_dropped)
+        yield _count("connections_refused", "Connections over the limit", state.connections_refused)
+        yield InfoMetricFamily("gpuscore_build", "Version", {"version": __version__})
+        yield _gauge("up", "1 while the process and its engine are alive", state.up)
+        yield _gauge("ready", "1 while requests can be scored", state.ready)
+        yield from engine_metrics(state.replicas)
+        yield from vllm_metrics(state.replicas)
 
 
 def _gauge(name: str, what: str, value: float) -> Metric:

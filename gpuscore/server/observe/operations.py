@@ -3,7 +3,7 @@ and trace."""
 
 import asyncio
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -11,13 +11,10 @@ from gpuscore.dialects.paths import PROBE_PATHS
 from gpuscore.server.observe.metrics import Metrics, ServerState
 from gpuscore.server.service import ScoringService
 from gpuscore.system.log import LogFormat, LogWriter, clock_time, timestamp
-from gpuscore.types.record import (
-    CLIENT_LEFT,
-    LEFT_CODE,
-    STAGES,
-    Headers,
-    RequestRecord,
-)
+from gpuscore.types.record import CLIENT_LEFT, LEFT_CODE, STAGES, Headers, RequestRecord
+
+if TYPE_CHECKING:
+    from gpuscore.server.observe.spans import SpanTracer
 
 SHOWN_TENANT = 8  # hex digits of the key's hash
 
@@ -78,13 +75,6 @@ def _json(record: RequestRecord) -> bytes:
 LOOP_PERIOD = 0.1  # seconds between two measurements of the event loop's delay
 
 
-class Tracer(Protocol):
-    """A maker of spans for finished requests."""
-
-    def finished(self, record: RequestRecord, headers: Headers) -> str | None:
-        """Make a request's spans; return the trace's id, if the request is part of a trace."""
-
-
 class Operations:
     """The metrics of one server, and its log and traces if they are configured."""
 
@@ -92,19 +82,15 @@ class Operations:
         self,
         service: ScoringService,
         log: LogWriter | None = None,
-        tracer: Tracer | None = None,
+        tracer: "SpanTracer | None" = None,
         log_requests: bool = True,
         log_format: LogFormat = "json",
     ) -> None:
         self.service, self.log, self.tracer = service, log, tracer
         self.log_requests, self.log_format = log_requests, log_format
         self.running = 0
-        self._connections_refused = 0
+        self.connections_refused = 0  # over the limit
         self.metrics = Metrics(self._state, service.models.names)
-
-    def refuse_connection(self) -> None:
-        """Count a connection over the limit."""
-        self._connections_refused += 1
 
     def finish(self, record: RequestRecord, headers: Headers = ()) -> None:
         """Count, trace and log a request that is over."""
@@ -130,7 +116,7 @@ class Operations:
             ready=self.service.ready,
             running=self.running,
             log_lines_dropped=self.log.dropped if self.log is not None else 0,
-            connections_refused=self._connections_refused,
+            connections_refused=self.connections_refused,
             replicas=self.service.models.states(),
         )
 
