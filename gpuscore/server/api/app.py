@@ -19,7 +19,7 @@ from gpuscore.dialects.table import DIALECT_OF
 from gpuscore.dialects.wire import openapi_of
 from gpuscore.errors import AnswerTooLarge, DeadlineExceeded
 from gpuscore.server.api.bodies import answer, check_content_type, read_body
-from gpuscore.server.api.openapi import DocumentedApp
+from gpuscore.server.api.openapi import DocumentedApp, group_of
 from gpuscore.server.api.pages import add_docs, add_metrics, add_pages, add_probes, add_ui
 from gpuscore.server.http.aliases import read_aliases
 from gpuscore.server.http.auth import ApiKeys
@@ -137,5 +137,5 @@ class PlainRoute(APIRoute):
     """
 
     def __init__(self, path: str, endpoint: Endpoint, **options: Any) -> None:
-        super().__init__(path, endpoint, **options)
+        super().__init__(path, endpoint, **options | {"tags": [group_of(path)]})
         self.app = request_response(endpoint)

@@ -2,7 +2,7 @@
 their bodies, the headers that are read and written, and the routes that need a key."""
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 from fastapi import FastAPI
@@ -14,15 +14,7 @@ from gpuscore.dialects.table import DIALECT_OF
 from gpuscore.dialects.wire import ErrorAnswer
 from gpuscore.errors import GpuscoreError
 
-Errors: TypeAlias = tuple[type[msgspec.Struct], ...]
-PLAIN: Errors = (ErrorAnswer,)  # for routes that have no dialect
-ERRORS = tuple(
-    member
-    for member in vars(errors).values()
-    if isinstance(member, type)
-    and issubclass(member, GpuscoreError)
-    and member is not GpuscoreError
-)
+ERRORS = tuple(GpuscoreError.__subclasses__())
 # Errors of a head, or of a request without a body, on any route.
 _OF_HEADS: tuple[type[GpuscoreError], ...] = (
     errors.InvalidRequest,
@@ -59,12 +51,13 @@ _PAGES: dict[str, dict[str, Any]] = {
     "/ready": {"application/json": {"schema": _STATES}},
     "/metrics": {"text/plain": _TEXT, "application/openmetrics-text": _TEXT},
 }
+_ID = {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}$"}
 _HEADERS: dict[str, dict[str, Any]] = {
     "X-Request-Id": {
         "description": "The request's id, as in log lines and traces: the caller's own, or one "
         "made by the server",
         "required": True,
-        "schema": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}$"},
+        "schema": _ID,
     },
     "Server-Timing": {
         "description": "With `--timing-headers`: milliseconds of each stage, which reveal cache "
@@ -80,6 +73,11 @@ _HEADERS: dict[str, dict[str, Any]] = {
         "required": True,
         "schema": {"type": "string", "enum": ["Bearer"]},
     },
+}
+_MORE_HEADERS = {
+    errors.Overloaded.status: ("Retry-After",),
+    errors.Unavailable.status: ("Retry-After",),
+    errors.InvalidApiKey.status: ("WWW-Authenticate",),
 }
 _KEYS = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "Authorization: Bearer KEY"},
@@ -125,8 +123,10 @@ def refusals(path: str, method: str, has_keys: bool) -> tuple[type[GpuscoreError
 
 def _complete(document: dict[str, Any], has_keys: bool, longest: int) -> None:
     responses: dict[str, Any] = {}
-    document["paths"] = _grouped(document["paths"])
-    document["tags"] = [{"name": name} for name in GROUPS]
+    groups = list(GROUPS)
+    document["tags"] = [{"name": name} for name in groups]
+    in_order = sorted(document["paths"].items(), key=lambda item: groups.index(group_of(item[0])))
+    document["paths"] = dict(in_order)
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             responses |= _complete_operation(operation, path, method, has_keys)
@@ -138,17 +138,9 @@ def _complete(document: dict[str, Any], has_keys: bool, longest: int) -> None:
     } | ({"securitySchemes": _KEYS} if has_keys else {})
 
 
-def _grouped(paths: dict[str, Any]) -> dict[str, Any]:
-    """Return the paths in the order of their groups, which become tags of their operations."""
-    group_of = {path: name for name, group in GROUPS.items() for path in group}
-    aliases = tuple(path for path in paths if path not in group_of)
-    ordered: dict[str, Any] = {}
-    for name, group in (GROUPS | {ALIASES: aliases}).items():
-        for path in group:
-            ordered[path] = {
-                method: {"tags": [name]} | operation for method, operation in paths[path].items()
-            }
-    return ordered
+def group_of(path: str) -> str:
+    """Return the group of a route, which is its tag; routes that no group names are aliases."""
+    return next((name for name, paths in GROUPS.items() if path in paths), ALIASES)
 
 
 def _add_aliases(paths: dict[str, Any], aliases: Mapping[str, str]) -> None:
@@ -179,7 +171,7 @@ def _complete_operation(
     if method == "get":
         answers["200"]["content"] = _PAGES.get(path, _OBJECT)
     dialect = DIALECT_OF.get(path)
-    types = PLAIN if dialect is None else dialect.errors
+    types = (ErrorAnswer,) if dialect is None else dialect.errors
     refused = refusals(path, method, has_keys)
     responses: dict[str, Any] = {}
     for status in sorted({error.status for error in refused}):
@@ -192,47 +184,40 @@ def _complete_operation(
     return responses
 
 
-def _response(types: Errors, status: int, codes: list[str]) -> dict[str, Any]:
+def _response(
+    types: tuple[type[msgspec.Struct], ...], status: int, codes: list[str]
+) -> dict[str, Any]:
     """Return the description of an error response; its body has one of the types."""
     schemas = [_reference("schemas", kind.__name__) for kind in types]
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
     return {
         "description": ", ".join(codes),
-        "headers": _header_references("X-Request-Id", *_more_headers(status)),
+        "headers": _header_references("X-Request-Id", *_MORE_HEADERS.get(status, ())),
         "content": {"application/json": {"schema": schema}},
     }
 
 
-def _more_headers(status: int) -> tuple[str, ...]:
-    if status in (errors.Overloaded.status, errors.Unavailable.status):
-        return ("Retry-After",)
-    return ("WWW-Authenticate",) if status == errors.InvalidApiKey.status else ()
-
-
 def _parameters(longest: int) -> dict[str, Any]:
     """Return the headers that every caller may send."""
+    described = {
+        "X-Request-Id": (
+            "1 to 128 of `A-Z a-z 0-9 . _ -`; anything else gets 400. Without it, the server makes "
+            "an id",
+            _ID,
+        ),
+        "X-Request-Timeout-Ms": (
+            "Milliseconds from the complete body to the answer, at most `--request-timeout`; then "
+            "the answer is 504, and the rest of the request is dropped",
+            {"type": "integer", "minimum": 1, "maximum": longest},
+        ),
+        "traceparent": (
+            "W3C trace context: if traces are exported, the request's span joins this trace",
+            {"type": "string"},
+        ),
+    }
     return {
-        "X-Request-Id": {
-            "name": "X-Request-Id",
-            "in": "header",
-            "description": "1 to 128 of `A-Z a-z 0-9 . _ -`; anything else gets 400. Without it, "
-            "the server makes an id",
-            "schema": _HEADERS["X-Request-Id"]["schema"],
-        },
-        "X-Request-Timeout-Ms": {
-            "name": "X-Request-Timeout-Ms",
-            "in": "header",
-            "description": "Milliseconds from the complete body to the answer, at most "
-            "`--request-timeout`; then the answer is 504, and the rest of the request is dropped",
-            "schema": {"type": "integer", "minimum": 1, "maximum": longest},
-        },
-        "traceparent": {
-            "name": "traceparent",
-            "in": "header",
-            "description": "W3C trace context: if traces are exported, the request's span joins "
-            "this trace",
-            "schema": {"type": "string"},
-        },
+        name: {"name": name, "in": "header", "description": text, "schema": schema}
+        for name, (text, schema) in described.items()
     }
 
 
