@@ -17,7 +17,6 @@ from gpuscore.server.http.protocol import SLICES, ScoreProtocol
 from gpuscore.server.http.rounds import Rounds
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.pacer import Pacer
-from gpuscore.server.service import ScoringService
 
 CONNECTIONS = 64  # open ones; scrapers have one each
 
@@ -27,14 +26,13 @@ async def metrics_port(
     listener: socket.socket,
     rounds: Rounds,
     config: ServerConfig,
-    service: ScoringService,
     operations: Operations,
 ) -> AsyncIterator[None]:
     """Serve the metrics in the running event loop; connections do not count as the server's."""
     loop = asyncio.get_running_loop()
     host, _ = metrics_address(config.metrics_port or "")
     hosts = read_hosts(config, host, keys=0)
-    app = create_metrics_app(service, config, operations, hosts)
+    app = create_metrics_app(config, operations, hosts)
     settings = uvicorn.Config(app, lifespan="off", log_config=None, access_log=False)
     state = ServerState()
     turns = Pacer(partial(rounds.pieces, SLICES))

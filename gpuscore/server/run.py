@@ -26,13 +26,7 @@ from gpuscore.server.metrics_port import metrics_port
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.pacer import Pacer
 from gpuscore.server.service import ANSWERS, ScoringService
-from gpuscore.server.stopping import (
-    EXIT_ERROR,
-    EXIT_OK,
-    LAST_ANSWERS,
-    DrainingServer,
-    stop_signals,
-)
+from gpuscore.server.stopping import EXIT_ERROR, EXIT_OK, LAST_ANSWERS, DrainingServer
 from gpuscore.system.heap import return_large_blocks
 from gpuscore.system.log import LogWriter, chosen_format, logging_to
 
@@ -137,21 +131,11 @@ def serve(
         beside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
         if config.metrics_port is not None:
             scraped = bind_metrics(config.metrics_port)
-            beside = partial(metrics_port, scraped, rounds, config, service, operations)
-        server = DrainingServer(
-            uvicorn_config,
-            service,
-            operations,
-            config.drain_seconds,
-            stop_signals(config),
-            gate,
-            rounds,
-            say,
-            beside,
-        )
+            beside = partial(metrics_port, scraped, rounds, config, operations)
+        server = DrainingServer(uvicorn_config, config, gate, rounds, say, beside)
         listener = bind(config)
         try:
-            return _run(server, service, rounds, listener, models, announce)
+            return _run(server, rounds, listener, models, announce)
         finally:
             if tracer is not None:
                 tracer.close()
@@ -159,14 +143,15 @@ def serve(
 
 def _run(
     server: DrainingServer,
-    service: ScoringService,
     rounds: Rounds,
     sock: socket.socket,
     models: Sequence[ModelLoad],
     announce: Callable[[str], None],
 ) -> int:
+    service = server.service
+
     def failed() -> None:
-        service.fail()
+        service.failed = True
         server.should_exit = True
 
     loading = ModelLoads(models, lambda: announce(address_of(sock)), failed)

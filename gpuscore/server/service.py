@@ -105,14 +105,10 @@ class Bridge:
 
 
 def _answer(call: _Submission) -> None:
-    future, answer = call.future, call.answer
-    if future is None or future.cancelled() or answer.done():
-        return
-    error = future.exception()
-    if error is None:
-        answer.set_result(future.result())
-    else:
-        answer.set_exception(error)
+    future = call.future
+    if future is not None and not future.cancelled():
+        error = future.exception()
+        _settle(call.answer, None if error else future.result(), error)
 
 
 ResultT = TypeVar("ResultT")
@@ -136,9 +132,9 @@ class ScoringService:
         answers: Pacer | None = None,
     ) -> None:
         self.models = ModelTable(models)
-        self.draining = False
+        self.draining = False  # new requests are refused; those in flight are still answered
         self.abandoned = False
-        self.failed = False
+        self.failed = False  # the server is about to end, and unhealthy until then
         self._max_wait, self._answers = max_queue_seconds, answers or Pacer(lambda: ANSWERS)
         self._handlers: set[asyncio.Task[Any]] = set()
         self._bridges: dict[ScoringEngine, Bridge] = {}
@@ -178,14 +174,6 @@ class ScoringService:
             raise self.shutting_down() from None
         finally:
             self._handlers.discard(task)
-
-    def fail(self) -> None:
-        """Count as unhealthy from now on, because the server is about to end."""
-        self.failed = True
-
-    def drain(self) -> None:
-        """Refuse new requests from now on; those in flight are still answered."""
-        self.draining = True
 
     def abandon(self) -> None:
         """Answer all requests in flight with `Unavailable`, in the event loop's next round."""

@@ -5,8 +5,8 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from time import monotonic, sleep
 from types import FrameType
 
@@ -16,8 +16,6 @@ from gpuscore.config import ServerConfig
 from gpuscore.server.http.address import BACKLOG
 from gpuscore.server.http.gate import Gate
 from gpuscore.server.http.rounds import Rounds
-from gpuscore.server.observe.operations import Operations
-from gpuscore.server.service import ScoringService
 
 EXIT_OK, EXIT_ERROR = 0, 1
 EXIT_SIGNAL = 128  # plus the signal's number: ended with work in flight
@@ -74,19 +72,6 @@ def stop_signals(config: ServerConfig) -> list[signal.Signals]:
     return [signal.SIGINT, signal.SIGTERM, *hangup]
 
 
-@contextmanager
-def handling(
-    numbers: Sequence[signal.Signals], handler: Callable[[int, FrameType | None], None]
-) -> Iterator[None]:
-    """Have signals handled, and as before at the end."""
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
-
-
 class DrainingServer(uvicorn.Server):
     """uvicorn's server with a drain, during which it still listens and answers 503 to new requests.
 
@@ -98,22 +83,18 @@ class DrainingServer(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        service: ScoringService,
-        operations: Operations,
-        drain_timeout: float,
-        stops: Sequence[signal.Signals],
+        settings: ServerConfig,
         gate: Gate,
         rounds: Rounds,
-        say: Callable[[str], None] = lambda line: None,
-        beside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+        say: Callable[[str], None],
+        beside: Callable[[], AbstractAsyncContextManager[None]],
     ) -> None:
         super().__init__(config)
         self._beside = beside  # runs as long as the server
         self.lines = StopLines(say)
-        self.service, self._operations, self._gate = service, operations, gate
+        self.service, self._settings, self._gate = gate.operations.service, settings, gate
         self._rounds = rounds
         self.exit_code = EXIT_OK
-        self._drain_timeout, self._stops = drain_timeout, stops
         self._drain_end = self._forced_end = 0.0
         self._last_look = 0.0  # until then, requests that have reached the machine are still read
         self._signal = 0
@@ -125,19 +106,24 @@ class DrainingServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        with handling(self._stops, self.handle_exit):
+        numbers = stop_signals(self._settings)
+        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
+        try:
             yield
+        finally:
+            for number, earlier in before.items():
+                signal.signal(number, earlier)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if not self.service.draining:
-            self._signal, self._drain_end = sig, monotonic() + self._drain_timeout
-            self.service.drain()
+            self._signal, self._drain_end = sig, monotonic() + self._settings.drain_seconds
+            self.service.draining = True  # new requests are refused
         elif not self.force_exit:  # a second signal: do not wait for requests in flight
             self.force_exit, self._forced_end = True, monotonic() + FORCED_ANSWERS
             threading.Thread(target=self._exit_anyway, daemon=True).start()
 
     async def main_loop(self) -> None:
-        watching = asyncio.create_task(self._operations.watch_loop())
+        watching = asyncio.create_task(self._gate.operations.watch_loop())
         try:
             async with self._beside():
                 await super().main_loop()

@@ -20,7 +20,7 @@ from gpuscore.dialects.wire import openapi_of
 from gpuscore.errors import AnswerTooLarge, DeadlineExceeded
 from gpuscore.server.api.bodies import answer, check_content_type, read_body
 from gpuscore.server.api.openapi import DocumentedApp, group_of
-from gpuscore.server.api.pages import add_docs, add_metrics, add_pages, add_probes, add_ui
+from gpuscore.server.api.pages import add_files, add_metrics, add_pages, add_probes
 from gpuscore.server.http.aliases import read_aliases
 from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.http.gate import COUNT, Gate
@@ -60,18 +60,16 @@ def create_app(
     add_probes(app, service)
     add_pages(app, service, aliases)
     add_metrics(app, operations)
-    static = [*add_docs(app), *(add_ui(app) if config.ui else ())]
-    return Gate(app, service, config, keys, operations, hosts, {*OPEN_PATHS, *static}, rounds)
+    open_paths = {*OPEN_PATHS, *add_files(app, config.ui)}
+    return Gate(app, config, keys, operations, hosts, open_paths, rounds)
 
 
-def create_metrics_app(
-    service: ScoringService, config: ServerConfig, operations: Operations, hosts: Hosts
-) -> Gate:
+def create_metrics_app(config: ServerConfig, operations: Operations, hosts: Hosts) -> Gate:
     """Return the application of `--metrics-port`, which has only metrics and needs no key."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.router.route_class = PlainRoute
     add_metrics(app, operations)
-    return Gate(app, service, config, ApiKeys([]), operations, hosts, ())
+    return Gate(app, config, ApiKeys([]), operations, hosts, ())
 
 
 def _add_dialects(app: FastAPI, service: ScoringService, config: ServerConfig) -> None:

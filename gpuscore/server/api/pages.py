@@ -256,20 +256,13 @@ UI = {PLAYGROUND_PATH: "ui/index.html", STATUS_PATH: "ui/status.html"}
 DOCS = {DOCS_PATH: "docs/index.html"}
 
 
-def add_ui(app: FastAPI) -> list[str]:
-    """Add the playground and the status page; return the paths of their files."""
-    return _add(app, UI, "ui")
-
-
-def add_docs(app: FastAPI) -> list[str]:
-    """Add Swagger UI at /docs; return the paths of its files."""
-    return _add(app, DOCS, "docs")
-
-
-def _add(app: FastAPI, pages: dict[str, str], folder: str) -> list[str]:
-    shown = set(pages.values())
-    names = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / folder).iterdir())
-    files = pages | {f"/{name}": name for name in names if name not in shown}
+def add_files(app: FastAPI, ui: bool) -> list[str]:
+    """Add Swagger UI at /docs and, with `ui`, the playground and the status page; return the paths
+    of all files."""
+    pages = DOCS | UI if ui else DOCS
+    folders = {(ROOT / name).parent for name in pages.values()}
+    names = {path.relative_to(ROOT).as_posix() for folder in folders for path in folder.iterdir()}
+    files = pages | {f"/{name}": name for name in sorted(names.difference(pages.values()))}
     for path, name in files.items():
         app.add_api_route(path, _endpoint(name), methods=["GET"], include_in_schema=False)
     return list(files)

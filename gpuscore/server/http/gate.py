@@ -36,7 +36,6 @@ from gpuscore.server.http.headers import Hosts, read_origins, with_origins
 from gpuscore.server.http.rounds import Rounds, in_time
 from gpuscore.server.observe.operations import Operations, server_timing
 from gpuscore.server.pacer import Pacer
-from gpuscore.server.service import ScoringService
 from gpuscore.types.record import UNMATCHED, Headers, RequestRecord, record_of
 
 logger = logging.getLogger(__name__)
@@ -64,10 +63,9 @@ class Gate:
 
     Args:
         app: the routes, and what is not HTTP.
-        service: its backlogs decide whether a request is admitted.
         config: the limits, aliases and origins; of this process.
         keys: the valid API keys.
-        operations: gets the records.
+        operations: gets the records; the backlogs of its service decide what is admitted.
         hosts: the names that the server answers to.
         open_paths: paths that need no key.
         rounds: those of the event loop; None if the loop is not the server's own, so that it tells
@@ -77,7 +75,6 @@ class Gate:
     def __init__(
         self,
         app: FastAPI,
-        service: ScoringService,
         config: ServerConfig,
         keys: ApiKeys,
         operations: Operations,
@@ -86,12 +83,13 @@ class Gate:
         rounds: Rounds | None = None,
     ) -> None:
         self.routes = {route.path: route for route in app.routes if isinstance(route, Route)}
-        self._app, self._service, self._config, self._keys = app, service, config, keys
-        self.operations, self._hosts, self._open = operations, hosts, frozenset(open_paths)
+        self._app, self._config, self._keys, self._hosts = app, config, keys, hosts
+        self.operations, self._open = operations, frozenset(open_paths)
+        self._service = operations.service
         self._aliases = read_aliases(config)
         self._inner = with_origins(self._checked, read_origins(config))
         age: Callable[[], float] = (lambda: 0.0) if rounds is None else (lambda: rounds.age)
-        self.admission = Admission(service, config, age)
+        self.admission = Admission(self._service, config, age)
         self.starts = Pacer((lambda: STARTS) if rounds is None else partial(rounds.pieces, STARTS))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
