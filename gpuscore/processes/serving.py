@@ -24,7 +24,7 @@ from gpuscore.server.http.aliases import read_aliases
 from gpuscore.server.http.auth import KeyReader, read_api_keys
 from gpuscore.server.http.descriptors import raise_limit
 from gpuscore.server.http.headers import read_hosts, read_origins
-from gpuscore.server.observe.tracing import check_traces, read_tracer
+from gpuscore.server.observe.tracing import read_tracer
 from gpuscore.server.run import serve
 from gpuscore.system.log import LogWriter, chosen_format
 from gpuscore.text.tokenizer_info import TokenizerInfo, read_tokenizer_info
@@ -46,14 +46,13 @@ def serve_model(
     read_origins(server)
     read_hosts(server, server.host, len(keys))
     read_aliases(server)
-    check_traces(os.environ)
+    tracer = read_tracer(os.environ)
     raise_limit(server.max_connections)  # the processes started below inherit it
     chosen = served_models(model, server)
     style = chosen_format()
     with ExitStack() as ending:
         if server.api_key_file is not None:
             signal.signal(signal.SIGHUP, KeyReader(server, keys).start)
-        tracer = read_tracer(os.environ)
         directories = [
             model_directory(entry.config.model, entry.config.revision) for entry in chosen
         ]

@@ -1,6 +1,5 @@
 """The set-up of OpenTelemetry traces, if its variables ask for them (gpuscore[otel])."""
 
-import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -17,44 +16,25 @@ _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL
 _PROTOCOL = "http/protobuf"
 
 
-def check_traces(environment: Mapping[str, str]) -> bool:
-    """Return whether OTEL_* variables ask for traces.
+def read_tracer(environment: Mapping[str, str]) -> "SpanTracer | None":
+    """Return the tracer that OTEL_* variables ask for, or None.
 
     Raises:
         ConfigError: the protocol is not http/protobuf, or the extra gpuscore[otel] is missing.
     """
     asked = _asked_by(environment)
     if asked is None:
-        return False
+        return None
     for name in _PROTOCOLS:
         if environment.get(name, _PROTOCOL) != _PROTOCOL:
             raise ConfigError(f"{name} must be {_PROTOCOL}, the only one that is supported")
     try:
-        importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:
         raise ConfigError(
             f"{asked} asks for traces, which need OpenTelemetry: {install('otel')}, or set "
             "OTEL_SDK_DISABLED=true"
         ) from error
-    return True
-
-
-def read_tracer(environment: Mapping[str, str]) -> "SpanTracer | None":
-    """Return the tracer that OTEL_* variables ask for, or None; or raise `ConfigError`."""
-    return _otlp_tracer() if check_traces(environment) else None
-
-
-def _asked_by(environment: Mapping[str, str]) -> str | None:
-    """Return the name of the variable that asks for traces, or None."""
-    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        return None
-    if environment.get("OTEL_TRACES_EXPORTER", "").strip() == "none":
-        return None
-    return next((name for name in _ADDRESSES if environment.get(name, "").strip()), None)
-
-
-def _otlp_tracer() -> "SpanTracer":
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -68,3 +48,12 @@ def _otlp_tracer() -> "SpanTracer":
     )
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return SpanTracer(provider)
+
+
+def _asked_by(environment: Mapping[str, str]) -> str | None:
+    """Return the name of the variable that asks for traces, or None."""
+    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return None
+    if environment.get("OTEL_TRACES_EXPORTER", "").strip() == "none":
+        return None
+    return next((name for name in _ADDRESSES if environment.get(name, "").strip()), None)
