@@ -76,13 +76,12 @@ def server_info(name: str, model: LoadedModel, aliases: Mapping[str, str]) -> di
 
 def _model_type(model: LoadedModel) -> dict[str, Any]:
     """Return TEI's kind of model, or `language_model`, which is ours, for any other model."""
-    if model.prompts.family is not None and model.prompts.family.family.ranks:
-        return {"reranker": _labels(["relevance"])}
+    classes = model.engine.limits.classes
     if model.prompts.family is not None:
-        return {"classifier": _labels(model.prompts.family.family.classes)}
-    if model.engine.limits.classes is not None:
-        return {"classifier": _labels(model.engine.limits.classes)}
-    return {"language_model": {}}
+        if model.prompts.family.family.ranks:
+            return {"reranker": _labels(["relevance"])}
+        classes = model.prompts.family.family.classes
+    return {"language_model": {}} if classes is None else {"classifier": _labels(classes)}
 
 
 def _labels(names: Sequence[str]) -> dict[str, Any]:

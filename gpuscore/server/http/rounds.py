@@ -60,24 +60,11 @@ class Rounds(selectors.DefaultSelector):
 
 
 async def in_time(work: Awaitable[ResultT], deadline: float, late: GpuscoreError) -> ResultT:
-    """Return the result of `work`, or cancel it at `deadline` of time.monotonic and raise `late`.
-
-    Like asyncio.timeout, with less overhead.
-    """
-    task, is_late = asyncio.current_task(), False
-    assert task is not None  # noqa: S101  (a handler runs in a task)
-
-    def end() -> None:
-        nonlocal is_late
-        is_late = True
-        task.cancel()
-
-    timer = asyncio.get_running_loop().call_later(max(0.0, deadline - monotonic()), end)
+    """Return the result of `work`, or cancel it at `deadline`, of `monotonic`, and raise `late`."""
     try:
-        return await work
-    except asyncio.CancelledError:
-        if is_late and task.uncancel() == 0:
-            raise late from None
-        raise  # not cancelled by this timer
-    finally:
-        timer.cancel()
+        async with asyncio.timeout_at(deadline) as limit:
+            return await work
+    except TimeoutError:
+        if not limit.expired():  # the work's own
+            raise
+        raise late from None

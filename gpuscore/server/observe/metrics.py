@@ -29,6 +29,14 @@ _STAGES = {
     "device": "From launching the first batch until the last result was collected",
     "respond": "Making and encoding the answer, with the wait for a thread",
 }
+# Counters of scored requests, by the attribute of a record that they add up.
+_TOTALS = {
+    "items": "Items scored",
+    "prompt_tokens": "Prompt tokens of scored requests",
+    "cached_tokens": "Prompt tokens that no forward pass computed",
+    "label_tokens": "Tokens of labels of several tokens that were computed after prompts, beside "
+    "those",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +98,9 @@ class Metrics:
             "Delay of a timer of the server's event loop, measured ten times a second",
             LAG_SECONDS,
         )
-        self._items_total = self._counters("items", "Items scored", model=models)
-        self._tokens_total = self._counters(
-            "prompt_tokens", "Prompt tokens of scored requests", model=models
-        )
-        self._cached_total = self._counters(
-            "cached_tokens", "Prompt tokens that no forward pass computed", model=models
-        )
-        self._label_tokens_total = self._counters(
-            "label_tokens",
-            "Tokens of labels of several tokens that were computed after prompts, beside those",
-            model=models,
-        )
+        self._totals = {
+            name: self._counters(name, what, model=models) for name, what in _TOTALS.items()
+        }
 
     def finished(self, record: RequestRecord) -> None:
         self._requests.labels(
@@ -119,10 +118,8 @@ class Metrics:
             self._stages[name].observe(seconds)
         if record.status == 200 and record.items is not None:
             self._items.observe(record.items)
-            self._items_total.labels(record.model).inc(record.items)
-            self._tokens_total.labels(record.model).inc(record.prompt_tokens or 0)
-            self._cached_total.labels(record.model).inc(record.cached_tokens or 0)
-            self._label_tokens_total.labels(record.model).inc(record.label_tokens)
+            for name, counter in self._totals.items():
+                counter.labels(record.model).inc(getattr(record, name) or 0)
 
     def loop_was_late(self, seconds: float) -> None:
         self._lag.observe(seconds)
