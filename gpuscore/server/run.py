@@ -58,7 +58,6 @@ class ModelLoads:
     ) -> None:
         self.error: BaseException | None = None
         self._models, self._announce, self._failed = models, announce, failed
-        self._left = len(models)  # models that are not loaded
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -71,10 +70,9 @@ class ModelLoads:
             model = load()
             gc.collect()
             gc.freeze()  # all objects made so far stay, so garbage collection need not visit them
-            served.loaded = model
             with self._lock:
-                self._left -= 1
-                last = not self._left
+                served.loaded = model
+                last = all(other.loaded is not None for other, _ in self._models)
             if last:
                 self._announce()
             model.wait_ended()

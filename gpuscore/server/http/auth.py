@@ -1,4 +1,4 @@
-"""API keys: the set of valid ones, and the middleware that requires one on every guarded route."""
+"""API keys: the set of valid ones, and its renewal by a signal."""
 
 import hashlib
 import hmac
