@@ -4,8 +4,8 @@
     make gpu-day ARGS='--stages "ceilings;workloads"'
     make gpu-day ARGS='--device cpu'       # a trial; also the default where there is no card
 
-PYTHON needs torch, Triton and transformers with their dependencies. A stage whose packages are not
-there fails and names them; bench/README.md says how to carry wheels.
+PYTHON needs torch, Triton, msgspec and transformers with their dependencies. A stage whose packages
+are not there fails and names them; bench/README.md says how to carry wheels.
 
 Each stage is a process of its own with a time limit. After every stage the folder has two files:
 `gpu-day.json` with all findings so far, and `gpu-day.tgz` with what the stages wrote and printed. A

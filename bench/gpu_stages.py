@@ -13,6 +13,7 @@ from report import read_json
 ROOT = Path(__file__).parents[1]
 BENCH = ROOT / "bench"
 GOLDEN = ROOT / "tests" / "fixtures" / "golden"  # recorded on a CPU, float32, by `make golden`
+ENGINE = ("msgspec", "transformers", "tokenizers")  # its requests are structs of msgspec
 SERVER = ("fastapi", "uvicorn", "httptools", "msgspec", "httpx", "tokenizers", "prometheus_client")
 PYTEST = ("pytest", "msgspec", "hypothesis")
 INTERPRETED = "tests/kernels/triton_interpreter"  # on a card they are compiled
@@ -67,7 +68,7 @@ def stages(device: str, work: Path, *, trial: bool, fa4: bool = False) -> list[S
 
     def section(name: str, limit: float) -> Stage:
         command = (sys.executable, "-P", BENCH / "gpu_sections.py", work, name, *own)
-        return Stage(name, (command,), lambda _: read_json(work / f"{name}.json"), limit)
+        return Stage(name, (command,), lambda _: read_json(work / f"{name}.json"), limit, ENGINE)
 
     planned = [
         section("ceilings", 80),
@@ -107,7 +108,7 @@ def _parity(name: str, device: str, work: Path, limit: float, *more: str) -> Sta
         ),
         lambda printed: {"compared": printed[printed.rfind("Scores\n") :].splitlines()},
         limit,
-        ("msgspec", *(("jax",) if more else ())),
+        (*ENGINE, *(("jax",) if more else ())),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from gpuscore import Scorer
 from gpuscore.backends import create_backend, plan_backend
@@ -40,8 +41,7 @@ class Scoring:
             salt = f"only {self.salts}"
         score_input = ScoreInput(query, items, labels=None, label_token_ids=LABELS, need_lse=True)
         request = self.builder.build(score_input)
-        object.__setattr__(request, "salt", salt)
-        return self.engine.score(request)
+        return self.engine.score(structs.replace(request, salt=salt))
 
     def bits(self, query, items, salt=None):
         return bits_of(self.submit(query, items, salt))

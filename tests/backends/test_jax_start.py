@@ -27,9 +27,9 @@ def compiled_sizes(monkeypatch):
 
     noted, compile_programs = [], backend_module.compile_programs
 
-    def noting(sizes, config, weights, pool, *rest):
-        noted.append((sizes.tokens, pool.pages.shape[1]))
-        return compile_programs(sizes, config, weights, pool, *rest)
+    def noting(sizes, model, device):
+        noted.append((sizes.tokens, model.pool.pages.shape[1]))
+        return compile_programs(sizes, model, device)
 
     monkeypatch.setattr(backend_module, "compile_programs", noting)
     return noted
@@ -214,7 +214,7 @@ def traced(vocab, monkeypatch, pages=16, dtype="bfloat16"):
     """Return traced programs of a small model with tiles as on CUDA, and its head's shape."""
     from gpuscore.backends.jax import plan as planning
     from gpuscore.backends.jax.backend import attends_of, pool_shapes
-    from gpuscore.backends.jax.programs import trace_programs
+    from gpuscore.backends.jax.programs import ProgramModel, trace_programs
     from gpuscore.backends.jax.weights import weight_shapes_of
 
     small = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 64}
@@ -229,8 +229,8 @@ def traced(vocab, monkeypatch, pages=16, dtype="bfloat16"):
     monkeypatch.setattr(planning, "kind_of", lambda device: "cuda")
     weights = weight_shapes_of(plan.architecture, plan.dtype_name, plan.precision)
     pool, attends = pool_shapes(plan, pages), attends_of(plan.attention)
-    model, sizes = plan.architecture.config, plan.sizes()[-1]
-    programs = trace_programs(sizes, model, weights, pool, attends, plan.heads, plan.device)
+    model = ProgramModel(plan.architecture.config, weights, pool, attends, plan.heads)
+    programs = trace_programs(plan.sizes()[-1], model, plan.device)
     monkeypatch.undo()
     return programs, weights.lm_head
 

