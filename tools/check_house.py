@@ -27,7 +27,7 @@ LONGER = {
 }
 
 # Lines of all files whose paths begin so, at most: nobody holds more in one head.
-SIZES = {("gpuscore/", "kernels/"): 53_000, ("",): 111_000}
+SIZES = {("gpuscore/", "kernels/"): 46_000, ("",): 100_000}
 
 RIDDLE = re.compile(
     r"(What|Of|Where|Whether|How|As|Whose|Which|When|That|Those|For|In|By|To|Up|Nobody|Nothing)\b"
