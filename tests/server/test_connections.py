@@ -253,6 +253,22 @@ class TestTheRestOfARefusedBody:
                 connection.request("POST", target, "Content-Encoding: br", body=bytes(10**7))
                 assert connection.reply().status == (404 if target == "/none" else 415)
 
+    @pytest.mark.parametrize("large", [False, True])
+    def test_an_answer_before_the_body_says_whether_the_connection_stays(self, limited, large):
+        body = b" " * (2**20 + 1 if large else 2**10)
+        fields = ("Content-Type: text/plain", f"Content-Length: {len(body)}")
+        with Connection(limited) as connection:
+            connection.request(*SCORE, *fields)
+            reply = connection.reply()
+            assert reply.status == 415
+            connection.send(body)
+            assert (reply.headers.get("connection") == "close") is large
+            if large:
+                assert connection.closed
+            else:
+                connection.request("GET", "/health")
+                assert connection.reply().status == 200
+
 
 class TestOrigins:
     """CORS: pages of the given origins may read every answer, including those without a key."""

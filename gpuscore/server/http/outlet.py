@@ -68,7 +68,8 @@ class Outlet:
                 self._transport.abort()
 
     def stop(self) -> None:
-        """Stop watching, because the connection is lost."""
+        """Stop watching, because the connection is lost, and forget its owner."""
+        self._unread = bool
         if self._timer is not None:
             self._timer.cancel()
 

@@ -127,7 +127,8 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             if self._task is not None and self._begun:  # otherwise it would leave no record
                 self._task.cancel()
         self.flow.resume_writing()
-        self.parser = None  # type: ignore[assignment]  # as uvicorn does: it refers to this object
+        # They refer to this object, whose memory would stay until Python looks for cycles.
+        self.flow = self.cycle = self.parser = None  # type: ignore[assignment]
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -176,6 +177,11 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             return not self._busy or len(self.cycle.body) <= HIGH_WATER_LIMIT
         return not self._busy and not self.flow.write_paused
 
+    def _ends_within(self, cycle: RequestResponseCycle, most: int) -> bool:
+        """Return True if at most so many bytes of the body are to come, and do come."""
+        rest = self._left if self._in_body else 0
+        return rest is not None and rest <= most and not cycle.waiting_for_100_continue
+
     def wake(self) -> None:
         """Go on in a later round with bytes that wait; the application has taken some of a body."""
         if not self._needs and not self._queued:
@@ -217,6 +223,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             state = HEAD if self._data or self._blank else IDLE
         if state == IDLE:
             seconds = self._settings.keep_alive_timeout
+            self.cycle = self.scope = self.headers = None  # type: ignore[assignment]  # answered
         if self._state != state:
             self._await(state, seconds)
 
@@ -258,10 +265,9 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             self.tasks.add(self._task)
             self._task.add_done_callback(self.tasks.discard)
             return
-        rest = self._left if self._in_body else 0
-        small = rest is not None and rest <= SMALL_BODY and not cycle.waiting_for_100_continue
         cycle.response_started = cycle.response_complete = True
-        self._write(answer, cycle.keep_alive and small, cycle.scope["method"] != "HEAD")
+        keep_alive = cycle.keep_alive and self._ends_within(cycle, SMALL_BODY)
+        self._write(answer, keep_alive, cycle.scope["method"] != "HEAD")
         self.server_state.total_requests += 1
 
     def _parse_body(self) -> bool:
@@ -326,8 +332,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     async def _send(self, cycle: RequestResponseCycle, message: Message) -> None:
         """Send as uvicorn does: head and first part together, with an end that HTTP/1.0 knows."""
         if message["type"] == "http.response.start":
-            if cycle.waiting_for_100_continue:  # whether the body will come is not known
-                cycle.keep_alive = False
+            cycle.keep_alive = cycle.keep_alive and self._ends_within(cycle, self._spare)
             named = any(name == b"content-length" for name, _ in message["headers"])
             if not named and cycle.scope["http_version"] == "1.0":
                 self._until_close, cycle.chunked_encoding = True, False
@@ -337,8 +342,8 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         await cycle.send(cast(Any, message))
         if message["type"] == "http.response.body":
             self._outlet.flush()
-        if cycle.response_complete and self.flow.write_paused:
-            await self.flow.drain()  # the request counts until the client has taken most of it
+        if cycle.response_complete and cycle.flow.write_paused:
+            await cycle.flow.drain()  # the request counts until the client has taken most of it
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
