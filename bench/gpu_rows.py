@@ -30,8 +30,8 @@ from gpuscore.engine.engine import Engine
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.types.batch import Float64Array
-from gpuscore.types.labels import label_logprobs
 from gpuscore.types.request import ScoreRequest
+from gpuscore.types.results import label_logprobs
 
 Floors: TypeAlias = Mapping[str, Mapping[str, Any]]  # by workload
 

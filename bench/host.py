@@ -55,7 +55,7 @@ from gpuscore.errors import NonfiniteScore
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.types.batch import BackendLimits, PackedBatch
-from gpuscore.types.labels import label_logprobs
+from gpuscore.types.results import label_logprobs
 
 VOCAB = 151_936
 LIMITS = BackendLimits(16_384, 64, 4096, 40_960, VOCAB)

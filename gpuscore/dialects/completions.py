@@ -16,11 +16,11 @@ from gpuscore.dialects.completion_answer import (
     completion_json,
     following,
 )
+from gpuscore.dialects.decoding import accepting, strict_decoder
 from gpuscore.dialects.dialect import Dialect, PreparedBody, Scored
-from gpuscore.dialects.others import accepting
 from gpuscore.dialects.paths import COMPLETIONS_PATH
 from gpuscore.dialects.served import LoadedModel
-from gpuscore.dialects.wire import SCORES_ONLY, ScoringBody, about, strict_decoder
+from gpuscore.dialects.wire import SCORES_ONLY, ScoringBody, about
 from gpuscore.errors import InvalidRequest, MixedInputTypes, TooManyTokens
 from gpuscore.text.checks import Prompts
 from gpuscore.text.joining import PromptBuilder

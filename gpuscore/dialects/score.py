@@ -9,18 +9,21 @@ from typing import Any
 
 from gpuscore.config import RequestLimits
 from gpuscore.dialects.answers import PairsAnswer, ScoreAnswer
+from gpuscore.dialects.decoding import strict_decoder
 from gpuscore.dialects.dialect import (
     HOLE,
     NUMBER_BYTES,
     NUMBERS,
     SMALL_ITEMS,
     SMALL_TOKENS,
+    CheckedItems,
     Dialect,
     PreparedBody,
     Scored,
     error_bytes,
     in_pieces,
     list_json,
+    nulls,
 )
 from gpuscore.dialects.pairs import (
     CheckedPairs,
@@ -31,23 +34,23 @@ from gpuscore.dialects.pairs import (
     pairs_bytes,
 )
 from gpuscore.dialects.paths import SCORE_PATHS
-from gpuscore.dialects.ranking import CheckedItems, CheckedRanking, nulls, prepare_ranking
+from gpuscore.dialects.ranking import CheckedRanking, prepare_ranking
 from gpuscore.dialects.score_body import Ids, ScoreBody, Text
 from gpuscore.dialects.served import LoadedModel
-from gpuscore.dialects.wire import PromptTokensDetails, TokenUsage, strict_decoder
+from gpuscore.dialects.wire import PromptTokensDetails, TokenUsage
 from gpuscore.errors import InvalidRequest
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.types.batch import Float64Array
-from gpuscore.types.labels import (
+from gpuscore.types.record import RequestRecord
+from gpuscore.types.request import ScoreResult
+from gpuscore.types.results import (
     check_temperature,
     label_logprobs,
     label_mass,
     label_scores,
     per_token,
+    spread,
 )
-from gpuscore.types.record import RequestRecord
-from gpuscore.types.request import ScoreResult
-from gpuscore.types.results import spread
 
 
 class CheckedScore(CheckedItems[ScoreBody, ScoreInput]):

@@ -21,6 +21,7 @@ from gpuscore.offline.calls import (
     score_call,
     score_calls,
 )
+from gpuscore.offline.results import Classification, PairScores, Ranking, Scores
 from gpuscore.prompts.model import ModelFiles
 from gpuscore.types.call_arguments import (
     ClassifyOptions,
@@ -31,7 +32,6 @@ from gpuscore.types.call_arguments import (
     awaited,
     takes_options,
 )
-from gpuscore.types.results import Classification, PairScores, Ranking, Scores
 
 ValueT = TypeVar("ValueT")
 

@@ -18,8 +18,7 @@ from gpuscore.text.checks import LabelReader, PromptChecks, Prompts, PromptsFrom
 from gpuscore.text.score_input import ScoreInput, factor, factor_ids, split, stop_over
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import BackendLimits, Int32Array, common_prefix
-from gpuscore.types.labels import most_tokens
-from gpuscore.types.request import ScoreRequest, Terms
+from gpuscore.types.request import ScoreRequest, Terms, most_tokens
 from gpuscore.types.results import ItemErrors, ItemsRefused
 
 

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import ModelConfig
+from gpuscore.dialects.completion_answer import position_logprobs
 from gpuscore.engine.engine import Engine
 from gpuscore.types.batch import NO_TOKENS
-from gpuscore.types.labels import position_logprobs
 from gpuscore.types.request import ScoreRequest
 from support.backends import needs_jax
 from support.models import random_ids

@@ -21,9 +21,9 @@ from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.common.architectures import REFUSED
 from gpuscore.commands.cli import main
 from gpuscore.config import ModelConfig
+from gpuscore.dialects.completion_answer import position_logprobs
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import ConfigError
-from gpuscore.types.labels import position_logprobs
 from support.connections import connected, score
 from support.models import (
     COMMON,

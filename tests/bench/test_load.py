@@ -16,8 +16,8 @@ from gpuscore.errors import UsageError
 from gpuscore.measure.bundle import read_bundle
 from gpuscore.measure.figures import Shot, failed
 from gpuscore.measure.load import LOST, Address, LoadGenerator
-from gpuscore.types.labels import label_scores
 from gpuscore.types.request import ScoreRequest
+from gpuscore.types.results import label_scores
 from support import fake
 
 LABELS = [11, 23]

@@ -17,7 +17,7 @@ from gpuscore.prompts.family import PromptFamily
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.text.score_input import ScoreInput
-from gpuscore.types.labels import label_logprobs
+from gpuscore.types.results import label_logprobs
 from support.batch_jobs import check, encoder, fake_model, make_rows, read_jsonl, run, write_jsonl
 from support.slow import slow
 

@@ -13,14 +13,8 @@ from gpuscore.backends.base import OutOfMemory
 from gpuscore.engine.engine import Engine
 from gpuscore.engine.plan import plan_items
 from gpuscore.errors import InsufficientMemory, NonfiniteScore
-from gpuscore.types.labels import (
-    label_logprobs,
-    label_mass,
-    label_scores,
-    most_tokens,
-    per_token,
-)
-from gpuscore.types.request import LabelTrie, ScoreRequest
+from gpuscore.types.request import LabelTrie, ScoreRequest, most_tokens
+from gpuscore.types.results import label_logprobs, label_mass, label_scores, per_token
 from support.slow import slow
 from support.tape_backend import TapeBackend, tape_logit, tape_lse
 

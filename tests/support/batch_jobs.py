@@ -22,7 +22,7 @@ from gpuscore.engine.engine import Engine
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.types.labels import softmax
+from gpuscore.types.results import softmax
 from support import fake
 from support.serving import QUICK
 
