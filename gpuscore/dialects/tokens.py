@@ -25,7 +25,7 @@ from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.wire import ModelName, about
 from gpuscore.errors import InvalidRequest, TooManyTokens
 from gpuscore.text.boundaries import OverLimit
-from gpuscore.text.checks import need_encoder
+from gpuscore.text.score_input import need_encoder
 
 
 @accepting("chat", "tokenize")
