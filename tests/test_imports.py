@@ -42,7 +42,7 @@ processes.replicas: backends.common.estimate backends.common.memory backends.com
   engine system processes.worker
 ray: gpuscore config. dialects engine models.hub processes system server ray starlette
 ray.columns: offline.results offline.scorer
-measure: backends config config.flags config.options config.sources models measure offline.scorer
+measure: backends config config.flags config.options config.sources models measure offline
   system.machine httpx tokenizers
 measure.agreement: measure.intervals measure.results measure.workload
 measure.arguments: config config.examples config.flags config.sources

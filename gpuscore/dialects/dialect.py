@@ -27,9 +27,8 @@ from gpuscore.types.record import RequestRecord
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.results import ItemError, ItemErrors
 
-# Up to these sizes, preparing a request of token ids takes about a millisecond, so it is done on
-# the event loop.
-SMALL_ITEMS, SMALL_TOKENS = 64, 4096
+# Up to these sizes, preparing a request takes about a millisecond, so it is done on the event loop.
+SMALL_ITEMS, SMALL_TOKENS, SMALL_CHARS = 64, 4096, 1024
 LARGE = 1 << 18  # bytes of a body or of ids, or characters, from which a request counts as large
 
 

@@ -14,6 +14,7 @@ from gpuscore.dialects.dialect import (
     HOLE,
     NUMBER_BYTES,
     NUMBERS,
+    SMALL_CHARS,
     SMALL_ITEMS,
     SMALL_TOKENS,
     CheckedItems,
@@ -124,18 +125,13 @@ def prepare_score(model: LoadedModel, body: CheckedScore | CheckedPairs) -> Prep
 
 
 def _is_small(body: CheckedScore | CheckedPairs) -> bool:
-    """Return True if a body is faster to build here than in a thread; never with any text."""
-    if isinstance(body, CheckedRanking):
+    """Return True if a body is faster to build here than in a thread."""
+    if isinstance(body, CheckedRanking) or body.num_items > SMALL_ITEMS:
         return False
-    score_input = body.input
-    if (
-        score_input.is_text
-        or score_input.labels is not None
-        or len(score_input.items) > SMALL_ITEMS
-    ):
-        return False
-    labels = sum(map(len, score_input.label_sequences or ()))
-    return len(score_input.query) + sum(map(len, score_input.items)) + labels <= SMALL_TOKENS
+    asked = body.input
+    labels = [*(asked.labels or ()), *(asked.label_sequences or ())]
+    most = SMALL_CHARS if asked.is_text or asked.labels else SMALL_TOKENS
+    return sum(map(len, (asked.query, *asked.items, *labels))) <= most
 
 
 def score_bytes(body: CheckedScore | CheckedPairs, prepared: PreparedBody) -> int:
