@@ -232,7 +232,7 @@ def test_two_ropes_alike(qwen3):
 
 
 def test_remote_code_beside_a_native_class_is_ignored(qwen3, caplog):
-    """As transformers does without trust_remote_code."""
+    """transformers ignores it without trust_remote_code."""
     directory, base = qwen3
     remote = {"AutoConfig": "configuration.C", "AutoModelForCausalLM": "modeling.M"}
     changed(directory, base, {"auto_map": remote})
