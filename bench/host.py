@@ -36,7 +36,7 @@ from report import keep, table
 from scenarios import Request, Workload
 
 from gpuscore.backends.common.architectures import read_architecture
-from gpuscore.backends.common.hf_config import RawConfig
+from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.backends.torch import loader
 from gpuscore.backends.torch.attention.triton import TritonAttention
 from gpuscore.backends.torch.backend import TorchBackend
