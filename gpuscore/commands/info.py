@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gpuscore.backends import Plan, plan_backend
@@ -17,7 +18,7 @@ from gpuscore.config.sources import DEFAULT, Settings
 from gpuscore.errors import ConfigError
 from gpuscore.models.files import printable
 from gpuscore.models.hub import model_directory, model_name
-from gpuscore.processes.replicas.placement import Sought, places_of_all
+from gpuscore.processes.replicas.placement import places_of_all, size_of_weights
 from gpuscore.processes.worker.wire import Placement
 from gpuscore.prompts.model import ModelFiles
 
@@ -60,7 +61,7 @@ def _print_model(
     directory = model_directory(model.model, model.revision)
     rows = {"model": f"{model_name(model.model)} ({directory})"}
     if device_memory is None:
-        (places,) = places_of_all([Sought(chosen.name, directory, model)], devices)
+        (places,) = places_of_all([replace(chosen, directory=directory)], devices)
         os.environ.update(places[0].environment)
         plan = plan_backend(directory, places[0].model)
         rows |= _model_rows(plan.architecture.config) | _rank_rows(model)
@@ -90,15 +91,15 @@ def _shares_table(chosen: Sequence[ServedConfig], engine: EngineConfig) -> str:
         ConfigError: as `places_of_all`.
     """
     sought = [
-        Sought(model.name, model_directory(model.config.model, model.config.revision), model.config)
+        replace(model, directory=model_directory(model.config.model, model.config.revision))
         for model in chosen
     ]
     rows: list[tuple[str, ...]] = [HEAD]
     for model, places in zip(sought, places_of_all(sought, engine.devices), strict=True):
-        cache = mebibytes(model.config.kv_cache_size or 0)
+        sizes = size_of_weights(model.directory), model.config.kv_cache_size or 0
         for place in places:
             cores = ", ".join(map(str, place.cores)) or "all"
-            rows.append((model.name, place.device, cores, mebibytes(model.weights), cache))
+            rows.append((model.name, place.device, cores, *map(mebibytes, sizes)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from gpuscore.config import ModelConfig, ServerConfig
 from gpuscore.config.sources import DEFAULT, Settings
@@ -21,11 +22,13 @@ class ServedConfig:
         name: shown in answers, metrics and the log.
         config: the settings, with what is loaded as `config.model`.
         others: further names that requests may use.
+        directory: of its files, once it is known.
     """
 
     name: str
     config: ModelConfig
     others: tuple[str, ...] = ()
+    directory: Path = Path()
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from gpuscore.commands.cli import make_parser
 from gpuscore.config import EngineConfig, ServerConfig
 from gpuscore.config.sources import read_settings
 from gpuscore.dialects.paths import OPEN_PATHS
-from gpuscore.processes.worker.process import Patience
+from gpuscore.processes.worker.process import END
 from gpuscore.server.observe.metrics import Metrics, ServerState
 from gpuscore.server.stopping import LAST_ANSWERS, LAST_READS
 from gpuscore.types.stats import NO_STATS, ReplicaState
@@ -28,7 +28,7 @@ MACHINES = {
     **dict.fromkeys(("tpu-v5e", "tpu-v6e"), "google.com/tpu"),
 }
 # The last look, the last answers; the engine's process ends a little later.
-AFTER_THE_DRAIN = LAST_READS + LAST_ANSWERS + 2 * Patience().close
+AFTER_THE_DRAIN = LAST_READS + LAST_ANSWERS + 2 * END
 SPARE = 10.0  # seconds of a stop after the drain, of which half are planned for
 assert AFTER_THE_DRAIN <= SPARE / 2
 SUFFIXES = {

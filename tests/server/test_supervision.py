@@ -102,7 +102,7 @@ def test_a_client_that_leaves_frees_queued_work(tape):
 
 
 def test_a_crash_loop_gives_up():
-    patience = {"first_delay": 0.1, "max_delay": 0.1, "max_failures": 3}
+    patience = {"delay": 0.1, "max_failures": 3}
     with tape_server(patience) as (server, client):
         for _ in range(3):
             wait_until(lambda: status(client, "/ready") == 200)

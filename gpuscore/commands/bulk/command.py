@@ -14,12 +14,12 @@ from gpuscore.commands.bulk.job import BatchJob, Progress, run_job
 from gpuscore.commands.bulk.options import BatchOptions, read_options
 from gpuscore.commands.bulk.work import WrittenState
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
-from gpuscore.config.served import check_single
+from gpuscore.config.served import ServedConfig, check_single
 from gpuscore.config.sources import Settings
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.errors import ConfigError
 from gpuscore.models.hub import MODEL_FILES, model_directory, model_name
-from gpuscore.processes.replicas.replicas import start_replicas
+from gpuscore.processes.replicas.replicas import start_models
 from gpuscore.processes.serving import load_model, read_files
 
 EXIT_OK, EXIT_FAILED, EXIT_SIGNAL = 0, 1, 128  # plus the signal's number
@@ -97,7 +97,8 @@ def _run(settings: Settings, options: BatchOptions, progress: Progress) -> Writt
     @contextmanager
     def loading() -> Iterator[LoadedModel]:
         # A run that goes on might measure something else.
-        started = start_replicas(directory, model.unmeasured(), engine)
+        served = ServedConfig(names[0], model.unmeasured(), directory=directory)
+        (started,) = start_models([served], engine)
         with closing(started) as replicas:
             files = read_files(directory, family, names[::-1])
             yield load_model(files, limits, replicas)
