@@ -13,7 +13,7 @@ from gpuscore.backends.common.quantization import described
 from gpuscore.backends.common.shapes import count_parameters
 from gpuscore.config import EngineConfig, ModelConfig, ServerConfig
 from gpuscore.config.options import plain
-from gpuscore.config.served import ServedConfig, check_one_source, served_models
+from gpuscore.config.served import ServedConfig, served_models
 from gpuscore.config.sources import DEFAULT, Settings
 from gpuscore.errors import ConfigError
 from gpuscore.models.files import printable
@@ -39,7 +39,6 @@ def print_info(settings: Settings, device_memory: int | None) -> None:
     """
     resolved: dict[str, object] = {}
     try:
-        check_one_source(settings)
         chosen = served_models(settings.make(ModelConfig), settings.make(ServerConfig))
         if len(chosen) == 1:
             _print_model(chosen[0], settings, device_memory, resolved)

@@ -19,7 +19,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from gpuscore.config import EngineConfig, ModelConfig
-from gpuscore.config.served import ServedConfig
+from gpuscore.config.served import served_models
 from gpuscore.errors import GpuscoreError, Unavailable
 from gpuscore.models.hub import model_directory
 from gpuscore.processes.replicas.replicas import Replicas, start_models
@@ -57,11 +57,11 @@ class EngineHost:
         await asyncio.to_thread(self._start)
 
     def _start(self) -> None:
-        model = self._settings.model
-        directory = model_directory(model.model, model.revision)
-        model = model.unmeasured()  # no host knows what another one would measure
-        served = ServedConfig(model.model, model, directory=directory)
-        (self._replicas,) = start_models([served], self._settings.engine)
+        # No host knows what another one would measure.
+        (served,) = served_models(self._settings.model.unmeasured(), self._settings.server)
+        directory = model_directory(served.config.model, served.config.revision)
+        found = replace(served, directory=directory)
+        (self._replicas,) = start_models([found], self._settings.engine)
         self._limits = self._replicas.wait_ready()
 
     async def facts(self) -> bytes:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from gpuscore.commands.cli import make_parser
-from gpuscore.config import EngineConfig, ServerConfig
+from gpuscore.config import EngineConfig, ModelConfig, ServerConfig
 from gpuscore.config.sources import read_settings
 from gpuscore.dialects.paths import OPEN_PATHS
 from gpuscore.processes.worker.process import END
@@ -88,7 +88,8 @@ def test_the_command_line_and_the_file_are_the_servers_own(server, machine):
     path = KUBERNETES / machine / "gpuscore.toml"
     settings = settings_of(server["args"], path)
     config = settings.make(ServerConfig)
-    assert (config.host, config.served_model_name) == ("0.0.0.0", "$(MODEL)")
+    assert config.host == "0.0.0.0"
+    assert settings.make(ModelConfig).model == "$(MODEL)=/models/$(MODEL)"
     for name, value in tomllib.loads(path.read_text()).items():
         assert settings.chosen[name].value == value, "the command line takes nothing back"
 

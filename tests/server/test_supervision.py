@@ -126,9 +126,7 @@ def test_a_model_that_is_never_ready(tmp_path):
         wait_until(lambda: "gpuscore.processes.worker" in commands(children(server.process.pid)))
         os.kill(engine_of(server), signal.SIGSTOP)
         assert server.process.wait(timeout=20) == 75
-    last = log.read_text().splitlines()[-1]
-    assert "within --load-timeout 1.5 s" in last
-    assert last.endswith("(--load-timeout is set by environment GPUSCORE_LOAD_TIMEOUT)")
+    assert "within --load-timeout 1.5 s" in log.read_text().splitlines()[-1]
 
 
 @pytest.mark.parametrize("stopped", [False, True])

@@ -14,7 +14,7 @@ from gpuscore.commands.bulk.job import BatchJob, Progress, run_job
 from gpuscore.commands.bulk.options import BatchOptions, read_options
 from gpuscore.commands.bulk.work import WrittenState
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
-from gpuscore.config.served import ServedConfig, check_single
+from gpuscore.config.served import ServedConfig
 from gpuscore.config.sources import Settings
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.errors import ConfigError
@@ -39,7 +39,6 @@ def batch(values: argparse.Namespace, settings: Settings) -> int:
     Raises:
         ConfigError, GpuscoreError, EngineFailed: as `run_job`.
     """
-    check_single(settings)
     options = read_options(values)
     progress = Progress()
     try:
