@@ -181,7 +181,7 @@ def main(argv: list[str] | None = None) -> int:
     default = Path(os.environ.get("OUT") or ROOT / "gpu-day")
     parser.add_argument("--output", type=Path, metavar="DIR", default=default)
     parser.add_argument("--stages", metavar="A;B", help="only these")
-    of_fa4 = "also measure --attention fa4, whose kernels `gpuscore_kernels.ahead` put there"
+    of_fa4 = "also measure --attention fa4, whose kernels `gpuscore_kernels.hopper` put there"
     parser.add_argument("--objects", type=Path, metavar="DIR", help=of_fa4)
     options = parser.parse_args(argv)
     about = machine() | {"device": options.device}

@@ -94,7 +94,9 @@ def example(address: str, prompts: ModelPrompts, key: bool, model: str | None = 
 
 def _family(prompts: ModelPrompts) -> str:
     if prompts.family is not None:
-        return prompts.family.family.name
+        family = prompts.family.family
+        apart = "" if family.shares_query else ", whose documents share nothing of their query"
+        return family.name + apart
     return "none known, so no /rerank; --family names one"
 
 

@@ -231,6 +231,17 @@ def test_two_ropes_alike(qwen3):
     assert apart < CLOSE
 
 
+def test_remote_code_beside_a_native_class_is_ignored(qwen3, caplog):
+    """transformers ignores it without trust_remote_code."""
+    directory, base = qwen3
+    remote = {"AutoConfig": "configuration.C", "AutoModelForCausalLM": "modeling.M"}
+    changed(directory, base, {"auto_map": remote})
+    apart = difference(directory)
+    assert apart is not None
+    assert apart < CLOSE
+    assert "auto_map is ignored" in caplog.text
+
+
 def test_all_that_has_no_effect_at_once(qwen3):
     directory, base = qwen3
     changed(directory, base, {})

@@ -62,7 +62,10 @@ def load(directory, **options):
             {"quantization_config": {"bits": 4}},
             r"quantization_config.quant_method is None \(4 bits\); supported: compressed-tensors",
         ),
-        ({"auto_map": {"AutoModel": "x.py"}}, "auto_map is a value; supported: models without"),
+        (
+            {"auto_map": {"AutoModel": "x"}, "model_type": None},
+            "auto_map is a value; supported: re",
+        ),
         ({"is_causal": False}, "is_causal is False; supported: causal"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported: silu"),

@@ -57,8 +57,9 @@ from gpuscore.system.heap import keep_freed_blocks
 from gpuscore.types.batch import BackendLimits, PackedBatch, RowScores
 from gpuscore_kernels import Implementation
 from gpuscore_kernels.extend_attention.reference import extend_attention
-from gpuscore_kernels.gated.hopper import gated_product
+from gpuscore_kernels.hopper import gated_product
 from gpuscore_kernels.label_head import TILE_ROWS, few_products
+from gpuscore_kernels.row_functions.build import BuildError
 
 logger = logging.getLogger(__name__)
 
@@ -133,6 +134,9 @@ class TorchBackend:
             del self.launcher  # its pages and graphs make room
             states = plan.pages.num_states
             self.launcher = self._make_launcher(config, weights, num_pages, states)
+        except BuildError as error:
+            self.close()
+            raise ConfigError(f"--attention {plan.attention}: {error}") from error
         except BaseException:
             self.close()
             raise

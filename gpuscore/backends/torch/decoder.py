@@ -25,7 +25,7 @@ from gpuscore.backends.torch.layers import (
 from gpuscore.backends.torch.linear import DenseLinear, Linear, LinearParts, Products, Rows
 from gpuscore.backends.torch.mixture import MixtureMlp, MixtureWeights
 from gpuscore_kernels import Implementation
-from gpuscore_kernels.gated.hopper import FEWEST_ROWS
+from gpuscore_kernels.hopper import FEWEST_ROWS
 from gpuscore_kernels.label_head import repeating_rows
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
 from gpuscore_kernels.reference import QkvHeads
