@@ -1,11 +1,11 @@
 """Items per second on this CPU, beside the machine's own ceiling and transformers or vLLM.
 
     make bench-cpu                                   # 2,000 + 500 x 20, 500 + 100 x 20,
-                                                     # 10 requests of 120 + 10 x 180, 280 + 1 x 20
+                                                     # 4 requests of 120 + 10 x 180, 280 + 1 x 20
     make bench-cpu ARGS='--shape small --workload single short'   # 280 + 1 x 20, 300 + 16 x 32
     make bench-cpu ARGS='--workload growth'          # 10,000 items against 500: time and memory
     make bench-cpu ARGS=--w8a8                       # also with the checkpoint in INT8
-    make bench-cpu ARGS='--vllm VENV/bin/python --workload hundred four --repeat 5'
+    make bench-cpu ARGS='--vllm VENV/bin/python --workload hundred separate --repeat 5'
 
 Scorers are timed only if they agree with transformers: in float32 at a small shape within 1e-4 in
 log p, and in the timed dtype within twice its own error against float32. They are timed in turn,
