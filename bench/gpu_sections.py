@@ -45,12 +45,12 @@ from scenarios import Request, Workload
 from gpuscore.backends import plan_backend
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.backends.torch.plan import TorchPlan
-from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
+from gpuscore.config import ModelConfig, RequestLimits
 from gpuscore.engine.engine import Engine
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.types.batch import Float64Array
-from gpuscore.types.labels import label_logprobs
+from gpuscore.types.results import label_logprobs
 
 MAX_MODEL_LEN = 4096
 TRIAL_TOKENS = 128  # of a batch, and of a graph at most
@@ -222,7 +222,7 @@ class Section:
         sustained_share = share * self.rates["product"] / self.rates["sustained product"]
         load["of sustained floor"] = round(sustained_share, 3)
         self.add(load)
-        engine = Engine(backend, EngineConfig())
+        engine = Engine(backend)
         builder = PromptBuilder(None, backend.limits, UNLIMITED)
         try:
             self.each(f"{self.name}, engine", partial(self.in_engine, engine, builder))

@@ -36,7 +36,7 @@ from report import Row, keep, table
 from scenarios import Request, Workload
 
 from gpuscore.backends.common.architectures import read_architecture
-from gpuscore.backends.common.hf_config import RawConfig
+from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.backends.torch import loader
 from gpuscore.backends.torch.attention.triton import TritonAttention
 from gpuscore.backends.torch.backend import TorchBackend
@@ -48,14 +48,14 @@ from gpuscore.backends.torch.kernels import in_triton
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.backends.torch.queues import HostQueue
 from gpuscore.backends.torch.work_thread import WorkThread
-from gpuscore.config import EngineConfig, RequestLimits
+from gpuscore.config import RequestLimits
 from gpuscore.engine.engine import Engine
 from gpuscore.engine.scheduler import Scheduler
 from gpuscore.errors import NonfiniteScore
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.types.batch import BackendLimits
-from gpuscore.types.labels import label_logprobs
+from gpuscore.types.results import label_logprobs
 
 VOCAB = 151_936
 LIMITS = BackendLimits(16_384, 64, 4096, 40_960, VOCAB)
@@ -172,7 +172,7 @@ class Parts:
         self.draws, self.launcher = Draws(workload, VOCAB, seed=1000), launcher
         self.times: dict[str, list[float]] = {}
         self.builder = PromptBuilder(None, LIMITS, UNLIMITED)
-        self.engine = Engine(HostBackend(launcher), EngineConfig(prefix_cache=False))
+        self.engine = Engine(HostBackend(launcher), prefix_cache=False)
 
     def round(self) -> None:
         request, scheduler = self.draws.next(), Scheduler(LIMITS, prefix_cache=False)

@@ -41,8 +41,8 @@ processes.worker: backends.base config engine system
 processes.replicas: backends.common.estimate backends.common.memory backends.common.plan config
   engine system processes.worker
 ray: gpuscore config. dialects engine models.hub processes system server ray starlette
-ray.columns: offline.scorer
-measure: backends config config.flags config.options config.sources models measure offline.scorer
+ray.columns: offline.results offline.scorer
+measure: backends config config.flags config.options config.sources models measure offline
   system.machine httpx tokenizers
 measure.agreement: measure.intervals measure.results measure.workload
 measure.arguments: config config.examples config.flags config.sources

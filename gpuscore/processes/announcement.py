@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from tqdm import tqdm
 
 from gpuscore.backends.common.architectures import read_architecture
-from gpuscore.backends.common.hf_config import RawConfig
+from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.backends.common.shapes import count_parameters
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.errors import GpuscoreError

@@ -24,9 +24,8 @@ from gpuscore.prompts.rerank_input import (
     prompts_of,
 )
 from gpuscore.text.boundaries import OverLimit, beside
-from gpuscore.text.checks import Prompts
 from gpuscore.text.controls import ControlToken, refused_controls
-from gpuscore.text.joining import PromptBuilder
+from gpuscore.text.joining import PromptBuilder, Prompts
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import NO_TOKENS, Float64Array, Int32Array
 from gpuscore.types.request import ScoreResult

@@ -84,10 +84,8 @@ class EngineHost:
                 raise Unavailable("the engines change to another model", retry_after=1)
             request = wire.check_request(_asked(frame).request, self._limits)
             deadline = monotonic() + (request.deadline or 0.0)
-            (outcome,) = self._replicas.score_all([structs.replace(request, deadline=deadline)])
-            if isinstance(outcome, GpuscoreError):
-                raise outcome
-            return wire.encode(wire.Result(0, await asyncio.wrap_future(outcome)))
+            (future,) = self._replicas.score_all([structs.replace(request, deadline=deadline)])
+            return wire.encode(wire.Result(0, await asyncio.wrap_future(future)))
         except (GpuscoreError, wire.ProtocolError) as error:
             return wire.encode(wire.Failure.of(0, error))
 

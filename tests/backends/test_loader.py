@@ -69,9 +69,16 @@ def load(directory, **options):
         ({"is_causal": False}, "is_causal is False; supported: causal"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported: silu"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type is 'yarn'"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type is 'longr"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}},
+            "factor must be a positive",
+        ),
         ({"rope_parameters": {"a": {"rope_type": "default"}}}, "rope_parameters must be one flat"),
-        ({"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2}}, "'dynamic'"),
+        (
+            {"rope_parameters": None, "rope_scaling": {"type": "su", "factor": 2}},
+            "rope_type is 'su'",
+        ),
         ({"rope_parameters": {"rope_type": "linear", "factor": "2"}}, "factor must be a positive"),
         (
             {"use_sliding_window": True, "sliding_window": None, "layer_types": SLIDING},

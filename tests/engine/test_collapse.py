@@ -134,9 +134,9 @@ def test_an_engine_asks_only_a_quantised_model(backend_of):
     """The plain model with the same weights is served, because its makers meant them."""
     backend = backend_of(all_zero("model.norm.weight"))
     with pytest.raises(ConfigError, match="has collapsed"):
-        Engine(Quantized(backend), EngineConfig())
-    allowed = Engine(Quantized(backend), EngineConfig(), allow_degenerate=True)
-    Engine(backend, EngineConfig()).close()
+        Engine(Quantized(backend))
+    allowed = Engine(Quantized(backend), allow_degenerate=True)
+    Engine(backend).close()
     allowed.close()
 
 
@@ -259,7 +259,7 @@ def test_a_healthy_checkpoint_starts_in_silence(caplog, name):
         options["quantization"] = "w8a16"
     backend = create_backend(plan_backend(directory, ModelConfig(str(directory), **options)))
     assert backend.limits.quantized
-    Engine(backend, EngineConfig()).close()
+    Engine(backend).close()
     assert not [record for record in caplog.records if "quantised" in record.message]
 
 

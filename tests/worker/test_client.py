@@ -85,7 +85,7 @@ def here():
     """The same engine, run in this process."""
     backend = tape_child.prepare(None, None).load(unreported)
     assert isinstance(backend, MischievousTape)
-    engine = Engine(backend, EngineConfig())
+    engine = Engine(backend)
     yield engine
     engine.close()
 

@@ -46,6 +46,9 @@ class Replicas:
             with the same `started`, `alive`, `rate`, `stats` and `score_all`.
         devices: their names.
         config: the limits on all requests in flight.
+
+    Attributes:
+        backlog: the requests that a server has admitted.
     """
 
     def __init__(
@@ -108,32 +111,18 @@ class Replicas:
             for number, (replica, device, rerun) in enumerate(everything)
         ]
 
-    def score_all(
-        self, requests: Sequence[ScoreRequest]
-    ) -> "list[Future[ScoreResult] | GpuscoreError]":
+    def score_all(self, requests: Sequence[ScoreRequest]) -> "list[Future[ScoreResult]]":
         """Queue requests without blocking; requests to the same replica go together.
 
-        Returns:
-            For each request, its future, or the error that refused it: Overloaded, Unavailable.
+        A future raises Unavailable if no engine is running.
         """
-        outcomes: list[Future[ScoreResult] | GpuscoreError | None] = []
-        admitted: list[ScoreRequest] = []
-        with self._lock:
-            for request in requests:
-                try:
-                    if not self.alive:
-                        raise _no_engine()
-                    self.backlog.admit(request)
-                except GpuscoreError as error:
-                    outcomes.append(error)
-                else:
-                    outcomes.append(None)
-                    admitted.append(request)
-        futures = self._sent(admitted)
-        for request, future in zip(admitted, futures, strict=True):
-            future.add_done_callback(partial(self._leave, request))
-        taken = iter(futures)
-        return [next(taken) if outcome is None else outcome for outcome in outcomes]
+        if len(self._replicas) == 1:
+            return self._replicas[0].score_all(requests)
+        flights = [_Flight(request) for request in requests]
+        self._route(flights)
+        for flight in flights:
+            flight.future.add_done_callback(partial(self._cancel, flight))
+        return [flight.future for flight in flights]
 
     def stop(self) -> None:
         """Begin to close, without waiting."""
@@ -147,15 +136,6 @@ class Replicas:
         for replica in self._replicas:
             replica.close()
 
-    def _sent(self, requests: Sequence[ScoreRequest]) -> "list[Future[ScoreResult]]":
-        if len(self._replicas) == 1:
-            return self._replicas[0].score_all(requests)
-        flights = [_Flight(request) for request in requests]
-        self._route(flights)
-        for flight in flights:
-            flight.future.add_done_callback(partial(self._cancel, flight))
-        return [flight.future for flight in flights]
-
     def _route(self, flights: Sequence[_Flight], lost: int | None = None) -> None:
         """Send requests to replicas, but not to the one that has just lost them."""
         chosen: dict[int, list[_Flight]] = {}
@@ -168,7 +148,7 @@ class Replicas:
                 chosen.setdefault(number, []).append(flight)
         if not chosen:
             for flight in flights:
-                resolve(flight.future, _no_engine())
+                resolve(flight.future, Unavailable("no engine is running", retry_after=RETRY_AFTER))
         for number, together in chosen.items():
             inners = self._replicas[number].score_all([flight.request for flight in together])
             for flight, inner in zip(together, inners, strict=True):
@@ -208,10 +188,6 @@ class Replicas:
         if future.cancelled() and flight.inner is not None:
             flight.inner.cancel()
 
-    def _leave(self, request: ScoreRequest, _: "Future[ScoreResult]") -> None:
-        with self._lock:
-            self.backlog.leave(request)
-
     def _wait(self, futures: "Sequence[Future[ValueT]]") -> list[ValueT]:
         """Return the results of all replicas; raise the first error, with its replica's name."""
         done, _ = wait(futures, return_when=FIRST_EXCEPTION)
@@ -222,7 +198,3 @@ class Replicas:
             if error is not None:
                 raise error
         return [future.result() for future in futures]
-
-
-def _no_engine() -> Unavailable:
-    return Unavailable("no engine is running", retry_after=RETRY_AFTER)

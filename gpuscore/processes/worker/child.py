@@ -16,7 +16,7 @@ from time import monotonic, sleep
 from gpuscore.backends.base import Prepared
 from gpuscore.config import ModelConfig
 from gpuscore.engine.engine import Engine
-from gpuscore.errors import ConfigError, GpuscoreError
+from gpuscore.errors import ConfigError
 from gpuscore.processes.worker.pipe import Pipe
 from gpuscore.processes.worker.wire import (
     Cancel,
@@ -100,7 +100,7 @@ class _Worker:
         backend.warmup()
         self._engine = Engine(
             backend,
-            start.engine,
+            prefix_cache=start.engine.prefix_cache,
             after_step=self._send_answers,
             allow_degenerate=start.model.allow_degenerate,
         )
@@ -152,13 +152,10 @@ class _Worker:
             except ProtocolError as error:
                 logger.error("a malformed request: %s", error)
                 self._pipe.put(Failure.of(message.id, error))
-        outcomes = self._engine.score_all(list(requests.values()))
-        for id, outcome in zip(requests, outcomes, strict=True):
-            if isinstance(outcome, GpuscoreError):
-                self._pipe.put(Failure.of(id, outcome))
-            else:
-                self._futures[id] = outcome
-                outcome.add_done_callback(partial(self._answered, id))
+        futures = self._engine.score_all(list(requests.values()))
+        for id, future in zip(requests, futures, strict=True):
+            self._futures[id] = future
+            future.add_done_callback(partial(self._answered, id))
         self._send_answers()  # of futures that were done before their callback was added
 
     def _answered(self, id: int, future: "Future[ScoreResult]") -> None:
