@@ -9,6 +9,7 @@ nearly 0.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +50,7 @@ class Reference:
         requests = -(-self.rows // workload.num_items)
         return replace(workload, seed=1000, requests=requests).draw_all(self.vocab)
 
-    def _spread(self, of_items: Sequence[object]) -> Sequence[object]:
+    def _spread(self, of_items: Any) -> Any:
         return of_items[:: max(1, len(of_items) // self.rows)]
 
     def make(
