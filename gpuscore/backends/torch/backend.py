@@ -250,8 +250,10 @@ class TorchBackend:
         rounded = None
         if plan.dtype != torch.float32:
             rounded = plainly(plan.dtype, WholeHead("reference", whole.final_softcap))
+        compiled = "--compile on, " if plan.compile else ""
         check_start(
-            f"--attention {plan.attention} with --kernels {'triton' if plan.kernels else 'torch'}",
+            f"{compiled}--attention {plan.attention} with --kernels "
+            f"{'triton' if plan.kernels else 'torch'}",
             known,
             run_on(self.launcher),
             Reference(
