@@ -62,10 +62,6 @@ def create_backend(
         from gpuscore.backends.torch.ranks.backend import ParallelBackend
 
         return ParallelBackend(plan, progress, lost)
-    if plan.architecture.storage is not None:
-        from gpuscore.backends.torch.scales import check_scales
-
-        check_scales(Path(plan.directory), plan.architecture, plan.settings.allow_degenerate)
     if plan.framework == "jax":
         from gpuscore.backends.jax.backend import JaxBackend
 
