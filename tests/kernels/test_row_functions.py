@@ -7,7 +7,7 @@ import torch
 from gpuscore.backends.torch.compiler import cc
 from gpuscore.backends.torch.layers import add_and_norm, gated, norm_and_rotate, rms_norm
 from gpuscore.backends.torch.linear import scaled, unsigned
-from gpuscore_kernels.quantized.reference import EPS
+from gpuscore_kernels.quantized import EPS
 from gpuscore_kernels.reference import QkvHeads
 from gpuscore_kernels.row_functions import BuildError, RowFunctions, build
 from gpuscore_kernels.row_functions.build import FILES

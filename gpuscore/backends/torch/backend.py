@@ -246,7 +246,7 @@ class TorchBackend:
             return run_on(reference(config, weights, head, self._lookup, dtype))
 
         exact = plainly(torch.float32, WideHead(whole.final_softcap))
-        eight_bits = plan.precision in ("int8", "fp8")
+        eight_bits = plan.precision == "int8"
         rounded = None
         if plan.dtype != torch.float32:
             rounded = plainly(plan.dtype, WholeHead("reference", whole.final_softcap))

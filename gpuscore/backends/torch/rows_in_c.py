@@ -9,7 +9,7 @@ from gpuscore.errors import ConfigError
 from gpuscore_kernels.delta_net.reference import convolve, delta_rule, gated_norm, keep_tails
 from gpuscore_kernels.extend_attention.reference import extend_attention
 from gpuscore_kernels.label_head import few_products
-from gpuscore_kernels.quantized.reference import EPS
+from gpuscore_kernels.quantized import EPS
 from gpuscore_kernels.row_functions import (
     AttentionFunctions,
     BuildError,
