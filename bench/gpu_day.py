@@ -173,7 +173,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         "--objects",
         type=Path,
         metavar="DIR",
-        help="also measure --attention fa4, whose kernels `gpuscore_kernels.ahead` put there",
+        help="also measure --attention fa4, whose kernels `gpuscore_kernels.hopper` put there",
     )
     return parser.parse_args(argv)
 

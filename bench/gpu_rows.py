@@ -25,13 +25,13 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from gpuscore.backends.torch.backend import TorchBackend
-from gpuscore.config import EngineConfig, RequestLimits
+from gpuscore.config import RequestLimits
 from gpuscore.engine.engine import Engine
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.types.batch import Float64Array
-from gpuscore.types.labels import label_logprobs
 from gpuscore.types.request import ScoreRequest
+from gpuscore.types.results import label_logprobs
 
 Floors: TypeAlias = Mapping[str, Mapping[str, Any]]  # by workload
 
@@ -132,7 +132,7 @@ class Rows:
         With several in flight requests are built before, because a server's engine gets them built:
         in one process, building them holds the lock that the engine's thread needs.
         """
-        engine = Engine(backend, EngineConfig())
+        engine = Engine(backend)
         builder = PromptBuilder(None, backend.limits, UNLIMITED)
         try:
             self.each(scorer, partial(self._in_engine, engine, builder))

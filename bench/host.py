@@ -36,7 +36,7 @@ from report import keep, table
 from scenarios import Request, Workload
 
 from gpuscore.backends.common.architectures import read_architecture
-from gpuscore.backends.common.hf_config import RawConfig
+from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.backends.torch import loader
 from gpuscore.backends.torch.attention.triton import TritonAttention
 from gpuscore.backends.torch.backend import TorchBackend
@@ -48,14 +48,14 @@ from gpuscore.backends.torch.kernels import in_triton
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.backends.torch.queues import HostQueue
 from gpuscore.backends.torch.work_thread import WorkThread
-from gpuscore.config import EngineConfig, RequestLimits
+from gpuscore.config import RequestLimits
 from gpuscore.engine.engine import Engine
 from gpuscore.engine.scheduler import Scheduler
 from gpuscore.errors import NonfiniteScore
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.types.batch import BackendLimits, PackedBatch
-from gpuscore.types.labels import label_logprobs
+from gpuscore.types.results import label_logprobs
 
 VOCAB = 151_936
 LIMITS = BackendLimits(16_384, 64, 4096, 40_960, VOCAB)
@@ -193,7 +193,7 @@ class Parts:
         self.times: dict[str, list[float]] = {}
         limits = RequestLimits(max_items=1 << 30, max_labels=1 << 30, max_request_tokens=1 << 30)
         self.builder = PromptBuilder(None, LIMITS, limits)
-        self.engine = Engine(self.backend, EngineConfig(prefix_cache=False))
+        self.engine = Engine(self.backend, prefix_cache=False)
 
     def batches(self, scheduler: Scheduler, request: Request) -> list[PackedBatch]:
         works = all_batches(scheduler, request)

@@ -12,13 +12,10 @@ from contextlib import suppress
 
 import pytest
 
-from gpuscore.config import ServerConfig
-from gpuscore.errors import ConfigError
-from gpuscore.server.http.headers import read_origins
-from support.connections import PAGE, Connection, check_error, under_way
+from support.connections import Connection, check_error, under_way
 from support.serving import wait_until
 from support.tape_engine import HELD, MARK
-from support.tape_servers import JSON, body_of, in_flight, let_go, tape_server
+from support.tape_servers import body_of, in_flight, let_go, tape_server
 from support.vitals import vitals
 
 GOOD = json.dumps({"items": [[5]], "label_token_ids": [3]}).encode()
@@ -29,8 +26,10 @@ UPGRADE = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Setting
 @pytest.fixture(scope="module")
 def full():
     """A client of a server that accepts one request at a time, and bodies of a megabyte."""
-    limits = {"max_body_bytes": 10**6, "cors_origin": f"{PAGE},http://localhost:3000"}
-    with tape_server(server=limits, engine={"max_queued_requests": 1}) as (_, client):
+    with tape_server(server={"max_body_bytes": 10**6}, engine={"max_queued_requests": 1}) as (
+        _,
+        client,
+    ):
         yield client
 
 
@@ -197,35 +196,3 @@ class TestTheRestOfARefusedBody:
             else:
                 connection.request("GET", "/health")
                 assert connection.reply().status == 200
-
-
-class TestOrigins:
-    """CORS: pages of the given origins may read every answer, including those without a key."""
-
-    def test_off_by_default(self, client):
-        fields = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
-        headers = client.options("/health", headers=fields).headers
-        assert not [name for name in headers if name.startswith("access-control")]
-
-    def test_a_preflight_needs_no_key_but_an_origin(self, full):
-        fields = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
-        reply = full.options("/v1/score", headers=fields)
-        assert reply.status_code == 200
-        assert reply.headers["access-control-allow-origin"] == PAGE
-        reply = full.options("/v1/score", headers=fields | {"Origin": "https://evil.example"})
-        assert reply.status_code == 400
-        assert "access-control-allow-origin" not in reply.headers
-
-    def test_answers_of_the_application_and_of_the_connection(self, busy):
-        sent = {"Origin": PAGE, **JSON}
-        for status, path in ((429, "/v1/score"), (404, "/nowhere"), (200, "/v1/models")):
-            method = "GET" if status == 200 else "POST"
-            reply = busy.request(method, path, content=body_of(1), headers=sent)
-            assert reply.status_code == status
-            assert reply.headers["access-control-allow-origin"] == PAGE
-            assert "Retry-After" in reply.headers["access-control-expose-headers"]
-
-    def test_what_is_no_origin(self):
-        for origin in ("https://a/", "a.example", "https://a,", "HTTPS://A", "null", "* b"):
-            with pytest.raises(ConfigError, match="an origin is scheme://host"):
-                read_origins(ServerConfig(cors_origin=origin))

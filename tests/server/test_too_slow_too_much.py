@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from gpuscore.backends import create_backend, plan_backend
-from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
+from gpuscore.config import ModelConfig, RequestLimits, ServerConfig
 from gpuscore.dialects.served import LoadedModel, ModelTable, ServedModel
 from gpuscore.engine.engine import Engine
 from gpuscore.prompts.model import ModelPrompts
@@ -49,7 +49,7 @@ URGENT = {"items": [[5]], "label_token_ids": [3], "apply_softmax": True, "priori
 def service_of(plan, directory):
     """Serve with a real engine in this process."""
     backend = create_backend(plan)
-    engine = Engine(backend, EngineConfig())
+    engine = Engine(backend)
     served = ServedModel("tiny")
     builder = PromptBuilder(TextEncoder.read(directory), backend.limits, RequestLimits())
     served.loaded = LoadedModel(engine, ModelPrompts(builder))
