@@ -3,24 +3,21 @@
 After every test both servers still answer the canary request as they did at the start.
 """
 
-import asyncio
 import json
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 
 from gpuscore.backends import create_backend, plan_backend
-from gpuscore.config import ModelConfig, RequestLimits, ServerConfig
+from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
 from gpuscore.dialects.served import LoadedModel, ModelTable, ServedModel
+from gpuscore.engine.admission import Backlog
 from gpuscore.engine.engine import Engine
 from gpuscore.prompts.model import ModelPrompts
-from gpuscore.server.api.app import create_app
-from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.service import ScoringService
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
@@ -39,6 +36,7 @@ from support.connections import (
 from support.error_table import GOOD, covers
 from support.serving import sockets_of, wait_until
 from support.slow import slow
+from support.stub_service import ask
 
 pytestmark = pytest.mark.usefixtures("unharmed")
 
@@ -50,6 +48,7 @@ def service_of(plan, directory):
     """Serve with a real engine in this process."""
     backend = create_backend(plan)
     engine = Engine(backend)
+    engine.backlog = Backlog(EngineConfig(), float)
     served = ServedModel("tiny")
     builder = PromptBuilder(TextEncoder.read(directory), backend.limits, RequestLimits())
     served.loaded = LoadedModel(engine, ModelPrompts(builder))
@@ -62,14 +61,11 @@ def service_of(plan, directory):
 
 def ask_app(service, body, path="/v1/score"):
     """Return the reply of an application in this process."""
-    app = create_app(service, ServerConfig(), ApiKeys([]))
-
-    async def send():
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-            return await (client.post(path, json=body) if "score" in path else client.get(path))
-
-    return asyncio.run(send())
+    request = {"method": "GET", "url": path}
+    if "score" in path:
+        request |= {"method": "POST", "json": body}
+    (reply,) = ask(service, request)
+    return reply
 
 
 def peers(server):
