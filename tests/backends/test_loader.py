@@ -354,18 +354,3 @@ def test_a_single_file_goes_before_an_index(copy):
     index = {"weight_map": {"model.norm.weight": "nowhere.safetensors"}}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
     load(directory)
-
-
-@pytest.mark.parametrize("framework", ["torch", "jax"])
-def test_a_load_reports_the_bytes_that_it_has_read(copy, framework):
-    directory = copy()
-    reports: list[tuple[int, int]] = []
-    config = ModelConfig(backend=framework, device="cpu", dtype="float32", max_batch_tokens=64)
-    planned = plan_backend(directory, config)
-    create_backend(planned, lambda *report: reports.append(report)).close()
-    size = (directory / "model.safetensors").stat().st_size
-    assert {total for _, total in reports} == {size}
-    done = [report for report, _ in reports]
-    assert done == sorted(done)
-    assert len(done) == len(load_file(directory / "model.safetensors")) + 1, "each is read once"
-    assert done[-1] == size
