@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 def laid_over(base: Path, adapter: Path, model: str) -> Path:
-    """Return a directory with the base model's files and the adapter's, which ends with the process.
+    """Return a directory with the files of both, which is removed when the process ends.
 
     Args:
         base: the base model's directory.
@@ -50,7 +50,9 @@ def laid_over(base: Path, adapter: Path, model: str) -> Path:
     settings = _read_settings(adapter)
     named = settings.get("base_model_name_or_path")
     if isinstance(named, str) and Path(named).name != Path(model).name:
-        logger.warning("--adapter %s was trained on %s and is merged into %s", adapter, named, model)
+        logger.warning(
+            "--adapter %s was trained on %s and is merged into %s", adapter, named, model
+        )
     config = read_object(base / "config.json")
     if config is None:
         raise ConfigError(f"{base} has no config.json: not a Hugging Face model directory")

@@ -97,4 +97,4 @@ class LoraAdapter:
         )
         if type(alpha) not in (int, float):
             raise ConfigError(f"{CONFIG}: lora_alpha must be a number, found {shown(alpha)}")
-        return alpha / (math.sqrt(rank) if self._settings.get("use_rslora") else rank)
+        return float(alpha) / (math.sqrt(rank) if self._settings.get("use_rslora") else rank)

@@ -84,7 +84,7 @@ def _run(settings: Settings, options: BatchOptions, progress: Progress) -> Writt
     model, limits = settings.make(ModelConfig), settings.make(RequestLimits)
     engine, family = settings.make(EngineConfig), settings.make(ServerConfig).family
     names = tuple(dict.fromkeys((model_name(model.model), model.model)))
-    directory = model_directory(model.model, model.revision)
+    directory = model_directory(model.model, model.revision, model.adapter)
     known = {
         "gpuscore": __version__,
         **_settings_of(model),
