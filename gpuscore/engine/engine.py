@@ -188,12 +188,12 @@ class Engine:
             return not self._closing
 
     def _step(self) -> None:
-        start, done = self.clock(), self._runner.tally.computed_tokens
+        start, done = self.clock(), self._runner.computed_tokens
         self._runner.step()
         # A batch is launched in one step and collected in the next, so one step alone gives no
         # rate; `Rate` divides sums over several steps.
         elapsed = max(0.0, self.clock() - start)
-        done = self._runner.tally.computed_tokens - done
+        done = self._runner.computed_tokens - done
         self._rate.add(done, elapsed)
         if done * WELL_FILLED >= self.limits.max_tokens:
             self._capacity.add(done, elapsed)
