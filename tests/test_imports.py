@@ -52,7 +52,7 @@ measure.oracle: backends.torch.devices measure.results measure.workload system.e
   transformers
 measure.pages:
 measure.results:
-commands.info: backends config. models processes.replicas prompts
+commands.info: backends config. models processes prompts
 commands.doctor: gpuscore backends config config.sources server.http.auth server.http.address
   system.extras torch
 commands.bulk: config config.flags dialects prompts system.extras text

@@ -16,7 +16,7 @@ from transformers import modeling_rope_utils as rope_utils
 
 from gpuscore.backends.common.architectures import read_architecture
 from gpuscore.backends.common.config_keys import KEYS, NEUTRAL, keys_of, refuse_unsupported, verdict
-from gpuscore.backends.common.hf_config import RawConfig
+from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.errors import ConfigError
 from support.models import FAMILIES, make_model
 from support.served_by_transformers import CLOSE, changed, difference, ours, theirs
@@ -213,7 +213,7 @@ def qwen3(tmp_path_factory):
     [
         ({"type": "linear", "factor": 2.0}, "rope_parameters and rope_scaling differ"),
         ({"type": "default"}, "rope_parameters and rope_scaling differ"),  # with another theta
-        ({"rope_type": "yarn", "factor": 4.0}, "rope_type is 'yarn'"),
+        ({"rope_type": "yarn", "factor": 4.0}, "rope_parameters and rope_scaling differ"),
     ],
 )
 def test_two_ropes(qwen3, scaling, message):

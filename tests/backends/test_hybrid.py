@@ -278,7 +278,10 @@ def test_quantised_checkpoints_are_refused(tiny_model, tmp_path):
         ({"attn_output_gate": False}, "attn_output_gate is False"),
         ({"attention_bias": True}, "attention_bias is True"),
         ({"partial_rotary_factor": 2, "rope_parameters": None}, "which rotates 32 of 16"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn'"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 4}},
+            "rope_type is 'yarn', which Qwen3_5",
+        ),
         ({"architectures": ["Qwen3_5MoeForCausalLM"]}, "shared expert"),
         ({"architectures": ["Qwen3NextForCausalLM"]}, "shared expert"),
     ],

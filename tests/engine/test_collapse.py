@@ -22,12 +22,13 @@ from gpuscore.models.hub import model_directory
 from gpuscore.processes.worker import child
 from gpuscore.processes.worker.pipe import Pipe
 from gpuscore.processes.worker.wire import (
-    Close,
     FromChild,
+    Placement,
     Ready,
     Refused,
     Start,
     decoder,
+    encode,
 )
 from gpuscore.types.batch import BackendLimits
 from support.backends import JAX_FAMILIES, needs_jax
@@ -139,16 +140,14 @@ def test_the_engines_process(backend_of, allow, last):
     ours, theirs = socket.socketpair()
     with ours, theirs, ThreadPoolExecutor(1) as threads:
         pipe = Pipe(ours)
-        pipe.put(Start("/nowhere", config, EngineConfig()), now=True)
-        code = threads.submit(
-            child.run, theirs, lambda *_: Prepared("tiny", lambda report: backend)
-        )
+        start = Start("/nowhere", Placement("cpu", config), EngineConfig())
+        pipe.put(lambda: encode(start), now=True)
+        code = threads.submit(child.run, theirs, lambda *_: Prepared("tiny", lambda: backend))
         messages = []
         while not any(isinstance(message, (Refused, Ready)) for message in messages):
             messages += map(decoder(FromChild), pipe.read())
-        pipe.put(Close(), now=True)
-        assert code.result(30) == child.EXIT_OK
         pipe.close()
+        assert code.result(30) == child.EXIT_OK
     told = next(message for message in messages if isinstance(message, (Refused, Ready)))
     assert isinstance(told, last)
     if not allow:

@@ -15,7 +15,7 @@ from torch.nn import functional
 from gpuscore import Scorer
 from gpuscore.backends import plan_backend
 from gpuscore.backends.common.architectures import read_architecture
-from gpuscore.backends.common.hf_config import RawConfig
+from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.backends.common.shards import Shard
 from gpuscore.backends.torch import backend, decoder, plan
 from gpuscore.backends.torch.kernels import why_not_gated_product

@@ -14,7 +14,7 @@ import pytest
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.errors import ConfigError, EngineFailed, Unavailable
 from gpuscore.processes.replicas.placement import Sought
-from gpuscore.processes.replicas.start import start_models, start_replicas
+from gpuscore.processes.replicas.replicas import start_models, start_replicas
 from gpuscore.processes.worker.process import Patience
 from gpuscore.types.request import ScoreRequest
 from support import tape_engine as tape_child
@@ -192,8 +192,8 @@ def test_a_replica_that_cannot_start_is_named(make_replicas):
 
 def test_closing_answers_what_waits(make_replicas):
     replicas = make_replicas()
-    assert replicas.wait_planned() == "tape, 2 replicas"
     replicas.wait_ready()
+    assert replicas.about == "tape, 2 replicas"
     futures = replicas.score_all([request_of(tape_child.HELD, n, query=0) for n in range(6)])
     victims, start = pids(replicas), time.monotonic()
     replicas.close()

@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 import torch
 from torch.nn import functional
 
-from gpuscore.backends.base import OutOfMemory, Progress, unreported
+from gpuscore.backends.base import OutOfMemory
 from gpuscore.backends.common.batches import largest_batches, largest_in_parts, warmup_batches
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.common.memory import Memory
@@ -77,7 +77,6 @@ class TorchBackend:
     Args:
         plan: what to load.
         memory: measures the memory; None = measure the plan's device.
-        progress: called while weights are read.
         group: the ranks that share the model, this process among them. They make the same calls in
             the same order.
 
@@ -90,7 +89,6 @@ class TorchBackend:
         self,
         plan: TorchPlan,
         memory: Memory | None = None,
-        progress: Progress = unreported,
         group: RankGroup | None = None,
     ) -> None:
         if plan.threads is not None:
@@ -104,7 +102,7 @@ class TorchBackend:
             ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-backend")
         )
         self._uncollected: set[Launched] = set()
-        weights, self._in_c = self._load(progress)
+        weights, self._in_c = self._load()
         whole = plan.architecture.config
         products = None if plan.kernels else self._compiler(few_products)
         self._head: Head = WholeHead(self._own, whole.final_softcap, products)
@@ -144,7 +142,7 @@ class TorchBackend:
         if plan.attention == "fa4":
             logger.info("silu(gate) * up in gate-up products: %s", self._limits.gated_product)
 
-    def _load(self, progress: Progress) -> tuple[DecoderWeights, Compiler]:
+    def _load(self) -> tuple[DecoderWeights, Compiler]:
         """Read the weights; functions in C are compiled meanwhile."""
         plan = self.plan
         compiled = self._thread.submit(partial(in_c, plan.dtype)) if plan.compile else None
@@ -153,7 +151,6 @@ class TorchBackend:
                 Path(plan.directory),
                 plan.architecture,
                 WeightFormat(plan.dtype, plan.device, plan.precision),
-                progress,
                 self._group,
             )
             compiler = eagerly if compiled is None else compiled.result()

@@ -8,7 +8,8 @@ from typing import TypeAlias
 from torch import Tensor
 from torch.nn import functional
 
-from gpuscore.backends.common.hf_config import DecoderConfig, Rope
+from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.common.ropes import Rope
 from gpuscore.backends.torch.compiler import Compiler, eagerly
 from gpuscore.backends.torch.delta_net.layer import DeltaWeights, Recur
 from gpuscore.backends.torch.kv_pool import KeptRows

@@ -6,14 +6,18 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
-from gpuscore.config import EngineConfig
+from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine.admission import Backlog
 from gpuscore.engine.ticket import resolve
 from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, InternalError, Unavailable
+from gpuscore.processes.replicas.placement import Sought, places_of_all
 from gpuscore.processes.replicas.router import choose
 from gpuscore.processes.worker.client import RETRY_AFTER, EngineClient
+from gpuscore.processes.worker.process import TORCH, Patience, command
+from gpuscore.processes.worker.wire import Start
 from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.stats import ReplicaState
@@ -63,12 +67,6 @@ class Replicas:
             config, lambda: sum(replica.rate for replica in replicas if replica.alive)
         )
 
-    def wait_planned(self) -> str:
-        """Return a description of the planned model, for people; raises as `wait_ready`."""
-        about = list(dict.fromkeys(self._wait([replica.planned for replica in self._replicas])))
-        count = len(self._replicas)
-        return " and ".join(about) + (f", {count} replicas" if count > 1 else "")
-
     def wait_ready(self) -> BackendLimits:
         """Block until the model is loaded and warm on every device.
 
@@ -90,6 +88,13 @@ class Replicas:
     def wait_ended(self) -> None:
         """Block until `close`; raise EngineFailed once no replica can be kept running."""
         self._wait([replica.ended for replica in self._replicas])
+
+    @property
+    def about(self) -> str:
+        """A description of the loaded model, for people."""
+        about = dict.fromkeys(replica.about for replica in self._replicas)
+        count = len(self._replicas)
+        return " and ".join(about) + (f", {count} replicas" if count > 1 else "")
 
     @property
     def engines(self) -> Sequence[EngineClient]:
@@ -124,15 +129,9 @@ class Replicas:
             flight.future.add_done_callback(partial(self._cancel, flight))
         return [flight.future for flight in flights]
 
-    def stop(self) -> None:
-        """Begin to close, without waiting."""
-        self._closing = True
-        for replica in self._replicas:
-            replica.stop()
-
     def close(self) -> None:
         """Fail unanswered requests with `Unavailable` and end all engines."""
-        self.stop()
+        self._closing = True
         for replica in self._replicas:
             replica.close()
 
@@ -198,3 +197,51 @@ class Replicas:
             if error is not None:
                 raise error
         return [future.result() for future in futures]
+
+
+def start_replicas(
+    directory: Path,
+    model: ModelConfig,
+    engine: EngineConfig,
+    factory: str = TORCH,
+    patience: Patience | None = None,
+) -> Replicas:
+    """Start the engines of one model, in this directory, as `start_models` does."""
+    sought = [Sought(directory.name, directory, model)]
+    (replicas,) = start_models(sought, engine, factory, patience)
+    return replicas
+
+
+def start_models(
+    models: Sequence[Sought],
+    engine: EngineConfig,
+    factory: str = TORCH,
+    patience: Patience | None = None,
+) -> list[Replicas]:
+    """Start an engine of each model on each device; return each model's replicas.
+
+    Args:
+        models: with their settings.
+        engine: the settings of all engines, with the devices.
+        factory: prepares a backend (`gpuscore.processes.worker.__main__`).
+        patience: when an engine counts as lost.
+
+    Raises:
+        ConfigError: as `places_of_all`. Errors of the engines themselves are raised by the methods
+            of `Replicas` that wait.
+    """
+    everyone: list[EngineClient] = []
+    started = []
+    for model, places in zip(models, places_of_all(models, engine.devices), strict=True):
+        own = [
+            EngineClient(
+                command(factory),
+                Start(str(model.directory), place, engine),
+                patience,
+                everyone,
+            )
+            for place in places
+        ]
+        everyone += own
+        started.append(Replicas(own, [place.device for place in places], engine))
+    return started
