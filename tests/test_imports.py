@@ -24,7 +24,7 @@ config: config.
 config.served: config. models.hub
 prompts: config models text
 text: config models tokenizers
-dialects: config config.served engine.admission prompts text
+dialects: config config.served prompts text
 engine: config backends.base
 client: httpx dialects.answers dialects.wire
 offline: backends config config.options engine models.hub prompts text

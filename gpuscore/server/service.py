@@ -262,7 +262,7 @@ class ScoringService:
         submitted, longest = monotonic(), self._max_wait
         if request.deadline is not None:
             longest = min(longest, request.deadline - submitted)
-        backlog = model.engine.backlog
+        backlog = model.backlog
         backlog.admit(request, longest)
         try:
             record.progress = ENGINE
