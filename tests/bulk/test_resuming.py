@@ -178,7 +178,7 @@ def test_a_changed_input_is_refused(tmp_path):
     source, output = unfinished(tmp_path)
     old = source.read_bytes()
     source.write_bytes(old + b"{}\n")
-    with pytest.raises(ConfigError, match=r"SHA-256 of --input's in\.jsonl was .* and is .*; remove"):
+    with pytest.raises(ConfigError, match=r"SHA-256 of --input's in\.jsonl was .*; remove"):
         run(source, output)
     source.write_bytes(old.replace(b"blue", b"pink"))
     os.utime(source, ns=(0, 0))

@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 
 from gpuscore.commands.bulk.tasks import Task, TextRow, Unit
 from gpuscore.commands.bulk.work import Result
-from gpuscore.errors import GpuscoreError, InternalError, Overloaded, Unavailable
+from gpuscore.errors import GpuscoreError, InternalError, Unavailable
 from gpuscore.types.request import ScoreResult
 
 GROUP_ROWS = 2048  # most rows of one request
@@ -23,7 +23,7 @@ ALIKE = 256  # first characters that rows of one request have in common, if othe
 # requests in flight.
 BATCHES, MOST_REQUESTS = 8, 512
 MOST_LOSSES = 3  # of engines, after which a request counts as their cause
-PAUSE = 0.2  # seconds until a request that was refused for now is sent again
+PAUSE = 0.2  # seconds until a request that was lost is sent again
 
 
 def grouped(rows: Sequence[TextRow], task: Task) -> Iterator[Sequence[TextRow]]:
@@ -67,9 +67,9 @@ def grouped(rows: Sequence[TextRow], task: Task) -> Iterator[Sequence[TextRow]]:
 class Feeder:
     """The loop that scores rows with an engine.
 
-    Requests that the engine refuses for now, or loses, are sent again: scoring has no effect but
-    its result. A request during which MOST_LOSSES engines were lost is divided; a single row to
-    which that happens is bad. Each row is settled exactly once.
+    Requests that the engine loses are sent again: scoring has no effect but its result. A request
+    during which MOST_LOSSES engines were lost is divided; a single row to which that happens is
+    bad. Each row is settled exactly once.
 
     Args:
         task: makes units of rows, for its model.
@@ -116,18 +116,16 @@ class Feeder:
                 self._collect()
 
     def _send(self, unit: Unit) -> None:
-        """Send a unit; if the engine takes no more for now, wait shortly."""
+        """Send a unit; if no engine runs for now, wait shortly."""
         if unit.request is None:
             self._take(unit, None)
-            return
-        (outcome,) = self._engine.score_all([unit.request])
-        if isinstance(outcome, Future):
-            self._flying[outcome] = unit
+        elif self._engine.alive:
+            (future,) = self._engine.score_all([unit.request])
+            self._flying[future] = unit
             self._tokens += unit.tokens
-            outcome.add_done_callback(self._done.put)
-            return
-        self._gone(unit, outcome)
-        if isinstance(outcome, Overloaded | Unavailable):
+            future.add_done_callback(self._done.put)
+        else:  # until it is started again
+            self._again.append(unit)
             self._collect(PAUSE)
 
     def _collect(self, seconds: float | None = None) -> None:
@@ -153,7 +151,7 @@ class Feeder:
 
     def _gone(self, unit: Unit, error: GpuscoreError) -> None:
         """Note what is sent in the place of a unit without results: itself, or smaller ones."""
-        if not isinstance(error, Overloaded | Unavailable):
+        if not isinstance(error, Unavailable):
             self._again += unit.failed(error)
         elif unit.losses < MOST_LOSSES:
             self._again.append(unit)
