@@ -9,36 +9,9 @@ from support import programs
 from support.batch_jobs import read_jsonl, write_jsonl
 from support.connections import same_answer
 from support.serving import QUICK
+from support.wire import ANSWERED, REFUSED
 
-QUERY = "query: a blue lamp\nitem: "
-SCORE = {"query": QUERY, "items": ["A blue lamp.", "A chair."], "labels": ["yes", "no"]}
-RERANK = {"query": "a blue lamp", "documents": ["A red chair.", "A blue lamp."]}
-PROMPTS = [QUERY + "A blue lamp.", "A chair of wood.", QUERY + "A blue lamb."]  # two begin alike
-CALLS = [
-    ("/v1/score", SCORE),
-    ("/v1/rerank", RERANK),
-    ("/v1/score", {**SCORE, "items": ["A lamp."], "apply_softmax": True, "model": "demo"}),
-    ("/v1/score", {**SCORE, "items": []}),
-    ("/v1/score", {**SCORE, "labels": ["two words"], "return_label_mass": True}),
-    ("/v1/score", {**SCORE, "labels": ["two words"], "label_length_normalization": "mean"}),
-    ("/v1/score", {**SCORE, "labels": ["word " * 50]}),
-    ("/v1/score", {**SCORE, "unknown": 1}),
-    ("/v1/score", {**SCORE, "items": [None, "A lamp."], "on_error": "null"}),
-    ("/v1/score", {**SCORE, "items": [None], "on_error": "null", "return_label_mass": True}),
-    ("/v1/rerank", {**RERANK, "documents": [None, "A chair."], "on_error": "null"}),
-    ("/v1/rerank", {**RERANK, "documents": [None], "on_error": "null"}),
-    ("/v1/score", {"queries": "a", "documents": [None, "b"], "on_error": "null"}),
-    ("/rerank", {"query": "q", "texts": []}),
-    ("/rerank", {"query": "lamp", "texts": ["A lamp.", "A rug."], "raw_scores": True}),
-    ("/v1/classify", {"input": "query: lamp\nitem: A lamp.", "labels": ["yes", "no"]}),
-    ("/v1/score", {**SCORE, "model": "another"}),
-    ("/v1/chat/completions", {"messages": []}),
-    ("/v1/nowhere", {}),
-    ("/tokenize", {"prompt": "a lamp"}),
-    ("/v1/completions", {"prompt": "A lamp.", "max_tokens": 1}),
-    ("/v1/completions", {"prompt": PROMPTS, "max_tokens": 1, "echo": True, "logprobs": 3}),
-    ("/v1/completions", {"prompt": PROMPTS, "max_tokens": 0, "echo": True}),
-]
+CALLS = [*ANSWERED.values(), *REFUSED.values()]
 
 
 def test_answers_are_those_of_the_server(demo, tmp_path):
