@@ -13,11 +13,9 @@ for all together. A tenant below its own bound is not delayed by another tenant 
 
 A body of 16 MiB stops the event loop for some 30 ms, and a text request needs the loop four times
 until it is answered. If large bodies were decoded one after the other, a text request would wait
-four times for a large body. So one large body is decoded at a time, with a rest after it. After a
-burst of large bodies, hundreds of megabytes would stay with the process; `Trimmer` gives them back.
+four times for a large body. So one large body is decoded at a time, with a rest after it.
 """
 
-import asyncio
 import os
 import threading
 from collections import deque
@@ -26,9 +24,7 @@ from itertools import chain
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
-from gpuscore.dialects.dialect import LARGE
 from gpuscore.errors import DeadlineExceeded, GpuscoreError, Unavailable
-from gpuscore.system.heap import collect_and_trim
 from gpuscore.text.boundaries import PIECE_CHARS, announced_to
 
 ResultT = TypeVar("ResultT")
@@ -311,28 +307,3 @@ class TextWork:
                     self._free -= 1
                     return None
             return self._ready.popleft()
-
-
-PAUSE = 0.5  # seconds from a large request to the trim, and so the least time between two trims
-
-
-class Trimmer:
-    """A trimmer: gives memory back at most every PAUSE seconds, after large requests have ended.
-
-    Args:
-        run: runs a function in a thread.
-    """
-
-    def __init__(self, run: Callable[[Callable[[], None]], object]) -> None:
-        self._run = run
-        self._timer: asyncio.TimerHandle | None = None
-
-    def used(self, size: int) -> None:
-        """Note the end of a request with a body or ids of `size` bytes, or of work on `size`
-        characters."""
-        if size >= LARGE and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(PAUSE, self._give_back)
-
-    def _give_back(self) -> None:
-        self._timer = None
-        self._run(collect_and_trim)

@@ -86,7 +86,7 @@ def _endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConf
             received = await read_body(request, config)
             record, size = record_of(scope), len(received)
             record.deadline = deadline = monotonic() + seconds
-            late = DeadlineExceeded(f"no answer after {seconds:g} seconds")
+            late = partial(DeadlineExceeded, f"no answer after {seconds:g} seconds")
             try:
                 if size < LARGE:
                     body = dialect.decode(received, record, None)

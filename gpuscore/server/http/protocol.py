@@ -28,7 +28,7 @@ from gpuscore.errors import GpuscoreError, HeaderTooLarge, RequestTimeout
 from gpuscore.server.http.gate import BROKEN, Answer, Gate
 from gpuscore.server.http.heads import END, body_length, check_beginning, invalid, readable
 from gpuscore.server.http.outlet import Flow, Outlet
-from gpuscore.server.pacer import Pacer
+from gpuscore.server.service import Pacer
 
 NEVER = float("inf")
 LINGER = 2.0  # seconds for a client that still sends after its last answer
