@@ -45,11 +45,12 @@ logger = logging.getLogger(__name__)
 # rounds to some milliseconds, so that refusals and probes are answered even when a thousand
 # requests arrive at once.
 STARTS, START_BYTES = 8, 2**18
+BYTES_PER_ID = 4  # of a prompt, as the engine gets it
 BROKEN = "broken"  # in the scope's state: the error that has ended a body
 COUNT = "count"  # ... a function that counts bytes which do not arrive on the connection
 _CHECKED = "checked"  # ... the head was checked
 _CLOSING = (408, 413, 431)  # after these errors the rest of the request is not read
-_CLOSE = (b"connection", b"close")
+CLOSE = (b"connection", b"close")
 
 Fields = list[tuple[bytes, bytes]]
 Answer = tuple[int, Fields, bytes]  # status, header fields, body
@@ -190,6 +191,7 @@ class Gate:
             await route.app(scope, self._reader(visit, scope, record, receive), send)
         finally:
             self.admission.leave(visit)
+            self._service.memory.used(max(visit.size, BYTES_PER_ID * (record.prompt_tokens or 0)))
 
     def _reader(
         self, visit: Visit, scope: Scope, record: RequestRecord, receive: Receive
@@ -260,7 +262,7 @@ class Gate:
         if self._config.timing_headers:
             marks.append((b"server-timing", server_timing(record).encode()))
         if self._service.draining or status in _CLOSING:  # the next request goes to another server
-            marks.append(_CLOSE)
+            marks.append(CLOSE)
         return marks
 
     async def _send_error(
