@@ -15,7 +15,6 @@ from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
-from gpuscore.dialects.dialect import LARGE
 from gpuscore.dialects.served import (
     LOADING_RETRY_AFTER,
     LOST,
@@ -139,9 +138,8 @@ class ScoringService:
         self._handlers: set[asyncio.Task[Any]] = set()
         self._bridges: dict[ScoringEngine, Bridge] = {}
         # Text and large requests are worked on here, never on the event loop.
-        self._text = TextWork(self._text_ended, permits_here())
-        self.memory = Trimmer(self._in_background)
-        self._loop: asyncio.AbstractEventLoop | None = None  # it submits text work
+        self._text = TextWork(permits_here())
+        self.memory = Trimmer()
 
     @property
     def healthy(self) -> bool:
@@ -212,7 +210,7 @@ class ScoringService:
         self, tenant: str | None, work: Callable[[], ResultT], large: bool = False
     ) -> ResultT:
         """Run `work` in a thread, in turns with other jobs; give it up if this is cancelled."""
-        loop = self._loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         answer: asyncio.Future[ResultT] = loop.create_future()
 
         job = self._text.submit(tenant or "", work, partial(_deliver, loop, answer), large)
@@ -221,22 +219,6 @@ class ScoringService:
         finally:
             self._text.give_up(job)
             del answer  # it holds the error, whose traceback holds this frame
-
-    def _text_ended(self, characters: int, given_up: bool) -> None:
-        """Tell the trimmer about finished text work; called in a thread of text work.
-
-        A job that was given up always counts as large: it ends later than its request, and may have
-        made far more ids than it has read characters, because every prompt has the query's ids.
-        """
-        size = LARGE if given_up else characters
-        if self._loop is not None and size >= LARGE:
-            with suppress(RuntimeError):  # the event loop is closed
-                self._loop.call_soon_threadsafe(self.memory.used, size)
-
-    def _in_background(self, work: Callable[[], None]) -> None:
-        """Run work of the server itself in a thread, in turns with callers' work."""
-        if not self._text.closed:
-            self._text.submit("", work, lambda *_: None)
 
     def close(self) -> None:
         self._text.close()
