@@ -84,7 +84,7 @@ class Gate:
         rounds: Rounds | None = None,
     ) -> None:
         self.routes = {route.path: route for route in app.routes if isinstance(route, Route)}
-        self._app, self._config, self._keys, self._hosts = app, config, keys, hosts
+        self._app, self.config, self._keys, self._hosts = app, config, keys, hosts
         self.operations, self._open = operations, frozenset(open_paths)
         self._service = operations.service
         self._aliases = read_aliases(config)
@@ -159,17 +159,17 @@ class Gate:
         if self._service.draining:
             raise self._service.shutting_down()
         length = _announced(headers)
-        if length <= self._config.max_body_bytes:  # otherwise `_reader` refuses it
+        if length <= self.config.max_body_bytes:  # otherwise `_reader` refuses it
             refusal = self.admission.refusal(record.tenant, length)
             if refusal is not None:
                 raise refusal
 
     def _check_fields(self, record: RequestRecord, headers: Fields) -> None:
         """Raise the error of header fields that are refused on every route."""
-        if len(headers) > self._config.max_headers:
+        if len(headers) > self.config.max_headers:
             raise HeaderTooLarge(
                 f"the request head has {len(headers)} fields, the limit is "
-                f"{self._config.max_headers}"
+                f"{self.config.max_headers}"
             )
         self._hosts.check(headers)
         if record.bad_request_id:
@@ -183,7 +183,7 @@ class Gate:
     ) -> None:
         route = self.routes[scope["path"]]
         if scope["path"] not in DIALECT_OF:
-            await route.app({**scope, "method": _method(scope)}, receive, send)
+            await route.app(scope, receive, send)
             return
         visit = Visit(record.tenant or NO_KEY)
         scope["state"][COUNT] = partial(self._count, visit)
@@ -198,7 +198,7 @@ class Gate:
     ) -> Callable[[], Awaitable[Message]]:
         """Return a `receive` that counts the body, ends it at its deadline and its limit, and has
         the work wait for its turn."""
-        limit, seconds = self._config.max_body_bytes, self._config.client_timeout
+        limit, seconds = self.config.max_body_bytes, self.config.client_timeout
         too_large = _announced(scope["headers"]) > limit
         end, complete = monotonic() + seconds, False
 
@@ -259,7 +259,7 @@ class Gate:
     def _marks(self, scope: Scope, record: RequestRecord, status: int) -> Fields:
         """Return the fields that every answer has."""
         marks = [(b"x-request-id", record.request_id.encode())]
-        if self._config.timing_headers:
+        if self.config.timing_headers:
             marks.append((b"server-timing", server_timing(record).encode()))
         if self._service.draining or status in _CLOSING:  # the next request goes to another server
             marks.append(CLOSE)

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, cast
 
 import httptools
-import uvicorn
 from starlette.types import Message, Receive, Scope
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import (
@@ -21,9 +20,7 @@ from uvicorn.protocols.http.httptools_impl import (
     HttpToolsProtocol,
     RequestResponseCycle,
 )
-from uvicorn.server import ServerState
 
-from gpuscore.config import ServerConfig
 from gpuscore.errors import GpuscoreError, HeaderTooLarge, RequestTimeout
 from gpuscore.server.http.gate import BROKEN, CLOSE, Answer, Gate
 from gpuscore.server.http.heads import END, body_length, check_beginning, invalid, readable
@@ -57,36 +54,23 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     `turns` are the connections' turns to parse; the server has at most `most` connections.
     """
 
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-        *,
-        gate: Gate,
-        settings: ServerConfig,
-        turns: Pacer,
-        most: int,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self._gate, self._settings, self._turns, self._most = gate, settings, turns, most
+    def __init__(self, *, gate: Gate, turns: Pacer, most: int, **of_uvicorn: Any) -> None:
+        super().__init__(**of_uvicorn)
+        self._gate, self._settings, self._turns, self._most = gate, gate.config, turns, most
         self._data = bytearray()  # not parsed yet
-        self._blank = 0  # bytes of empty lines before a head
         self._searched = 0  # bytes of a head that has no end yet
         self._ended = False  # llhttp has ended a message
         self._in_body = False  # a body has not ended
         self._broken = False  # what arrives is not parsed any more
         self._left: int | None = None  # bytes of the body; None: it is in chunks
         self._around = 0  # bytes of the head, of chunks' extensions and of trailer fields
-        self._spare = settings.max_body_bytes  # bytes that may be dropped after an answer
+        self._spare = gate.config.max_body_bytes  # bytes that may be dropped after an answer
         self._needs = True  # more bytes are needed to go on
         self._queued = False  # in `_turns`
         self._start: Message | None = None  # of an answer, until its first part is there
         self._state, self._end = WORK, NEVER
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
-        self._begun = False  # the task has begun
 
     # The callbacks of asyncio and uvicorn.
 
@@ -97,7 +81,6 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             transport.abort()
             return
         super().connection_made(transport)
-        self._socket = transport
         # This connection itself decides when to read; what uvicorn has of it wakes it.
         self.flow.resume_reading = self.wake  # type: ignore[method-assign]
         self._await(HEAD, self._settings.client_timeout)
@@ -115,18 +98,14 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self not in self.connections:  # refused in `connection_made`
             return
-        self.connections.discard(self)
+        if self._busy and self._task is not None:
+            self.loop.call_soon(self._task.cancel)  # it has begun by then, and leaves a record
+        super().connection_lost(exc)
         if self._timer is not None:
             self._timer.cancel()
         self._data.clear()
-        if self._busy:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
-            if self._task is not None and self._begun:  # otherwise it would leave no record
-                self._task.cancel()
-        self.flow.resume_writing()
         # They refer to this object, whose memory would stay until Python looks for cycles.
-        self.flow = self.cycle = self.parser = None  # type: ignore[assignment]
+        self.flow = self.cycle = None  # type: ignore[assignment]
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -149,10 +128,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_body:  # otherwise it is a trailer field, and those are dropped
-            name, value = name.lower(), value.strip(b" \t")
-            if name == b"expect" and value.lower() == b"100-continue":
-                self.expect_100_continue = True
-            self.headers.append((name, value))
+            super().on_header(name, value.strip(b" \t"))
 
     def on_body(self, body: bytes) -> None:
         size = len(body)
@@ -172,7 +148,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     @property
     def _closing(self) -> bool:
-        return self._state in (LINGERS, LAST) or self._socket.is_closing()
+        return self._state in (LINGERS, LAST) or self.transport.is_closing()
 
     @property
     def _has_room(self) -> bool:
@@ -213,17 +189,16 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         if not self._busy:
             self._await_client()
         if self._needs:
-            self._socket.resume_reading()
+            self.transport.resume_reading()
         else:
-            self._socket.pause_reading()
+            self.transport.pause_reading()
             if self._has_room:
                 self.wake()
 
     def _await_client(self) -> None:
         """Set the deadline of what must arrive next, if it is not running."""
-        state, seconds = REST, self._settings.client_timeout
-        if not self._in_body:
-            state = HEAD if self._data or self._blank else IDLE
+        state = REST if self._in_body else HEAD if self._data else IDLE
+        seconds = self._settings.client_timeout
         if state == IDLE:
             seconds = self._settings.keep_alive_timeout
             self.cycle = self.scope = self.headers = None  # type: ignore[assignment]  # answered
@@ -233,21 +208,18 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     def _parse_head(self) -> bool:
         """Parse a head and begin with its request; return False if it is not complete."""
         data, most = self._data, self._settings.max_header_bytes
-        while data.startswith(b"\r\n"):  # between two requests
-            del data[:2]
-            self._blank += 2
-        end = data.find(END, self._searched)
-        size = self._blank + (len(data) if end < 0 else end + len(END))
+        blank = len(data) - len(data.lstrip(b"\r\n"))  # between two requests
+        end = data.find(END, max(blank, self._searched))
+        size = len(data) if end < 0 else end + len(END)
         if size > most:
             raise HeaderTooLarge(f"the request head is over {most} bytes")
         if end < 0:
             check_beginning(data, self._searched)
             self._searched = max(0, len(data) - len(END) + 1)
             return False
-        self._blank = self._searched = 0
-        self._around = size
+        self._searched, self._around = 0, size
         self.cycle = None  # type: ignore[assignment]  # until the head is parsed
-        self._feed(end + len(END), readable)
+        self._feed(size, readable)
         self._left = body_length(self.headers, self.scope["http_version"])
         if self.cycle is None or self._ended != (self._left == 0):
             raise invalid()
@@ -264,7 +236,6 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._await(WORK)
         answer = self._gate.refusal(cast(Scope, cycle.scope))
         if answer is None:
-            self._begun = False
             self._task = self.loop.create_task(self._run(cycle))
             self.tasks.add(self._task)
             self._task.add_done_callback(self.tasks.discard)
@@ -294,8 +265,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._feed(size)
         if left is not None and self._ended != (left == 0):
             raise invalid()  # llhttp sees another end than we do
-        most = self._settings.max_header_bytes
-        if left is None and self._around > most:
+        if left is None and self._around > (most := self._settings.max_header_bytes):
             raise HeaderTooLarge(f"head, chunk extensions and trailer fields are over {most} bytes")
         self._in_body = not self._ended
         if self._busy:
@@ -320,7 +290,6 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     async def _run(self, cycle: RequestResponseCycle) -> None:
         """Run the application; it is cancelled if the client leaves."""
-        self._begun = True
         scope, receive = cast("tuple[Scope, Receive]", (cycle.scope, cycle.receive))
         try:
             await self._gate(scope, receive, partial(self._send, cycle))
@@ -329,7 +298,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
                 raise  # the server itself is stopping
         finally:
             if not cycle.response_complete and not cycle.disconnected:
-                self._socket.abort()
+                self.transport.abort()
 
     async def _send(self, cycle: RequestResponseCycle, message: Message) -> None:
         """Write a message of an answer whose size its head tells; the head waits for the body."""
@@ -337,12 +306,12 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             return
         if message["type"] == "http.response.start":
             cycle.keep_alive = cycle.keep_alive and self._ends_within(cycle, self._spare)
-            cycle.response_started, cycle.waiting_for_100_continue = True, False
+            cycle.waiting_for_100_continue = False
             self._start = message
             return
         body = b"" if cycle.scope["method"] == "HEAD" else message.get("body", b"")
         if self._start is None:
-            self._socket.write(body)
+            self.transport.write(body)
         else:
             answer = self._start["status"], self._start["headers"], body
             self._start, cycle.keep_alive = None, self._write(answer, cycle.keep_alive)
@@ -369,12 +338,11 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             # Without its traceback, whose frames hold the bytes and this connection.
             cast(Scope, self.cycle.scope)["state"][BROKEN] = error.with_traceback(None)
             self.cycle.message_event.set()
-        elif self._in_body:
-            self._close()
-        else:
+            return
+        if not self._in_body:
             unknown = {"type": "http", "method": "", "path": "", "headers": [], "state": {}}
             self._write(self._gate.refused(unknown, error), False)
-            self._close()
+        self._close()
 
     def _write(self, answer: Answer, keep_alive: bool) -> bool:
         """Write a head and some of a body; return whether the connection stays open after them."""
@@ -386,7 +354,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         if not keep_alive and not closes:
             parts.append(b"connection: close\r\n")
         parts += (b"\r\n", body)
-        self._socket.write(b"".join(parts))
+        self.transport.write(b"".join(parts))
         return keep_alive and not closes
 
     def _close(self) -> None:
@@ -396,21 +364,21 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         if self._closing:
             return
         if not (self._in_body or self._broken):
-            self._socket.close()
+            self.transport.close()
             self._await(LAST, self._settings.client_timeout)
             return
         try:
-            self._socket.write_eof()
+            self.transport.write_eof()
         except OSError:  # the client has left
-            self._socket.abort()
-        self._socket.resume_reading()
+            self.transport.abort()
+        self.transport.resume_reading()
         self._await(LINGERS, LINGER)
 
     def _drop(self, size: int) -> None:
         """Count bytes that are read for nothing, and read no more if they are too many."""
         self._spare -= size
         if self._spare < 0:
-            self._socket.close()
+            self.transport.close()
 
     def _await(self, state: str, seconds: float = NEVER) -> None:
         """Wait for so many seconds at most; a timer that fires too early is then set again."""
@@ -430,7 +398,7 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             self._fail(RequestTimeout(late))
             self._settle()
         elif self._state == LINGERS:
-            self._socket.close()
+            self.transport.close()
             self._await(LAST, seconds)
         else:
-            self._socket.abort()
+            self.transport.abort()
