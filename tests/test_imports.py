@@ -41,8 +41,8 @@ processes.worker: backends.base config engine system
 processes.replicas: backends.common.estimate backends.common.memory backends.common.plan config
   engine system processes.worker
 ray: gpuscore config. dialects engine models.hub processes system server ray starlette
-ray.columns: offline.scorer
-measure: backends config config.flags config.options config.sources models measure offline.scorer
+ray.columns: offline.results offline.scorer
+measure: backends config config.flags config.options config.sources models measure offline
   system.machine httpx tokenizers
 measure.agreement: measure.intervals measure.results measure.workload
 measure.arguments: config config.examples config.flags config.sources
@@ -52,7 +52,7 @@ measure.oracle: backends.torch.devices measure.results measure.workload system.e
   transformers
 measure.pages:
 measure.results:
-commands.info: backends config. models processes.replicas prompts
+commands.info: backends config. models processes prompts
 commands.doctor: gpuscore backends config config.sources server.http.auth server.http.address
   system.extras torch
 commands.bulk: config config.flags dialects prompts system.extras text

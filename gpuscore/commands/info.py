@@ -17,11 +17,8 @@ from gpuscore.config.sources import DEFAULT, Settings
 from gpuscore.errors import ConfigError
 from gpuscore.models.files import printable
 from gpuscore.models.hub import model_directory, model_name
-from gpuscore.processes.replicas.placement import (
-    Placement,
-    Sought,
-    places_of_all,
-)
+from gpuscore.processes.replicas.placement import Sought, places_of_all
+from gpuscore.processes.worker.wire import Placement
 from gpuscore.prompts.model import ModelFiles
 
 SHOWN_CLASSES = 8

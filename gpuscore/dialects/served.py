@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from gpuscore.config import RequestLimits
 from gpuscore.config.served import ANY_MODEL, listed
 from gpuscore.engine.admission import Backlog
-from gpuscore.errors import GpuscoreError, InvalidRequest, ModelNotFound, Unavailable
+from gpuscore.errors import InvalidRequest, ModelNotFound, Unavailable
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.text.tokenizer_info import TokenizerInfo
 from gpuscore.types.batch import BackendLimits
@@ -31,9 +31,7 @@ class ScoringEngine(Protocol):
     @property
     def backlog(self) -> Backlog: ...
 
-    def score_all(
-        self, requests: list[ScoreRequest]
-    ) -> "list[Future[ScoreResult] | GpuscoreError]": ...
+    def score_all(self, requests: list[ScoreRequest]) -> "list[Future[ScoreResult]]": ...
 
     def states(self) -> list[ReplicaState]: ...
 

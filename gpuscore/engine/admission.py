@@ -9,28 +9,13 @@ from gpuscore.types.request import ScoreRequest
 
 MAX_RETRY_AFTER = 30  # seconds
 _SIZES = 48  # sizes are counted by their number of binary digits
-RATE_SECONDS = 5.0  # of work, after which its weight in the average has fallen to 1/e
-
-
-class Rate:
-    """A smoothed rate in tokens per second; one thread adds, any thread may read `value`."""
-
-    def __init__(self) -> None:
-        self.value = 0.0  # unknown
-        self._done = self._busy = 0.0
-
-    def add(self, done: float, seconds: float) -> None:
-        """Add `done` tokens computed in `seconds`."""
-        kept = math.exp(-seconds / RATE_SECONDS)
-        self._busy = kept * self._busy + seconds
-        self._done = kept * self._done + done
-        self.value = self._done / self._busy if self._busy > 0 else 0.0
 
 
 class Backlog:
     """The requests that were admitted and are not answered yet.
 
-    The owner calls `admit` and `leave` under its lock; any thread may read the rest at any time.
+    The event loop calls it, once its tokens are known: the engine itself refuses only what it has
+    no memory for.
 
     Args:
         config: the limits on requests, items and tokens in flight.
@@ -51,13 +36,16 @@ class Backlog:
     def most_requests(self) -> int:
         return self.config.max_queued_requests
 
-    def admit(self, request: ScoreRequest) -> None:
+    def admit(self, request: ScoreRequest, seconds: float = math.inf) -> None:
         """Add a request to the backlog. An empty backlog admits any request, whatever its size.
 
         Raises:
-            Overloaded: with this request, the backlog would exceed a limit.
+            Overloaded: with this request, the backlog would exceed a limit, or the request would
+                wait longer than `seconds`.
         """
         tokens, items, config = request.num_tokens, len(request.item_ids), self.config
+        if (late := self.wait_refusal(tokens, seconds)) is not None:
+            raise late
         if self.requests:
             if self.requests >= config.max_queued_requests:
                 raise self._full("")

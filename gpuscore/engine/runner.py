@@ -57,7 +57,16 @@ class Runner:
         return not self._tickets and self._running is None
 
     def add(self, ticket: Ticket) -> None:
-        self._tickets[self.scheduler.add(ticket.plan)] = ticket
+        """Add a request, or refuse it if it can never fit."""
+        if self.scheduler.fits(ticket.plan):
+            self._tickets[self.scheduler.add(ticket.plan)] = ticket
+            return
+        limits = self.backend.limits
+        refusal = InsufficientMemory(
+            f"the request's {len(ticket.plan.query_ids)} shared tokens and longest item need more "
+            f"than the {limits.num_pages * limits.page_size} tokens of KV cache"
+        )
+        resolve(ticket.future, refusal)
 
     def step(self) -> int:
         """Launch the next batch and collect the one before; return the tokens launched."""

@@ -11,8 +11,8 @@ from gpuscore.config.options import options
 from gpuscore.errors import ConfigError
 from gpuscore.measure.results import CaseResult, Errors, Run, errors
 from gpuscore.measure.workload import Case, Workload
+from gpuscore.offline.results import Scores
 from gpuscore.offline.scorer import Scorer
-from gpuscore.types.results import Scores
 
 _CHOICES = {item.name: item.choices for item in options(ModelConfig)}
 DTYPES = ("float32", "bfloat16", "float16")

@@ -11,6 +11,15 @@ import numpy as np
 
 from gpuscore.engine.ticket import Progress
 from gpuscore.errors import GpuscoreError, InvalidRequest
+from gpuscore.offline.results import (
+    Classification,
+    PairScores,
+    Ranking,
+    Scores,
+    TokenCounts,
+    column,
+    rectangle,
+)
 from gpuscore.prompts.classes import build_classes
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.prompts.rerank_input import RerankInput
@@ -32,26 +41,17 @@ from gpuscore.types.call_arguments import (
     text_or_ids,
 )
 from gpuscore.types.call_arguments import texts as texts_of
-from gpuscore.types.labels import (
+from gpuscore.types.request import ScoreRequest, ScoreResult
+from gpuscore.types.results import (
+    ItemErrors,
+    check_on_error,
     check_temperature,
+    check_text,
+    checked_texts,
     label_logprobs,
     label_mass,
     label_scores,
     per_token,
-)
-from gpuscore.types.request import ScoreRequest, ScoreResult
-from gpuscore.types.results import (
-    Classification,
-    ItemErrors,
-    PairScores,
-    Ranking,
-    Scores,
-    TokenCounts,
-    check_on_error,
-    check_text,
-    checked_texts,
-    column,
-    rectangle,
     scored_places,
     spread,
 )

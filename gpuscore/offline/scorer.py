@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Itera
 from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 from gpuscore.backends import create_backend, plan_backend
-from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
+from gpuscore.config import ModelConfig, RequestLimits
 from gpuscore.config.options import checked
 from gpuscore.engine.engine import Engine
 from gpuscore.engine.ticket import Progress
@@ -21,6 +21,7 @@ from gpuscore.offline.calls import (
     score_call,
     score_calls,
 )
+from gpuscore.offline.results import Classification, PairScores, Ranking, Scores
 from gpuscore.prompts.model import ModelFiles
 from gpuscore.types.call_arguments import (
     ClassifyOptions,
@@ -31,17 +32,12 @@ from gpuscore.types.call_arguments import (
     awaited,
     takes_options,
 )
-from gpuscore.types.results import Classification, PairScores, Ranking, Scores
 
 ValueT = TypeVar("ValueT")
 
 # Batches whose tokens many calls in a row keep in the engine, so that it never waits for texts.
 AHEAD = 8
 _UNLIMITED = RequestLimits(sys.maxsize, sys.maxsize, sys.maxsize, sys.maxsize)
-# Callers in this process wait for their own calls; none is refused.
-_NO_QUEUE_LIMIT = EngineConfig(
-    max_queued_requests=sys.maxsize, max_queued_tokens=sys.maxsize, max_queued_items=sys.maxsize
-)
 
 
 class ModelSettings(TypedDict, total=False):
@@ -117,9 +113,7 @@ class LoadedScorer:
         self._backend = create_backend(plan_backend(directory, config))
         try:
             self._prompts = files.prompts(self._backend.limits, _UNLIMITED)
-            self._engine = Engine(
-                self._backend, _NO_QUEUE_LIMIT, allow_degenerate=config.allow_degenerate
-            )
+            self._engine = Engine(self._backend, allow_degenerate=config.allow_degenerate)
         except BaseException:
             self._backend.close()  # else its threads would stay
             raise

@@ -23,7 +23,7 @@ from gpuscore.dialects.served import (
     ScoringEngine,
     ServedModel,
 )
-from gpuscore.errors import GpuscoreError, Unavailable
+from gpuscore.errors import Unavailable
 from gpuscore.server.pacer import Pacer
 from gpuscore.server.text_work import TextWork, Trimmer, permits_here
 from gpuscore.types.record import ENGINE, RequestRecord
@@ -34,7 +34,6 @@ from gpuscore.types.request import ScoreRequest, ScoreResult
 class _Submission:
     request: ScoreRequest
     answer: "asyncio.Future[ScoreResult]"
-    taken: Callable[[], None]
     future: "Future[ScoreResult] | None" = None  # once the engine has it
 
 
@@ -53,13 +52,9 @@ class Bridge:
         self._coming: deque[_Submission] = deque()
         self._waking = False
 
-    async def score(self, request: ScoreRequest, taken: Callable[[], None]) -> ScoreResult:
-        """Return the engine's result; raise the errors of `Engine.score`.
-
-        `taken` is called when the engine has admitted the request. If the caller is cancelled, the
-        engine drops the request.
-        """
-        call = _Submission(request, self.loop.create_future(), taken)
+    async def score(self, request: ScoreRequest) -> ScoreResult:
+        """Return the engine's result, or raise its error; if cancelled, the engine drops it."""
+        call = _Submission(request, self.loop.create_future())
         if not self._going:
             self.loop.call_soon(self._send)
         self._going.append(call)
@@ -73,18 +68,14 @@ class Bridge:
         calls = [call for call in self._going if not call.answer.done()]
         self._going = []
         try:
-            outcomes = self._engine.score_all([call.request for call in calls])
+            futures = self._engine.score_all([call.request for call in calls])
         except Exception as error:  # noqa: BLE001  (a bug; it must reach every waiting caller)
             for call in calls:
                 call.answer.set_exception(error)
             return
-        for call, outcome in zip(calls, outcomes, strict=True):
-            if isinstance(outcome, GpuscoreError):
-                call.answer.set_exception(outcome)
-            else:
-                call.future = outcome
-                call.taken()
-                outcome.add_done_callback(partial(self._done, call))
+        for call, future in zip(calls, futures, strict=True):
+            call.future = future
+            future.add_done_callback(partial(self._done, call))
 
     def _done(self, call: _Submission, _: "Future[ScoreResult]") -> None:
         """Have the answer delivered on the loop; called in the engine's thread that made it."""
@@ -193,10 +184,13 @@ class ScoringService:
         submitted, longest = monotonic(), self._max_wait
         if request.deadline is not None:
             longest = min(longest, request.deadline - submitted)
-        refusal = model.engine.backlog.wait_refusal(request.num_tokens, longest)
-        if refusal is not None:
-            raise refusal
-        result = await self._bridge_to(model.engine).score(request, partial(_taken, record))
+        backlog = model.engine.backlog
+        backlog.admit(request, longest)
+        try:
+            record.progress = ENGINE
+            result = await self._bridge_to(model.engine).score(request)
+        finally:
+            backlog.leave(request)
         record.engine_stages(submitted, result.timings)
         return result
 
@@ -245,7 +239,3 @@ def _settle(answer: "asyncio.Future[Any]", result: Any, error: BaseException | N
         answer.set_result(result)
     else:
         answer.set_exception(error)
-
-
-def _taken(record: RequestRecord) -> None:
-    record.progress = ENGINE

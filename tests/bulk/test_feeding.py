@@ -11,14 +11,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpuscore.config import EngineConfig
-from gpuscore.errors import ConfigError, EngineFailed, NonfiniteScore, Overloaded, Unavailable
+from gpuscore.errors import ConfigError, EngineFailed, NonfiniteScore, Unavailable
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.family import PromptFamily
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.text.score_input import ScoreInput
-from gpuscore.types.labels import label_logprobs
+from gpuscore.types.results import label_logprobs
 from support.batch_jobs import check, encoder, fake_model, make_rows, read_jsonl, run, write_jsonl
 from support.slow import slow
 
@@ -49,6 +48,11 @@ class Troubled:
         self._engine, self._trouble = engine, trouble
         self.limits, self.sent, self.flying, self.most = engine.limits, 0, 0, 0
         self._lock = threading.Lock()
+        self.away = iter(())  # for each question whether it is alive
+
+    @property
+    def alive(self):
+        return not next(self.away, False)
 
     def score_all(self, requests):
         return [self._one(request) for request in requests]
@@ -86,19 +90,6 @@ def failed(error):
     return future
 
 
-def test_refused_requests_are_sent_again(tmp_path):
-    def refuse(number, request):
-        return Overloaded("full") if number % 3 == 0 else None
-
-    assert not scored(tmp_path, troubled(refuse))
-
-
-@pytest.mark.slow
-def test_a_small_queue(tmp_path):
-    """The real limits of an engine refuse most of what is sent."""
-    assert not scored(tmp_path, lambda: fake_model(config=EngineConfig(max_queued_requests=2)))
-
-
 def test_lost_requests_are_sent_again(tmp_path):
     seen = []
 
@@ -113,10 +104,12 @@ def test_lost_requests_are_sent_again(tmp_path):
 
 
 def test_an_engine_that_is_away_for_a_while(tmp_path):
-    def away(number, request):
-        return Unavailable("the engine is not running") if 20 < number < 200 else None
+    def around(engine):
+        troubled = Troubled(engine, lambda number, request: None)
+        troubled.away = iter([False, True, True, True, True, True])
+        return troubled
 
-    assert not scored(tmp_path, troubled(away))
+    assert not scored(tmp_path, lambda: fake_model(around))
 
 
 def test_a_row_that_fails_leaves_the_others_of_its_request(tmp_path):
@@ -156,7 +149,7 @@ def test_an_engine_that_failed_for_good_ends_the_job_and_keeps_its_state(tmp_pat
     def lose(number, request):
         if number > 10:
             lost.set()
-            return Unavailable("the engine is not running")
+            return failed(Unavailable("the engine is not running"))
         return None
 
     def wait_ended():

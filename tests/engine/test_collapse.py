@@ -22,12 +22,13 @@ from gpuscore.models.hub import model_directory
 from gpuscore.processes.worker import child
 from gpuscore.processes.worker.pipe import Pipe
 from gpuscore.processes.worker.wire import (
-    Close,
     FromChild,
+    Placement,
     Ready,
     Refused,
     Start,
     decoder,
+    encode,
 )
 from gpuscore.types.batch import BackendLimits
 from support.backends import JAX_FAMILIES, needs_jax
@@ -134,9 +135,9 @@ def test_an_engine_asks_only_a_quantised_model(backend_of):
     """The plain model with the same weights is served, because its makers meant them."""
     backend = backend_of(all_zero("model.norm.weight"))
     with pytest.raises(ConfigError, match="has collapsed"):
-        Engine(Quantized(backend), EngineConfig())
-    allowed = Engine(Quantized(backend), EngineConfig(), allow_degenerate=True)
-    Engine(backend, EngineConfig()).close()
+        Engine(Quantized(backend))
+    allowed = Engine(Quantized(backend), allow_degenerate=True)
+    Engine(backend).close()
     allowed.close()
 
 
@@ -148,16 +149,14 @@ def test_the_engines_process(backend_of, allow, last):
     ours, theirs = socket.socketpair()
     with ours, theirs, ThreadPoolExecutor(1) as threads:
         pipe = Pipe(ours)
-        pipe.put(Start("/nowhere", config, EngineConfig()), now=True)
-        code = threads.submit(
-            child.run, theirs, lambda *_: Prepared("tiny", lambda report: backend)
-        )
+        start = Start("/nowhere", Placement("cpu", config), EngineConfig())
+        pipe.put(lambda: encode(start), now=True)
+        code = threads.submit(child.run, theirs, lambda *_: Prepared("tiny", lambda: backend))
         messages = []
         while not any(isinstance(message, (Refused, Ready)) for message in messages):
             messages += map(decoder(FromChild), pipe.read())
-        pipe.put(Close(), now=True)
-        assert code.result(30) == child.EXIT_OK
         pipe.close()
+        assert code.result(30) == child.EXIT_OK
     told = next(message for message in messages if isinstance(message, (Refused, Ready)))
     assert isinstance(told, last)
     if not allow:
@@ -259,7 +258,7 @@ def test_a_healthy_checkpoint_starts_in_silence(caplog, name):
         options["quantization"] = "w8a16"
     backend = create_backend(plan_backend(directory, ModelConfig(str(directory), **options)))
     assert backend.limits.quantized
-    Engine(backend, EngineConfig()).close()
+    Engine(backend).close()
     assert not [record for record in caplog.records if "quantised" in record.message]
 
 

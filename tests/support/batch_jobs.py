@@ -16,13 +16,13 @@ import gpuscore
 from gpuscore.commands.bulk.job import BatchJob, Progress, run_job
 from gpuscore.commands.bulk.options import BatchOptions
 from gpuscore.commands.bulk.work import WrittenState
-from gpuscore.config import EngineConfig, RequestLimits
+from gpuscore.config import RequestLimits
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.engine.engine import Engine
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.types.labels import softmax
+from gpuscore.types.results import softmax
 from support import fake
 from support.serving import QUICK
 
@@ -43,13 +43,12 @@ def fake_model(
     around: Callable[[Any], Any] = lambda engine: engine,
     wait_ended: Callable[[], None] = lambda: None,
     limits: RequestLimits | None = None,
-    config: EngineConfig | None = None,
     replicas: int = 1,
     **backend: Any,
 ) -> Iterator[LoadedModel]:
     """Run the fake backend in this process; `around` may put itself before the engine, which may
     pass for several replicas."""
-    engine = Engine(fake.FakeBackend(**backend), config or EngineConfig())
+    engine = Engine(fake.FakeBackend(**backend))
     try:
         builder = PromptBuilder(encoder(), engine.limits, limits or RequestLimits())
         prompts = ModelPrompts(builder)

@@ -18,7 +18,7 @@ from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConf
 from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.errors import EngineFailed
 from gpuscore.processes.replicas.placement import Sought
-from gpuscore.processes.replicas.start import start_models
+from gpuscore.processes.replicas.replicas import start_models
 from gpuscore.processes.worker.process import Patience
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.server.http.auth import read_api_keys

@@ -10,7 +10,6 @@ from typing import Any, Literal, Self
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from gpuscore.backends.base import Progress, unreported
 from gpuscore.backends.common.architectures import Architecture
 from gpuscore.backends.common.quantization import BLOCK, EXPERTS, LINEAR
 from gpuscore.backends.common.shapes import weight_shapes
@@ -31,7 +30,6 @@ class CheckpointFiles:
         directory: the model directory, with config.json and the weights.
         architecture: names the tensors that must exist.
         framework: "pt" for torch tensors, "np" for NumPy arrays.
-        progress: called after each tensor.
         shard: of the model that is read; by default all of it.
 
     Raises:
@@ -43,7 +41,6 @@ class CheckpointFiles:
         directory: Path,
         architecture: Architecture,
         framework: Literal["pt", "np"],
-        progress: Progress = unreported,
         shard: Shard = ALL,
     ) -> None:
         self.architecture, self.storage = architecture, architecture.storage
@@ -55,9 +52,7 @@ class CheckpointFiles:
             self.reopen()
             self._check()
             stack.pop_all()  # all is well: the files stay open
-        self._total = sum(path.stat().st_size for path in self._paths) // shard.ranks
         self._used: set[str] = set()
-        self._progress, self._done = progress, 0
 
     def reopen(self) -> None:
         """Open the files, again: what was read of a mapped file counts as this process's memory
@@ -79,19 +74,14 @@ class CheckpointFiles:
         self._used.add(name)
         file = self._file_of[name]
         if self._framework == "np" and file.get_slice(name).get_dtype() == _QUANTISED["fp8"]:
-            return self._counted(_float8_bits(self._path_of[file], name))
-        return self._counted(self._read(part, name))
+            return _float8_bits(self._path_of[file], name)
+        return self._read(part, name)
 
     def _read(self, part: str, name: str) -> Any:
         """Return this shard of a tensor; nothing else of it is read."""
         file = self._file_of[name]
         cut = self._shard.cut(part, self.architecture.config, self.shapes[part][0])
         return file.get_tensor(name) if cut is None else file.get_slice(name)[cut.index]
-
-    def _counted(self, tensor: Any) -> Any:
-        self._done += tensor.nbytes
-        self._progress(min(self._done, self._total), self._total)
-        return tensor
 
     def scale(self, part: str, name: str) -> Any | None:
         """Return the scale of the weight `name` as it is stored; None if it has none.
@@ -203,7 +193,6 @@ class CheckpointFiles:
                 f"the checkpoint holds {len(left)} tensors that "
                 f"{self.architecture.config.architecture} does not use, such as {min(left)}"
             )
-        self._progress(self._total, self._total)  # all is read that is used
 
     def _is_scale(self, name: str) -> bool:
         return self.storage is not None and name.endswith(f"weight{self.storage.scale}")
@@ -280,8 +269,7 @@ def weight_files(directory: Path) -> list[Path]:
         raise ConfigError(
             f"{directory} has neither model.safetensors nor model.safetensors.index.json; "
             "supported: safetensors (if its repository has pytorch_model.bin, download all of it "
-            "with `hf download NAME --local-dir DIR`: the refusal of DIR names the lines that "
-            "convert it)"
+            "with `hf download NAME --local-dir DIR`: the refusal of DIR says what converts it)"
         )
     names = as_object(content.get("weight_map"), f"{index}: weight_map").values()
     for name in names:

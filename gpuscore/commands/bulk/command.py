@@ -19,8 +19,7 @@ from gpuscore.config.sources import Settings
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.errors import ConfigError
 from gpuscore.models.hub import MODEL_FILES, model_directory, model_name
-from gpuscore.processes.announcement import LoadingBar
-from gpuscore.processes.replicas.start import start_replicas
+from gpuscore.processes.replicas.replicas import start_replicas
 from gpuscore.processes.serving import load_model, read_files
 
 EXIT_OK, EXIT_FAILED, EXIT_SIGNAL = 0, 1, 128  # plus the signal's number
@@ -98,12 +97,10 @@ def _run(settings: Settings, options: BatchOptions, progress: Progress) -> Writt
     @contextmanager
     def loading() -> Iterator[LoadedModel]:
         # A run that goes on might measure something else.
-        started = start_replicas(directory, model.unmeasured(), engine, log_format="text")
+        started = start_replicas(directory, model.unmeasured(), engine)
         with closing(started) as replicas:
             files = read_files(directory, family, names[::-1])
-            with closing(LoadingBar(replicas.engines)):
-                loaded = load_model(files, limits, replicas)
-            yield loaded
+            yield load_model(files, limits, replicas)
 
     return run_job(BatchJob(options, known, names), loading, progress)
 

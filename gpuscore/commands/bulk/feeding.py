@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 from gpuscore.commands.bulk.tasks import Task, TextRow, Unit
 from gpuscore.commands.bulk.work import Result
 from gpuscore.dialects.served import LoadedModel
-from gpuscore.errors import GpuscoreError, InternalError, Overloaded, Unavailable
+from gpuscore.errors import GpuscoreError, InternalError, Unavailable
 from gpuscore.types.request import ScoreResult
 
 GROUP_ROWS = 2048  # most rows of one request
@@ -25,7 +25,7 @@ ALIKE = 256  # first characters that rows of one request have in common, if othe
 BATCHES, MOST_REQUESTS = 8, 512
 MOST_LOSSES = 3  # of engines, after which a request counts as their cause
 SENT_TOGETHER = 32
-PAUSE = 0.2  # seconds until a request that was refused for now is sent again
+PAUSE = 0.2  # seconds until a request that was lost is sent again
 
 
 def grouped(rows: Iterable[TextRow], model: LoadedModel) -> Iterator[list[TextRow]]:
@@ -67,9 +67,9 @@ def grouped(rows: Iterable[TextRow], model: LoadedModel) -> Iterator[list[TextRo
 class Feeder:
     """The loop that scores rows with an engine.
 
-    Requests that the engine refuses for now, or loses, are sent again: scoring has no effect but
-    its result. A request during which MOST_LOSSES engines were lost is divided; a single row to
-    which that happens is bad. Each row is settled exactly once.
+    Requests that the engine loses are sent again: scoring has no effect but its result. A request
+    during which MOST_LOSSES engines were lost is divided; a single row to which that happens is
+    bad. Each row is settled exactly once.
 
     Args:
         model: with the engine.
@@ -136,18 +136,19 @@ class Feeder:
         return len(self._flying) < self._most_requests and self._tokens < self._most_tokens
 
     def _send(self, units: list[Unit]) -> bool:
-        """Send requests; return False if the engine takes no more for now."""
-        outcomes = self._engine.score_all([unit.request for unit in units if unit.request])
-        for unit, outcome in zip(units, outcomes, strict=True):
-            if isinstance(outcome, Future):
-                self._flying[outcome] = unit
-                outcome.add_done_callback(self._done.put)
-            else:
-                self._gone(unit, outcome)
-        return not any(isinstance(outcome, Overloaded | Unavailable) for outcome in outcomes)
+        """Send requests; return False if no engine runs for now."""
+        if not self._engine.alive:  # until it is started again
+            self._tokens -= sum(unit.tokens for unit in units)
+            self._again += units
+            return False
+        futures = self._engine.score_all([unit.request for unit in units if unit.request])
+        for unit, future in zip(units, futures, strict=True):
+            self._flying[future] = unit
+            future.add_done_callback(self._done.put)
+        return True
 
     def _collect(self) -> None:
-        """Settle answered requests; wait for an answer, or shortly if requests were refused."""
+        """Settle answered requests; wait for an answer, or shortly if no engine runs."""
         try:
             wait = bool(self._flying or self._again)
             self._take(self._done.get(wait, PAUSE if self._again else None))
@@ -172,7 +173,7 @@ class Feeder:
     def _gone(self, unit: Unit, error: GpuscoreError) -> None:
         """Take back a request without a result, to send it again, or smaller ones in its place."""
         self._tokens -= unit.tokens
-        if not isinstance(error, Overloaded | Unavailable):
+        if not isinstance(error, Unavailable):
             self._again += self._task.failed(unit, error)
         elif unit.losses < MOST_LOSSES:
             self._again.append(unit)

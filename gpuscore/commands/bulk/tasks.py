@@ -24,10 +24,9 @@ from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.types.batch import Float64Array
-from gpuscore.types.labels import label_scores, per_token, softmax
 from gpuscore.types.record import RequestRecord
 from gpuscore.types.request import ScoreRequest, ScoreResult
-from gpuscore.types.results import renumbered, scored_places
+from gpuscore.types.results import label_scores, per_token, renumbered, scored_places, softmax
 
 _INDEX = re.compile(r"\[(\d+)\]$")  # of the item that an error is about
 OK, ID_DIGITS = 200, 24

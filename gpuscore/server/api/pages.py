@@ -98,6 +98,7 @@ def _family(model: LoadedModel) -> dict[str, Any] | None:
         "name": family.name,
         "source": family.source,
         "prompt": list(family.parts),
+        "shares_query": family.shares_query,
         "labels": list(family.labels),
         "label_token_ids": model.prompts.family.label_ids,
         "classes": list(family.classes),
