@@ -130,7 +130,13 @@ def load_model(
     `settings` are shown by /info.
     """
     prompts = files.prompts.prompts(replicas.wait_ready(), limits)
-    about, count = replicas.about, len(replicas.engines)
     return LoadedModel(
-        replicas, prompts, replicas.wait_ended, about, files.info, count, settings or {}
+        replicas,
+        prompts,
+        replicas.wait_ended,
+        about=replicas.about,
+        tokenizer_info=files.info,
+        replicas=len(replicas.engines),
+        settings=settings or {},
+        config=replicas.config,
     )

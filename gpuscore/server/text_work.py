@@ -11,11 +11,9 @@ together.
 
 A body of 16 MiB stops the event loop for some 30 ms, and a text request needs the loop four times
 until it is answered. If large bodies were decoded one after the other, a text request would wait
-four times for a large body. So one large body is decoded at a time, with a rest after it. After a
-burst of large bodies, hundreds of megabytes would stay with the process; `Trimmer` gives them back.
+four times for a large body. So one large body is decoded at a time, with a rest after it.
 """
 
-import asyncio
 import os
 import threading
 from collections import deque
@@ -25,9 +23,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
-from gpuscore.dialects.dialect import LARGE
 from gpuscore.errors import DeadlineExceeded, GpuscoreError, Unavailable
-from gpuscore.system.heap import collect_and_trim
 from gpuscore.text.boundaries import PIECE_CHARS, announced_to
 
 ResultT = TypeVar("ResultT")
@@ -290,22 +286,3 @@ class TextWork:
                 return self._ready.get_nowait()  # it came just now
             self._free -= 1
             return None
-
-
-PAUSE = 0.5  # seconds from a large request to the trim, and so the least time between two trims
-
-
-class Trimmer:
-    """A trimmer: gives memory back at most every PAUSE seconds, after large requests have ended."""
-
-    def __init__(self) -> None:
-        self._timer: asyncio.TimerHandle | None = None
-
-    def used(self, size: int) -> None:
-        """Note the end of a request whose body, ids and answer may have had `size` bytes."""
-        if size >= LARGE and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(PAUSE, self._give_back)
-
-    def _give_back(self) -> None:
-        self._timer = None
-        asyncio.get_running_loop().run_in_executor(None, collect_and_trim)

@@ -29,125 +29,16 @@ from support.error_table import covers
 from support.serving import serving, wait_until
 from support.tape_engine import HELD, MARK
 from support.tape_servers import body_of, let_go, tape_server
+from support.wire import ANSWERED, LARGE, ODD
 
-ODD = 'A "lamp"\n\t\\ \x01 é 中 \U0001f600 '  # characters of every length as JSON
-WORDS = ["a", "red", "steel", "lamp", "and", "a", "blue", "wooden", "chair", "for", "the", "garden"]
-
-
-def items(count, labels, width=3, **fields):
-    ids = [[(7 * i + j) % 300 for j in range(width)] for i in range(count)]
-    return "/v1/score", {"items": ids, "label_token_ids": labels, **fields}
-
-
-def texts(count, text="{} lamp"):
-    return [text.format(i) for i in range(count)]
-
-
-BODIES = {  # name -> the type of the answer, and a request
-    "score": (ScoreAnswer, items(700, [*range(60)], return_label_logprobs=True)),
-    "mass": (ScoreAnswer, items(2000, [1, 2, 2], apply_softmax=True, return_label_mass=True)),
-    "lists": (ScoreAnswer, items(900, [[*range(1 + i % 63)] for i in range(900)])),
-    "sequences": (
-        ScoreAnswer,
-        ("/v1/score", {"items": texts(70), "labels": ["yes it is", "no", "yes"], "query": "q"}),
-    ),
-    "mean of tokens": (
-        ScoreAnswer,
-        (
-            "/v1/score",
-            {
-                "items": texts(70),
-                "labels": ["yes it is", "no"],
-                "label_length_normalization": "mean",
-                "return_label_logprobs": True,
-                "return_label_mass": True,
-            },
-        ),
-    ),
-    "errors": (
-        ScoreAnswer,
-        (
-            "/v1/score",
-            {
-                "items": [None if i % 7 == 1 else [i % 400] for i in range(8000)],
-                "label_token_ids": [*range(9)],
-                "return_label_logprobs": True,
-                "return_label_mass": True,
-                "on_error": "null",
-            },
-        ),
-    ),
-    "no item": (ScoreAnswer, items(0, [1], return_label_mass=True)),
-    "all errors": (
-        ScoreAnswer,
-        ("/v1/score", {"items": [None], "labels": ["a"], "on_error": "null"}),
-    ),
-    "pairs": (PairsAnswer, ("/v1/score", {"queries": "a", "documents": texts(200)})),
-    "pairs with errors": (
-        PairsAnswer,
-        ("/v1/score", {"queries": "a", "documents": [None, *texts(90)], "on_error": "null"}),
-    ),
-    "classify": (
-        ClassifyAnswer,
-        ("/v1/classify", {"input": texts(150), "labels": ["yes", "no"], "return_label_mass": True}),
-    ),
-    "logits": (
-        ClassifyAnswer,
-        ("/v1/classify", {"input": ODD, "labels": ["yes", "no"], "use_activation": False}),
-    ),
-    "rerank": (
-        RerankAnswer,
-        ("/v1/rerank", {"query": "q", "documents": texts(150), "return_label_mass": True}),
-    ),
-    "rerank with documents": (
-        RerankAnswer,
-        (
-            "/rerank",
-            {
-                "query": "q",
-                "documents": [*texts(70, ODD + "{}"), {"text": "a", ODD: [1.5, True, {ODD: 7}]}],
-                "return_documents": True,
-                "on_error": "null",
-            },
-        ),
-    ),
-    "texts": (
-        list[RankedText],
-        ("/rerank", {"query": "q", "texts": texts(80, ODD + "{}"), "return_text": True}),
-    ),
-    "echo": (
-        CompletionAnswer,
-        (
-            "/v1/completions",
-            {
-                "prompt": [[(7 * i + j) % 500 for j in range(40)] for i in range(60)],
-                "max_tokens": 0,
-                "echo": True,
-                "logprobs": 20,
-            },
-        ),
-    ),
-    "echo of texts": (
-        CompletionAnswer,
-        (
-            "/v1/completions",
-            {"prompt": texts(30, ODD + "{}"), "max_tokens": 1, "echo": True, "logprobs": 0},
-        ),
-    ),
-    "next token": (
-        CompletionAnswer,
-        ("/v1/completions", {"prompt": texts(70), "max_tokens": 1, "logprobs": 3}),
-    ),
-    "echo alone": (
-        CompletionAnswer,
-        ("/v1/completions", {"prompt": [[7, 300, 2]], "max_tokens": 0, "echo": True}),
-    ),
-    "tokenize": (TokenizeAnswer, ("/tokenize", {"prompt": " ".join(WORDS * 3000)})),
-    "tokenize with names": (
-        TokenizeAnswer,
-        ("/tokenize", {"prompt": ODD * 300, "return_token_strs": True}),
-    ),
-    "detokenize": (DetokenizeAnswer, ("/detokenize", {"tokens": [i % 500 for i in range(9000)]})),
+KINDS = {  # path -> the type of its answers
+    "/v1/score": ScoreAnswer,
+    "/v1/classify": ClassifyAnswer,
+    "/rerank": RerankAnswer,
+    "/v1/rerank": RerankAnswer,
+    "/v1/completions": CompletionAnswer,
+    "/tokenize": TokenizeAnswer,
+    "/detokenize": DetokenizeAnswer,
 }
 
 
@@ -161,9 +52,11 @@ def refusing():
         yield client
 
 
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("name", ANSWERED)
 def test_pieces_are_one_encoding_within_the_bound(demo, refusing, name):
-    kind, (path, body) = BODIES[name]
+    path, body = ANSWERED[name]
+    kind = PairsAnswer if "queries" in body else KINDS[path]
+    kind = list[RankedText] if "texts" in body else kind
     reply = demo.post(path, json=body)
     assert reply.status_code == 200, reply.text
     answer = reply.content
@@ -175,7 +68,7 @@ def test_pieces_are_one_encoding_within_the_bound(demo, refusing, name):
 
 
 def test_every_dialect_is_tried():
-    tried = {path for _, (path, _) in BODIES.values()}
+    tried = {path for path, _ in ANSWERED.values()}
     assert all(
         tried & {*dialect.paths} for dialect in DIALECTS if dialect.paths != GENERATING_PATHS
     )
@@ -204,9 +97,6 @@ def test_pieces_of_lists_and_texts():
             assert b"".join(list_json(rows, step)) == msgspec.json.encode(rows)
         assert b"".join(text_json(text, "", text)) == msgspec.json.encode(text + text)
         assert len(msgspec.json.encode(text)) <= text_bytes(text)
-
-
-LARGE = items(700, [*range(60)], return_label_logprobs=True)
 
 
 def large_body():

@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 from gpuscore.config import ServerConfig
 from gpuscore.server.http import protocol as served
 from gpuscore.server.http.protocol import SLICES, ScoreProtocol
-from gpuscore.server.pacer import Pacer
+from gpuscore.server.service import Pacer
 
 HOST = b"Host: a\r\n"
 POST = b"POST /v1/score HTTP/1.1\r\n" + HOST

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gpuscore.engine.admission import Backlog
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
 from gpuscore.dialects.served import LoadedModel, ModelTable, ServedModel
-from gpuscore.engine.admission import Backlog
 from gpuscore.engine.engine import Engine
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.server.service import ScoringService

@@ -85,7 +85,7 @@ def _endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConf
             received = await read_body(request, config)
             record = record_of(scope)
             record.deadline = deadline = monotonic() + seconds
-            late = DeadlineExceeded(f"no answer after {seconds:g} seconds")
+            late = partial(DeadlineExceeded, f"no answer after {seconds:g} seconds")
             if len(received) < LARGE:
                 body = dialect.decode(received, record, None)
             else:

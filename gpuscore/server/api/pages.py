@@ -45,7 +45,7 @@ def server_info(name: str, model: LoadedModel, aliases: Mapping[str, str]) -> di
         "model_sha": None,
         "model_dtype": model.about,
         "model_type": _model_type(model),
-        "max_concurrent_requests": model.engine.backlog.most_requests,
+        "max_concurrent_requests": model.backlog.most_requests,
         "max_input_length": limits.max_model_len,
         "max_batch_tokens": limits.max_tokens,
         "max_batch_requests": None,

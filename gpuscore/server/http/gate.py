@@ -35,7 +35,7 @@ from gpuscore.server.http.auth import NO_KEY, ApiKeys
 from gpuscore.server.http.headers import Hosts
 from gpuscore.server.http.rounds import Rounds, in_time
 from gpuscore.server.observe.operations import Operations, server_timing
-from gpuscore.server.pacer import Pacer
+from gpuscore.server.service import Pacer
 from gpuscore.types.record import UNMATCHED, Headers, RequestRecord, record_of
 
 logger = logging.getLogger(__name__)
@@ -208,7 +208,7 @@ class Gate:
                 return await receive()
             if too_large or record.bytes_in > limit:
                 raise BodyTooLarge(f"the body is over {limit} bytes")
-            late = RequestTimeout(f"the body was not complete after {seconds:g} seconds")
+            late = partial(RequestTimeout, f"the body was not complete after {seconds:g} seconds")
             message: Message = await in_time(receive(), end, late)
             if BROKEN in scope["state"]:
                 raise scope["state"].pop(BROKEN)

@@ -24,7 +24,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from gpuscore.errors import GpuscoreError, HeaderTooLarge, RequestTimeout
 from gpuscore.server.http.gate import BROKEN, CLOSE, Answer, Gate
 from gpuscore.server.http.heads import END, body_length, check_beginning, invalid, readable
-from gpuscore.server.pacer import Pacer
+from gpuscore.server.service import Pacer
 
 NEVER = float("inf")
 LINGER = 2.0  # seconds for a client that still sends after its last answer

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from gpuscore.config import EngineConfig
-from gpuscore.engine.admission import Backlog
+from gpuscore.dialects.served import Backlog
 from gpuscore.errors import Overloaded
 from gpuscore.types.batch import NO_TOKENS
 from gpuscore.types.request import ScoreRequest
