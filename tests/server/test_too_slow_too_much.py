@@ -12,10 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gpuscore.engine.admission import Backlog
 
 from gpuscore.backends import create_backend, plan_backend
-from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
+from gpuscore.config import ModelConfig, RequestLimits
 from gpuscore.dialects.served import LoadedModel, ModelTable, ServedModel
 from gpuscore.engine.engine import Engine
 from gpuscore.prompts.model import ModelPrompts
@@ -49,7 +48,6 @@ def service_of(plan, directory):
     """Serve with a real engine in this process."""
     backend = create_backend(plan)
     engine = Engine(backend)
-    engine.backlog = Backlog(EngineConfig(), float)
     served = ServedModel("tiny")
     builder = PromptBuilder(TextEncoder.read(directory), backend.limits, RequestLimits())
     served.loaded = LoadedModel(engine, ModelPrompts(builder))
