@@ -29,6 +29,9 @@ class ModelConfig:
         positional=True,
     )
     revision: str | None = common(None, "branch, tag or commit of a hub model", unset="main")
+    adapter: str | None = option(
+        None, "directory of a LoRA adapter (peft) that is merged into the model", metavar="DIR"
+    )
     backend: str = option(
         "torch", "framework; jax: Llama, Mistral, Qwen2 and Qwen3 only", choices=("torch", "jax")
     )

@@ -106,7 +106,7 @@ def test_an_adapter(tmp_path, whole_weights):
     if whole_weights:
         make_model(tmp_path)
     (tmp_path / "adapter_config.json").write_text("{}")
-    assert "is an adapter (adapter_config.json): merge it into its base model" in refusal(tmp_path)
+    assert ": serve its base model with --adapter" in refusal(tmp_path)
 
 
 def test_the_lines_convert_pickled_weights(tmp_path, monkeypatch):
