@@ -196,8 +196,8 @@ class ServerConfig:
     )
     client_timeout: float = duration(
         30.0,
-        "time for a client to send a whole request head, to send a whole body, and to take some "
-        "bytes of its answer",
+        "time for a client to send a whole request head, to send a whole body, and to take each "
+        "64 KiB of its answer",
     )
     # Proxies keep connections for 60 seconds or less by default. A proxy that keeps one for longer
     # than the server loses the request that it sends as the server closes it.
