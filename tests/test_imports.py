@@ -24,7 +24,7 @@ config: config.
 config.served: config. models.hub
 prompts: config models text
 text: config models tokenizers
-dialects: config config.served engine.admission prompts text
+dialects: config config.served prompts text
 engine: config backends.base
 client: httpx dialects.answers dialects.wire
 offline: backends config config.options engine models.hub prompts text
@@ -55,8 +55,8 @@ measure.results:
 commands.info: backends config. models processes prompts
 commands.doctor: gpuscore backends config config.sources server.http.auth server.http.address
   system.extras torch
-commands.bulk: config config.flags dialects prompts system.extras text
-commands.bulk.options: commands.bulk config config.flags config.sources
+commands.bulk: config dialects system.extras
+commands.bulk.options: commands.bulk config.
 commands.bulk.command: gpuscore commands.bulk config. dialects models.hub processes
   system.extras
 commands.bulk.parquet: commands.bulk pyarrow

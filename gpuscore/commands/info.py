@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from gpuscore.backends import Plan, plan_backend
@@ -17,7 +16,7 @@ from gpuscore.config.served import ServedConfig, served_models
 from gpuscore.config.sources import DEFAULT, Settings
 from gpuscore.errors import ConfigError
 from gpuscore.models.files import printable
-from gpuscore.models.hub import model_directory, model_name
+from gpuscore.models.hub import model_name
 from gpuscore.processes.replicas.placement import places_of_all, size_of_weights
 from gpuscore.processes.worker.wire import Placement
 from gpuscore.prompts.model import ModelFiles
@@ -56,11 +55,11 @@ def _print_model(
     device_memory: int | None,
     resolved: dict[str, object],
 ) -> None:
-    model, devices = chosen.config, settings.make(EngineConfig).devices
-    directory = model_directory(model.model, model.revision)
+    chosen = chosen.located()
+    model, directory = chosen.config, chosen.directory
     rows = {"model": f"{model_name(model.model)} ({directory})"}
     if device_memory is None:
-        (places,) = places_of_all([replace(chosen, directory=directory)], devices)
+        (places,) = places_of_all([chosen], settings.make(EngineConfig).devices)
         os.environ.update(places[0].environment)
         plan = plan_backend(directory, places[0].model)
         rows |= _model_rows(plan.architecture.config) | _rank_rows(model)
@@ -89,10 +88,7 @@ def _shares_table(chosen: Sequence[ServedConfig], engine: EngineConfig) -> str:
     Raises:
         ConfigError: as `places_of_all`.
     """
-    sought = [
-        replace(model, directory=model_directory(model.config.model, model.config.revision))
-        for model in chosen
-    ]
+    sought = [model.located() for model in chosen]
     rows: list[tuple[str, ...]] = [HEAD]
     for model, places in zip(sought, places_of_all(sought, engine.devices), strict=True):
         sizes = size_of_weights(model.directory), model.config.kv_cache_size or 0

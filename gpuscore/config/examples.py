@@ -7,6 +7,13 @@ _LINES = {
         "serve --config gpuscore.toml --host 0.0.0.0 --api-key-file keys.txt",
         "serve Qwen/Qwen3-0.6B --devices cuda:0,cuda:1",
     ),
+    "batch": (
+        "batch Qwen/Qwen3-0.6B --input pairs.parquet --output scored.parquet \\\n"
+        "    --query-column query --item-column item --labels yes,no",
+        "batch Qwen/Qwen3-Reranker-0.6B --input pairs.jsonl --output scored.jsonl \\\n"
+        "    --query-column query --item-column document",
+        "batch Qwen/Qwen3-0.6B --input calls.jsonl --output answers.jsonl --requests",
+    ),
     "info": ("info Qwen/Qwen3-8B --device-memory 24GiB --max-model-len 16384",),
     "doctor": ("doctor --port 9000 --device cpu --json",),
     "parity run": ("parity run demo --backends torch:float32 --report parity.html",),

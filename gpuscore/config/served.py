@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpuscore.config import ModelConfig, ServerConfig
 from gpuscore.errors import ConfigError
-from gpuscore.models.hub import model_name
+from gpuscore.models.hub import model_directory, model_name
 
 ANY_MODEL = "default"  # what requests may write for "no name"
 _NAME = re.compile(r"[^\s=,]{1,128}")
@@ -28,6 +28,11 @@ class ServedConfig:
     config: ModelConfig
     others: tuple[str, ...] = ()
     directory: Path = Path()
+
+    def located(self) -> "ServedConfig":
+        """Return it with its directory, which may have to be downloaded first."""
+        own = self.config
+        return replace(self, directory=model_directory(own.model, own.revision, own.adapter))
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -77,6 +82,7 @@ def _check(names: Sequence[str], model: ModelConfig, server: ServerConfig) -> No
     of_one = {
         "--backend jax": model.backend == "jax",
         f"--revision {model.revision}": model.revision is not None,
+        f"--adapter {model.adapter}": model.adapter is not None,
         f"--family {server.family}": server.family not in ("auto", "none"),
     }
     for setting, given in of_one.items():

@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from gpuscore.config.options import changed
 from gpuscore.config.served import ServedConfig, served_models
 from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.errors import ConfigError, EngineFailed
-from gpuscore.models.hub import model_directory
 from gpuscore.processes.announcement import announcement
 from gpuscore.processes.replicas.replicas import Replicas, start_models
 from gpuscore.prompts.model import ModelFiles
@@ -47,10 +46,7 @@ def serve_model(
     with ExitStack() as ending:
         if server.api_key_file is not None:
             signal.signal(signal.SIGHUP, lambda *_: keys.start_reading(server))
-        chosen = [
-            replace(entry, directory=model_directory(entry.config.model, entry.config.revision))
-            for entry in chosen
-        ]
+        chosen = [entry.located() for entry in chosen]
         replicas = start_models(chosen, engine)
         # Not by print: a missing or slow reader, or a full disk, must not end or delay the server.
         output = ending.enter_context(LogWriter(STANDARD_OUTPUT))
@@ -134,4 +130,5 @@ def load_model(
         tokenizer_info=files.info,
         replicas=len(replicas.engines),
         settings=settings or {},
+        config=replicas.config,
     )

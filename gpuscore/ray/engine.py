@@ -21,7 +21,6 @@ from ray.serve.handle import DeploymentHandle
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.config.served import served_models
 from gpuscore.errors import GpuscoreError, Unavailable
-from gpuscore.models.hub import model_directory
 from gpuscore.processes.replicas.replicas import Replicas, start_models
 from gpuscore.processes.worker import wire
 from gpuscore.processes.worker.client import RETRY_AFTER
@@ -59,9 +58,7 @@ class EngineHost:
     def _start(self) -> None:
         # No host knows what another one would measure.
         (served,) = served_models(self._settings.model.unmeasured(), self._settings.server)
-        directory = model_directory(served.config.model, served.config.revision)
-        found = replace(served, directory=directory)
-        (self._replicas,) = start_models([found], self._settings.engine)
+        (self._replicas,) = start_models([served.located()], self._settings.engine)
         self._limits = self._replicas.wait_ready()
 
     async def facts(self) -> bytes:
