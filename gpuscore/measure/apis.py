@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from gpuscore.measure.scenarios import BenchRequest, Ids
+from gpuscore.measure.scenarios import BenchRequest
+from gpuscore.measure.workload import Ids
 
 LABELS = [11, 23]  # token ids whose probability is asked for while the clock runs
 Rows = list[list[float]]

@@ -177,13 +177,11 @@ def add_measure(commands: Any) -> None:
     record = _add_scoring(
         below,
         "record",
-        "[MODEL] -o DIRECTORY [OPTIONS]",
+        "[MODEL] -o FILE [OPTIONS]",
         "score the workload and write a bundle, to compare on any machine",
         (_ORACLE, *_WORKLOAD),
     )
-    record.add_argument(
-        "-o", "--output", required=True, metavar="DIRECTORY", help="the bundle; must not exist yet"
-    )
+    record.add_argument("-o", "--output", required=True, metavar="FILE", help="the bundle")
     _add_compare(below, "parity compare")
     bench = _add(
         commands,

@@ -12,8 +12,9 @@ import torch
 
 from gpuscore.backends.torch.devices import choose_device
 from gpuscore.errors import ConfigError
-from gpuscore.measure.results import CaseResult, Run
+from gpuscore.measure.results import CaseResult, Measured
 from gpuscore.measure.workload import Case, Ids, Workload
+from gpuscore.models.hub import model_name
 from gpuscore.system.extras import install
 from gpuscore.types.batch import Float64Array
 
@@ -33,7 +34,7 @@ def oracle_device(name: str) -> str:
 
 def run_oracle(
     directory: Path, workload: Workload, dtype: str, device: str, threads: int | None = None
-) -> Run:
+) -> Measured:
     """Score every case with --threads, then free the memory for the backends."""
     if threads is not None:
         torch.set_num_threads(threads)
@@ -41,7 +42,8 @@ def run_oracle(
     results = {case.name: oracle.score(case) for case in workload.cases}
     del oracle
     free_memory()
-    return Run(f"transformers:{dtype}", dtype, results)
+    name = model_name(str(directory))
+    return Measured(f"transformers:{dtype}", name, dtype, workload=workload, results=results)
 
 
 def free_memory() -> None:

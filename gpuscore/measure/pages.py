@@ -9,7 +9,6 @@ from pathlib import Path
 from gpuscore.errors import ConfigError
 
 WIDTH = 120
-_BAR = "#7af8"
 NAME = 36  # columns of a name, which is cut in its middle
 # A wide table scrolls by itself, so that the page fits a phone.
 _STYLE = """body { font: 15px/1.5 sans-serif; margin: 2em auto; max-width: 90em; padding: 0 1em }
@@ -30,7 +29,6 @@ class ResultTable:
         notes: below it.
         names: number of first columns, which say what a row is.
         words: cells are sentences, which a page aligns to the left.
-        bars: shares of the column after the names, which a page shows as bars behind its cells.
     """
 
     title: str
@@ -39,7 +37,6 @@ class ResultTable:
     notes: Sequence[str] = ()
     names: int = 1
     words: bool = False
-    bars: Sequence[float] = ()
 
     def as_text(self) -> str:
         notes = [line for note in self.notes for line in textwrap.wrap(note, WIDTH)]
@@ -62,20 +59,24 @@ class ResultTable:
 
     def as_html(self) -> str:
         lines = ["".join(f"<th>{escape(cell)}</th>" for cell in self.head)] if self.head else []
-        for number, cells in enumerate(self.rows):
-            styles = [" class=failed" if cell == "FAIL" else "" for cell in cells]
-            if self.bars:
-                end = f"{100 * self.bars[number]:.1f}%"
-                styles[self.names] = (
-                    f' style="background: linear-gradient(90deg,{_BAR} {end},#0000 0)"'
-                )
-            pairs = zip(styles, map(escape, cells), strict=True)
-            lines.append("".join(f"<td{style}>{cell}</td>" for style, cell in pairs))
+        for cells in self.rows:
+            styled = ((" class=failed" if cell == "FAIL" else "", escape(cell)) for cell in cells)
+            lines.append("".join(f"<td{style}>{cell}</td>" for style, cell in styled))
         body = "".join(f"<tr>{line}</tr>" for line in lines)
         kind = "words" if self.words else "numbers"
         title = f"<h2>{escape(self.title)}</h2>" if self.title else ""
         notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
         return f'{title}<div class="wide"><table class="{kind}">{body}</table></div>{notes}'
+
+
+def filled(
+    title: str, head: Sequence[str], rows: Iterable[Sequence[str]], notes: Sequence[str]
+) -> ResultTable:
+    """Return a table with two columns of names, without the columns that are empty in all rows."""
+    columns = list(zip(head, *rows, strict=True))
+    shown = [*columns[:2], *(column for column in columns[2:] if set(column[1:]) != {"-"})]
+    head, *lines = zip(*shown, strict=True)
+    return ResultTable(title, head, lines, notes, names=2)
 
 
 def _cut(text: str) -> str:

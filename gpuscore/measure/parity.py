@@ -5,7 +5,6 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, replace
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,10 @@ from gpuscore.backends import Plan, plan_backend
 from gpuscore.config import ModelConfig
 from gpuscore.config.sources import DEFAULT, Settings
 from gpuscore.errors import ConfigError
-from gpuscore.measure.bundle import About, Measured, write_folder
+from gpuscore.measure.bundle import Bundle, write_bundle
 from gpuscore.measure.compare import judged
 from gpuscore.measure.fingerprint import fingerprint
-from gpuscore.measure.report import EXIT_OK, Findings, now
-from gpuscore.measure.results import Run
+from gpuscore.measure.report import EXIT_OK, conclude, now
 from gpuscore.measure.runs import configured, run_workload
 from gpuscore.measure.workload import TEXT, Workload, make_workload, query_numbers, read_tokenizer
 from gpuscore.models.hub import model_directory, model_name
@@ -30,7 +28,7 @@ _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_DEFAULT_MATMUL_PRECISION", "
 
 
 def run(values: argparse.Namespace, settings: Settings) -> int:
-    """Compare every backend with transformers, and backends of the same format with each other."""
+    """Compare every backend with transformers."""
     specs = values.backends.split(",")
     _refuse(settings, "--backends, which sets it for each backend", ("dtype", *_OF_BACKENDS))
     base = settings.make(ModelConfig)
@@ -49,31 +47,22 @@ def run(values: argparse.Namespace, settings: Settings) -> int:
     _say(facts)
     halves = sorted({plan.dtype_name for plan in plans.values()} - {"float32"})
     references = [
-        _scored(name, workload, run_oracle(directory, workload, dtype, device, base.threads))
+        replace(run_oracle(directory, workload, dtype, device, base.threads), model=name)
         for dtype in ("float32", *halves)
     ]
     servers = []
     for spec, plan in plans.items():
         config = replace(configs[spec], dtype=plan.dtype_name)
-        servers.append(
-            _scored(name, workload, run_workload(spec, config, workload, plan.precision))
-        )
+        servers.append(run_workload(spec, config, workload, plan.precision))
         free_memory()
-    found, verdicts = judged(servers, references)
-    for first, second in combinations(servers, 2):
-        if first.about.dtype == second.about.dtype:
-            verdicts += judged([first, second])[1]
     facts |= {"date": now(), "hardware": local_machine(), "versions": versions()}
     title = f"Parity of {name} with transformers in float32"
-    return Findings(title, (), found, verdicts, {"Run": facts}).conclude(values.report)
+    return conclude(values.report, title, (), judged(servers, references), {"Run": facts})
 
 
 def record(values: argparse.Namespace, settings: Settings) -> int:
     """Score the workload with one backend, or with the oracle, and write a bundle."""
     config = settings.make(ModelConfig)
-    output = Path(values.output)
-    if output.exists():  # refused before minutes of work
-        raise ConfigError(f"--output {output} exists already")
     if values.oracle:
         _refuse(settings, "--oracle, which runs transformers", _OF_BACKENDS)
     directory, name = model_directory(config.model, config.revision), model_name(config.model)
@@ -98,16 +87,10 @@ def record(values: argparse.Namespace, settings: Settings) -> int:
         "environment": environment(),
         "flags": {name: value for name, value in asdict(config).items() if name not in _LOCAL},
     }
-    scored = _scored(name, workload, made)
-    about = replace(scored.about, facts=facts)
-    write_folder(output, replace(scored, about=about, model=fingerprint(directory)))
-    print(f"wrote {output}")
+    made = replace(made, model=name, facts=facts, digests=fingerprint(directory))
+    write_bundle(Path(values.output), Bundle({}, (made,)))
+    print(f"wrote {values.output}")
     return EXIT_OK
-
-
-def _scored(model: str, workload: Workload, run: Run) -> Measured:
-    about = About(run.name, "score", model, workload.vocab_rows, run.dtype)
-    return Measured(about, workload, run)
 
 
 def _workload(directory: Path, plan: Plan, values: argparse.Namespace) -> Workload:
@@ -130,7 +113,7 @@ def _refuse(settings: Settings, other: str, names: Iterable[str]) -> None:
 
 
 def _facts(model: str, workload: Workload) -> dict[str, Any]:
-    queries = len(set(query_numbers(workload).values()))
+    queries = len(set(query_numbers(workload.cases).values()))
     longest = max(len(ids) for case in workload.cases for ids in case.prompt_ids())
     facts: dict[str, Any] = {
         "model": model,

@@ -7,11 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from gpuscore.measure.figures import PERCENTILES, Row
-from gpuscore.measure.intervals import FEWEST, LEVEL, Interval, ratio
-from gpuscore.measure.pages import ResultTable
+from gpuscore.measure.intervals import FEWEST, LEVEL, Interval, median, ratio
+from gpuscore.measure.pages import ResultTable, filled
 from gpuscore.measure.scenarios import SCENARIOS
 
-DIVIDED = ("sequential", "single")
 UNIT = 500  # items, whose time is shown, as in the reports
 ABOUT = (
     f"(medians; in brackets {LEVEL:.0%} intervals by bootstrap over at least {FEWEST} repeats; "
@@ -28,8 +27,7 @@ def tables(rows: Sequence[Row], prices: Mapping[str, float]) -> list[ResultTable
         rows: of one or several bundles.
         prices: per hour, by the server's name.
     """
-    servers = list(dict.fromkeys(row.server for row in rows))
-    first = servers[0] if len(servers) > 1 else None
+    first = rows[0].server if rows else ""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.scenario, row.shape), []).append(row)
@@ -40,38 +38,27 @@ def tables(rows: Sequence[Row], prices: Mapping[str, float]) -> list[ResultTable
 
 
 def _table(
-    key: tuple[str, str], rows: list[Row], prices: Mapping[str, float], first: str | None
+    key: tuple[str, str], rows: list[Row], prices: Mapping[str, float], first: str
 ) -> ResultTable:
     scenario, shape = key
     known = SCENARIOS.get(scenario)
-    loads = known is not None and known.loads
-    columns = _COLUMNS["loads" if loads else "items" if known is not None else "all"]
-    if any(row.asked for row in rows):
-        columns = (*columns, "late ms")
-    head = ["way", "server", *columns]
-    base = next((row.base for row in rows if row.base), None)
-    head += [f"over {base}"] if base else []
-    head += [f"against {first}"] if first is not None else []
-    head += ["$ per million items", "items per $"] if prices else []
+    columns = _COLUMNS["all" if known is None else "loads" if known.loads else "items"]
+    base = "sequential" if known is None else known.base
+    others = {(row.server, row.way): row for row in rows if row.error is None}
+    head = ["way", "server", *columns, f"over {base}", f"against {first}"]
+    head += ["$ per million items", "items per $"]
     lines_of = []
     for row in rows:
         cells = [row.way, row.server, *(_cell(column, row) for column in columns)]
-        cells += [change_text(row.improvement)] if base else []
-        if first is not None:
-            others = [r for r in rows if (r.server, r.way) == (first, row.way)]
-            change = against(row, others[0]) if others and row.server != first else None
-            cells.append(change_text(change))
-        cells += _cost(row, prices.get(row.server)) if prices else []
-        lines_of.append(cells)
+        cells.append(change_text(improvement(row, others.get((row.server, base)))))
+        cells.append(change_text(against(row, others.get((first, row.way)))))
+        lines_of.append([*cells, *_cost(row, prices.get(row.server))])
     source = f" ({known.source})" if known is not None else ""
-    speeds = [row.requests_per_second if loads else row.rate.value for row in rows]
-    shares = np.nan_to_num(np.array(speeds) / np.nanmax([*speeds, 1e-9])).tolist()
-    title = f"{scenario}: {shape}{source}"
-    return ResultTable(title, head, lines_of, list(_notes(rows)), names=2, bars=shares)
+    return filled(f"{scenario}: {shape}{source}", head, lines_of, list(_notes(rows)))
 
 
 _ITEMS = ("items/s", "ms per item", f"s for {UNIT}")
-_LATENCIES = ("average ms", *(f"P{p} ms" for p in PERCENTILES), "refused")
+_LATENCIES = ("average ms", *(f"P{p} ms" for p in PERCENTILES), "refused", "late ms")
 # Of scenarios whose result is a rate of items, of those whose result are latencies, of one's own.
 _COLUMNS = {
     "items": _ITEMS,
@@ -119,20 +106,24 @@ def _notes(rows: Sequence[Row]) -> Iterator[str]:
     for row in rows:
         if row.error is not None:
             yield f"{row.way}, {row.server}: {row.error}"
-        notes = list(row.notes)
-        if row.requests < row.of and row.error is None:
-            rest = "; the later ones tell the time of the others" if row.way in DIVIDED else ""
-            notes.insert(0, f"{row.requests:,} of {row.of:,} requests{rest}")
-        for note in notes:
+        for note in row.notes:
             said.setdefault((row.server, note), []).append(row.way)
     for (server, note), ways in said.items():
         every = [row.way for row in rows if row.server == server]
         yield f"{server}{'' if ways == every else ', ' + ' and '.join(ways)}: {note}"
 
 
-def against(row: Row, first: Row) -> Interval | None:
+def improvement(row: Row, base: Row | None) -> Interval | None:
+    """Return the ratio of a way's rates to those of the base, which was measured in turn."""
+    if base is None or base is row or not row.rates:
+        return None
+    pairs = zip(row.rates, base.rates, strict=False)
+    return median(np.array([rate / other for rate, other in pairs]))
+
+
+def against(row: Row, first: Row | None) -> Interval | None:
     """Return the ratio of two servers' median rates; None without rates."""
-    if not row.rates or not first.rates:
+    if first is None or first is row or not row.rates or not first.rates:
         return None
     return ratio(np.array(row.rates), np.array(first.rates))
 

@@ -2,81 +2,72 @@
 and as an HTML page."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from gpuscore.measure.agreement import Agreement
-from gpuscore.measure.bundle import Measured
 from gpuscore.measure.gates import Verdict
-from gpuscore.measure.pages import ResultTable, write_page
+from gpuscore.measure.pages import ResultTable, filled, write_page
+from gpuscore.measure.results import Measured
 
 EXIT_OK, EXIT_FAILED = 0, 1
 HEAD = ("scores", "against", "max |d log p|", "p99", "mean", "max |d p|", "tau-b", "inversions")
 ABOUT = (
     "(in brackets the 95 % interval by bootstrap over queries; tau-b is the smallest of all "
-    "rankings, and each has a limit of its own; mass is the largest distance from the labels' sum)"
+    "rankings; mass is the largest distance from the labels' sum)"
 )
 WORDS = {True: "ok", False: "FAIL", None: "skip"}
 
 
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """Results that were measured or compared.
+def conclude(
+    path: str | None,
+    title: str,
+    times: Sequence[ResultTable],
+    judged: tuple[Sequence[Agreement], Sequence[Verdict]],
+    facts: Mapping[str, Mapping[str, object]],
+) -> int:
+    """Print tables and verdicts, and write the page if `path` names one; return the exit code.
 
-    Attributes:
+    Args:
+        path: of the page.
         title: of the page.
         times: tables.
-        found: agreement of scores, one row each.
-        verdicts: of the gates on them.
+        judged: agreement of scores, one row each, and the verdicts on them.
         facts: for people, by what they are about.
+
+    Raises:
+        ConfigError: the page cannot be written.
     """
-
-    title: str
-    times: Sequence[ResultTable] = ()
-    found: Sequence[Agreement] = ()
-    verdicts: Sequence[Verdict] = ()
-    facts: Mapping[str, Mapping[str, object]] | None = None
-
-    def conclude(self, path: str | None) -> int:
-        """Print tables and verdicts, and write the page if `path` names one; return the exit code.
-
-        Raises:
-            ConfigError: the page cannot be written.
-        """
-        verdicts = list(dict.fromkeys(self.verdicts))  # a pair may have been judged in two ways
-        tables = [*self.times, *([_agreement(self.found)] if self.found else [])]
-        parts = [table.as_text() for table in tables]
-        parts += ["\n".join(map(_line, verdicts))] if verdicts else []
-        print("\n\n".join(parts))
-        if path is not None:
-            cells = [(WORDS[v.passed], v.gate, v.subject, v.detail) for v in verdicts]
-            gates = [ResultTable("Gates", ("verdict", "gate", "of", "found"), cells, words=True)]
-            facts = [
-                ResultTable(name, (), [(k, _said(value)) for k, value in some.items()], words=True)
-                for name, some in (self.facts or {}).items()
-            ]
-            write_page(Path(path), self.title, [*tables, *(gates if cells else []), *facts])
-            print(f"wrote {path}")
-        return EXIT_FAILED if any(verdict.failed for verdict in verdicts) else EXIT_OK
+    found, verdicts = judged
+    tables = [*times, *([_agreement(found)] if found else [])]
+    parts = [table.as_text() for table in tables]
+    parts += ["\n".join(map(_line, verdicts))] if verdicts else []
+    print("\n\n".join(parts))
+    if path is not None:
+        cells = [(WORDS[v.passed], v.gate, v.subject, v.detail) for v in verdicts]
+        gates = [ResultTable("Gates", ("verdict", "gate", "of", "found"), cells, words=True)]
+        about = [
+            ResultTable(name, (), [(k, _said(value)) for k, value in some.items()], words=True)
+            for name, some in facts.items()
+        ]
+        write_page(Path(path), title, [*tables, *(gates if cells else []), *about])
+        print(f"wrote {path}")
+    return EXIT_FAILED if any(verdict.failed for verdict in verdicts) else EXIT_OK
 
 
 def _agreement(found: Sequence[Agreement]) -> ResultTable:
-    """Return the table of scores, without columns that are empty in all rows."""
     rows = [
         (
             *(one.got.name, one.reference.name),
             *(f"{one.log_p.maximum:.1e}", f"{one.log_p.p99:.1e}", f"{one.mean:.1e}"),
-            *(f"{one.p.maximum:.1e}", "-" if one.tau is None else f"{one.tau:.4f}"),
+            *(f"{one.p:.1e}", "-" if one.tau is None else f"{one.tau:.4f}"),
             f"{one.inversions} of {one.clear_pairs}",
             "-" if one.mass is None else f"{one.mass:.1e}",
-            "-" if one.got.alone is None else f"{one.got.alone.maximum:.1e}",
+            "-" if one.got.alone is None else f"{one.got.alone:.1e}",
         )
         for one in found
     ]
-    columns = zip((*HEAD, "mass", "alone"), *rows, strict=True)
-    head, *shown = zip(*(column for column in columns if set(column[1:]) != {"-"}), strict=True)
-    return ResultTable("Scores", head, shown, [ABOUT], names=2)
+    return filled("Scores", (*HEAD, "mass", "alone"), rows, [ABOUT])
 
 
 def _line(verdict: Verdict) -> str:
@@ -91,7 +82,7 @@ def _said(value: object) -> str:
 
 def facts_of(server: Measured) -> dict[str, object]:
     """Return what is known of a server, for people."""
-    return {**server.about.facts, "model": server.about.model, "dtype": server.about.dtype}
+    return {**server.facts, "model": server.model, "dtype": server.dtype}
 
 
 def now() -> str:

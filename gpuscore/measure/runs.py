@@ -9,8 +9,9 @@ import numpy as np
 from gpuscore.config import ModelConfig
 from gpuscore.config.options import options
 from gpuscore.errors import ConfigError
-from gpuscore.measure.results import CaseResult, Errors, Run, errors
+from gpuscore.measure.results import CaseResult, Measured, errors
 from gpuscore.measure.workload import Case, Workload
+from gpuscore.models.hub import model_name
 from gpuscore.offline.scorer import Scorer
 from gpuscore.types.results import Scores
 
@@ -48,11 +49,11 @@ def configured(text: str, base: ModelConfig) -> ModelConfig:
 
 def run_workload(
     name: str, config: ModelConfig, workload: Workload, precision: str = "full"
-) -> Run:
+) -> Measured:
     """Score every case once, in order; then score items of the longest list alone.
 
     Args:
-        name: of the run.
+        name: in the tables.
         config: its backend; `dtype` is not "auto".
         workload: the requests.
         precision: of the backend's linear layers.
@@ -66,7 +67,14 @@ def run_workload(
         scorer.warmup()  # as a server does, so that the same code, such as CUDA graphs, runs
         results = {case.name: score_case(scorer, case) for case in workload.cases}
         alone = _alone(scorer, long, results[long.name])
-    return Run(name, config.dtype, results, alone, config.deterministic, precision)
+    return Measured(
+        *(name, model_name(config.model), config.dtype),
+        workload=workload,
+        results=results,
+        alone=alone,
+        deterministic=config.deterministic,
+        precision=precision,
+    )
 
 
 def score_case(scorer: Scorer, case: Case) -> CaseResult:
@@ -82,14 +90,14 @@ def score_case(scorer: Scorer, case: Case) -> CaseResult:
         logprobs=not case.apply_softmax,
     )
     if scores.logprobs is None:
-        return CaseResult(np.log(scores.scores), None)
+        return CaseResult(np.log(scores.scores))
     if not np.allclose(scores.scores, np.exp(scores.logprobs), rtol=1e-6, equal_nan=True):
         raise ValueError(f"{case.name}: scores and log-probabilities contradict each other")
     return CaseResult(scores.logprobs, scores.label_mass)
 
 
-def _alone(scorer: Scorer, case: Case, together: CaseResult) -> Errors:
-    """Score some items alone and compare them with their scores among all, for gates 5 and 6."""
+def _alone(scorer: Scorer, case: Case, together: CaseResult) -> float:
+    """Score some items alone; return the largest difference from their scores among all."""
     step = max(1, len(case.items) // ALONE)
     rows = range(0, len(case.items), step)
     items: Sequence[Any] = case.items
@@ -99,4 +107,4 @@ def _alone(scorer: Scorer, case: Case, together: CaseResult) -> Errors:
         ).values[0]
         for row in rows
     ]
-    return errors(np.stack(scored) - together.values[list(rows)])
+    return errors(np.stack(scored) - together.values[list(rows)]).maximum

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gpuscore.measure.texts import SENTENCES, read_texts
+from gpuscore.measure.workload import SENTENCES, Ids, read_texts
 
-Ids = list[int]
 SEQUENTIAL = 32  # items of a request of the sequential way, as in the TPU v6e report
 LEAST_DIVIDED = 4  # requests of a divided one that are sent, whatever the scale
 IN_FLIGHT = (128, 512, 1024)
@@ -22,7 +21,7 @@ class BenchRequest:
     """A query and the items to be scored after it, all texts or all token ids."""
 
     query: str | Ids
-    items: Sequence[str] | Sequence[Ids]
+    items: Sequence[str | Ids]
 
     def chunks(self, size: int | None) -> "Iterator[BenchRequest]":
         """Yield requests of at most so many items, each with the whole query; None: one request."""

@@ -14,10 +14,10 @@ import msgspec
 
 from gpuscore.errors import ConfigError, UsageError
 from gpuscore.measure.apis import APIS, LABELS, Api
-from gpuscore.measure.bundle import About
 from gpuscore.measure.load import Address, LoadGenerator, Record
-from gpuscore.measure.scenarios import BenchRequest, Ids
-from gpuscore.measure.workload import SAMPLE_IDS
+from gpuscore.measure.results import Measured
+from gpuscore.measure.scenarios import BenchRequest
+from gpuscore.measure.workload import SAMPLE_IDS, Ids
 from gpuscore.types.batch import Float64Array
 
 UNKNOWN = "unknown"
@@ -27,10 +27,16 @@ JSON = {"Content-Type": "application/json"}
 
 
 class HttpTarget:
-    """A server at an address."""
+    """A server at an address.
 
-    def __init__(self, address: Address, about: About, patience: float) -> None:
-        self.about, self._address, self._patience = about, address, patience
+    Attributes:
+        server: what is known of it, with its scores of the sample once they are taken.
+        wrong: why ways have no right scores, by their names.
+    """
+
+    def __init__(self, address: Address, server: Measured, patience: float) -> None:
+        self.server, self._address, self._patience = server, address, patience
+        self.wrong: dict[str, str] = {}
 
     def send(
         self,
@@ -47,7 +53,7 @@ class HttpTarget:
             pace: requests that are kept in flight, or the seconds at which each is due.
             labels: ids of labels that are asked for.
         """
-        bodies = [api.encode(ask, self.about.model, labels) for ask in asks]
+        bodies = [api.encode(ask, self.server.model, labels) for ask in asks]
         load = LoadGenerator(self._address, api.path, bodies, self._patience)
         return load.closed(pace) if isinstance(pace, int) else load.open(pace)
 
@@ -82,7 +88,7 @@ def meet(name: str, url: str, key: str | None, values: argparse.Namespace) -> Ht
     told = ours.get("valid_token_ids")
     vocab = values.vocab_size or (told if isinstance(told, int) else None)
     dtype = str(info.get("model_dtype", UNKNOWN)).split(" ")[0]
-    return HttpTarget(address, About(name, api, model, vocab, dtype, facts), values.patience)
+    return HttpTarget(address, Measured(name, model, dtype, api, vocab, facts), values.patience)
 
 
 def _told(http: httpx.Client, path: str) -> dict[str, Any]:
