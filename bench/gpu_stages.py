@@ -98,13 +98,13 @@ def _parity(name: str, device: str, work: Path, limit: float, *more: str) -> Sta
     Both are in float32, in which scores differ by rounding only.
     """
     gpuscore = (sys.executable, "-P", "-m", "gpuscore", "parity")
-    bundle = work / name.replace(" ", "-")
+    bundle = work / f"{name.replace(' ', '-')}.json"
     asked = ("--workload", "quick", "--device", device, "--dtype", "float32", *more)
     return Stage(
         name,
         (
             (*gpuscore, "record", "demo", *asked, "--output", bundle),
-            (*gpuscore, "compare", GOLDEN / "torch-float32", bundle),
+            (*gpuscore, "compare", GOLDEN / "torch-float32.json", bundle),
         ),
         lambda printed: {"compared": printed[printed.rfind("Scores\n") :].splitlines()},
         limit,

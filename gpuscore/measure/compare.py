@@ -16,7 +16,7 @@ from gpuscore.measure.gates import Verdict, judge, packing, skipped
 from gpuscore.measure.rates import tables
 from gpuscore.measure.report import conclude, facts_of
 from gpuscore.measure.results import Measured
-from gpuscore.measure.sample import in_common, model_of
+from gpuscore.measure.sample import difference, model_of
 
 Judged = tuple[list[Agreement], list[Verdict]]
 
@@ -88,12 +88,12 @@ def _add(
     rounded: Measured | None = None,
 ) -> None:
     """Add the agreement of two servers and the verdicts on it, or why there is none."""
-    both = in_common(first, second)
-    if isinstance(both, str):
-        verdicts.append(skipped(f"{second.name} against {first.name}", "scores", both))
+    if (why := difference(first, second)) is not None:
+        verdicts.append(skipped(f"{second.name} against {first.name}", "scores", why))
         return
-    theirs = None if rounded is None else in_common(rounded, second)
-    one, more = judge(*both, theirs[0] if isinstance(theirs, tuple) else None)
+    if rounded is not None and difference(rounded, second) is not None:
+        rounded = None
+    one, more = judge(first, second, rounded)
     found.append(one)
     verdicts += more
 

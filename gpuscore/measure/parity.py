@@ -1,8 +1,6 @@
 """The commands `gpuscore parity run` and `record`."""
 
 import argparse
-import os
-import re
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,8 +21,6 @@ from gpuscore.system.machine import local_machine, versions
 
 _OF_BACKENDS = ("backend", "attention", "quantization")
 _LOCAL = ("model",)  # flags with local paths, which a bundle leaves out
-# What XLA and libtpu read; some of their flags change the order of sums.
-_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_ENABLE_X64")
 
 
 def run(values: argparse.Namespace, settings: Settings) -> int:
@@ -84,7 +80,6 @@ def record(values: argparse.Namespace, settings: Settings) -> int:
         "created": now(),
         "hardware": local_machine(),
         "versions": versions(),
-        "environment": environment(),
         "flags": {name: value for name, value in asdict(config).items() if name not in _LOCAL},
     }
     made = replace(made, model=name, facts=facts, digests=fingerprint(directory))
@@ -128,12 +123,3 @@ def _facts(model: str, workload: Workload) -> dict[str, Any]:
 
 def _say(facts: dict[str, Any]) -> None:
     print("\n".join(f"{name}: {what}" for name, what in facts.items()) + "\n", flush=True)
-
-
-def environment() -> dict[str, str]:
-    """Return the variables that affect scores and are set; local paths in them are left out."""
-    return {
-        name: re.sub(r"=\S*[/\\]\S*", "=PATH", os.environ[name])
-        for name in _VARIABLES
-        if os.environ.get(name)
-    }

@@ -44,6 +44,7 @@ def _table(
     known = SCENARIOS.get(scenario)
     columns = _COLUMNS["all" if known is None else "loads" if known.loads else "items"]
     base = "sequential" if known is None else known.base
+    others: dict[tuple[str, str | None], Row]
     others = {(row.server, row.way): row for row in rows if row.error is None}
     head = ["way", "server", *columns, f"over {base}", f"against {first}"]
     head += ["$ per million items", "items per $"]

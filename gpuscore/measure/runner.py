@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuscore.measure.apis import APIS, Api
 from gpuscore.measure.figures import Row, Shot, failed, measured
-from gpuscore.measure.sample import disagreement, in_common, take, trouble
+from gpuscore.measure.sample import difference, disagreement, take, trouble
 from gpuscore.measure.scenarios import Draws, Scenario, Way, poisson_at
 from gpuscore.measure.targets import SAFE_VOCAB, HttpTarget
 from gpuscore.measure.workload import sample
@@ -98,10 +98,10 @@ class BenchRun:
         for other in self.targets[: self.targets.index(target)]:
             if None in (other.server.workload, target.server.workload) or "packed" in other.wrong:
                 continue
-            first, both = other.server.name, in_common(other.server, target.server)
-            if isinstance(both, str):
-                self._say(f"{name} is not compared with {first}: {both}")
-            elif (why := disagreement(*both)) is None:
+            first = other.server.name
+            if (why := difference(other.server, target.server)) is not None:
+                self._say(f"{name} is not compared with {first}: {why}")
+            elif (why := disagreement(other.server, target.server)) is None:
                 self._say(f"{name} agrees with {first}")
             else:
                 self._say(f"{name} DIFFERS from {first}: {why}")

@@ -79,9 +79,10 @@ def run_workload(
 
 def score_case(scorer: Scorer, case: Case) -> CaseResult:
     """Score a case; with softmax, without the log-sum-exp over the vocabulary, as over HTTP."""
+    items: Sequence[Any] = case.items
     scores: Scores = scorer.score(
         case.query,
-        case.items,
+        items,
         labels=case.labels,
         label_token_ids=None if case.labels is not None else case.label_ids,
         apply_softmax=case.apply_softmax,

@@ -26,8 +26,6 @@ CHUNKS: Mapping[str, int | None] = {"packed": None, "sequential": min(5, SEQUENT
 def take(target: HttpTarget, workload: Workload) -> None:
     """Score the sample in every way, compare the ways with each other, and keep the scores of all
     items together."""
-    if APIS[target.server.api].first_label_only:
-        workload = narrow(workload)
     ways: dict[str, Measured] = {}
     for way, chunk in CHUNKS.items():
         try:
@@ -46,15 +44,19 @@ def _scored(target: HttpTarget, case: Case, chunk: int | None) -> CaseResult:
     """Score a case, `chunk` items a request; raise ValueError with the server's words."""
     api = APIS[target.server.api]
     asks = [*BenchRequest(case.query, case.items).chunks(chunk)]
-    labels = case.label_ids[0]
-    record, rows = target.send(api, asks, labels=labels), Rows()
-    for number, ask in enumerate(asks):
-        if record.status[number] != 200:
-            raise ValueError(trouble(record, number))
-        rows += api.read(record.bodies[number], len(ask.items))
-    values: Float64Array = np.log(np.maximum(np.array(rows, dtype=np.float64), SMALLEST))
-    if values.shape != (len(case.items), len(labels)):
-        raise ValueError(f"scores of shape {values.shape}, not {(len(case.items), len(labels))}")
+    labels, shape = case.label_ids[0], (len(case.items), len(case.label_ids[0]))
+    parts = []
+    # Where only the first label has a score, each of them is asked for as the first one.
+    for first in range(len(labels) if api.first_label_only else 1):
+        record, rows = target.send(api, asks, labels=[*labels[first:], *labels[:first]]), Rows()
+        for number, ask in enumerate(asks):
+            if record.status[number] != 200:
+                raise ValueError(trouble(record, number))
+            rows += api.read(record.bodies[number], len(ask.items))
+        parts.append(np.array(rows, dtype=np.float64))
+    values: Float64Array = np.log(np.maximum(np.concatenate(parts, axis=1), SMALLEST))
+    if values.shape != shape:
+        raise ValueError(f"scores of shape {values.shape}, not {shape}")
     return CaseResult(values)
 
 
@@ -71,9 +73,8 @@ def disagreement(first: Measured, second: Measured) -> str | None:
     return next((f"{verdict.gate}: {verdict.detail}" for verdict in failed), None)
 
 
-def in_common(first: Measured, second: Measured) -> tuple[Measured, Measured] | str:
-    """Return both with the scores that both have, perhaps of the first labels only, or why there
-    are none."""
+def difference(first: Measured, second: Measured) -> str | None:
+    """Return why the scores of two cannot be compared; None if they can."""
     if APIS[first.api].kind != APIS[second.api].kind:
         return f"the APIs {first.api} and {second.api} have no scores in common"
     if None in (first.digests, second.digests) and model_of(first) != model_of(second):
@@ -82,9 +83,7 @@ def in_common(first: Measured, second: Measured) -> tuple[Measured, Measured] | 
     if one is None or two is None:
         return "one has no scores of the sample"
     if one.digest == two.digest:
-        return first, second
-    if narrow(one).digest == narrow(two).digest:
-        return _first_label(first, narrow(one)), _first_label(second, narrow(one))
+        return None
     named = [f"{made.named}, of {made.vocab_rows:,} token ids" for made in (one, two)]
     return f"the workloads are {named[0]}, and {named[1]}; bench has that of --workload {SAMPLE}"
 
@@ -93,16 +92,3 @@ def model_of(server: Measured) -> str:
     """Return a model's name, for comparisons: the last part of the one that its server gives it,
     which is the name of its directory."""
     return server.model.rstrip("/").rpartition("/")[2].lower()
-
-
-def narrow(workload: Workload) -> Workload:
-    """Return the workload with the first label of each item alone."""
-    cases = [
-        replace(case, label_ids=[ids[:1] for ids in case.label_ids]) for case in workload.cases
-    ]
-    return replace(workload, cases=tuple(cases))
-
-
-def _first_label(server: Measured, workload: Workload) -> Measured:
-    results = {name: CaseResult(result.values[:, :1]) for name, result in server.results.items()}
-    return replace(server, workload=workload, results=results)
