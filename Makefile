@@ -125,7 +125,7 @@ test-all: setup $(TRITON_VENV)/.installed
 # The real model against transformers. Without a network it is not made, and everything is skipped,
 # loudly; with REQUIRE_REAL_MODEL=1, as in .ci/run, that is an error.
 test-real: setup
-	@if $(MAKE) --no-print-directory real-model; then $(BIN)/pytest -c tests_real/pytest.ini --numprocesses 2 --dist loadfile $(or $(ARGS),tests_real); \
+	@if $(MAKE) --no-print-directory real-model; then $(BIN)/pytest -c tests/real_model/pytest.ini --numprocesses 2 --dist loadfile $(or $(ARGS),tests/real_model); \
 	else echo 'SmolLM2 cannot be made: NOTHING IS TESTED ON A REAL MODEL'; [ '$(REQUIRE_REAL_MODEL)' != 1 ]; fi
 
 # What builds the documentation's site.
@@ -160,30 +160,30 @@ test-hostile: setup $(TOOLS_VENV)/.installed
 # Other people's clients, from PyPI, against a server: minutes of installation the first time, then
 # found in .venv-clients. Some of them only: make test-clients ARGS='cohere litellm'
 test-clients: setup
-	$(BIN)/python -P tests_clients/run.py --torch '$(TORCH)' --torch-index '$(TORCH_INDEX)' $(ARGS)
+	$(BIN)/python -P tests/other_clients/run.py --torch '$(TORCH)' --torch-index '$(TORCH_INDEX)' $(ARGS)
 
 # The pages for people in headless Chromium, such as Debian's package, by Playwright's driver; a minute or
-# two. Screenshots for people to look at go to .cache/web. One file: make test-web ARGS=tests_web/test_docs.py
+# two. Screenshots for people to look at go to .cache/web. One file: make test-web ARGS=tests/browser/test_docs.py
 CHROMIUM ?= chromium
 test-web: setup $(TOOLS_VENV)/.installed
 	@command -v $(CHROMIUM) > /dev/null || { echo "make test-web needs Chromium: apt install chromium"; exit 1; }
 	GPUSCORE=$(BIN)/gpuscore CHROMIUM=$$(command -v $(CHROMIUM)) SCREENSHOTS=.cache/web \
-	  $(TOOLS_VENV)/bin/pytest -c tests_web/pytest.ini $(or $(ARGS),tests_web)
+	  $(TOOLS_VENV)/bin/pytest -c tests/browser/pytest.ini $(or $(ARGS),tests/browser)
 
 # Ray on two local nodes, each with processes of its own, without network; six minutes. One
-# file: make test-ray ARGS=tests_ray/test_answers.py
+# file: make test-ray ARGS=tests/on_ray/test_answers.py
 RAY_VENV := .venv-ray
 
-$(RAY_VENV)/.installed: pyproject.toml tests_ray/requirements.txt
+$(RAY_VENV)/.installed: pyproject.toml tests/on_ray/requirements.txt
 	$(NEW_VENV)
 	@$(RAY_VENV)/bin/python $(PIP) 'installing $(TORCH), some 200 MB: one or two minutes' \
 	  $(FROM_TORCH) '$(TORCH)'
 	@$(RAY_VENV)/bin/python $(PIP) 'installing Ray: two or three minutes' \
-	  install --editable '.[ray]' -r tests_ray/requirements.txt
+	  install --editable '.[ray]' -r tests/on_ray/requirements.txt
 	@touch $@
 
 test-ray: $(RAY_VENV)/.installed
-	$(RAY_VENV)/bin/python -P -m pytest -c tests_ray/pytest.ini $(or $(ARGS),tests_ray)
+	$(RAY_VENV)/bin/python -P -m pytest -c tests/on_ray/pytest.ini $(or $(ARGS),tests/on_ray)
 
 # The environment of llmcompressor, which makes the quantised checkpoints of the tests.
 FIXTURES_VENV := .venv-fixtures

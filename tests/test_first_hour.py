@@ -154,7 +154,7 @@ def test_no_recipe_calls_pip_by_itself():
     """tools/install.py says what is done; the environments it fills are made after the check."""
     assert RECIPES.count("$(PIP) '") >= 10
     assert not re.search(r"-m pip|/pip ", RECIPES)
-    assert '"pip"' not in (ROOT / "tests_clients" / "run.py").read_text()
+    assert '"pip"' not in (ROOT / "tests/other_clients" / "run.py").read_text()
     assert RECIPES.count("$(PYTHON) -m venv") == 1
     for said in re.findall(r"\$\(PIP\) '([^']*)'", RECIPES):
         assert re.search(r": .*(seconds|minutes?)( or two)?$", said), said

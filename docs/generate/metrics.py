@@ -23,8 +23,7 @@ def page_of_metrics() -> str:
         "Counters of the engine come with its heartbeat and never go back, even if its process is "
         "replaced. They do not include the work of a lost process in its last quarter of a second. "
         "Gauges of an engine are exposed only while it runs. `replica` is the engine's number in "
-        "`--devices`, `0` if there is one; add up over it for the whole server. Names with "
-        "`vllm:` at their beginning are those that routers of vLLM's servers read.",
+        "`--devices`, `0` if there is one; add up over it for the whole server.",
     )
 
 

@@ -153,13 +153,6 @@ class ServerConfig:
         metavar="FILE",
     )
     insecure: bool = option(False, "allow a non-loopback address without an API key")
-    cors_origin: str | None = option(
-        None,
-        "origins of web pages that may call this server (CORS), such as https://app.example.org, "
-        "separated by commas; *: any",
-        unset="none",
-        metavar="ORIGIN",
-    )
     allowed_hosts: str | None = option(
         None,
         "host names by which this server may be called, besides loopback names, separated by "
@@ -215,13 +208,6 @@ class ServerConfig:
     )
     timing_headers: bool = option(
         False, "send callers the milliseconds of each stage, which reveal cache hits"
-    )
-    metrics_port: str | None = option(
-        None,
-        "port with GET /metrics and nothing else, without a key; who reaches it sees names of "
-        "models and the load",
-        unset="none; of a port alone, the address is loopback",
-        metavar="[ADDRESS:]PORT",
     )
 
     @property

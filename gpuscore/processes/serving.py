@@ -21,9 +21,8 @@ from gpuscore.processes.replicas.replicas import Replicas
 from gpuscore.processes.replicas.start import start_models
 from gpuscore.prompts.model import ModelFiles
 from gpuscore.server.http.aliases import read_aliases
-from gpuscore.server.http.auth import KeyReader, read_api_keys
-from gpuscore.server.http.descriptors import raise_limit
-from gpuscore.server.http.headers import read_hosts, read_origins
+from gpuscore.server.http.auth import read_api_keys
+from gpuscore.server.http.headers import read_hosts
 from gpuscore.server.observe.tracing import read_tracer
 from gpuscore.server.run import serve
 from gpuscore.system.log import LogWriter, chosen_format
@@ -38,21 +37,19 @@ def serve_model(
     """Serve until a signal; return the exit code.
 
     Raises:
-        ConfigError: a model cannot be served, or a setting is invalid. Keys, origins, aliases of
-            paths and traces are checked before anything is loaded.
+        ConfigError: a model cannot be served, or a setting is invalid. Keys, aliases of paths
+            and traces are checked before anything is loaded.
         EngineFailed: an engine was lost at start, or all of them too often since.
     """
     keys = read_api_keys(server)
-    read_origins(server)
     read_hosts(server, server.host, len(keys))
     read_aliases(server)
     tracer = read_tracer(os.environ)
-    raise_limit(server.max_connections)  # the processes started below inherit it
     chosen = served_models(model, server)
     style = chosen_format()
     with ExitStack() as ending:
         if server.api_key_file is not None:
-            signal.signal(signal.SIGHUP, KeyReader(server, keys).start)
+            signal.signal(signal.SIGHUP, lambda *_: keys.start_reading(server))
         directories = [
             model_directory(entry.config.model, entry.config.revision) for entry in chosen
         ]

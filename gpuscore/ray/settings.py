@@ -12,7 +12,7 @@ from gpuscore.errors import ConfigError
 
 # Settings of `gpuscore serve` whose matter is Ray's.
 RAYS = {"host", "port", "insecure", "allowed_hosts", "keep_alive_timeout", "max_header_bytes"}
-RAYS |= {"metrics_port", "devices", "models", "tensor_parallel"}
+RAYS |= {"devices", "models", "tensor_parallel"}
 
 
 class AppSettings(NamedTuple):

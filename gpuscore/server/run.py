@@ -6,7 +6,6 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -16,13 +15,11 @@ from gpuscore.config import ServerConfig
 from gpuscore.dialects.dialect import LARGE
 from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.server.api.app import create_app
-from gpuscore.server.http.address import ACCEPTS, address_of, bind, bind_metrics
+from gpuscore.server.http.address import ACCEPTS, address_of, bind, connections_here
 from gpuscore.server.http.auth import ApiKeys
-from gpuscore.server.http.descriptors import warn_of_limit
 from gpuscore.server.http.headers import read_hosts
 from gpuscore.server.http.protocol import SLICES, ScoreProtocol
 from gpuscore.server.http.rounds import Rounds
-from gpuscore.server.metrics_port import metrics_port
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.pacer import Pacer
 from gpuscore.server.service import ANSWERS, ScoringService
@@ -114,7 +111,6 @@ def serve(
     service = ScoringService(served, config.max_queue_seconds, answers)
     style = chosen_format()
     with LogWriter() as log, logging_to(log, style):
-        warn_of_limit(config.max_connections)
         operations = Operations(service, log, tracer, config.log_requests, style)
         hosts = read_hosts(config, config.host, len(keys))
         gate = create_app(service, config, keys, operations, hosts, rounds)
@@ -123,14 +119,10 @@ def serve(
             gate=gate,
             settings=config,
             turns=Pacer(partial(rounds.pieces, SLICES)),
-            most=config.max_connections,
+            most=connections_here(config.max_connections),
         )
         uvicorn_config = _uvicorn_config(gate, config, protocol)
-        beside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
-        if config.metrics_port is not None:
-            scraped = bind_metrics(config.metrics_port)
-            beside = partial(metrics_port, scraped, rounds, config, operations)
-        server = DrainingServer(uvicorn_config, config, gate, rounds, say, beside)
+        server = DrainingServer(uvicorn_config, config, gate, rounds, say)
         listener = bind(config)
         try:
             return _run(server, rounds, listener, models, announce)

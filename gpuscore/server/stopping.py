@@ -6,7 +6,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import contextmanager
 from time import monotonic, sleep
 from types import FrameType
 
@@ -64,8 +64,8 @@ class StopLines:
 def stop_signals(config: ServerConfig) -> list[signal.Signals]:
     """Return the signals that drain the server.
 
-    SIGHUP is not one of them if there is a key file, which it makes the server read again
-    (`KeyReader`), nor under nohup, which ignores it.
+    SIGHUP is not one of them if there is a key file, which it makes the server read
+    again, nor under nohup, which ignores it.
     """
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     hangup = [] if config.api_key_file is not None or ignored else [signal.SIGHUP]
@@ -87,10 +87,8 @@ class DrainingServer(uvicorn.Server):
         gate: Gate,
         rounds: Rounds,
         say: Callable[[str], None],
-        beside: Callable[[], AbstractAsyncContextManager[None]],
     ) -> None:
         super().__init__(config)
-        self._beside = beside  # runs as long as the server
         self.lines = StopLines(say)
         self.service, self._settings, self._gate = gate.operations.service, settings, gate
         self._rounds = rounds
@@ -125,8 +123,7 @@ class DrainingServer(uvicorn.Server):
     async def main_loop(self) -> None:
         watching = asyncio.create_task(self._gate.operations.watch_loop())
         try:
-            async with self._beside():
-                await super().main_loop()
+            await super().main_loop()
         finally:
             watching.cancel()
 

@@ -48,8 +48,10 @@ class EngineStats:
     states_used: int = 0
 
     @property
-    def pages(self) -> int:
-        return self.pages_free + self.pages_cached + self.pages_used
+    def pages_ratio(self) -> float:
+        """The share of the pages in use."""
+        pages = self.pages_free + self.pages_cached + self.pages_used
+        return self.pages_used / max(1, pages)
 
 
 NO_STATS = EngineStats(*(0,) * 7, counters=NO_COUNTERS)

@@ -71,7 +71,6 @@ def test_the_program_refuses_a_wrong_configuration(command, tmp_path):
     [
         ("host", "0.0.0.0", "--host 0.0.0.0 is reachable"),
         ("api_key_file", "/no/such", "--api-key-file /no/such: "),
-        ("cors_origin", "collector", "--cors-origin collector"),
         ("model", "not a name!", "MODEL not a name! is neither a directory"),
     ],
 )

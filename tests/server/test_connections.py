@@ -14,26 +14,24 @@ from pathlib import Path
 
 import pytest
 
-from gpuscore.config import ServerConfig
-from gpuscore.errors import ConfigError
-from gpuscore.server.http.headers import read_origins
-from support.connections import PAGE, Connection, check_error, under_way
+from support.connections import Connection, check_error, under_way
 from support.serving import wait_until
 from support.tape_engine import HELD, MARK
-from support.tape_servers import JSON, body_of, in_flight, let_go, tape_server
+from support.tape_servers import body_of, in_flight, let_go, tape_server
 
 GOOD = json.dumps({"items": [[5]], "label_token_ids": [3]}).encode()
 SCORE = ("POST", "/v1/score")
 UPGRADE = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAM")
-OTHER = "https://evil.example.org"
 CHUNKED = ("Content-Type: application/json", "Transfer-Encoding: chunked")
 
 
 @pytest.fixture(scope="module")
 def full():
     """A client of a server that accepts one request at a time, and bodies of a megabyte."""
-    limits = {"max_body_bytes": 10**6, "cors_origin": f"{PAGE},http://localhost:3000"}
-    with tape_server(server=limits, engine={"max_queued_requests": 1}) as (_, client):
+    with tape_server(server={"max_body_bytes": 10**6}, engine={"max_queued_requests": 1}) as (
+        _,
+        client,
+    ):
         yield client
 
 
@@ -268,56 +266,3 @@ class TestTheRestOfARefusedBody:
             else:
                 connection.request("GET", "/health")
                 assert connection.reply().status == 200
-
-
-class TestOrigins:
-    """CORS: pages of the given origins may read every answer, including those without a key."""
-
-    def test_off_by_default(self, client):
-        for method in ("OPTIONS", "GET"):
-            fields = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
-            headers = client.request(method, "/health", headers=fields).headers
-            assert not [name for name in headers if name.startswith("access-control")]
-
-    def test_a_preflight_needs_no_key(self, full):
-        fields = {
-            "Origin": PAGE,
-            "Access-Control-Request-Method": "POST",
-            "Access-Control-Request-Headers": "authorization,content-type,x-request-timeout-ms",
-        }
-        reply = full.options("/v1/score", headers=fields)
-        assert reply.status_code == 200
-        assert reply.headers["access-control-allow-origin"] == PAGE
-        assert "POST" in reply.headers["access-control-allow-methods"]
-        reply = full.options("/v1/score", headers=fields | {"Origin": OTHER})
-        assert reply.status_code == 400
-        assert "access-control-allow-origin" not in reply.headers
-
-    def test_answers_of_the_application_and_of_the_connection(self, busy):
-        sent = {"Origin": PAGE, **JSON}
-        replies = {
-            429: busy.post("/v1/score", content=body_of(1), headers=sent),
-            404: busy.post("/nowhere", content=body_of(1), headers=sent),
-            400: busy.get("/health", headers=sent | {"X-Request-Id": "no id"}),
-            200: busy.get("/health", headers=sent),
-        }
-        assert [reply.status_code for reply in replies.values()] == list(replies)
-        marks = [
-            {k: v for k, v in reply.headers.items() if k.startswith("access-") or k == "vary"}
-            for reply in replies.values()
-        ]
-        assert marks[0]["access-control-allow-origin"] == PAGE
-        assert "Retry-After" in marks[0]["access-control-expose-headers"]
-        assert marks == marks[:1] * 4
-
-    def test_an_origin_that_is_not_allowed_gets_no_cors_header(self, busy):
-        refused = busy.post("/v1/score", content=body_of(1), headers={"Origin": OTHER, **JSON})
-        assert refused.status_code == 429
-        assert "access-control-allow-origin" not in refused.headers
-
-    @pytest.mark.parametrize(
-        "origin", ["https://a/", "a.example", "https://a,", "HTTPS://A", "null", "* b"]
-    )
-    def test_what_is_no_origin(self, origin):
-        with pytest.raises(ConfigError, match="an origin is scheme://host"):
-            read_origins(ServerConfig(cors_origin=origin))

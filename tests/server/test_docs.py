@@ -59,7 +59,7 @@ NAMES = [f"{shown.page}-{number}" for number, shown in enumerate(DEMO)]
 
 @pytest.mark.parametrize("shown", DEMO, ids=NAMES)
 def test_requests_of_the_tasks_are_answered_as_shown(demo, shown):
-    """The demo model answers these; tests_real/test_pages.py sends the rest to the real model."""
+    """The demo model answers these; `real_model/test_pages.py` sends the rest to SmolLM2."""
     of_a_guard = shown.path == "/v1/classify" and "labels" not in shown.body  # demo is no guard
     got = demo.post(shown.path, json=shown.body)
     assert got.status_code == (400 if of_a_guard else 200), got.text

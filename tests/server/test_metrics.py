@@ -218,7 +218,7 @@ class TestMetrics:
             assert family.type == kind or (kind, family.type) == ("info", "gauge")
             assert len(family.documentation) > 5
         for name, family in families.items():
-            assert name.startswith(("gpuscore_", "vllm:"))
+            assert name.startswith("gpuscore_")
             assert not name.removesuffix("_total").endswith(("_ms", "_seconds_seconds"))
             assert not family.documentation[0].islower()
 
@@ -326,7 +326,7 @@ class TestMetrics:
         assert reply.headers["content-type"].startswith("application/openmetrics-text")
         names = {family.name for family in parse_openmetrics(reply.text)}
         assert {"gpuscore_requests", "gpuscore_queue_duration_seconds"} <= names
-        assert all(name.startswith(("gpuscore_", "vllm")) for name in names)
+        assert all(name.startswith("gpuscore_") for name in names)
 
     def test_a_key_is_needed(self, watched):
         with connected(watched) as stranger:

@@ -1,5 +1,5 @@
 """Promise: the pages for people come from the server alone, need no key, run no inline script, and
-can be switched off. tests_web/ opens them in a browser."""
+can be switched off. tests/browser/ opens them in a browser."""
 
 import asyncio
 import hashlib

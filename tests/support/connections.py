@@ -18,7 +18,6 @@ from support.serving import RunningServer, wait_until
 MARKER = "Grüner-Marker-7c41-xyz"
 MAX_ERROR_BYTES = 2048
 KEYS = ("key-of-alice", "key-of-bob", "schlüssel-of-carol")  # keys of the limited server
-PAGE = "https://app.example.org"  # the origin that the full server allows
 VOLATILE = {"id", "created", "cached_tokens"}  # fields that differ between equal requests
 POISON = 7  # a label whose logit is not finite in the limited server's model
 

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 import gpuscore
 from support.models import make_model
 
-FOLDER = Path(__file__).parents[1] / "fixtures" / "families"
+FOLDER = Path(__file__).resolve().parents[1] / "fixtures" / "families"
 PAIRS, SCORED, WHOLE = 300, 5, 3  # pairs; the first ones with a score, and with all their ids
 SENTENCES = (
     "What is the capital of France", "how do I reset a forgotten password",

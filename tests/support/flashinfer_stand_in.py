@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-STUB = Path(__file__).parents[2] / "stubs" / "flashinfer" / "__init__.pyi"
+STUB = Path(__file__).resolve().parents[2] / "stubs" / "flashinfer" / "__init__.pyi"
 
 
 def stub():

@@ -133,7 +133,7 @@ def _tell(connection: socket.socket, number: int) -> None:
 
 
 def serve(path: str, modules: str) -> None:
-    sys.path.insert(0, str(Path(__file__).parents[1]))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # NumPy starts the others when it is imported
     gc.disable()
     for name in modules.split(","):

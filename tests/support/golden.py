@@ -11,10 +11,10 @@ from gpuscore.measure.gates import Verdict, judge, packing
 from gpuscore.measure.results import CaseResult, Measured
 from gpuscore.measure.workload import make_workload, read_tokenizer
 
-FOLDER = Path(__file__).parents[1] / "fixtures" / "golden"
+FOLDER = Path(__file__).resolve().parents[1] / "fixtures" / "golden"
 DEMO = Path(gpuscore.__file__).parent / "demo"
 NAMES = ("torch-float32", "transformers-float32", "transformers-bfloat16")
-REAL = "smollm2-float32"  # transformers' scores of real sentences; tests_real/ compares with it
+REAL = "smollm2-float32"  # transformers' scores of real sentences; tests/real_model uses it
 RENEW = "after a wanted change: make golden"
 
 

@@ -17,7 +17,8 @@ from xdist.scheduler import LoadScopeScheduling
 # What tests share and is long in starting. All tests that use one run in one worker, the first of
 # these that a test uses counts. Until durations are recorded they begin first, the last one first.
 SERVERS = ("limited_server", "watched", "demo", "server")
-DURATIONS = Path(__file__).parents[2] / ".cache" / "tests" / "durations.json"  # of groups, seconds
+ROOT = Path(__file__).resolve().parents[2]
+DURATIONS = ROOT / ".cache" / "tests" / "durations.json"  # of groups, seconds
 
 
 def group_of(item: pytest.Item) -> str:

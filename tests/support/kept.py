@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-FOLDER = Path(__file__).parents[2] / ".cache" / "tests"
+FOLDER = Path(__file__).resolve().parents[2] / ".cache" / "tests"
 RECOMPUTE = "RECOMPUTE_REFERENCES"
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("models.py", "token_ids.py"))
 # Between two computations of a score on one machine; the tests' own tolerance is 1e-4.

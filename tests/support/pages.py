@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 HOW_TO = ROOT / "docs" / "how-to"
 TASKS = ROOT / "docs" / "tasks"
 ROUTE = re.compile(r"`(?:GET |POST )?(/(?:v1/|v2/)?[a-z_]+(?:/[a-z]+)?)`")

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
-FOLDER = Path(__file__).parents[1] / "fixtures" / "quantized"
+FOLDER = Path(__file__).resolve().parents[1] / "fixtures" / "quantized"
 NAMES = tuple(sorted(path.parent.name for path in FOLDER.glob("*/expected.npz")))
 FORMATS = {"int8": (torch.int8, 127.0), "fp8": (torch.float8_e4m3fn, 448.0)}
 

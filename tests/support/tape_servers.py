@@ -24,7 +24,7 @@ def tape_server(
     otherwise a new interpreter."""
     quiet = {"log_requests": False} | (server or {})
     texts = [json.dumps(options or {}) for options in (patience, quiet, engine)]
-    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    path = os.pathsep.join([str(Path(__file__).resolve().parents[1]), *sys.path])
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     start = programs.start if fork else programs.start_anew
     process = start(

@@ -64,14 +64,6 @@ def create_app(
     return Gate(app, config, keys, operations, hosts, open_paths, rounds)
 
 
-def create_metrics_app(config: ServerConfig, operations: Operations, hosts: Hosts) -> Gate:
-    """Return the application of `--metrics-port`, which has only metrics and needs no key."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    app.router.route_class = PlainRoute
-    add_metrics(app, operations)
-    return Gate(app, config, ApiKeys([]), operations, hosts, ())
-
-
 def _add_dialects(app: FastAPI, service: ScoringService, config: ServerConfig) -> None:
     for path, dialect in DIALECT_OF.items():
         app.router.add_api_route(

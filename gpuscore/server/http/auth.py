@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Collection
 from pathlib import Path
-from types import FrameType
 
 from gpuscore.config import API_KEY_VARIABLE, ServerConfig
 from gpuscore.errors import ConfigError
@@ -30,9 +29,21 @@ class ApiKeys:
     def __len__(self) -> int:
         return len(self._digests)
 
-    def replace(self, other: "ApiKeys") -> None:
-        """Accept the keys of `other` from now on; requests that were accepted before go on."""
-        self._digests = other._digests
+    def start_reading(self, config: ServerConfig) -> None:
+        """Read the keys again, in a thread, because the disk may be slow; keep these if it fails.
+
+        Requests that were accepted before go on.
+        """
+
+        def read() -> None:
+            try:
+                self._digests = read_api_keys(config)._digests
+            except ConfigError as error:
+                logger.error("the API keys stay as they are: %s", error)
+            else:
+                logger.warning("the API keys were read again: %d are valid", len(self))
+
+        threading.Thread(target=read, name="api-keys", daemon=True).start()
 
     def tenant(self, headers: Headers) -> str | None:
         """Return a name for the key's owner, or None if the head has no valid key, or several.
@@ -85,25 +96,3 @@ def read_api_keys(config: ServerConfig) -> ApiKeys:
             f"{API_KEY_VARIABLE} or --api-key-file, or pass --insecure"
         )
     return api_keys
-
-
-class KeyReader:
-    """The reloading of API keys, in a thread, because the disk may be slow."""
-
-    def __init__(self, config: ServerConfig, keys: ApiKeys) -> None:
-        self._config, self._keys = config, keys
-        self._turn = threading.Lock()  # one reload at a time, so that an older one cannot win
-
-    def start(self, number: int, frame: FrameType | None) -> None:
-        """Start reading the keys in a thread, as a signal's handler; return at once."""
-        threading.Thread(target=self.read, name="api-keys", daemon=True).start()
-
-    def read(self) -> None:
-        """Read the keys again; keep the old keys if that fails or finds no key."""
-        with self._turn:
-            try:
-                self._keys.replace(read_api_keys(self._config))
-            except ConfigError as error:
-                logger.error("the API keys stay as they are: %s", error)
-            else:
-                logger.warning("the API keys were read again: %d are valid", len(self._keys))

@@ -32,7 +32,7 @@ from gpuscore.errors import (
 from gpuscore.server.http.admission import Admission, Visit
 from gpuscore.server.http.aliases import read_aliases
 from gpuscore.server.http.auth import NO_KEY, ApiKeys
-from gpuscore.server.http.headers import Hosts, read_origins, with_origins
+from gpuscore.server.http.headers import Hosts
 from gpuscore.server.http.rounds import Rounds, in_time
 from gpuscore.server.observe.operations import Operations, server_timing
 from gpuscore.server.pacer import Pacer
@@ -63,7 +63,7 @@ class Gate:
 
     Args:
         app: the routes, and what is not HTTP.
-        config: the limits, aliases and origins; of this process.
+        config: the limits and aliases.
         keys: the valid API keys.
         operations: gets the records; the backlogs of its service decide what is admitted.
         hosts: the names that the server answers to.
@@ -87,7 +87,6 @@ class Gate:
         self.operations, self._open = operations, frozenset(open_paths)
         self._service = operations.service
         self._aliases = read_aliases(config)
-        self._inner = with_origins(self._checked, read_origins(config))
         age: Callable[[], float] = (lambda: 0.0) if rounds is None else (lambda: rounds.age)
         self.admission = Admission(self._service, config, age)
         self.starts = Pacer((lambda: STARTS) if rounds is None else partial(rounds.pieces, STARTS))
@@ -100,7 +99,7 @@ class Gate:
         send = self._marked(scope, record, send)
         self.operations.running += 1
         try:
-            await self._inner(scope, receive, send)
+            await self._checked(scope, receive, send)
         finally:
             self.operations.running -= 1
             self.operations.finish(record, scope["headers"])
@@ -122,10 +121,8 @@ class Gate:
 
     def refusal(self, scope: Scope) -> Answer | None:
         """Check a head, which `__call__` then does not; return the answer if it is refused, after
-        which the request is over. With origins, `__call__` checks it: its answers have more fields.
+        which the request is over.
         """
-        if self._config.cors_origin is not None:
-            return None
         try:
             self._check(scope)
         except GpuscoreError as error:

@@ -1,33 +1,24 @@
-"""Header fields: the server's name, the page that asks, and the request's timeout.
+"""Header fields: the server's name, and the request's timeout.
 
 A web page can make its own name point to the reader's machine (DNS rebinding). The browser then
 lets it read a server on loopback, which without keys trusts everybody there. But the request names
 the page's host, so such a server answers only to names that always mean loopback.
-
-Pages of other origins may read no answer by default (CORS).
 """
 
 import ipaddress
 import re
 
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.types import ASGIApp
 
 from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError, InvalidRequest
 from gpuscore.types.record import Headers
 
 TIMEOUT_HEADER = "X-Request-Timeout-Ms"
-ANY = "*"  # host name, or origin
-LOOPBACK = "127.0.0.1"
-METHODS = ("GET", "HEAD", "POST")
-REQUEST_FIELDS = ("Authorization", "X-Api-Key", "Content-Type", "X-Request-Id", TIMEOUT_HEADER)
-ANSWER_FIELDS = ("X-Request-Id", "Retry-After", "Server-Timing")  # fields that a page may read
+ANY = "*"  # host name
 _DIGITS = re.compile(r"[0-9]{1,9}")
 _NAME = re.compile(r"[a-z0-9._-]+|\[[0-9a-f:.]+\]")
 _PORT = re.compile(r":[0-9]*\Z")
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.:\[\]_-]+")
 
 
 def request_seconds(request: Request, longest: float) -> float:
@@ -109,29 +100,3 @@ def _known(host: str, names: frozenset[str]) -> bool:
     if not name or name in names or name.endswith(".localhost"):
         return True
     return is_loopback(name.strip("[]"))
-
-
-def read_origins(config: ServerConfig) -> list[str]:
-    """Return the configured origins; raise ConfigError for an origin that no browser sends."""
-    listed = [] if config.cors_origin is None else config.cors_origin.split(",")
-    allowed = [origin.strip() for origin in listed]
-    for origin in allowed:
-        if origin != ANY and not _ORIGIN.fullmatch(origin):
-            raise ConfigError(
-                f"--cors-origin {config.cors_origin}: an origin is scheme://host or "
-                "scheme://host:port in lower case, without a path, or *"
-            )
-    return allowed
-
-
-def with_origins(app: ASGIApp, allowed: list[str]) -> ASGIApp:
-    """Return the application for pages of these origins; itself if there are none."""
-    if not allowed:
-        return app
-    return CORSMiddleware(
-        app,
-        allow_origins=allowed,
-        allow_methods=METHODS,
-        allow_headers=REQUEST_FIELDS,
-        expose_headers=ANSWER_FIELDS,
-    )

@@ -11,7 +11,6 @@ from time import monotonic
 from typing import TypeVar
 
 from gpuscore.errors import GpuscoreError
-from gpuscore.server.http.descriptors import log_error
 
 ResultT = TypeVar("ResultT")
 
@@ -33,9 +32,7 @@ class Rounds(selectors.DefaultSelector):
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """Return a loop that uses this selector."""
-        loop = asyncio.SelectorEventLoop(self)
-        loop.set_exception_handler(log_error)
-        return loop
+        return asyncio.SelectorEventLoop(self)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         self._last = self.age

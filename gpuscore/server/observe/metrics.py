@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from gpuscore import __version__
 from gpuscore.dialects.table import DIALECT_OF
 from gpuscore.errors import GpuscoreError
-from gpuscore.server.observe.engine_metrics import engine_metrics, vllm_metrics
+from gpuscore.server.observe.engine_metrics import engine_metrics
 from gpuscore.types.record import LEFT_CODE, PROGRESS, STAGES, RequestRecord
 from gpuscore.types.stats import ReplicaState
 
@@ -159,7 +159,6 @@ class _Scraped(Collector):
         yield _gauge("up", "1 while the process and its engine are alive", state.up)
         yield _gauge("ready", "1 while requests can be scored", state.ready)
         yield from engine_metrics(state.replicas)
-        yield from vllm_metrics(state.replicas)
 
 
 def _gauge(name: str, what: str, value: float) -> Metric:

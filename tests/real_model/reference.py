@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gpuscore.measure.texts import SENTENCES, read_texts
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MODEL = Path(os.environ.get("REAL_MODEL", ROOT / ".cache" / "smollm2"))
 CLOSE = 1e-4  # log-probability
 TEXTS = read_texts(SENTENCES, "sentences")

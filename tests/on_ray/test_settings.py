@@ -14,7 +14,7 @@ from gpuscore.errors import ConfigError
 from gpuscore.ray import app
 from gpuscore.ray.settings import RAYS, read_arguments
 
-DEPLOY = Path(__file__).parents[1] / "deploy/ray"
+DEPLOY = Path(__file__).parents[2] / "deploy/ray"
 
 
 def test_text_and_values_are_the_same() -> None:

@@ -18,11 +18,11 @@ def test_two_layers_in_the_interpreter():
         "pytest",
         "-q",
         "-c",
-        "tests_real/interpreted/pytest.ini",
+        "tests/real_model/interpreted/pytest.ini",
     ]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     environment |= {"TRITON_INTERPRET": "1", "REAL_MODEL": str(MODEL)}
-    command.append("tests_real/interpreted")
+    command.append("tests/real_model/interpreted")
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900
     )

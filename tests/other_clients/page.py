@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "clients.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "clients.md"
 HERE = "http://127.0.0.1:8000"
 
 
