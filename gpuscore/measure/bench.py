@@ -4,8 +4,8 @@ import argparse
 import os
 import secrets
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,10 @@ def bench(values: argparse.Namespace, settings: Settings) -> int:
             told = server.facts.get("model_dtype", "unknown")
             print(f"{server.name}: {server.api}, model {server.model}, {told}", flush=True)
         runner = BenchRun(targets, scenarios, values, partial(print, flush=True))
+        # The command's own handler would end the process.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            with _interruptible():
-                runner.run()
+            runner.run()
         except KeyboardInterrupt:  # what was measured is kept
             facts["interrupted"] = True
     servers, rows = tuple(target.server for target in targets), runner.rows()
@@ -101,13 +102,3 @@ def _key(paths: Sequence[str], number: int) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--key-file {paths[number]}: {error}") from error
     return lines[0].strip() or None
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let ^C raise KeyboardInterrupt, where the command's own handler would end the process."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -18,7 +18,7 @@ import numpy as np
 
 from gpuscore.errors import ConfigError
 from gpuscore.measure.figures import Row
-from gpuscore.measure.pages import write
+from gpuscore.measure.report import write
 from gpuscore.measure.results import CaseResult, Measured, sha256
 from gpuscore.measure.workload import Case
 from gpuscore.types.batch import Float64Array

@@ -16,7 +16,7 @@ from gpuscore.measure.gates import Verdict, judge, packing, skipped
 from gpuscore.measure.rates import tables
 from gpuscore.measure.report import conclude, facts_of
 from gpuscore.measure.results import Measured
-from gpuscore.measure.sample import difference, model_of
+from gpuscore.measure.sample import difference
 
 Judged = tuple[list[Agreement], list[Verdict]]
 
@@ -29,11 +29,7 @@ def compare(values: argparse.Namespace, settings: Settings) -> int:
         [server for bundle in some for server in bundle.servers]
         for some in (bundles[:count], bundles[count:])
     )
-    models = _models([*servers, *references])
-    if models and not values.other_models:
-        raise UsageError(
-            f"the bundles are of different models, {models}; --other-models compares their times"
-        )
+    _check_digests([*servers, *references])
     rows = [row for bundle in bundles[:count] for row in bundle.rows]
     if not rows and len(servers) < (1 if references else 2):
         raise ConfigError(
@@ -42,8 +38,6 @@ def compare(values: argparse.Namespace, settings: Settings) -> int:
     known = {(row.scenario, row.way) for row in rows}
     rows += [row for row in report_rows() if (row.scenario, row.way) in known]
     times = tables(rows, _prices(values.price, {server.name for server in servers}))
-    if models:
-        print(f"different models, {models}: times alone can be compared")
     found, verdicts = judged(servers, references)
     if not times and any(verdict.gate == "scores" for verdict in verdicts):
         raise ConfigError("; ".join(v.detail for v in verdicts if v.gate == "scores"))
@@ -98,28 +92,20 @@ def _add(
     verdicts += more
 
 
-def _models(servers: Sequence[Measured]) -> str:
-    """Return the names of the models if there are different ones; else an empty text.
-
-    Raises:
-        ConfigError: models of one name have other weights, another config or tokenizer.
-    """
-    known = [server for server in servers if server.digests is not None]
-    for first, second in combinations(known, 2):
-        for part in ("weights", "config", "tokenizer"):
-            digests = [str(getattr(server.digests, part))[:16] for server in (first, second)]
-            if digests[0] != digests[1]:
-                raise ConfigError(
-                    f"the bundles are of different models: the SHA-256 of their {part} is "
-                    f"{digests[0]} and {digests[1]}"
-                )
-    names = {model_of(server) for server in servers}
-    return " and ".join(sorted(names)) if len(names) > 1 and len(known) < len(servers) else ""
+def _check_digests(servers: Sequence[Measured]) -> None:
+    """Raise ConfigError if models have other weights, another config or tokenizer."""
+    known = [server.digests for server in servers if server.digests is not None]
+    for part in ("weights", "config", "tokenizer"):
+        digests = sorted({str(getattr(digest, part))[:16] for digest in known})
+        if len(digests) > 1:
+            raise ConfigError(
+                f"the bundles are of different models: the SHA-256 of their {part} is "
+                f"{' and '.join(digests)}"
+            )
 
 
 def _named(places: Sequence[str]) -> list[Bundle]:
-    """Read bundles; name each by its file without the ending, and by the whole path where that is
-    not enough.
+    """Read bundles; name each by its path without the ending.
 
     Raises:
         UsageError: one is given twice.
@@ -129,10 +115,7 @@ def _named(places: Sequence[str]) -> list[Bundle]:
     for path, found in zip(paths, whole, strict=True):
         if whole.count(found) > 1:
             raise UsageError(f"{path} is given twice")
-    stems = [path.stem for path in whole]
-    once = [stems.count(stem) == 1 for stem in stems]
-    names = [p.stem if own else str(p.with_suffix("")) for p, own in zip(paths, once, strict=True)]
-    return [_renamed(read_bundle(path), name) for path, name in zip(paths, names, strict=True)]
+    return [_renamed(read_bundle(path), str(path.with_suffix(""))) for path in paths]
 
 
 def _renamed(bundle: Bundle, name: str) -> Bundle:

@@ -13,8 +13,6 @@ from gpuscore.measure.load import LOST, Record
 from gpuscore.types.batch import Float64Array
 
 REFUSED = 429
-# Of sending, at the 99th percentile: the client's fault where it is as much of the median latency.
-LATE_MS, LATE_SHARE = 5.0, 0.1
 BUSY = 0.85  # share of a core that the client's one thread took: the client was the limit
 PERCENTILES = (50, 90, 99)
 
@@ -59,12 +57,6 @@ class Shot:
     def rate(self) -> float:
         """Items per second."""
         return self.items / self.seconds
-
-    @property
-    def by_the_client(self) -> bool:
-        """True if late sends, and not the server, made much of the latencies."""
-        usual = float(np.median(self.latencies)) if self.latencies.size else 0.0
-        return self.late > max(LATE_MS, LATE_SHARE * usual)
 
     def extrapolated(self, first: int, total: int) -> "Shot":
         """Extrapolate a measurement of some items of a query, sent one request after the other, to
@@ -141,9 +133,6 @@ def measured(row: Row, shots: Sequence[Shot], arrive: bool = False) -> Row:
     """Return `row` with the figures of its measurements; requests were kept in flight, or they
     arrived."""
     notes = list(row.notes)
-    late = max((shot.late for shot in shots if shot.by_the_client), default=None)
-    if arrive and late is not None:
-        notes.append(f"sent up to {late:.0f} ms late (p99): the client was the limit")
     if (busy := max(shot.busy for shot in shots)) > BUSY:
         notes.append(f"the client took {busy:.0%} of a core and may be the limit")
     return replace(

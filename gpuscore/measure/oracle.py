@@ -41,16 +41,11 @@ def run_oracle(
     oracle = Oracle(directory, dtype, device)
     results = {case.name: oracle.score(case) for case in workload.cases}
     del oracle
-    free_memory()
+    gc.collect()
+    if torch.cuda.is_available():  # backends plan with its free memory
+        torch.cuda.empty_cache()
     name = model_name(str(directory))
     return Measured(f"transformers:{dtype}", name, dtype, workload=workload, results=results)
-
-
-def free_memory() -> None:
-    """Return unused memory to the device, because backends plan with its free memory."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 class Oracle:

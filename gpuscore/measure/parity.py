@@ -1,7 +1,6 @@
 """The commands `gpuscore parity run` and `record`."""
 
 import argparse
-from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from gpuscore.measure.bundle import Bundle, write_bundle
 from gpuscore.measure.compare import judged
 from gpuscore.measure.fingerprint import fingerprint
 from gpuscore.measure.report import EXIT_OK, conclude, now
-from gpuscore.measure.runs import configured, run_workload
+from gpuscore.measure.runs import run_workload
 from gpuscore.measure.workload import TEXT, Workload, make_workload, query_numbers, read_tokenizer
 from gpuscore.models.hub import model_directory, model_name
 from gpuscore.system.machine import local_machine, versions
@@ -24,57 +23,39 @@ _LOCAL = ("model",)  # flags with local paths, which a bundle leaves out
 
 
 def run(values: argparse.Namespace, settings: Settings) -> int:
-    """Compare every backend with transformers."""
-    specs = values.backends.split(",")
-    _refuse(settings, "--backends, which sets it for each backend", ("dtype", *_OF_BACKENDS))
-    base = settings.make(ModelConfig)
-    if len(set(specs)) < len(specs):
-        raise ConfigError("--backends names a backend twice")
-    directory, name = model_directory(base.model, base.revision), model_name(base.model)
-    # Before minutes of work, to refuse a bad one and to know what "auto" means.
-    configs = {spec: configured(spec, base) for spec in specs}
-    plans = {spec: plan_backend(directory, config) for spec, config in configs.items()}
-    workload = _workload(directory, plans[specs[0]], values)
+    """Compare a backend with transformers, in float32 and in its own format."""
+    config, directory, plan, workload = _prepared(values, settings)
 
-    from gpuscore.measure.oracle import free_memory, oracle_device, run_oracle
+    from gpuscore.measure.oracle import oracle_device, run_oracle
 
-    device = oracle_device(base.device)
-    facts = {**_facts(name, workload), "oracle": f"transformers on {device}"}
+    device = oracle_device(config.device)
+    facts = {**_facts(config.model, workload), "oracle": f"transformers on {device}"}
     _say(facts)
-    halves = sorted({plan.dtype_name for plan in plans.values()} - {"float32"})
     references = [
-        replace(run_oracle(directory, workload, dtype, device, base.threads), model=name)
-        for dtype in ("float32", *halves)
+        run_oracle(directory, workload, dtype, device, config.threads)
+        for dtype in dict.fromkeys(("float32", plan.dtype_name))
     ]
-    servers = []
-    for spec, plan in plans.items():
-        config = replace(configs[spec], dtype=plan.dtype_name)
-        servers.append(run_workload(spec, config, workload, plan.precision))
-        free_memory()
+    found = judged([run_workload(config, plan, workload)], references)
     facts |= {"date": now(), "hardware": local_machine(), "versions": versions()}
-    title = f"Parity of {name} with transformers in float32"
-    return conclude(values.report, title, (), judged(servers, references), {"Run": facts})
+    title = f"Parity of {facts['model']} with transformers in float32"
+    return conclude(values.report, title, (), found, {"Run": facts})
 
 
 def record(values: argparse.Namespace, settings: Settings) -> int:
     """Score the workload with one backend, or with the oracle, and write a bundle."""
-    config = settings.make(ModelConfig)
     if values.oracle:
-        _refuse(settings, "--oracle, which runs transformers", _OF_BACKENDS)
-    directory, name = model_directory(config.model, config.revision), model_name(config.model)
-    plan = plan_backend(directory, config)  # says what "auto" means on this machine
-    workload = _workload(directory, plan, values)
-    _say(_facts(name, workload))
+        for name in _OF_BACKENDS:
+            if settings.chosen[name].source != DEFAULT:
+                raise ConfigError(f"--{name} is set beside --oracle, which runs transformers")
+    config, directory, plan, workload = _prepared(values, settings)
+    _say(_facts(config.model, workload))
     if values.oracle:
         from gpuscore.measure.oracle import oracle_device, run_oracle
 
         device = oracle_device(config.device)
         made = run_oracle(directory, workload, plan.dtype_name, device, config.threads)
     else:
-        device, planned = plan.device_name, replace(config, dtype=plan.dtype_name)
-        kind = plan.dtype_name if plan.precision == "full" else plan.precision
-        spec = f"{config.backend}:{kind}:{config.attention}".removesuffix(":auto")
-        made = run_workload(spec, planned, workload, plan.precision)
+        device, made = plan.device_name, run_workload(config, plan, workload)
     facts = {
         "device": device,
         "created": now(),
@@ -82,10 +63,22 @@ def record(values: argparse.Namespace, settings: Settings) -> int:
         "versions": versions(),
         "flags": {name: value for name, value in asdict(config).items() if name not in _LOCAL},
     }
-    made = replace(made, model=name, facts=facts, digests=fingerprint(directory))
-    write_bundle(Path(values.output), Bundle({}, (made,)))
+    name, digests = model_name(config.model), fingerprint(directory)
+    bundle = Bundle({}, (replace(made, model=name, facts=facts, digests=digests),))
+    write_bundle(Path(values.output), bundle)
     print(f"wrote {values.output}")
     return EXIT_OK
+
+
+def _prepared(
+    values: argparse.Namespace, settings: Settings
+) -> tuple[ModelConfig, Path, Plan, Workload]:
+    """Return a backend's configuration, its model's files, its plan, which says what "auto" means
+    on this machine, and the workload."""
+    config = settings.make(ModelConfig)
+    directory = model_directory(config.model, config.revision)
+    plan = plan_backend(directory, config)
+    return config, directory, plan, _workload(directory, plan, values)
 
 
 def _workload(directory: Path, plan: Plan, values: argparse.Namespace) -> Workload:
@@ -100,25 +93,15 @@ def _workload(directory: Path, plan: Plan, values: argparse.Namespace) -> Worklo
     return make_workload(size, values.seed, model.vocab_size, plan.max_model_len, tokenizer)
 
 
-def _refuse(settings: Settings, other: str, names: Iterable[str]) -> None:
-    """Raise ConfigError if one of these flags is set beside another one, which excludes it."""
-    for name in names:
-        if settings.chosen[name].source != DEFAULT:
-            raise ConfigError(f"--{name} is set beside {other}")
-
-
 def _facts(model: str, workload: Workload) -> dict[str, Any]:
     queries = len(set(query_numbers(workload.cases).values()))
     longest = max(len(ids) for case in workload.cases for ids in case.prompt_ids())
-    facts: dict[str, Any] = {
-        "model": model,
+    return {
+        "model": model_name(model),
         "workload": f"{workload.named}: {len(workload.cases)} requests of "
         f"{queries} queries, {workload.num_items} items, prompts of up to {longest} tokens, "
         f"SHA-256 {workload.digest[:16]}",
     }
-    if workload.left_out:
-        facts["left out"] = "; ".join(workload.left_out)
-    return facts
 
 
 def _say(facts: dict[str, Any]) -> None:

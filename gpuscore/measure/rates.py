@@ -1,14 +1,14 @@
 """Tables of times: a scenario's ways and servers, with rates, latencies, ratios and cost."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from gpuscore.measure.figures import PERCENTILES, Row
 from gpuscore.measure.intervals import FEWEST, LEVEL, Interval, median, ratio
-from gpuscore.measure.pages import ResultTable, filled
+from gpuscore.measure.report import ResultTable, filled
 from gpuscore.measure.scenarios import SCENARIOS
 
 UNIT = 500  # items, whose time is shown, as in the reports
@@ -50,7 +50,7 @@ def _table(
     head += ["$ per million items", "items per $"]
     lines_of = []
     for row in rows:
-        cells = [row.way, row.server, *(_cell(column, row) for column in columns)]
+        cells = [row.way, row.server, *_cells(row, columns)]
         cells.append(change_text(improvement(row, others.get((row.server, base)))))
         cells.append(change_text(against(row, others.get((first, row.way)))))
         lines_of.append([*cells, *_cost(row, prices.get(row.server))])
@@ -68,24 +68,20 @@ _COLUMNS = {
 }
 
 
-def _percentile(percent: float) -> Callable[[Row], str]:
-    return lambda row: _number(row.percentile(percent))
-
-
-_CELLS: dict[str, Callable[[Row], str]] = {
-    "items/s": lambda row: f"{row.rate:,.4g}" if row.rates else "-",
-    "ms per item": lambda row: _number(1e3 / row.rate.value),
-    f"s for {UNIT}": lambda row: _number(UNIT / row.rate.value),
-    "requests/s": lambda row: _number(row.requests_per_second),
-    "average ms": lambda row: _number(row.average),
-    **{f"P{p} ms": _percentile(p) for p in PERCENTILES},
-    "refused": lambda row: str(row.refused),
-    "late ms": lambda row: _number(row.late),
-}
-
-
-def _cell(column: str, row: Row) -> str:
-    return "-" if row.error is not None else _CELLS[column](row)
+def _cells(row: Row, columns: Sequence[str]) -> list[str]:
+    if row.error is not None:
+        return ["-"] * len(columns)
+    known = {
+        "items/s": f"{row.rate:,.4g}",
+        "ms per item": _number(1e3 / row.rate.value),
+        f"s for {UNIT}": _number(UNIT / row.rate.value),
+        "requests/s": _number(row.requests_per_second),
+        "average ms": _number(row.average),
+        **{f"P{percent} ms": _number(row.percentile(percent)) for percent in PERCENTILES},
+        "refused": str(row.refused),
+        "late ms": _number(row.late),
+    }
+    return [known[column] for column in columns]
 
 
 def _cost(row: Row, price: float | None) -> list[str]:
@@ -102,16 +98,9 @@ def _number(value: float) -> str:
 
 
 def _notes(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the notes on single rows, and once each note on all rows of a server."""
-    said: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        if row.error is not None:
-            yield f"{row.way}, {row.server}: {row.error}"
-        for note in row.notes:
-            said.setdefault((row.server, note), []).append(row.way)
-    for (server, note), ways in said.items():
-        every = [row.way for row in rows if row.server == server]
-        yield f"{server}{'' if ways == every else ', ' + ' and '.join(ways)}: {note}"
+        said = row.notes if row.error is None else (row.error, *row.notes)
+        yield from (f"{row.way}, {row.server}: {note}" for note in said)
 
 
 def improvement(row: Row, base: Row | None) -> Interval | None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpuscore.measure.apis import APIS, Rows
+from gpuscore.measure.apis import APIS, BEST, EVERY, Rows
 from gpuscore.measure.gates import judge
 from gpuscore.measure.load import Record
 from gpuscore.measure.results import CaseResult, Measured
@@ -47,7 +47,7 @@ def _scored(target: HttpTarget, case: Case, chunk: int | None) -> CaseResult:
     labels, shape = case.label_ids[0], (len(case.items), len(case.label_ids[0]))
     parts = []
     # Where only the first label has a score, each of them is asked for as the first one.
-    for first in range(len(labels) if api.first_label_only else 1):
+    for first in range(len(labels) if api.gives != EVERY else 1):
         record, rows = target.send(api, asks, labels=[*labels[first:], *labels[:first]]), Rows()
         for number, ask in enumerate(asks):
             if record.status[number] != 200:
@@ -75,7 +75,7 @@ def disagreement(first: Measured, second: Measured) -> str | None:
 
 def difference(first: Measured, second: Measured) -> str | None:
     """Return why the scores of two cannot be compared; None if they can."""
-    if APIS[first.api].kind != APIS[second.api].kind:
+    if (APIS[first.api].gives == BEST) != (APIS[second.api].gives == BEST):
         return f"the APIs {first.api} and {second.api} have no scores in common"
     if None in (first.digests, second.digests) and model_of(first) != model_of(second):
         return f"the models are called {first.model} and {second.model}"

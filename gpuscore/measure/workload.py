@@ -55,7 +55,6 @@ class Workload:
     vocab_rows: int
     context: int
     cases: tuple[Case, ...]
-    left_out: tuple[str, ...] = ()  # cases that this model cannot have, with the reason
 
     @property
     def num_items(self) -> int:
@@ -129,8 +128,8 @@ def make_workload(
     if size == SAMPLE:
         return sample(vocab_rows)
     if size == TEXT:
-        cases, left_out = _sentence_cases(tokenizer, vocab_rows, context)
-        return Workload(size, seed, vocab_rows, context, cases, left_out)
+        cases = _sentence_cases(tokenizer, vocab_rows, context)
+        return Workload(size, seed, vocab_rows, context, cases)
     if not 0 <= seed < 2**32:
         raise ConfigError(f"--seed {seed} must be from 0 to {2**32 - 1}")
     if vocab_rows < 16 or context < 2 * SPARE:
@@ -263,13 +262,11 @@ class _IdCases:
         return ids
 
 
-def _sentence_cases(
-    tokenizer: "Tokenizer | None", vocab: int, context: int
-) -> tuple[tuple[Case, ...], tuple[str, ...]]:
-    """Return the cases of real sentences that fit the model, and the others with the reason.
+def _sentence_cases(tokenizer: "Tokenizer | None", vocab: int, context: int) -> tuple[Case, ...]:
+    """Return the cases of real sentences.
 
     Raises:
-        ConfigError: the model has no tokenizer for them, or none fits.
+        ConfigError: the model has no tokenizer for them, or they do not fit.
     """
     other = f"--workload {', '.join(SIZES)} has random token ids"
     if tokenizer is None:
@@ -307,19 +304,13 @@ def _sentence_cases(
         raise ConfigError(
             f"--workload text: the tokenizer has ids that the weights have not; {other}"
         )
-    longest = {case.name: max(map(len, case.prompt_ids())) for case in cases}
-    fitting = tuple(case for case in cases if longest[case.name] <= context)
-    if not fitting:
+    longest = max(len(ids) for case in cases for ids in case.prompt_ids())
+    if longest > context:
         raise ConfigError(
-            f"--workload text: its shortest request has {min(longest.values())} tokens, the "
-            f"model's context is {context}; {other}"
+            f"--workload text: its longest request has {longest} tokens, the model's context is "
+            f"{context}; {other}"
         )
-    left_out = tuple(
-        f"{name}: {length} tokens, the context is {context}"
-        for name, length in longest.items()
-        if length > context
-    )
-    return fitting, left_out
+    return tuple(cases)
 
 
 def _before_answers(sentences: Sequence[str]) -> list[str]:

@@ -90,26 +90,26 @@ def test_the_sample_is_that_of_the_model(server, tmp_path):
             np.testing.assert_allclose(got, expected, rtol=1e-4)
 
 
-def test_the_sample_is_judged_by_the_oracle_too(server, tmp_path, capsys):
+def test_the_sample_is_judged_by_the_oracle_too(server, tmp_path, monkeypatch, capsys):
     """A bundle of `parity record --oracle` is a reference; one of another workload is none."""
+    monkeypatch.chdir(tmp_path)
     bundle, _ = run(tmp_path, "--url", server.url, "--scenario", "latency")
     record = ["parity", "record", "demo", "--dtype", "float32", "--threads", "1"]
-    right, other = str(tmp_path / "right"), str(tmp_path / "other")
-    assert main([*record, "--workload", "bench", "--oracle", "-o", right]) == 0
-    assert main([*record, "--workload", "quick", "-o", other]) == 0
-    files = ["bench", "compare", str(tmp_path / "found.json")]
+    assert main([*record, "--workload", "bench", "--oracle", "-o", "right"]) == 0
+    assert main([*record, "--workload", "quick", "-o", "other"]) == 0
+    files = ["bench", "compare", "found.json"]
     capsys.readouterr()
-    assert main([*files, "--reference", right]) == 0
+    assert main([*files, "--reference", "right"]) == 0
     assert "ok    found against right, float32: max |d log p|" in capsys.readouterr().out
-    assert main([*files, other]) == 0
+    assert main([*files, "other"]) == 0
     said = "scores: skipped, because the workloads are bench, seed 0, of 1,792 token ids, and quick"
     assert f"skip  other against found, {said}" in capsys.readouterr().out
     (judged,) = bundle.servers
     wrong = {k: replace(v, values=v.values + 0.01) for k, v in judged.results.items()}
     servers = (replace(judged, results=wrong),)
-    write_bundle(tmp_path / "found.json", replace(bundle, servers=servers))
-    assert main([*files, "--reference", right]) == 1
-    assert main([*record, "--workload", "bench", "--seed", "1", "-o", str(tmp_path / "x")]) == 78
+    write_bundle(Path("found.json"), replace(bundle, servers=servers))
+    assert main([*files, "--reference", "right"]) == 1
+    assert main([*record, "--workload", "bench", "--seed", "1", "-o", "x"]) == 78
     assert "draws token ids" in capsys.readouterr().err
 
 
@@ -325,7 +325,10 @@ def test_an_interrupt_keeps_what_was_measured(server, tmp_path):
     [
         ([], "nothing to time", 2),
         (["--url", "http://127.0.0.1:9"], "no answer", 2),
-        (["--url", "ftp://x"], "must begin with http", 2),
+        (["--url", "ftp://x"], "unsupported protocol", 2),
+        (["--url", "127.0.0.1:80"], "--url 127.0.0.1:80: ", 2),
+        (["--url", "http://"], "--url http://: ", 2),
+        (["--url", "http://x:port"], "--url http://x:port: Invalid port", 2),
         (["--model", "demo", "--scenario", "a"], "--scenario a: there are rerank", 2),
         (["--serve", "--x", "--url", "http://127.0.0.1:9"], "needs --model", 2),
         (["--model", "no such!", "--scenario", "latency"], "did not start: MODEL no such!", 78),

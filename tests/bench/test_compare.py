@@ -19,8 +19,8 @@ from gpuscore.measure.workload import sample
 SHAPE = "100 static + 1,900 + 500 x 20"
 
 
-def shot(seconds, items=500, refused=0, late=0.0, latency=1.0):
-    return Shot(seconds, items, 10, latency * np.linspace(1.0, 2.0, 10), refused, late, 0.1)
+def shot(seconds, late=0.0, busy=0.1):
+    return Shot(seconds, 500, 10, np.linspace(1.0, 2.0, 10), 0, late, busy)
 
 
 def bundle(seconds, *, shift=0.0, vocab=2000, dtype="float32", model="demo"):
@@ -58,11 +58,13 @@ def cells(out):
 
 
 @pytest.fixture
-def written(tmp_path):
+def written(tmp_path, monkeypatch):
+    """A function that writes a bundle, and returns its name in the current directory."""
+    monkeypatch.chdir(tmp_path)
+
     def write(name, *args, **words):
-        path = tmp_path / f"{name}.json"
-        write_bundle(path, bundle(*args, **words))
-        return str(path)
+        write_bundle(Path(f"{name}.json"), bundle(*args, **words))
+        return f"{name}.json"
 
     return write
 
@@ -107,40 +109,30 @@ def test_the_reference_counts_as_right(written, capsys):
     assert "FAIL  wrong against right, float32" in out
 
 
-def test_other_models_are_refused_unless_asked_for(written, capsys):
+def test_of_other_models_the_times_alone_are_compared(written, capsys):
     small = written("a", 1.0, model="/models/Org/Small")
     assert main(["bench", "compare", small, written("b", 1.0, shift=1.0, model="small")]) == 1
-    other = written("c", 1.0, shift=1.0, model="other")
-    for files in ([small, other], [small, "--reference", other]):
-        assert main(["bench", "compare", *files]) == 2
-        told = capsys.readouterr()
-        assert told.err.startswith("gpuscore: the bundles are of different models, other and small")
-        assert "--other-models" in told.err
-    assert main(["bench", "compare", small, other, "--other-models"]) == 0
+    capsys.readouterr()
+    assert main(["bench", "compare", small, written("c", 1.0, shift=1.0, model="other")]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("different models, other and small: times alone can be compared\n")
     said = "scores: skipped, because the models are called /models/Org/Small and other"
     assert f"skip  c against a, {said}" in out
+    assert cells(out)["packed", "c"]["against a"].startswith("none (")
 
 
-def test_files_of_one_stem_are_named_by_their_folders(written, tmp_path, capsys):
+def test_a_bundle_is_named_by_its_path(written, tmp_path, capsys):
     """The first is twice as fast, at the tenth of the price."""
-    places = []
     for folder, seconds in (("one", 0.5), ("two", 1.0)):
         (tmp_path / folder).mkdir()
-        places.append(str(tmp_path / folder / "bench.json"))
-        write_bundle(Path(places[-1]), bundle(seconds))
-    names = [place.removesuffix(".json") for place in places]
-    prices = ("--price", f"{names[0]}=0.36/h", "--price", f"{names[1]}=3.60/h")
+        written(f"{folder}/bench", seconds)
+    places = ["one/bench.json", "two/bench.json"]
+    prices = ("--price", "one/bench=0.36/h", "--price", "two/bench=3.60/h")
     assert main(["bench", "compare", *places, *prices]) == 0
-    out = capsys.readouterr().out
-    assert all(f" {name[:12]}…{name[-23:]} " in out for name in names), "cut in the middle"
-    rows = [row for (way, server), row in cells(out).items() if way == "packed" and "…" in server]
-    assert [row["items per $"] for row in rows] == ["10,000,000", "500,000"]
-    assert rows[1][f"against {names[0]}"[:12] + "…" + names[0][-23:]].startswith("0.50x")
-    assert (
-        main(["bench", "compare", places[0], str(tmp_path / "two" / ".." / "one/bench.json")]) == 2
-    )
+    rows = cells(capsys.readouterr().out)
+    assert rows["packed", "one/bench"]["items per $"] == "10,000,000"
+    assert rows["packed", "two/bench"]["items per $"] == "500,000"
+    assert rows["packed", "two/bench"]["against one/bench"].startswith("0.50x")
+    assert main(["bench", "compare", places[0], "two/../one/bench.json"]) == 2
     assert "is given twice" in capsys.readouterr().err
 
 
@@ -194,23 +186,17 @@ def test_pages(written, tmp_path):
     assert "<td>packed</td><td>a</td><td>500 (" in text
 
 
-def arrivals(*, late, latency=1.0):
-    """Return a server's row whose requests were sent `late` ms late and took `latency` ms."""
+def test_arrivals_stand_beside_the_report(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     row = Row("poisson", "Poisson 70/s", "120 + 10 x 180", "demo")
-    return measured(row, [shot(1.0, late=late, latency=latency)], arrive=True)
-
-
-def test_late_sends_are_shown_and_the_clients_fault_if_they_matter(tmp_path, capsys):
-    first = bundle(1.0)
-    write_bundle(tmp_path / "a.json", replace(first, rows=(arrivals(late=27.4, latency=9e3),)))
-    assert main(["bench", "compare", str(tmp_path / "a.json")]) == 0
+    row = measured(row, [shot(1.0, late=27.4, busy=0.9)], arrive=True)
+    assert row.notes == ("the client took 90% of a core and may be the limit",)
+    write_bundle(Path("a.json"), replace(bundle(1.0), rows=(row,)))
+    assert main(["bench", "compare", "a.json"]) == 0
     out = capsys.readouterr().out
     rows = cells(out)
     assert rows["Poisson 70/s", "a"]["late ms"] == "27.4"
-    assert "the client was the limit" not in out, "of 9 s these are nothing"
-    assert arrivals(late=4.0).notes == ()
-    assert arrivals(late=27.4).notes == ("sent up to 27 ms late (p99): the client was the limit",)
-    # Beside it stands what the report on decode gives: average, P50, P90 and P99.
+    # The report on decode gives average, P50, P90 and P99.
     report = rows["Poisson 70/s", "H100, SGLang, prefill plus decode"]
     columns = ("average ms", "P50 ms", "P90 ms", "P99 ms")
     assert [report[column] for column in columns] == ["83.92", "51.77", "114.1", "621.7"]
@@ -223,10 +209,11 @@ def test_requests_and_items_of_one_are_as_many():
     assert row.requests_per_second == row.rate.value
 
 
-def test_texts_of_ones_own_have_all_columns(tmp_path, capsys):
+def test_texts_of_ones_own_have_all_columns(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     row = measured(Row("text", "packed", "3 texts", "demo"), [shot(1.0)])
-    write_bundle(tmp_path / "a.json", replace(bundle(1.0), rows=(row,)))
-    assert main(["bench", "compare", str(tmp_path / "a.json")]) == 0
+    write_bundle(Path("a.json"), replace(bundle(1.0), rows=(row,)))
+    assert main(["bench", "compare", "a.json"]) == 0
     head = cells(capsys.readouterr().out)["packed", "a"]
     for column in ("items/s", "ms per item", "s for 500", "requests/s", "average ms", "P99 ms"):
         assert column in head

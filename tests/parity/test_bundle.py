@@ -48,7 +48,7 @@ def made():
     return Measured(
         *("torch:float32", "demo", "float32"),
         facts={"versions": {"a": "1"}},
-        workload=Workload("made up", 7, 60, 9, cases, ("page: 99 tokens",)),
+        workload=Workload("made up", 7, 60, 9, cases),
         results={
             "ragged/ü": CaseResult(values, np.array([0.25, 0.125])),
             "softmax": CaseResult(np.array([[-0.1, -2.35]])),
@@ -81,8 +81,8 @@ def test_equal_bundles_pass(recorded, capsys, tmp_path):
     a, b, _ = recorded
     assert compare(a, b, "--report", str(report)) == 0
     shown = capsys.readouterr().out
-    assert "ok    b against a, float32: max |d log p|" in shown
-    assert "ok    a, packing: alone and in company" in shown
+    assert f"ok    {b} against {a}, float32: max |d log p|" in shown
+    assert f"ok    {a}, packing: alone and in company" in shown
     assert "tau-b" in report.read_text()
     (scored,) = read_bundle(a).servers
     assert scored.facts["device"] == "cpu"
@@ -95,8 +95,8 @@ def test_equal_bundles_pass(recorded, capsys, tmp_path):
 def test_different_bundles_fail(recorded, capsys, tmp_path):
     (scored,) = read_bundle(recorded[1]).servers
     scored.results["short"].values[3, 1] += 2e-4
-    assert compare(recorded[0], written(tmp_path / "c", scored)) == 1
-    assert "FAIL  c against a, float32" in capsys.readouterr().out
+    assert compare(recorded[0], path := written(tmp_path / "c", scored)) == 1
+    assert f"FAIL  {path} against {recorded[0]}, float32" in capsys.readouterr().out
 
 
 def test_another_workload_is_refused(recorded, capsys):

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from gpuscore.backends import plan_backend
 from gpuscore.config import ModelConfig
 from gpuscore.measure.agreement import inversions, log_p_differences, rankings
 from gpuscore.measure.bundle import Bundle, write_bundle
@@ -33,7 +34,7 @@ def said(verdicts):
 def test_a_backend_scores_as_before(backend, dtype):
     threads = {"threads": 1} if backend == "torch" else {}
     config = ModelConfig(str(DEMO), backend=backend, device="cpu", dtype=dtype, **threads)
-    run = run_workload(backend, config, golden("torch-float32").workload)
+    run = run_workload(config, plan_backend(DEMO, config), golden("torch-float32").workload)
     verdicts = judged(run)
     assert {verdict.gate for verdict in verdicts} >= {"rank", "packing"}
     assert not [verdict for verdict in verdicts if verdict.passed is not True], (

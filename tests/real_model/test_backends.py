@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from gpuscore import Scorer
+from gpuscore.backends import plan_backend
 from gpuscore.config import ModelConfig
 from gpuscore.measure.gates import judge, packing
 from gpuscore.measure.oracle import Oracle
@@ -33,7 +34,7 @@ def failed(verdicts):
 
 @pytest.fixture(scope="module")
 def torch_run(bundle):
-    return run_workload("torch", CONFIG, bundle.workload)
+    return run_workload(CONFIG, plan_backend(MODEL, CONFIG), bundle.workload)
 
 
 def test_the_whole_workload(bundle, torch_run):
