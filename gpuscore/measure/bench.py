@@ -18,8 +18,9 @@ from gpuscore.measure.compare import judged
 from gpuscore.measure.rates import tables
 from gpuscore.measure.report import EXIT_FAILED, EXIT_OK, conclude, facts_of, now
 from gpuscore.measure.runner import BenchRun
-from gpuscore.measure.scenarios import SCENARIOS, TEXT, Scenario, text_scenario
+from gpuscore.measure.scenarios import SCENARIOS, Scenario, text_scenario
 from gpuscore.measure.targets import HttpTarget, meet, started
+from gpuscore.measure.workload import SENTENCES, TEXT
 from gpuscore.system.machine import local_machine, versions
 
 EXIT_INTERRUPTED = 130
@@ -63,14 +64,14 @@ def bench(values: argparse.Namespace, settings: Settings) -> int:
 
 def _scenarios(values: argparse.Namespace) -> list[Scenario]:
     names = values.scenario.split(",") if values.scenario else []
-    if unknown := [name for name in names if name not in (*SCENARIOS, TEXT)]:
-        raise UsageError(f"--scenario {unknown[0]}: there are {', '.join((*SCENARIOS, TEXT))}")
-    scenarios = [SCENARIOS[name] for name in names if name != TEXT]
-    if values.bench_input is not None:
-        scenarios.append(text_scenario(Path(values.bench_input)))
-    elif TEXT in names:
-        scenarios.append(text_scenario())
-    return scenarios or list(SCENARIOS.values())
+    names += [TEXT] if values.bench_input is not None and TEXT not in names else []
+    if unknown := [name for name in names if name not in SCENARIOS]:
+        raise UsageError(f"--scenario {unknown[0]}: there are {', '.join(SCENARIOS)}")
+    path = Path(values.bench_input or SENTENCES)
+    return [
+        text_scenario(path) if name == TEXT else SCENARIOS[name]
+        for name in names or [name for name in SCENARIOS if name != TEXT]
+    ]
 
 
 def _targets(values: argparse.Namespace, stack: ExitStack) -> list[HttpTarget]:

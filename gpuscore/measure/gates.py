@@ -23,7 +23,7 @@ import math
 from dataclasses import dataclass
 
 from gpuscore.measure.agreement import Agreement, agree, log_p_differences, mass_error
-from gpuscore.measure.results import EIGHT_BITS, Errors, Measured, errors
+from gpuscore.measure.results import EIGHT_BITS, Measured, errors
 
 RELATIVE, MASS = 1.5, 1e-6
 
@@ -34,24 +34,25 @@ class Limits:
 
     Attributes:
         gate: its name.
-        p99, maximum: in log p.
+        maximum, p99, median: in log p.
         probability: largest difference of a probability.
         packed: in log p, of an item alone and in company.
     """
 
     gate: str
-    p99: float
     maximum: float
-    probability: float
-    packed: float
+    p99: float
+    median: float = math.inf
+    probability: float = math.inf
+    packed: float = math.inf
 
 
 # From the most exact to the least exact format. In eight bits the noise is larger than any
 # dtype's: items are judged by their order, and by the error at p99.
 LIMITS = {
-    "float32": Limits("float32", 1e-4, 1e-4, math.inf, 1e-4),
-    "half": Limits("absolute", 0.5, 1.0, 0.02, 0.15),
-    "eight bits": Limits("eight bits", 0.25, math.inf, math.inf, 0.15),
+    "float32": Limits("float32", 1e-4, 1e-4, packed=1e-4),
+    "half": Limits("absolute", 1.0, 0.5, probability=0.02, packed=0.15),
+    "eight bits": Limits("eight bits", math.inf, 0.25, packed=0.15),
 }
 
 
@@ -93,47 +94,36 @@ def judge(
     """
     if rounded is not None and kind(second) == "half":
         theirs = errors(log_p_differences(first, rounded))
-        found = agree(first, second, gap := 2 * RELATIVE * theirs.p99)
-        subject, size = second.name, _relative(found, theirs)
+        sizes = (RELATIVE * size for size in (theirs.maximum, theirs.p99, theirs.median))
+        limits, subject = Limits("relative", *sizes), second.name
     else:
         exactness = list(LIMITS)
         if exactness.index(kind(second)) < exactness.index(kind(first)):
             first, second = second, first
-        limits = LIMITS[kind(second)]
-        found = agree(first, second, gap := 2 * limits.p99)
-        subject = f"{second.name} against {first.name}"
-        size = _within(subject, found, limits)
-    return found, [size, _rank(subject, found, gap), _label_mass(subject, first, second)]
+        limits, subject = LIMITS[kind(second)], f"{second.name} against {first.name}"
+    found = agree(first, second, 2 * limits.p99)
+    size = _within(subject, found, limits)
+    return found, [size, _rank(subject, found, limits), _label_mass(subject, first, second)]
 
 
 def _within(subject: str, found: Agreement, limits: Limits) -> Verdict:
     measured = (
         ("max |d log p|", found.log_p.maximum, limits.maximum),
         ("p99 |d log p|", found.log_p.p99, limits.p99),
+        ("median |d log p|", found.log_p.median, limits.median),
         ("max |d p|", found.p, limits.probability),
     )
     held = [(name, value, limit) for name, value, limit in measured if limit < math.inf]
-    detail = "; ".join(f"{name} {value:.1e}, at most {limit:g}" for name, value, limit in held)
+    detail = "; ".join(f"{name} {value:.1e}, at most {limit:.2g}" for name, value, limit in held)
+    if limits.gate == "relative":
+        detail = f"{RELATIVE:g} times transformers' own {found.got.dtype} error: {detail}"
     passed = all(value <= limit for _, value, limit in held)
     return Verdict(subject, limits.gate, passed, detail)
 
 
-def _relative(found: Agreement, theirs: Errors) -> Verdict:
-    ours = found.log_p
-    parts = (
-        ("median", ours.median, RELATIVE * theirs.median),
-        ("p99", ours.p99, RELATIVE * theirs.p99),
-        ("max", ours.maximum, RELATIVE * theirs.maximum),
-    )
-    said = ", ".join(f"{name} {value:.1e} of {limit:.1e}" for name, value, limit in parts)
-    detail = f"{RELATIVE:g} times transformers' own {found.got.dtype} error: {said}"
-    passed = all(value <= limit for _, value, limit in parts)
-    return Verdict(found.got.name, "relative", passed, detail)
-
-
-def _rank(subject: str, found: Agreement, gap: float) -> Verdict:
+def _rank(subject: str, found: Agreement, limits: Limits) -> Verdict:
     if not found.clear_pairs:
-        reason = f"no two items of a ranking are over {gap:.1e} apart in log p"
+        reason = f"no two items of a ranking are over {2 * limits.p99:.1e} apart in log p"
         return skipped(subject, "rank", reason)
     detail = f"{found.inversions} inversions of {found.clear_pairs} clear pairs"
     return Verdict(subject, "rank", found.inversions == 0, detail)

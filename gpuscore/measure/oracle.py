@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from gpuscore.backends.torch.devices import choose_device
+from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.measure.results import CaseResult, Measured
 from gpuscore.measure.workload import Case, Ids, Workload
@@ -23,29 +24,28 @@ ATTENTION_SCORES = 2**24
 MOST_PROMPTS = 64
 
 
-def oracle_device(name: str) -> str:
-    """Return the device for a --device, as a backend chooses it; beside a TPU it is the CPU.
+def run_oracle(directory: Path, config: ModelConfig, dtype: str, workload: Workload) -> Measured:
+    """Score every case with --device and --threads, beside a TPU on the CPU; then free the memory
+    for the backend.
 
     Raises:
         ConfigError: the device cannot be used.
     """
-    return "cpu" if name == "tpu" else choose_device(name).type
-
-
-def run_oracle(
-    directory: Path, workload: Workload, dtype: str, device: str, threads: int | None = None
-) -> Measured:
-    """Score every case with --threads, then free the memory for the backends."""
-    if threads is not None:
-        torch.set_num_threads(threads)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    device = "cpu" if config.device == "tpu" else choose_device(config.device).type
     oracle = Oracle(directory, dtype, device)
     results = {case.name: oracle.score(case) for case in workload.cases}
     del oracle
     gc.collect()
     if torch.cuda.is_available():  # backends plan with its free memory
         torch.cuda.empty_cache()
-    name = model_name(str(directory))
-    return Measured(f"transformers:{dtype}", name, dtype, workload=workload, results=results)
+    return Measured(
+        *(f"transformers:{dtype}", model_name(config.model), dtype),
+        facts={"device": device},
+        workload=workload,
+        results=results,
+    )
 
 
 class Oracle:

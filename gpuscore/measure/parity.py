@@ -26,16 +26,15 @@ def run(values: argparse.Namespace, settings: Settings) -> int:
     """Compare a backend with transformers, in float32 and in its own format."""
     config, directory, plan, workload = _prepared(values, settings)
 
-    from gpuscore.measure.oracle import oracle_device, run_oracle
+    from gpuscore.measure.oracle import run_oracle
 
-    device = oracle_device(config.device)
-    facts = {**_facts(config.model, workload), "oracle": f"transformers on {device}"}
-    _say(facts)
+    facts = _told(config.model, workload)
     references = [
-        run_oracle(directory, workload, dtype, device, config.threads)
+        run_oracle(directory, config, dtype, workload)
         for dtype in dict.fromkeys(("float32", plan.dtype_name))
     ]
     found = judged([run_workload(config, plan, workload)], references)
+    facts["oracle"] = f"transformers on {references[0].facts['device']}"
     facts |= {"date": now(), "hardware": local_machine(), "versions": versions()}
     title = f"Parity of {facts['model']} with transformers in float32"
     return conclude(values.report, title, (), found, {"Run": facts})
@@ -48,24 +47,21 @@ def record(values: argparse.Namespace, settings: Settings) -> int:
             if settings.chosen[name].source != DEFAULT:
                 raise ConfigError(f"--{name} is set beside --oracle, which runs transformers")
     config, directory, plan, workload = _prepared(values, settings)
-    _say(_facts(config.model, workload))
+    _told(config.model, workload)
     if values.oracle:
-        from gpuscore.measure.oracle import oracle_device, run_oracle
+        from gpuscore.measure.oracle import run_oracle
 
-        device = oracle_device(config.device)
-        made = run_oracle(directory, workload, plan.dtype_name, device, config.threads)
+        made = run_oracle(directory, config, plan.dtype_name, workload)
     else:
-        device, made = plan.device_name, run_workload(config, plan, workload)
-    facts = {
-        "device": device,
+        made = run_workload(config, plan, workload)
+    facts = made.facts | {
         "created": now(),
         "hardware": local_machine(),
         "versions": versions(),
         "flags": {name: value for name, value in asdict(config).items() if name not in _LOCAL},
     }
-    name, digests = model_name(config.model), fingerprint(directory)
-    bundle = Bundle({}, (replace(made, model=name, facts=facts, digests=digests),))
-    write_bundle(Path(values.output), bundle)
+    made = replace(made, facts=facts, digests=fingerprint(directory))
+    write_bundle(Path(values.output), Bundle({}, (made,)))
     print(f"wrote {values.output}")
     return EXIT_OK
 
@@ -93,16 +89,15 @@ def _workload(directory: Path, plan: Plan, values: argparse.Namespace) -> Worklo
     return make_workload(size, values.seed, model.vocab_size, plan.max_model_len, tokenizer)
 
 
-def _facts(model: str, workload: Workload) -> dict[str, Any]:
+def _told(model: str, workload: Workload) -> dict[str, Any]:
+    """Print and return what is scored."""
     queries = len(set(query_numbers(workload.cases).values()))
     longest = max(len(ids) for case in workload.cases for ids in case.prompt_ids())
-    return {
-        "model": model_name(model),
-        "workload": f"{workload.named}: {len(workload.cases)} requests of "
-        f"{queries} queries, {workload.num_items} items, prompts of up to {longest} tokens, "
-        f"SHA-256 {workload.digest[:16]}",
-    }
-
-
-def _say(facts: dict[str, Any]) -> None:
+    said = (
+        f"{workload.named}: {len(workload.cases)} requests of {queries} queries, "
+        f"{workload.num_items} items, prompts of up to {longest} tokens, "
+        f"SHA-256 {workload.digest[:16]}"
+    )
+    facts = {"model": model_name(model), "workload": said}
     print("\n".join(f"{name}: {what}" for name, what in facts.items()) + "\n", flush=True)
+    return facts

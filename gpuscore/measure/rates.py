@@ -10,6 +10,7 @@ from gpuscore.measure.figures import PERCENTILES, Row
 from gpuscore.measure.intervals import FEWEST, LEVEL, Interval, median, ratio
 from gpuscore.measure.report import ResultTable, filled
 from gpuscore.measure.scenarios import SCENARIOS
+from gpuscore.measure.workload import TEXT
 
 UNIT = 500  # items, whose time is shown, as in the reports
 ABOUT = (
@@ -41,21 +42,19 @@ def _table(
     key: tuple[str, str], rows: list[Row], prices: Mapping[str, float], first: str
 ) -> ResultTable:
     scenario, shape = key
-    known = SCENARIOS.get(scenario)
-    columns = _COLUMNS["all" if known is None else "loads" if known.loads else "items"]
-    base = "sequential" if known is None else known.base
+    known = SCENARIOS[scenario]
+    columns = _COLUMNS["all" if scenario == TEXT else "loads" if known.loads else "items"]
     others: dict[tuple[str, str | None], Row]
     others = {(row.server, row.way): row for row in rows if row.error is None}
-    head = ["way", "server", *columns, f"over {base}", f"against {first}"]
+    head = ["way", "server", *columns, f"over {known.base}", f"against {first}"]
     head += ["$ per million items", "items per $"]
     lines_of = []
     for row in rows:
         cells = [row.way, row.server, *_cells(row, columns)]
-        cells.append(change_text(improvement(row, others.get((row.server, base)))))
+        cells.append(change_text(improvement(row, others.get((row.server, known.base)))))
         cells.append(change_text(against(row, others.get((first, row.way)))))
         lines_of.append([*cells, *_cost(row, prices.get(row.server))])
-    source = f" ({known.source})" if known is not None else ""
-    return filled(f"{scenario}: {shape}{source}", head, lines_of, list(_notes(rows)))
+    return filled(f"{scenario}: {shape} ({known.source})", head, lines_of, list(_notes(rows)))
 
 
 _ITEMS = ("items/s", "ms per item", f"s for {UNIT}")

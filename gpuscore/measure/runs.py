@@ -39,6 +39,7 @@ def run_workload(config: ModelConfig, plan: Plan, workload: Workload) -> Measure
         alone = _alone(scorer, long, results[long.name])
     return Measured(
         *(name, model_name(config.model), plan.dtype_name),
+        facts={"device": plan.device_name},
         workload=workload,
         results=results,
         alone=alone,

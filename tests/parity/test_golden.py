@@ -59,7 +59,8 @@ def test_the_bundles_agree_with_each_other():
 def test_transformers_scores_as_before(dtype):
     """This notices a new release of transformers that would change the yardstick."""
     name = f"transformers-{dtype}"
-    again = run_oracle(DEMO, golden(name).workload, dtype, "cpu", threads=1)
+    config = ModelConfig(str(DEMO), device="cpu", threads=1)
+    again = run_oracle(DEMO, config, dtype, golden(name).workload)
     exact = golden("transformers-float32")
     rounded = None if dtype == "float32" else golden(name)
     assert not [verdict for verdict in judge(exact, again, rounded)[1] if verdict.failed]
