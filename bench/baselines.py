@@ -4,18 +4,14 @@ Each takes (query, items) as token ids and returns label log-probabilities [N, l
 They run on the device of the model.
 """
 
-from copy import deepcopy
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import DynamicCache, PreTrainedModel
 
 LABELS = [11, 23]
-BATCH = 32  # prompts of a batch; on a CPU also the most items of a batch on a reused query
-BATCH_CUDA = 256  # the most items of a batch on a reused query
+BATCH = 32  # prompts, or items on a reused query
 PACKED_TOKENS = 1000  # item tokens of one packed row
-CACHE_BYTES = 6 << 30  # the most that copies of a reused query's keys and values take on a CPU
 
 # Arguments of models are by position (ids, mask, positions, cache): the cache's name changed with
 # transformers 5.24.
@@ -24,6 +20,11 @@ Array = NDArray[np.float64]
 
 def _log_probabilities(logits: torch.Tensor) -> torch.Tensor:
     return torch.log_softmax(logits.float(), dim=-1)[:, LABELS]
+
+
+def _joined(rows: list[torch.Tensor]) -> Array:
+    joined: Array = torch.cat(rows).double().cpu().numpy()
+    return joined
 
 
 @torch.inference_mode()
@@ -35,17 +36,16 @@ def padded_batches(model: PreTrainedModel, query: list[int], items: list[list[in
         ids = torch.tensor(prompts, device=model.device)
         logits = model(ids, use_cache=False, logits_to_keep=1).logits[:, -1]
         rows.append(_log_probabilities(logits))
-    return torch.cat(rows).double().cpu().numpy()
+    return _joined(rows)
 
 
 @torch.inference_mode()
 def reused_query(model: PreTrainedModel, query: list[int], items: list[list[int]]) -> Array:
-    """Compute the query's keys and values once, then score items in batches on copies of them."""
+    """Compute the query's keys and values once, then score BATCH items at a time on them."""
     rows = []
     cache = _query_cache(model, query)
-    batch = _copies(cache, model.device)
-    for start in range(0, len(items), batch):
-        ids = torch.tensor(items[start : start + batch], device=model.device)
+    for start in range(0, len(items), BATCH):
+        ids = torch.tensor(items[start : start + BATCH], device=model.device)
         again = DynamicCache(
             [
                 tuple(x.expand(len(ids), -1, -1, -1) for x in (layer.keys, layer.values))
@@ -54,25 +54,7 @@ def reused_query(model: PreTrainedModel, query: list[int], items: list[list[int]
         )
         out = model(ids, None, None, again, use_cache=True, logits_to_keep=1)
         rows.append(_log_probabilities(out.logits[:, -1]))
-    return torch.cat(rows).double().cpu().numpy()
-
-
-@torch.inference_mode()
-def reused_states(
-    model: PreTrainedModel, query: list[int], items: list[list[int]], batch: int = BATCH
-) -> Array:
-    """Compute the query once, then score `batch` items at a time on copies of its keys, values and
-    states: for models with linear layers."""
-    rows = []
-    cache = DynamicCache(config=model.config)
-    model(torch.tensor([query], device=model.device), None, None, cache, use_cache=True)
-    for start in range(0, len(items), batch):
-        ids = torch.tensor(items[start : start + batch], device=model.device)
-        again = deepcopy(cache)
-        again.reorder_cache(torch.zeros(len(ids), dtype=torch.int64, device=model.device))
-        out = model(ids, None, None, again, use_cache=True, logits_to_keep=1)
-        rows.append(_log_probabilities(out.logits[:, -1]))
-    return torch.cat(rows).double().cpu().numpy()
+    return _joined(rows)
 
 
 @torch.inference_mode()
@@ -100,24 +82,11 @@ def packed_mask(model: PreTrainedModel, query: list[int], items: list[list[int]]
         )
         rows.append(_log_probabilities(out.logits[0]))
         cache.crop(-len(own))
-    return torch.cat(rows).double().cpu().numpy()
+    return _joined(rows)
 
 
 def _query_cache(model: PreTrainedModel, query: list[int]) -> DynamicCache:
-    cache = DynamicCache()
+    cache = DynamicCache(config=model.config)
     ids = torch.tensor([query], device=model.device)
     model(ids, None, None, cache, use_cache=True, logits_to_keep=1)
     return cache
-
-
-def _copies(cache: DynamicCache, device: torch.device) -> int:
-    """Number of items in a batch on a reused query."""
-    if device.type != "cuda":
-        return max(1, min(BATCH, CACHE_BYTES // cache_bytes(cache)))
-    # The copies of one batch are still in memory while the next batch's copies are made.
-    most = torch.cuda.get_device_properties(device).total_memory // 5
-    return int(max(1, min(BATCH_CUDA, most // cache_bytes(cache))))
-
-
-def cache_bytes(cache: DynamicCache) -> int:
-    return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)

@@ -2,27 +2,31 @@
 
 The operations are a packed forward pass without decoding: every linear layer for all
 tokens, except that the last layer computes queries, output projection and MLP for one row per item
-only; attention of every row over the keys it sees; the LM head for one row per item. The experts
-that a row of a mixture chooses count as one MLP as wide as all of them, so that their division
-into products of a few rows each is not part of the floor.
+only; attention of every row over the keys it sees; the LM head for one row per item.
 """
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from clock import median_seconds
+from scenarios import Workload
 from torch import Tensor
 from torch.nn import functional
 
-ROWS = 2048  # rows of the measured products
+ROWS = 2048  # rows of the products measured on a CPU
 WEIGHT_BYTES = 1 << 27  # of the weights on which a product's calls take turns
 
 
 def operations(
     shape: Mapping[str, int], query: int, items: int, length: int, cached: int = 0
 ) -> dict[str, float]:
-    """Count multiplications and additions of each kind; the kinds are the keys of `rates`.
+    """Count multiplications and additions of each kind.
+
+    A linear layer reads and writes a state at every row: per head two products with it, and one sum
+    of products into it, as the recurrence has them. Its gates and convolutions are not counted.
+    Queries of attention have a gate each in such a model.
 
     Args:
         shape: the model's configuration.
@@ -31,57 +35,29 @@ def operations(
         length: tokens of an item.
         cached: tokens of the query that are cached.
     """
-    hidden, inner = shape["hidden_size"], _inner(shape)
-    layers, dim = shape["num_hidden_layers"], shape["head_dim"]
+    hidden, dim, mlp = shape["hidden_size"], shape["head_dim"], 3 * shape["intermediate_size"]
     heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
-    tokens, scored = query - cached + items * length, items
-    kv, rest = 2 * kv_heads * dim, 2 * heads * dim + 3 * inner + shape.get("num_experts", 0)
-    per_pair = 4 * heads * dim
-    if "linear_num_key_heads" in shape:
-        return _hybrid_operations(shape, tokens, scored, query, length, cached)
+    full = shape["num_hidden_layers"] // shape.get("full_attention_interval", 1)
+    linear = shape["num_hidden_layers"] - full
+    tokens = query - cached + items * length
+    kv, rest = 2 * kv_heads * dim, (3 if linear else 2) * heads * dim + mlp
     own = (query**2 - cached**2) / 2 + items * length**2 / 2
-    return {
-        "linear": 2 * hidden * ((layers - 1) * tokens * (kv + rest) + tokens * kv + scored * rest),
-        "attention": per_pair
-        * ((layers - 1) * (own + items * length * query) + scored * (query + length)),
-        "head": 2 * hidden * shape["vocab_size"] * scored,
-    }
-
-
-def _hybrid_operations(
-    shape: Mapping[str, int], tokens: int, scored: int, query: int, length: int, cached: int
-) -> dict[str, float]:
-    """Count for a model with linear layers, which reads and writes a state at every row: per head
-    two products with it, and one sum of products into it, as the recurrence has them. Their gates
-    and convolutions are not counted. Queries of attention have a gate each."""
-    layers, hidden = shape["num_hidden_layers"], shape["hidden_size"]
-    full = layers // shape["full_attention_interval"]
-    heads, kv_heads, dim = (
-        shape["num_attention_heads"],
-        shape["num_key_value_heads"],
-        shape["head_dim"],
-    )
-    keys = shape["linear_num_key_heads"] * shape["linear_key_head_dim"]
-    values = shape["linear_num_value_heads"] * shape["linear_value_head_dim"]
-    mlp, kv = 3 * shape["intermediate_size"], 2 * kv_heads * dim
-    rest = 3 * heads * dim + mlp
-    of_linear = 2 * keys + 3 * values + 2 * shape["linear_num_value_heads"] + mlp
-    own = (query**2 - cached**2) / 2 + scored * length**2 / 2
-    return {
-        "linear": 2 * hidden * ((full - 1) * tokens * (kv + rest) + tokens * kv + scored * rest)
-        + 2 * hidden * (layers - full) * tokens * of_linear,
-        "attention": 4
-        * heads
-        * dim
-        * ((full - 1) * (own + scored * length * query) + scored * (query + length)),
-        "head": 2 * hidden * shape["vocab_size"] * scored,
-        "state": 6 * (layers - full) * tokens * shape["linear_key_head_dim"] * values,
-    }
+    pairs = (full - 1) * (own + items * length * query) + items * (query + length)
+    numbers = (full - 1) * tokens * (kv + rest) + tokens * kv + items * rest
+    counted = {"attention": 4.0 * heads * dim * pairs}
+    if linear:
+        keys = shape["linear_num_key_heads"] * shape["linear_key_head_dim"]
+        values = shape["linear_num_value_heads"] * shape["linear_value_head_dim"]
+        gates = 2 * shape["linear_num_value_heads"]
+        numbers += linear * tokens * (2 * keys + 3 * values + gates + mlp)
+        counted["state"] = 6.0 * linear * tokens * shape["linear_key_head_dim"] * values
+    head = 2.0 * hidden * shape["vocab_size"] * items
+    return counted | {"linear": 2.0 * hidden * numbers, "head": head}
 
 
 def linear_sizes(shape: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """(columns in, columns out) of the products of one layer, without a mixture's router."""
-    hidden, inner = shape["hidden_size"], _inner(shape)
+    """(columns in, columns out) of the products of one layer."""
+    hidden, inner = shape["hidden_size"], shape["intermediate_size"]
     heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
     dim = shape["head_dim"]
     return {
@@ -92,52 +68,36 @@ def linear_sizes(shape: Mapping[str, int]) -> dict[str, tuple[int, int]]:
     }
 
 
-def _inner(shape: Mapping[str, int]) -> int:
-    """Width between an MLP's products; for a mixture, the sum over all experts of a row."""
-    if "num_experts" in shape:
-        return shape["num_experts_per_tok"] * shape["moe_intermediate_size"]
-    return shape["intermediate_size"]
+# ---- a CPU ----
 
 
-def rates(
-    shape: Mapping[str, int], dtype: torch.dtype, query: int, precision: str = "full"
-) -> dict[str, float]:
-    """Measure operations per second of torch's own routines at these shapes on a CPU.
+def cpu_floor(shape: Mapping[str, Any], dtype: torch.dtype, workload: Workload) -> dict[str, float]:
+    """Return the seconds of the counted operations at rates measured now, and those rates."""
+    counted = operations(shape, workload.query_len, workload.num_items, workload.item_len)
+    measured = cpu_rates(shape, dtype, workload.query_len)
+    shown = {f"{kind} TFLOP/s": round(rate / 1e12, 3) for kind, rate in measured.items()}
+    return shown | {"seconds": workload.requests * sum(counted[k] / measured[k] for k in counted)}
 
-    Args:
-        shape: the model's configuration.
-        dtype: of the model.
-        query: tokens that every row of attention sees.
-        precision: of linear layers: "full", or "int8" with float32 results. Rows are quantised
-            before the clock starts, so that no way to quantise them is part of the floor.
-    """
+
+def cpu_rates(shape: Mapping[str, int], dtype: torch.dtype, query: int) -> dict[str, float]:
+    """Measure operations per second of torch's own routines at these shapes, over `query` keys."""
     hidden, dim = shape["hidden_size"], shape["head_dim"]
     heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
     sizes = linear_sizes(shape).values()
-    product = _int8_product if precision == "int8" else _dense_product
-    products = [product(a, b, dtype) for a, b in sizes]
-    group = heads // kv_heads
-    q = torch.randn(1, kv_heads, group * ROWS, dim, dtype=dtype)
+    products = [_product(a, b, dtype) for a, b in sizes]
+    q = torch.randn(1, kv_heads, heads // kv_heads * ROWS, dim, dtype=dtype)
     k = torch.randn(1, kv_heads, query, dim, dtype=dtype)
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     rows, vocab = torch.randn(500, hidden), torch.randn(4096, hidden)
-    of_states: dict[str, float] = {}
-    if "linear_num_key_heads" in shape:  # rows times the matrix of each head, in float32
-        size = shape["linear_value_head_dim"]
-        x = torch.randn(shape["linear_num_value_heads"], ROWS, shape["linear_key_head_dim"])
-        states = torch.randn(len(x), x.shape[2], size)
-        of_states["state"] = 2 * x.numel() * size / _cpu_seconds(lambda: x @ states)
-    return of_states | {
-        "linear": 2
-        * ROWS
-        * sum(a * b for a, b in sizes)
-        / _cpu_seconds(lambda: [run() for run in products]),
+    linear = _cpu_seconds(lambda: [run() for run in products])
+    return {
+        "linear": 2 * ROWS * sum(a * b for a, b in sizes) / linear,
         "attention": 4 * heads * ROWS * query * dim / _cpu_seconds(lambda: flash(q, k, k)),
         "head": 2 * 500 * hidden * 4096 / _cpu_seconds(lambda: rows @ vocab.T),
     }
 
 
-def _dense_product(columns: int, outputs: int, dtype: torch.dtype) -> Callable[[], Tensor]:
+def _product(columns: int, outputs: int, dtype: torch.dtype) -> Callable[[], Tensor]:
     """Return a product of `ROWS` random rows of `columns` numbers, in bfloat16 with a weight in the
     order in which oneDNN reads it, if it can."""
     x, w = torch.randn(ROWS, columns, dtype=dtype), torch.randn(outputs, columns, dtype=dtype)
@@ -147,58 +107,46 @@ def _dense_product(columns: int, outputs: int, dtype: torch.dtype) -> Callable[[
     return partial(torch.ops.mkldnn._linear_pointwise, x, reordered, None, "none", [], "")
 
 
-def _int8_product(columns: int, outputs: int, dtype: torch.dtype) -> Callable[[], Tensor]:
-    """Return the product in INT8 by oneDNN, with unsigned rows, packed weights and their scales."""
-    q = torch.randint(256, (ROWS, columns), dtype=torch.uint8)
-    w = torch.randint(-127, 128, (outputs, columns), dtype=torch.int8)
-    packed = torch.ops.onednn.qlinear_prepack(w, None)
-    scales, zeros = torch.ones(outputs), torch.zeros(outputs, dtype=torch.int32)
-    of_result = None, 1.0, 0, torch.float32, "none", [], ""
-    return partial(
-        torch.ops.onednn.qlinear_pointwise, q, 1.0, 128, packed, scales, zeros, *of_result
-    )
-
-
 def _cpu_seconds(run: Callable[[], object]) -> float:
     return median_seconds(run, torch.device("cpu"), repeat=7, warm=1)
 
 
-def copy_rate(device: torch.device, size: int = 1 << 30) -> float:
-    """Measure bytes per second, read plus written, of copying `size` bytes."""
-    source = torch.randint(256, (size,), dtype=torch.uint8, device=device)
+# ---- a card ----
+
+
+def card_rates(
+    dtype: torch.dtype, device: torch.device, size: int, copied: int
+) -> dict[str, float]:
+    """Measure the rate of a product of this size (FLOP/s) and of a copy of so many bytes (bytes/s,
+    read plus written)."""
+    source = torch.randint(256, (copied,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * size / median_seconds(lambda: target.copy_(source), device)
+    copy = median_seconds(lambda: target.copy_(source), device)
+    x = torch.randn(size, size, device=device, dtype=dtype)
+    # Calls take turns on weights, so that none is still in a cache when it is used again.
+    count = max(1, min(16, WEIGHT_BYTES // (size**2 * dtype.itemsize)))
+    weights = [torch.randn(size, size, device=device, dtype=dtype) for _ in range(count)]
+    seconds = median_seconds(lambda: [functional.linear(x, w) for w in weights], device) / count
+    return {"product": 2 * size**3 / seconds, "copy": 2 * copied / copy}
 
 
-def product_seconds(
-    rows: int,
-    inner: int,
-    columns: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    weight_bytes: int = WEIGHT_BYTES,
-) -> float:
-    """Measure the seconds of one product [rows, inner] x [inner, columns] of random numbers.
+def card_floor(
+    shape: Mapping[str, Any], work: Workload, dtype: torch.dtype, measured: Mapping[str, float]
+) -> dict[str, Any]:
+    """Return the least time of a workload in milliseconds, and what it follows from.
 
-    Calls take turns on up to 16 weights, about `weight_bytes` in all, so that no weight is still in
-    a cache when it is used again.
+    All counted operations at the rate of the large product, or one read of the weights at the rate
+    of a copy, whichever takes longer.
     """
-    size = inner * columns * dtype.itemsize
-    x = torch.randn(rows, inner, device=device, dtype=dtype)
-    weights = [
-        torch.randn(columns, inner, device=device, dtype=dtype)
-        for _ in range(max(1, min(16, weight_bytes // size)))
-    ]
-
-    def run() -> None:
-        for weight in weights:
-            functional.linear(x, weight)
-
-    return median_seconds(run, device) / len(weights)
-
-
-def weight_bytes(shape: Mapping[str, int], dtype: torch.dtype) -> int:
-    """Bytes of the layers and the head, which every batch reads at least once."""
-    per_layer = sum(a * b for a, b in linear_sizes(shape).values())
-    head = shape["vocab_size"] * shape["hidden_size"]
-    return (shape["num_hidden_layers"] * per_layer + head) * dtype.itemsize
+    counted = operations(shape, work.query_len, work.num_items, work.item_len, work.cached)
+    layer = sum(a * b for a, b in linear_sizes(shape).values())
+    weights = shape["num_hidden_layers"] * layer + shape["vocab_size"] * shape["hidden_size"]
+    reading = weights * dtype.itemsize / measured["copy"]
+    seconds = max(sum(counted.values()) / measured["product"], reading)
+    return {
+        "sizes": str(work),
+        "tokens": work.tokens,
+        "TFLOP": sum(counted.values()) / 1e12,
+        "ms": 1e3 * seconds,
+        "items/s": work.num_items / seconds,
+    }

@@ -1,46 +1,55 @@
 """Measure what a CUDA card can tell in nine minutes, without a network and without hands.
 
     make gpu-day OUT=DIR                   # by default $OUT, or the folder gpu-day
-    make gpu-day ARGS='--stages "ceilings;workloads"'
+    make gpu-day ARGS='--stages "ceilings;triton"'
     make gpu-day ARGS='--device cpu'       # a trial; also the default where there is no card
 
-PYTHON needs torch, Triton, msgspec and transformers with their dependencies. A stage whose packages
-are not there fails and names them; bench/README.md says how to carry wheels.
+PYTHON needs torch, Triton, msgspec and transformers with their dependencies; bench/README.md says
+how to carry wheels of what other stages need.
 
 Each stage is a process of its own with a time limit. After every stage the folder has two files:
 `gpu-day.json` with all findings so far, and `gpu-day.tgz` with what the stages wrote and printed. A
 run that is killed loses one stage. The day ends within its minutes by its own clock; what was not
 reached is named. Every result is compared with a reference before it is timed. At the end it prints
-the rows. The exit code is 1 if a stage failed or was not
-reached.
+the rows. The exit code is 1 if a stage failed or was not reached.
 """
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tarfile
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from card import card
-from gpu_stages import BENCH, ROOT, Found, Stage, stages
-from group import run_group
-from in_time import ENDS
-from report import Row, commit, now, replace_json, short, table
+from gpu_stages import BENCH, ROOT, Command, Found, Stage, stages
+from report import Row, machine, replace_json, table
 
 MINUTES = 9.0
-MARGIN = 10.0  # seconds kept for the last files
+MARGIN = 15.0  # seconds kept for the end of the last stage and the last files
+GRACE = 5.0  # seconds from a stage's interrupt to its end: pytest says what failed
 LEAST = 5.0  # seconds without which no stage is begun
 TAIL = 3000  # characters of a stage's output that are kept in the JSON if it fails
-KEPT = 4 << 20  # bytes of one file at most in the .tgz
+KEPT = 4 << 20  # bytes of a file in the .tgz at most
 SHOWN = (
     *("scorer", "workload", "sizes", "device ms", "wall ms", "ms", "items/s", "of floor"),
     "failed",
 )
+# Stands between the day and a command, which ends with the day: it must not use the device beside
+# the next run. A function between fork and exec may hang where there are threads.
+STARTER = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 
 class Day:
@@ -49,17 +58,14 @@ class Day:
     def __init__(self, folder: Path, work: Path, about: Found) -> None:
         self.folder, self.work = folder, work
         self.stages: dict[str, Found] = {}
-        self.findings = {"date": now(), "about": about, "stages": self.stages}
+        self.findings = {"about": about, "stages": self.stages}
 
     def run(self, planned: Sequence[Stage], minutes: float) -> None:
         """Run the stages in their order until the time is up."""
         end = time.monotonic() + 60 * minutes - MARGIN
         for stage in planned:
             left = end - time.monotonic()
-            if stage.lacks:
-                why = f"not installed: {', '.join(stage.lacks)}; carry wheels (bench/README.md)"
-                self._keep(stage, {"status": "failed", "why": why})
-            elif left < LEAST:
+            if left < LEAST:
                 self._keep(stage, {"status": "not reached", "why": "the time is up"})
             else:
                 limit = min(stage.limit, left)
@@ -79,17 +85,13 @@ class Day:
         return [name for name, about in self.stages.items() if about["status"] != "done"]
 
     def table(self) -> str:
-        """Return all rows as text."""
-        found = [about.get("found", {}) for about in self.stages.values()]
-        rows = [_marked(row) for each in found for row in each.get("rows", ())]
-        return table([{name: short(row.get(name)) for name in SHOWN} for row in rows] or [{}])
-
-
-def _marked(row: Row) -> Row:
-    """Return a row that says in its last column why it has no time."""
-    bad = [row["failed"]] if row.get("failed") else []
-    bad += [f"WRONG, not timed: {row.get('errors')}"] if row.get("wrong") else []
-    return row | {"failed": "; ".join(bad)}
+        """Return all rows as text; the last column says why a row has no time."""
+        rows: list[Row] = []
+        for about in self.stages.values():
+            for row in about.get("found", {}).get("rows", ()):
+                wrong = f"WRONG, not timed: {row.get('errors')}" if row.get("wrong") else None
+                rows.append(row | {"failed": row.get("failed", wrong)})
+        return table(rows, SHOWN)
 
 
 def run_stage(stage: Stage, work: Path, limit: float) -> Found:
@@ -103,7 +105,8 @@ def run_stage(stage: Stage, work: Path, limit: float) -> Found:
         for command in stage.commands:
             code = run_command(command, printed, limit - (time.monotonic() - begun))
             if code:
-                why = f"ended with {code}"
+                last = printed.read_text(errors="replace").strip().rpartition("\n")[2]
+                why = f"ended with {code}: {last}"
                 break
     except subprocess.TimeoutExpired:
         why = f"took more than {limit:.0f} s"
@@ -118,89 +121,85 @@ def run_stage(stage: Stage, work: Path, limit: float) -> Found:
     return {"status": "failed" if why else "done"} | bad | seconds | found
 
 
-def run_command(command: Sequence[str | Path], printed: Path, limit: float) -> int:
-    """Run a command without a network, add what it prints to a file, and return its exit status."""
-    limit = max(0.1, limit)
+def run_command(command: Command, printed: Path, limit: float) -> int:
+    """Run a command without a network, add what it prints to a file, and return its exit status.
+
+    Afterwards the rest of its process group is killed.
+
+    Raises:
+        subprocess.TimeoutExpired: it took longer than `limit`; it was interrupted, then killed.
+    """
     brought = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    told = {
-        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "kernels", BENCH, *brought))),
-        "HF_HUB_OFFLINE": "1",
-        ENDS: str(time.time() + limit),
-    }
+    own = (ROOT, ROOT / "kernels", ROOT / "tests", BENCH)
+    told = {"PYTHONPATH": os.pathsep.join(map(str, (*own, *brought))), "HF_HUB_OFFLINE": "1"}
+    starter = (sys.executable, "-IS", "-c", STARTER, os.getpid())
     with printed.open("ab") as out:
-        return run_group(
-            command,
-            limit,
+        process = subprocess.Popen(
+            [str(part) for part in (*starter, *command)],
+            start_new_session=True,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
             cwd=ROOT,
             env=os.environ | told,
         )
+    try:
+        return process.wait(max(0.1, limit))
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE)
+        raise
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def pack(work: Path, path: Path) -> None:
-    """Write the last `KEPT` bytes of all files but models into a .tgz, atomically."""
+    """Write all files but models and those over `KEPT` bytes into a .tgz, atomically."""
+
+    def chosen(about: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        return None if "weights" in Path(about.name).parts or about.size > KEPT else about
+
     fresh = path.with_suffix(".part")
     with tarfile.open(fresh, "w:gz") as archive:
-        for file in sorted(file for file in work.rglob("*") if file.is_file()):
-            name = file.relative_to(work)
-            if name.parts[0] == "weights":
-                continue
-            about = archive.gettarinfo(file, str(name))
-            with file.open("rb") as content:
-                if about.size > KEPT:
-                    about.name += f".last-{KEPT}-bytes"
-                    content.seek(about.size - KEPT)
-                    about.size = KEPT
-                archive.addfile(about, content)
+        for file in sorted(work.iterdir()):
+            archive.add(file, file.name, filter=chosen)
     os.replace(fresh, path)
 
 
-def arguments(argv: list[str] | None) -> argparse.Namespace:
+def main(argv: list[str] | None = None) -> int:
+    import torch  # slow to import, and the tests of the day need none
+
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if it is there")
-    parser.add_argument(
-        "--trial", action="store_true", help="small sizes and few tests; always on a CPU"
-    )
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", choices=("cuda", "cpu"), default=found)
     parser.add_argument("--minutes", type=float, default=MINUTES)
     default = Path(os.environ.get("OUT") or ROOT / "gpu-day")
     parser.add_argument("--output", type=Path, metavar="DIR", default=default)
     parser.add_argument("--stages", metavar="A;B", help="only these")
-    parser.add_argument(
-        "--objects",
-        type=Path,
-        metavar="DIR",
-        help="also measure --attention fa4, whose kernels `gpuscore_kernels.ahead` put there",
-    )
-    return parser.parse_args(argv)
-
-
-def main(argv: list[str] | None = None) -> int:
-    import torch
-
-    options = arguments(argv)
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    trial = options.trial or device == "cpu"
-    about = {"commit": commit(), **card(device)}
-    if trial:
+    of_fa4 = "also measure --attention fa4, whose kernels `gpuscore_kernels.hopper` put there"
+    parser.add_argument("--objects", type=Path, metavar="DIR", help=of_fa4)
+    options = parser.parse_args(argv)
+    about = machine() | {"device": options.device}
+    if options.device == "cpu":
         about["sizes"] = "small: a trial, whose figures mean nothing"
     print("\n".join(f"{name}: {value}" for name, value in about.items()), flush=True)
     if options.objects is not None:
         os.environ["TRITON_CACHE_DIR"] = str(options.objects.resolve())
     options.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="gpu-day-") as work:
-        planned = stages(device, Path(work), trial=trial, fa4=options.objects is not None)
+        planned = stages(options.device, Path(work), fa4=options.objects is not None)
         if options.stages:
             names = options.stages.split(";")
             planned = [stage for stage in planned if stage.name in names]
         day = Day(options.output.resolve(), Path(work), about)
         day.run(planned, options.minutes)
-    print(
-        f"\n{day.table()}\n\nwritten to {day.folder}; not done: {', '.join(day.missing) or 'none'}"
-    )
+    missing = ", ".join(day.missing) or "none"
+    print(f"\n{day.table()}\n\nwritten to {day.folder}; not done: {missing}")
     return int(bool(day.missing))
 
 

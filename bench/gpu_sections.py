@@ -1,84 +1,87 @@
 """One section of bench/gpu_day.py that measures this Python's torch, in a process of its own.
 
-    python -P bench/gpu_sections.py FOLDER NAME --device cpu --trial
+    python -P bench/gpu_sections.py FOLDER NAME SCRATCH cpu
 
-Writes its findings into FOLDER after every row, and reads those of `ceilings`. The exit code is 1
-if a row was wrong or failed.
+Writes its findings into FOLDER after every row, and reads those of `ceilings`. Every row's results
+are compared with the reference before it is timed. The exit code is 1 if a row was wrong or failed.
 """
 
-import argparse
+import gc
 import os
+import statistics
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # all models are made here
 os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # as the server sets it
+import numpy as np
 import torch
 from transformers.utils import logging as transformers_logging
 
 sys.path.insert(0, str(Path(__file__).parent))
-import gpu_ceiling
-from gpu_reference import Reference
-from gpu_rows import Effort, Rows, launched, profiled, release, sustained
-from gpu_work import workloads
+from baselines import LABELS
+from ceiling import card_floor, card_rates
+from clock import Taken
+from gpu_work import (
+    WORKLOADS,
+    Batches,
+    Draws,
+    Launch,
+    first_of,
+    launched,
+    product,
+    smaller,
+    sustained,
+)
+from oracle import Reference
 from random_models import SHAPES, make_model
 from report import Row, read_json, replace_json
-from torch.nn import functional
+from scenarios import Request, Workload
 
 from gpuscore.backends import plan_backend
-from gpuscore.backends.torch import backend as torch_backend
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.backends.torch.plan import TorchPlan
-from gpuscore.config import ModelConfig
-from gpuscore.errors import ConfigError
+from gpuscore.config import ModelConfig, RequestLimits
+from gpuscore.engine.engine import Engine
+from gpuscore.text.joining import PromptBuilder
+from gpuscore.text.score_input import ScoreInput
+from gpuscore.types.batch import Float64Array
+from gpuscore.types.results import label_logprobs
 
 MAX_MODEL_LEN = 4096
 TRIAL_TOKENS = 128  # of a batch, and of a graph at most
 KV_TOKENS = 32_768  # of all KV pages: enough for these workloads, and leaves memory to others
 SECONDS = 5.0  # of load; in the first third the clock settles
+REPEAT, LEAST = 15, 3  # repetitions of a measurement, and those of one that takes ENOUGH seconds
+ENOUGH = 4.0
+UNLIMITED = RequestLimits(max_items=1 << 30, max_labels=1 << 30, max_request_tokens=1 << 30)
 
 
 class Section:
     """Sizes and findings of one section; `rows` are the rows of its table."""
 
-    def __init__(self, name: str, folder: Path, options: argparse.Namespace) -> None:
-        self.name, self.folder, self.trial = name, folder, options.trial
-        self.device = torch.device(options.device)
-        self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        self.scratch = options.scratch
-        self.workloads = workloads(self.trial)
+    def __init__(self, folder: Path, name: str, scratch: Path, device: str) -> None:
+        self.folder, self.name, self.device = folder, name, torch.device(device)
         self.on_cuda = self.device.type == "cuda"
-        self.seconds = 0.3 if self.trial else SECONDS
+        self.dtype = torch.bfloat16 if self.on_cuda else torch.float32
+        shapes = ("qwen3.5-0.8b", "qwen3-0.6b") if self.on_cuda else ("small-hybrid", "tiny")
+        hybrid = name == "hybrid"
+        self.shape = shapes[not hybrid]
+        self.sizes = SHAPES[self.shape]
+        self.model = make_model(self.shape, str(self.dtype).removeprefix("torch."), scratch)
+        chosen = {n: work for n, work in WORKLOADS.items() if not hybrid or n in ("a", "300")}
+        self.workloads = chosen if self.on_cuda else {n: smaller(w) for n, w in chosen.items()}
+        rows = (16 if hybrid else 128) if self.on_cuda else 6
+        kept = folder / f"{self.shape}.npz"
+        self.reference = Reference(kept, self.sizes["vocab_size"], rows)
+        self.rates: dict[str, float] = {}
+        if name != "ceilings":
+            self.rates = read_json(folder / "ceilings.json")["rates"]
         self.findings: dict[str, Any] = {"rows": []}
-
-    def model(self, hybrid: bool = False) -> tuple[Path, Mapping[str, Any]]:
-        """Return directory and sizes of Qwen3-0.6B or Qwen3.5-0.8B; in a trial small ones."""
-        small = "small-hybrid" if hybrid else "tiny"
-        shape = small if self.trial else "qwen3.5-0.8b" if hybrid else "qwen3-0.6b"
-        dtype = str(self.dtype).removeprefix("torch.")
-        return make_model(shape, dtype, self.scratch), SHAPES[shape]
-
-    def reference(self, hybrid: bool = False) -> Reference:
-        name = "reference-hybrid" if hybrid else "reference"
-        rows = 6 if self.trial else 16 if hybrid else 128
-        return Reference(self.folder / f"{name}.npz", self.model(hybrid)[1]["vocab_size"], rows)
-
-    def measured(self, *names: str, hybrid: bool = False) -> Rows:
-        """Return what measures rows of these workloads, by default of all."""
-        chosen = {name: work for name, work in self.workloads.items() if name in names or not names}
-        shape = self.model(hybrid)[1]
-        rates = self.rates()
-        floors = {
-            name: gpu_ceiling.floor(shape, work, self.dtype, rates) for name, work in chosen.items()
-        }
-        effort = Effort(2, 1, 0.5) if self.trial else Effort()
-        return Rows(chosen, self.reference(hybrid), floors, effort, self.add)
-
-    def rates(self) -> Mapping[str, float]:
-        kept: Mapping[str, float] = read_json(self.folder / "ceilings.json")["rates"]
-        return kept
 
     def add(self, row: Row) -> None:
         self.findings["rows"].append(row)
@@ -88,138 +91,174 @@ class Section:
     def save(self) -> None:
         replace_json(self.folder / f"{self.name}.json", self.findings)
 
-    def loaded(self, directory: Path, attention: str = "auto") -> TorchBackend:
+    def compute_reference(self) -> None:
+        made = self.reference.make(self.model, self.dtype, self.device, self.workloads)
+        self.findings["errors of transformers"] = made
+        if self.on_cuda:
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    def loaded(self, attention: str = "auto") -> TorchBackend:
         """Return a warm backend, and keep the settings that it chose."""
-        plan = self._plan(directory, attention if self.on_cuda else "auto")
+        heads = self.sizes["num_key_value_heads"] * self.sizes["head_dim"]
+        token_bytes = 2 * self.sizes["num_hidden_layers"] * heads * self.dtype.itemsize
+        config = ModelConfig(
+            str(self.model),
+            device=self.device.type,
+            attention=attention if self.on_cuda else "auto",
+            max_model_len=MAX_MODEL_LEN,
+            kv_cache_size=KV_TOKENS * token_bytes,
+            max_batch_tokens=None if self.on_cuda else TRIAL_TOKENS,
+        )
+        plan = plan_backend(self.model, config)
+        assert isinstance(plan, TorchPlan)
         self.findings["settings"] = {
             "attention": plan.attention,
             "graph tokens": plan.graph_tokens,
             "batch tokens": plan.max_tokens,
         }
-        try:
-            backend = TorchBackend(plan)
-        except ConfigError as error:
-            # The stage fails, but its rows, each compared with transformers, say more.
-            self.add({"scorer": "start", "failed": str(error)})
-            torch_backend.check_start = lambda *_: None
-            backend = TorchBackend(plan)
+        backend = TorchBackend(plan)
         backend.warmup()
         return backend
 
-    def _plan(self, directory: Path, attention: str) -> TorchPlan:
-        config = ModelConfig(
-            str(directory),
-            device=self.device.type,
-            attention=attention,
-            max_model_len=MAX_MODEL_LEN,
-            kv_cache_size=KV_TOKENS * self._token_bytes(directory),
-            max_batch_tokens=TRIAL_TOKENS if self.trial else None,
-        )
-        plan = plan_backend(directory, config)
-        assert isinstance(plan, TorchPlan)
-        return plan
+    def each(self, scorer: str, measure: Callable[[str, Workload], Row]) -> None:
+        """Add one row per workload; if one workload fails, the others are still measured."""
+        for name, workload in self.workloads.items():
+            row = {"scorer": scorer, "workload": name, "sizes": str(workload)}
+            try:
+                row |= measure(name, workload)
+            except Exception as error:  # noqa: BLE001  (is reported with the row, and fails the run)
+                row["failed"] = f"{type(error).__name__}: {error}"
+            self.add(row)
 
-    def _token_bytes(self, directory: Path) -> int:
-        shape = read_json(directory / "config.json")
-        heads = shape["num_key_value_heads"] * shape["head_dim"]
-        return int(2 * shape["num_hidden_layers"] * heads * self.dtype.itemsize)
+    def floor(self, name: str) -> Row:
+        return card_floor(self.sizes, self.workloads[name], self.dtype, self.rates)
+
+    def times(self, take: Callable[[], Any]) -> list[Any]:
+        """Repeat a measurement, less often if it takes long; without a card it is made once."""
+        taken, end = [take()], time.perf_counter() + ENOUGH
+        while self.on_cuda and len(taken) < (REPEAT if time.perf_counter() < end else LEAST):
+            taken.append(take())
+        return taken
+
+    def row(
+        self,
+        name: str,
+        score: Callable[[Request], Float64Array],
+        wall: Callable[[], float],
+        on_device: Callable[[float], Taken] | None = None,
+    ) -> Row:
+        """Compare scores with the reference, then measure the seconds of requests.
+
+        `on_device` gets the seconds for which the device must wait until all is launched.
+        """
+        workload = self.workloads[name]
+        results = [score(request) for request in self.reference.inputs(workload)]
+        right, errors = self.reference.judge(name, results)
+        if not right:
+            return {"errors": errors, "wrong": True}
+        wall()  # warms up
+        seconds = statistics.median(self.times(wall))
+        row = {"errors": errors, "wall ms": 1e3 * seconds}
+        if on_device is not None and self.on_cuda:
+            taken = self.times(partial(on_device, min(0.1, 2 * seconds + 0.01)))
+            seconds = statistics.median(each.seconds for each in taken)
+            # Below 1, some times include gaps between launches.
+            row["host ahead"] = sum(each.ahead for each in taken) / len(taken)
+            row["device ms"] = 1e3 * seconds
+        share = round(self.floor(name)["ms"] / (1e3 * seconds), 3)
+        return row | {"items/s": workload.num_items / seconds, "of floor": share}
+
+    def on_backend(self, backend: TorchBackend, name: str, workload: Workload) -> Row:
+        """Measure packed batches on the device, and from there to their scores."""
+        batches = Batches(backend, workload)
+        draws = Draws(workload, self.reference.vocab, seed=2000)
+        row = self.row(
+            name,
+            batches.score,
+            lambda: batches.wall(draws.next()),
+            lambda hold: batches.device(draws.next(), hold),
+        )
+        return row | {"cached": batches.cached_tokens}
+
+    def in_engine(
+        self, engine: Engine, builder: PromptBuilder, name: str, workload: Workload
+    ) -> Row:
+        """Measure from lists of ids to log-probabilities, as `Scorer` does."""
+        draws = Draws(workload, self.reference.vocab, seed=3000)
+        found = [0]  # tokens in the cache, of the last request
+
+        def score(request: Request) -> Float64Array:
+            built = builder.build(ScoreInput(*request, label_token_ids=LABELS))
+            assert built is not None
+            before = engine.stats().counters.cached_tokens
+            scores = np.stack(label_logprobs(engine.score(built).result()))
+            found[0] = engine.stats().counters.cached_tokens - before
+            return scores
+
+        def prepared(request: Request) -> Request:
+            if (before := first_of(request, workload)) is not None:
+                score(before)
+            return request
+
+        def alone() -> float:
+            request = prepared(draws.next())
+            start = time.perf_counter()
+            score(request)
+            return time.perf_counter() - start
+
+        row = self.row(name, lambda request: score(prepared(request)), alone)
+        return row | {"cached": found[0]}
+
+    def loaded_for_seconds(self, launch: Launch) -> Row:
+        return sustained(launch, SECONDS if self.on_cuda else 0.3, self.on_cuda)
+
+    def measure(self, backend: TorchBackend) -> None:
+        """Measure a backend, under load for seconds, and in the engine, which closes it."""
+        self.each(self.name, partial(self.on_backend, backend))
+        load = self.loaded_for_seconds(launched(backend, self.workloads["a"]))
+        share = self.floor("a")["ms"] / load["ms"]
+        load |= {"scorer": f"{self.name} under load", "workload": "a", "of floor": round(share, 3)}
+        sustained_share = share * self.rates["product"] / self.rates["sustained product"]
+        load["of sustained floor"] = round(sustained_share, 3)
+        self.add(load)
+        engine = Engine(backend)
+        builder = PromptBuilder(None, backend.limits, UNLIMITED)
+        try:
+            self.each(f"{self.name}, engine", partial(self.in_engine, engine, builder))
+        finally:
+            engine.close()
+
+    def ceilings(self) -> None:
+        """Measure the card's rates, and compute the reference of all workloads."""
+        size, copied = (8192, 1 << 30) if self.on_cuda else (256, 1 << 22)
+        self.rates = card_rates(self.dtype, self.device, size, copied)
+        load = self.loaded_for_seconds(product(size, self.dtype, self.device))
+        self.rates["sustained product"] = 2 * size**3 / load["ms"] * 1e3
+        floors = {name: self.floor(name) for name in self.workloads}
+        self.findings |= {"rates": self.rates, "floors": floors}
+        self.add({"scorer": f"{size}^3 product under load"} | load)
+        self.compute_reference()
 
     def run(self) -> bool:
         """Run the section; return True if no row is wrong or failed."""
-        SECTIONS[self.name](self)
+        if self.name == "ceilings":
+            self.ceilings()
+        elif self.name == "hybrid":
+            self.compute_reference()
+            self.measure(self.loaded())
+        else:
+            self.measure(self.loaded(self.name))
         self.save()
         return not any(row.get("wrong") or row.get("failed") for row in self.findings["rows"])
 
 
-def ceilings(section: Section) -> None:
-    """Measure the card's rates, and compute the reference of all workloads."""
-    directory, shape = section.model()
-    rates = gpu_ceiling.rates(section.dtype, section.device, section.trial)
-    section.findings["rates"] = rates
-    section.findings["floors"] = {
-        name: gpu_ceiling.floor(shape, work, section.dtype, rates)
-        for name, work in section.workloads.items()
-    }
-    size = 256 if section.trial else 8192
-    load = sustained(product(size, section.dtype, section.device), section.seconds, section.on_cuda)
-    rates["sustained product"] = 2 * size**3 / load["ms"] * 1e3
-    section.add({"scorer": f"{size}^3 product under load"} | load)
-    errors = section.reference().make(directory, section.dtype, section.device, section.workloads)
-    section.findings["errors of transformers"] = {name: str(each) for name, each in errors.items()}
-
-
-def product(
-    size: int, dtype: torch.dtype, device: torch.device
-) -> Callable[[], Callable[[], object]]:
-    """Return what queues a product of square matrices and returns what waits for it."""
-    x, w = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
-
-    def launch() -> Callable[[], object]:
-        functional.linear(x, w)
-        if device.type != "cuda":
-            return lambda: None
-        event = torch.cuda.Event()
-        event.record()
-        return event.synchronize
-
-    return launch
-
-
-def of_attention(section: Section) -> None:
-    """Measure all workloads with the attention that the section is named after: on the device,
-    under load, by kernels, and in the engine, which closes the backend."""
-    backend = section.loaded(section.model()[0], section.name)
-    rows, rates = section.measured(), section.rates()
-    rows.backend(section.name, backend)
-    load = sustained(launched(backend, section.workloads["a"]), section.seconds, section.on_cuda)
-    share, burst = rows.of_floor("a", load["ms"]) or 0.0, rates["product"]
-    load["of sustained floor"] = round(share * burst / rates["sustained product"], 3)
-    row = {"scorer": f"{section.name} under load", "workload": "a", "of floor": share}
-    section.add(row | load)
-    section.findings["profile"] = {
-        name: profiled(backend, section.workloads[name]) for name in ("a", "300")
-    }
-    rows.engine(f"{section.name}, engine", backend)
-
-
-def hybrid(section: Section) -> None:
-    """Measure Qwen3.5's shape against a reference of its own; the engine closes the backend."""
-    directory, _ = section.model(hybrid=True)
-    rows = section.measured("a", "300", hybrid=True)
-    errors = rows.reference.make(directory, section.dtype, section.device, rows.workloads)
-    section.findings["errors of transformers"] = {name: str(each) for name, each in errors.items()}
-    release()
-    backend = section.loaded(directory)
-    rows.backend("qwen3.5", backend)
-    section.findings["profile"] = {
-        name: profiled(backend, work) for name, work in rows.workloads.items()
-    }
-    rows.engine("qwen3.5, engine", backend)
-
-
-SECTIONS: Mapping[str, Callable[[Section], None]] = {
-    "ceilings": ceilings,
-    "triton": of_attention,
-    "fa4": of_attention,
-    "hybrid": hybrid,
-}
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("name", choices=list(SECTIONS))
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--scratch", type=Path, required=True, help="for weights")
-    parser.add_argument("--trial", action="store_true", help="small workloads, few repeats")
-    options = parser.parse_args(argv)
+def main(folder: str, name: str, scratch: str, device: str) -> int:
     transformers_logging.disable_progress_bar()
-    right = Section(options.name, options.folder, options).run()
-    release()
-    return int(not right)
+    return int(not Section(Path(folder), name, Path(scratch), device).run())
 
 
 if __name__ == "__main__":
-    code = main()
+    code = main(*sys.argv[1:])
     sys.stdout.flush()
     os._exit(code)  # threads of a backend that failed may never end

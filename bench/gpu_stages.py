@@ -1,21 +1,18 @@
 """The stages of bench/gpu_day.py, the most valuable first: commands, limits, readers."""
 
 import importlib.util
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from in_time import OUTCOMES, outcomes
 from report import read_json
 
 ROOT = Path(__file__).parents[1]
 BENCH = ROOT / "bench"
 GOLDEN = ROOT / "tests" / "fixtures" / "golden"  # recorded on a CPU, float32, by `make golden`
-ENGINE = ("msgspec", "transformers", "tokenizers")  # its requests are structs of msgspec
-SERVER = ("fastapi", "uvicorn", "httptools", "msgspec", "httpx", "tokenizers", "prometheus_client")
-PYTEST = ("pytest", "msgspec", "hypothesis")
 INTERPRETED = "tests/kernels/triton_interpreter"  # on a card they are compiled
 LINEAR = f"{INTERPRETED}/test_linear_layers.py"
 ATTENTION = (
@@ -28,7 +25,9 @@ ATTENTION = (
 ALONE = "tests/backends/test_gpu_runner.py"  # one of them takes all of the card's memory
 REST = (INTERPRETED, "tests/backends/test_contract.py", "-k", "not jax")
 TRIAL_TESTS = ("tests/kernels/test_tiles.py",)
+OUTCOMES = ("PASSED", "FAILED", "ERROR", "SKIPPED", "XFAIL")
 Found = dict[str, Any]
+Command = tuple[str | Path, ...]
 
 
 @dataclass(frozen=True)
@@ -37,109 +36,95 @@ class Stage:
 
     Args:
         name: of the stage, and of the file with its output.
-        commands: run one after another; the stage fails with the first that fails.
-        read: returns the findings, of what the commands have printed.
         limit: seconds after which the stage counts as hung.
-        packages: without them it fails.
+        read: returns the findings, of what the commands have printed.
+        commands: run one after another; the stage fails with the first that fails.
     """
 
     name: str
-    commands: tuple[tuple[str | Path, ...], ...]
-    read: Callable[[str], Found]
     limit: float
-    packages: tuple[str, ...] = ()
-
-    @property
-    def lacks(self) -> list[str]:
-        return [name for name in self.packages if importlib.util.find_spec(name) is None]
+    read: Callable[[str], Found]
+    commands: tuple[Command, ...]
 
 
-def stages(device: str, work: Path, *, trial: bool, fa4: bool = False) -> list[Stage]:
+def stages(device: str, work: Path, fa4: bool = False) -> list[Stage]:
     """Return all stages of the day.
 
     Args:
-        device: cuda or cpu.
+        device: cuda or cpu, on which sizes are small.
         work: folder that gets the stages' files.
-        trial: with small sizes.
         fa4: measure this attention, too.
     """
-    scratch = work / "weights" if trial else ROOT / "scratch"
-    own = ("--device", device, "--scratch", scratch, *(("--trial",) if trial else ()))
+    on_cuda, python = device == "cuda", (sys.executable, "-P")
+    gpuscore = (*python, "-m", "gpuscore")
+    scratch = ROOT / "scratch" if on_cuda else work / "weights"
+    served = scratch / ("qwen3-0.6b-bfloat16" if on_cuda else "tiny-float32")
 
     def section(name: str, limit: float) -> Stage:
-        command = (sys.executable, "-P", BENCH / "gpu_sections.py", work, name, *own)
-        return Stage(name, (command,), lambda _: read_json(work / f"{name}.json"), limit, ENGINE)
+        """Measure this Python's torch."""
+        command = (*python, BENCH / "gpu_sections.py", work, name, scratch, device)
+        return Stage(name, limit, lambda _: read_json(work / f"{name}.json"), (command,))
+
+    def http(limit: float) -> Stage:
+        """Time a server of its own with `gpuscore bench`."""
+        bundle, scale = work / "http.json", () if on_cuda else ("--scale", "0.02")
+        bench = (*gpuscore, "bench", "--output", bundle, "--model", served, *scale)
+        asked = ("--scenario", "latency,poisson", "--rate", "70%", "--seconds", "8")
+        command = (*bench, "--serve", f"--device {device}", *asked, "--minutes", "0.4")
+        return Stage("http", limit, lambda _: read_json(bundle), (command,))
+
+    def compared(name: str, limit: float, *more: str) -> Stage:
+        """Compare the demo's scores with a CPU's, in float32; a failed gate fails the stage."""
+        bundle = work / f"{name.replace(' ', '-')}.json"
+        quick = ("--workload", "quick", "--device", device, "--dtype", "float32", *more)
+        record = (*gpuscore, "parity", "record", "demo", *quick, "--output", bundle)
+        compare = (*gpuscore, "parity", "compare", GOLDEN / "torch-float32.json", bundle)
+        return Stage(name, limit, scores, (record, compare))
+
+    def tests(name: str, limit: float, *chosen: str) -> Stage:
+        """Run tests, until their time is up."""
+        options = ("-v", "-p", "no:cacheprovider", "-m", "not hostile")
+        return Stage(name, limit, outcomes, ((*python, "-m", "pytest", *options, *chosen),))
 
     planned = [
         section("ceilings", 80),
         section("triton", 100),
         *([section("fa4", 100)] if fa4 else []),
-        _http(device, work, scratch, trial),
+        http(80),
         section("hybrid", 80),
-        _parity("jax", device, work, 90, "--backend", "jax"),
-        _parity("parity with a CPU", device, work, 40),
+        compared("jax", 90, "--backend", "jax"),
+        compared("parity with a CPU", 40),
     ]
-    if trial:  # a CPU may have other work
-        planned = [*planned, _tests("tests", 300, work, *TRIAL_TESTS)]
+    if not on_cuda:  # a CPU may have other work
+        planned = [*planned, tests("tests", 300, *TRIAL_TESTS)]
         return [replace(each, limit=4 * each.limit) for each in planned]
+    has_xdist = importlib.util.find_spec("xdist") is not None  # compiling takes many cores
+    workers = ("--numprocesses", "auto", "--maxprocesses", "12") if has_xdist else ()
     done = [f"--ignore={path}" for path in (LINEAR, *ATTENTION)]
     return [
         *planned,
-        _tests("tests of attention", 60, work, *_workers(), *ATTENTION),
-        _tests("tests of linear layers", 60, work, *_workers(), LINEAR),
-        _tests("tests alone", 60, work, ALONE),
-        _tests("tests", 300, work, *_workers(), *done, *REST),
+        tests("tests of attention", 60, *workers, *ATTENTION),
+        tests("tests of linear layers", 60, *workers, LINEAR),
+        tests("tests alone", 60, ALONE),
+        tests("tests", 300, *workers, *done, *REST),
     ]
 
 
-def _parity(name: str, device: str, work: Path, limit: float, *more: str) -> Stage:
-    """Return the stage that compares the demo's scores with a CPU's; a failed gate fails it.
+def scores(printed: str) -> Found:
+    """Return the comparison that `gpuscore parity compare` has printed."""
+    return {"compared": printed[printed.rfind("Scores\n") :].splitlines()}
 
-    Both are in float32, in which scores differ by rounding only.
+
+def outcomes(printed: str) -> Found:
+    """Return how many tests passed, failed and so on, and the names of the failed ones.
+
+    pytest -v prints each outcome when it is known, before the test's name if xdist runs it: a run
+    that is ended loses only the test that is running.
     """
-    gpuscore = (sys.executable, "-P", "-m", "gpuscore", "parity")
-    bundle = work / f"{name.replace(' ', '-')}.json"
-    asked = ("--workload", "quick", "--device", device, "--dtype", "float32", *more)
-    return Stage(
-        name,
-        (
-            (*gpuscore, "record", "demo", *asked, "--output", bundle),
-            (*gpuscore, "compare", GOLDEN / "torch-float32.json", bundle),
-        ),
-        lambda printed: {"compared": printed[printed.rfind("Scores\n") :].splitlines()},
-        limit,
-        (*ENGINE, *(("jax",) if more else ())),
-    )
-
-
-def _http(device: str, work: Path, scratch: Path, trial: bool) -> Stage:
-    """Return the stage that times a server of its own with `gpuscore bench`."""
-    path = work / "http.json"
-    model = ("tiny-float32" if device == "cpu" else "tiny-bfloat16") if trial else ""
-    command = (
-        *(sys.executable, "-P", "-m", "gpuscore", "bench", "--output", path),
-        *("--model", scratch / (model or "qwen3-0.6b-bfloat16"), "--serve", f"--device {device}"),
-        *("--scenario", "latency,poisson", "--rate", "70%", "--seconds", "8"),
-        *("--minutes", "0.4", *(("--scale", "0.02") if trial else ())),
-    )
-
-    def read(printed: str) -> Found:
-        # The bundle is written at the end; until then there is what was printed.
-        return {"bundle": read_json(path)} if path.is_file() else {"printed": printed}
-
-    return Stage("http", (command,), read, 80, SERVER)
-
-
-def _tests(name: str, limit: float, work: Path, *chosen: str) -> Stage:
-    """Return a stage that runs tests, until its time is up."""
-    report = work / f"{name.replace(' ', '-')}.jsonl"
-    pytest = (sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider")
-    marked = ("-p", "in_time", "-m", "not hostile")
-    command = ("env", f"{OUTCOMES}={report}", *pytest, *marked, *chosen)
-    return Stage(name, (command,), lambda _: outcomes(report), limit, PYTEST)
-
-
-def _workers() -> tuple[str, ...]:
-    """Return the options for pytest-xdist, if it is there: compiling kernels takes many cores."""
-    has_xdist = importlib.util.find_spec("xdist") is not None
-    return ("--numprocesses", "auto", "--maxprocesses", "12") if has_xdist else ()
+    kinds = "|".join(OUTCOMES)
+    ended = re.findall(rf"^\[gw\d+\] \[[ \d]+%\] ({kinds}) (\S+::.+?) *$", printed, re.M)
+    alone = re.findall(rf"^(\S+::.+?) ({kinds})\b.*\[[ \d]+%\]$", printed, re.M)
+    ended += [(kind, test) for test, kind in alone]
+    counts = {kind.lower(): [of for of, _ in ended].count(kind) for kind in OUTCOMES}
+    bad = [test for kind, test in ended if kind in ("FAILED", "ERROR")]
+    return {"tests": len(ended)} | {k: n for k, n in counts.items() if n} | {"not passed": bad}

@@ -1,13 +1,18 @@
 """The workloads, and `Batches`, which plans one with the engine's scheduler, runs its batches on a
-backend and collects the rows."""
+backend and collects the rows; also load for seconds."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+import torch
+from baselines import LABELS
 from clock import Taken, on_device
+from report import Row
 from scenarios import Request, Workload
+from sensors import Sampler
+from torch.nn import functional
 
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.engine.jobs import Work
@@ -16,7 +21,7 @@ from gpuscore.engine.scheduler import Scheduler
 from gpuscore.types.batch import Float64Array, RowScores
 from gpuscore.types.request import ScoreRequest
 
-LABELS = [11, 23]
+QUEUED = 2  # of a launcher, which has buffers for two batches
 WORKLOADS: Mapping[str, Workload] = {
     "a": Workload(2000, 500, 20),
     "a cached": Workload(2000, 500, 20, cached=2000),
@@ -24,14 +29,11 @@ WORKLOADS: Mapping[str, Workload] = {
     "d": Workload(120, 10, 180),
     "300": Workload(280, 1, 20),
 }
+Launch = Callable[[], Callable[[], object]]  # queues work and returns what waits for it
 
 
-def workloads(trial: bool) -> Mapping[str, Workload]:
-    """Return all workloads; in a trial, of about a tenth of the size."""
-    return {name: _smaller(each) for name, each in WORKLOADS.items()} if trial else WORKLOADS
-
-
-def _smaller(workload: Workload) -> Workload:
+def smaller(workload: Workload) -> Workload:
+    """Return a workload of about a tenth of the size, for a trial."""
     return replace(
         workload,
         query_len=workload.query_len // 10,
@@ -52,12 +54,6 @@ class Draws:
         return replace(self.workload, seed=self._seed).draw(self.vocab)
 
 
-def score_request(query: Sequence[int], items: Sequence[Sequence[int]]) -> ScoreRequest:
-    labels = (np.array(LABELS, np.int32),) * len(items)
-    arrays = tuple(np.array(item, np.int32) for item in items)
-    return ScoreRequest(np.array(query, np.int32), arrays, labels, need_lse=True)
-
-
 def first_of(request: Request, workload: Workload) -> Request | None:
     """Return the request to run first so that the cached part of the query is cached, or None."""
     query = request[0][: workload.cached]
@@ -74,7 +70,14 @@ class Batches:
     def score(self, request: Request) -> Float64Array:
         """Return label log-probabilities [N, labels]."""
         works = self.planned(request)
-        return _rows(works, self._collected(works), len(request[1]))
+        table = np.full((len(request[1]), len(LABELS)), np.nan)
+        for work, scores in zip(works, self._collected(works), strict=True):
+            items = [item for share in work.shares for item in share.scored]
+            if items:
+                assert scores.lse is not None
+                logits = scores.label_logits.reshape(len(items), len(LABELS)).astype(np.float64)
+                table[items] = logits - scores.lse[:, None]
+        return table
 
     def wall(self, request: Request) -> float:
         """Measure the seconds from packed batches to their RowScores."""
@@ -124,13 +127,66 @@ def all_batches(scheduler: Scheduler, request: Request) -> list[Work]:
     return works
 
 
-def _rows(works: list[Work], scores: list[RowScores], count: int) -> Float64Array:
-    """Collect label log-probabilities in the order of the items."""
-    table = np.full((count, len(LABELS)), np.nan)
-    for work, row_scores in zip(works, scores, strict=True):
-        items = [item for share in work.shares for item in share.scored]
-        if items:
-            assert row_scores.lse is not None
-            logits = row_scores.label_logits.reshape(len(items), len(LABELS)).astype(np.float64)
-            table[items] = logits - row_scores.lse[:, None]
-    return table
+def score_request(query: Sequence[int], items: Sequence[Sequence[int]]) -> ScoreRequest:
+    labels = (np.array(LABELS, np.int32),) * len(items)
+    arrays = tuple(np.array(item, np.int32) for item in items)
+    return ScoreRequest(np.array(query, np.int32), arrays, labels, need_lse=True)
+
+
+# ---- load ----
+
+
+def product(size: int, dtype: torch.dtype, device: torch.device) -> Launch:
+    """Return what queues a product of square matrices."""
+    x, w = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
+
+    def launch() -> Callable[[], object]:
+        functional.linear(x, w)
+        if device.type != "cuda":
+            return lambda: None
+        event = torch.cuda.Event()
+        event.record()
+        return event.synchronize
+
+    return launch
+
+
+def launched(backend: TorchBackend, workload: Workload) -> Launch:
+    """Return what queues one request's batches, the same ones every time, packed beforehand."""
+    batches = Batches(backend, workload)
+    works = batches.planned(Draws(workload, backend.limits.vocab_rows, seed=5000).next())
+
+    def launch() -> Callable[[], object]:
+        waits = [backend.launcher.launch(work.batch) for work in works]
+        return lambda: [wait() for wait in waits]
+
+    return launch
+
+
+def sustained(launch: Launch, seconds: float, on_cuda: bool) -> Row:
+    """Keep a device busy for some seconds and sample its clock, power and temperature.
+
+    Args:
+        launch: `QUEUED` are under way at a time.
+        seconds: of load. Times and samples of the first third, while the clock settles, are left
+            out.
+        on_cuda: the card has sensors.
+
+    Returns:
+        Milliseconds of each launch's work, and what the card's sensors said.
+    """
+    waits = [launch() for _ in range(QUEUED)]
+    start = counted = time.perf_counter()
+    done, sampler = 0, None
+    while (now := time.perf_counter()) < start + seconds:
+        if counted == start and now > start + seconds / 3:
+            sampler, counted, done = Sampler() if on_cuda else None, now, 0
+        waits.pop(0)()
+        waits.append(launch())
+        done += 1
+    took = time.perf_counter() - counted
+    row = {"ms": 1e3 * took / done, "launches": done}
+    row |= sampler.stop() if sampler is not None else {}
+    for wait in waits:
+        wait()
+    return row

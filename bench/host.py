@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,12 +30,13 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gpu_work import LABELS, WORKLOADS, Draws, all_batches
-from report import keep, table
+from baselines import LABELS
+from gpu_work import WORKLOADS, Draws, all_batches
+from report import Row, keep, table
 from scenarios import Request, Workload
 
 from gpuscore.backends.common.architectures import read_architecture
-from gpuscore.backends.common.hf_config import RawConfig
+from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.backends.torch import loader
 from gpuscore.backends.torch.attention.triton import TritonAttention
 from gpuscore.backends.torch.backend import TorchBackend
@@ -48,45 +48,34 @@ from gpuscore.backends.torch.kernels import in_triton
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.backends.torch.queues import HostQueue
 from gpuscore.backends.torch.work_thread import WorkThread
-from gpuscore.config import EngineConfig, RequestLimits
+from gpuscore.config import RequestLimits
 from gpuscore.engine.engine import Engine
 from gpuscore.engine.scheduler import Scheduler
 from gpuscore.errors import NonfiniteScore
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
-from gpuscore.types.batch import BackendLimits, PackedBatch
-from gpuscore.types.labels import label_logprobs
+from gpuscore.types.batch import BackendLimits
+from gpuscore.types.results import label_logprobs
 
 VOCAB = 151_936
 LIMITS = BackendLimits(16_384, 64, 4096, 40_960, VOCAB)
+UNLIMITED = RequestLimits(max_items=1 << 30, max_labels=1 << 30, max_request_tokens=1 << 30)
 GRAPH_TOKENS = 4096
 DRIVER = """
-int cuPointerGetAttribute(void *out, int attribute, unsigned long long pointer) {
-  *(unsigned long long *)out = pointer;
-  return 0;
-}
-int cuLaunchKernelEx(const void *config, void *function, void **arguments, void **extra) {
-  return 0;
-}
+typedef unsigned long long address;
+int cuPointerGetAttribute(address *out, int attribute, address at) { *out = at; return 0; }
+int cuLaunchKernelEx(void *config, void *function, void **arguments, void **more) { return 0; }
 int cuCtxGetCurrent(void **context) { *context = (void *)1; return 0; }
 int cuCtxSetCurrent(void *context) { return 0; }
 int cuDeviceGet(int *device, int number) { *device = number; return 0; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)1; return 0; }
 int cuFuncSetAttribute(void *function, int attribute, int value) { return 0; }
-int cuGetErrorString(int error, const char **text) {
-  *text = "none";
-  return 0;
-}
+int cuGetErrorString(int error, const char **text) { *text = "none"; return 0; }
 """
 # A model of as many operators whose arithmetic takes next to no time.
-NARROW = {
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "vocab_size": 64,
-}
+HIDDEN = 32
+NARROW = {"hidden_size": HIDDEN, "intermediate_size": 32, "head_dim": 16}
+NARROW |= {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": VOCAB}
 CAPABILITY, SHARED, THREADS = (9, 0), 227 * 1024, 1024
 COLD = {name: workload for name, workload in WORKLOADS.items() if not workload.cached}
 
@@ -113,65 +102,57 @@ def driver_that_does_nothing() -> Iterator[None]:
             utils = CudaUtils()
             utils.load_binary = lambda *arguments: (1, 1, 0, 0, THREADS)
             utils.get_device_properties = lambda index: {"max_shared_mem": SHARED}
-            stub = SimpleNamespace(
-                get_current_device=lambda: 0,
-                get_current_stream=lambda index: 0,
-                get_current_target=lambda: target,
-                launcher_cls=CudaLauncher,
-                utils=utils,
+            driver.set_active(
+                SimpleNamespace(
+                    get_current_device=lambda: 0,
+                    get_current_stream=lambda index: 0,
+                    get_current_target=lambda: target,
+                    launcher_cls=CudaLauncher,
+                    utils=utils,
+                )
             )
-            driver.set_active(stub)
             with mock.patch.object(torch.cuda, "get_device_capability", return_value=CAPABILITY):
                 yield
 
 
-def narrow_launcher() -> GraphLauncher:
-    """Return the graph launcher of a narrow model with empty weights, on CPU tensors."""
+@contextmanager
+def launcher_without_device() -> Iterator[GraphLauncher]:
+    """Make the launcher of a narrow model with empty weights, on CPU tensors, with a graph of every
+    size; its forward passes leave zeros."""
+    from gpuscore_kernels.label_head import triton as label_head
     from graphs.models import EmptyFiles
     from support.model_configs import QWEN3_06B
 
-    dtype, device = torch.bfloat16, torch.device("cpu")
-    config = QWEN3_06B | NARROW | {"vocab_size": VOCAB}
-    architecture = read_architecture(RawConfig(config))
-    files = EmptyFiles(Path(), architecture, "pt", device=device.type)
-    with mock.patch.object(loader, "_finite", lambda what, tensor: tensor):
-        weights = loader.Checkpoint(files, architecture, loader.WeightFormat(dtype, device)).read()
-    decoder = Decoder(architecture.config, weights, in_triton, own="triton")
-    pool = KVPool(architecture.config, 1, LIMITS.page_size, dtype, device)
-    pool.device = torch.device("cuda")  # by which attention chooses its tiles
-    attention = TritonAttention(architecture.config, pool, steady=False)
-    states = StatePool(architecture.config, 1, dtype, device)
-    linear = LinearAttention(architecture.config, states, in_triton, "triton")
-    return GraphLauncher(decoder, attention, linear, HostQueue(), GRAPH_TOKENS)
-
-
-@contextmanager
-def launcher_without_device() -> Iterator[GraphLauncher]:
-    """Make a launcher with a graph of every size, whose forward passes leave zeros."""
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode())
         stack.enter_context(driver_that_does_nothing())
         # CPU tensors are treated as tensors of Triton's interpreter.
-        from gpuscore_kernels.label_head import triton as label_head
-
         stack.enter_context(mock.patch.object(label_head, "arch_of", _hopper))
-        launcher = narrow_launcher()
-        launcher._graphs = dict.fromkeys(launcher.buckets, _nothing)
-        hidden = torch.zeros(LIMITS.max_tokens, NARROW["hidden_size"], dtype=torch.bfloat16)
-        stack.enter_context(mock.patch.object(launcher, "_forward", partial(_same, hidden)))
+        stack.enter_context(mock.patch.object(loader, "_finite", _unchecked))
+        dtype, device = torch.bfloat16, torch.device("cpu")
+        architecture = read_architecture(RawConfig(QWEN3_06B | NARROW))
+        files = EmptyFiles(Path(), architecture, "pt", device=device.type)
+        form = loader.WeightFormat(dtype, device)
+        weights = loader.Checkpoint(files, architecture, form).read()
+        decoder = Decoder(architecture.config, weights, in_triton, own="triton")
+        pool = KVPool(architecture.config, 1, LIMITS.page_size, dtype, device)
+        pool.device = torch.device("cuda")  # by which attention chooses its tiles
+        attention = TritonAttention(architecture.config, pool, steady=False)
+        states = StatePool(architecture.config, 1, dtype, device)
+        linear = LinearAttention(architecture.config, states, in_triton, "triton")
+        launcher = GraphLauncher(decoder, attention, linear, HostQueue(), GRAPH_TOKENS)
+        launcher._graphs = dict.fromkeys(launcher.buckets, lambda: None)
+        hidden = torch.zeros(LIMITS.max_tokens, HIDDEN, dtype=dtype)
+        launcher._forward = lambda *arguments: hidden
         yield launcher
-
-
-def _nothing() -> None:
-    """Replay nothing."""
 
 
 # A mock's own call would take longer than what is measured.
 def _hopper(tensor: Tensor) -> int:
-    return 90
+    return 10 * CAPABILITY[0]
 
 
-def _same(tensor: Tensor, *arguments: object) -> Tensor:
+def _unchecked(what: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
@@ -188,35 +169,24 @@ class Parts:
     """Times the parts of one workload's requests; all take another request each time."""
 
     def __init__(self, workload: Workload, launcher: GraphLauncher) -> None:
-        self.draws = Draws(workload, VOCAB, seed=1000)
-        self.launcher, self.backend = launcher, HostBackend(launcher)
+        self.draws, self.launcher = Draws(workload, VOCAB, seed=1000), launcher
         self.times: dict[str, list[float]] = {}
-        limits = RequestLimits(max_items=1 << 30, max_labels=1 << 30, max_request_tokens=1 << 30)
-        self.builder = PromptBuilder(None, LIMITS, limits)
-        self.engine = Engine(self.backend, EngineConfig(prefix_cache=False))
-
-    def batches(self, scheduler: Scheduler, request: Request) -> list[PackedBatch]:
-        works = all_batches(scheduler, request)
-        return [work.batch for work in works]
+        self.builder = PromptBuilder(None, LIMITS, UNLIMITED)
+        self.engine = Engine(HostBackend(launcher), prefix_cache=False)
 
     def round(self) -> None:
         request, scheduler = self.draws.next(), Scheduler(LIMITS, prefix_cache=False)
-        batches = self._timed("plan and pack", lambda: self.batches(scheduler, request))
+        works = self._timed("plan and pack", lambda: all_batches(scheduler, request))
+        batches = [work.batch for work in works]
         self._timed("tile tables", lambda: [*map(self.launcher.attention.tables, batches)])
         pending = self._timed("launch", lambda: [*map(self.launcher.launch, batches)])
         self._timed("collect", lambda: [finish() for finish in pending])
-        self._timed("backend", lambda: [*map(self._through, batches)])
         self._request(self.draws.next())
-
-    def _through(self, batch: PackedBatch) -> object:
-        return self.backend.collect(self.backend.extend(batch))
 
     def _request(self, request: Request) -> None:
         begin, cpu = time.perf_counter(), time.process_time()
-        built = self._timed(
-            "build", lambda: self.builder.build(ScoreInput(*request, label_token_ids=LABELS))
-        )
-        assert built is not None
+        asked = ScoreInput(*request, label_token_ids=LABELS)
+        built = self._timed("build", lambda: self.builder.build(asked))
         try:
             result = self._timed("engine", lambda: self.engine.score(built).result())
         except NonfiniteScore:  # no kernel has written the answer, which is what was in memory
@@ -235,42 +205,33 @@ class Parts:
         self.times.setdefault(part, []).append(seconds)
 
 
-def measure(name: str, rounds: int, launcher: GraphLauncher) -> list[dict[str, Any]]:
+def measure(name: str, rounds: int, launcher: GraphLauncher) -> list[Row]:
     parts = Parts(COLD[name], launcher)
-    try:
-        for _ in range(5):  # compile, and fill caches
-            parts.round()
-        parts.times.clear()
-        for _ in range(rounds):
-            parts.round()
-    finally:
-        parts.engine.close()
-    return [
-        {
-            "workload": name,
-            "part": part,
-            "median, us": round(1e6 * statistics.median(times)),
-            "least, us": round(1e6 * min(times)),
-        }
-        for part, times in parts.times.items()
-    ]
+    for number in range(5 + rounds):
+        if number == 5:  # all is compiled, and caches are full
+            parts.times.clear()
+        parts.round()
+    parts.engine.close()
+    rows = []
+    for part, times in parts.times.items():
+        median, least = (round(1e6 * of(times)) for of in (statistics.median, min))
+        rows.append({"workload": name, "part": part, "median, us": median, "least, us": least})
+    return rows
 
 
-def main(argv: list[str] | None = None) -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--workload", action="append", choices=list(COLD))
     parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--results", type=Path, help="file of results; default: results/")
-    options = parser.parse_args(argv)
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     with launcher_without_device() as launcher:
         for name in options.workload or COLD:
             rows += measure(name, options.rounds, launcher)
     print(table(rows))
-    keep("host", {"rounds": options.rounds, "rows": rows}, options.results)
-    return 0
+    keep("host", {"rounds": options.rounds, "rows": rows})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -52,7 +52,7 @@ class Workload:
 WORKLOADS = {
     "reports": Workload(2000, 500, 20),
     "hundred": Workload(500, 100, 20),
-    "separate": Workload(120, 10, 180, requests=10),  # little is shared
+    "separate": Workload(120, 10, 180, requests=4),  # little is shared
     "single": Workload(280, 1, 20),  # nothing is shared
     "short": Workload(300, 16, 32),
     "growth": Workload(2000, 10000, 20),

@@ -3,47 +3,25 @@
 import statistics
 import threading
 from importlib import import_module
-from importlib.util import find_spec
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 PERIOD = 0.01  # seconds between two samples
-CLOCK, POWER, HEAT = "clock MHz", "power W", "C"
 Reading: TypeAlias = dict[str, dict[str, float]]  # by sensor: median, least and largest sample
-
-
-def limits() -> dict[str, Any]:
-    """Return the driver, the highest clock and the limit of power; empty without NVML or a GPU."""
-    if find_spec("pynvml") is None:
-        return {}
-    nvml = import_module("pynvml")
-    try:
-        handle = _first_of(nvml)
-        return {
-            "driver": nvml.nvmlSystemGetDriverVersion(),
-            "largest clock MHz": nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM),
-            "power limit W": nvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3,
-        }
-    except nvml.NVMLError:
-        return {}
-
-
-def _first_of(nvml: Any) -> Any:
-    nvml.nvmlInit()
-    return nvml.nvmlDeviceGetHandleByIndex(0)
 
 
 class Sampler:
     """Reads the sensors in a thread from now on, until `stop`. Changes nothing."""
 
     def __init__(self) -> None:
-        self._samples: dict[str, list[float]] = {CLOCK: [], POWER: [], HEAT: []}
+        self._samples: dict[str, list[float]] = {"clock MHz": [], "power W": [], "C": []}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
 
     def _read(self) -> None:
         nvml = import_module("pynvml")
-        handle = _first_of(nvml)
+        nvml.nvmlInit()
+        handle = nvml.nvmlDeviceGetHandleByIndex(0)
         clock, power, heat = self._samples.values()
         while not self._over.wait(PERIOD):
             clock.append(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))

@@ -13,25 +13,24 @@ _PARENT, _TIMES = 1, slice(11, 15)
 
 @dataclass(frozen=True)
 class Spent:
-    """Wall time and CPU time of one run.
+    """Wall time and CPU time of one run, in seconds.
 
     Args:
-        wall: seconds.
-        cpu: seconds of all threads of this process and its descendants together, user and system.
+        wall: by the clock.
+        cpu: of all threads of this process and its descendants together, user and system.
+        others: CPU time of this machine's other programs meanwhile.
     """
 
     wall: float
     cpu: float
-
-    def of(self, count: int) -> "Spent":
-        """Return both times divided by `count`."""
-        return Spent(self.wall / count, self.cpu / count)
+    others: float = 0.0
 
 
 def spent(run: Callable[[], object]) -> Spent:
-    cpu, start = cpu_seconds(), time.perf_counter()
+    cpu, busy, start = cpu_seconds(), _busy_seconds(), time.perf_counter()
     run()
-    return Spent(time.perf_counter() - start, cpu_seconds() - cpu)
+    wall, used = time.perf_counter() - start, cpu_seconds() - cpu
+    return Spent(wall, used, _busy_seconds() - busy - used)
 
 
 def cpu_seconds() -> float:
@@ -41,6 +40,12 @@ def cpu_seconds() -> float:
     """
     others = {pid: sum(times) for pid, times in family().items() if pid != os.getpid()}
     return sum(os.times()[:4]) + sum(others.values())
+
+
+def _busy_seconds() -> float:
+    """Return the CPU-seconds of all processes of this machine so far: user, nice and system."""
+    ticks = Path("/proc/stat").read_text().split()[1:4]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
 def family(root: int | None = None) -> dict[int, list[float]]:

@@ -143,10 +143,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if config.getvalue("dist") == "loadgroup":
         folder = tempfile.TemporaryDirectory()
         config.add_cleanup(folder.cleanup)
-        from support.groups import Recorder
-
         config.stash[GROUPS] = Path(folder.name, "groups.json")
-        config.pluginmanager.register(Recorder(config.stash[GROUPS]))
     if sys.platform != "linux" or not CPU_BUILD:
         return
     from support.fork_server import WORKERS, ForkServer

@@ -35,10 +35,6 @@ ALLOWED = {
         "gpuscore/processes/worker/__main__.py",
         "import_module",
     ): "the backend's factory, from the server's own table",
-    (
-        "kernels/gpuscore_kernels/ahead.py",
-        "import_module",
-    ): "a kernel's module, named by who compiles it",
 }
 # Licences that allow the images to be passed on. Look at any other licence before adding it.
 PERMISSIVE = re.compile(

@@ -7,7 +7,7 @@ import pytest
 
 from gpuscore.backends.common.architectures import read_architecture
 from gpuscore.backends.common.estimate import estimate_batch
-from gpuscore.backends.common.hf_config import RawConfig
+from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.commands.cli import main
 from support.model_configs import LLAMA_8B, MIXTURE, QWEN3_06B
 

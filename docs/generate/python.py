@@ -38,7 +38,7 @@ def pages() -> Iterator[tuple[str, str]]:
             "`Scorer` and `AsyncScorer` score in the same process, without a server.",
             *_classes("gpuscore.offline.scorer", ("Scorer", "AsyncScorer")),
             *_classes("gpuscore.types.call_arguments", CALL_OPTIONS),
-            *_classes("gpuscore.types.results", RESULTS),
+            *_classes("gpuscore.offline.results", RESULTS),
             "## ModelConfig",
             "`gpuscore.config.ModelConfig` is a frozen dataclass with the settings of a model and "
             "its device. `Scorer` takes the same fields as keyword arguments.",

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpuscore.backends.base import Backend, Prepared, Progress, unreported
+from gpuscore.backends.base import Backend, Prepared
 from gpuscore.backends.common.quantization import described
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
@@ -46,22 +46,17 @@ def plan_backend(directory: Path, config: ModelConfig) -> Plan:
     return of_torch.plan_backend(directory, config)
 
 
-def create_backend(
-    plan: Plan,
-    progress: Progress = unreported,
-    lost: Callable[[str], None] = lambda line: None,
-) -> Backend:
+def create_backend(plan: Plan, lost: Callable[[str], None] = lambda line: None) -> Backend:
     """Load the weights; raises ConfigError for a damaged checkpoint.
 
     Args:
         plan: what to load.
-        progress: called while weights are read.
         lost: called with one line for people when another rank has ended.
     """
     if plan.framework == "torch" and plan.shard.ranks > 1:
         from gpuscore.backends.torch.ranks.backend import ParallelBackend
 
-        return ParallelBackend(plan, progress, lost)
+        return ParallelBackend(plan, lost)
     if plan.architecture.storage is not None:
         from gpuscore.backends.torch.scales import check_scales
 
@@ -69,10 +64,10 @@ def create_backend(
     if plan.framework == "jax":
         from gpuscore.backends.jax.backend import JaxBackend
 
-        return JaxBackend(plan, progress)
+        return JaxBackend(plan)
     from gpuscore.backends.torch.backend import TorchBackend
 
-    return TorchBackend(plan, progress=progress)
+    return TorchBackend(plan)
 
 
 def prepare(directory: Path, config: ModelConfig) -> Prepared:

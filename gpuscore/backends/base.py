@@ -10,14 +10,6 @@ from gpuscore.types.batch import BackendLimits, PackedBatch, RowScores
 Pending: TypeAlias = Any
 
 
-# Gets the bytes of weights that were read so far, and the bytes of all weight files.
-Progress: TypeAlias = Callable[[int, int], None]
-
-
-def unreported(done: int, total: int) -> None:
-    """Do nothing, as a `Progress` that nobody watches."""
-
-
 class OutOfMemory(Exception):
     """The device had too little memory for a batch; a smaller one may succeed."""
 
@@ -61,5 +53,5 @@ class Prepared:
     """A planned model whose weights are not read yet."""
 
     about: str  # number format and device, for people
-    load: Callable[[Progress], Backend]  # may raise ConfigError
+    load: Callable[[], Backend]  # may raise ConfigError
     dtype: str | None = None  # that other engines of the server have to use; None = the settings'

@@ -17,11 +17,8 @@ from gpuscore.config.sources import DEFAULT, Settings
 from gpuscore.errors import ConfigError
 from gpuscore.models.files import printable
 from gpuscore.models.hub import model_directory, model_name
-from gpuscore.processes.replicas.placement import (
-    Placement,
-    Sought,
-    places_of_all,
-)
+from gpuscore.processes.replicas.placement import Sought, places_of_all
+from gpuscore.processes.worker.wire import Placement
 from gpuscore.prompts.model import ModelFiles
 
 SHOWN_CLASSES = 8
@@ -60,7 +57,7 @@ def _print_model(
     resolved: dict[str, object],
 ) -> None:
     model, devices = chosen.config, settings.make(EngineConfig).devices
-    directory = model_directory(model.model, model.revision)
+    directory = model_directory(model.model, model.revision, model.adapter)
     rows = {"model": f"{model_name(model.model)} ({directory})"}
     if device_memory is None:
         (places,) = places_of_all([Sought(chosen.name, directory, model)], devices)

@@ -29,6 +29,9 @@ class ModelConfig:
         positional=True,
     )
     revision: str | None = common(None, "branch, tag or commit of a hub model", unset="main")
+    adapter: str | None = option(
+        None, "directory of a LoRA adapter (peft) that is merged into the model", metavar="DIR"
+    )
     backend: str = option(
         "torch", "framework; jax: Llama, Mistral, Qwen2 and Qwen3 only", choices=("torch", "jax")
     )
@@ -193,8 +196,8 @@ class ServerConfig:
     )
     client_timeout: float = duration(
         30.0,
-        "time for a client to send a whole request head, to send a whole body, and to take some "
-        "bytes of its answer",
+        "time for a client to send a whole request head, to send a whole body, and to take each "
+        "64 KiB of its answer",
     )
     # Proxies keep connections for 60 seconds or less by default. A proxy that keeps one for longer
     # than the server loses the request that it sends as the server closes it.

@@ -4,12 +4,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from gpuscore.dialects.wire import (
-    FailedItems,
-    ShortUsage,
-    TokenUsage,
-    about,
-)
+from gpuscore.dialects.wire import FailedItems, ShortUsage, TokenUsage, about
 
 AnsweredModel = Annotated[str, about("The model's name as the request gave it, or else its own.")]
 Index = Annotated[int, about("Number of the document in the request, from 0.")]

@@ -10,6 +10,7 @@ from typing import Annotated
 import numpy as np
 
 from gpuscore.dialects.answers import ClassifiedText, ClassifyAnswer
+from gpuscore.dialects.decoding import accepting, check_not_negative, strict_decoder
 from gpuscore.dialects.dialect import (
     COUNT_BYTES,
     HOLE,
@@ -23,20 +24,13 @@ from gpuscore.dialects.dialect import (
     list_json,
     text_bytes,
 )
-from gpuscore.dialects.others import accepting
 from gpuscore.dialects.paths import CLASSIFY_PATHS
 from gpuscore.dialects.served import LoadedModel
-from gpuscore.dialects.wire import (
-    ReturnMass,
-    ScoringBody,
-    about,
-    check_not_negative,
-    strict_decoder,
-)
+from gpuscore.dialects.wire import ReturnMass, ScoringBody, about
 from gpuscore.errors import InvalidRequest
 from gpuscore.prompts.classes import build_classes
 from gpuscore.prompts.rerank_input import RerankInput
-from gpuscore.types.labels import label_mass
+from gpuscore.types.results import label_mass
 
 
 @accepting("pooling", "chat", "classify")

@@ -24,8 +24,7 @@ from gpuscore.dialects.dialect import (
 )
 from gpuscore.dialects.wire import PromptTokensDetails, TokenUsage
 from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.types.batch import NO_TOKENS, Int32Array
-from gpuscore.types.labels import PositionLogprobs, position_logprobs, top_logprobs
+from gpuscore.types.batch import NO_TOKENS, Float64Array, Int32Array
 from gpuscore.types.request import ScoreResult
 
 _CHOICE_BYTES = 192  # the names of a choice's fields and its index
@@ -147,6 +146,56 @@ class TokenTexts:
                 text = self(other)
                 values[self.name(other) if text in values else text] = of_other
         return values
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """Full-vocabulary log-probabilities at every position of a request's items, float64 [rows].
+
+    `label` equals a number of `top` exactly where the label is that token, and is smaller than all
+    of them elsewhere. This is enforced, because the two logits are summed in different orders, and
+    a token that is nearly as probable could come out above. So `label == best` tells whether greedy
+    decoding would have chosen the label (the lowest id, if logits are equal).
+    """
+
+    label: Float64Array
+    top: Float64Array  # [rows, num_top], the most probable tokens, the first ones first
+    top_ids: Int32Array  # [rows, num_top]
+
+    def part(self, *slices: slice) -> "PositionLogprobs":
+        """Return these slices of the rows, one after the other."""
+        parts = (
+            np.concatenate([values[rows] for rows in slices])
+            for values in (self.label, self.top, self.top_ids)
+        )
+        return PositionLogprobs(*parts)
+
+    @property
+    def best(self) -> Float64Array:
+        return self.top[:, 0]
+
+    @property
+    def best_ids(self) -> Int32Array:
+        return self.top_ids[:, 0]
+
+
+def position_logprobs(result: ScoreResult, label_ids: Sequence[Int32Array]) -> PositionLogprobs:
+    """Return log-probabilities per row; the request has one label per row, lse and top tokens."""
+    top, top_ids = top_logprobs(result)
+    assert result.lse is not None  # noqa: S101  (there are top tokens)
+    logits = np.concatenate(result.label_logits).astype(np.float64)
+    label = np.minimum(logits - result.lse.astype(np.float64), np.nextafter(top[:, -1], -np.inf))
+    is_top = np.concatenate(label_ids)[:, None] == top_ids  # [rows, num_top]
+    label = np.where(is_top.any(axis=1), np.where(is_top, top, -np.inf).max(axis=1), label)
+    return PositionLogprobs(label, top, top_ids)
+
+
+def top_logprobs(result: ScoreResult) -> tuple[Float64Array, Int32Array]:
+    """Return log-probabilities and ids of each row's most probable tokens, [rows, num_top]."""
+    lse, ids, logits = result.lse, result.top_ids, result.top_logits
+    if lse is None or ids is None or logits is None:
+        raise ValueError("the request did not ask for the log-sum-exp and the best tokens")
+    return np.minimum(logits - lse.astype(np.float64)[:, None], 0.0), ids
 
 
 def completion_json(

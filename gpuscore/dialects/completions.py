@@ -16,21 +16,20 @@ from gpuscore.dialects.completion_answer import (
     completion_json,
     following,
 )
+from gpuscore.dialects.decoding import accepting, strict_decoder
 from gpuscore.dialects.dialect import Dialect, PreparedBody, Scored
-from gpuscore.dialects.others import accepting
 from gpuscore.dialects.paths import COMPLETIONS_PATH
 from gpuscore.dialects.served import LoadedModel
-from gpuscore.dialects.wire import SCORES_ONLY, ScoringBody, about, strict_decoder
+from gpuscore.dialects.wire import SCORES_ONLY, ScoringBody, about
 from gpuscore.errors import InvalidRequest, MixedInputTypes, TooManyTokens
-from gpuscore.text.checks import Prompts
-from gpuscore.text.joining import PromptBuilder
-from gpuscore.text.score_input import alike, positions_cut
-from gpuscore.types.batch import Int32Array
+from gpuscore.text.joining import PromptBuilder, Prompts
+from gpuscore.types.batch import BackendLimits, Int32Array, common_prefix, sorted_order
 from gpuscore.types.request import MAX_TOP, ScoreRequest
 
 # Prompts that begin alike are a request of their own, so that the prefix cache keeps what they
 # share. Each gets as large a share of every batch as another caller's request.
 MAX_GROUPS = 16
+LEAST_SHARED = 4  # tokens: a cut costs all items one more pass of attention
 # Of every token its own and the best tokens'. An answer takes about fifty bytes for each.
 MAX_ECHO_LOGPROBS = 2**19
 
@@ -229,3 +228,41 @@ COMPLETIONS = Dialect(
         "logprobs": 1,
     },
 )
+
+
+def alike(prompts: Sequence[Int32Array], most: int) -> list[list[int]]:
+    """Divide prompts into groups that share most of their tokens, such as choices of one context.
+
+    Sorted prompts are neighbours if they begin alike, and stay together if they share three
+    quarters of the shorter one.
+
+    Returns:
+        The numbers of each group's prompts, in order; one group of all if there would be over
+        `most` groups.
+    """
+    order = sorted_order(prompts)
+    groups = [order[:1]]
+    for previous, other in zip(order, order[1:], strict=False):
+        shorter = min(len(prompts[previous]), len(prompts[other]))
+        if 4 * common_prefix(prompts[previous], prompts[other]) < 3 * shorter:
+            groups.append([])
+        groups[-1].append(other)
+    if len(groups) > most:
+        return [[*range(len(prompts))]]
+    return sorted(sorted(group) for group in groups)
+
+
+def positions_cut(prompts: Sequence[Int32Array], backend: BackendLimits) -> int:
+    """Return the number of first tokens that are scored once for all these prompts.
+
+    All rows up to the cut get the same labels, the tokens that follow. So the cut is one token
+    before the end of what the prompts share. Of a single prompt, full pages are enough, because
+    nothing else is found again. It is 0 if sharing saves nothing, or if the pages are too few.
+    """
+    first = prompts[0]
+    shared = min([len(first), *(common_prefix(first, prompt) for prompt in prompts[1:])])
+    # With the bits of a prompt that is scored alone, all segments begin where chunks do.
+    whole = backend.deterministic_chunk or (backend.page_size if len(prompts) == 1 else 1)
+    cut = (shared - 1) // whole * whole
+    pages = -(-max(map(len, prompts)) // backend.page_size) + 1
+    return cut if cut >= LEAST_SHARED and pages <= backend.num_pages else 0

@@ -7,7 +7,7 @@ makes one delays no other for longer.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from time import monotonic, time
+from time import time
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
@@ -17,18 +17,18 @@ from gpuscore.dialects.served import LoadedModel, ModelTable, ServedModel
 from gpuscore.dialects.wire import (
     ErrorAnswer,
     FailedItem,
+    ItemsBody,
     PromptTokensDetails,
     ShortUsage,
     encode_error,
 )
-from gpuscore.errors import GpuscoreError
+from gpuscore.errors import GpuscoreError, InvalidRequest
 from gpuscore.types.record import RequestRecord
 from gpuscore.types.request import ScoreRequest, ScoreResult
-from gpuscore.types.results import ItemError
+from gpuscore.types.results import ItemError, ItemErrors
 
-# Up to these sizes, preparing a request of token ids takes about a millisecond, so it is done on
-# the event loop.
-SMALL_ITEMS, SMALL_TOKENS = 64, 4096
+# Up to these sizes, preparing a request takes about a millisecond, so it is done on the event loop.
+SMALL_ITEMS, SMALL_TOKENS, SMALL_CHARS = 64, 4096, 1024
 LARGE = 1 << 18  # bytes of a body or of ids, or characters, from which a request counts as large
 
 
@@ -44,6 +44,57 @@ class CheckedBody(Protocol):
 
 
 BodyT = TypeVar("BodyT", bound=CheckedBody)
+
+
+FieldsT = TypeVar("FieldsT", bound=ItemsBody)
+InputT = TypeVar("InputT")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedItems(Generic[FieldsT, InputT]):
+    """A checked body, and its texts for the engine's request.
+
+    Args:
+        fields: the body.
+        input: the texts, with an empty one in the place of each that cannot be read.
+        refused: yields the places and errors of texts that cannot be read, by place; the request
+            fails if there are any, unless the body has `on_error: null`. They are made when they
+            are asked for, because a body may have millions, over every limit.
+
+    Raises:
+        InvalidRequest: the first of these errors, if it fails the request.
+    """
+
+    fields: FieldsT
+    input: InputT
+    refused: Callable[[], Iterator[tuple[int, InvalidRequest]]]
+
+    def __post_init__(self) -> None:
+        if self.fields.on_error != "null":
+            for _, error in self.refused():
+                raise error
+
+    @property
+    def model(self) -> str | None:
+        return self.fields.model
+
+    def errors(self) -> ItemErrors:
+        """Return the errors of texts that cannot be read; their number was checked before."""
+        errors = ItemErrors()
+        for index, error in self.refused():
+            errors.add(index, error)
+        return errors
+
+
+def nulls(
+    values: Sequence[object], name: str, wanted: str = "a text"
+) -> Iterator[tuple[int, InvalidRequest]]:
+    """Yield the place and the error of each null among a caller's values."""
+    for index, value in enumerate(values):
+        if value is None:
+            param = f"{name}[{index}]"
+            message = f"{param} is null; it must be {wanted}"
+            yield index, InvalidRequest(message, param=param)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +272,6 @@ def answered_name(served: ServedModel, body: CheckedBody) -> str:
 NUMBERS = 4096  # numbers of a piece
 ROWS = 512  # rows of a piece that have several fields
 CHARS = 2**16  # characters of a piece
-SPELL = 0.001  # seconds after which `next_part` ends
 # In the place of a list or a text that `in_pieces` fills in. No JSON holds this byte.
 _HOLE = b"\0"
 HOLE: Any = msgspec.Raw(_HOLE)
@@ -257,17 +307,6 @@ def text_json(*texts: str) -> Iterator[bytes]:
         for start in range(0, len(text), CHARS):
             yield msgspec.json.encode(text[start : start + CHARS])[1:-1]
     yield b'"'
-
-
-def next_part(pieces: Iterator[bytes]) -> bytes | None:
-    """Return the next pieces, made within about SPELL and joined; None at the end."""
-    made: list[bytes] = []
-    end = monotonic() + SPELL
-    for piece in pieces:
-        made.append(piece)
-        if monotonic() > end:
-            break
-    return b"".join(made) if made else None
 
 
 def text_bytes(*texts: str | None) -> int:

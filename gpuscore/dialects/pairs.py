@@ -9,6 +9,7 @@ import msgspec
 
 from gpuscore.config import RequestLimits
 from gpuscore.dialects.answers import PairsAnswer, PairScore
+from gpuscore.dialects.decoding import accepting, strict_decoder
 from gpuscore.dialects.dialect import (
     COUNT_BYTES,
     HOLE,
@@ -19,10 +20,10 @@ from gpuscore.dialects.dialect import (
     error_bytes,
     in_pieces,
     list_json,
+    nulls,
 )
-from gpuscore.dialects.others import accepting
-from gpuscore.dialects.ranking import CheckedRanking, RankingBody, nulls, ranking_of
-from gpuscore.dialects.wire import about, strict_decoder
+from gpuscore.dialects.ranking import CheckedRanking, RankingBody, ranking_of
+from gpuscore.dialects.wire import about
 from gpuscore.errors import InvalidRequest
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.types.record import RequestRecord

@@ -57,7 +57,7 @@ class PartsDecoder(Generic[StructT]):
 
     def _value(self, name: str, raw: Raw, limits: RequestLimits) -> Any:
         whole, entries = memoryview(raw), list[Any]()
-        for part in _parts(whole, name, limits):
+        for part in parts_of(whole, name, limits):
             try:
                 value = self._decoders[name].decode(part)
             except msgspec.ValidationError as error:
@@ -70,7 +70,7 @@ class PartsDecoder(Generic[StructT]):
         return entries
 
 
-def _parts(whole: memoryview, name: str, limits: RequestLimits) -> Iterator[bytes | memoryview]:
+def parts_of(whole: memoryview, name: str, limits: RequestLimits) -> Iterator[bytes | memoryview]:
     """Yield the JSON of a value; of a long list, lists of its entries.
 
     Raises:

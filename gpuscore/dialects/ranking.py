@@ -1,18 +1,19 @@
 """The steps shared by the dialects that rank documents in the prompt of the model's family."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
 
-from gpuscore.dialects.dialect import PreparedBody, Scored
+from gpuscore.dialects.decoding import check_not_negative
+from gpuscore.dialects.dialect import CheckedItems, FieldsT, PreparedBody, Scored
 from gpuscore.dialects.served import LoadedModel
-from gpuscore.dialects.wire import ItemsBody, about, check_not_negative
+from gpuscore.dialects.wire import ItemsBody, about
 from gpuscore.errors import InvalidRequest
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.types.batch import Float64Array
-from gpuscore.types.results import ItemErrors, scored_places
+from gpuscore.types.results import scored_places
 
 
 class RankingBody(ItemsBody, kw_only=True):
@@ -55,46 +56,6 @@ class RankingBody(ItemsBody, kw_only=True):
             )
 
 
-FieldsT = TypeVar("FieldsT", bound=ItemsBody)
-InputT = TypeVar("InputT")
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedItems(Generic[FieldsT, InputT]):
-    """A checked body, and its texts for the engine's request.
-
-    Args:
-        fields: the body.
-        input: the texts, with an empty one in the place of each that cannot be read.
-        refused: yields the places and errors of texts that cannot be read, by place; the request
-            fails if there are any, unless the body has `on_error: null`. They are made when they
-            are asked for, because a body may have millions, over every limit.
-
-    Raises:
-        InvalidRequest: the first of these errors, if it fails the request.
-    """
-
-    fields: FieldsT
-    input: InputT
-    refused: Callable[[], Iterator[tuple[int, InvalidRequest]]]
-
-    def __post_init__(self) -> None:
-        if self.fields.on_error != "null":
-            for _, error in self.refused():
-                raise error
-
-    @property
-    def model(self) -> str | None:
-        return self.fields.model
-
-    def errors(self) -> ItemErrors:
-        """Return the errors of texts that cannot be read; their number was checked before."""
-        errors = ItemErrors()
-        for index, error in self.refused():
-            errors.add(index, error)
-        return errors
-
-
 class CheckedRanking(CheckedItems[FieldsT, RerankInput]):
     """A checked body, and its query and documents for the prompt family."""
 
@@ -116,17 +77,6 @@ class DocumentScores:
     scores: Float64Array
     places: Sequence[int]
     truncated: tuple[int, ...]
-
-
-def nulls(
-    values: Sequence[object], name: str, wanted: str = "a text"
-) -> Iterator[tuple[int, InvalidRequest]]:
-    """Yield the place and the error of each null among a caller's values."""
-    for index, value in enumerate(values):
-        if value is None:
-            param = f"{name}[{index}]"
-            message = f"{param} is null; it must be {wanted}"
-            yield index, InvalidRequest(message, param=param)
 
 
 def prepare_ranking(

@@ -14,6 +14,7 @@ import numpy as np
 
 from gpuscore.config import RequestLimits
 from gpuscore.dialects.answers import RankedDocument, RankedText, RerankAnswer, TeiError
+from gpuscore.dialects.decoding import accepting, check_not_negative, strict_decoder
 from gpuscore.dialects.dialect import (
     COUNT_BYTES,
     HOLE,
@@ -25,30 +26,17 @@ from gpuscore.dialects.dialect import (
     error_bytes,
     in_pieces,
     list_json,
+    nulls,
     text_bytes,
 )
-from gpuscore.dialects.others import accepting
 from gpuscore.dialects.paths import INFINITY_RERANK_PATH, JINA_RERANK_PATH, RERANK_PATHS
-from gpuscore.dialects.ranking import (
-    CheckedRanking,
-    RankingBody,
-    nulls,
-    prepare_ranking,
-    ranking_of,
-)
+from gpuscore.dialects.ranking import CheckedRanking, RankingBody, prepare_ranking, ranking_of
 from gpuscore.dialects.served import LoadedModel
-from gpuscore.dialects.wire import (
-    ErrorAnswer,
-    ReturnMass,
-    about,
-    check_not_negative,
-    error_body,
-    strict_decoder,
-)
+from gpuscore.dialects.wire import ErrorAnswer, ReturnMass, about, error_body
 from gpuscore.errors import GpuscoreError, InvalidRequest
 from gpuscore.prompts.rerank_input import RerankInput
-from gpuscore.types.labels import label_mass
 from gpuscore.types.record import RequestRecord
+from gpuscore.types.results import label_mass
 
 Document: TypeAlias = str | dict[str, msgspec.Raw]  # fields are decoded where they are read
 RawFlag: TypeAlias = bool | str | None  # some clients send booleans as text
@@ -238,7 +226,10 @@ def encode_rerank(scored: Scored[CheckedRerank]) -> Iterator[bytes]:
     results = list_json((RankedDocument(*row) for row in rows), step)
     head = scored.head("list" if scored.record.route == JINA_RERANK_PATH else "rerank")
     usage, meta = scored.short_usage, _meta(len(order), scored.prompt_tokens, len(cut))
-    return in_pieces(RerankAnswer(*head, HOLE, usage, meta, scored.failed_items), results)
+    return in_pieces(
+        RerankAnswer(*head, results=HOLE, usage=usage, meta=meta, errors=scored.failed_items),
+        results,
+    )
 
 
 def _document_of(scored: Scored[CheckedRerank]) -> Callable[[int], Any]:

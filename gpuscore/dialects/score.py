@@ -9,18 +9,22 @@ from typing import Any
 
 from gpuscore.config import RequestLimits
 from gpuscore.dialects.answers import PairsAnswer, ScoreAnswer
+from gpuscore.dialects.decoding import strict_decoder
 from gpuscore.dialects.dialect import (
     HOLE,
     NUMBER_BYTES,
     NUMBERS,
+    SMALL_CHARS,
     SMALL_ITEMS,
     SMALL_TOKENS,
+    CheckedItems,
     Dialect,
     PreparedBody,
     Scored,
     error_bytes,
     in_pieces,
     list_json,
+    nulls,
 )
 from gpuscore.dialects.pairs import (
     CheckedPairs,
@@ -31,23 +35,23 @@ from gpuscore.dialects.pairs import (
     pairs_bytes,
 )
 from gpuscore.dialects.paths import SCORE_PATHS
-from gpuscore.dialects.ranking import CheckedItems, CheckedRanking, nulls, prepare_ranking
+from gpuscore.dialects.ranking import CheckedRanking, prepare_ranking
 from gpuscore.dialects.score_body import Ids, ScoreBody, Text
 from gpuscore.dialects.served import LoadedModel
-from gpuscore.dialects.wire import PromptTokensDetails, TokenUsage, strict_decoder
+from gpuscore.dialects.wire import PromptTokensDetails, TokenUsage
 from gpuscore.errors import InvalidRequest
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.types.batch import Float64Array
-from gpuscore.types.labels import (
+from gpuscore.types.record import RequestRecord
+from gpuscore.types.request import ScoreResult
+from gpuscore.types.results import (
     check_temperature,
     label_logprobs,
     label_mass,
     label_scores,
     per_token,
+    spread,
 )
-from gpuscore.types.record import RequestRecord
-from gpuscore.types.request import ScoreResult
-from gpuscore.types.results import spread
 
 
 class CheckedScore(CheckedItems[ScoreBody, ScoreInput]):
@@ -121,18 +125,13 @@ def prepare_score(model: LoadedModel, body: CheckedScore | CheckedPairs) -> Prep
 
 
 def _is_small(body: CheckedScore | CheckedPairs) -> bool:
-    """Return True if a body is faster to build here than in a thread; never with any text."""
-    if isinstance(body, CheckedRanking):
+    """Return True if a body is faster to build here than in a thread."""
+    if isinstance(body, CheckedRanking) or body.num_items > SMALL_ITEMS:
         return False
-    score_input = body.input
-    if (
-        score_input.is_text
-        or score_input.labels is not None
-        or len(score_input.items) > SMALL_ITEMS
-    ):
-        return False
-    labels = sum(map(len, score_input.label_sequences or ()))
-    return len(score_input.query) + sum(map(len, score_input.items)) + labels <= SMALL_TOKENS
+    asked = body.input
+    labels = [*(asked.labels or ()), *(asked.label_sequences or ())]
+    most = SMALL_CHARS if asked.is_text or asked.labels else SMALL_TOKENS
+    return sum(map(len, (asked.query, *asked.items, *labels))) <= most
 
 
 def score_bytes(body: CheckedScore | CheckedPairs, prepared: PreparedBody) -> int:

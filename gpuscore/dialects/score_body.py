@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from gpuscore.dialects.others import accepting
+from gpuscore.dialects.decoding import accepting
 from gpuscore.dialects.wire import ItemsBody, ReturnMass, about
 
 Text = str

@@ -6,6 +6,7 @@ from typing import Annotated
 import msgspec
 
 from gpuscore.dialects.answers import DetokenizeAnswer, TokenizeAnswer
+from gpuscore.dialects.decoding import accepting, strict_decoder
 from gpuscore.dialects.dialect import (
     COUNT_BYTES,
     HOLE,
@@ -19,13 +20,12 @@ from gpuscore.dialects.dialect import (
     text_bytes,
     text_json,
 )
-from gpuscore.dialects.others import accepting
 from gpuscore.dialects.paths import DETOKENIZE_PATH, TOKENIZE_PATH
 from gpuscore.dialects.served import LoadedModel
-from gpuscore.dialects.wire import ModelName, about, strict_decoder
+from gpuscore.dialects.wire import ModelName, about
 from gpuscore.errors import InvalidRequest, TooManyTokens
 from gpuscore.text.boundaries import OverLimit
-from gpuscore.text.checks import need_encoder
+from gpuscore.text.score_input import need_encoder
 
 
 @accepting("chat", "tokenize")

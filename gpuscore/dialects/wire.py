@@ -4,22 +4,12 @@ A field is `Annotated[type | None, about(...)]`; `null` means the same as leavin
 descriptions are the only source of /openapi.json and of the reference.
 """
 
-import difflib
-import hashlib
-import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from itertools import filterfalse
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from gpuscore.config import RequestLimits
-from gpuscore.dialects.others import check_others, others_of
-from gpuscore.dialects.parts import PartsDecoder
-from gpuscore.errors import GpuscoreError, InvalidRequest
-from gpuscore.types.record import RequestRecord
+from gpuscore.errors import GpuscoreError
 from gpuscore.types.request import Terms
 
 # msgspec writes a field's own default, which is null nearly everywhere. The value that null stands
@@ -61,7 +51,7 @@ StructT = TypeVar("StructT", bound=msgspec.Struct)
 class ScoringBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, dict=True):
     """The fields that all bodies with texts to score have."""
 
-    terms: ClassVar[Terms]  # no field: set by `strict_decoder`
+    terms: ClassVar[Terms]  # no field: set by `decoding.strict_decoder`
     model: ModelName = None
     priority: Annotated[
         Annotated[int, Meta(ge=-100, le=100)] | None,
@@ -88,12 +78,6 @@ class ItemsBody(ScoringBody, kw_only=True):
             "fail",
         ),
     ] = None
-
-
-_KNOWN_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
-_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
-_CHOICES = re.compile(r"Expected `str` matching regex '\^\((.*)\)\\\\Z'")
-_AT_PATH = re.compile(r"^(.*?) - at `\$\.?([^`]*)`$", re.DOTALL)
 
 
 PromptTokens = Annotated[int, about("Tokens of all prompts, each counted as a whole.")]
@@ -133,64 +117,6 @@ class ShortUsage(msgspec.Struct):
     prompt_tokens_details: PromptTokensDetails
 
 
-def strict_decoder(
-    body: type[StructT], check: Callable[[StructT], None] = lambda _: None
-) -> Callable[[bytes, RequestRecord, RequestLimits | None], StructT]:
-    """Return the `decode` of a dialect: it decodes JSON as this struct, and checks it.
-
-    `decode` raises InvalidRequest, whose message never holds the body's text. A body with texts to
-    score gets its terms, for which the record needs its tenant and its deadline.
-    """
-    at_once, in_parts = msgspec.json.Decoder(body), PartsDecoder(body)
-
-    def decoded(data: bytes, record: RequestRecord, limits: RequestLimits | None) -> StructT:
-        with _decoding_errors(body):
-            data.decode()  # because msgspec takes bytes that are not UTF-8 as Raw
-            fields = at_once.decode(data) if limits is None else in_parts.decode(data, limits)
-            check_others(fields)
-        if isinstance(fields, ScoringBody):
-            salt = engine_salt(record.tenant, fields.cache_salt)
-            fields.__dict__["terms"] = Terms(fields.priority or 0, salt, record.deadline)
-        check(fields)
-        return fields
-
-    return decoded
-
-
-def engine_salt(tenant: str | None, salt: str | None) -> str:
-    """Return the salt that two requests must have in common to share a cached prefix.
-
-    It always depends on the key's owner: a hit shows in `cached_tokens` and in time, so a shared
-    cache would tell one owner which queries another has sent. The caller's salt can only narrow it
-    further. It is hashed, so that neither a caller's text nor a key's digest reaches the engine.
-    """
-    return hashlib.sha256(f"{tenant or ''}:{salt or ''}".encode()).hexdigest()
-
-
-@contextmanager
-def _decoding_errors(body: type[msgspec.Struct]) -> Iterator[None]:
-    """Turn every error that msgspec raises while decoding a body into InvalidRequest, whose message
-    never holds the body's text."""
-    try:
-        yield
-    except UnicodeDecodeError:
-        raise InvalidRequest("the body is not valid UTF-8") from None
-    except RecursionError:
-        raise InvalidRequest("the body is nested too deeply") from None
-    except msgspec.ValidationError as error:
-        raise _invalid(str(error), body) from None
-    except msgspec.DecodeError as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
-
-
-def check_not_negative(body: msgspec.Struct, *fields: str) -> None:
-    """Raise InvalidRequest for the first of these fields that is below 0."""
-    for field in fields:
-        value = getattr(body, field)
-        if value is not None and value < 0:
-            raise InvalidRequest(f"{field} is {value}, it must not be negative", param=field)
-
-
 def openapi_of(
     bodies: tuple[Any, ...], answers: tuple[Any, ...], example: object
 ) -> dict[str, Any]:
@@ -225,28 +151,6 @@ def _inlined(schema: Any, components: dict[str, Any]) -> Any:
     if DEFAULT in shown:
         shown["default"] = shown.pop(DEFAULT)
     return shown
-
-
-def _invalid(message: str, body: type[msgspec.Struct]) -> InvalidRequest:
-    """Return msgspec's message about a body as InvalidRequest, without text of the caller's.
-
-    The messages hold types, numbers and a path; only the name of an unknown field is the caller's.
-    """
-    unknown = _UNKNOWN_FIELD.match(message)
-    if unknown is not None:
-        name = unknown.group(1)
-        if _KNOWN_NAME.fullmatch(name):
-            ours = [*filterfalse(others_of(body).__contains__, body.__struct_encode_fields__)]
-            close = difflib.get_close_matches(name, ours, n=1)
-            meant = f"; did you mean {close[0]}?" if close else ""
-            return InvalidRequest(f"unknown field {name}{meant}", param=name)
-        return InvalidRequest("unknown field")
-    at = _AT_PATH.match(message)
-    if at is None:
-        return InvalidRequest(message[:500])
-    text = _CHOICES.sub(lambda found: f"must be one of {found[1].replace('|', ', ')}", at[1])
-    path = at[2]
-    return InvalidRequest(f"{path}: {text}"[:500], param=path[:100] or None)
 
 
 class ErrorBody(msgspec.Struct):

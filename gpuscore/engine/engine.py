@@ -1,6 +1,7 @@
-"""The engine: `score` admits and queues requests; one thread drives the runner."""
+"""The engine: `score_all` queues requests; one thread drives the runner."""
 
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -9,13 +10,11 @@ from functools import partial
 from time import monotonic
 
 from gpuscore.backends.base import Backend
-from gpuscore.config import EngineConfig
-from gpuscore.engine.admission import MAX_RETRY_AFTER, Backlog, Rate
-from gpuscore.engine.plan import Plan, plan_items
+from gpuscore.engine.plan import plan_items
 from gpuscore.engine.runner import Runner
 from gpuscore.engine.start_checks import check_collapse, check_same_bits
-from gpuscore.engine.ticket import Progress, Ticket
-from gpuscore.errors import GpuscoreError, InsufficientMemory, Unavailable
+from gpuscore.engine.ticket import Progress, Ticket, resolve
+from gpuscore.errors import Unavailable
 from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.stats import EngineStats
@@ -23,6 +22,23 @@ from gpuscore.types.stats import EngineStats
 logger = logging.getLogger(__name__)
 
 WELL_FILLED = 4  # a batch of at least 1/WELL_FILLED of max_tokens counts for the capacity
+RATE_SECONDS = 5.0  # of work, after which its weight in the average has fallen to 1/e
+RETRY_AFTER = 30  # seconds
+
+
+class Rate:
+    """A smoothed rate in tokens per second; one thread adds, any thread may read `value`."""
+
+    def __init__(self) -> None:
+        self.value = 0.0  # unknown
+        self._done = self._busy = 0.0
+
+    def add(self, done: float, seconds: float) -> None:
+        """Add `done` tokens computed in `seconds`."""
+        kept = math.exp(-seconds / RATE_SECONDS)
+        self._busy = kept * self._busy + seconds
+        self._done = kept * self._done + done
+        self.value = self._done / self._busy if self._busy > 0 else 0.0
 
 
 class Engine:
@@ -30,7 +46,7 @@ class Engine:
 
     Args:
         backend: computes the batches.
-        config: the limits on the requests in flight.
+        prefix_cache: keep the keys and values of queries for later requests.
         clock: monotonic seconds.
         after_step: called from the engine's thread after each step that may answer requests.
         allow_degenerate: serve a quantised model although it has collapsed.
@@ -43,12 +59,12 @@ class Engine:
     def __init__(
         self,
         backend: Backend,
-        config: EngineConfig,
+        *,
+        prefix_cache: bool = True,
         clock: Callable[[], float] = monotonic,
         after_step: Callable[[], None] = lambda: None,
         allow_degenerate: bool = False,
     ) -> None:
-        self.config = config
         self.clock = clock
         self._after_step = after_step
         self._backend = backend
@@ -56,11 +72,11 @@ class Engine:
             check_same_bits(backend)
         if backend.limits.quantized:
             check_collapse(backend, allow_degenerate)
-        self._runner = Runner(backend, clock, prefix_cache=config.prefix_cache)
+        self._runner = Runner(backend, clock, prefix_cache=prefix_cache)
         self._inbox: deque[Ticket] = deque()
         self._condition = threading.Condition()
         self._rate, self._capacity = Rate(), Rate()  # of all steps; of well filled ones only
-        self.backlog = Backlog(config, lambda: self._capacity.value)
+        self._requests = self._tokens = 0  # in flight
         self._closing = False
         self._failed = False
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
@@ -75,18 +91,23 @@ class Engine:
         """True until the loop fails or the engine is closed."""
         return self._thread.is_alive() and not self._failed and not self._closing
 
+    @property
+    def rate(self) -> float:
+        """Tokens per second in well filled batches; 0 while unknown."""
+        return self._capacity.value
+
     def stats(self) -> EngineStats:
         """Return the engine's present load and its counters; any thread may call this."""
         pages, states = self._runner.scheduler.pages, self._runner.scheduler.states
         with self._condition:
             return EngineStats(
-                requests=self.backlog.requests,
-                tokens=self.backlog.tokens,
+                requests=self._requests,
+                tokens=self._tokens,
                 pages_free=pages.num_free,
                 pages_cached=pages.num_cached,
                 pages_used=pages.num_used,
                 tokens_per_second=self._rate.value,
-                capacity=self._capacity.value,
+                capacity=self.rate,
                 counters=self._runner.counters(),
                 tokens_left=self._runner.tokens_left(),
                 running=self._runner.begun(),
@@ -98,58 +119,37 @@ class Engine:
     def score(
         self, request: ScoreRequest, progress: Progress | None = None
     ) -> "Future[ScoreResult]":
-        """Queue a request. Cancelling the future drops its work that has not been launched yet.
-
-        Args:
-            request: token ids within the backend's limits.
-            progress: called from the engine's thread with the number of rows scored so far.
-
-        Raises:
-            Overloaded: the queue is full; carries `retry_after` in seconds.
-            InsufficientMemory: the request does not fit the KV cache, even alone.
-            Unavailable: the engine is closed or has failed.
-        """
-        (outcome,) = self.score_all([request], progress)
-        if isinstance(outcome, GpuscoreError):
-            raise outcome
-        return outcome
+        """Queue a request, as `score_all` does."""
+        return self.score_all([request], progress)[0]
 
     def score_all(
         self, requests: Sequence[ScoreRequest], progress: Progress | None = None
-    ) -> "list[Future[ScoreResult] | GpuscoreError]":
+    ) -> "list[Future[ScoreResult]]":
         """Queue all these requests together, so that one batch may compute them all.
 
-        Returns:
-            For each request, its future, or the error that `score` would have raised.
+        Cancelling a future drops its work that has not been launched yet. A future raises
+        InsufficientMemory if the request does not fit the KV cache, even alone, and Unavailable if
+        the engine is closed or has failed.
+
+        Args:
+            requests: token ids within the backend's limits.
+            progress: called from the engine's thread with the number of rows scored so far.
         """
-        outcomes: list[Future[ScoreResult] | GpuscoreError] = []
         arrived = self.clock()
         plans = [plan_items(request, self.limits) for request in requests]
+        tickets = [Ticket(plan, Future(), progress, arrived) for plan in plans]
         with self._condition:
-            for plan in plans:
-                try:
-                    self._admit(plan)
-                except GpuscoreError as error:
-                    outcomes.append(error)
-                    continue
-                future: Future[ScoreResult] = Future()
-                self._inbox.append(Ticket(plan, future, progress, arrived))
-                outcomes.append(future)
-            self._condition.notify()
-        for request, outcome in zip(requests, outcomes, strict=True):
-            if isinstance(outcome, Future):
-                outcome.add_done_callback(partial(self._leave, request))
-        return outcomes
-
-    def _admit(self, plan: Plan) -> None:
-        if not self._runner.scheduler.fits(plan):
-            raise InsufficientMemory(
-                f"the request's {len(plan.query_ids)} shared tokens and longest item need more "
-                f"than the {self.limits.num_pages * self.limits.page_size} tokens of KV cache"
-            )
-        if not self.alive:
-            raise Unavailable("the engine is not running", retry_after=MAX_RETRY_AFTER)
-        self.backlog.admit(plan.request)
+            if alive := self.alive:
+                self._inbox += tickets
+                self._requests += len(requests)
+                self._tokens += sum(request.num_tokens for request in requests)
+                self._condition.notify()
+        for ticket in tickets:
+            if alive:
+                ticket.future.add_done_callback(partial(self._leave, ticket.request.num_tokens))
+            else:
+                resolve(ticket.future, _unavailable("the engine is not running"))
+        return [ticket.future for ticket in tickets]
 
     def close(self) -> None:
         """Stop after the present step; requests not answered by then fail with `Unavailable`."""
@@ -159,9 +159,10 @@ class Engine:
         self._thread.join()
         self._backend.close()
 
-    def _leave(self, request: ScoreRequest, _: "Future[ScoreResult]") -> None:
+    def _leave(self, tokens: int, _: "Future[ScoreResult]") -> None:
         with self._condition:
-            self.backlog.leave(request)
+            self._requests -= 1
+            self._tokens -= tokens
             self._condition.notify()  # wakes the loop, which drops a cancelled request
 
     def _loop(self) -> None:
@@ -179,7 +180,7 @@ class Engine:
                 self._inbox.clear()
             for ticket in waiting:
                 self._runner.add(ticket)
-            self._runner.fail_all(Unavailable("the engine stopped", retry_after=MAX_RETRY_AFTER))
+            self._runner.fail_all(_unavailable("the engine stopped"))
             self._after_step()
 
     def _take_inbox(self) -> bool:
@@ -192,12 +193,16 @@ class Engine:
             return not self._closing
 
     def _step(self) -> None:
-        start, done = self.clock(), self._runner.tally.computed_tokens
+        start, done = self.clock(), self._runner.computed_tokens
         self._runner.step()
         # A batch is launched in one step and collected in the next, so one step alone gives no
         # rate; `Rate` divides sums over several steps.
         elapsed = max(0.0, self.clock() - start)
-        done = self._runner.tally.computed_tokens - done
+        done = self._runner.computed_tokens - done
         self._rate.add(done, elapsed)
         if done * WELL_FILLED >= self.limits.max_tokens:
             self._capacity.add(done, elapsed)
+
+
+def _unavailable(why: str) -> Unavailable:
+    return Unavailable(why, retry_after=RETRY_AFTER)

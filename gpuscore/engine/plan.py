@@ -23,8 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpuscore.types.batch import NO_TOKENS, BackendLimits, Int32Array, common_prefix, sorted_order
-from gpuscore.types.labels import cut_for_labels, fits_batch
-from gpuscore.types.request import LabelTrie, ScoreRequest
+from gpuscore.types.request import LabelTrie, ScoreRequest, cut_for_labels, fits_batch
 
 QUERY = -1  # in place of an item, where the query's own rows are meant
 LEAST = 4  # tokens of a shared beginning

@@ -72,7 +72,7 @@ def _prepared(
     """Return a backend's configuration, its model's files, its plan, which says what "auto" means
     on this machine, and the workload."""
     config = settings.make(ModelConfig)
-    directory = model_directory(config.model, config.revision)
+    directory = model_directory(config.model, config.revision, config.adapter)
     plan = plan_backend(directory, config)
     return config, directory, plan, _workload(directory, plan, values)
 

@@ -11,8 +11,8 @@ from gpuscore.config import ModelConfig
 from gpuscore.measure.results import CaseResult, Measured, errors
 from gpuscore.measure.workload import Case, Workload
 from gpuscore.models.hub import model_name
+from gpuscore.offline.results import Scores
 from gpuscore.offline.scorer import Scorer
-from gpuscore.types.results import Scores
 
 LONG = ("500 items", "long list")  # the longest list; else the case with most items
 ALONE = 8  # approximate number of the longest list's items that are scored once more, each alone

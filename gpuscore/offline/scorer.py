@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Itera
 from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 from gpuscore.backends import create_backend, plan_backend
-from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
+from gpuscore.config import ModelConfig, RequestLimits
 from gpuscore.config.options import checked
 from gpuscore.engine.engine import Engine
 from gpuscore.engine.ticket import Progress
@@ -21,6 +21,7 @@ from gpuscore.offline.calls import (
     score_call,
     score_calls,
 )
+from gpuscore.offline.results import Classification, PairScores, Ranking, Scores
 from gpuscore.prompts.model import ModelFiles
 from gpuscore.types.call_arguments import (
     ClassifyOptions,
@@ -31,23 +32,19 @@ from gpuscore.types.call_arguments import (
     awaited,
     takes_options,
 )
-from gpuscore.types.results import Classification, PairScores, Ranking, Scores
 
 ValueT = TypeVar("ValueT")
 
 # Batches whose tokens many calls in a row keep in the engine, so that it never waits for texts.
 AHEAD = 8
 _UNLIMITED = RequestLimits(sys.maxsize, sys.maxsize, sys.maxsize, sys.maxsize)
-# Callers in this process wait for their own calls; none is refused.
-_NO_QUEUE_LIMIT = EngineConfig(
-    max_queued_requests=sys.maxsize, max_queued_tokens=sys.maxsize, max_queued_items=sys.maxsize
-)
 
 
 class ModelSettings(TypedDict, total=False):
     """The fields of `ModelConfig` besides the model."""
 
     revision: str | None
+    adapter: str | None
     backend: str
     device: str
     dtype: str
@@ -112,14 +109,12 @@ class LoadedScorer:
         elif settings:
             raise ConfigError(f"{next(iter(settings))} is given beside a ModelConfig; set it there")
         config = checked(model)
-        directory = model_directory(config.model, config.revision)
+        directory = model_directory(config.model, config.revision, config.adapter)
         files = ModelFiles.read(directory, family, [config.model])
         self._backend = create_backend(plan_backend(directory, config))
         try:
             self._prompts = files.prompts(self._backend.limits, _UNLIMITED)
-            self._engine = Engine(
-                self._backend, _NO_QUEUE_LIMIT, allow_degenerate=config.allow_degenerate
-            )
+            self._engine = Engine(self._backend, allow_degenerate=config.allow_degenerate)
         except BaseException:
             self._backend.close()  # else its threads would stay
             raise
@@ -172,7 +167,7 @@ class Scorer(LoadedScorer):
             GpuscoreError: as over HTTP, but without limits on the number of items or labels.
             TypeError: there is no such option.
         """
-        return self._run(score_call, query, items, options, progress)
+        return self._run(score_call, progress=progress, query=query, items=items, options=options)
 
     @takes_options
     def score_many(
@@ -213,7 +208,9 @@ class Scorer(LoadedScorer):
             InvalidRequest: the model belongs to no known family of rerankers.
             GpuscoreError: as over HTTP.
         """
-        return self._run(rerank_call, query, documents, top_n, options)
+        return self._run(
+            rerank_call, query=query, documents=documents, top_n=top_n, options=options
+        )
 
     @takes_options
     def score_pairs(
@@ -228,7 +225,7 @@ class Scorer(LoadedScorer):
         Raises:
             GpuscoreError: as `rerank`.
         """
-        return self._run(pairs_call, pairs, options)
+        return self._run(pairs_call, pairs=pairs, options=options)
 
     @takes_options
     def classify(
@@ -244,13 +241,18 @@ class Scorer(LoadedScorer):
             MissingLabels: neither the model nor the call names classes.
             GpuscoreError: as over HTTP.
         """
-        return self._run(classify_call, texts, options)
+        return self._run(classify_call, texts=texts, options=options)
 
-    def _run(self, prepare: Callable[..., Call[ValueT]], *arguments: Any) -> ValueT:
-        call = prepare(self._prompts, *arguments)
+    def _run(
+        self,
+        prepare: Callable[..., Call[ValueT]],
+        progress: Progress | None = None,
+        **arguments: Any,
+    ) -> ValueT:
+        call = prepare(self._prompts, **arguments)
         if call.request is None:
             return call.finish(None)
-        return call.finish(self._engine.score(call.request, call.progress).result())
+        return call.finish(self._engine.score(call.request, progress).result())
 
 
 class AsyncScorer(LoadedScorer):
@@ -272,11 +274,16 @@ class AsyncScorer(LoadedScorer):
         async for scores in _iterated(self._many(score_calls(self._prompts, requests, options))):
             yield scores
 
-    async def _run(self, prepare: Callable[..., Call[ValueT]], *arguments: Any) -> ValueT:
-        call = await asyncio.to_thread(prepare, self._prompts, *arguments)
+    async def _run(
+        self,
+        prepare: Callable[..., Call[ValueT]],
+        progress: Progress | None = None,
+        **arguments: Any,
+    ) -> ValueT:
+        call = await asyncio.to_thread(prepare, self._prompts, **arguments)
         if call.request is None:
             return call.finish(None)
-        result = await asyncio.wrap_future(self._engine.score(call.request, call.progress))
+        result = await asyncio.wrap_future(self._engine.score(call.request, progress))
         return call.finish(result)
 
     async def __aenter__(self) -> "AsyncScorer":

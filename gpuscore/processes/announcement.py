@@ -1,24 +1,16 @@
-"""Lines that a server prints once it is ready, and a progress bar while weights are read.
-
-The lines say what is served, where, and a request to try.
-"""
+"""Lines that a server prints once it is ready: what is served, where, and a request to try."""
 
 import json
 import shlex
-import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tqdm import tqdm
-
 from gpuscore.backends.common.architectures import read_architecture
-from gpuscore.backends.common.hf_config import RawConfig
+from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.backends.common.shapes import count_parameters
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.errors import GpuscoreError
-from gpuscore.processes.worker.client import EngineClient
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.prompts.rerank_input import RerankInput
@@ -36,8 +28,6 @@ ANSWERS = (["yes", "no"], [" yes", " no"], ["Yes", "No"], [" Yes", " No"], ["1",
 DOCS = "/docs"
 Body = Mapping[str, Any]
 InputT = TypeVar("InputT")
-POLL = 0.1  # seconds between two looks at what is loaded
-WITHOUT_LENGTH = "{desc} [{elapsed}]"
 
 
 def announcement(
@@ -94,7 +84,9 @@ def example(address: str, prompts: ModelPrompts, key: bool, model: str | None = 
 
 def _family(prompts: ModelPrompts) -> str:
     if prompts.family is not None:
-        return prompts.family.family.name
+        family = prompts.family.family
+        apart = "" if family.shares_query else ", whose documents share nothing of their query"
+        return family.name + apart
     return "none known, so no /rerank; --family names one"
 
 
@@ -152,38 +144,3 @@ def _of_text(builder: PromptBuilder) -> Iterator[tuple[str, Body]]:
         if _works(builder.build, ScoreInput(query=query, items=items, labels=labels)):
             body = {"query": query, "items": items, "labels": labels, "apply_softmax": True}
             yield "/v1/score", body
-
-
-class LoadingBar:
-    """A bar over the weights of all engines, from now until they are ready or `close`."""
-
-    def __init__(self, engines: Sequence[EngineClient]) -> None:
-        self._engines, self._closing = engines, threading.Event()
-        self._thread = threading.Thread(target=self._run, name="loading-bar", daemon=True)
-        if sys.stderr.isatty():
-            self._thread.start()
-
-    def close(self) -> None:
-        """Remove the bar."""
-        self._closing.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        with tqdm(unit="B", unit_scale=True, unit_divisor=1024, leave=False, delay=POLL) as bar:
-            while not self._closing.wait(POLL):
-                if all(engine.started.done() for engine in self._engines):
-                    return
-                done, total = map(
-                    sum, zip(*(engine.loaded for engine in self._engines), strict=True)
-                )
-                _show(bar, done, total)
-
-
-def _show(bar: "tqdm[None]", done: int, total: int) -> None:
-    if not total:
-        return
-    bar.desc, bar.n, bar.total = "reading weights: ", done, total
-    if done >= total:  # nobody knows how long the rest takes
-        bar.desc, bar.bar_format = "measuring memory and warming up", WITHOUT_LENGTH
-    bar.refresh()

@@ -15,17 +15,16 @@ from gpuscore.config.served import ServedConfig, served_models
 from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.errors import ConfigError, EngineFailed
 from gpuscore.models.hub import model_directory
-from gpuscore.processes.announcement import LoadingBar, announcement
+from gpuscore.processes.announcement import announcement
 from gpuscore.processes.replicas.placement import Sought
-from gpuscore.processes.replicas.replicas import Replicas
-from gpuscore.processes.replicas.start import start_models
+from gpuscore.processes.replicas.replicas import Replicas, start_models
 from gpuscore.prompts.model import ModelFiles
 from gpuscore.server.http.aliases import read_aliases
 from gpuscore.server.http.auth import read_api_keys
 from gpuscore.server.http.headers import read_hosts
 from gpuscore.server.observe.tracing import read_tracer
 from gpuscore.server.run import serve
-from gpuscore.system.log import LogWriter, chosen_format
+from gpuscore.system.log import LogWriter
 from gpuscore.text.tokenizer_info import TokenizerInfo, read_tokenizer_info
 
 STANDARD_OUTPUT = 1
@@ -46,21 +45,22 @@ def serve_model(
     read_aliases(server)
     tracer = read_tracer(os.environ)
     chosen = served_models(model, server)
-    style = chosen_format()
     with ExitStack() as ending:
         if server.api_key_file is not None:
             signal.signal(signal.SIGHUP, lambda *_: keys.start_reading(server))
         directories = [
-            model_directory(entry.config.model, entry.config.revision) for entry in chosen
+            model_directory(entry.config.model, entry.config.revision, entry.config.adapter)
+            for entry in chosen
         ]
         sought = [
             Sought(entry.name, directory, entry.config)
             for entry, directory in zip(chosen, directories, strict=True)
         ]
-        replicas = start_models(sought, engine, log_format=style)
+        replicas = start_models(sought, engine)
         # Not by print: a missing or slow reader, or a full disk, must not end or delay the server.
-        output = ending.enter_context(LogWriter(STANDARD_OUTPUT, for_people=True))
-        ending.callback(_close_all, replicas)
+        output = ending.enter_context(LogWriter(STANDARD_OUTPUT))
+        for engines in replicas:
+            ending.callback(engines.close)
 
         def say(line: str) -> None:
             output.write(f"{line}\n".encode())
@@ -74,22 +74,13 @@ def serve_model(
             for entry, directory in zip(chosen, directories, strict=True)
         ]
 
-        def say_loading(number: int) -> None:
-            about = replicas[number].wait_planned()
-            say(f"gpuscore: loading {chosen[number].name} as {about}")
-
         def load(number: int) -> LoadedModel:  # in a thread
             _, files, settings = models[number]
+            say(f"gpuscore: loading {chosen[number].name}")
             with _named(chosen, number):
-                if number:
-                    say_loading(number)
                 return load_model(files, limits, replicas[number], settings)
 
-        with _named(chosen, 0):
-            say_loading(0)  # before connections are accepted: it may be refused
-
         def announce(address: str) -> None:
-            bar.close()
             ready = [
                 (directory, served.name, served.loaded)
                 for directory, (served, _, _) in zip(directories, models, strict=True)
@@ -97,7 +88,6 @@ def serve_model(
             ]
             say(announcement(address, ready, len(keys), os.getpid(), server.ui))
 
-        bar = LoadingBar([engine for model in replicas for engine in model.engines])
         loads = [(served, partial(load, number)) for number, (served, _, _) in enumerate(models)]
         return serve(loads, server, keys, announce, tracer, say)
 
@@ -111,13 +101,6 @@ def _named(chosen: Sequence[ServedConfig], number: int) -> Iterator[None]:
         if len(chosen) == 1:
             raise
         raise type(error)(f"--model {chosen[number].name}: {error}") from error
-
-
-def _close_all(models: Sequence[Replicas]) -> None:
-    for model in models:
-        model.stop()
-    for model in models:
-        model.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +131,13 @@ def load_model(
     `settings` are shown by /info.
     """
     prompts = files.prompts.prompts(replicas.wait_ready(), limits)
-    about, count = replicas.wait_planned(), len(replicas.engines)
     return LoadedModel(
-        replicas, prompts, replicas.wait_ended, about, files.info, count, settings or {}
+        replicas,
+        prompts,
+        replicas.wait_ended,
+        about=replicas.about,
+        tokenizer_info=files.info,
+        replicas=len(replicas.engines),
+        settings=settings or {},
+        config=replicas.config,
     )

@@ -7,6 +7,7 @@ change how it renders, and no request has to wait for it: it is rendered when th
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from gpuscore.errors import ConfigError
@@ -66,15 +67,27 @@ class ChatTemplate:
             messages: the conversation; its contents may have fields like the parts of a family.
             options: variables of the template.
         """
-        bare, *spaced = self._marked(messages, options)
-        fields = [field for field in MARKS if MARKS[field] in bare]
-        return bare, {field: _ends(MARKS[field], bare, spaced) for field in fields}
-
-    def _marked(self, messages: Messages, options: Mapping[str, object]) -> list[str]:
-        """Render with nothing and with each of WHITE around each mark, in one process."""
         fields = [f for f in MARKS if any("{" + f + "}" in content for _, content in messages)]
-        arounds = ("", *WHITE)
-        conversations = [made for around in arounds for made in _conversations(messages, around)]
+        bare, *spaced = self._marked(messages, options, fields)
+        per_field = [spaced[i : i + len(WHITE)] for i in range(0, len(spaced), len(WHITE))]
+        try:
+            ends = {
+                field: _ends(field, bare, texts)
+                for field, texts in zip(fields, per_field, strict=True)
+            }
+        except ConfigError as error:
+            raise self._refused(error) from error
+        return bare, ends
+
+    def _marked(
+        self, messages: Messages, options: Mapping[str, object], fields: list[str]
+    ) -> list[str]:
+        """Render as it is, and with each of WHITE around each field's mark, in one process.
+
+        One field at a time: the white space between two fields belongs to either.
+        """
+        arounds = [("", ""), *((field, char) for field in fields for char in WHITE)]
+        conversations = [made for around in arounds for made in _conversations(messages, *around)]
         try:
             made = render(self.text, {**self.variables, **options}, conversations)
         except TemplateLimit as error:
@@ -82,28 +95,46 @@ class ChatTemplate:
         try:
             return [_chosen(made[i : i + 2], fields) for i in range(0, len(made), 2)]
         except ConfigError as error:
-            raise ConfigError(f"{self.file}: the chat template {error}; {BESIDE}") from error
+            raise self._refused(error) from error
+
+    def _refused(self, error: ConfigError) -> ConfigError:
+        return ConfigError(f"{self.file}: the chat template {error}; {BESIDE}")
 
 
-def _ends(mark: str, bare: str, spaced: Sequence[str]) -> Ends:
-    """Return what a template drops around the text of a mark.
+def _ends(field: str, bare: str, spaced: Sequence[str]) -> Ends:
+    """Return what a template drops around the text of a field.
 
     Args:
-        mark: of the text.
+        field: the text's.
         bare, spaced: the prompt without, and with each one of WHITE around the text.
+
+    Raises:
+        ConfigError: it drops white space at one place of the text and keeps it at another.
     """
     before, after = "", ""
     for char, text in zip(WHITE, spaced, strict=True):
         # The template's own text beside the mark may be the same character.
-        before += char * (_beside(mark, text, char)[0] == _beside(mark, bare, char)[0])
-        after += char * (_beside(mark, text, char)[1] == _beside(mark, bare, char)[1])
+        pairs = zip(
+            _beside(MARKS[field], text, char), _beside(MARKS[field], bare, char), strict=True
+        )
+        dropped = {
+            (with_char[0] == without[0], with_char[1] == without[1]) for with_char, without in pairs
+        }
+        if len(dropped) > 1:
+            raise ConfigError(f"drops white space around one {field} and keeps it around another")
+        ((drops_before, drops_after),) = dropped
+        before += char * drops_before
+        after += char * drops_after
     return None if before == WHITE else before, None if after == WHITE else after
 
 
-def _beside(mark: str, text: str, char: str) -> tuple[int, int]:
-    """Return how often a character stands directly before and directly after the mark."""
-    before, after = text.split(mark)
-    return len(before) - len(before.rstrip(char)), len(after) - len(after.lstrip(char))
+def _beside(mark: str, text: str, char: str) -> list[tuple[int, int]]:
+    """Return how often a character stands directly before and directly after each mark."""
+    pieces = text.split(mark)
+    return [
+        (len(before) - len(before.rstrip(char)), len(after) - len(after.lstrip(char)))
+        for before, after in pairwise(pieces)
+    ]
 
 
 def _configured(value: object, name: str) -> str | None:
@@ -118,20 +149,22 @@ def _configured(value: object, name: str) -> str | None:
     return value
 
 
-def _conversations(messages: Messages, around: str) -> Iterator[list[dict[str, object]]]:
-    """Yield the conversation with marks in place of fields, in two forms.
+def _conversations(
+    messages: Messages, spaced: str, around: str
+) -> Iterator[list[dict[str, object]]]:
+    """Yield the conversation with marks in place of fields, one of them spaced, in two forms.
 
     Contents are first plain text, then lists of pieces, as templates of models that also read
     images expect them.
     """
-    marks = {field: f"{around}{mark}{around}" for field, mark in MARKS.items()}
+    marks = MARKS | ({spaced: f"{around}{MARKS[spaced]}{around}"} if spaced else {})
     texts = [(role, content.format_map(marks)) for role, content in messages]
     yield [{"role": role, "content": text} for role, text in texts]
     yield [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in texts]
 
 
 def _chosen(made: Sequence[str | ConfigError], fields: list[str]) -> str:
-    """Return the rendering of plain contents if it has all fields once, else pieces' rendering."""
+    """Return the rendering of plain contents if it has the fields, else pieces' rendering."""
     plain, pieces = made
     if isinstance(plain, ConfigError):
         raise ConfigError(f"cannot be rendered: {plain}")
@@ -144,14 +177,14 @@ def _chosen(made: Sequence[str | ConfigError], fields: list[str]) -> str:
 
 
 def _wrong(rendered: str, fields: list[str]) -> str:
-    """Return the field that does not occur once, or stands after the document; empty if none."""
+    """Return what is wrong with the fields in a prompt; empty if it has all, the document once."""
     for field in fields:
-        if (count := rendered.count(MARKS[field])) != 1:
+        count = rendered.count(MARKS[field])
+        if count == 0 or (field == DOCUMENT and count > 1):
             return f"{field} {count} times, not once"
-    late = [
-        field for field in fields if rendered.find(MARKS[field]) > rendered.find(MARKS[DOCUMENT])
-    ]
-    return f"{late[0]} after the document, not before it" if late and DOCUMENT in fields else ""
+        if not all(between.strip() for between in rendered.split(MARKS[field])[1:-1]):
+            return f"{field} twice side by side"
+    return ""
 
 
 def parts_of(text: str, specials: Sequence[str]) -> tuple[str, ...]:

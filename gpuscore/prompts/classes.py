@@ -11,8 +11,8 @@ from gpuscore.prompts.registry import names_of
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.types.batch import Float64Array
-from gpuscore.types.labels import softmax
 from gpuscore.types.request import ScoreRequest
+from gpuscore.types.results import softmax
 
 NO_CLASSES = (
     "this model has no classes and belongs to no known family of guards: give labels, or name its "

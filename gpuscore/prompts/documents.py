@@ -24,9 +24,8 @@ from gpuscore.prompts.rerank_input import (
     prompts_of,
 )
 from gpuscore.text.boundaries import OverLimit, beside
-from gpuscore.text.checks import Prompts
 from gpuscore.text.controls import ControlToken, refused_controls
-from gpuscore.text.joining import PromptBuilder
+from gpuscore.text.joining import PromptBuilder, Prompts
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import NO_TOKENS, Float64Array, Int32Array
 from gpuscore.types.request import ScoreResult
@@ -124,7 +123,8 @@ class FamilyPrompts:
                 f"prompts of {name} have no instruction", param=inputs.instruction_name
             )
         template = self._template if inputs.query is None else self._answering
-        has_query = any(QUERY in fields_of(part) for part in (*template.before, template.last))
+        every = (*template.before, template.last, *template.after)
+        has_query = any(QUERY in fields_of(part) for part in every)
         if has_query and inputs.query is None:
             raise InvalidRequest(f"prompts of {name} need a query", param=inputs.query_name)
         if inputs.query is not None and not has_query:
@@ -207,25 +207,34 @@ class FamilyPrompts:
             places = (f"{inputs.name}[{index}]" for index in indices[start:])
             middles = joined(start)
             with beside(around, self._limit):
-                while (middle := self._next(middles, head, next(places, ""), inputs)) is not None:
+                while True:
+                    middle = self._next(middles, (head, tail), next(places, ""), inputs)
+                    if middle is None:
+                        break
                     yield np.concatenate((shared, middle, closing))
 
         return Prompts(prompts, len(indices), num_shared, inputs.name)
 
     def _next(
-        self, middles: Iterator[Int32Array], head: str, place: str, inputs: RerankInput
+        self,
+        middles: Iterator[Int32Array],
+        around: tuple[str, str],
+        place: str,
+        inputs: RerankInput,
     ) -> Int32Array | None:
         """Return the next document's part of its prompt, or None after the last.
 
         Raises:
-            InvalidRequest: a text needs a control token; names the query if it is in the head.
+            InvalidRequest: a text needs a control token; names the query if the text around the
+                documents needs it.
         """
         try:
             with refused_controls(place):
                 return next(middles, None)
         except InvalidRequest:
             with refused_controls(inputs.query_name):
-                self._foreign.plain_ids(head)
+                for text in around:
+                    self._foreign.plain_ids(text)
             raise
 
     def _check_frame(self, parts: Iterable[str]) -> None:

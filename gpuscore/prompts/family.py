@@ -57,9 +57,9 @@ class PromptFamily(Family):
     text can end its turn in the conversation or begin another one.
 
     Args:
-        parts: have the fields {instruction}, {query} and {document}, each at most once, the
-            document last, so that all documents of a query share the text before it. Only guards
-            may lack a query.
+        parts: have the fields {instruction}, {query} and {document}, the document once. The
+            documents of a query share the text before it: little, if the document comes first.
+            Only guards may lack a query.
         answering_parts: a guard's parts for a text that answers a query.
         scale: divisor of raw scores.
         answering_strip: `strip` in `answering_parts`.
@@ -67,7 +67,7 @@ class PromptFamily(Family):
             other token. None: it has none.
 
     Raises:
-        ValueError: the parts lack a required field, or have an unknown or repeated one.
+        ValueError: the parts lack a required field, have an unknown one, or the document twice.
     """
 
     parts: tuple[str, ...]
@@ -89,10 +89,8 @@ class PromptFamily(Family):
     def _check(self, parts: tuple[str, ...], needed: set[str]) -> None:
         names = [name for part in parts for name in fields_of(part)]
         known = {QUERY, DOCUMENT, INSTRUCTION}
-        if len(set(names)) < len(names) or not needed <= set(names) <= known:
+        if names.count(DOCUMENT) != 1 or not needed <= set(names) <= known:
             raise ValueError(f"the prompt of {self.name} has the fields {names}")
-        if names[-1] != DOCUMENT:
-            raise ValueError(f"the prompt of {self.name} ends with {names[-1]}, not the document")
 
     @property
     def ranks(self) -> bool:
@@ -102,6 +100,12 @@ class PromptFamily(Family):
     @property
     def takes_instruction(self) -> bool:
         return any(INSTRUCTION in fields_of(part) for part in self.parts)
+
+    @property
+    def shares_query(self) -> bool:
+        """True if the documents of a query share it, because it comes before the document."""
+        names = [name for part in self.parts for name in fields_of(part)]
+        return QUERY not in names[names.index(DOCUMENT) :]
 
     def raw_scores(self, logits: Float64Array) -> Float64Array:
         """Return [N] from logits [N, labels]: the first logit, less the second if there is one."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 from gpuscore.errors import InvalidRequest
 from gpuscore.text.boundaries import OverLimit
-from gpuscore.text.checks import Prompts
 from gpuscore.text.controls import ControlToken
+from gpuscore.text.joining import Prompts
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import Int32Array
 from gpuscore.types.request import ScoreRequest, Terms

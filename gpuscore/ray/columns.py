@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuscore.errors import InvalidRequest
+from gpuscore.offline.results import PairScores, Scores
 from gpuscore.offline.scorer import Scorer
 from gpuscore.types import results
 from gpuscore.types.call_arguments import listed
@@ -83,7 +84,7 @@ class ScoreBatches:
                     reasons[rows[error.index]] = _reason(error, f"{name}[{error.index}]", "the row")
         return batch | dict(zip(names, (scores, reasons), strict=False))
 
-    def _score(self, pairs: list[tuple[str, str]]) -> results.Scores | results.PairScores:
+    def _score(self, pairs: list[tuple[str, str]]) -> Scores | PairScores:
         if self._labels is None:
             return self._scorer.score_pairs(pairs, **self._options)
         try:
@@ -95,7 +96,7 @@ class ScoreBatches:
             errors = tuple(
                 results.ItemError(n, error.code, error.message) for n in range(len(pairs))
             )
-            return results.Scores(np.array(np.nan), None, None, 0, 0, errors=errors)
+            return Scores(np.array(np.nan), None, None, 0, 0, errors=errors)
 
 
 def _reason(error: results.ItemError, place: str, shown: str) -> str:

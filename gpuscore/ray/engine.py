@@ -21,8 +21,7 @@ from ray.serve.handle import DeploymentHandle
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.errors import GpuscoreError, Unavailable
 from gpuscore.models.hub import model_directory
-from gpuscore.processes.replicas.replicas import Replicas
-from gpuscore.processes.replicas.start import start_replicas
+from gpuscore.processes.replicas.replicas import Replicas, start_replicas
 from gpuscore.processes.worker import wire
 from gpuscore.processes.worker.client import RETRY_AFTER
 from gpuscore.ray.settings import AppSettings
@@ -58,7 +57,7 @@ class EngineHost:
 
     def _start(self) -> None:
         model = self._settings.model
-        directory = model_directory(model.model, model.revision)
+        directory = model_directory(model.model, model.revision, model.adapter)
         model = model.unmeasured()  # no host knows what another one would measure
         self._replicas = start_replicas(directory, model, self._settings.engine)
         self._limits = self._replicas.wait_ready()
@@ -67,7 +66,7 @@ class EngineHost:
         """Return the `Facts`, with the replica's name in Ray's own logs."""
         (own,) = self._replicas.states()
         state = replace(own, replica=self._name, device=get_runtime_context().get_node_id())
-        about, settings = self._replicas.wait_planned(), self._settings
+        about, settings = self._replicas.about, self._settings
         return wire.encode(Facts(state, self._limits, about, settings.model, settings.engine))
 
     async def score(self, frame: bytes, model: str, replica: str) -> bytes:
@@ -84,10 +83,8 @@ class EngineHost:
                 raise Unavailable("the engines change to another model", retry_after=1)
             request = wire.check_request(_asked(frame).request, self._limits)
             deadline = monotonic() + (request.deadline or 0.0)
-            (outcome,) = self._replicas.score_all([structs.replace(request, deadline=deadline)])
-            if isinstance(outcome, GpuscoreError):
-                raise outcome
-            return wire.encode(wire.Result(0, await asyncio.wrap_future(outcome)))
+            (future,) = self._replicas.score_all([structs.replace(request, deadline=deadline)])
+            return wire.encode(wire.Result(0, await asyncio.wrap_future(future)))
         except (GpuscoreError, wire.ProtocolError) as error:
             return wire.encode(wire.Failure.of(0, error))
 
@@ -182,8 +179,9 @@ class ClusterEngine(Replicas):
         self._hear([facts])
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
-    def wait_planned(self) -> str:
-        """Return a description of the model, for people."""
+    @property
+    def about(self) -> str:
+        """A description of the model, for people."""
         return self._about
 
     def states(self) -> list[ReplicaState]:

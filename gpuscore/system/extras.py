@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError, requires
 
 SERVE = {
     *("torch", "safetensors", "tokenizers", "huggingface_hub", "fastapi", "starlette", "uvicorn"),
-    *("httptools", "jinja2", "backports", "tqdm", "prometheus_client"),
+    *("httptools", "jinja2", "backports", "prometheus_client"),
 }
 
 

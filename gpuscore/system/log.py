@@ -11,7 +11,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import TracebackType
@@ -25,7 +25,6 @@ MAX_MESSAGE = 2000  # most characters of a message, and of a traceback
 _PAUSE = 0.05  # seconds between writes, so that many lines go out at once
 _CAPACITY = 10_000  # most lines that may wait
 _STANDARD_ERROR = 2
-_CLEAR_LINE = b"\r\x1b[K"  # a progress bar, or the ^C that a terminal shows
 
 
 def chosen_format() -> LogFormat:
@@ -68,18 +67,11 @@ class TextFormatter(logging.Formatter):
 class LogWriter:
     """A writer of lines in a thread of its own, so that a slow reader delays no request.
 
-    If the queue is full, lines are dropped and counted. With `for_people`, lines on a terminal
-    replace what its last line shows, such as a progress bar of this process or another.
+    If the queue is full, lines are dropped and counted.
     """
 
-    def __init__(
-        self,
-        descriptor: int = _STANDARD_ERROR,
-        capacity: int = _CAPACITY,
-        for_people: bool = False,
-    ) -> None:
+    def __init__(self, descriptor: int = _STANDARD_ERROR, capacity: int = _CAPACITY) -> None:
         self.dropped = 0
-        self.for_people = for_people
         self._descriptor, self._capacity = descriptor, capacity
         self._lines: deque[bytes] = deque()
         self._torn = False  # the last line that was written may lack its end
@@ -130,8 +122,7 @@ class LogWriter:
 
     def _write_piece(self, piece: bytes) -> None:
         # If a full disk has cut a line off, end that line before the next one.
-        clear = self.for_people and os.isatty(self._descriptor)
-        whole = b"\n" * self._torn + _CLEAR_LINE * clear + piece
+        whole = b"\n" * self._torn + piece
         rest = memoryview(whole)
         while rest:
             try:
@@ -162,10 +153,6 @@ class _WriterHandler(logging.Handler):
     def __init__(self, writer: LogWriter, style: LogFormat) -> None:
         super().__init__()
         self.writer = writer
-        self.use(style)
-
-    def use(self, style: LogFormat) -> None:
-        self.writer.for_people = style == "text"
         self.setFormatter(TextFormatter() if style == "text" else JsonFormatter())
 
     def close(self) -> None:
@@ -178,22 +165,15 @@ class _WriterHandler(logging.Handler):
 
 
 @contextmanager
-def logging_to(
-    writer: LogWriter, style: LogFormat = "json"
-) -> Iterator[Callable[[LogFormat], None]]:
-    """Send all log records of the process through the writer.
-
-    Yields:
-        A function that changes the format.
-    """
+def logging_to(writer: LogWriter, style: LogFormat = "json") -> Iterator[None]:
+    """Send all log records of the process through the writer."""
     root = logging.getLogger()
     before = root.handlers[:]
-    handler = _WriterHandler(writer, style)
-    root.handlers[:] = [handler]
+    root.handlers[:] = [_WriterHandler(writer, style)]
     logging.captureWarnings(True)
     sys.stderr.flush()
     try:
-        yield handler.use
+        yield
     finally:
         logging.captureWarnings(False)
         root.handlers[:] = before

@@ -14,6 +14,7 @@ in anything else is refused. Other classes here take tokenizer.json as it is.
 """
 
 import json
+import unicodedata
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,6 @@ def refuse_other_ids(directory: Path, tokenizer: Tokenizer) -> None:
         tokenizer: read from tokenizer.json.
     """
     known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
-    normalizes = tokenizer.normalizer is not None
     path = directory / "tokenizer_config.json"
     config = read_object(path) or {}
     if config.get("split_special_tokens"):
@@ -56,12 +56,12 @@ def refuse_other_ids(directory: Path, tokenizer: Tokenizer) -> None:
     if config.get("add_prefix_space") is True and config.get("tokenizer_class") in _REBUILT:
         _check_prefix(path, tokenizer)
     for token in as_object(config.get("added_tokens_decoder") or {}, str(path)).values():
-        _check_added((path, "added_tokens_decoder"), token, known, normalizes)
+        _check_added((path, "added_tokens_decoder"), token, known, tokenizer)
     for file in (path, directory / "special_tokens_map.json", directory / "added_tokens.json"):
         for key, token in _declared(file):
             if file != path and key in config:
                 continue  # tokenizer_config.json overrides the other files
-            _check_added((file, key), token, known, normalizes)
+            _check_added((file, key), token, known, tokenizer)
 
 
 def named_tokens(directory: Path) -> frozenset[str | int]:
@@ -126,7 +126,7 @@ def _is_setting(key: str) -> bool:
 
 
 def _check_added(
-    place: tuple[Path, str], token: object, known: Mapping[str, AddedToken], normalizes: bool
+    place: tuple[Path, str], token: object, known: Mapping[str, AddedToken], tokenizer: Tokenizer
 ) -> None:
     path, key = place
     flags = token if isinstance(token, dict) else {"content": token}
@@ -141,12 +141,23 @@ def _check_added(
         )
     if not isinstance(token, dict):
         return
-    for flag in (*_FLAGS, "normalized") if normalizes else _FLAGS:
+    for flag in (*_FLAGS, "normalized") if _changes(tokenizer, content) else _FLAGS:
         if flag in flags and bool(flags[flag]) != getattr(same, flag):
             raise ConfigError(
                 f"{path}: {key} says that {flag} of {shown(content)} is {shown(flags[flag])}, "
                 f"tokenizer.json {getattr(same, flag)}; supported: both alike"
             )
+
+
+def _changes(tokenizer: Tokenizer, content: str) -> bool:
+    """Return True if a token may be found in other texts once they are normalised.
+
+    NFC changes no text that has the token, unless it changes the token's own text.
+    """
+    stages = flat(tokenizer.normalizer, "normalizers")
+    if stages is None or any(stage["type"] != "NFC" for stage in stages):
+        return True
+    return bool(stages) and unicodedata.normalize("NFC", content) != content
 
 
 def _check_prefix(path: Path, tokenizer: Tokenizer) -> None:

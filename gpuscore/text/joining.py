@@ -1,26 +1,52 @@
-"""Building a `ScoreRequest` from the query, items and labels of a caller, with all checks."""
+"""Building a `ScoreRequest` from the query, items and labels of a caller, with all checks.
 
+Prompts are factored into one query and items, at their longest common prefix:
+
+    cut = min(longest common prefix, shortest prompt - 1)
+
+For a single prompt the cut is at most the query's own length. So the last token of every prompt
+belongs to an item, and every scored row is computed.
+"""
+
+import struct
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
-from itertools import islice
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, islice
 
 import numpy as np
 
 from gpuscore.config import RequestLimits
-from gpuscore.errors import (
-    PromptTooLong,
-    TooManyItems,
-    TooManyTokens,
-)
+from gpuscore.errors import PromptTooLong, TooManyItems, TooManyTokens
 from gpuscore.text.boundaries import is_long
-from gpuscore.text.checks import LabelReader, PromptChecks, Prompts, PromptsFrom, need_encoder
-from gpuscore.text.score_input import ScoreInput, factor, factor_ids, split, stop_over
+from gpuscore.text.score_input import (
+    LabelReader,
+    PromptChecks,
+    PromptsFrom,
+    ScoreInput,
+    need_encoder,
+)
 from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.types.batch import BackendLimits, Int32Array, common_prefix
-from gpuscore.types.labels import most_tokens
-from gpuscore.types.request import ScoreRequest, Terms
+from gpuscore.types.batch import BackendLimits, Int32Array, common_prefix, int32_array
+from gpuscore.types.request import ScoreRequest, Terms, most_tokens
 from gpuscore.types.results import ItemErrors, ItemsRefused
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Prompts that are token ids already.
+
+    Args:
+        ids: returns the prompts from a number on.
+        count: how many they are.
+        num_shared: number of first tokens that all share, known from the query alone.
+        name: the caller's name for them, for errors.
+    """
+
+    ids: PromptsFrom
+    count: int
+    num_shared: int
+    name: str
 
 
 class PromptBuilder:
@@ -258,3 +284,93 @@ class PromptBuilder:
         except PromptTooLong as error:
             message = error.message.replace("items[0]", "query alone")
             raise PromptTooLong(message, param="query") from None
+
+
+def factor(
+    prompts: Iterable[Int32Array], query_len: int, most: int = sys.maxsize, name: str = "items"
+) -> tuple[Int32Array, tuple[Int32Array, ...]]:
+    """Split prompts (each at least one token) at the cut, into one query and one item each.
+
+    Only the part of a prompt that differs from the first prompt is kept, to save memory.
+
+    Args:
+        prompts: at least one.
+        query_len: the query's own length, which bounds the cut of a single prompt.
+        most: limit on the tokens of the query and the items together. More prompts can only move
+            the cut to the left and add tokens, so reading stops once the number is over the limit.
+        name: the caller's name for the items, for errors.
+
+    Raises:
+        TooManyTokens: names a lower bound of the number.
+    """
+    remaining = iter(prompts)
+    first = next(remaining)
+    shared, tails = [len(first)], [first[:0]]
+    total, lowest = len(first), len(first)
+    for prompt in remaining:
+        shared.append(common_prefix(first, prompt))
+        tails.append(prompt[shared[-1] :].copy())
+        total, lowest = total + len(prompt), min(lowest, shared[-1])
+        stop_over(most, total - (len(shared) - 1) * lowest, name)
+    shortest = min(s + len(tail) for s, tail in zip(shared, tails, strict=True))
+    cut = min(*shared, shortest - 1) if len(shared) > 1 else min(query_len, shortest - 1)
+    items = (np.concatenate((first[cut:s], tail)) for s, tail in zip(shared, tails, strict=True))
+    return first[:cut], tuple(items)
+
+
+def split(
+    prompts: Iterable[Int32Array], cut: int, most: int = sys.maxsize, name: str = "items"
+) -> tuple[Int32Array, tuple[Int32Array, ...]]:
+    """Split prompts at a known cut into one query and one item each.
+
+    All prompts must be equal up to `cut` and longer than it. The other arguments and the errors are
+    as in `factor`.
+    """
+    first, items, total = None, [], cut
+    for prompt in prompts:
+        first = prompt if first is None else first
+        items.append(prompt[cut:].copy())  # a view would keep the whole prompt in memory
+        total += len(prompt) - cut
+        stop_over(most, total, name)
+    assert first is not None  # noqa: S101  (there is at least one)
+    return first[:cut], tuple(items)
+
+
+def stop_over(most: int, least: int, name: str) -> None:
+    """Raise TooManyTokens if a request, read only in part so far, has over `most` tokens."""
+    if least > most:
+        raise TooManyTokens(f"at least {least} tokens, the limit is {most}", param=name)
+
+
+def factor_ids(
+    query: Sequence[int], items: Sequence[Sequence[int]], *, vocab_rows: int, max_len: int
+) -> tuple[Int32Array, tuple[Int32Array, ...]] | None:
+    """Return the query and the items as arrays if the cut is the query's end and all is valid.
+
+    Return None if the request must be read prompt by prompt: an item is empty, all items share
+    their first token, a value is no plain integer or no valid id, or a prompt is too long.
+
+    Args:
+        query, items: token ids, at least one item.
+        vocab_rows: valid ids are 0 <= id < vocab_rows.
+        max_len: largest number of tokens of a prompt.
+    """
+    lengths = [len(query), *map(len, items)]
+    if min(lengths[1:]) == 0 or lengths[0] + max(lengths[1:]) > max_len:
+        return None
+    first = items[0][0]
+    if len(items) > 1 and all(item[0] == first for item in items):
+        return None
+    flat = [*chain(query, *items)]
+    if list(map(type, flat)).count(int) < len(flat):
+        return None
+    try:
+        ids = int32_array(flat)
+    except struct.error:  # over 32 bits
+        return None
+    if ids.view(np.uint32).max() >= vocab_rows:  # negative ids become large ones
+        return None
+    ends = list(accumulate(lengths))
+    return ids[: ends[0]], tuple(
+        ids[start:stop] for start, stop in zip(ends[:-1], ends[1:], strict=True)
+    )

@@ -1,36 +1,33 @@
-"""A caller's query, items and labels, with fields that fit together; and factoring of prompts into
-one query and items, at their longest common prefix.
+"""A caller's query, items and labels, and the checks of their values against the model that reads
+them.
 
-    cut = min(longest common prefix, shortest prompt - 1)
-
-For a single prompt the cut is at most the query's own length. So the last token of every prompt
-belongs to an item, and every scored row is computed.
+Labels are texts, token ids, sequences of them, or the names of a classification model's classes.
 """
 
-import struct
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain
+from itertools import count
 
 import numpy as np
 
+from gpuscore.config import RequestLimits
 from gpuscore.errors import (
     EmptyLabels,
+    EmptyPrompt,
     InvalidRequest,
     MissingLabels,
     MixedInputTypes,
+    PromptTooLong,
+    TokenIdOutOfRange,
+    TooManyLabels,
     TooManyTokens,
 )
-from gpuscore.types.batch import (
-    BackendLimits,
-    Int32Array,
-    common_prefix,
-    int32_array,
-    sorted_order,
-)
-from gpuscore.types.request import Terms
-from gpuscore.types.results import ItemErrors, check_text, checked_texts
+from gpuscore.text.boundaries import COPIED, OverLimit, announce
+from gpuscore.text.tokenizer import TextEncoder
+from gpuscore.types.batch import NO_TOKENS, BackendLimits, Int32Array
+from gpuscore.types.request import LabelTrie, Terms
+from gpuscore.types.results import OF_ITEMS, ItemErrors, ItemsRefused, check_text, checked_texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,132 +142,238 @@ def _some_label(labels: Sequence[object], param: str) -> None:
         raise EmptyLabels(f"{param} must hold at least one label", param=param)
 
 
-LEAST_SHARED = 4  # tokens: a cut costs all items one more pass of attention
+PromptsFrom = Callable[[int], Iterator[Int32Array]]  # the prompts from this number on
+FEW = 16  # up to this many ids are checked one by one
 
 
-def factor(
-    prompts: Iterable[Int32Array], query_len: int, most: int = sys.maxsize, name: str = "items"
-) -> tuple[Int32Array, tuple[Int32Array, ...]]:
-    """Split prompts (each at least one token) at the cut, into one query and one item each.
-
-    Only the part of a prompt that differs from the first prompt is kept, to save memory.
+class PromptChecks:
+    """The checks of one model's prompts and ids.
 
     Args:
-        prompts: at least one.
-        query_len: the query's own length, which bounds the cut of a single prompt.
-        most: limit on the tokens of the query and the items together. More prompts can only move
-            the cut to the left and add tokens, so reading stops once the number is over the limit.
-        name: the caller's name for the items, for errors.
+        backend: the model's limits.
+        after: tokens of a label that must fit the context after a prompt.
+    """
+
+    def __init__(self, backend: BackendLimits, after: int = 0) -> None:
+        self.backend = backend
+        self.limit = max(0, backend.max_model_len - after)  # tokens of a prompt
+        labels = f", less {after} for the labels" if after else ""
+        self._limit_text = f"the limit is {backend.max_model_len}{labels}"
+
+    def checked(
+        self,
+        prompts: PromptsFrom,
+        name: str = "items",
+        errors: ItemErrors | None = None,
+    ) -> Iterator[Int32Array]:
+        """Yield the prompts; raise an error for a bad length or an id that the model lacks.
+
+        With `errors`, the error of a prompt is kept there, and the prompts after it are only
+        checked; at the end ItemsRefused is raised if there are errors.
+        """
+        source = prompts(0)
+        for index in count():
+            try:
+                with self.too_long(f"{name}[{index}]"):
+                    prompt = next(source, None)
+            except OF_ITEMS as error:
+                if errors is None:
+                    raise
+                errors.add(index, error)
+                source = prompts(index + 1)  # a generator that has raised is at its end
+                continue
+            if prompt is None:
+                break
+            announce(len(prompt) // COPIED)  # for the copies that are made of it
+            if errors is None or index not in errors:
+                self._check_prompt(prompt, index, name, errors)
+            if not errors:
+                yield prompt
+        if errors:
+            raise ItemsRefused
+
+    def _check_prompt(
+        self, prompt: Int32Array, index: int, name: str, errors: ItemErrors | None
+    ) -> None:
+        try:
+            self.check_length(len(prompt), index, name)
+            if prompt.max() >= self.backend.vocab_rows:  # a tokenizer can have more ids
+                self.ids(prompt, f"{name}[{index}]")
+        except OF_ITEMS as error:
+            if errors is None:
+                raise
+            errors.add(index, error)
+
+    def check_length(self, length: int, index: int, name: str = "items") -> None:
+        param = f"{name}[{index}]"
+        if length == 0:
+            raise EmptyPrompt(f"{param} gives a prompt of 0 tokens", param=param)
+        if length > self.limit:
+            raise PromptTooLong(
+                f"{param} gives a prompt of {length} tokens, {self._limit_text}", param=param
+            )
+
+    @contextmanager
+    def too_long(self, param: str) -> Iterator[None]:
+        """Raise OverLimit as PromptTooLong."""
+        try:
+            yield
+        except OverLimit as over:
+            raise PromptTooLong(
+                f"{param} gives a prompt of at least {over.least} tokens, {self._limit_text}",
+                param=param,
+            ) from None
+
+    def ids(self, values: Sequence[int] | Int32Array, param: str) -> Int32Array:
+        """Return valid token ids as int32 [n]; raise an error that names an invalid one."""
+        return self._ids(values, param, self.backend.vocab_rows, "token id")
+
+    def label_ids(self, values: Sequence[int] | Int32Array, param: str) -> Int32Array:
+        """Return valid labels as int32 [n]; raise an error that names an invalid one."""
+        what = "token id" if self.backend.classes is None else "class"
+        return self._ids(values, param, self.backend.label_rows, what)
+
+    def _ids(
+        self, values: Sequence[int] | Int32Array, param: str, rows: int, what: str
+    ) -> Int32Array:
+        """Return ids as int32 [n], all with 0 <= id < rows; `what` names them in errors."""
+        if 0 < len(values) <= FEW and all(type(id) is int and 0 <= id < rows for id in values):
+            return np.array(values, dtype=np.int32)  # faster than the array operations below
+        ids = np.asarray(values)
+        if ids.size == 0:
+            return NO_TOKENS
+        if ids.dtype not in (np.int64, np.int32) or ids.ndim != 1:
+            raise InvalidRequest(f"{param} must hold integers of at most 64 bits", param=param)
+        wrong = (ids < 0) | (ids >= rows)
+        if wrong.any():
+            index = int(wrong.argmax())
+            raise TokenIdOutOfRange(
+                f"{param} holds {what} {ids[index]}, valid are 0 to {rows - 1}",
+                param=param,
+            )
+        return ids.astype(np.int32)
+
+
+Labels = tuple[Int32Array, ...]  # the label ids of every item
+
+
+@dataclass(frozen=True, slots=True)
+class LabelReader:
+    """The reader of labels for one model; `encoder` is None if it has no tokenizer."""
+
+    encoder: TextEncoder | None
+    checks: PromptChecks
+    limits: RequestLimits
+
+    def read(
+        self, inputs: ScoreInput, default: Sequence[int] | None
+    ) -> tuple[Labels, LabelTrie | None]:
+        """Return the label ids of every item, and the trie if a label has several tokens.
+
+        Raises:
+            GpuscoreError: the subclass that names the error in the labels.
+        """
+        inputs.check_labels(default)
+        if inputs.labels is not None:
+            self._check_count(len(inputs.labels), "labels")
+        if inputs.label_sequences is not None:
+            return self._trie(self._sequences(inputs.label_sequences), len(inputs.items))
+        classes = self.checks.backend.classes
+        if inputs.labels is not None and classes is not None:
+            return self.same(class_ids(inputs.labels, classes), len(inputs.items)), None
+        if inputs.labels is not None:
+            return self._trie(self._tokenised(inputs.labels), len(inputs.items))
+        ids = inputs.label_token_ids if inputs.label_token_ids is not None else default or ()
+        if lists := lists_of(ids):
+            return self._of_items(lists), None
+        return self.same(list(ids), len(inputs.items)), None  # type: ignore[arg-type]
+
+    def same(self, ids: Sequence[int], num_items: int) -> Labels:
+        return (self.array(ids, "label_token_ids"),) * num_items
+
+    def _of_items(self, lists: Sequence[Sequence[int]]) -> Labels:
+        arrays: list[Int32Array] = []
+        for index, ids in enumerate(lists):
+            announce(len(ids))  # an id takes about as long as a character
+            arrays.append(self.array(ids, f"label_token_ids[{index}]"))
+        return tuple(arrays)
+
+    def array(self, ids: Sequence[int], param: str) -> Int32Array:
+        self._check_count(len(ids), param)
+        return self.checks.label_ids(ids, param)
+
+    def _trie(
+        self, sequences: Sequence[Int32Array], num_items: int
+    ) -> tuple[Labels, LabelTrie | None]:
+        trie = LabelTrie.of(sequences)
+        return (trie.first_ids,) * num_items, trie if trie.num_nodes else None
+
+    def _tokenised(self, labels: Sequence[str]) -> list[Int32Array]:
+        most, sequences = self.limits.max_label_tokens, list[Int32Array]()
+        try:
+            for tokens in need_encoder(self.encoder, "labels").prompts(labels, False, most):
+                param = f"labels[{len(sequences)}]"
+                if not len(tokens):
+                    raise EmptyLabels(f"{param} is 0 tokens, it must be at least one", param=param)
+                self._check_length(len(tokens), param)
+                sequences.append(self.checks.label_ids(tokens, param))
+        except OverLimit as over:
+            param = f"labels[{len(sequences)}]"
+            raise TooManyTokens(
+                f"{param} is at least {over.least} tokens, the limit is {most}", param=param
+            ) from None
+        return sequences
+
+    def _sequences(self, sequences: Sequence[Sequence[int]]) -> list[Int32Array]:
+        self._check_count(len(sequences), "label_sequences")
+        arrays: list[Int32Array] = []
+        for index, ids in enumerate(sequences):
+            param = f"label_sequences[{index}]"
+            if len(ids) > 1 and self.checks.backend.classes is not None:
+                raise InvalidRequest(
+                    f"{param} has {len(ids)} numbers; this model's labels are classes, of one "
+                    f"number each",
+                    param=param,
+                )
+            self._check_length(len(ids), param)
+            arrays.append(self.checks.label_ids(ids, param))
+        return arrays
+
+    def _check_count(self, count: int, param: str) -> None:
+        if count > self.limits.max_labels:
+            raise TooManyLabels(
+                f"{count} labels, the limit is {self.limits.max_labels}", param=param
+            )
+
+    def _check_length(self, length: int, param: str) -> None:
+        if length > self.limits.max_label_tokens:
+            raise TooManyTokens(
+                f"{param} is {length} tokens, the limit is {self.limits.max_label_tokens}",
+                param=param,
+            )
+
+
+def need_encoder(encoder: TextEncoder | None, param: str) -> TextEncoder:
+    """Return the tokenizer; raise InvalidRequest, naming this field, if there is none."""
+    if encoder is None:
+        raise InvalidRequest("this model has no tokenizer: send token ids", param=param)
+    return encoder
+
+
+def class_ids(labels: Sequence[str], classes: Sequence[str]) -> list[int]:
+    """Return the number of the class that each label names exactly.
 
     Raises:
-        TooManyTokens: names a lower bound of the number.
+        InvalidRequest: a label is the name of no class, or of several.
     """
-    remaining = iter(prompts)
-    first = next(remaining)
-    shared, tails = [len(first)], [first[:0]]
-    total, lowest = len(first), len(first)
-    for prompt in remaining:
-        shared.append(common_prefix(first, prompt))
-        tails.append(prompt[shared[-1] :].copy())
-        total, lowest = total + len(prompt), min(lowest, shared[-1])
-        stop_over(most, total - (len(shared) - 1) * lowest, name)
-    shortest = min(s + len(tail) for s, tail in zip(shared, tails, strict=True))
-    cut = min(*shared, shortest - 1) if len(shared) > 1 else min(query_len, shortest - 1)
-    items = (np.concatenate((first[cut:s], tail)) for s, tail in zip(shared, tails, strict=True))
-    return first[:cut], tuple(items)
-
-
-def split(
-    prompts: Iterable[Int32Array], cut: int, most: int = sys.maxsize, name: str = "items"
-) -> tuple[Int32Array, tuple[Int32Array, ...]]:
-    """Split prompts at a known cut into one query and one item each.
-
-    All prompts must be equal up to `cut` and longer than it. The other arguments and the errors are
-    as in `factor`.
-    """
-    first, items, total = None, [], cut
-    for prompt in prompts:
-        first = prompt if first is None else first
-        items.append(prompt[cut:].copy())  # a view would keep the whole prompt in memory
-        total += len(prompt) - cut
-        stop_over(most, total, name)
-    assert first is not None  # noqa: S101  (there is at least one)
-    return first[:cut], tuple(items)
-
-
-def alike(prompts: Sequence[Int32Array], most: int) -> list[list[int]]:
-    """Divide prompts into groups that share most of their tokens, such as choices of one context.
-
-    Sorted prompts are neighbours if they begin alike, and stay together if they share three
-    quarters of the shorter one.
-
-    Returns:
-        The numbers of each group's prompts, in order; one group of all if there would be over
-        `most` groups.
-    """
-    order = sorted_order(prompts)
-    groups = [order[:1]]
-    for previous, other in zip(order, order[1:], strict=False):
-        shorter = min(len(prompts[previous]), len(prompts[other]))
-        if 4 * common_prefix(prompts[previous], prompts[other]) < 3 * shorter:
-            groups.append([])
-        groups[-1].append(other)
-    if len(groups) > most:
-        return [[*range(len(prompts))]]
-    return sorted(sorted(group) for group in groups)
-
-
-def positions_cut(prompts: Sequence[Int32Array], backend: BackendLimits) -> int:
-    """Return the number of first tokens that are scored once for all these prompts.
-
-    All rows up to the cut get the same labels, the tokens that follow. So the cut is one token
-    before the end of what the prompts share. Of a single prompt, full pages are enough, because
-    nothing else is found again. It is 0 if sharing saves nothing, or if the pages are too few.
-    """
-    first = prompts[0]
-    shared = min([len(first), *(common_prefix(first, prompt) for prompt in prompts[1:])])
-    # With the bits of a prompt that is scored alone, all segments begin where chunks do.
-    whole = backend.deterministic_chunk or (backend.page_size if len(prompts) == 1 else 1)
-    cut = (shared - 1) // whole * whole
-    pages = -(-max(map(len, prompts)) // backend.page_size) + 1
-    return cut if cut >= LEAST_SHARED and pages <= backend.num_pages else 0
-
-
-def stop_over(most: int, least: int, name: str) -> None:
-    """Raise TooManyTokens if a request, read only in part so far, has over `most` tokens."""
-    if least > most:
-        raise TooManyTokens(f"at least {least} tokens, the limit is {most}", param=name)
-
-
-def factor_ids(
-    query: Sequence[int], items: Sequence[Sequence[int]], *, vocab_rows: int, max_len: int
-) -> tuple[Int32Array, tuple[Int32Array, ...]] | None:
-    """Return the query and the items as arrays if the cut is the query's end and all is valid.
-
-    Return None if the request must be read prompt by prompt: an item is empty, all items share
-    their first token, a value is no plain integer or no valid id, or a prompt is too long.
-
-    Args:
-        query, items: token ids, at least one item.
-        vocab_rows: valid ids are 0 <= id < vocab_rows.
-        max_len: largest number of tokens of a prompt.
-    """
-    lengths = [len(query), *map(len, items)]
-    if min(lengths[1:]) == 0 or lengths[0] + max(lengths[1:]) > max_len:
-        return None
-    first = items[0][0]
-    if len(items) > 1 and all(item[0] == first for item in items):
-        return None
-    flat = [*chain(query, *items)]
-    if list(map(type, flat)).count(int) < len(flat):
-        return None
-    try:
-        ids = int32_array(flat)
-    except struct.error:  # over 32 bits
-        return None
-    if ids.view(np.uint32).max() >= vocab_rows:  # negative ids become large ones
-        return None
-    ends = list(accumulate(lengths))
-    return ids[: ends[0]], tuple(
-        ids[start:stop] for start, stop in zip(ends[:-1], ends[1:], strict=True)
-    )
+    for index, label in enumerate(labels):
+        count = classes.count(label)
+        if count != 1:
+            named = f"{count} of" if count else "none of"
+            remedy = "; send label_token_ids, the numbers of classes" if count else ""
+            raise InvalidRequest(
+                f"labels[{index}] is the name of {named} the model's {len(classes)} "
+                f"classes{remedy}",
+                param=f"labels[{index}]",
+            )
+    return [classes.index(label) for label in labels]

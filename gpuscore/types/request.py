@@ -19,7 +19,14 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuscore.types.batch import Float32Array, Float32Rows, Float64Array, Int32Array, Int32Rows
+from gpuscore.types.batch import (
+    BackendLimits,
+    Float32Array,
+    Float32Rows,
+    Float64Array,
+    Int32Array,
+    Int32Rows,
+)
 
 
 class LabelTrie(Struct, frozen=True, dict=True, array_like=True):
@@ -284,3 +291,42 @@ class ScoreResult(Struct, frozen=True, eq=False, array_like=True, gc=False):
             top_ids=None if self.top_ids is None else self.top_ids[items],
             top_logits=None if self.top_logits is None else self.top_logits[items],
         )
+
+
+def most_tokens(request: ScoreRequest, limits: BackendLimits) -> int:
+    """Return the tokens to compute if nothing is cached, whole prompts of nodes included."""
+    trie = request.trie
+    if trie is None:
+        return request.num_tokens
+    _, items = cut_for_labels(request, limits)
+    whole = [item for item in items if not fits_batch(item, trie, limits)]
+    again = sum(map(len, whole)) * trie.num_nodes
+    if whole:
+        again += len(whole) * sum(len(path) - 1 for path in trie.paths())
+    return request.num_tokens + again
+
+
+def fits_batch(item: Int32Array, trie: LabelTrie, limits: BackendLimits) -> bool:
+    """Return True if an item and its nodes may be computed in one batch.
+
+    With --deterministic bits depend on the division into segments, so nodes continue nothing.
+    """
+    return not limits.deterministic_chunk and len(item) + trie.num_nodes <= limits.max_tokens
+
+
+def cut_for_labels(
+    request: ScoreRequest, limits: BackendLimits
+) -> tuple[Int32Array, tuple[Int32Array, ...]]:
+    """Return query and items; an only item keeps its last token if it would not fit a batch.
+
+    What all prompts share may be anything, and a query runs in chunks of any size. This needs
+    pages. With --deterministic the cut depends on the query alone.
+    """
+    query, items, trie = request.query_ids, request.item_ids, request.trie
+    alone = trie is not None and len(items) == 1 and not limits.deterministic_chunk
+    if not alone or trie is None or fits_batch(items[0], trie, limits):
+        return query, items
+    longer = np.concatenate((query, items[0][:-1]))
+    if len(longer) > limits.num_pages * limits.page_size:
+        return query, items
+    return longer, (items[0][-1:],)

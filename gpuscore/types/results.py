@@ -1,13 +1,14 @@
-"""Results of `Scorer`'s methods, which the clients' results extend; their tables; and the errors of
-single items, in requests whose other items are scored.
-"""
+"""Results of a request's items: probabilities of labels, or the errors of single items in requests
+whose other items are scored."""
 
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypedDict, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gpuscore.errors import (
@@ -17,7 +18,8 @@ from gpuscore.errors import (
     PromptTooLong,
     TokenIdOutOfRange,
 )
-from gpuscore.types.batch import BoolArray, Float32Array, Float64Array
+from gpuscore.types.batch import Float32Array, Float64Array
+from gpuscore.types.request import LabelTrie, ScoreRequest, ScoreResult
 
 ItemT = TypeVar("ItemT")
 _ITEM = re.compile(r"(\w+)\[(\d+)\]")
@@ -155,130 +157,94 @@ def renumbered(error: GpuscoreError, places: Sequence[int]) -> GpuscoreError:
     return type(error)(message, param=param, retry_after=error.retry_after)
 
 
-Document: TypeAlias = str | Mapping[str, Any]
+def per_token(result: ScoreResult, trie: LabelTrie | None) -> ScoreResult:
+    """Return the result with each label's sum divided by the label's number of tokens."""
+    if trie is None:
+        return result
+    assert result.lse is not None  # noqa: S101  (requests with a trie need it)
+    lse = result.lse[:, None].astype(np.float64)
+    means = (np.stack(result.label_logits) - lse) / trie.lengths + lse
+    return replace(result, label_logits=tuple(means.astype(np.float32)))
 
 
-class TokenCounts(TypedDict):
-    """The numbers of tokens that every result has."""
+def check_temperature(temperature: float, apply_softmax: bool) -> None:
+    """Refuse a temperature that is not positive and finite, or that is not 1 without softmax.
 
-    prompt_tokens: int
-    cached_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Results of `Scorer.score`, float64: rows belong to items, columns to labels.
-
-    If items have different numbers of labels, `scores`, `logprobs` and `logits` are padded with NaN
-    on the right. With `on_error="null"` the row of an item in `errors` is NaN.
-
-    Attributes:
-        scores: [N, labels], probabilities.
-        logprobs: [N, labels], over the full vocabulary or all classes; None unless asked for.
-        label_mass: [N], the probability of all labels of an item together; None unless `logprobs`
-            was asked for.
-        prompt_tokens: tokens of all prompts, each counted as a whole.
-        cached_tokens: prompt tokens that were not computed again.
-        logits: [N, labels], as the model's head gives them; None unless asked for.
-        labels: names of the columns: the labels' texts, or their ids; empty if items have labels of
-            their own.
-        errors: the items that were not scored; their tokens are not counted.
+    Raises:
+        InvalidRequest: the temperature is refused.
     """
-
-    scores: Float64Array  # [N, labels]
-    logprobs: Float64Array | None  # [N, labels]
-    label_mass: Float64Array | None  # [N]
-    prompt_tokens: int
-    cached_tokens: int
-    logits: Float64Array | None = None  # [N, labels]
-    labels: tuple[str, ...] = ()
-    errors: tuple[ItemError, ...] = ()
+    if not (math.isfinite(temperature) and temperature > 0):
+        raise InvalidRequest("temperature must be positive and finite", param="temperature")
+    if temperature != 1.0 and not apply_softmax:
+        raise InvalidRequest("temperature needs apply_softmax", param="temperature")
 
 
-@dataclass(frozen=True, slots=True)
-class Ranking:
-    """A ranking of documents, best first; documents with equal scores keep the given order.
+def label_scores(
+    result: ScoreResult, *, apply_softmax: bool, temperature: float = 1.0
+) -> list[Float64Array]:
+    """Return one row of scores per item, with one column per label.
 
-    With `on_error="null"` it leaves out the documents in `errors`, which have no rank.
-
-    Attributes:
-        indices: [n], each document's place in the given list.
-        scores: [n], float64: relevance from 0 to 1, or raw scores if they were asked for.
-        truncated: [n], True if the document was cut, as the call allowed.
-        documents: [n], the given documents.
-        prompt_tokens: tokens of all prompts, each counted as a whole.
-        cached_tokens: prompt tokens that were not computed again.
-        errors: the documents that were not scored.
+    Without softmax a score is the label's probability over the whole vocabulary, exp(logit - lse).
+    With softmax it is softmax(logits / temperature) over the item's labels; a row then sums to 1.
     """
-
-    indices: NDArray[np.int64]  # [n]
-    scores: Float64Array  # [n]
-    truncated: BoolArray  # [n]
-    documents: tuple[Document, ...]  # [n]
-    prompt_tokens: int
-    cached_tokens: int
-    errors: tuple[ItemError, ...] = ()
+    if apply_softmax:
+        return _by_rows(result.label_logits, lambda rows, _: softmax(rows, temperature))
+    return [np.exp(row) for row in label_logprobs(result)]
 
 
-@dataclass(frozen=True, slots=True)
-class PairScores:
-    """Scores of pairs, in the given order.
+def label_logprobs(result: ScoreResult) -> list[Float64Array]:
+    """Return full-vocabulary log-probabilities, natural log; the request needs `need_lse`."""
+    lse = result.lse
+    if lse is None:
+        raise ValueError("the request did not ask for the log-sum-exp")
+    # Rounding can put a logit a hair above the log-sum-exp; no probability exceeds 1.
+    return _by_rows(
+        result.label_logits,
+        lambda rows, numbers: np.minimum(rows - lse[numbers, None], 0.0),
+    )
 
-    Attributes:
-        scores: [N], float64: relevance from 0 to 1, or raw scores if they were asked for; NaN for a
-            pair in `errors`.
-        truncated: [N], True if the document was cut, as the call allowed.
-        prompt_tokens: tokens of all prompts.
-        cached_tokens: prompt tokens that were not computed again.
-        errors: with `on_error="null"`: the pairs that were not scored.
+
+def _by_rows(
+    label_logits: tuple[Float32Array, ...], compute: Callable[[Float64Array, slice], Float64Array]
+) -> list[Float64Array]:
+    """Call `compute` with float64 logits [rows, labels] and the slice of rows they belong to.
+
+    One call if all items have the same number of labels, otherwise one per item.
     """
-
-    scores: Float64Array  # [N]
-    truncated: BoolArray  # [N]
-    prompt_tokens: int
-    cached_tokens: int
-    errors: tuple[ItemError, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Classification:
-    """Classes of texts, in the given order.
-
-    Attributes:
-        classes: names of the columns.
-        probabilities: [N, classes], float64.
-        best: [N], the most probable class of each text.
-        truncated: [N], True if the text was cut, as the call allowed.
-        prompt_tokens: tokens of all prompts.
-        cached_tokens: prompt tokens that were not computed again.
-    """
-
-    classes: tuple[str, ...]
-    probabilities: Float64Array  # [N, classes]
-    best: tuple[str, ...]  # [N]
-    truncated: BoolArray  # [N]
-    prompt_tokens: int
-    cached_tokens: int
+    count = len(label_logits)
+    if len({len(row) for row in label_logits}) == 1:
+        together = np.concatenate(label_logits, dtype=np.float64).reshape(count, -1)
+        return list(compute(together, slice(0, count)))
+    return [
+        compute(row[None].astype(np.float64), slice(i, i + 1))[0]
+        for i, row in enumerate(label_logits)
+    ]
 
 
-def rectangle(
-    rows: Sequence[Sequence[float] | Float64Array | Float32Array | None], width: int
+def label_mass(
+    result: ScoreResult, request: ScoreRequest, items: slice = slice(None)
 ) -> Float64Array:
-    """Return rows as float64 [N, most]; NaN fills the ends of shorter rows, and empty rows.
+    """Return per item the probability of all its labels together, at most 1.
+
+    Equal labels count once. A label that continues another one does not count, because the other
+    one's probability contains it.
 
     Args:
-        rows: of any lengths.
-        width: number of columns if there is no row with numbers.
+        result: the result of these items of the request alone.
     """
-    most = max((len(row) for row in rows if row is not None), default=width if rows else 0)
-    table = np.full((len(rows), most), np.nan)
-    for target, row in zip(table, rows, strict=True):
-        if row is not None:
-            target[: len(row)] = row
-    return table
+    columns: list[NDArray[Any]] = []
+    if request.trie is None:
+        columns = [np.unique(ids, return_index=True)[1] for ids in request.label_ids[items]]
+    else:
+        columns = [request.trie.counted] * len(result.label_logits)
+    rows = zip(label_logprobs(result), columns, strict=True)
+    masses = [np.exp(row[counted]).sum() for row, counted in rows]
+    return np.minimum(np.array(masses, dtype=np.float64), 1.0)
 
 
-def column(values: Float64Array | None, errors: Sequence[ItemError], count: int) -> Float64Array:
-    """Return float64 [count]: the values in their order, and NaN in the places of errors."""
-    spread_out = spread([] if values is None else values.tolist(), errors, count)
-    return np.array([np.nan if value is None else value for value in spread_out], dtype=np.float64)
+def softmax(rows: Float64Array, temperature: float = 1.0) -> Float64Array:
+    """Return the softmax of rows [N, labels] along the labels."""
+    with np.errstate(over="ignore"):  # a tiny temperature sends all but the largest to -inf
+        weights = np.exp((rows - rows.max(axis=1, keepdims=True)) / temperature)
+    normed: Float64Array = weights / weights.sum(axis=1, keepdims=True)
+    return normed

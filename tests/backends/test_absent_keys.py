@@ -12,7 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from gpuscore import Scorer
 from gpuscore.backends.common.architectures import read_architecture
-from gpuscore.backends.common.hf_config import DecoderConfig, Llama3Rope, RawConfig, Rope
+from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.common.raw_config import RawConfig
+from gpuscore.backends.common.ropes import Llama3Rope, Rope
 from gpuscore.errors import ConfigError
 from support.models import CLASSIFIERS, COMMON, FAMILIES, make_model, random_ids, reference_logprobs
 

@@ -14,7 +14,7 @@ import torch
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.base import DeviceLost, OutOfMemory
 from gpuscore.backends.torch.work_thread import translated
-from gpuscore.config import EngineConfig, ModelConfig
+from gpuscore.config import ModelConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import InsufficientMemory, InternalError
 from gpuscore.types.request import ScoreRequest
@@ -140,7 +140,7 @@ def failing(backend, monkeypatch):
     def start(*errors):
         attention = FailingAttention(backend.launcher.attention, list(errors))
         monkeypatch.setattr(backend.launcher, "attention", attention)
-        engines.append(Engine(backend, EngineConfig()))
+        engines.append(Engine(backend))
         return engines[-1], attention
 
     yield start

@@ -16,7 +16,7 @@ from transformers import modeling_rope_utils as rope_utils
 
 from gpuscore.backends.common.architectures import read_architecture
 from gpuscore.backends.common.config_keys import KEYS, NEUTRAL, keys_of, refuse_unsupported, verdict
-from gpuscore.backends.common.hf_config import RawConfig
+from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.errors import ConfigError
 from support.models import FAMILIES, make_model
 from support.served_by_transformers import CLOSE, changed, difference, ours, theirs
@@ -213,7 +213,7 @@ def qwen3(tmp_path_factory):
     [
         ({"type": "linear", "factor": 2.0}, "rope_parameters and rope_scaling differ"),
         ({"type": "default"}, "rope_parameters and rope_scaling differ"),  # with another theta
-        ({"rope_type": "yarn", "factor": 4.0}, "rope_type is 'yarn'"),
+        ({"rope_type": "yarn", "factor": 4.0}, "rope_parameters and rope_scaling differ"),
     ],
 )
 def test_two_ropes(qwen3, scaling, message):
@@ -229,6 +229,17 @@ def test_two_ropes_alike(qwen3):
     apart = difference(directory)
     assert apart is not None
     assert apart < CLOSE
+
+
+def test_remote_code_beside_a_native_class_is_ignored(qwen3, caplog):
+    """transformers ignores it without trust_remote_code."""
+    directory, base = qwen3
+    remote = {"AutoConfig": "configuration.C", "AutoModelForCausalLM": "modeling.M"}
+    changed(directory, base, {"auto_map": remote})
+    apart = difference(directory)
+    assert apart is not None
+    assert apart < CLOSE
+    assert "auto_map is ignored" in caplog.text
 
 
 def test_all_that_has_no_effect_at_once(qwen3):

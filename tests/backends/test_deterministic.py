@@ -12,7 +12,7 @@ from msgspec import structs
 from gpuscore import Scorer
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.torch.layers import all_at_once
-from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
+from gpuscore.config import ModelConfig, RequestLimits
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import ConfigError
 from gpuscore.text.joining import PromptBuilder
@@ -30,7 +30,7 @@ class Scoring:
     def __init__(self, directory, **options):
         config = ModelConfig(str(directory), deterministic=True, **{"compile": "on"} | options)
         self.backend = create_backend(plan_backend(directory, config))
-        self.engine = Engine(self.backend, EngineConfig())
+        self.engine = Engine(self.backend)
         self.builder = PromptBuilder(None, self.backend.limits, UNLIMITED)
         self.salts = 0
 
@@ -153,7 +153,7 @@ def test_close_to_the_usual_scores(scoring, rng, tiny_model):
     directory, _ = tiny_model("gemma2")
     config = ModelConfig(str(directory), dtype="float32", max_batch_tokens=512)
     usual = create_backend(plan_backend(directory, config))
-    engine = Engine(usual, EngineConfig())
+    engine = Engine(usual)
     query, items = random_ids(rng, 260), some_items(rng, 9)
     score_input = ScoreInput(query, items, labels=None, label_token_ids=LABELS, need_lse=True)
     request = PromptBuilder(None, usual.limits, UNLIMITED).build(score_input)
@@ -180,7 +180,7 @@ def test_a_false_claim_is_refused(tiny_model, monkeypatch):
     config = ModelConfig(str(directory), deterministic=True, dtype="float32", max_batch_tokens=512)
     backend = create_backend(plan_backend(directory, config))
     with pytest.raises(ConfigError, match="items depend on the batch"):
-        Engine(backend, EngineConfig())
+        Engine(backend)
     backend.close()
 
 

@@ -15,7 +15,8 @@ from torch.nn import functional
 from gpuscore import Scorer
 from gpuscore.backends import plan_backend
 from gpuscore.backends.common.architectures import read_architecture
-from gpuscore.backends.common.hf_config import Mixture, RawConfig
+from gpuscore.backends.common.hf_config import Mixture
+from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.backends.torch.layers import EXPERT_ROWS
 from gpuscore.backends.torch.linear import (

@@ -11,10 +11,10 @@ import torch
 from msgspec.structs import replace
 
 from gpuscore.backends import create_backend, plan_backend
-from gpuscore.config import EngineConfig, ModelConfig
+from gpuscore.config import ModelConfig
+from gpuscore.dialects.completion_answer import position_logprobs
 from gpuscore.engine.engine import Engine
 from gpuscore.types.batch import NO_TOKENS
-from gpuscore.types.labels import position_logprobs
 from gpuscore.types.request import ScoreRequest
 from support.backends import needs_jax
 from support.models import random_ids
@@ -56,7 +56,7 @@ def engine(tiny_model):
         directory, _ = tiny_model(family, max_position_embeddings=1024)
         compiled = {} if options.get("backend") == "jax" else {"compile": "off"}
         config = ModelConfig(str(directory), dtype="float32", **compiled, **options)
-        made.append(Engine(create_backend(plan_backend(directory, config)), EngineConfig()))
+        made.append(Engine(create_backend(plan_backend(directory, config))))
         return made[-1]
 
     yield make

@@ -21,7 +21,7 @@ import torch
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.base import OutOfMemory
 from gpuscore.backends.torch.graph_launcher import GraphLauncher
-from gpuscore.config import EngineConfig, ModelConfig
+from gpuscore.config import ModelConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.types.request import ScoreRequest
 from support.batches import in_one_batch
@@ -182,7 +182,7 @@ def test_deterministic_bit_for_bit(tiny_model, rng, attention):
         deterministic=True,
         kv_cache_size=2**26,
     )
-    engine = Engine(create_backend(plan_backend(directory, config)), EngineConfig())
+    engine = Engine(create_backend(plan_backend(directory, config)))
 
     def submit(query, items, salt):
         ids = tuple(np.array(item, np.int32) for item in items)

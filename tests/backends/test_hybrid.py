@@ -20,10 +20,10 @@ from gpuscore import Scorer
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.common.architectures import REFUSED
 from gpuscore.commands.cli import main
-from gpuscore.config import EngineConfig, ModelConfig
+from gpuscore.config import ModelConfig
+from gpuscore.dialects.completion_answer import position_logprobs
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import ConfigError
-from gpuscore.types.labels import position_logprobs
 from support.connections import connected, score
 from support.models import (
     COMMON,
@@ -135,7 +135,7 @@ def test_every_position(tiny_model, max_batch_tokens):
     rng, lengths = np.random.default_rng(0), (1, 2, 63, 130, 195)
     prompts = [random_ids(rng, n) for n in lengths]
     config = ModelConfig(str(directory), max_batch_tokens=max_batch_tokens)
-    engine = Engine(create_backend(plan_backend(directory, config)), EngineConfig())
+    engine = Engine(create_backend(plan_backend(directory, config)))
     request = request_of(prompts)
     positions = position_logprobs(engine.score(request).result(60), request.label_ids)
     engine.close()
@@ -278,7 +278,10 @@ def test_quantised_checkpoints_are_refused(tiny_model, tmp_path):
         ({"attn_output_gate": False}, "attn_output_gate is False"),
         ({"attention_bias": True}, "attention_bias is True"),
         ({"partial_rotary_factor": 2, "rope_parameters": None}, "which rotates 32 of 16"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn'"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 4}},
+            "rope_type is 'yarn', which Qwen3_5",
+        ),
         ({"architectures": ["Qwen3_5MoeForCausalLM"]}, "shared expert"),
         ({"architectures": ["Qwen3NextForCausalLM"]}, "shared expert"),
     ],

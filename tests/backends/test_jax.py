@@ -9,7 +9,7 @@ import pytest
 from gpuscore import Scorer
 from gpuscore.backends import plan_backend
 from gpuscore.backends.base import DeviceLost
-from gpuscore.config import EngineConfig, ModelConfig
+from gpuscore.config import ModelConfig
 from gpuscore.config.options import checked
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import ConfigError, Unavailable
@@ -101,7 +101,7 @@ def test_nothing_is_compiled_after_warmup(small, tiny_model, count):
     jax.jit(lambda x: x + 1)(np.float32(rng.random()))
     assert compiled, "the listener does not see compilations"
     compiled.clear()
-    engine = Engine(small, EngineConfig())
+    engine = Engine(small)
     requests, prompts = [], []
     for _ in range(count):
         query = random_ids(rng, int(rng.choice([0, 1, 15, 60, 130, 300])))
@@ -268,7 +268,7 @@ def test_batches_with_many_pages_are_divided(small, rng, monkeypatch):
 
 def test_a_lost_pool_ends_the_engine(small, rng):
     """A batch that fails may lose the pool, and with it the pages that other requests need."""
-    engine = Engine(small, EngineConfig())
+    engine = Engine(small)
     small.pool.pages.delete()
     with pytest.raises(DeviceLost, match="KV cache was lost"):
         small.extend(in_one_batch(random_ids(rng, 9), [random_ids(rng, 4)], LABELS))

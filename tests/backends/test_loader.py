@@ -62,13 +62,23 @@ def load(directory, **options):
             {"quantization_config": {"bits": 4}},
             r"quantization_config.quant_method is None \(4 bits\); supported: compressed-tensors",
         ),
-        ({"auto_map": {"AutoModel": "x.py"}}, "auto_map is a value; supported: models without"),
+        (
+            {"auto_map": {"AutoModel": "x"}, "model_type": None},
+            "auto_map is a value; supported: re",
+        ),
         ({"is_causal": False}, "is_causal is False; supported: causal"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported: silu"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type is 'yarn'"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type is 'longr"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}},
+            "factor must be a positive",
+        ),
         ({"rope_parameters": {"a": {"rope_type": "default"}}}, "rope_parameters must be one flat"),
-        ({"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2}}, "'dynamic'"),
+        (
+            {"rope_parameters": None, "rope_scaling": {"type": "su", "factor": 2}},
+            "rope_type is 'su'",
+        ),
         ({"rope_parameters": {"rope_type": "linear", "factor": "2"}}, "factor must be a positive"),
         (
             {"use_sliding_window": True, "sliding_window": None, "layer_types": SLIDING},
@@ -344,18 +354,3 @@ def test_a_single_file_goes_before_an_index(copy):
     index = {"weight_map": {"model.norm.weight": "nowhere.safetensors"}}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
     load(directory)
-
-
-@pytest.mark.parametrize("framework", ["torch", "jax"])
-def test_a_load_reports_the_bytes_that_it_has_read(copy, framework):
-    directory = copy()
-    reports: list[tuple[int, int]] = []
-    config = ModelConfig(backend=framework, device="cpu", dtype="float32", max_batch_tokens=64)
-    planned = plan_backend(directory, config)
-    create_backend(planned, lambda *report: reports.append(report)).close()
-    size = (directory / "model.safetensors").stat().st_size
-    assert {total for _, total in reports} == {size}
-    done = [report for report, _ in reports]
-    assert done == sorted(done)
-    assert len(done) == len(load_file(directory / "model.safetensors")) + 1, "each is read once"
-    assert done[-1] == size

@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional
 
 from gpuscore.backends.common.architectures import read_architecture
-from gpuscore.backends.common.hf_config import Mixture, RawConfig
+from gpuscore.backends.common.hf_config import Mixture
+from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.backends.torch.linear import Products
 from gpuscore.backends.torch.mixture import (
     DenseExperts,

@@ -10,7 +10,7 @@ from gpuscore.backends.torch.attention.choice import attention_factory
 from gpuscore.backends.torch.decoder import Decoder, ForwardContext
 from gpuscore.backends.torch.kv_pool import KeptRows, KVPool, index_of
 from gpuscore.backends.torch.loader import WeightFormat, load_weights
-from gpuscore.config import EngineConfig, ModelConfig
+from gpuscore.config import ModelConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.engine.runner import Runner
 from gpuscore.errors import NonfiniteScore
@@ -84,7 +84,7 @@ def test_pages_that_are_not_finite_are_not_found_again(max_tokens, tiny_model):
     directory, _ = tiny_model("qwen3")
     config = ModelConfig(str(directory), dtype="float32", device="cpu", max_batch_tokens=max_tokens)
     made = create_backend(plan_backend(directory, config))
-    engine, rng = Engine(made, EngineConfig()), np.random.default_rng(0)
+    engine, rng = Engine(made), np.random.default_rng(0)
     try:
         query, item = (int32(random_ids(rng, n)) for n in (3 * made.limits.page_size, 4))
         request = ScoreRequest(query, (item,), (int32([3, 17]),), need_lse=True)

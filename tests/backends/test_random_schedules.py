@@ -15,7 +15,7 @@ import pytest
 from msgspec import structs
 
 from gpuscore.backends import create_backend, plan_backend
-from gpuscore.config import EngineConfig, ModelConfig
+from gpuscore.config import ModelConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.types.request import ScoreRequest
 from support.models import random_ids, reference_logprobs
@@ -32,7 +32,7 @@ def make_engine(directory, **options):
     )
     pages = plan_backend(directory, config).pages
     config = replace(config, kv_cache_size=pages.needed * 3 // 2 * pages.page_bytes)
-    return Engine(create_backend(plan_backend(directory, config)), EngineConfig())
+    return Engine(create_backend(plan_backend(directory, config)))
 
 
 def some_requests(rng, count, fixed_cut):

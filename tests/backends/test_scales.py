@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from gpuscore import Scorer
 from gpuscore.backends.common.architectures import read_architecture
-from gpuscore.backends.common.hf_config import RawConfig
+from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.backends.torch.scales import check_scales
 from gpuscore.errors import ConfigError
 from gpuscore.models.hub import model_directory

@@ -10,7 +10,7 @@ from gpuscore.backends import plan_backend
 from gpuscore.backends.common.architectures import read_architecture
 from gpuscore.backends.common.checkpoint import CheckpointFiles
 from gpuscore.backends.common.estimate import plan_memory
-from gpuscore.backends.common.hf_config import RawConfig
+from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.backends.common.shapes import weight_shapes
 from gpuscore.backends.common.shards import Shard
 from gpuscore.backends.torch.ranks.messages import batch_of, words_of

@@ -1,64 +1,58 @@
-"""Promise: `make bench-cpu` compares each scorer with a floor of its own precision, measured in the
-same run, and counts what a mixture of experts computes."""
+"""Promise: `make bench-cpu` compares scorers with a floor measured in the same run, and with one
+another round by round."""
 
 import sys
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
-from ceiling import linear_sizes, operations, rates
-from cpu_times import Timed, measure
-from random_models import SHAPES
+from ceiling import operations
+from cpu import FLOOR, check, compare
+from oracle import Reference
+from random_models import SHAPES, make_model
 from scenarios import Workload
-from spent import Spent
-from torch.utils._python_dispatch import TorchDispatchMode
 
-WORK = Workload(30, 4, 5)
+WORK = Workload(30, 4, 5, requests=2)
 
 
-def test_every_precision_has_a_floor_of_its_own():
-    scorers = {
-        "ours": Timed(lambda requests: Spent(2e-4, 3e-4)),
-        "ours in int8": Timed(lambda requests: Spent(1e-4, 1.5e-4), precision="int8"),
-    }
-    measured = measure(scorers, SHAPES["tiny"], torch.float32, WORK, repeat=1)
-    rows = {row["scorer"]: row for row in measured["rows"]}
-    assert list(rows) == ["floor of this machine", "floor of this machine, int8", *scorers]
-    for name, precision, seconds in (("ours", "full", 2e-4), ("ours in int8", "int8", 1e-4)):
-        (floor,) = measured["floors"][precision]
-        assert floor["linear TFLOP/s"] > 0
-        assert rows[name]["of the floor"] == pytest.approx(floor["seconds"] / seconds, rel=0.02)
-    assert measured["of the floor"] == rows["ours"]["of the floor"]
-    assert rows["ours in int8"]["CPU / gpuscore's"] == 0.5
+def test_times_are_compared_with_the_floor_and_the_first_scorer():
+    def burn(seconds):
+        def score(query, items):
+            end = time.process_time() + seconds
+            while time.process_time() < end:
+                pass
+
+        return score
+
+    scorers = {"ours": burn(0.1), "twice": burn(0.2)}
+    found = compare(scorers, SHAPES["tiny"], torch.float32, WORK, repeat=1)
+    rows = {row["scorer"]: row for row in found["rows"]}
+    assert list(rows) == [FLOOR, *scorers]
+    (floor,) = found["floors"]
+    assert floor["linear TFLOP/s"] > 0
+    wall = 8 / rows["ours"]["items/s"]
+    assert 0.2 <= wall < 5
+    assert rows["ours"]["CPU s"] == pytest.approx(0.2, rel=0.3)
+    assert rows["ours"]["of the floor"] == pytest.approx(floor["seconds"] / wall, abs=1e-3)
+    assert rows["twice"]["CPU / gpuscore's"] == pytest.approx(2, rel=0.3)
 
 
-class Operators(TorchDispatchMode):
-    """Keeps the names of the operators that run."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = set()
-
-    def __torch_dispatch__(self, operator, types, arguments=(), options=None):
-        self.names.add(operator.name())
-        return operator(*arguments, **(options or {}))
+def test_a_wrong_scorer_ends_the_bench(tmp_path):
+    directory = make_model("tiny", "float32", tmp_path)
+    reference = Reference(Path(), SHAPES["tiny"]["vocab_size"], 6)
+    none = {"wrong": lambda query, items: np.zeros((len(items), 2))}
+    with pytest.raises(SystemExit, match="nothing is timed"):
+        check(none, reference, directory, torch.float32, {"w": WORK})
 
 
-@pytest.mark.parametrize("precision", ["full", "int8"])
-def test_the_floor_of_int8_multiplies_in_int8(precision):
-    with Operators() as operators:
-        rates(SHAPES["tiny"], torch.float32, 30, precision)
-    assert ("onednn::qlinear_pointwise" in operators.names) == (precision == "int8")
-
-
-def test_a_mixture_counts_the_experts_that_a_row_chooses():
-    mixture = SHAPES["small-moe"]
-    inner = mixture["num_experts_per_tok"] * mixture["moe_intermediate_size"]
-    dense = SHAPES["small"] | {"intermediate_size": inner}
-    assert linear_sizes(mixture) == linear_sizes(dense)
-    counted = [operations(shape, 30, 4, 5)["linear"] for shape in (mixture, dense)]
-    layers, tokens = mixture["num_hidden_layers"], 30 + 4 * 5
-    router = 2 * mixture["hidden_size"] * mixture["num_experts"]
-    assert counted[0] - counted[1] == router * ((layers - 1) * tokens + 4)
+def test_operations_with_a_cache_are_those_without_less_the_queries_own():
+    shape, sizes = SHAPES["small"], (300, 7, 11)
+    whole, rest = operations(shape, *sizes), operations(shape, *sizes, cached=300)
+    alone = operations(shape, 300, 0, 0)
+    assert whole["head"] == rest["head"]
+    for kind in ("linear", "attention"):
+        assert whole[kind] == pytest.approx(rest[kind] + alone[kind])

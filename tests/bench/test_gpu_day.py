@@ -15,8 +15,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 import gpu_day
 from gpu_day import KEPT, Day
-from gpu_stages import Stage, stages
-from in_time import outcomes
+from gpu_stages import Stage, outcomes, stages
 
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "bench"
@@ -29,7 +28,7 @@ def python(code, *arguments):
 
 
 def stage(name, code, *arguments, limit=30.0):
-    return Stage(name, (python(code, *arguments),), lambda text: {"said": text.split()}, limit)
+    return Stage(name, limit, lambda text: {"said": text.split()}, (python(code, *arguments),))
 
 
 @pytest.fixture
@@ -57,21 +56,21 @@ def test_some_stages_on_a_cpu(tmp_path, capsys):
     rows = found["triton"]["found"]["rows"]
     named = ("a", "a cached", "b cached", "d", "300")
     timed = [(row["scorer"], row["workload"]) for row in rows]
+    assert not any("failed" in row or "wrong" in row for row in rows)
     wanted = [("triton", name) for name in named] + [("triton under load", "a")]
     assert timed == wanted + [("triton, engine", name) for name in named]
     assert all(row.get("wall ms", row.get("ms")) > 0 for row in rows)
     assert rows[5]["of sustained floor"] > 0
-    assert found["triton"]["found"]["profile"]["300"][0]["ms"] > 0
     cached = {row["workload"]: row["cached"] for row in rows[6:]}
     assert cached["a"] == 0
     assert cached["a cached"] > 150
     assert found["tests"]["found"]["passed"] > 0
-    assert {"ceilings.json", "triton.txt", "tests.jsonl"} <= kept
+    assert {"ceilings.json", "triton.txt", "tests.txt"} <= kept
 
 
 def test_the_day_runs_all_tests_of_a_device():
     """The day and `make test-gpu` both run all tests of a device."""
-    planned = stages("cuda", ROOT, trial=False)
+    planned = stages("cuda", ROOT)
     commands = [command for stage in planned for command in stage.commands]
     here = Path(__file__)
     files = [path for path in (ROOT / "tests").rglob("test_*.py") if path != here]
@@ -91,9 +90,7 @@ def test_the_day_runs_all_tests_of_a_device():
 def gone_wrong(planned, then):
     """Return a stage of the day that prints something and then goes wrong."""
     code = f"import os, time; print('half', flush=True); {then}"
-    return replace(
-        planned, commands=(python(code),), packages=(), read=lambda text: {"said": text.split()}
-    )
+    return replace(planned, commands=(python(code),), read=lambda text: {"said": text.split()})
 
 
 WRONG = (
@@ -106,7 +103,7 @@ WRONG = (
 @pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_stages_that_go_wrong_cost_no_other(day, first):
     """All three turns together give each stage a failure, a kill and a hang."""
-    planned = stages("cpu", day.work, trial=True)
+    planned = stages("cpu", day.work)
     turns = [WRONG[(first + number) % 3] for number in range(len(planned))]
     pairs = list(zip(planned, turns, strict=True))
     day.run(
@@ -119,7 +116,7 @@ def test_stages_that_go_wrong_cost_no_other(day, first):
     found, kept = left_in(day.folder)
     assert list(found) == [each.name for each in planned] == day.missing
     assert all(why in found[each.name]["why"] for each, (_, why) in pairs)
-    assert all(about["found"] == {"said": ["half"]} for about in found.values())
+    assert all(about["found"]["said"][0] == "half" for about in found.values())
     assert len(kept) == len(planned)
 
 
@@ -156,7 +153,7 @@ def test_a_killed_day_loses_one_stage(tmp_path):
 def test_the_day_ends_by_its_own_clock(day, monkeypatch):
     monkeypatch.setattr(gpu_day, "LEAST", 0.5)
     start = time.monotonic()
-    day.run([stage(name, "import time; time.sleep(99)") for name in "abc"], minutes=11 / 60)
+    day.run([stage(name, "import time; time.sleep(99)") for name in "abc"], minutes=16 / 60)
     assert time.monotonic() - start < 5
     found, _ = left_in(day.folder)
     assert [about["status"] for about in found.values()] == ["failed", "not reached", "not reached"]
@@ -179,33 +176,29 @@ def test_a_stage_that_hangs_is_ended_with_its_children(day, tmp_path):
 
 
 def test_a_missing_package_fails_its_stage_by_name(day):
-    needy = replace(stage("needs", "print('x')"), packages=("json", "no_such_package"))
-    day.run([needy], minutes=1)
+    day.run([stage("needs", "import no_such_package")], minutes=1)
     assert day.missing == ["needs"]
-    assert day.stages["needs"]["why"].startswith("not installed: no_such_package; carry wheels")
+    assert day.stages["needs"]["why"].endswith("No module named 'no_such_package'")
 
 
-def test_a_stage_is_told_its_time_and_sees_what_was_brought_along(day, tmp_path, monkeypatch):
+def test_a_stage_sees_what_was_brought_along(day, tmp_path, monkeypatch):
     (tmp_path / "brought_along.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    code = "import brought_along, in_time; print(in_time.seconds_left() + in_time.RESERVE)"
-    day.run([stage("told", code, limit=77.0)], minutes=9)
-    (left,) = day.stages["told"]["found"]["said"]
-    assert 0 < float(left) <= 77.0
+    day.run([stage("told", "import brought_along, gpu_stages, support")], minutes=9)
+    assert day.missing == []
 
 
 def test_findings_that_cannot_be_read_fail_the_stage(day):
-    day.run([Stage("empty", (python(""),), lambda text: {"last": text.split()[-1]}, 30.0)], 1)
+    day.run([Stage("empty", 30.0, lambda text: {"last": text.split()[-1]}, (python(""),))], 1)
     assert "cannot be read: IndexError" in day.stages["empty"]["why"]
 
 
-def test_a_large_file_is_kept_by_its_end(day):
-    code = "import sys; open(sys.argv[1], 'wb').write(b'a' * 9 + b'b' * int(sys.argv[2]))"
-    day.run([stage("large", code, str(day.work / "large.bin"), str(KEPT))], minutes=1)
-    with tarfile.open(day.folder / "gpu-day.tgz") as archive:
-        member = archive.getmember(f"large.bin.last-{KEPT}-bytes")
-        content = archive.extractfile(member).read()
-    assert content == b"b" * KEPT
+def test_a_large_file_and_weights_are_not_kept(day):
+    (day.work / "weights").mkdir()
+    (day.work / "weights" / "one").touch()
+    (day.work / "large.bin").write_bytes(b"a" * (KEPT + 1))
+    day.run([stage("some", "print(1)")], minutes=1)
+    assert left_in(day.folder)[1] == {"some.txt"}
 
 
 @pytest.mark.parametrize("holds", [True, False])
@@ -214,7 +207,7 @@ def test_a_test_that_fails_fails_the_day(day, tmp_path, holds):
     path.write_text(
         f"import time\ndef test_one():\n    assert {holds}\ndef test_two():\n    time.sleep(99)\n"
     )
-    planned = stages("cpu", day.work, trial=True)[-1]
+    planned = stages("cpu", day.work)[-1]
     chosen = [path if str(word).startswith("tests/") else word for word in planned.commands[0]]
     if holds:
         chosen += ["-k", "one"]
@@ -226,7 +219,14 @@ def test_a_test_that_fails_fails_the_day(day, tmp_path, holds):
     assert names == ([] if holds else ["test_one"])
 
 
-def test_an_outcome_that_was_cut_off_is_left_out(tmp_path):
-    path = tmp_path / "outcomes.jsonl"
-    path.write_text('{"test": "a", "outcome": "failed"}\n{"test": "b", "outc')
-    assert outcomes(path) == {"tests": 1, "failed": 1, "not passed": ["a"]}
+def test_outcomes_of_a_run_by_several_processes(tmp_path):
+    path = tmp_path / "test_some.py"
+    path.write_text(
+        "import pytest\n@pytest.mark.parametrize('word', ['a b', 'c [d]'])\n"
+        "def test_one(word):\n    assert 'd' not in word\n"
+    )
+    command = (sys.executable, "-P", "-m", "pytest", "-v", "-n", "2", "--color=no", path)
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    found = outcomes(ran.stdout)
+    assert (found["tests"], found["passed"], found["failed"]) == (2, 1, 1)
+    assert [name.rpartition("::")[2] for name in found["not passed"]] == ["test_one[c [d]]"]

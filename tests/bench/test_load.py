@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 
 from gpuscore.commands.cli import main
-from gpuscore.config import EngineConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.measure.bundle import read_bundle
 from gpuscore.measure.figures import Shot, failed
 from gpuscore.measure.load import LOST, LoadGenerator
-from gpuscore.types.labels import label_scores
 from gpuscore.types.request import ScoreRequest
+from gpuscore.types.results import label_scores
 from support import fake
 
 LABELS = [11, 23]
@@ -27,7 +26,7 @@ LABELS = [11, 23]
 @pytest.mark.parametrize(("max_tokens", "page_size"), [(4096, 16), (32, 4), (7, 3), (1, 1)])
 def test_the_fake_backend_agrees_with_its_oracle(max_tokens, page_size):
     backend = fake.FakeBackend(max_tokens=max_tokens, page_size=page_size, num_pages=211)
-    engine = Engine(backend, EngineConfig())
+    engine = Engine(backend)
     rng = np.random.default_rng(1)
     queries = rng.integers(0, fake.VOCAB, (6, 23), dtype=np.int32)
     items = rng.integers(0, fake.VOCAB, (6, 3, 11), dtype=np.int32)

@@ -22,12 +22,13 @@ from gpuscore.models.hub import model_directory
 from gpuscore.processes.worker import child
 from gpuscore.processes.worker.pipe import Pipe
 from gpuscore.processes.worker.wire import (
-    Close,
     FromChild,
+    Placement,
     Ready,
     Refused,
     Start,
     decoder,
+    encode,
 )
 from gpuscore.types.batch import BackendLimits
 from support.backends import JAX_FAMILIES, needs_jax
@@ -57,15 +58,6 @@ def one_value(name, index, value):
         tensors[name][index] = value
 
     return change
-
-
-def saturated(tensors):
-    """Let the first pipe of hidden states be large after any token, and make it one label's."""
-    tensors["model.embed_tokens.weight"][:, 0] = 50.0
-    tensors["model.norm.weight"][0] = 30.0
-    head = tensors["lm_head.weight"]
-    head[:, 0], head[7] = 0.0, 0.0
-    head[7, 0] = 1.0
 
 
 COLLAPSED = {
@@ -134,9 +126,9 @@ def test_an_engine_asks_only_a_quantised_model(backend_of):
     """The plain model with the same weights is served, because its makers meant them."""
     backend = backend_of(all_zero("model.norm.weight"))
     with pytest.raises(ConfigError, match="has collapsed"):
-        Engine(Quantized(backend), EngineConfig())
-    allowed = Engine(Quantized(backend), EngineConfig(), allow_degenerate=True)
-    Engine(backend, EngineConfig()).close()
+        Engine(Quantized(backend))
+    allowed = Engine(Quantized(backend), allow_degenerate=True)
+    Engine(backend).close()
     allowed.close()
 
 
@@ -148,36 +140,18 @@ def test_the_engines_process(backend_of, allow, last):
     ours, theirs = socket.socketpair()
     with ours, theirs, ThreadPoolExecutor(1) as threads:
         pipe = Pipe(ours)
-        pipe.put(Start("/nowhere", config, EngineConfig()), now=True)
-        code = threads.submit(
-            child.run, theirs, lambda *_: Prepared("tiny", lambda report: backend)
-        )
+        start = Start("/nowhere", Placement("cpu", config), EngineConfig())
+        pipe.put(lambda: encode(start), now=True)
+        code = threads.submit(child.run, theirs, lambda *_: Prepared("tiny", lambda: backend))
         messages = []
         while not any(isinstance(message, (Refused, Ready)) for message in messages):
             messages += map(decoder(FromChild), pipe.read())
-        pipe.put(Close(), now=True)
-        assert code.result(30) == child.EXIT_OK
         pipe.close()
+        assert code.result(30) == child.EXIT_OK
     told = next(message for message in messages if isinstance(message, (Refused, Ready)))
     assert isinstance(told, last)
     if not allow:
         assert "has collapsed: 8 different prompts get the same scores" in told.message
-
-
-def test_a_saturated_model_only_warns(backend_of, caplog):
-    backend = backend_of(saturated)
-    check_collapse(backend)
-    saturation, mass = (record.message for record in caplog.records)
-    assert "label 7 has a probability of at least 1.0" in saturation
-    assert "gives 64 labels, spread over the vocabulary, a probability of at most" in mass
-
-
-def test_the_label_of_a_saturated_model_may_be_asked_for(backend_of, caplog):
-    """Scores of one label that are all 1 warn, although the label is among those asked for."""
-    check_collapse(backend_of(saturated, vocab_size=64))
-    assert [record.message.split(":")[0] for record in caplog.records] == [
-        "the quantised model is saturated"
-    ]
 
 
 HEALTHY = ["qwen3", "gemma2", "qwen3_classes", *slow(*sorted({*FAMILIES, *CLASSIFIERS}))]
@@ -259,7 +233,7 @@ def test_a_healthy_checkpoint_starts_in_silence(caplog, name):
         options["quantization"] = "w8a16"
     backend = create_backend(plan_backend(directory, ModelConfig(str(directory), **options)))
     assert backend.limits.quantized
-    Engine(backend, EngineConfig()).close()
+    Engine(backend).close()
     assert not [record for record in caplog.records if "quantised" in record.message]
 
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from gpuscore import Scorer
-from gpuscore.config import EngineConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import NonfiniteScore
 from gpuscore.types.request import LabelTrie, ScoreRequest
@@ -23,7 +22,7 @@ def request_of(items=ITEMS, labels=None, **more):
 
 def answer(request, backend=None, progress=None):
     backend = backend or TapeBackend()
-    engine = Engine(backend, EngineConfig())
+    engine = Engine(backend)
     try:
         return engine.score(request, progress).result(30)
     finally:

@@ -1,4 +1,4 @@
-"""Promise: the engine admits requests up to its limits, drops cancelled ones, reports progress, and
+"""Promise: the engine drops cancelled requests, reports progress, refuses what does not fit, and
 answers every request when it closes."""
 
 import threading
@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from gpuscore.backends.base import DeviceLost
-from gpuscore.config import EngineConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import (
     InsufficientMemory,
     InternalError,
-    Overloaded,
     Unavailable,
 )
 from gpuscore.types.request import ScoreRequest
@@ -39,8 +37,8 @@ def gate():
 def make_engine(gate):
     made = []
 
-    def make(config=None, **options):
-        made.append(Engine(TapeBackend(gate=gate, **options), config or EngineConfig()))
+    def make(**options):
+        made.append(Engine(TapeBackend(gate=gate, **options)))
         return made[-1]
 
     yield make
@@ -56,25 +54,24 @@ def test_many_threads_each_get_their_own_answer(make_engine, gate):
     assert [len(f.result(timeout=30).label_logits) for f in futures] == list(range(1, 40))
 
 
-def test_too_many_requests(make_engine, gate):
-    engine = make_engine(EngineConfig(max_queued_requests=2))
-    first, second = engine.score(request_of()), engine.score(request_of())
-    with pytest.raises(Overloaded, match="2 requests with 10 tokens") as refusal:
-        engine.score(request_of())
-    assert 1 <= refusal.value.retry_after <= 30
+def test_what_is_in_flight_is_counted(make_engine, gate):
+    engine = make_engine()
+    first, second = engine.score_all([request_of(), request_of()])
+    assert (engine.stats().requests, engine.stats().tokens) == (2, 10)
+    second.cancel()
+    assert (engine.stats().requests, engine.stats().tokens) == (1, 5)
     gate.set()
     first.result(timeout=30)
-    second.result(timeout=30)
-    engine.score(request_of()).result(timeout=30)
+    assert (engine.stats().requests, engine.stats().tokens) == (0, 0)
 
 
 def test_cancelled_work_does_not_run(make_engine, gate):
-    engine = make_engine(EngineConfig(max_queued_requests=2), max_tokens=8)
+    engine = make_engine(max_tokens=8)
     running = engine.score(request_of())
     waiting = engine.score(request_of(1000))
     wait_until(lambda: engine._runner.backend.batches)
     waiting.cancel()
-    third = engine.score(request_of())  # there is room in the queue at once
+    third = engine.score(request_of())
     gate.set()
     running.result(timeout=30)
     third.result(timeout=30)
@@ -105,14 +102,17 @@ def test_a_failing_callback_fails_its_own_request(make_engine, gate):
     assert [frame.name for frame in frames] == ["fail"], "others would keep the engine in memory"
 
 
-def test_what_can_never_run_is_refused(make_engine):
+def test_what_can_never_run_is_refused(make_engine, gate):
+    gate.set()
     engine = make_engine(num_pages=2, page_size=4)
+    good, large = engine.score_all([request_of(), request_of(query_len=9)])
     with pytest.raises(InsufficientMemory, match="9 shared tokens"):
-        engine.score(request_of(query_len=9))
+        large.result(timeout=30)
+    good.result(timeout=30)
 
 
 def test_closing_answers_what_waits(gate):
-    engine = Engine(TapeBackend(gate=gate, max_tokens=8), EngineConfig())
+    engine = Engine(TapeBackend(gate=gate, max_tokens=8))
     futures = [engine.score(request_of(50)) for _ in range(3)]
     assert engine.alive
     threading.Timer(0.1, gate.set).start()
@@ -123,7 +123,7 @@ def test_closing_answers_what_waits(gate):
         with pytest.raises(Unavailable):
             future.result(timeout=0)
     with pytest.raises(Unavailable):
-        engine.score(request_of())
+        engine.score(request_of()).result(timeout=0)
 
 
 def test_a_dead_loop_tells_the_truth(make_engine, gate, monkeypatch):
@@ -139,7 +139,7 @@ def test_a_dead_loop_tells_the_truth(make_engine, gate, monkeypatch):
         waiting.result(timeout=30)
     wait_until(lambda: not engine.alive)
     with pytest.raises(Unavailable):
-        engine.score(request_of())
+        engine.score(request_of()).result(timeout=0)
 
 
 def test_a_lost_device_ends_it(make_engine, gate):
@@ -151,7 +151,7 @@ def test_a_lost_device_ends_it(make_engine, gate):
         engine.score(request_of()).result(timeout=30)
     wait_until(lambda: not engine.alive)
     with pytest.raises(Unavailable):
-        engine.score(request_of())
+        engine.score(request_of()).result(timeout=0)
 
 
 def test_timings(make_engine, gate):

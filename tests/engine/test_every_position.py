@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from gpuscore.backends.base import OutOfMemory
+from gpuscore.dialects.completion_answer import position_logprobs
 from gpuscore.engine.plan import plan_items
 from gpuscore.engine.runner import Runner
 from gpuscore.errors import NonfiniteScore
 from gpuscore.types.batch import NO_TOKENS
-from gpuscore.types.labels import position_logprobs
 from gpuscore.types.request import ScoreRequest, ScoreResult, Timings
 from support.stepped_runner import run, submit
 from support.tape_backend import TapeBackend, tape_logit, tape_lse

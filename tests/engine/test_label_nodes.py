@@ -10,18 +10,11 @@ import pytest
 from msgspec import structs
 
 from gpuscore.backends.base import OutOfMemory
-from gpuscore.config import EngineConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.engine.plan import plan_items
 from gpuscore.errors import InsufficientMemory, NonfiniteScore
-from gpuscore.types.labels import (
-    label_logprobs,
-    label_mass,
-    label_scores,
-    most_tokens,
-    per_token,
-)
-from gpuscore.types.request import LabelTrie, ScoreRequest
+from gpuscore.types.request import LabelTrie, ScoreRequest, most_tokens
+from gpuscore.types.results import label_logprobs, label_mass, label_scores, per_token
 from support.slow import slow
 from support.tape_backend import TapeBackend, tape_logit, tape_lse
 
@@ -68,7 +61,7 @@ def random_items(rng, count, longest=12):
 def engine_of(backend=None, chunk=0, prefix_cache=True, **limits):
     backend = backend or TapeBackend(**limits)
     backend.limits = replace(backend.limits, deterministic_chunk=chunk)
-    engine = Engine(backend, EngineConfig(prefix_cache=prefix_cache))
+    engine = Engine(backend, prefix_cache=prefix_cache)
     del backend.batches[:]  # of the check of the bits
     try:
         yield engine, backend

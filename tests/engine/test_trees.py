@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpuscore.config import EngineConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.engine.plan import LEAST, MAX_DEPTH, plan_items
 from gpuscore.types.request import ScoreRequest
@@ -118,7 +117,7 @@ def test_the_engine_computes_them_once_and_answers_in_the_given_order():
     rng = np.random.default_rng(1)
     items = grid(rng, 3, 12, head=40, tail=4) + [[7] * 70, [8]]
     request = request_of(items)
-    engine = Engine(TapeBackend(max_tokens=256, num_pages=256), EngineConfig())
+    engine = Engine(TapeBackend(max_tokens=256, num_pages=256))
     result = engine.score(request).result(30)
     assert result.computed_tokens <= 3 + 1.02 * distinct(items) + 3 * 40  # some families in two
     for index, item in enumerate(items):

@@ -22,7 +22,7 @@ TIMES = (
     *("--keep-alive-timeout", "3"),
 )
 LIMITS = ("--max-body-bytes", "1048576")
-NAMES = ("--allowed-hosts", "*")  # of requests in http/*.toml
+NAMES = ("--allowed-hosts", "*")  # of changed requests
 WARM = 8  # concurrent requests that make the server start all of its threads
 
 

@@ -15,15 +15,14 @@ from torch.nn import functional
 from gpuscore import Scorer
 from gpuscore.backends import plan_backend
 from gpuscore.backends.common.architectures import read_architecture
-from gpuscore.backends.common.hf_config import RawConfig
+from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.backends.common.shards import Shard
 from gpuscore.backends.torch import backend, decoder, plan
 from gpuscore.backends.torch.kernels import why_not_gated_product
 from gpuscore.backends.torch.loader import WeightFormat, load_weights
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
-from gpuscore_kernels import ahead
-from gpuscore_kernels.gated import hopper
+from gpuscore_kernels import hopper
 from support.models import reference_logprobs
 
 CPU = torch.device("cpu")
@@ -113,7 +112,7 @@ def test_where_they_do_not_the_reason_is_said(
     tiny_model, monkeypatch, attention, changes, dtype, precision, reason
 ):
     directory, _ = tiny_model("qwen3")
-    monkeypatch.setattr(ahead, "why_not", lambda module, *sizes: "there are no objects")
+    monkeypatch.setattr(hopper, "why_not", lambda name, *sizes: "there are no objects")
     config = replace(read_architecture(RawConfig.read(directory)).config, **changes)
     assert reason in why_not_gated_product(config, attention, dtype, precision)
 
@@ -129,7 +128,7 @@ def test_a_plan_says_it(tiny_model):
 def card():
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs a Hopper card")
-    if (reason := ahead.why_not(hopper.__name__)) is not None:
+    if (reason := hopper.why_not("product")) is not None:
         pytest.skip(reason)
     torch.manual_seed(0)
     return torch.device("cuda")

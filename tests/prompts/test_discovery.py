@@ -197,18 +197,18 @@ def test_a_token_that_the_model_does_not_have(tmp_path, prompts_of):
         prompts_of(family)
 
 
-AFTER = (
-    r"chat_template\.jinja: the chat template has the instruction after the document, not before"
-)
-
-
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
         ("{{ messages[1].content }}", "has the instruction 0 times"),
         ("{{ messages | map(attribute='content') | join }}{{ messages[2].content }}", "document 2"),
-        ("{{ messages | map(attribute='content') | reverse | join }}", AFTER),
-        ("{{ messages[1].content }}{{ messages[2].content }}{{ messages[0].content }}", AFTER),
+        ("{{ messages[0].content }}{{ messages[2].content }}", "has the query 0 times"),
+        ("{{ messages[0].content }}{{ messages[1].content }}", "has the document 0 times"),
+        (
+            "{% set q = messages[1].content %}{{ messages[0].content }} {{ messages[2].content }} "
+            "{{ q }}: {{ q | trim }}",
+            "drops white space around one query and keeps it around another",
+        ),
         ("{% for %}", "cannot be rendered"),
         ("{{ messages.__class__.__mro__ }}", "cannot be rendered"),
     ],
@@ -217,6 +217,43 @@ def test_unusable_templates_are_refused(tmp_path, template, reason):
     sentence_transformers(tmp_path, template)
     with pytest.raises(ConfigError, match=reason):
         find_family("auto", tmp_path, [], QWEN_SPECIALS)
+
+
+SYSTEM = "{{ messages[0].content }}"
+QUERY, DOCUMENT = "{{ messages[1].content }}", "{{ messages[2].content }}"
+
+
+@pytest.mark.parametrize(
+    ("template", "shares"),
+    [
+        (f"{SYSTEM}<|im_end|>\nD: {DOCUMENT}\nQ: {QUERY}<|im_end|>\n", False),
+        (f"D: {DOCUMENT}<|im_end|>Q: {QUERY}<|im_end|>{SYSTEM}", False),
+        (f"{DOCUMENT}\n{{{{ messages[1].content | trim }}}} {SYSTEM}", False),
+        (f"{SYSTEM} {QUERY}<|im_end|>{DOCUMENT}<|im_end|>again: {QUERY}?<|im_end|>", False),
+        (f"{QUERY}: {SYSTEM}: {QUERY}<|im_end|>\n{DOCUMENT}<|im_end|>", True),
+        (f"{{{{ '{{query}} {{0}}' }}}} {SYSTEM}\n{QUERY}\n{DOCUMENT}", True),
+        (f"{SYSTEM}\n{QUERY} {{{{ messages[2].content | trim }}}}", True),
+    ],
+)
+def test_a_template_may_have_its_texts_in_any_order(
+    tmp_path, prompts_of, tokenizer, template, shares
+):
+    """The prompts are those that transformers renders; documents share what is before them."""
+    sentence_transformers(tmp_path, template, false_token_id=9)
+    family = find_family("auto", tmp_path, [], QWEN_SPECIALS)
+    assert family.shares_query is shares
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template)
+    documents = ["the best of 34", "", " x\ny\n", "{document}"]
+    built = prompts_of(family).build(RerankInput(" what is\n", documents))
+    for ids, document in zip(ids_of(built), documents, strict=True):
+        pairs = [("system", "Judge {it}."), ("query", " what is\n"), ("document", document)]
+        messages = [{"role": role, "content": text} for role, text in pairs]
+        text = fast.apply_chat_template(
+            messages, tokenize=False, processing_kwargs={}, add_generation_prompt=True
+        )
+        assert ids == tokenizer.encode(text, add_special_tokens=False).ids
+    shared = tokenizer.decode(built.request.query_ids, skip_special_tokens=False)
+    assert ("what is" in shared) is (shares or "again" in template)
 
 
 def test_half_of_the_files(tmp_path):

@@ -125,10 +125,10 @@ def result_of(rows):
     return ScoreResult(rows, None, None, None, 0, Timings(0, 0, 0))
 
 
-def test_formulas(prompts_of):
+def test_formulas(prompts_of, tokenizer):
     logits = np.array([[3.0, 1.0], [-2.0, 5.0], [0.5, 0.5], [800.0, -800.0], [-800.0, 800.0]])
     pair = prompts_of(registry.QWEN3_RERANKER)
-    assert pair.label_ids == [ids.item() for ids in pair._own.prompts(["yes", "no"], False)]
+    assert [tokenizer.decode([label]) for label in pair.label_ids] == ["yes", "no"]
     raw = pair.raw_scores(result_of(logits))
     np.testing.assert_allclose(raw, logits[:, 0] - logits[:, 1])
     shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -148,15 +148,7 @@ def test_a_label_that_is_no_token(prompts_of):
         prompts_of(odd)
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        ("{query}",),
-        ("{document}{query}",),
-        ("{query}{query}{document}",),
-        ("{x}{query}{document}",),
-    ],
-)
+@pytest.mark.parametrize("parts", [("{query}",), ("{x}{query}{document}",)])
 def test_impossible_prompts(parts):
     with pytest.raises(ValueError, match="the prompt of odd"):
         PromptFamily(name="odd", source="", parts=parts, labels=("yes",))

@@ -63,8 +63,8 @@ def a_moved_request_is_not_subtracted(monkeypatch):
 
 
 def answers_in_another_order(monkeypatch):
-    sent = Replicas._sent
-    monkeypatch.setattr(Replicas, "_sent", lambda self, requests: sent(self, requests)[::-1])
+    sent = Replicas.score_all
+    monkeypatch.setattr(Replicas, "score_all", lambda self, requests: sent(self, requests)[::-1])
 
 
 PLANTS = [

@@ -48,20 +48,17 @@ def test_every_route_is_closed_unless_it_is_meant_to_be_open(stranger, method, p
 
 
 @pytest.mark.parametrize(
-    "path", ["/nope", "/v1/score/", "//v1/score", "/health/", "/health/../v1/score", "/metrics"]
+    ("path", "host"),
+    [
+        *((path, "a") for path in ("/nope", "/v1/score/", "//v1/score", "/health/../v1/score")),
+        # A server that rebuilt the path from the Host header would see /health here.
+        *(("/v1/score", host) for host in ("127.0.0.1/health", "a/health?x=", "h:1@/docs?")),
+    ],
 )
-def test_what_matches_no_route_is_closed_too(limited, stranger, path):
+def test_what_matches_no_open_route_is_closed(stranger, path, host):
     with Connection(stranger) as connection:
-        connection.request("POST", path, body=b"{}")
-        check_error(connection.reply(), 401, "invalid_api_key")
-
-
-@pytest.mark.parametrize("host", ["a/health?x=", "x/health#", "127.0.0.1/health", "h:1@/docs?"])
-def test_a_host_header_opens_nothing(stranger, host):
-    """A server that rebuilt the path from the Host header would see /health here."""
-    with Connection(stranger) as connection:
-        connection.request("POST", "/v1/score", f"Host: {host}", body=b"{}")
-        assert connection.reply().status in (400, 401)
+        connection.request("POST", path, f"Host: {host}", body=b"{}")
+        assert connection.reply().status in ((401,) if host == "a" else (400, 401))
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -70,54 +67,33 @@ def test_each_key_opens(limited_server, key):
         assert canary(client)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        [],
-        ["Authorization:"],
-        ["Authorization: Bearer"],
-        ["Authorization: Bearer "],
-        ["Authorization: Bearer wrong"],
-        [f"Authorization: Bearer {KEYS[0]}x"],
-        [f"Authorization: Bearer {KEYS[0][:-1]}"],
-        [f"Authorization: Bearer {KEYS[0]} {KEYS[0]}"],
-        [f"Authorization: Basic {KEYS[0]}"],
-        ["Authorization: wrong"],
-        ["X-Api-Key:"],
-        ["X-Api-Key: wrong"],
-        [f"X-Api-Key: Bearer {KEYS[0]}"],
-        [f"X-Api-Key: {KEYS[0]}", f"X-Api-Key: {KEYS[0]}"],
-        [f"X-Api-Key: {KEYS[0]}", f"Authorization: Bearer {KEYS[1]}"],
-        [f"X-Api-Key: {KEYS[0]}", "Authorization: Bearer wrong"],
-        ["Authorization: Bearer ключ"],
-        ["Authorization: Bearer wrong", f"Authorization: Bearer {KEYS[0]}"],
-        [f"Authorization: Bearer {KEYS[0]}", f"Authorization: Bearer {KEYS[0]}"],
-    ],
-)
-def test_any_other_header_is_refused(stranger, fields):
-    with Connection(stranger) as connection:
-        connection.request("POST", "/v1/score", *fields, body=b"{}")
-        check_error(connection.reply(), 401, "invalid_api_key")
+ALICE, BOB, _ = KEYS
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("status", "fields"),
     [
-        [f"Authorization: {KEYS[0]}"],
-        [f"X-Api-Key: {KEYS[0]}"],
-        [f"X-Api-Key: {KEYS[0]}", f"Authorization: Bearer {KEYS[0]}"],
+        *((200, [field]) for field in (f"Authorization: {ALICE}", f"X-Api-Key: {ALICE}")),
+        (200, [f"authorization: bearer {ALICE}"]),
+        (200, [f"X-Api-Key: {ALICE}", f"Authorization: Bearer {ALICE}"]),
+        (401, []),
+        *((401, [f"Authorization:{value}"]) for value in ("", " Bearer", " Bearer ", " wrong")),
+        *((401, [f"Authorization: Bearer {key}"]) for key in ("ключ", f"{ALICE}x", ALICE[:-1])),
+        *((401, [f"Authorization: {value}"]) for value in (f"Basic {ALICE}", f"{ALICE} {ALICE}")),
+        *((401, [f"X-Api-Key: {key}"]) for key in ("", "wrong", f"Bearer {ALICE}")),
+        (401, [f"X-Api-Key: {ALICE}"] * 2),
+        (401, [f"Authorization: Bearer {ALICE}"] * 2),
+        (401, [f"X-Api-Key: {ALICE}", f"Authorization: Bearer {BOB}"]),
+        (401, ["Authorization: Bearer wrong", f"Authorization: Bearer {ALICE}"]),
     ],
 )
-def test_a_key_as_other_servers_take_it(limited_server, stranger, fields):
+def test_keys_as_other_servers_take_them(stranger, status, fields):
     with Connection(stranger) as connection:
         connection.request("GET", "/v1/models", *fields)
-        assert connection.reply().status == 200
-
-
-def test_the_scheme_is_case_insensitive(limited_server, stranger):
-    with Connection(stranger) as connection:
-        connection.request("GET", "/v1/models", f"authorization: bearer {KEYS[0]}")
-        assert connection.reply().status == 200
+        reply = connection.reply()
+        assert reply.status == status
+        if status == 401:
+            check_error(reply, 401, "invalid_api_key")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
@@ -138,34 +114,31 @@ def test_a_loopback_address_needs_no_key(host):
     assert not read_api_keys(ServerConfig(host=host))
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path):
+@pytest.mark.parametrize(
+    ("content", "keys"),
+    [
+        ("\ufefffirst\r\nsecond\r\n", [b"first", b"second"]),  # a byte order mark is no part of it
+        ("# of alice\nfirst\n  # second\n#third\nfo#urth\n", [b"first", b"fo#urth"]),
+        ("\n  \n", []),
+        ("# a\n#b", []),
+    ],
+)
+def test_key_files(tmp_path, content, keys):
     path = tmp_path / "keys"
-    path.write_bytes("\ufefffirst\r\nsecond\r\n".encode())
-    keys = read_api_keys(ServerConfig(api_key_file=str(path)))
-    for key in (b"first", b"second"):
-        assert keys.tenant([(b"x-api-key", key)]) is not None
+    path.write_bytes(content.encode())
+    config = ServerConfig(api_key_file=str(path))
+    if not keys:
+        with pytest.raises(ConfigError, match="holds no key"):
+            read_api_keys(config)
+        return
+    read = read_api_keys(config)
+    assert len(read) == len(keys)
+    assert all(read.tenant([(b"x-api-key", key)]) for key in keys)
 
 
-def test_a_comment_is_no_key(tmp_path):
-    path = tmp_path / "keys"
-    path.write_text("# of alice\nfirst\n  # second\n#third\nfo#urth\n")
-    keys = read_api_keys(ServerConfig(api_key_file=str(path)))
-    assert len(keys) == 2
-    for key in (b"# of alice", b"of alice", b"# second", b"second", b"#third", b"third"):
-        assert keys.tenant([(b"x-api-key", key)]) is None
-    for key in (b"first", b"fo#urth"):
-        assert keys.tenant([(b"x-api-key", key)]) is not None
-
-
-def test_key_files_that_hold_no_key(tmp_path):
+def test_a_key_file_that_is_not_there(tmp_path):
     with pytest.raises(ConfigError, match="No such file"):
         read_api_keys(ServerConfig(api_key_file=str(tmp_path / "none")))
-    (tmp_path / "empty").write_text("\n  \n")
-    with pytest.raises(ConfigError, match="holds no key"):
-        read_api_keys(ServerConfig(api_key_file=str(tmp_path / "empty")))
-    (tmp_path / "comments").write_text("# a\n#b")
-    with pytest.raises(ConfigError, match="holds no key"):
-        read_api_keys(ServerConfig(api_key_file=str(tmp_path / "comments")))
 
 
 def test_the_program_refuses_an_open_address(model):

@@ -55,12 +55,6 @@ def ask(http, path, **body):
     return reply.json()
 
 
-def check_errors(errors, bad, name):
-    assert [(e["index"], e["code"]) for e in errors] == [(i, bad[i][1]) for i in sorted(bad)]
-    for error in errors:
-        assert error["message"].startswith(f"{name}[{error['index']}] ")
-
-
 def same(got, expected):
     np.testing.assert_array_equal(got, expected)
 
@@ -69,25 +63,6 @@ def same_errors(answer, local):
     """The places in the messages are the same, too."""
     told = [(error["index"], error["code"], error["message"]) for error in answer["errors"]]
     assert told == [(error.index, error.code, error.message) for error in local.errors]
-
-
-@pytest.mark.parametrize("bad", [*slow(MIXTURES[0]), *MIXTURES[1:]])
-def test_items_over_http(http, bad):
-    wanted = {"query": QUERY, "return_label_logprobs": True, "return_label_mass": True} | LABELS
-    items = mixed(bad)
-    answer = ask(http, "/v1/score", items=items, on_error="null", **wanted)
-    alone = ask(http, "/v1/score", items=GOOD, **wanted)
-    assert "errors" not in alone
-    check_errors(answer["errors"], bad, "items")
-    for name in ("scores", "label_logprobs", "label_mass"):
-        assert [answer[name][i] for i in places(bad, len(items))] == alone[name]
-        assert all(answer[name][i] is None for i in bad)
-    assert answer["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]
-    first = min(bad)
-    reply = http.post("/v1/score", json=wanted | {"items": items})
-    assert reply.status_code == 400
-    assert reply.json()["error"]["param"].startswith("items[")
-    assert first in bad
 
 
 def test_no_bad_items_and_only_bad_items(http):
@@ -138,24 +113,6 @@ def test_errors_of_the_whole_request_stay(http, path, body, code, param):
         return
     assert code is None or error["code"] == code
     assert error["param"] == param
-
-
-@pytest.mark.parametrize("bad", [*slow(MIXTURES[0]), *MIXTURES[1:]])
-@pytest.mark.parametrize("options", [{"top_n": 2}, *slow({}), {"max_tokens_per_doc": 4}])
-def test_documents_over_http(http, bad, options):
-    if "max_tokens_per_doc" in options:  # long ones are cut, so they are not bad
-        bad = {index: (None, "invalid_request") for index in bad if index < len(GOOD)}
-    documents = mixed(bad)
-    body = {"query": "a blue lamp", "return_documents": True} | options
-    answer = ask(http, "/v1/rerank", documents=documents, on_error="null", **body)
-    alone = ask(http, "/v1/rerank", documents=GOOD, **body)
-    left = places(bad, len(documents))
-    assert answer["results"] == [
-        entry | {"index": left[entry["index"]]} for entry in alone["results"]
-    ]
-    check_errors(answer["errors"], bad, "documents")
-    assert answer["meta"] == alone["meta"]
-    assert answer["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]
 
 
 def test_documents_that_are_objects(http):

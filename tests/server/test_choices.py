@@ -9,7 +9,7 @@ import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuscore.text.score_input import alike
+from gpuscore.dialects.completions import alike
 from support.connections import connected
 from support.models import make_model, random_ids
 from support.serving import serving

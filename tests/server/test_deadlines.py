@@ -6,7 +6,7 @@ import time
 import pytest
 
 from gpuscore.config import ServerConfig
-from gpuscore.dialects.wire import engine_salt
+from gpuscore.dialects.decoding import engine_salt
 from support.connections import check_error
 from support.stub_service import ask, loaded, stub_service
 from support.watched_server import ALICE, BOB, BODY, TIMEOUT

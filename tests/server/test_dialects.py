@@ -9,7 +9,6 @@ import pytest
 from gpuscore.dialects.served import ServedModel
 from gpuscore.dialects.table import DIALECTS
 from gpuscore.server.service import ScoringService
-from gpuscore.text import score_input
 from support.connections import check_error
 from support.stub_service import ask, stub_service
 
@@ -129,17 +128,6 @@ def test_labels_may_be_left_out_while_the_model_loads():
     check_error(reply, 503, "unavailable", None)
     (reply,) = ask(stub_service(), NO_LABELS)
     check_error(reply, 400, "missing_labels", "label_token_ids")
-
-
-def test_fields_are_checked_once(monkeypatch):
-    checks, check = [], score_input._check_label_fields
-    monkeypatch.setattr(
-        score_input, "_check_label_fields", lambda fields: checks.append(fields) or check(fields)
-    )
-    body = {"query": [1], "items": [[5], [6]], "label_token_ids": [3]}
-    (reply,) = ask(stub_service(), NO_LABELS | {"json": body})
-    assert reply.status_code == 200
-    assert len(checks) == 1
 
 
 class TestClassify:

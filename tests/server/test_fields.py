@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 
 import pytest
 from generate.types import structs
@@ -56,6 +57,50 @@ def test_what_is_marked_as_refused_is_refused_by_name(demo):
                     assert answer.status_code == 400, (body["title"], name)
                     assert answer.json()["error"]["param"] == name
     assert count > 100
+
+
+KINDS = {"string": str, "number": int | float, "integer": int, "boolean": bool, "array": list}
+VALUES = (
+    *(True, 1, 1.5, -101, 101, "", "a b", "ü", "x" * 65, {}),
+    *([], [1], [1.5], [True], ["a"], [None], [{}], [[1]], [["a"]], [[{}]]),
+)
+
+
+def fits(schema, value):
+    """Return True if a value is of the kind that a field's schema says."""
+    if "anyOf" in schema:
+        return any(fits(one, value) for one in schema["anyOf"])
+    kind = schema.get("type")
+    if kind is None or kind == "object":
+        return kind is None or isinstance(value, dict)
+    if kind == "null" or not isinstance(value, KINDS[kind]):
+        return value is None and kind == "null"
+    if kind != "boolean" and isinstance(value, bool):
+        return False
+    if kind == "array":
+        return all(fits(schema.get("items", {}), entry) for entry in value)
+    if kind == "string":
+        return re.search(schema.get("pattern", ""), value) is not None
+    return schema.get("minimum", value) <= value <= schema.get("maximum", value)
+
+
+@pytest.mark.parametrize("path", [dialect.paths[0] for dialect in DIALECTS])
+def test_values_of_another_kind_are_refused_by_name(demo, path):
+    wrong, count, dialect = [], 0, DIALECT_OF[path]
+    for body in bodies(dialect):
+        example = PAIRS if body["title"] == "PairsBody" else dialect.example
+        fields = body["properties"] if dialect.answers else {}
+        for name, field in fields.items():
+            for value in VALUES:
+                if not field.get("x-refused") and not fits(field, value):
+                    count += 1
+                    answer = demo.post(path, json=example | {name: value})
+                    said = answer.json().get("error", {})
+                    told = said if isinstance(said, str) else str(said.get("param"))
+                    if answer.status_code != 400 or not told.startswith(name):
+                        wrong.append((body["title"], name, value, answer.text))
+    assert not wrong
+    assert count > 20 or not dialect.answers
 
 
 def defaults():

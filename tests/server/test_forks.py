@@ -76,7 +76,7 @@ def test_a_program_ends_with_the_process_that_asked_for_it():
     (engine,) = children(process.pid)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.01)
-    process._connection.close()
+    process.connection.close()
     wait_until(lambda: not running(process.pid) and not running(engine), seconds=5)
     process.stdout.close()
     process.stderr.close()

@@ -1,6 +1,6 @@
 """Promise: large bodies leave the event loop to everything else, and tenants take turns.
 
-tests/hostile/test_text_floods.py measures over HTTP how fast small requests are meanwhile.
+tests/hostile/test_tenants.py measures over HTTP how fast small requests are meanwhile.
 """
 
 import asyncio

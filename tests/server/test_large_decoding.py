@@ -90,7 +90,7 @@ def test_any_value_and_the_place_of_any_error(monkeypatch, size):
 def test_parts_are_short():
     for fields in ([[1]] * 10**5, ["],[" * 9] * 10**4, [*range(10**5)], [{"a": {}}] * 10**4):
         body = msgspec.json.encode(fields)
-        sizes = [len(part) for part in parts._parts(memoryview(body), "a", LIMITS)]
+        sizes = [len(part) for part in parts.parts_of(memoryview(body), "a", LIMITS)]
         assert len(sizes) > 2
         assert max(sizes) < 2 * parts.PART
 

@@ -109,7 +109,7 @@ def test_directories_that_are_no_model(model, tmp_path, capsys):
     (bert / "config.json").write_text(json.dumps(config))
     for place, reason in (
         (tmp_path, "has no config.json"),
-        (bert, "is BertModel, an encoder"),
+        (bert, "architectures is ['BertModel']; supported: Gemma2ForCausalLM"),
         (directory, "cannot be read as a tokenizer"),
     ):
         assert main(["info", str(place)]) == 78

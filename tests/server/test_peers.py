@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuscore.dialects.others import others_of
+from gpuscore.dialects.decoding import others_of
 from gpuscore.dialects.table import DIALECT_OF
 from support.connections import connected, same_answer
 from support.models import make_model

@@ -15,15 +15,6 @@ TOLERANCE = 1e-4
 LABELS = [3, 17, 399]
 QUERY = "query: a quite blue wooden chair 3.14159 for the gar"
 ITEMS = ["den", "", "den item: The chair", "ém ☃\n", "den", "<|end|>", "\x00 yes", "😀"]
-# SGLang's further fields: the default of each, and values that are refused.
-FURTHER_DEFAULTS = {
-    "return_token_logprobs": False,
-    "return_pooled_hidden_states": False,
-    "score_extraction_token": None,
-    "embed_override_token_id": None,
-    "query_embed_overrides": None,
-    "item_embed_overrides": None,
-}
 
 
 def ask(client, **body):
@@ -285,13 +276,6 @@ class TestDefaults:
         assert set(replies[0].json()) == {"scores", "model", "usage", "object"}
         nulls = {"items": ["yes"], "labels": ["y"], "label_token_ids": None}
         assert score(client, **nulls).status_code == 200
-
-    @pytest.mark.parametrize("field", FURTHER_DEFAULTS)
-    def test_sglangs_further_fields_at_their_default(self, client, field):
-        body = {"query": [5], "items": [[6]], "label_token_ids": LABELS}
-        plain = ask(client, **body)["scores"]
-        for value in (None, FURTHER_DEFAULTS[field]):
-            assert ask(client, **body, **{field: value})["scores"] == plain
 
     def test_of_duplicate_keys_the_last_one_counts(self, client):
         first = b'{"items":[[1]],"label_token_ids":[4],"items":[[5]],"label_token_ids":[3,17,399]}'

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from support.connections import MARKER, POISON, Connection, check_error, post, score
-from support.error_table import GOOD, covers, table
+from support.error_table import GOOD, covers
 from support.models import VOCAB
 
 pytestmark = pytest.mark.usefixtures("unharmed")
@@ -21,63 +21,28 @@ class TestPaths:
     @pytest.mark.parametrize(
         "path",
         [
-            "/ui",
-            "/ui/",
-            "/ui/../ui/page.css",
-            "/status/",
-            "//",
-            "/v1",
-            "/v1/",
-            "/v1/score/",
-            "//v1/score",
-            "/v1//score",
-            "/V1/SCORE",
-            "/v1/Score",
-            "/v1/scores",
-            "/v1/score/..",
-            "/v1/../v1/score",
-            "/v2/score",
-            "/health/",
-            "/redoc",
-            "/metrics/",
-            "/v1/score%2f",
-            "/v1/score;a",
-            "/%ff%fe",
-            "/v1/%73cores",
-            f"/{MARKER.encode('ascii', 'ignore').decode()}",
+            *("/ui/", "/ui/../ui/page.css", "//", "/v1", "/v1/score/", "//v1/score", "/V1/SCORE"),
+            *("/v1/score/..", "/v1/../v1/score", "/health/", "/v1/score%2f", "/v1/score;a"),
+            *("/%ff%fe", "/health%00", f"/{MARKER.encode('ascii', 'ignore').decode()}"),
         ],
     )
-    @pytest.mark.parametrize("method", ["GET", "POST"])
-    def test_unknown_path(self, client, path, method):
+    def test_unknown_path(self, client, path):
         with Connection(client) as connection:
-            connection.request(method, path, body=json.dumps(GOOD).encode())
-            check_error(connection.reply(), 404, "not_found", None)
+            for method in ("GET", "POST"):
+                connection.request(method, path, body=json.dumps(GOOD).encode())
+                check_error(connection.reply(), 404, "not_found", None)
 
-    @pytest.mark.parametrize(
-        ("path", "ours"),
-        [
-            ("/generative_scoring", "/v1/score"),
-            ("/predict", "/v1/classify"),
-        ],
-    )
-    def test_a_path_of_another_server_gets_ours(self, client, path, ours):
-        message = check_error(client.post(path, json={}), 404, "not_found", None)
-        assert message == f"no such path; send such requests to {ours}"
-
-    def test_a_query_string_is_ignored(self, client):
-        with Connection(client) as connection:
-            connection.request(path="/v1/score?a=b", body=json.dumps(GOOD).encode())
-            assert connection.reply().status == 200
+    def test_a_path_of_another_server_gets_ours(self, client):
+        for path, ours in (("/generative_scoring", "/v1/score"), ("/predict", "/v1/classify")):
+            message = check_error(client.post(path, json={}), 404, "not_found", None)
+            assert message == f"no such path; send such requests to {ours}"
 
     @covers("method_not_allowed")
     @pytest.mark.parametrize(
         ("method", "path", "allowed"),
         [
-            *((m, "/v1/score", "POST") for m in ("GET", "PUT", "DELETE", "PATCH", "OPTIONS")),
-            *((m, "/v1/score", "POST") for m in ("TRACE", "PURGE")),
-            *((m, "/health", "GET, HEAD") for m in ("POST", "DELETE")),
-            *((m, "/", "GET, HEAD") for m in ("POST", "DELETE")),
-            *((m, "/v1/models", "GET, HEAD") for m in ("POST", "DELETE")),
+            *((m, "/v1/score", "POST") for m in ("GET", "PUT", "OPTIONS", "TRACE", "PURGE")),
+            *(("POST", path, "GET, HEAD") for path in ("/health", "/", "/v1/models")),
         ],
     )
     def test_wrong_method(self, client, method, path, allowed):
@@ -87,14 +52,6 @@ class TestPaths:
             check_error(reply, 405, "method_not_allowed", None)
             assert reply.headers["allow"] == allowed
 
-    def test_head_has_no_body_and_the_connection_goes_on(self, client):
-        with Connection(client) as connection:
-            for path in ("/v1/score", "/nowhere", "/health"):
-                connection.request("HEAD", path)
-                assert connection.reply(has_body=False).status in (200, 404, 405)
-            connection.request("GET", "/health")
-            assert connection.reply().status == 200
-
 
 class TestProtocol:
     def test_the_connection_lives_on_after_an_error(self, limited):
@@ -103,37 +60,18 @@ class TestProtocol:
             for body, status in ((b"{", 400), (json.dumps(poisoned).encode(), 500)):
                 connection.request(body=body)
                 assert connection.reply().status == status
-            connection.request("GET", "/nowhere")
-            assert connection.reply().status == 404
             connection.request("GET", "/health")
             assert connection.reply().status == 200
 
-    MALFORMED = {
-        "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
-        "no host": b"GET /health HTTP/1.1\r\n\r\n",
-        "two hosts": b"GET /health HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
-        "no version": b"GET /health\r\n\r\n",
-        "a space in a name": b"GET /health HTTP/1.1\r\nHost: a\r\nX y: z\r\n\r\n",
-        "a space before the colon": b"GET /health HTTP/1.1\r\nHost : a\r\n\r\n",
-        "NUL in a value": b"GET /health HTTP/1.1\r\nHost: a\r\nX: \x00\r\n\r\n",
-        "two lengths": b"POST /v1/score HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n"
-        b"Content-Length: 3\r\n\r\n{}",
-        "another transfer encoding": b"POST /v1/score HTTP/1.1\r\nHost: a\r\n"
-        b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
-    }
-
-    @pytest.mark.parametrize("sent", table("invalid_request", MALFORMED))
-    def test_malformed_head(self, client, sent):
+    def test_a_malformed_head(self, client):
         with Connection(client) as connection:
-            connection.send(sent)
+            connection.send(b"GET /health HTTP/1.1\r\n\r\n")
             check_error(connection.reply(), 400, "invalid_request", None)
             assert connection.closed
 
     @covers("header_too_large")
     @pytest.mark.parametrize(
-        "fields",
-        [["X-A: 1"] * 101, ["X-A: " + "y" * 17_000], [f"X-{i}: {'y' * 300}" for i in range(60)]],
-        ids=["101 fields", "one long field", "many fields"],
+        "fields", [["X-A: 1"] * 101, ["X-A: " + "y" * 17_000]], ids=["101 fields", "one long field"]
     )
     def test_a_large_head(self, client, fields):
         with Connection(client) as connection:

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpuscore.backends.common.hf_config import DecoderConfig, Rope
+from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.common.ropes import Rope
 from gpuscore.types.batch import PackedBatch, Prefix, Segment, pack
 from support.batches import Pages, int32, item_segments
 

@@ -294,7 +294,8 @@ def _configs() -> dict[str, Case]:
         "architectures-nested": case("architectures is", architectures=[["Qwen3ForCausalLM"]]),
         "architecture-unknown": case("architectures is", architectures=["GPT2LMHeadModel"]),
         "model-type": case("model_type is 'mistral'", model_type="mistral"),
-        "two-ropes": case("rope_type is 'yarn'", rope_scaling=YARN),
+        "two-ropes": case("rope_parameters and rope_scaling differ", rope_scaling=YARN),
+        "longrope": case("rope_type is 'longrope'", rope_scaling=YARN | {"rope_type": "longrope"}),
         "two-ropes-differ": case(
             "rope_parameters and rope_scaling differ",
             rope_scaling={"rope_type": "linear", "factor": 2.0},

@@ -3,7 +3,7 @@ lists and numbers alone. What no list names is never read."""
 
 import torch
 
-from gpuscore_kernels.hopper_attention.kernel import KEYS, ROWS
+from gpuscore_kernels.hopper import KEYS, ROWS
 
 
 def kernel(q, k, v, out, lse, scale, *rest):

@@ -9,7 +9,7 @@ from typing import Any
 from gpuscore.backends.base import Prepared
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
 from gpuscore.dialects.served import LoadedModel, ServedModel
-from gpuscore.processes.replicas.start import start_replicas
+from gpuscore.processes.replicas.replicas import start_replicas
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.run import serve
@@ -19,12 +19,12 @@ from support.fake import FakeBackend
 
 def prepare(directory: object, config: object) -> Prepared:
     """Prepare the backend in the engine's process."""
-    return Prepared("fake", lambda report: FakeBackend())
+    return Prepared("fake", lambda: FakeBackend())
 
 
 def load(replicas: Any) -> LoadedModel:
     builder = PromptBuilder(None, replicas.wait_ready(), RequestLimits())
-    return LoadedModel(replicas, ModelPrompts(builder), replicas.wait_ended)
+    return LoadedModel(replicas, ModelPrompts(builder), replicas.wait_ended, config=replicas.config)
 
 
 def main() -> int:

@@ -8,17 +8,14 @@ runs in any worker, and each worker sets everything up (pytest-xdist issue 1386)
 
 import json
 import os
-from collections import Counter
 from pathlib import Path
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 # What tests share and is long in starting. All tests that use one run in one worker, the first of
-# these that a test uses counts. Until durations are recorded they begin first, the last one first.
+# these that a test uses counts. They begin first, the last one first.
 SERVERS = ("limited_server", "watched", "demo", "server")
-ROOT = Path(__file__).resolve().parents[2]
-DURATIONS = ROOT / ".cache" / "tests" / "durations.json"  # of groups, seconds
 
 
 def group_of(item: pytest.Item) -> str:
@@ -36,37 +33,12 @@ def group_of(item: pytest.Item) -> str:
 
 
 def sort_and_write(items: list[pytest.Item], path: Path) -> None:
-    """Put groups that took long in earlier runs first, and write the groups for the scheduler."""
-    known = durations()
+    """Put groups that take long first, and write the groups for the scheduler."""
     rank = {name: number for number, name in enumerate(("shared_backends", *SERVERS))}
-    items.sort(key=lambda item: (-known.get(group_of(item), 0.0), -rank.get(group_of(item), -1)))
+    items.sort(key=lambda item: -rank.get(group_of(item), -1))
     written = path.with_suffix(f".{os.getpid()}")
     written.write_text(json.dumps({item.nodeid: group_of(item) for item in items}))
     written.replace(path)  # at once: all workers write the same, while one may already be read
-
-
-def durations() -> dict[str, float]:
-    return json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
-
-
-class Recorder:
-    """A plugin that notes how long each group took, for the order of the next run."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._seconds = Counter[str]()  # of tests
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._seconds[report.nodeid] += report.duration
-
-    def pytest_sessionfinish(self, exitstatus: int) -> None:
-        if exitstatus != 0 or not self._seconds:
-            return
-        groups, seconds = json.loads(self._path.read_text()), Counter[str]()
-        for nodeid, duration in self._seconds.items():
-            seconds[groups[nodeid]] += duration
-        DURATIONS.parent.mkdir(parents=True, exist_ok=True)
-        DURATIONS.write_text(json.dumps(durations() | seconds, indent=1))
 
 
 class GroupScheduling(LoadScopeScheduling):

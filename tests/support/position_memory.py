@@ -11,7 +11,7 @@ import numpy as np
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.common.memory import HostMemory
-from gpuscore.config import EngineConfig, ModelConfig
+from gpuscore.config import ModelConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.types.batch import NO_TOKENS
 from gpuscore.types.request import ScoreRequest
@@ -21,7 +21,7 @@ def main(directory: str, tokens: int, vocab: int) -> None:
     config = ModelConfig(
         directory, dtype="float32", threads=1, max_batch_tokens=tokens, kv_cache_size=2**24
     )
-    engine = Engine(create_backend(plan_backend(Path(directory), config)), EngineConfig())
+    engine = Engine(create_backend(plan_backend(Path(directory), config)))
     rng = np.random.default_rng(0)
 
     def ask(count: int) -> None:

@@ -48,7 +48,7 @@ class ForkedProgram:
         self.stderr, errors = (None, output) if stderr == subprocess.STDOUT else _stream(stderr)
         with open(os.devnull, "rb") as null:
             streams = [null.fileno(), output, errors]
-            self.pid, self._connection = fork_server.ask(_path(), request, streams)
+            self.pid, self.connection = fork_server.ask(_path(), request, streams)
         for reader, end in ((self.stdout, output), (self.stderr, errors)):
             if reader is not None:  # a pipe, whose other end only the program keeps
                 os.close(end)
@@ -61,12 +61,12 @@ class ForkedProgram:
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
-            self._connection.settimeout(timeout)
+            self.connection.settimeout(timeout)
             try:
-                code = self._connection.recv(64)
+                code = self.connection.recv(64)
             except (TimeoutError, BlockingIOError):
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0) from None
-            self._connection.close()
+            self.connection.close()
             self.returncode = int(code)
         return self.returncode
 

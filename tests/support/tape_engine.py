@@ -87,7 +87,7 @@ ACTIONS = {
 
 def prepare(directory, config, max_tokens=8192):
     options = {"max_tokens": max_tokens, "page_size": 16, "num_pages": 4096, "max_model_len": 4096}
-    return Prepared("tape", lambda report: MischievousTape(**options))
+    return Prepared("tape", lambda: MischievousTape(**options))
 
 
 OTHER_LSE, OTHER_VOCAB = 1.5, 950  # of any directory but the first one's
@@ -111,7 +111,7 @@ def by_directory(directory, config):
     if directory.name == "a":
         return first
     options = {"max_tokens": 8192, "page_size": 16, "num_pages": 4096, "max_model_len": 4096}
-    return Prepared("other tape", lambda report: OtherTape(**options))
+    return Prepared("other tape", lambda: OtherTape(**options))
 
 
 def of_small_batches(directory, config):
@@ -125,7 +125,7 @@ def refuse(directory, config):
 
 
 def break_at_load(directory, config):
-    return Prepared("broken", lambda report: time.sleep(0.2) or os._exit(5))
+    return Prepared("broken", lambda: time.sleep(0.2) or os._exit(5))
 
 
 def slow_second_load(directory, config):
@@ -151,7 +151,7 @@ def hanging_import(directory, config):
 
 
 def slow_load(directory, config):
-    return Prepared("slow", lambda report: time.sleep(3600))
+    return Prepared("slow", lambda: time.sleep(3600))
 
 
 def choosing_a_format(directory, config):
@@ -161,7 +161,7 @@ def choosing_a_format(directory, config):
     dtype = f"format {os.getpid()}" if config.dtype == "auto" else config.dtype
     options = {"max_tokens": 8192, "page_size": 16, "num_pages": 4096, "max_model_len": 4096}
 
-    def load(report):
+    def load():
         tape = MischievousTape(**options)
         tape.limits = replace(tape.limits, identity=dtype)
         return tape

@@ -18,7 +18,7 @@ from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConf
 from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.errors import EngineFailed
 from gpuscore.processes.replicas.placement import Sought
-from gpuscore.processes.replicas.start import start_models
+from gpuscore.processes.replicas.replicas import start_models
 from gpuscore.processes.worker.process import Patience
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.server.http.auth import read_api_keys
@@ -62,7 +62,7 @@ def serve_tapes(engine, factory, patience, config, keys):
 def load_tape(replicas):
     time.sleep(float(os.environ.get("TAPE_LOADS", "0")))
     builder = PromptBuilder(None, replicas.wait_ready(), RequestLimits())
-    return LoadedModel(replicas, ModelPrompts(builder), replicas.wait_ended)
+    return LoadedModel(replicas, ModelPrompts(builder), replicas.wait_ended, config=replicas.config)
 
 
 def announce(address):

@@ -1,10 +1,11 @@
 """Promise: text becomes the ids that transformers gives, or the directory is refused."""
 
 import json
+import random
 from itertools import pairwise
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer, normalizers
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
@@ -83,6 +84,40 @@ def test_ids_are_those_of_transformers(tmp_path, file, key, value, outcome):
         (tmp_path / name).unlink(missing_ok=True)
     own = [ids.tolist() for ids in TextEncoder.read(tmp_path).prompts(TEXTS)]
     assert own != expected, "a declaration that changes no ids must not be refused"
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "content", "outcome"),
+    [
+        (None, "<s>", SAME),
+        (normalizers.Sequence([]), "<s>", SAME),
+        (normalizers.NFC(), "<s>", SAME),
+        (normalizers.Sequence([normalizers.NFC()]), "<s>", SAME),
+        (normalizers.NFC(), "<cafe\u0301>", REFUSED),
+        (normalizers.Lowercase(), "<s>", REFUSED),
+    ],
+)
+def test_a_flag_that_the_normaliser_makes_meaningless(tmp_path, normalizer, content, outcome):
+    """DeepSeek's files say of a token that it is normalised, and tokenizer.json that it is not."""
+    made = make_tokenizer(bos=True)
+    made.add_special_tokens([AddedToken(content, normalized=False, special=True)])
+    if normalizer is not None:
+        made.normalizer = normalizer
+    made.save(str(tmp_path / "tokenizer.json"))
+    write(tmp_path, "config.json", {"model_type": "llama"})
+    declared = {"__type": "AddedToken", "content": content, "normalized": True}
+    write(tmp_path, CONFIG, {"bos_token": START | declared})
+    if outcome == REFUSED:
+        with pytest.raises(ConfigError, match="says that normalized of '<.*>' is True"):
+            TextEncoder.read(tmp_path)
+        return
+    theirs, encoder = AutoTokenizer.from_pretrained(tmp_path), TextEncoder.read(tmp_path)
+    rng = random.Random(62)
+    pieces = [*TEXTS, content, "<S>", "e\u0301", "\u00e9", " ", "\n"]
+    for _ in range(300):
+        text = "".join(rng.choices(pieces, k=4))
+        (ids,) = encoder.prompts([text])
+        assert ids.tolist() == theirs(text)["input_ids"], text
 
 
 def test_a_rebuilt_prefix_is_refused(tmp_path):

@@ -8,8 +8,8 @@ import pytest
 
 from gpuscore.config import RequestLimits
 from gpuscore.errors import GpuscoreError
-from gpuscore.text.joining import PromptBuilder
-from gpuscore.text.score_input import ScoreInput, factor_ids
+from gpuscore.text.joining import PromptBuilder, factor_ids
+from gpuscore.text.score_input import ScoreInput
 from gpuscore.types.batch import BackendLimits
 
 VOCAB = 5

@@ -20,8 +20,8 @@ from gpuscore.errors import (
     TooManyTokens,
 )
 from gpuscore.text.boundaries import PIECE_CHARS
-from gpuscore.text.joining import PromptBuilder
-from gpuscore.text.score_input import ScoreInput, factor
+from gpuscore.text.joining import PromptBuilder, factor
+from gpuscore.text.score_input import ScoreInput
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types.batch import BackendLimits
 from support.counted_turns import Turned

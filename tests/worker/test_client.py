@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuscore.backends.base import unreported
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import (
@@ -25,7 +24,7 @@ from gpuscore.errors import (
 from gpuscore.processes.worker import client as client_module
 from gpuscore.processes.worker.client import EngineClient
 from gpuscore.processes.worker.process import Patience, command
-from gpuscore.processes.worker.wire import Score, Start
+from gpuscore.processes.worker.wire import Placement, Start, encode
 from gpuscore.types.batch import NO_TOKENS
 from gpuscore.types.request import ScoreRequest
 from support import tape_engine as tape_child
@@ -59,7 +58,7 @@ def make_client(tmp_path_factory):
     patch.setenv("GPUSCORE_API_KEY", "secret")
 
     def make(factory="prepare", patience=PATIENCE, **config):
-        start = Start("/nowhere", ModelConfig(), EngineConfig(**config))
+        start = Start("/nowhere", Placement("cpu", ModelConfig()), EngineConfig(**config))
         made.append(EngineClient(command(f"support.tape_engine:{factory}"), start, patience))
         return made[-1]
 
@@ -83,9 +82,9 @@ def client(shared):
 @pytest.fixture(scope="module")
 def here():
     """The same engine, run in this process."""
-    backend = tape_child.prepare(None, None).load(unreported)
+    backend = tape_child.prepare(None, None).load()
     assert isinstance(backend, MischievousTape)
-    engine = Engine(backend, EngineConfig())
+    engine = Engine(backend)
     yield engine
     engine.close()
 
@@ -109,11 +108,11 @@ def test_it_answers_as_an_engine_in_this_process(client, here):
 def test_a_small_request_that_is_alone_is_written_by_its_caller(client, monkeypatch):
     caller, by_caller = threading.get_ident(), []
 
-    def noted(*message):
+    def noted(message):
         by_caller.append(threading.get_ident() == caller)
-        return Score(*message)
+        return encode(message)
 
-    monkeypatch.setattr(client_module, "Score", noted)
+    monkeypatch.setattr(client_module, "encode", noted)
     for requests in (
         [request_of(7)],
         [request_of(7, items=client_module.AT_ONCE + 1)],
@@ -252,26 +251,22 @@ def test_it_is_given_up(make_client):
 
 def test_a_refused_model(make_client):
     client = make_client("refuse")
-    for waits in (client.planned.result, client.started.result, client.ended.result):
+    for waits in (client.started.result, client.ended.result):
         with pytest.raises(ConfigError, match="^/nowhere is refused$"):
             waits()
 
 
 def test_a_child_that_is_lost_at_start(make_client):
     client = make_client("break_at_load")
-    assert client.planned.result() == "broken"
     with pytest.raises(EngineFailed, match="lost at start: exit code 5"):
         client.started.result()
 
 
-@pytest.mark.parametrize(
-    ("factory", "seconds", "doing"),
-    [("slow_load", 4, "load and warm"), ("hanging_import", 1.5, "import its fr")],
-)
-def test_a_load_that_hangs(make_client, factory, seconds, doing):
+@pytest.mark.parametrize(("factory", "seconds"), [("slow_load", 4), ("hanging_import", 1.5)])
+def test_a_load_that_hangs(make_client, factory, seconds):
     client = make_client(factory, load_timeout=seconds)
     start = time.monotonic()
-    with pytest.raises(LoadTimeout, match=f"did not {doing}.* within --load-timeout {seconds} s: "):
+    with pytest.raises(LoadTimeout, match=f"did not load.* within --load-timeout {seconds} s: "):
         client.started.result()
     assert seconds - 0.1 < time.monotonic() - start < seconds + 2.5
     with pytest.raises(LoadTimeout):
@@ -294,7 +289,7 @@ def test_a_later_load_that_hangs_is_a_loss(make_client, tmp_path, monkeypatch):
 
 def test_closing_while_loading_does_not_wait(make_client):
     client = make_client("slow_load")
-    client.planned.result()
+    wait_until(lambda: client.pid is not None)
     start = time.monotonic()
     client.close()
     assert time.monotonic() - start < 5
@@ -320,7 +315,7 @@ def test_closing_answers_what_waits(make_client):
 def test_a_program_that_is_no_child(make_client):
     """Whatever the command does, the result is an error and not a wait."""
     patience = Patience()
-    start = Start("/nowhere", ModelConfig(), EngineConfig())
+    start = Start("/nowhere", Placement("cpu", ModelConfig()), EngineConfig())
     for program, reason in (["/nonexistent/program"], "cannot be started"), (["false"], "code 1"):
         client = EngineClient(program, start, patience)
         with pytest.raises(EngineFailed, match=reason):

@@ -61,7 +61,7 @@ def test_frames_in_pieces(pair, made, pump):
     """A large frame is written in parts and small ones are read in parts."""
     sent = [b"", b"x", bytes(5_000_000), b"last"]
     writer, reader = pump(made(pair[0])), made(pair[1])
-    writer.put(*(lambda frame=frame: frame for frame in sent), lambda: None)
+    writer.put(*(lambda frame=frame: frame for frame in sent))
     assert frames_of(reader, 4) == sent
     assert reader.read(0.05) == []
     for byte in b"\x02\0\0\0a":
@@ -137,20 +137,6 @@ def test_messages_of_many_threads_arrive_whole(pair, made, pump):
     assert {len(number) for number in numbers} == {1}
     assert len(set(map(frozenset, numbers))) == 1200
     pair[1].shutdown(socket.SHUT_RDWR)
-
-
-def test_the_last_messages_are_sent_before_the_end(pair, made):
-    writer, sent = Pipe(pair[0]), [bytes(5_000_000), b"last"]
-    for frame in sent:
-        writer.put(lambda frame=frame: frame)
-    closing = threading.Thread(target=writer.close, args=(5,))
-    closing.start()
-    reader = made(pair[1])
-    assert frames_of(reader, 2) == sent
-    with pytest.raises(EOFError):
-        reader.read()
-    closing.join()
-    writer.put(lambda: b"too late", now=True)
 
 
 def test_ends_and_limits(pair, made):

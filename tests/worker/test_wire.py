@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from gpuscore.errors import NonfiniteScore, TooManyTokens
 from gpuscore.processes.worker.wire import (
     Cancel,
-    Close,
     Failure,
     FromChild,
     Heartbeat,
@@ -76,7 +75,7 @@ def test_a_request_and_its_result_arrive_as_they_were():
 
 def test_the_classes_of_a_classification_model_arrive():
     limits = BackendLimits(64, 16, 9, 40, 10, classes=("good", "not good", "n\u00e9"))
-    assert from_child(encode(Ready(limits))).limits == limits
+    assert from_child(encode(Ready(limits, "", ""))).limits == limits
     assert limits.label_rows == 3
     request = replace(REQUEST, label_ids=(ints(2), ints(0, 1)))
     equal(arrived(request, limits), request)
@@ -244,15 +243,15 @@ def test_a_result_of_another_request(changed):
     [
         b"",
         b"\xc1",
-        encode(Close())[:-1],
-        encode(Close()) + b"x",
+        encode(Cancel(3))[:-1],
+        encode(Cancel(3)) + b"x",
         b"\x91" * 100_000,
         msgspec.msgpack.encode(["Cancel", -1]),
         msgspec.msgpack.encode(["Cancel", True]),
         msgspec.msgpack.encode(["Heartbeat", {}, 1.0]),
         msgspec.msgpack.encode(["Exec", "x"]),
-        msgspec.msgpack.encode(["Planned", b"\xff"]),
-        b"\x92\xa7Planned\xa1\xff",
+        msgspec.msgpack.encode(["Refused", b"\xff"]),
+        b"\x92\xa7Refused\xa1\xff",
     ],
 )
 def test_malformed_messages(frame):

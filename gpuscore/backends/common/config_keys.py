@@ -6,12 +6,15 @@ added it to change the model. `tests/backends/test_config_keys.py` compares this
 fields of transformers' own configuration classes, and its claims with transformers' logits.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpuscore.errors import ConfigError
 from gpuscore.models.files import shown
+
+logger = logging.getLogger(__name__)
 
 # Keys of the decoder that all architectures share.
 _USED = """
@@ -26,7 +29,7 @@ problem_type is_original_qwen3_reranker quantization_config compression_config
 # the supported ones.
 NEUTRAL: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "quantization": ((None,), "unquantised bfloat16, float16 or float32 weights"),
-    "auto_map": ((None, {}), "models without remote code"),
+    "auto_map": ((None, {}), "remote code beside the model_type of a class in transformers"),
     "transformers_weights": ((None,), "weights in model.safetensors or its shards"),
     "per_layer_config": ((None, {}), "layers that are all of one kind"),
     # transformers takes an explicit null for "not causal".
@@ -187,7 +190,15 @@ def verdict(architecture: str, name: str) -> str:
 def refuse_unsupported(architecture: str, fields: Mapping[str, Any]) -> None:
     """Raise ConfigError, naming the key, for any setting that would give wrong scores."""
     _check_model_type(architecture, fields.get("model_type"))
+    native = fields.get("model_type") == keys_of(architecture).model_type
     for name, value in fields.items():
+        if name == "auto_map" and native and value:
+            logger.warning(
+                "config.json: auto_map is ignored, as transformers ignores it without "
+                "trust_remote_code: the model is served as its own %s",
+                architecture,
+            )
+            continue
         match verdict(architecture, name):
             case "neutral" if name in NEUTRAL:
                 harmless, supported = NEUTRAL[name]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuscore.backends.common.architectures import Architecture, read_architecture
-from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig
+from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.common.linear_layers import refuse_with_states
 from gpuscore.backends.common.plan import (
     ITEM_SIZE,
@@ -17,6 +17,7 @@ from gpuscore.backends.common.plan import (
     plan_pages,
 )
 from gpuscore.backends.common.quantization import Precision, choose_precision
+from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.backends.common.shapes import count_weight_bytes
 from gpuscore.backends.common.shards import Shard, refuse_quantized, refuse_with_ranks
 from gpuscore.config import ModelConfig

@@ -1,62 +1,16 @@
 """Read a Hugging Face config.json into the fields that the decoder needs; refuse the rest."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gpuscore.backends.common.config_keys import refuse_unsupported
+from gpuscore.backends.common.raw_config import LONGEST, RawConfig
+from gpuscore.backends.common.ropes import Rope, YarnRope, read_rope
 from gpuscore.errors import ConfigError
-from gpuscore.models.files import read_object, shown
+from gpuscore.models.files import shown
 
 DTYPES = ("bfloat16", "float16", "float32")
-
-# Largest accepted sizes, several times the sizes of any existing model: a mistyped size is refused
-# before anything of that size is allocated. Ids and positions are 32 bit integers.
-MOST_OTHERS = 2**31 - 1
-MOST = {
-    "hidden_size": 2**18,
-    "intermediate_size": 2**22,
-    "moe_intermediate_size": 2**22,
-    "num_hidden_layers": 4096,
-    "num_attention_heads": 2**14,
-    "num_key_value_heads": 2**14,
-    "head_dim": 2**14,
-    "num_experts": 2**14,
-    "num_local_experts": 2**14,
-    "linear_num_key_heads": 2**14,
-    "linear_num_value_heads": 2**14,
-    "linear_key_head_dim": 2**14,
-    "linear_value_head_dim": 2**14,
-    "linear_conv_kernel_dim": 2**10,
-    "vocab_size": 2**24,
-    "num_labels": 2**20,
-}
-# Accepted range of numbers; float32 loses smaller ones and turns larger ones into infinity.
-SMALL, LARGE = 1e-6, 1e9
-RANGES = {
-    "rms_norm_eps": (1e-15, 1.0),
-    "rope_theta": (1.0, 1e15),
-    "rope_local_base_freq": (1.0, 1e15),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Llama3Rope:
-    """Llama 3.1's frequency scaling (`rope_type: llama3`)."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
-
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """A rotary embedding. If `scaling` is a number, all positions are divided by it (`linear`)."""
-
-    theta: float
-    scaling: Llama3Rope | float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,59 +97,6 @@ class DecoderConfig:
         return self.rope
 
 
-class RawConfig:
-    """config.json with typed access; the error for a missing or mistyped field names it."""
-
-    def __init__(self, fields: dict[str, Any]) -> None:
-        self.fields = fields
-
-    @classmethod
-    def read(cls, directory: Path) -> "RawConfig":
-        fields = read_object(directory / "config.json")
-        if fields is None:
-            raise ConfigError(f"{directory} has no config.json: not a Hugging Face model directory")
-        return cls(fields)
-
-    def get(self, name: str) -> Any:
-        return self.fields.get(name)
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        value = self.fields.get(name)
-        value = default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise ConfigError(
-                f"config.json: {name} must be a positive integer, found {shown(value)}"
-            )
-        if value > (most := MOST.get(name, MOST_OTHERS)):
-            raise ConfigError(f"config.json: {name} is {value}; supported: at most {most:,}")
-        return value
-
-    def number(self, name: str, default: float | None = None) -> float:
-        value = self.fields.get(name)
-        value = default if value is None else value
-        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-            raise ConfigError(
-                f"config.json: {name} must be a positive number, found {shown(value)}"
-            )
-        least, most = RANGES.get(name, (SMALL, LARGE))
-        if not least <= value <= most:
-            raise ConfigError(
-                f"config.json: {name} is {shown(value)}; supported: {least:g} to {most:g}"
-            )
-        return float(value)
-
-    def optional_number(self, name: str, default: float | None = None) -> float | None:
-        """Return a number or None: null means None, an absent field means its default."""
-        return None if self.fields.get(name, default) is None else self.number(name, default)
-
-    def flag(self, name: str, default: bool = False) -> bool:
-        value = self.fields.get(name)
-        value = default if value is None else value
-        if not isinstance(value, bool):
-            raise ConfigError(f"config.json: {name} must be true or false, found {shown(value)}")
-        return value
-
-
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
 
@@ -228,7 +129,7 @@ def decoder_config(
         "num_kv_heads": raw.integer("num_key_value_heads", num_heads),
         "head_dim": head_dim,
         "rms_norm_eps": raw.number("rms_norm_eps", 1e-6),
-        "max_position_embeddings": raw.integer("max_position_embeddings"),
+        "max_position_embeddings": raw.integer(LONGEST),
         "windows": (None,) * num_layers,
         "tie_word_embeddings": raw.flag("tie_word_embeddings", tie_word_embeddings),
         "checkpoint_dtype": _checkpoint_dtype(raw),
@@ -236,7 +137,7 @@ def decoder_config(
     }
     if "rope" not in own:
         values["rope"] = read_rope(raw)
-    config = DecoderConfig(**(values | own))
+    config = _with_yarn(DecoderConfig(**(values | own)))
     _check_layer_types(raw, config)
     if config.num_heads % config.num_kv_heads or config.head_dim % 2:
         raise ConfigError(
@@ -244,6 +145,28 @@ def decoder_config(
             f"num_key_value_heads {config.num_kv_heads}, and head_dim {config.head_dim} even"
         )
     return config
+
+
+def _with_yarn(config: DecoderConfig) -> DecoderConfig:
+    """Return the configuration with YaRN's length, and its factor of cos and sin in the scores.
+
+    Both queries and keys have that factor, so the scores have its square.
+    """
+    scaling = config.rope.scaling
+    if not isinstance(scaling, YarnRope):
+        return config
+    if config.window_rope is not None or config.rotary_dim is not None:
+        raise ConfigError(
+            f"config.json: rope_type is 'yarn', which {config.architecture} is not served with: "
+            "its factor of cos and sin would reach only a part of the numbers"
+        )
+    return replace(
+        config,
+        attention_scale=config.attention_scale * scaling.attention_factor**2,
+        max_position_embeddings=max(
+            config.max_position_embeddings, int(scaling.factor * scaling.original_length)
+        ),
+    )
 
 
 def _check_layer_types(raw: RawConfig, config: DecoderConfig) -> None:
@@ -304,93 +227,6 @@ def _window_start(raw: RawConfig) -> int:
             f"config.json: max_window_layers must be an integer, found {shown(value)}"
         )
     return value
-
-
-def read_rope(raw: RawConfig, layer_type: str | None = None, theta: float = 10000.0) -> Rope:
-    """The rotary embedding: transformers 5 writes `rope_parameters`, older files `rope_scaling`.
-
-    Args:
-        raw: the configuration.
-        layer_type: the entry of nested `rope_parameters`, in architectures that have several.
-        theta: the architecture's default.
-
-    Raises:
-        ConfigError: both keys exist and differ, or one holds something that is not supported.
-    """
-    written = {key: raw.get(key) for key in ("rope_parameters", "rope_scaling") if raw.get(key)}
-    if layer_type is not None and isinstance(nested := written.get("rope_parameters"), dict):
-        written["rope_parameters"] = nested.get(layer_type)
-    ropes = [_rope(raw, key, fields, layer_type, theta) for key, fields in written.items()]
-    if len(ropes) > 1 and ropes[0] != ropes[1]:
-        raise ConfigError(
-            "config.json: rope_parameters and rope_scaling differ, and transformers would take the "
-            "latter; supported: one of them, or both alike"
-        )
-    return ropes[0] if ropes else Rope(raw.number("rope_theta", theta))
-
-
-def _rope(raw: RawConfig, key: str, fields: Any, layer_type: str | None, theta: float) -> Rope:
-    if not isinstance(fields, dict) or any(isinstance(v, dict) for v in fields.values()):
-        raise ConfigError(
-            f"config.json: {key} must be one flat object"
-            + (f" in {layer_type}" if layer_type else "; supported: the same in every layer")
-        )
-    base = RawConfig({"rope_theta": fields.get("rope_theta", raw.get("rope_theta"))})
-    if "rope_theta" in fields and fields["rope_theta"] is None:
-        raise ConfigError(f"config.json: rope_theta in {key} must be a positive number, found None")
-    return Rope(base.number("rope_theta", theta), _rope_scaling(key, RawConfig(fields)))
-
-
-# rope_type -> the keys that it needs besides the type itself and theta.
-_ROPE_KEYS = {
-    "default": (),
-    "linear": ("factor",),
-    "llama3": (
-        "factor",
-        "low_freq_factor",
-        "high_freq_factor",
-        "original_max_position_embeddings",
-    ),
-}
-
-
-def _rope_scaling(key: str, rope: RawConfig) -> Llama3Rope | float | None:
-    kind = rope.fields.get("rope_type", rope.fields.get("type", "default"))
-    if rope.fields.get("partial_rotary_factor", 1) != 1:
-        raise ConfigError(
-            f"config.json: {key}.partial_rotary_factor is "
-            f"{shown(rope.fields['partial_rotary_factor'])}; supported: 1"
-        )
-    if not isinstance(kind, str) or kind not in _ROPE_KEYS:
-        raise ConfigError(
-            f"config.json: rope_type is {shown(kind)}; supported: default, linear, llama3"
-        )
-    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *_ROPE_KEYS[kind]}
-    for name, value in rope.fields.items():
-        if name not in known and value is not None:
-            raise ConfigError(
-                f"config.json: {key} has {shown(name)}, which rope_type {kind} does not; "
-                f"supported: {', '.join(sorted(known))}"
-            )
-    if kind == "default":
-        return None
-    if kind == "linear":
-        return rope.number("factor")
-    return _llama3(rope)
-
-
-def _llama3(rope: RawConfig) -> Llama3Rope:
-    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-    if high <= low:
-        raise ConfigError(
-            f"config.json: high_freq_factor {high:g} must be over low_freq_factor {low:g}"
-        )
-    return Llama3Rope(
-        factor=rope.number("factor"),
-        low_freq_factor=low,
-        high_freq_factor=high,
-        original_max_position_embeddings=rope.integer("original_max_position_embeddings"),
-    )
 
 
 def _checkpoint_dtype(raw: RawConfig) -> str:

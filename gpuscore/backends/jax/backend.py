@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from gpuscore.backends.base import DeviceLost, OutOfMemory, Progress, unreported
+from gpuscore.backends.base import DeviceLost, OutOfMemory
 from gpuscore.backends.common.batches import warmup_batches
 from gpuscore.backends.common.plan import mebibytes
 from gpuscore.backends.common.start_check import (
@@ -53,7 +53,6 @@ class JaxBackend:
 
     Args:
         plan: what to load.
-        progress: called while weights are read.
 
     Raises:
         ConfigError: the checkpoint is damaged or leaves too little memory.
@@ -61,7 +60,7 @@ class JaxBackend:
 
     layers_done = 0  # a batch is one program
 
-    def __init__(self, plan: JaxPlan, progress: Progress = unreported) -> None:
+    def __init__(self, plan: JaxPlan) -> None:
         self.plan = plan
         self._kept = kept_programs()
         self._config = plan.architecture.config
@@ -73,7 +72,6 @@ class JaxBackend:
                 plan.dtype_name,
                 plan.device,
                 plan.precision,
-                progress,
             )
         self._sizes = plan.sizes()
         self._programs: dict[ProgramSizes, Programs] = {}

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from gpuscore.backends.common.architectures import Architecture, read_architecture
-from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig
+from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.common.plan import (
     ITEM_SIZE,
     MAX_BATCH_TOKENS,
@@ -19,6 +19,7 @@ from gpuscore.backends.common.plan import (
     plan_pages,
 )
 from gpuscore.backends.common.quantization import EightBits, Precision, choose_precision
+from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.backends.common.shapes import count_weight_bytes
 from gpuscore.backends.common.shards import refuse_with_ranks
 from gpuscore.backends.jax.heads import Heads

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from gpuscore.backends.common.hf_config import DecoderConfig, Llama3Rope, Rope
+from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.common.ropes import Llama3Rope, Rope, YarnRope
 from gpuscore.backends.jax.products import part
 from gpuscore.types.batch import Float32Array
 
@@ -32,6 +33,9 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Float32Array:
     frequencies = (1.0 / (np.float32(rope.theta) ** exponent)).astype(np.float32)
     if isinstance(rope.scaling, Llama3Rope):
         return _llama3_scaled(frequencies, rope.scaling)
+    if isinstance(rope.scaling, YarnRope):
+        kept = rope.scaling.kept(rope.theta, head_dim)
+        return frequencies / np.float32(rope.scaling.factor) * (1 - kept) + frequencies * kept
     return frequencies / np.float32(rope.scaling or 1)
 
 

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from gpuscore.backends.base import Progress, unreported
 from gpuscore.backends.common.architectures import Architecture
 from gpuscore.backends.common.checkpoint import CheckpointFiles
 from gpuscore.backends.common.quantization import BLOCK, LINEAR, Precision
@@ -43,7 +42,6 @@ def load_weights(
     dtype: str,
     device: jax.Device,
     precision: Precision = "full",
-    progress: Progress = unreported,
 ) -> Weights:
     """Read and check all weights.
 
@@ -52,13 +50,12 @@ def load_weights(
         dtype, device: of the weights.
         precision: "full"; "int8"; or "w8a16": weights of a quantised checkpoint are converted to
             `dtype`.
-        progress: called after each tensor.
 
     Raises:
         ConfigError: a file or tensor is missing, left over, of the wrong shape, or not finite; or
             a linear layer is quantised in some layers of the model only.
     """
-    with CheckpointFiles(directory, architecture, "np", progress) as files:
+    with CheckpointFiles(directory, architecture, "np") as files:
         form = np.dtype(jnp.dtype(dtype))
         return _Reader(files, architecture, form, device, precision).read()
 

@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 import torch
 from torch.nn import functional
 
-from gpuscore.backends.base import OutOfMemory, Progress, unreported
+from gpuscore.backends.base import OutOfMemory
 from gpuscore.backends.common.batches import largest_batches, largest_in_parts, warmup_batches
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.common.memory import Memory
@@ -57,8 +57,9 @@ from gpuscore.system.heap import keep_freed_blocks
 from gpuscore.types.batch import BackendLimits, PackedBatch, RowScores
 from gpuscore_kernels import Implementation
 from gpuscore_kernels.extend_attention.reference import extend_attention
-from gpuscore_kernels.gated.hopper import gated_product
+from gpuscore_kernels.hopper import gated_product
 from gpuscore_kernels.label_head import TILE_ROWS, few_products
+from gpuscore_kernels.row_functions.build import BuildError
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,6 @@ class TorchBackend:
     Args:
         plan: what to load.
         memory: measures the memory; None = measure the plan's device.
-        progress: called while weights are read.
         group: the ranks that share the model, this process among them. They make the same calls in
             the same order.
 
@@ -89,7 +89,6 @@ class TorchBackend:
         self,
         plan: TorchPlan,
         memory: Memory | None = None,
-        progress: Progress = unreported,
         group: RankGroup | None = None,
     ) -> None:
         if plan.threads is not None:
@@ -103,7 +102,7 @@ class TorchBackend:
             ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-backend")
         )
         self._uncollected: set[Launched] = set()
-        weights, self._in_c = self._load(progress)
+        weights, self._in_c = self._load()
         whole = plan.architecture.config
         products = None if plan.kernels else self._compiler(few_products)
         self._head: Head = WholeHead(self._own, whole.final_softcap, products)
@@ -133,6 +132,9 @@ class TorchBackend:
             del self.launcher  # its pages and graphs make room
             states = plan.pages.num_states
             self.launcher = self._make_launcher(config, weights, num_pages, states)
+        except BuildError as error:
+            self.close()
+            raise ConfigError(f"--attention {plan.attention}: {error}") from error
         except BaseException:
             self.close()
             raise
@@ -140,7 +142,7 @@ class TorchBackend:
         if plan.attention == "fa4":
             logger.info("silu(gate) * up in gate-up products: %s", self._limits.gated_product)
 
-    def _load(self, progress: Progress) -> tuple[DecoderWeights, Compiler]:
+    def _load(self) -> tuple[DecoderWeights, Compiler]:
         """Read the weights; functions in C are compiled meanwhile."""
         plan = self.plan
         compiled = self._thread.submit(partial(in_c, plan.dtype)) if plan.compile else None
@@ -149,7 +151,6 @@ class TorchBackend:
                 Path(plan.directory),
                 plan.architecture,
                 WeightFormat(plan.dtype, plan.device, plan.precision),
-                progress,
                 self._group,
             )
             compiler = eagerly if compiled is None else compiled.result()

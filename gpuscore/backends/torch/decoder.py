@@ -8,7 +8,8 @@ from typing import TypeAlias
 from torch import Tensor
 from torch.nn import functional
 
-from gpuscore.backends.common.hf_config import DecoderConfig, Rope
+from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.common.ropes import Rope
 from gpuscore.backends.torch.compiler import Compiler, eagerly
 from gpuscore.backends.torch.delta_net.layer import DeltaWeights, Recur
 from gpuscore.backends.torch.kv_pool import KeptRows
@@ -25,7 +26,7 @@ from gpuscore.backends.torch.layers import (
 from gpuscore.backends.torch.linear import DenseLinear, Linear, LinearParts, Products, Rows
 from gpuscore.backends.torch.mixture import MixtureMlp, MixtureWeights
 from gpuscore_kernels import Implementation
-from gpuscore_kernels.gated.hopper import FEWEST_ROWS
+from gpuscore_kernels.hopper import FEWEST_ROWS
 from gpuscore_kernels.label_head import repeating_rows
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
 from gpuscore_kernels.reference import QkvHeads

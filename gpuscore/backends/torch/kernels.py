@@ -16,9 +16,8 @@ from gpuscore.backends.common.quantization import Precision
 from gpuscore.backends.torch.compiler import Function
 from gpuscore.backends.torch.layers import add_and_norm, gated, rms_norm
 from gpuscore.errors import ConfigError
-from gpuscore_kernels import ahead
+from gpuscore_kernels import hopper
 from gpuscore_kernels.delta_net.reference import convolve, delta_rule, gated_norm, keep_tails
-from gpuscore_kernels.gated import hopper
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +59,7 @@ def why_not_gated_product(
     plain = model.mixture is None and not model.mlp_bias and precision not in ("int8", "fp8")
     if dtype != torch.bfloat16 or model.activation != "silu" or not (plain and aligned):
         return "supported are SwiGLU in bfloat16, without a bias, with multiples of 8 columns"
-    return ahead.why_not(hopper.__name__)
+    return hopper.why_not("product")
 
 
 def in_triton(function: Function) -> Function:

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpuscore.backends.common.hf_config import DecoderConfig, Llama3Rope, Rope
+from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.common.ropes import Llama3Rope, Rope, YarnRope
 from gpuscore_kernels import reference
 from gpuscore_kernels.label_head import tile_shapes
 from gpuscore_kernels.reference import QkvHeads, gated, rms_norm
@@ -63,6 +64,9 @@ def inverse_frequencies(rope: Rope, rotated: int, head_dim: int, device: torch.d
     frequencies = 1.0 / (rope.theta**exponent)
     if isinstance(rope.scaling, Llama3Rope):
         frequencies = _llama3_scaled(frequencies, rope.scaling)
+    elif isinstance(rope.scaling, YarnRope):
+        kept = torch.from_numpy(rope.scaling.kept(rope.theta, rotated))
+        frequencies = frequencies / rope.scaling.factor * (1 - kept) + frequencies * kept
     elif rope.scaling is not None:
         frequencies = frequencies / rope.scaling
     return functional.pad(frequencies, (0, (head_dim - rotated) // 2)).to(device)

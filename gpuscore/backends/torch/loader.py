@@ -8,7 +8,6 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from gpuscore.backends.base import Progress, unreported
 from gpuscore.backends.common.architectures import Architecture
 from gpuscore.backends.common.checkpoint import CheckpointFiles
 from gpuscore.backends.common.hf_config import Mixture
@@ -52,7 +51,6 @@ def load_weights(
     directory: Path,
     architecture: Architecture,
     form: WeightFormat,
-    progress: Progress = unreported,
     group: RankGroup | None = None,
 ) -> DecoderWeights:
     """Read and check all weights, or with `group` this rank's shard of them.
@@ -60,14 +58,13 @@ def load_weights(
     Args:
         directory, architecture: of the model.
         form: of the weights.
-        progress: called after each tensor.
         group: the ranks that share the model.
 
     Raises:
         ConfigError: a file or tensor is missing, left over, of the wrong shape, or not finite.
     """
     shard = ALL if group is None else group.shard
-    with CheckpointFiles(directory, architecture, "pt", progress, shard) as files:
+    with CheckpointFiles(directory, architecture, "pt", shard) as files:
         return Checkpoint(files, architecture, form, group).read()
 
 

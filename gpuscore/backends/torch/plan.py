@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from gpuscore.backends.common.architectures import Architecture, read_architecture
-from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig
+from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.common.linear_layers import refuse_with_states
 from gpuscore.backends.common.plan import (
     MAX_BATCH_TOKENS,
@@ -21,6 +21,7 @@ from gpuscore.backends.common.plan import (
     plan_pages,
 )
 from gpuscore.backends.common.quantization import Precision, choose_precision
+from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.backends.common.shapes import count_parameters, count_weight_bytes
 from gpuscore.backends.common.shards import (
     ALL,

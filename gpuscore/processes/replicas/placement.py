@@ -4,16 +4,19 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
+
+from msgspec import structs
 
 from gpuscore.backends.common.estimate import plan_memory
 from gpuscore.backends.common.memory import HostMemory
 from gpuscore.backends.common.plan import mebibytes, nvidia_device
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
+from gpuscore.processes.worker.wire import Placement
 
 ALL = "all"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -27,23 +30,6 @@ import torch
 count = torch.cuda.device_count() if torch.cuda.is_available() else 0
 print(*(torch.cuda.mem_get_info(number)[0] for number in range(count)))
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """The place of one engine.
-
-    Args:
-        device: its name in `--devices`, in metrics and in the log.
-        model: the settings, for this device.
-        environment: variables that the engine's process gets besides the server's.
-        cores: the CPU cores that it may use; empty for all of them.
-    """
-
-    device: str
-    model: ModelConfig
-    environment: Mapping[str, str] = field(default_factory=dict)
-    cores: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +67,18 @@ def places_of_all(models: Sequence[Sought], devices: str | None) -> list[list[Pl
     device = bases[0].model.device
     on_cpu = device == CPU or (device == "auto" and nvidia_device() is None)
     copies = len(bases) if on_cpu else 1  # engines of a model that share a memory
-    if copies * len(models) == 1:
+    engines = copies * len(models)
+    if engines == 1:
         return [bases]
-    _check_settings(first, copies * len(models))
+    _check_settings(first, engines)
     free = HostMemory().free() if on_cpu else _free_on_gpus(bases)
     check_together(models, copies, free, on_cpu)
-    cores: Iterator[tuple[int, ...]] = (
-        iter(core_parts(copies * len(models))) if on_cpu else repeat(())
-    )
+    cores: Iterator[tuple[int, ...]] = iter(_core_parts(engines)) if on_cpu else repeat(())
 
     def place(base: Placement, model: ModelConfig) -> Placement:
         # No engine on a CPU can tell whether float32 fits for all.
         own = replace(model.unmeasured() if on_cpu else model, device=device)
-        return replace(base, model=own, cores=next(cores))
+        return structs.replace(base, model=own, cores=next(cores))
 
     return [[place(base, model.config) for base in bases] for model in models]
 
@@ -127,10 +112,9 @@ def check_together(models: Sequence[Sought], copies: int, free: int, on_cpu: boo
         )
 
 
-def core_parts(count: int) -> list[tuple[int, ...]]:
+def _core_parts(count: int) -> list[tuple[int, ...]]:
     """Return equal parts of the cores that this process may use; raises ConfigError if too few."""
-    usable = getattr(os, "sched_getaffinity", None)  # Linux only
-    cores = sorted(usable(0)) if usable else list(range(os.cpu_count() or 1))
+    cores = sorted(os.sched_getaffinity(0))
     if count > len(cores):
         raise ConfigError(
             f"{count} engines on CPUs (one of each model on each of --devices) need a core each, "

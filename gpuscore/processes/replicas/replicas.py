@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
-from gpuscore.config import EngineConfig
-from gpuscore.engine.admission import Backlog
+from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine.ticket import resolve
 from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, InternalError, Unavailable
+from gpuscore.processes.replicas.placement import Sought, places_of_all
 from gpuscore.processes.replicas.router import choose
 from gpuscore.processes.worker.client import RETRY_AFTER, EngineClient
+from gpuscore.processes.worker.process import TORCH, Patience, command
+from gpuscore.processes.worker.wire import Start
 from gpuscore.types.batch import BackendLimits
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.stats import ReplicaState
@@ -45,26 +48,18 @@ class Replicas:
         replicas: loaded or still loading; `score_all` needs them loaded. `gpuscore.ray` has others,
             with the same `started`, `alive`, `rate`, `stats` and `score_all`.
         devices: their names.
-        config: the limits on all requests in flight.
+        config: the limits on all requests in flight, which the server enforces.
     """
 
     def __init__(
         self, replicas: Sequence[EngineClient], devices: Sequence[str], config: EngineConfig
     ) -> None:
         self._replicas, self._devices = replicas, devices
+        self.config = config
         self._lock = threading.Lock()
         self._tokens = [0] * len(replicas)  # in flight at each one
         self._rerun = [0] * len(replicas)  # requests that were run again after each one's losses
         self._closing = False
-        self.backlog = Backlog(
-            config, lambda: sum(replica.rate for replica in replicas if replica.alive)
-        )
-
-    def wait_planned(self) -> str:
-        """Return a description of the planned model, for people; raises as `wait_ready`."""
-        about = list(dict.fromkeys(self._wait([replica.planned for replica in self._replicas])))
-        count = len(self._replicas)
-        return " and ".join(about) + (f", {count} replicas" if count > 1 else "")
 
     def wait_ready(self) -> BackendLimits:
         """Block until the model is loaded and warm on every device.
@@ -89,6 +84,13 @@ class Replicas:
         self._wait([replica.ended for replica in self._replicas])
 
     @property
+    def about(self) -> str:
+        """A description of the loaded model, for people."""
+        about = dict.fromkeys(replica.about for replica in self._replicas)
+        count = len(self._replicas)
+        return " and ".join(about) + (f", {count} replicas" if count > 1 else "")
+
+    @property
     def engines(self) -> Sequence[EngineClient]:
         return self._replicas
 
@@ -108,46 +110,16 @@ class Replicas:
             for number, (replica, device, rerun) in enumerate(everything)
         ]
 
-    def score_all(
-        self, requests: Sequence[ScoreRequest]
-    ) -> "list[Future[ScoreResult] | GpuscoreError]":
+    @property
+    def rate(self) -> float:
+        """Tokens per second of all replicas together; 0 while unknown."""
+        return sum(replica.rate for replica in self._replicas if replica.alive)
+
+    def score_all(self, requests: Sequence[ScoreRequest]) -> "list[Future[ScoreResult]]":
         """Queue requests without blocking; requests to the same replica go together.
 
-        Returns:
-            For each request, its future, or the error that refused it: Overloaded, Unavailable.
+        A future raises Unavailable if no engine is running.
         """
-        outcomes: list[Future[ScoreResult] | GpuscoreError | None] = []
-        admitted: list[ScoreRequest] = []
-        with self._lock:
-            for request in requests:
-                try:
-                    if not self.alive:
-                        raise _no_engine()
-                    self.backlog.admit(request)
-                except GpuscoreError as error:
-                    outcomes.append(error)
-                else:
-                    outcomes.append(None)
-                    admitted.append(request)
-        futures = self._sent(admitted)
-        for request, future in zip(admitted, futures, strict=True):
-            future.add_done_callback(partial(self._leave, request))
-        taken = iter(futures)
-        return [next(taken) if outcome is None else outcome for outcome in outcomes]
-
-    def stop(self) -> None:
-        """Begin to close, without waiting."""
-        self._closing = True
-        for replica in self._replicas:
-            replica.stop()
-
-    def close(self) -> None:
-        """Fail unanswered requests with `Unavailable` and end all engines."""
-        self.stop()
-        for replica in self._replicas:
-            replica.close()
-
-    def _sent(self, requests: Sequence[ScoreRequest]) -> "list[Future[ScoreResult]]":
         if len(self._replicas) == 1:
             return self._replicas[0].score_all(requests)
         flights = [_Flight(request) for request in requests]
@@ -155,6 +127,12 @@ class Replicas:
         for flight in flights:
             flight.future.add_done_callback(partial(self._cancel, flight))
         return [flight.future for flight in flights]
+
+    def close(self) -> None:
+        """Fail unanswered requests with `Unavailable` and end all engines."""
+        self._closing = True
+        for replica in self._replicas:
+            replica.close()
 
     def _route(self, flights: Sequence[_Flight], lost: int | None = None) -> None:
         """Send requests to replicas, but not to the one that has just lost them."""
@@ -168,7 +146,7 @@ class Replicas:
                 chosen.setdefault(number, []).append(flight)
         if not chosen:
             for flight in flights:
-                resolve(flight.future, _no_engine())
+                resolve(flight.future, Unavailable("no engine is running", retry_after=RETRY_AFTER))
         for number, together in chosen.items():
             inners = self._replicas[number].score_all([flight.request for flight in together])
             for flight, inner in zip(together, inners, strict=True):
@@ -208,10 +186,6 @@ class Replicas:
         if future.cancelled() and flight.inner is not None:
             flight.inner.cancel()
 
-    def _leave(self, request: ScoreRequest, _: "Future[ScoreResult]") -> None:
-        with self._lock:
-            self.backlog.leave(request)
-
     def _wait(self, futures: "Sequence[Future[ValueT]]") -> list[ValueT]:
         """Return the results of all replicas; raise the first error, with its replica's name."""
         done, _ = wait(futures, return_when=FIRST_EXCEPTION)
@@ -224,5 +198,49 @@ class Replicas:
         return [future.result() for future in futures]
 
 
-def _no_engine() -> Unavailable:
-    return Unavailable("no engine is running", retry_after=RETRY_AFTER)
+def start_replicas(
+    directory: Path,
+    model: ModelConfig,
+    engine: EngineConfig,
+    factory: str = TORCH,
+    patience: Patience | None = None,
+) -> Replicas:
+    """Start the engines of one model, in this directory, as `start_models` does."""
+    sought = [Sought(directory.name, directory, model)]
+    (replicas,) = start_models(sought, engine, factory, patience)
+    return replicas
+
+
+def start_models(
+    models: Sequence[Sought],
+    engine: EngineConfig,
+    factory: str = TORCH,
+    patience: Patience | None = None,
+) -> list[Replicas]:
+    """Start an engine of each model on each device; return each model's replicas.
+
+    Args:
+        models: with their settings.
+        engine: the settings of all engines, with the devices.
+        factory: prepares a backend (`gpuscore.processes.worker.__main__`).
+        patience: when an engine counts as lost.
+
+    Raises:
+        ConfigError: as `places_of_all`. Errors of the engines themselves are raised by the methods
+            of `Replicas` that wait.
+    """
+    everyone: list[EngineClient] = []
+    started = []
+    for model, places in zip(models, places_of_all(models, engine.devices), strict=True):
+        own = [
+            EngineClient(
+                command(factory),
+                Start(str(model.directory), place, engine),
+                patience,
+                everyone,
+            )
+            for place in places
+        ]
+        everyone += own
+        started.append(Replicas(own, [place.device for place in places], engine))
+    return started

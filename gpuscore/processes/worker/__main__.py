@@ -25,7 +25,7 @@ from importlib import import_module
 from gpuscore.processes.worker.child import run
 from gpuscore.processes.worker.process import die_with
 from gpuscore.system.heap import use_one_arena
-from gpuscore.system.log import LogWriter, logging_to
+from gpuscore.system.log import LogWriter, chosen_format, logging_to
 
 
 def main(factory: str, descriptor: str, parent: str) -> int:
@@ -34,14 +34,14 @@ def main(factory: str, descriptor: str, parent: str) -> int:
     logging.getLogger().setLevel(logging.WARNING)
     logging.getLogger("gpuscore").setLevel(logging.INFO)
     module, function = factory.split(":")
-    # The logs go to the server's standard error, in its format. That may be a full pipe that no
-    # process reads, so `LogWriter` writes from a thread of its own.
+    # The logs go to the server's standard error. That may be a full pipe that no process reads, so
+    # `LogWriter` writes from a thread of its own.
     with (
         LogWriter() as log,
-        logging_to(log) as use_format,
+        logging_to(log, chosen_format()),
         socket.socket(fileno=int(descriptor)) as sock,
     ):
-        return run(sock, getattr(import_module(module), function), use_format)
+        return run(sock, getattr(import_module(module), function))
 
 
 if __name__ == "__main__":

@@ -2,13 +2,12 @@
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from itertools import count
 from time import monotonic
-from typing import Any
 
 from msgspec import structs
 
@@ -18,12 +17,9 @@ from gpuscore.processes.worker.pipe import Pipe
 from gpuscore.processes.worker.process import EngineProcess, Patience
 from gpuscore.processes.worker.wire import (
     Cancel,
-    Close,
     Failure,
     FromChild,
     Heartbeat,
-    Loading,
-    Planned,
     ProtocolError,
     Ready,
     Refused,
@@ -55,19 +51,17 @@ class EngineClient:
 
     Args:
         command: starts the child (`gpuscore.processes.worker.process.command`).
-        start: the model to load, and the engine's limits.
+        start: the model to load, its place, and the engine's limits.
         patience: times and counts after which a child is killed, or not started again.
-        environment: variables that the child gets besides this process's.
         everyone: the engines of all models; more may be added after it. While another one may
             still serve, a child that failed too often is started again all the same.
 
     Attributes:
-        planned: the child's description of the model; raises as `started`.
         started: the limits of the first child, once the model is loaded and warm. It raises
             ConfigError if the model cannot be served, LoadTimeout if the child was not ready within
             the `load_timeout`, EngineFailed if it was lost or the client closed before.
+        about: the first child's description of the model, once it has started.
         ended: done after `close`; raises EngineFailed if the child fails too often to be restarted.
-        loaded: bytes of weights that the child has read, and of all; 0 where that is not known.
         pid: the process id of the present child, or else of the last one.
         restarts: so far.
     """
@@ -77,16 +71,14 @@ class EngineClient:
         command: Sequence[str],
         start: Start,
         patience: Patience | None = None,
-        environment: Mapping[str, str] | None = None,
         everyone: "Sequence[EngineClient]" = (),
     ) -> None:
-        self.planned: Future[str] = Future()
         self.started: Future[BackendLimits] = Future()
         self.ended: Future[None] = Future()
-        self.loaded = (0, 0)
+        self.about = ""
         self.pid: int | None = None
         self.restarts = 0
-        self._command, self._start, self._environment = command, start, environment or {}
+        self._command, self._start = command, start
         self._patience, self._everyone = patience or Patience(), everyone
         self._lock = threading.Lock()
         self._ids = count()
@@ -141,30 +133,22 @@ class EngineClient:
         if pipe is None:
             self._fail(futures, "the engine is not running")
             return futures
-        pipe.put(*(partial(self._encode, id) for id in ids), now=alone)
+        messages = map(Score, ids, requests)
+        pipe.put(*(partial(encode, message) for message in messages), now=alone)
         for id, future in zip(ids, futures, strict=True):
             future.add_done_callback(partial(self._leave, id, pipe))
         return futures
 
     def close(self) -> None:
         """Fail unanswered requests with `Unavailable`, end the child and wait for its end."""
-        self.stop()
-        self._thread.join()
-
-    def stop(self) -> None:
-        """Begin to close, without waiting."""
         self._closing.set()
-
-    def _encode(self, id: int) -> bytes | None:
-        """Encode a request, in the thread that sends it; None if it was cancelled meanwhile."""
-        waiting = self._waiting.get(id)
-        return None if waiting is None else encode(Score(id, waiting[0]))
+        self._thread.join()
 
     def _leave(self, id: int, pipe: Pipe, future: "Future[ScoreResult]") -> None:
         with self._lock:
             self._waiting.pop(id, None)
         if future.cancelled():
-            pipe.put(Cancel(id))
+            pipe.put(partial(encode, Cancel(id)))
 
     def _fail(self, futures: "Sequence[Future[ScoreResult]]", why: str) -> None:
         for future in futures:
@@ -176,10 +160,8 @@ class EngineClient:
             self._keep_running()
         except Exception as error:  # noqa: BLE001  (raised by the futures' `result`)
             end = error
-        starting: tuple[Future[Any], ...] = (self.planned, self.started)
-        for future in starting:
-            if not future.done():
-                future.set_exception(end or EngineFailed("the engine was closed"))
+        if not self.started.done():
+            self.started.set_exception(end or EngineFailed("the engine was closed"))
         if end is None:
             self.ended.set_result(None)
         else:
@@ -212,15 +194,14 @@ class EngineClient:
     def _run_once(self) -> str:
         """Run one child; return why it ended."""
         try:
-            process = EngineProcess(self._command, self._environment)
+            process = EngineProcess(self._command)
         except OSError as error:
             return f"it cannot be started ({error})"
         self.pid, self._loading, reason, patience = process.pid, 0.0, "", 0.0
-        process.pipe.put(self._start, now=True)
+        process.pipe.put(partial(encode, self._start), now=True)
         try:
             self._watch(process.pipe)
             patience = 0.0 if self._pipe is None else self._patience.close
-            process.pipe.put(Close(), now=True)
         except EOFError:
             patience = 1.0  # it has closed its end, so it will exit soon
         except _Lost as error:
@@ -258,28 +239,19 @@ class EngineClient:
             if self._silence > self._patience.stopped:
                 raise _Lost(f"no sign of life for {self._silence:.1f} s")
         elif self._loading > (limit := self._start.engine.load_timeout):
-            doing = "load and warm the model" if self.planned.done() else "import its framework"
             raise _Lost(
-                f"the engine did not {doing} within --load-timeout {limit:g} s: something hangs, "
-                "or the limit is too short for this machine"
+                f"the engine did not load and warm the model within --load-timeout {limit:g} s: "
+                "something hangs, or the limit is too short for this machine"
             )
 
     def _handle(self, message: FromChild, pipe: Pipe) -> None:
         match message:
-            case Planned():
-                if not self.planned.done():
-                    # A later child may not choose another format: scores would change.
-                    model = replace(self._start.model, dtype=message.dtype)
-                    self._start = structs.replace(self._start, model=model)
-                    self.planned.set_result(message.about)
-            case Loading():
-                self.loaded = (message.done, message.total)
             case Refused():
                 raise (
                     _Lost(message.message) if self.started.done() else ConfigError(message.message)
                 )
             case Ready() if self._pipe is None:
-                self._ready(message.limits, pipe)
+                self._ready(message, pipe)
             case Heartbeat():
                 counters = self._past + message.stats.counters
                 self._stats = replace(message.stats, counters=counters)
@@ -292,13 +264,17 @@ class EngineClient:
             case _:
                 raise ProtocolError(f"{type(message).__name__} at the wrong time")
 
-    def _ready(self, limits: BackendLimits, pipe: Pipe) -> None:
-        if self.started.done() and self.started.result().model != limits.model:
+    def _ready(self, message: Ready, pipe: Pipe) -> None:
+        if self.started.done() and self.started.result().model != message.limits.model:
             raise _Lost("the restarted engine has loaded another model than the first one")
         with self._lock:
             self._pipe, self._ready_at, self._silence = pipe, monotonic(), 0.0
         if not self.started.done():  # only now: who waits for it may send requests at once
-            self.started.set_result(limits)
+            # A later child may not choose another format: scores would change.
+            model = replace(self._start.place.model, dtype=message.dtype)
+            place = structs.replace(self._start.place, model=model)
+            self._start, self.about = structs.replace(self._start, place=place), message.about
+            self.started.set_result(message.limits)
 
     def _answer(self, answer: Result | Failure) -> None:
         waiting = self._waiting.get(answer.id)

@@ -11,18 +11,14 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeAlias
 
-from gpuscore.processes.worker.wire import Message, ProtocolError, encode
+from gpuscore.processes.worker.wire import ProtocolError
 
 logger = logging.getLogger(__name__)
 
 MAX_FRAME = 2**30  # bytes; the largest request and result of the default limits take about 10 MiB
 _HEAD = struct.Struct("<I")
 _PIECE = 2**20
-
-# A message, or a function that encodes one, None if it is not needed any more.
-Queued: TypeAlias = Message | Callable[[], bytes | None]
 
 
 class Pipe:
@@ -38,7 +34,7 @@ class Pipe:
             end.setblocking(False)
         self._poll = select.poll()
         self._poll.register(self._woken, select.POLLIN)
-        self._queue: deque[Queued] = deque()
+        self._queue: deque[Callable[[], bytes]] = deque()
         self._sending = threading.Lock()  # held by the thread that takes messages from the queue
         self._out = bytearray()  # of messages that are sent in part
         # One for the whole time: a new block of this size for each receive, then cut to what came,
@@ -51,10 +47,11 @@ class Pipe:
         """True if all that was put is sent."""
         return not (self._queue or self._out or self._sending.locked())
 
-    def put(self, *messages: Queued, now: bool = False) -> None:
+    def put(self, *messages: Callable[[], bytes], now: bool = False) -> None:
         """Queue messages, to be sent in this order; never blocks.
 
         Args:
+            messages: functions that encode one each.
             now: if nothing else is to be sent, encode and send them in the caller's thread, as far
                 as the pipe has room. That is faster than to wake the reading thread, which sends
                 messages together that came meanwhile: so only for a request that is alone.
@@ -80,8 +77,7 @@ class Pipe:
             EOFError: the other side has closed or is gone.
             ProtocolError: a frame's length is over MAX_FRAME.
         """
-        full = select.POLLOUT if self._out else 0
-        self._poll.register(self._sock, select.POLLIN | full)
+        self._poll.register(self._sock, select.POLLIN | (select.POLLOUT if self._out else 0))
         ready = dict(self._poll.poll(None if seconds is None else seconds * 1000))
         if ready.pop(self._woken.fileno(), None):
             self._woken.recv(_PIECE)
@@ -91,13 +87,11 @@ class Pipe:
         received = ready.get(self._sock.fileno(), 0) & ~select.POLLOUT
         return self._receive() if received else []
 
-    def close(self, seconds: float = 0.0) -> None:
-        """Send what is queued, as far as there is room within some seconds; close the sockets."""
+    def close(self) -> None:
+        """Close the sockets; what is queued is not sent."""
         with self._sending:
-            self._sock.settimeout(seconds)
-            self._send()
-        for end in (self._sock, self._woken, self._waker):
-            end.close()
+            for end in (self._sock, self._woken, self._waker):
+                end.close()
 
     def _receive(self) -> list[bytes]:
         try:
@@ -125,11 +119,9 @@ class Pipe:
         try:
             while self._queue or self._out:
                 while self._queue and len(self._out) < _PIECE:
-                    message = self._queue.popleft()
-                    frame = encode(message) if isinstance(message, Message) else message()
-                    if frame is not None:
-                        self._out += _HEAD.pack(len(frame))
-                        self._out += frame
+                    frame = self._queue.popleft()()
+                    self._out += _HEAD.pack(len(frame))
+                    self._out += frame
                 if self._out:
                     del self._out[: self._sock.send(self._out)]
         except BlockingIOError:

@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from subprocess import DEVNULL, Popen, TimeoutExpired
 
@@ -46,18 +46,17 @@ class EngineProcess:
 
     Args:
         command: its command line, to which the socket and this process's id are added.
-        more: environment variables that it gets besides this process's.
 
     On Linux, create it in a thread that lives as long as the process must. The child asks the
     kernel to kill it when its parent dies, and the kernel takes the starting thread as the parent.
     """
 
-    def __init__(self, command: Sequence[str], more: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str]) -> None:
         ours, theirs = socket.socketpair()
         try:
             # The child serves no clients, so it gets no API keys. It inherits only its socket. Its
             # standard output is the server's standard error, because the server prints on stdout.
-            environment = {k: v for k, v in os.environ.items() if k != API_KEY_VARIABLE} | {**more}
+            environment = {k: v for k, v in os.environ.items() if k != API_KEY_VARIABLE}
             self._process = Popen(
                 [*command, str(theirs.fileno()), str(os.getpid())],
                 stdin=DEVNULL,
@@ -78,13 +77,17 @@ class EngineProcess:
         return self._process.pid
 
     def end(self, seconds: float = 0.0) -> str:
-        """Wait up to `seconds`, then kill the process; return its exit code or signal as text."""
+        """Close the socket, at which the process ends; kill it if it has not within some seconds.
+
+        Returns:
+            Its exit code or signal, as text.
+        """
+        self.pipe.close()
         try:
             self._process.wait(seconds)
         except TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self.pipe.close()
         code = self._process.returncode
         return f"exit code {code}" if code >= 0 else f"signal {-code}"
 

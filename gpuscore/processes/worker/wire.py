@@ -4,8 +4,7 @@ A request and its result are `ScoreRequest` and `ScoreResult` themselves, whose 
 raw little-endian bytes. Neither side trusts the other: decoding checks the types, `check_request`
 and `check_result` check sizes and values.
 
-Other packages (`gpuscore.ray`) may use `Message`, `encode`, `decoder`, `Failure`, `ProtocolError`,
-`Seconds` and the two checks.
+`gpuscore.ray` uses them, too.
 """
 
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from numpy.typing import NDArray
 
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.errors import GpuscoreError, InternalError
-from gpuscore.system.log import LogFormat
 from gpuscore.types.batch import BackendLimits, Float32Rows, Int32Array, Int32Rows
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.stats import EngineStats
@@ -42,14 +40,28 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """The base of all messages; the tag is the class's name."""
 
 
+class Placement(msgspec.Struct, frozen=True):
+    """The place of one engine.
+
+    Attributes:
+        device: its name in `--devices`, in metrics and in the log.
+        model: the settings, for this device.
+        environment: variables that the child gets besides the server's.
+        cores: the CPU cores that it may use; empty for all of them.
+    """
+
+    device: str
+    model: ModelConfig
+    environment: dict[str, str] = {}
+    cores: tuple[Natural, ...] = ()
+
+
 class Start(Message, frozen=True):
-    """The first message to the child: the model to load and the engine's settings."""
+    """The first message to the child: the model to load, where, and the engine's settings."""
 
     directory: str
-    model: ModelConfig
+    place: Placement
     engine: EngineConfig
-    cores: tuple[Natural, ...] = ()  # CPU cores that the child may use; empty: all
-    log_format: LogFormat = "json"
 
 
 class Score(Message, frozen=True):
@@ -65,31 +77,12 @@ class Cancel(Message, frozen=True):
     id: Natural
 
 
-class Close(Message, frozen=True):
-    """Command to the child to end after the present step."""
-
-
-class Planned(Message, frozen=True):
-    """The child's first message: the model can be served; `about` describes it.
-
-    `dtype` is the number format that every later child and the other replicas start with.
-    """
-
-    about: str
-    dtype: str
-
-
-class Loading(Message, frozen=True):
-    """The child's account, a few times a second, of the weights that it has read."""
-
-    done: Natural  # bytes
-    total: Natural
-
-
 class Ready(Message, frozen=True):
     """The child's message, sent once, that the model is loaded and warmed up."""
 
     limits: BackendLimits
+    about: str  # the model, for people
+    dtype: str  # the number format that every later child starts with
 
 
 class Refused(Message, frozen=True):
@@ -134,8 +127,8 @@ class Heartbeat(Message, frozen=True):
     stalled: Seconds  # since the engine last made progress; 0 while it has no work
 
 
-ToChild: TypeAlias = Start | Score | Cancel | Close
-FromChild: TypeAlias = Planned | Loading | Ready | Refused | Result | Failure | Heartbeat
+ToChild: TypeAlias = Score | Cancel  # after Start
+FromChild: TypeAlias = Ready | Refused | Result | Failure | Heartbeat
 
 
 def encode(message: Message) -> bytes:
@@ -185,8 +178,10 @@ def _received(kind: Any, value: Any) -> Any:
         values: NDArray[Any] = np.frombuffer(data, _INT32 if kind is Int32Rows else _FLOAT32)
         if isinstance(lengths, int):
             return kind((values,) * lengths)
-        if min(lengths) < 0 or sum(lengths) != len(values):
+        if (least := min(lengths)) < 0 or sum(lengths) != len(values):
             raise ValueError(f"{len(lengths)} lengths that do not add up to {len(values)} numbers")
+        if least == max(lengths):  # as of most results: twice as fast as slices
+            return kind(values.reshape(len(lengths), least))
         ends = [*accumulate(lengths, initial=0)]
         return kind([values[start:end] for start, end in pairwise(ends)])
     data, width = value if isinstance(value, list) else (value, None)
@@ -196,17 +191,18 @@ def _received(kind: Any, value: Any) -> Any:
 
 def check_request(request: ScoreRequest, limits: BackendLimits) -> ScoreRequest:
     """Return the request; raise ProtocolError if sizes disagree or the model lacks an id."""
-    items, labels = request.item_ids, request.row_labels
+    items = request.item_ids
     if not items or len(items) != len(request.label_ids):
         raise ProtocolError(f"{len(request.label_ids)} label lists for {len(items)} items")
-    if not all(map(len, (*items, *request.label_ids))):
+    labels = {id(ids): ids for ids in request.label_ids}.values()  # often one for all items
+    if not (all(map(len, items)) and all(map(len, labels))):
         raise ProtocolError("an item without tokens or labels")
     sequences = () if request.trie is None else request.trie.sequences
     if any(not 0 <= id < limits.vocab_rows for ids in sequences for id in ids):
         raise ProtocolError(f"a label's token id outside 0 to {limits.vocab_rows - 1}")
-    different = list({id(ids): ids for ids in labels}.values())  # often one for all items
-    pairs = ((request.query_ids, *items), limits.vocab_rows), (different, limits.label_rows)
-    for arrays, rows in pairs:
+    of_query = () if request.query_labels is None else (request.query_labels,)
+    tokens, rows_of_labels = (request.query_ids, *items), (*of_query, *labels)
+    for arrays, rows in (tokens, limits.vocab_rows), (rows_of_labels, limits.label_rows):
         ids = np.concatenate(arrays)
         if ids.size and ids.view(np.uint32).max() >= rows:  # negative ids become large ones
             raise ProtocolError(f"a token id or label outside 0 to {rows - 1}")

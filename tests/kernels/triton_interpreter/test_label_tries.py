@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gpuscore.backends import create_backend, plan_backend
-from gpuscore.config import EngineConfig, ModelConfig
+from gpuscore.config import ModelConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.types.request import LabelTrie, ScoreRequest
 from support.slow import slow
@@ -29,7 +29,7 @@ def test_the_same_sums_as_torch(tiny_model, quick_start, family):
     for attention in ("torch", "triton"):
         options = {"dtype": "float32", "max_batch_tokens": 48, "max_model_len": 64}
         config = ModelConfig(str(directory), attention=attention, **options)
-        engine = Engine(create_backend(plan_backend(directory, config)), EngineConfig())
+        engine = Engine(create_backend(plan_backend(directory, config)))
         results = [engine.score(request).result(60) for _ in range(2)]  # cold, then cached
         assert results[0].computed_tokens > results[1].computed_tokens
         logits.append([result.label_logits for result in results])

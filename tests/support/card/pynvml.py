@@ -2,7 +2,7 @@
 
 from itertools import cycle
 
-NVML_CLOCK_SM, NVML_TEMPERATURE_GPU, NVMLError = 1, 0, OSError
+NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
 clocks = cycle((1500, 1510, 1485))
 
 
@@ -12,18 +12,6 @@ def nvmlInit():
 
 def nvmlDeviceGetHandleByIndex(number):
     return number
-
-
-def nvmlSystemGetDriverVersion():
-    return "580.1"
-
-
-def nvmlDeviceGetMaxClockInfo(card, kind):
-    return 1980
-
-
-def nvmlDeviceGetPowerManagementLimit(card):
-    return 700_000
 
 
 def nvmlDeviceGetClockInfo(card, kind):

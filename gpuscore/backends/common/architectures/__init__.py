@@ -10,8 +10,9 @@ from gpuscore.backends.common.architectures.names import MODEL_WEIGHTS, layer_we
 from gpuscore.backends.common.architectures.qwen import qwen2, qwen3, qwen3_moe
 from gpuscore.backends.common.architectures.qwen3_5 import qwen3_5, text_tower
 from gpuscore.backends.common.config_keys import with_absent
-from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig
+from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.common.quantization import Storage, read_storage
+from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.errors import ConfigError
 from gpuscore.models.files import shown
 from gpuscore.models.hub import TEXT_TOWERS

@@ -8,7 +8,8 @@ head's soft-cap does not apply.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig
+from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.errors import ConfigError
 
 ENDING = "ForSequenceClassification"

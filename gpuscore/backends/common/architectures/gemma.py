@@ -6,12 +6,11 @@ from gpuscore.backends.common.hf_config import (
     FULL,
     SLIDING,
     DecoderConfig,
-    RawConfig,
-    Rope,
     decoder_config,
     layer_windows,
-    read_rope,
 )
+from gpuscore.backends.common.raw_config import RawConfig
+from gpuscore.backends.common.ropes import Rope, read_rope
 from gpuscore.errors import ConfigError
 
 

@@ -1,6 +1,7 @@
 """Llama 2 and 3.x, and Mistral."""
 
-from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig, decoder_config, every_layer
+from gpuscore.backends.common.hf_config import DecoderConfig, decoder_config, every_layer
+from gpuscore.backends.common.raw_config import RawConfig
 
 
 def llama(raw: RawConfig, name: str) -> DecoderConfig:

@@ -5,11 +5,11 @@ from typing import Any
 from gpuscore.backends.common.hf_config import (
     DecoderConfig,
     Mixture,
-    RawConfig,
     decoder_config,
     every_layer,
     upper_layer_windows,
 )
+from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.errors import ConfigError
 from gpuscore.models.files import shown
 

@@ -3,15 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from gpuscore.backends.common.hf_config import (
-    FULL,
-    LINEAR,
-    DecoderConfig,
-    DeltaNet,
-    RawConfig,
-    decoder_config,
-    read_rope,
-)
+from gpuscore.backends.common.hf_config import FULL, LINEAR, DecoderConfig, DeltaNet, decoder_config
+from gpuscore.backends.common.raw_config import RawConfig
+from gpuscore.backends.common.ropes import read_rope
 from gpuscore.errors import ConfigError
 from gpuscore.models.files import as_object, shown
 

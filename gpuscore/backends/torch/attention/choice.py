@@ -18,6 +18,7 @@ from gpuscore.backends.torch.compiler import Function
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.errors import ConfigError
 from gpuscore.types.batch import PackedBatch
+from gpuscore_kernels import hopper
 from gpuscore_kernels.extend_attention.config import MAX_HEAD_DIM, config_for
 
 FLASHINFER_HEADS = (64, 128, 256)
@@ -147,10 +148,7 @@ def _why_not_fa4(model: DecoderConfig, device: torch.device, dtype: torch.dtype)
             f"head_dim is {model.head_dim}, and {group} heads share a KV head; supported: "
             f"{', '.join(map(str, FA4_HEADS))}, and {', '.join(map(str, FA4_GROUPS))}"
         )
-    from gpuscore.backends.torch.attention.fa4 import KERNEL
-    from gpuscore_kernels.ahead import why_not
-
-    return why_not(KERNEL, model.head_dim, group)
+    return hopper.why_not("attention", model.head_dim, group)
 
 
 _REASONS = {

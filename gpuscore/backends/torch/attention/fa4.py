@@ -15,17 +15,14 @@ from torch import Tensor
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.torch.buckets import Bucket, make_buckets
 from gpuscore.backends.torch.kv_pool import KVPool
-from gpuscore.errors import ConfigError
 from gpuscore.types.batch import Int32Array, PackedBatch
-from gpuscore_kernels.ahead import Kernel, load
-from gpuscore_kernels.extend_attention import aligned
-from gpuscore_kernels.hopper_attention import NEVER, KeyBlocks, block_lists, hopper_attention
-from gpuscore_kernels.hopper_attention.kernel import KEYS, ROWS
-from gpuscore_kernels.row_functions.build import BuildError
+from gpuscore_kernels.extend_attention import aligned, word_slices
+from gpuscore_kernels.extend_attention.table import WordsT
+from gpuscore_kernels.hopper import KEYS, ROWS, attend, block_lists, load
 
-KERNEL = "gpuscore_kernels.hopper_attention.kernel"
 MOST_BLOCKS = 128  # of cached keys in a batch that runs as a graph: 16,384 keys
 ZEROS, UNUSED = -1, -2  # in place of slots (`qk_norm_rope_store.Pages`)
+NEVER = 2**31 - 1  # the first row that sees a key which no row sees
 
 
 class KeyTable(NamedTuple):
@@ -57,32 +54,29 @@ class KeyPlace:
     def write(self, table: KeyTable, words: Int32Array, tail: int) -> int:
         """Write a table that fits, padded with keys that no row sees; return `tail`."""
         used, tokens = len(table.slots), table.numbers.shape[1] - len(table.slots)
-        slots = words[self.start : self.start + self.cached]
+        slots, numbers = self.parts(words)
         slots[:used] = table.slots
         # A block that holds a cached key holds no key behind it that is not finite.
         slots[used : used + KEYS] = ZEROS
         slots[used + KEYS :] = UNUSED
-        numbers = words[self.start + self.cached :][: 4 * self.keys].reshape(4, self.keys)
         numbers[::2], numbers[1::2] = NEVER, 0
         numbers[:, :tokens] = table.numbers[:, :tokens]
         numbers[:, self.sizes.tokens : self.sizes.tokens + used] = table.numbers[:, tokens:]
         return tail
 
+    def parts(self, words: WordsT) -> tuple[WordsT, WordsT]:
+        """Return the places of slots and numbers."""
+        slots, numbers = word_slices((self.cached, 4 * self.keys), self.start)
+        return words[slots], words[numbers].reshape(4, self.keys)
+
 
 class HopperAttention:
-    """An attention backend, for `GraphLauncher`.
+    """An attention backend, for `GraphLauncher`; raises BuildError if the kernel is not there."""
 
-    Raises:
-        ConfigError: the kernel can be neither loaded nor compiled.
-    """
-
-    def __init__(self, config: DecoderConfig, pool: KVPool, kernel: Kernel | None = None) -> None:
+    def __init__(self, config: DecoderConfig, pool: KVPool) -> None:
         self.config, self.pool = config, pool
         self.group = config.num_heads // config.num_kv_heads
-        try:
-            self.kernel = kernel or load(KERNEL, config.head_dim, self.group)
-        except BuildError as error:
-            raise ConfigError(f"--attention fa4: {error}") from error
+        self.kernel = load("attention", config.head_dim, self.group)
 
     def buckets(self, most_tokens: int) -> list[Bucket]:
         """Return the sizes of graphs; in place of tiles there are blocks of cached keys."""
@@ -103,25 +97,24 @@ class HopperAttention:
 
     def on_device(self, places: tuple[KeyPlace, ...], words: Tensor) -> "HopperPass":
         (place,) = places
-        slots = words[place.start : place.start + place.cached]
-        numbers = words[place.start + place.cached :][: 4 * place.keys].view(4, place.keys)
-        rows = block_lists(numbers[:2], place.sizes.tokens, self.group)
-        last = block_lists(numbers[2:], place.sizes.scored, self.group)
-        return HopperPass(self.config, self.kernel, slots, (rows, last))
+        slots, numbers = place.parts(words)
+        sides = (numbers[:2], place.sizes.tokens), (numbers[2:], place.sizes.scored)
+        rules = [(part, block_lists(part, rows, self.group)) for part, rows in sides]
+        return HopperPass(self, slots, rules)
 
 
 @dataclass(frozen=True, slots=True)
 class HopperPass:
     """Attention of one batch."""
 
-    config: DecoderConfig
-    kernel: Kernel
+    backend: HopperAttention
     read: Tensor  # slots, whose keys and values follow the batch's rows in k and v
-    blocks: tuple[KeyBlocks, KeyBlocks]  # of all rows, and of the scored rows
+    rules: list[tuple[Tensor, tuple[Tensor, ...]]]  # of all rows, and of the scored rows
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        blocks = self.blocks[layer == self.config.num_layers - 1]
-        return hopper_attention(self.kernel, q, k, v, blocks, self.config.attention_scale)
+        config = self.backend.config
+        rule = self.rules[layer == config.num_layers - 1]
+        return attend(self.backend.kernel, (q, k, v), rule, config.attention_scale)
 
 
 def key_table(batch: PackedBatch, page_size: int) -> KeyTable:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from gpuscore.backends.base import DeviceLost, Progress, unreported
+from gpuscore.backends.base import DeviceLost
 from gpuscore.backends.torch.backend import Launched, TorchBackend
 from gpuscore.backends.torch.group import PeerLost, RankGroup
 from gpuscore.backends.torch.plan import TorchPlan
@@ -22,7 +22,6 @@ class ParallelBackend:
 
     Args:
         plan: of rank 0.
-        progress: called while rank 0 reads its weights.
         lost: called with one line for people when a rank has ended.
 
     Attributes:
@@ -33,17 +32,12 @@ class ParallelBackend:
         DeviceLost: a rank has ended.
     """
 
-    def __init__(
-        self,
-        plan: TorchPlan,
-        progress: Progress = unreported,
-        lost: Callable[[str], None] = lambda line: None,
-    ) -> None:
+    def __init__(self, plan: TorchPlan, lost: Callable[[str], None] = lambda line: None) -> None:
         self._peers = Peers(plan, lost)
         group = RankGroup(plan.shard, plan.device, self._peers.path, self._peers.wait_loaded)
         self._peers.abort = group.abort
         try:
-            self.own = TorchBackend(plan, progress=progress, group=group)
+            self.own = TorchBackend(plan, group=group)
             self._peers.joined()
         except PeerLost:
             cause = self._peers.cause()

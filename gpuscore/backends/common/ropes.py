@@ -1,0 +1,183 @@
+"""The rotary embeddings of config.json."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuscore.backends.common.raw_config import LONGEST, RawConfig
+from gpuscore.errors import ConfigError
+from gpuscore.models.files import shown
+from gpuscore.types.batch import Float32Array
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Rope:
+    """Llama 3.1's frequency scaling (`rope_type: llama3`)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnRope:
+    """YaRN's frequency scaling (Peng et al., 2023), as in transformers (`rope_type: yarn`).
+
+    Args:
+        factor: divisor of the frequencies that turn seldom within the original length.
+        original_length: the longest prompt before the scaling, in tokens.
+        beta_fast, beta_slow: turns within that length; faster pairs keep their frequency, slower
+            ones get the scaled one, and those between a mixture.
+        truncate: round the bounds of that mixture to whole pairs.
+        attention_factor: factor of cos and sin.
+    """
+
+    factor: float
+    original_length: int
+    beta_fast: float
+    beta_slow: float
+    truncate: bool
+    attention_factor: float
+
+    def kept(self, theta: float, rotated: int) -> Float32Array:
+        """Return how much of its own frequency each pair keeps, from 0 to 1 [rotated / 2]."""
+        low, high = (
+            rotated * math.log(self.original_length / (turns * 2 * math.pi)) / (2 * math.log(theta))
+            for turns in (self.beta_fast, self.beta_slow)
+        )
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, rotated - 1)
+        if low == high:
+            high += 0.001
+        pairs = np.arange(rotated // 2, dtype=np.float32)
+        return 1 - ((pairs - np.float32(low)) / np.float32(high - low)).clip(0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """A rotary embedding. If `scaling` is a number, all positions are divided by it (`linear`)."""
+
+    theta: float
+    scaling: Llama3Rope | YarnRope | float | None = None
+
+
+def read_rope(raw: RawConfig, layer_type: str | None = None, theta: float = 10000.0) -> Rope:
+    """The rotary embedding: transformers 5 writes `rope_parameters`, older files `rope_scaling`.
+
+    Args:
+        raw: the configuration.
+        layer_type: the entry of nested `rope_parameters`, in architectures that have several.
+        theta: the architecture's default.
+
+    Raises:
+        ConfigError: both keys exist and differ, or one holds something that is not supported.
+    """
+    written = {key: raw.get(key) for key in ("rope_parameters", "rope_scaling") if raw.get(key)}
+    if layer_type is not None and isinstance(nested := written.get("rope_parameters"), dict):
+        written["rope_parameters"] = nested.get(layer_type)
+    ropes = [_rope(raw, key, fields, layer_type, theta) for key, fields in written.items()]
+    if len(ropes) > 1 and ropes[0] != ropes[1]:
+        raise ConfigError(
+            "config.json: rope_parameters and rope_scaling differ, and transformers would take the "
+            "latter; supported: one of them, or both alike"
+        )
+    return ropes[0] if ropes else Rope(raw.number("rope_theta", theta))
+
+
+def _rope(raw: RawConfig, key: str, fields: Any, layer_type: str | None, theta: float) -> Rope:
+    if not isinstance(fields, dict) or any(isinstance(v, dict) for v in fields.values()):
+        raise ConfigError(
+            f"config.json: {key} must be one flat object"
+            + (f" in {layer_type}" if layer_type else "; supported: the same in every layer")
+        )
+    base = RawConfig({"rope_theta": fields.get("rope_theta", raw.get("rope_theta"))})
+    if "rope_theta" in fields and fields["rope_theta"] is None:
+        raise ConfigError(f"config.json: rope_theta in {key} must be a positive number, found None")
+    return Rope(base.number("rope_theta", theta), _rope_scaling(raw, key, RawConfig(fields)))
+
+
+# rope_type -> the keys that it has besides the type itself and theta.
+_ROPE_KEYS = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": (
+        *("factor", "original_max_position_embeddings", "attention_factor", "beta_fast"),
+        *("beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    ),
+    "llama3": (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    ),
+}
+
+
+def _rope_scaling(
+    raw: RawConfig, key: str, rope: RawConfig
+) -> Llama3Rope | YarnRope | float | None:
+    kind = rope.fields.get("rope_type", rope.fields.get("type", "default"))
+    if rope.fields.get("partial_rotary_factor", 1) != 1:
+        raise ConfigError(
+            f"config.json: {key}.partial_rotary_factor is "
+            f"{shown(rope.fields['partial_rotary_factor'])}; supported: 1"
+        )
+    if not isinstance(kind, str) or kind not in _ROPE_KEYS:
+        raise ConfigError(
+            f"config.json: rope_type is {shown(kind)}; supported: {', '.join(_ROPE_KEYS)}"
+        )
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *_ROPE_KEYS[kind]}
+    for name, value in rope.fields.items():
+        if name not in known and value is not None:
+            raise ConfigError(
+                f"config.json: {key} has {shown(name)}, which rope_type {kind} does not; "
+                f"supported: {', '.join(sorted(known))}"
+            )
+    if kind == "default":
+        return None
+    factor = rope.number("factor")
+    if kind == "dynamic":  # changes prompts over max_position_embeddings only, which are refused
+        return None
+    if kind == "linear":
+        return factor
+    return _llama3(rope) if kind == "llama3" else _yarn(raw, rope)
+
+
+def _yarn(raw: RawConfig, rope: RawConfig) -> YarnRope:
+    factor = rope.number("factor")
+    length = rope.integer("original_max_position_embeddings", raw.integer(LONGEST))
+
+    def magnitude(name: str) -> float:
+        return 1 if factor <= 1 else 0.1 * rope.number(name, 1.0) * math.log(factor) + 1
+
+    if rope.get("mscale") is not None and rope.get("mscale_all_dim") is not None:
+        own = magnitude("mscale") / magnitude("mscale_all_dim")
+    else:
+        own = magnitude("")
+    return YarnRope(
+        factor=factor,
+        original_length=length,
+        beta_fast=rope.number("beta_fast", 32.0),
+        beta_slow=rope.number("beta_slow", 1.0),
+        truncate=rope.flag("truncate", True),
+        attention_factor=rope.number("attention_factor", own),
+    )
+
+
+def _llama3(rope: RawConfig) -> Llama3Rope:
+    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    if high <= low:
+        raise ConfigError(
+            f"config.json: high_freq_factor {high:g} must be over low_freq_factor {low:g}"
+        )
+    return Llama3Rope(
+        factor=rope.number("factor"),
+        low_freq_factor=low,
+        high_freq_factor=high,
+        original_max_position_embeddings=rope.integer("original_max_position_embeddings"),
+    )
