@@ -50,7 +50,7 @@ class ModelConfig:
     quantization: str = option(
         "auto",
         "linear layers of a quantised checkpoint; w8a16: weights are converted to --dtype at load; "
-        "auto: as the checkpoint is made, or w8a16 for FP8 where it is not computed",
+        "auto: INT8 as it is, refused on CUDA; others as w8a16",
         choices=("auto", "w8a16"),
     )
     attention: str = option(
@@ -82,7 +82,7 @@ class ModelConfig:
     cuda_graph_tokens: int | None = tokens(
         None,
         "tokens of the largest batch that runs as a CUDA graph; 0: none",
-        unset="4096 on CUDA, 8192 in FP8",
+        unset="4096 on CUDA",
         minimum=0,
     )
     max_model_len: int | None = tokens(
