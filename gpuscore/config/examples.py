@@ -16,9 +16,9 @@ _LINES = {
     ),
     "info": ("info Qwen/Qwen3-8B --device-memory 24GiB --max-model-len 16384",),
     "doctor": ("doctor --port 9000 --device cpu --json",),
-    "parity run": ("parity run demo --backends torch:float32 --report parity.html",),
-    "parity record": ("parity record Qwen/Qwen3-0.6B --oracle -o exact --dtype float32",),
-    "parity compare": ("parity compare gpu tpu --reference exact rounded",),
+    "parity run": ("parity run demo --dtype float32 --report parity.html",),
+    "parity record": ("parity record Qwen/Qwen3-0.6B --oracle -o exact.json --dtype float32",),
+    "parity compare": ("parity compare gpu.json tpu.json --reference exact.json rounded.json",),
     "bench": ("bench --model demo --scenario rerank,latency --scale 0.1 --minutes 1",),
     "bench compare": ("bench compare h200.json v6e.json --price h200=3.50/h",),
 }

@@ -56,8 +56,7 @@ class EngineHost:
         await asyncio.to_thread(self._start)
 
     def _start(self) -> None:
-        # No host knows what another one would measure.
-        (served,) = served_models(self._settings.model.unmeasured(), self._settings.server)
+        (served,) = served_models(self._settings.model, self._settings.server)
         (self._replicas,) = start_models([served.located()], self._settings.engine)
         self._limits = self._replicas.wait_ready()
 

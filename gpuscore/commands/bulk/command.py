@@ -89,7 +89,7 @@ def make_job(settings: Settings, options: BatchOptions) -> BatchJob:
     @contextmanager
     def loading() -> Iterator[LoadedModel]:
         # A run that goes on might measure something else.
-        served = ServedConfig(names[0], model.unmeasured(), directory=directory)
+        served = ServedConfig(names[0], model, directory=directory)
         (started,) = start_models([served], engine)
         with closing(started) as replicas:
             files = read_files(directory, family, names[::-1])
