@@ -260,7 +260,7 @@ bench-host: setup
 # What was brought along on PYTHONPATH stays visible.
 GPU_PATH = "$(CURDIR):$(CURDIR)/kernels$${PYTHONPATH:+:$$PYTHONPATH}"
 
-# Nine minutes on a CUDA device, no network: figures, parity and tests, as two files in OUT,
+# Nine minutes on a CUDA device, no network: figures, parity and tests, as one file in OUT,
 # by default $OUT or gpu-day/. No virtual environment: torch, triton and transformers of PYTHON are
 # enough for most stages; bench/README.md says which wheels the others need. Without a card, or with
 # ARGS='--device cpu', a trial with small sizes.

@@ -57,7 +57,7 @@ def _print_model(
     resolved: dict[str, object],
 ) -> None:
     model, devices = chosen.config, settings.make(EngineConfig).devices
-    directory = model_directory(model.model, model.revision)
+    directory = model_directory(model.model, model.revision, model.adapter)
     rows = {"model": f"{model_name(model.model)} ({directory})"}
     if device_memory is None:
         (places,) = places_of_all([Sought(chosen.name, directory, model)], devices)

@@ -29,6 +29,9 @@ class ModelConfig:
         positional=True,
     )
     revision: str | None = common(None, "branch, tag or commit of a hub model", unset="main")
+    adapter: str | None = option(
+        None, "directory of a LoRA adapter (peft) that is merged into the model", metavar="DIR"
+    )
     backend: str = option(
         "torch", "framework; jax: Llama, Mistral, Qwen2 and Qwen3 only", choices=("torch", "jax")
     )
@@ -47,7 +50,7 @@ class ModelConfig:
     quantization: str = option(
         "auto",
         "linear layers of a quantised checkpoint; w8a16: weights are converted to --dtype at load; "
-        "auto: as the checkpoint is made, or w8a16 for FP8 where it is not computed",
+        "auto: INT8 as it is, refused on CUDA; others as w8a16",
         choices=("auto", "w8a16"),
     )
     attention: str = option(
@@ -79,7 +82,7 @@ class ModelConfig:
     cuda_graph_tokens: int | None = tokens(
         None,
         "tokens of the largest batch that runs as a CUDA graph; 0: none",
-        unset="4096 on CUDA, 8192 in FP8",
+        unset="4096 on CUDA",
         minimum=0,
     )
     max_model_len: int | None = tokens(
@@ -193,8 +196,8 @@ class ServerConfig:
     )
     client_timeout: float = duration(
         30.0,
-        "time for a client to send a whole request head, to send a whole body, and to take some "
-        "bytes of its answer",
+        "time for a client to send a whole request head, to send a whole body, and to take each "
+        "64 KiB of its answer",
     )
     # Proxies keep connections for 60 seconds or less by default. A proxy that keeps one for longer
     # than the server loses the request that it sends as the server closes it.

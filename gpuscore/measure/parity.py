@@ -36,7 +36,8 @@ def run(values: argparse.Namespace, settings: Settings) -> int:
     base = settings.make(ModelConfig)
     if len(set(specs)) < len(specs):
         raise ConfigError("--backends names a backend twice")
-    directory, name = model_directory(base.model, base.revision), model_name(base.model)
+    directory = model_directory(base.model, base.revision, base.adapter)
+    name = model_name(base.model)
     # Before minutes of work, to refuse a bad one and to know what "auto" means.
     configs = {spec: configured(spec, base) for spec in specs}
     plans = {spec: plan_backend(directory, config) for spec, config in configs.items()}
@@ -76,7 +77,8 @@ def record(values: argparse.Namespace, settings: Settings) -> int:
         raise ConfigError(f"--output {output} exists already")
     if values.oracle:
         _refuse(settings, "--oracle, which runs transformers", _OF_BACKENDS)
-    directory, name = model_directory(config.model, config.revision), model_name(config.model)
+    directory = model_directory(config.model, config.revision, config.adapter)
+    name = model_name(config.model)
     plan = plan_backend(directory, config)  # says what "auto" means on this machine
     workload = _workload(directory, plan, values)
     _say(_facts(name, workload))

@@ -44,6 +44,7 @@ class ModelSettings(TypedDict, total=False):
     """The fields of `ModelConfig` besides the model."""
 
     revision: str | None
+    adapter: str | None
     backend: str
     device: str
     dtype: str
@@ -108,7 +109,7 @@ class LoadedScorer:
         elif settings:
             raise ConfigError(f"{next(iter(settings))} is given beside a ModelConfig; set it there")
         config = checked(model)
-        directory = model_directory(config.model, config.revision)
+        directory = model_directory(config.model, config.revision, config.adapter)
         files = ModelFiles.read(directory, family, [config.model])
         self._backend = create_backend(plan_backend(directory, config))
         try:

@@ -49,7 +49,8 @@ def serve_model(
         if server.api_key_file is not None:
             signal.signal(signal.SIGHUP, lambda *_: keys.start_reading(server))
         directories = [
-            model_directory(entry.config.model, entry.config.revision) for entry in chosen
+            model_directory(entry.config.model, entry.config.revision, entry.config.adapter)
+            for entry in chosen
         ]
         sought = [
             Sought(entry.name, directory, entry.config)

@@ -40,7 +40,7 @@ from gpuscore.backends.torch.devices import (
 )
 from gpuscore.backends.torch.kernels import use_kernels, why_not_gated_product
 from gpuscore.backends.torch.layers import STEADY_ROWS, steady_threads
-from gpuscore.backends.torch.linear import why_not_in_eight_bits
+from gpuscore.backends.torch.linear import why_not_int8
 from gpuscore.backends.torch.mixture import why_not_grouped
 from gpuscore.backends.torch.timed_formats import faster_format, time_products
 from gpuscore.config import ModelConfig
@@ -52,9 +52,6 @@ logger = logging.getLogger(__name__)
 # Tokens of the largest batch that runs as a CUDA graph. A larger one takes the GPU longer than its
 # launches take the host, and would lose more to padding. Triton's interpreter has no graphs.
 GRAPH_TOKENS = {"cpu": 0, "cuda": 4096}
-# FP8 takes the host longer: an H200 took 25.7 ms for 5,054 tokens that were launched one by one,
-# 13.8 of them on the device.
-FP8_GRAPH_TOKENS = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +134,7 @@ def plan_backend(directory: Path, config: ModelConfig, rank: int = 0) -> TorchPl
 
 def _worth_timing(plan: TorchPlan) -> bool:
     large = count_parameters(plan.part) >= WORTHWHILE_PARAMETERS
-    in_halves = plan.dtype != torch.float32 and plan.precision not in ("int8", "fp8")
+    in_halves = plan.dtype != torch.float32 and plan.precision != "int8"
     return plan.device.type == "cpu" and in_halves and large
 
 
@@ -175,7 +172,7 @@ def _plan(directory: Path, config: ModelConfig, rank: int) -> TorchPlan:
     precision = choose_precision(
         config.quantization,
         architecture.storage,
-        partial(why_not_in_eight_bits, architecture.config, device, dtype, kernels),
+        partial(why_not_int8, device),
     )
     refuse_quantized(precision, shard.ranks)
     refuse_with_states(architecture.config, config, precision)
@@ -202,11 +199,10 @@ def _plan(directory: Path, config: ModelConfig, rank: int) -> TorchPlan:
         graph_tokens=_graph_tokens(
             config,
             device,
-            precision,
             _why_no_graphs(config, attention, kernels) or why_not_grouped(part, device, dtype),
         ),
         identity=f"{directory} {config.revision} {dtype} {precision}",
-        not_gated=why_not_gated_product(part, attention, dtype, precision),
+        not_gated=why_not_gated_product(part, attention, dtype),
         precision=precision,
         shard=shard,
         settings=settings,
@@ -248,15 +244,13 @@ def _why_no_graphs(config: ModelConfig, attention: str, kernels: bool) -> str | 
     return None
 
 
-def _graph_tokens(
-    config: ModelConfig, device: torch.device, precision: Precision, reason: str | None
-) -> int | None:
+def _graph_tokens(config: ModelConfig, device: torch.device, reason: str | None) -> int | None:
     wanted = config.cuda_graph_tokens
     if config.tensor_parallel > 1:
         return None
     if reason is None:
-        most = FP8_GRAPH_TOKENS if precision == "fp8" else GRAPH_TOKENS[device.type]
-        return min(most if wanted is None else wanted, _max_tokens(config, device))
+        most = GRAPH_TOKENS[device.type] if wanted is None else wanted
+        return min(most, _max_tokens(config, device))
     if wanted:
         raise ConfigError(f"--cuda-graph-tokens {wanted}: {reason}")
     return None

@@ -77,7 +77,7 @@ def make_job(settings: Settings, options: BatchOptions) -> BatchJob:
     model, limits = settings.make(ModelConfig), settings.make(RequestLimits)
     engine, family = settings.make(EngineConfig), settings.make(ServerConfig).family
     names = tuple(dict.fromkeys((model_name(model.model), model.model)))
-    directory = model_directory(model.model, model.revision)
+    directory = model_directory(model.model, model.revision, model.adapter)
     same = {
         item.message_name: settings.chosen[item.name].value
         for item in known_options(ModelConfig, RequestLimits)
