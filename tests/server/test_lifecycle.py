@@ -15,7 +15,7 @@ from gpuscore.config import ServerConfig
 from gpuscore.dialects.served import ServedModel
 from gpuscore.dialects.table import DIALECT_OF
 from gpuscore.errors import ConfigError
-from gpuscore.server.http.auth import ApiKeys
+from gpuscore.server.http.headers import ApiKeys
 from gpuscore.server.run import serve
 from support.connections import Connection, canary, hold, large_request
 from support.programs import run

@@ -13,13 +13,13 @@ from msgspec import structs
 
 from gpuscore.engine.ticket import resolve
 from gpuscore.errors import ConfigError, EngineFailed, LoadTimeout, Unavailable
-from gpuscore.processes.worker.pipe import Pipe
 from gpuscore.processes.worker.process import EngineProcess, Patience
 from gpuscore.processes.worker.wire import (
     Cancel,
     Failure,
     FromChild,
     Heartbeat,
+    Pipe,
     ProtocolError,
     Ready,
     Refused,
