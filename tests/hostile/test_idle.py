@@ -9,7 +9,7 @@ from time import monotonic, sleep
 
 import pytest
 
-from support.floods import probe
+from support.connections import connected
 from support.serving import RunningServer
 from support.vitals import Patient, vitals
 
@@ -25,14 +25,17 @@ OPEN = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"  # then the connection stays o
 @pytest.mark.parametrize("said", [b"", BEGUN, OPEN], ids=["nothing", "half a head", "a request"])
 def test_idle_connections(server: RunningServer, patient: Patient, said: bytes) -> None:
     """2,000 arrive at once, and while they are open others are served."""
-    with ExitStack() as opened, ThreadPoolExecutor(1) as other:
+    with connected(server) as client, ExitStack() as opened, ThreadPoolExecutor(1) as other:
         took: list[float] = []
         ended = Event()
 
         def probes() -> None:
             while not ended.is_set():
-                took.append(probe(server.address))
+                start = monotonic()
+                assert client.get("/health").status_code == 200
+                took.append(monotonic() - start)
 
+        client.get("/health")  # probes use a connection that is open already
         probing = other.submit(probes)
         idle = []
         for _ in range(CONNECTIONS):
