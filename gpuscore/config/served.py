@@ -94,6 +94,7 @@ def _check(names: Sequence[str], model: ModelConfig, server: ServerConfig) -> No
     of_one = {
         "--backend jax": model.backend == "jax",
         f"--revision {model.revision}": model.revision is not None,
+        f"--adapter {model.adapter}": model.adapter is not None,
         f"--family {server.family}": server.family not in ("auto", "none"),
     }
     for setting, given in of_one.items():

@@ -49,7 +49,8 @@ def serve_model(
         if server.api_key_file is not None:
             signal.signal(signal.SIGHUP, lambda *_: keys.start_reading(server))
         directories = [
-            model_directory(entry.config.model, entry.config.revision) for entry in chosen
+            model_directory(entry.config.model, entry.config.revision, entry.config.adapter)
+            for entry in chosen
         ]
         sought = [
             Sought(entry.name, directory, entry.config)
@@ -130,7 +131,13 @@ def load_model(
     `settings` are shown by /info.
     """
     prompts = files.prompts.prompts(replicas.wait_ready(), limits)
-    about, count = replicas.about, len(replicas.engines)
     return LoadedModel(
-        replicas, prompts, replicas.wait_ended, about, files.info, count, settings or {}
+        replicas,
+        prompts,
+        replicas.wait_ended,
+        about=replicas.about,
+        tokenizer_info=files.info,
+        replicas=len(replicas.engines),
+        settings=settings or {},
+        config=replicas.config,
     )

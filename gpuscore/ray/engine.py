@@ -57,8 +57,7 @@ class EngineHost:
 
     def _start(self) -> None:
         model = self._settings.model
-        directory = model_directory(model.model, model.revision)
-        model = model.unmeasured()  # no host knows what another one would measure
+        directory = model_directory(model.model, model.revision, model.adapter)
         self._replicas = start_replicas(directory, model, self._settings.engine)
         self._limits = self._replicas.wait_ready()
 

@@ -21,8 +21,7 @@ from gpuscore.server.http.headers import read_hosts
 from gpuscore.server.http.protocol import SLICES, ScoreProtocol
 from gpuscore.server.http.rounds import Rounds
 from gpuscore.server.observe.operations import Operations
-from gpuscore.server.pacer import Pacer
-from gpuscore.server.service import ANSWERS, ScoringService
+from gpuscore.server.service import ANSWERS, Pacer, ScoringService
 from gpuscore.server.stopping import EXIT_ERROR, EXIT_OK, LAST_ANSWERS, DrainingServer
 from gpuscore.system.heap import return_large_blocks
 from gpuscore.system.log import LogWriter, chosen_format, logging_to
@@ -117,7 +116,6 @@ def serve(
         protocol = partial(
             ScoreProtocol,
             gate=gate,
-            settings=config,
             turns=Pacer(partial(rounds.pieces, SLICES)),
             most=connections_here(config.max_connections),
         )

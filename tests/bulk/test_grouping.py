@@ -5,6 +5,7 @@ import random
 from collections import Counter
 from dataclasses import replace
 from itertools import groupby
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,7 +22,7 @@ def groups_of(texts, limits=None, cut=0, **backend):
     with fake_model(limits=limits, **backend) as model:
         builder = model.prompts.builder
         builder.backend = replace(builder.backend, deterministic_chunk=cut)
-        groups = list(grouped(rows, model))
+        groups = list(grouped(rows, SimpleNamespace(model=model)))
     assert sorted(row for group in groups for row in group) == sorted(rows)
     return sorted(sorted(row.place for row in group) for group in groups)
 
@@ -34,7 +35,7 @@ def test_rows_of_one_query_are_one_group():
 
 def test_rows_with_queries_of_their_own_are_put_together():
     rows = [("a", "1"), ("b", "1"), ("c", "1"), ("c", "2"), ("d", "1"), ("e", "1")]
-    assert groups_of(rows) == [[0, 1], [2, 3], [4, 5]]
+    assert groups_of(rows) == [[0, 1, 4, 5], [2, 3]]
 
 
 def test_with_a_fixed_cut_they_stay_apart():

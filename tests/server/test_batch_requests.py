@@ -20,7 +20,8 @@ def test_answers_are_those_of_the_server(demo, tmp_path):
         for i, (url, body) in enumerate(CALLS)
     ]
     lines.append({**lines[0], "custom_id": "wrong method", "method": "GET"})
-    bad = [{"method": "POST"}, {**lines[0], "body": "text"}, b"no JSON"]
+    lines.append({**lines[0], "custom_id": "no object", "body": "text"})
+    bad = [{"method": "POST"}, b"no JSON"]
     source = write_jsonl(tmp_path / "in.jsonl", [*lines, *bad])
     output = tmp_path / "out.jsonl"
     done = programs.run(
@@ -33,7 +34,7 @@ def test_answers_are_those_of_the_server(demo, tmp_path):
         answer = demo.post(url, json=body)
         assert line["response"]["status_code"] == answer.status_code, url
         same_answer(line["response"]["body"], answer.json(), where=url)
-    assert answered[-1]["response"]["status_code"] == 405
+    assert [line["response"]["status_code"] for line in answered[-2:]] == [405, 400]
     for line in answered:
         assert set(line) == {"id", "custom_id", "response", "error"}
         assert set(line["response"]) == {"status_code", "request_id", "body"}
@@ -42,18 +43,18 @@ def test_answers_are_those_of_the_server(demo, tmp_path):
     assert f"{len(lines)} rows in" in done.stdout
     failed = sum(line["response"]["status_code"] != 200 for line in answered)
     assert f"{failed} of them answered with an error" in done.stdout
-    assert f"{failed + 3} of {len(lines) + 3} rows are bad" in done.stderr
+    assert f"{failed + 2} of {len(lines) + 2} rows are bad" in done.stderr
     reasons = [row["reason"] for row in read_jsonl(tmp_path / "out.jsonl.bad.jsonl")]
-    assert reasons[:2] == ["custom_id must be text", "body must be an object"]
-    assert reasons[2].startswith("the line is not JSON")
+    assert all(reason.startswith("the line is not a request: ") for reason in reasons)
+    assert "missing required field `custom_id`" in reasons[0]
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (("--labels", "yes,no"), "--requests excludes --labels"),
-        (("--output", "out.parquet"), "answers to requests are JSON lines"),
-        (("--input", "in.csv"), "requests are JSON lines, not CSV"),
+        (("--output", "out.parquet"), "of JSON lines, it must end with .jsonl"),
+        (("--input", "in.csv"), "requests are JSON lines"),
     ],
 )
 def test_requests_exclude_the_flags_of_tables(tmp_path, flags, message):

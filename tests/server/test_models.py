@@ -8,13 +8,13 @@ import httpx
 import numpy as np
 import pytest
 
-from engine.test_admission import request
 from gpuscore.config import RequestLimits, ServerConfig
 from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.server.http.admission import Admission
 from gpuscore.server.service import ScoringService
 from gpuscore.text.joining import PromptBuilder
+from server.test_backlog import request
 from support.connections import check_error
 from support.serving import wait_until
 from support.stub_service import StubEngine
@@ -139,9 +139,9 @@ def test_a_busy_model_does_not_have_requests_for_another_refused_unread():
     config = ServerConfig(max_queue_seconds=0.1)
     admission = Admission(ScoringService(models), config, lambda: 0.0)
     assert admission.refusal("", 4000) is None
-    engines[0].backlog.admit(request(5000))
+    models[0].loaded.backlog.admit(request(5000))
     assert admission.refusal("", 4000) is None
-    engines[1].backlog.admit(request(4000))
+    models[1].loaded.backlog.admit(request(4000))
     assert "1 requests with 5000 tokens are in flight" in admission.refusal("", 4000).message
     engines[0].alive = False
     assert "1 requests with 4000 tokens are in flight" in admission.refusal("", 4000).message

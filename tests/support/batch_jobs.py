@@ -13,9 +13,8 @@ import pyarrow as pa
 from pyarrow import parquet
 
 import gpuscore
-from gpuscore.commands.bulk.job import BatchJob, Progress, run_job
+from gpuscore.commands.bulk.job import BatchJob, Progress
 from gpuscore.commands.bulk.options import BatchOptions
-from gpuscore.commands.bulk.work import WrittenState
 from gpuscore.config import RequestLimits
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.engine.engine import Engine
@@ -28,7 +27,8 @@ from support.serving import QUICK
 
 DEMO = Path(gpuscore.__file__).parent / "demo"
 LABELS = ("yes", "no")
-FIELDS = {"query_column": "query", "item_column": "item", "labels": LABELS, "apply_softmax": True}
+OUTPUTS = {"jsonl": "jsonl", "csv": "jsonl", "parquet": "parquet"}  # suffixes, by the input's
+FIELDS = {"query_column": "query", "labels": "yes,no", "apply_softmax": True}
 
 
 @cache
@@ -92,11 +92,14 @@ def run(
     settings: dict[str, Any] | None = None,
     progress: Progress | None = None,
     **options: Any,
-) -> WrittenState:
-    """Run a job of the columns `query` and `item` in this process."""
-    wanted = BatchOptions(input, output, **(FIELDS | options))
-    job = BatchJob(wanted, {**wanted.identity(), **(settings or {})}, ("demo",))
-    return run_job(job, loading, progress or Progress())
+) -> tuple[int, int]:
+    """Run a job of the columns `query` and `item` in this process; return the numbers of rows in
+    its output, and of bad rows."""
+    wanted = BatchOptions(str(input), str(output), **(FIELDS | options))
+    progress = progress or Progress()
+    known = {**wanted.identity(), **(settings or {})}
+    BatchJob(wanted, known, ("demo",), loading).run(progress)
+    return progress.rows - progress.bad, progress.bad
 
 
 def make_rows(count: int, queries: int = 7, seed: int = 1) -> list[dict[str, Any]]:

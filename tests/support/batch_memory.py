@@ -34,9 +34,9 @@ def main(folder: Path, rows: int) -> None:
     write_rows(source, rows)
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = status("VmRSS")
-    outcome = run(source, output)
+    numbers = run(source, output)
     peak = status("VmHWM") - before
-    assert (outcome.scored, outcome.bad) == (rows, 0)
+    assert numbers == (rows, 0)
     with output.open("rb") as file:
         numbers = [int(line[5 : line.index(b",")]) for line in file]
     assert numbers == list(range(rows))

@@ -78,9 +78,7 @@ def sweep(folder: Path, input: Path, name: str, step: int) -> int:
         if ended == 0:
             return at // step
         assert ended == KILLED, f"killed before change {at}: {ended}"
-        finished = (
-            output.exists() and not (output.parent / f"{name}.work" / "written.state").exists()
-        )
+        finished = output.exists() and not (output.parent / f"{name}.work" / "job.state").exists()
         again = forked(lambda output=output: run(input, output))
         # Killed after all was done, but for the folder: there is nothing to continue.
         assert again == (1 if finished else 0), f"continued after change {at}: {again}"

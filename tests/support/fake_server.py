@@ -24,7 +24,7 @@ def prepare(directory: object, config: object) -> Prepared:
 
 def load(replicas: Any) -> LoadedModel:
     builder = PromptBuilder(None, replicas.wait_ready(), RequestLimits())
-    return LoadedModel(replicas, ModelPrompts(builder), replicas.wait_ended)
+    return LoadedModel(replicas, ModelPrompts(builder), replicas.wait_ended, config=replicas.config)
 
 
 def main() -> int:

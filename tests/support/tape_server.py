@@ -62,7 +62,7 @@ def serve_tapes(engine, factory, patience, config, keys):
 def load_tape(replicas):
     time.sleep(float(os.environ.get("TAPE_LOADS", "0")))
     builder = PromptBuilder(None, replicas.wait_ready(), RequestLimits())
-    return LoadedModel(replicas, ModelPrompts(builder), replicas.wait_ended)
+    return LoadedModel(replicas, ModelPrompts(builder), replicas.wait_ended, config=replicas.config)
 
 
 def announce(address):

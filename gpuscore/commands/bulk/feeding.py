@@ -11,7 +11,6 @@ from queue import Empty, SimpleQueue
 
 from gpuscore.commands.bulk.tasks import Task, TextRow, Unit
 from gpuscore.commands.bulk.work import Result
-from gpuscore.dialects.served import LoadedModel
 from gpuscore.errors import GpuscoreError, InternalError, Unavailable
 from gpuscore.types.request import ScoreResult
 
@@ -24,43 +23,44 @@ ALIKE = 256  # first characters that rows of one request have in common, if othe
 # requests in flight.
 BATCHES, MOST_REQUESTS = 8, 512
 MOST_LOSSES = 3  # of engines, after which a request counts as their cause
-SENT_TOGETHER = 32
 PAUSE = 0.2  # seconds until a request that was lost is sent again
 
 
-def grouped(rows: Iterable[TextRow], model: LoadedModel) -> Iterator[list[TextRow]]:
-    """Yield the rows that go into one request each: rows that share a first text, or, to save
-    requests, rows that each have a first text of their own; and of these, rows that begin alike."""
-    builder, limits = model.prompts.builder, model.engine.limits
-    # With a fixed cut, a row's bits depend on the text that its request shares, which must not
-    # depend on the rows that are left.
-    free_cut = not builder.backend.deterministic_chunk
+def grouped(rows: Sequence[TextRow], task: Task) -> Iterator[Sequence[TextRow]]:
+    """Yield the rows that go into one request each: rows that share a query, or, to save requests,
+    rows that each have a query of their own; and of these, rows that begin alike."""
+    builder, limits = task.model.prompts.builder, task.model.engine.limits
     most_rows, most_text = min(GROUP_ROWS, builder.limits.max_items), GROUP_TEXT * limits.max_tokens
-    ordered = sorted(rows)
-    uses = Counter(row.first for row in ordered)
+    # With a fixed cut, a row's bits depend on the query that its request shares, which must not
+    # depend on the rows that are left.
+    mixes = not builder.backend.deterministic_chunk
+    uses = Counter(row.query for row in rows)
 
-    def beginning(row: TextRow) -> tuple[str | None, str]:
-        own = free_cut and uses[row.first] == 1
-        text = row.first + row.rest if own else row.rest
-        return None if own else row.first, text[:ALIKE] if len(text) > ALIKE else ""
+    def text(row: TextRow) -> tuple[str, str]:
+        """Return the query that the row's request shares, and the rest of the row's prompt."""
+        own = mixes and uses[row.query] == 1
+        return ("", row.query + row.item) if own else (row.query, row.item)
 
-    group: list[TextRow] = []
-    first, mixed, size = None, False, 0
-    for (shared, start), run in groupby(ordered, beginning):
-        alike = list(run)
-        joins = mixed and shared == first and (not start or len(alike) == 1)
-        if group and not joins:
-            yield group
-            group, size = [], 0
-        first, mixed = shared, not start or len(alike) == 1
-        for row in alike:
-            length = len(row.rest) + (len(row.first) if shared is None else 0)
+    def beginning(row: TextRow) -> tuple[str, str]:
+        query, rest = text(row)
+        return query, rest[:ALIKE] if len(rest) > ALIKE else ""
+
+    alike = Counter(map(beginning, rows))
+
+    def shared(row: TextRow) -> tuple[str, str]:
+        begins = beginning(row)
+        return begins if alike[begins] > 1 else (begins[0], "")
+
+    for _, run in groupby(sorted(rows, key=lambda row: (shared(row), row)), shared):
+        group: list[TextRow] = []
+        size = 0
+        for row in run:
+            length = len(text(row)[1])
             if group and (len(group) == most_rows or size + length > most_text):
                 yield group
                 group, size = [], 0
             group.append(row)
             size += length
-    if group:
         yield group
 
 
@@ -72,17 +72,14 @@ class Feeder:
     bad. Each row is settled exactly once.
 
     Args:
-        model: with the engine.
-        task: makes requests of rows.
+        task: makes units of rows, for its model.
         settle: called with the results of some rows.
     """
 
     def __init__(
-        self,
-        model: LoadedModel,
-        task: Task,
-        settle: Callable[[Sequence[TextRow], Sequence[Result]], None],
+        self, task: Task, settle: Callable[[Sequence[TextRow], Sequence[Result]], None]
     ) -> None:
+        model = task.model
         self._engine, self._task, self._settle = model.engine, task, settle
         self._most_tokens = BATCHES * model.replicas * model.engine.limits.max_tokens
         self._most_requests = MOST_REQUESTS * model.replicas
@@ -93,6 +90,13 @@ class Feeder:
         watcher = threading.Thread(target=self._watch, args=(model.wait_ended,), daemon=True)
         watcher.start()
 
+    def _watch(self, wait_ended: Callable[[], None]) -> None:
+        """Pass on that the engine has failed for good; runs in a thread."""
+        try:
+            wait_ended()
+        except Exception as error:  # noqa: BLE001  (`run` raises it)
+            self._done.put(error)
+
     def run(self, groups: Iterable[Sequence[TextRow]]) -> None:
         """Score all groups of rows.
 
@@ -102,81 +106,55 @@ class Feeder:
         made = chain.from_iterable(map(self._task.units, groups))
         more = True
         while more or self._flying or self._again:
-            more = self._fill(made) and more
-            self._collect()
+            while len(self._flying) >= self._most_requests or self._tokens >= self._most_tokens:
+                self._collect()
+            unit = self._again.popleft() if self._again else next(made, None)
+            more = unit is not None
+            if unit is not None:
+                self._send(unit)
+            elif self._flying:
+                self._collect()
 
-    def _watch(self, wait_ended: Callable[[], None]) -> None:
-        """Pass on that the engine has failed for good; runs in a thread."""
-        try:
-            wait_ended()
-        except Exception as error:  # noqa: BLE001  (`run` raises it)
-            self._done.put(error)
-
-    def _fill(self, made: Iterator[Unit]) -> bool:
-        """Send requests until enough are in flight; return False if there are no more rows."""
-        taken = True
-        while taken and self._room:
-            units: list[Unit] = []
-            while len(units) < SENT_TOGETHER and self._room:
-                unit = self._again.popleft() if self._again else next(made, None)
-                if unit is None:
-                    self._send(units)
-                    return False
-                if unit.request is None:
-                    self._settle(unit.rows, unit.results)
-                else:
-                    units.append(unit)
-                    self._tokens += unit.tokens
-            taken = self._send(units)
-        return True
-
-    @property
-    def _room(self) -> bool:
-        """True if one more request may be in flight, whatever its size."""
-        return len(self._flying) < self._most_requests and self._tokens < self._most_tokens
-
-    def _send(self, units: list[Unit]) -> bool:
-        """Send requests; return False if no engine runs for now."""
-        if not self._engine.alive:  # until it is started again
-            self._tokens -= sum(unit.tokens for unit in units)
-            self._again += units
-            return False
-        futures = self._engine.score_all([unit.request for unit in units if unit.request])
-        for unit, future in zip(units, futures, strict=True):
+    def _send(self, unit: Unit) -> None:
+        """Send a unit; if no engine runs for now, wait shortly."""
+        if unit.request is None:
+            self._take(unit, None)
+        elif self._engine.alive:
+            (future,) = self._engine.score_all([unit.request])
             self._flying[future] = unit
+            self._tokens += unit.tokens
             future.add_done_callback(self._done.put)
-        return True
+        else:  # until it is started again
+            self._again.append(unit)
+            self._collect(PAUSE)
 
-    def _collect(self) -> None:
-        """Settle answered requests; wait for an answer, or shortly if no engine runs."""
+    def _collect(self, seconds: float | None = None) -> None:
+        """Wait for an answer, at most so long, and settle its rows."""
         try:
-            wait = bool(self._flying or self._again)
-            self._take(self._done.get(wait, PAUSE if self._again else None))
-            while True:
-                self._take(self._done.get(block=False))
+            answer = self._done.get(timeout=seconds)
         except Empty:
             return
-
-    def _take(self, answer: "Future[ScoreResult] | Exception") -> None:
         if isinstance(answer, Exception):
             raise answer
-        unit, error = self._flying.pop(answer), answer.exception()
-        if error is None:
-            self._tokens -= unit.tokens
-            self._settle(unit.rows, self._task.results(unit, answer.result()))
-        elif isinstance(error, GpuscoreError):
+        unit = self._flying.pop(answer)
+        self._tokens -= unit.tokens
+        self._take(unit, answer)
+
+    def _take(self, unit: Unit, answer: "Future[ScoreResult] | None") -> None:
+        try:
+            results = unit.read(None if answer is None else answer.result())
+        except GpuscoreError as error:
             lost = isinstance(error, Unavailable)  # with its engine
             self._gone(replace(unit, losses=unit.losses + lost), error)
         else:
-            raise error
+            self._settle(unit.rows, results)
 
     def _gone(self, unit: Unit, error: GpuscoreError) -> None:
-        """Take back a request without a result, to send it again, or smaller ones in its place."""
-        self._tokens -= unit.tokens
+        """Note what is sent in the place of a unit without results: itself, or smaller ones."""
         if not isinstance(error, Unavailable):
-            self._again += self._task.failed(unit, error)
+            self._again += unit.failed(error)
         elif unit.losses < MOST_LOSSES:
             self._again.append(unit)
         else:
             what = f"the engine was lost {unit.losses} times while it had this row"
-            self._again += self._task.failed(unit, InternalError(what))
+            self._again += unit.failed(InternalError(what))

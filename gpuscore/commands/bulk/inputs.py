@@ -6,7 +6,7 @@ of CSV is Python's, not Arrow's: it goes on after a bad row and knows its line.
 
 import csv
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import chain, islice
@@ -15,16 +15,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from gpuscore.commands.bulk.options import (
-    CSV,
-    JSON_LINES,
-    PARQUET,
-    SUFFIXES,
-    BatchOptions,
-    Decoded,
-    Texts,
-    kind_of,
-)
+from gpuscore.commands.bulk.options import CSV, JSON_LINES, PARQUET, SUFFIXES, BatchOptions
 from gpuscore.errors import ConfigError
 from gpuscore.system.extras import install
 
@@ -34,6 +25,9 @@ BLOCK_ROWS, BLOCK_BYTES = 8192, 8 * 2**20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 FIRST_ROWS = 1000  # of JSON lines, which have no header
 
+# An object as JSON, of JSON lines the line as it is, or the reason why the row is bad.
+Row: TypeAlias = bytes | str
+
 
 @dataclass(slots=True)
 class Block:
@@ -41,107 +35,92 @@ class Block:
 
     Attributes:
         first: number of the first row in the file, from 1; a header is not counted.
-        rows: JSON lines without white space around them, or decoded rows of CSV.
-        places: the lines on which the rows begin, from 1.
+        rows: of Parquet, with the columns that are read.
+        lines: the lines on which the rows begin, from 1; none in Parquet.
+        table: all columns of Parquet.
     """
 
     path: Path
     first: int
-    rows: list[bytes | Decoded] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    table: Any = None
 
-    @property
-    def count(self) -> int:
-        return len(self.rows)
-
-    @property
-    def place(self) -> str:
-        return f"--input {self.path}, lines {self.places[0]} to {self.places[-1]}"
-
-    def decoded(self) -> list[Decoded]:
+    def objects(self) -> list[dict[str, Any] | str]:
         """Return every row as an object, or the reason why it is not an object."""
-        return [_decode(row) if isinstance(row, bytes) else row for row in self.rows]
-
-    def texts(self, options: BatchOptions) -> list[Texts]:
-        """Return the texts of every row, or what is wrong with it."""
-        return [options.texts_of(row) for row in self.decoded()]
-
-    def lines(self, keep: Sequence[int]) -> list[bytes]:
-        """Return the rows with these numbers as JSON, with white space before the last brace."""
-        rows = (self.rows[index] for index in keep)
-        return [row if isinstance(row, bytes) else msgspec.json.encode(row) for row in rows]
-
-    def table(self, keep: Sequence[int], schema: Any) -> Any:
-        """Return the rows with these numbers as an Arrow table."""
-        from gpuscore.commands.bulk.parquet import table_of
-
-        rows = self.decoded()
-        return table_of([rows[index] for index in keep], schema, self.place)
+        return [_decoded(row) if isinstance(row, bytes) else row for row in self.rows]
 
     def about(self, index: int) -> dict[str, Any]:
         """Return the place and the content of a row, for its line in OUTPUT.bad.jsonl."""
-        row = self.rows[index]
-        about = {"file": self.path.name, "row": self.first + index, "line": self.places[index]}
+        row: Row = self.rows[index]
+        about: dict[str, Any] = {"file": self.path.name, "row": self.first + index}
+        if self.lines:
+            about["line"] = self.lines[index]
         if isinstance(row, bytes):
-            is_object = isinstance(_decode(row), dict)
+            whole = isinstance(_decoded(row), dict)
             text = row.decode("utf-8", errors="backslashreplace")
-            about["input"] = msgspec.Raw(row) if is_object else text
-        elif isinstance(row, dict):
-            about["input"] = row
+            about["input"] = msgspec.Raw(row) if whole else text
         return about
 
 
-def _decode(line: bytes) -> Decoded:
+def _decoded(line: bytes) -> dict[str, Any] | str:
     if len(line) > MAX_LINE:
         return f"the line has over {MAX_LINE} bytes"
     try:
-        decoded = msgspec.json.decode(line)
+        return msgspec.json.decode(line, type=dict[str, Any])
     except UnicodeDecodeError as error:
         return f"the line is not UTF-8: {error.reason}"
     except (msgspec.DecodeError, RecursionError) as error:
-        return f"the line is not JSON: {error}"
-    if not isinstance(decoded, dict):
-        return f"the line is {kind_of(decoded)}, not an object"
-    return decoded
+        return f"the line is not a JSON object: {error}"
 
 
 @dataclass(frozen=True, slots=True)
 class InputFiles:
-    """Files of one format, in the order of their names."""
+    """Files of one format, in the order of their names, and the columns that are read."""
 
     format: str
     paths: tuple[Path, ...]
+    columns: list[str]
 
-    def blocks(self) -> Iterator[Any]:
-        """Yield all rows of all files, in the same blocks each time; of Parquet, ParquetBlocks."""
+    def blocks(self) -> Iterator[Block]:
+        """Yield all rows of all files, in the same blocks each time."""
         for path in self.paths:
             if self.format == PARQUET:
                 from gpuscore.commands.bulk.parquet import read_parquet
 
-                yield from read_parquet(path, BLOCK_ROWS)
-            elif self.format == CSV:
-                yield from _blocks(path, _csv_rows(path, read_header(path)))
+                first = 1
+                for table, rows in read_parquet(path, self.columns, BLOCK_ROWS):
+                    yield Block(path, first, rows, table=table)
+                    first += len(rows)
             else:
-                lines = ((place, len(line), line) for place, line in _numbered(path) if line)
-                yield from _blocks(path, lines)
+                yield from _blocks(path, _csv(path) if self.format == CSV else _lines(path))
+
+    def digests(self) -> dict[str, Any]:
+        """Return what tells whether a file has changed, by the name that errors have for it."""
+        digests = {}
+        for path in self.paths:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            digests[f"the SHA-256 of --input's {path.name}"] = digest
+        return digests
 
 
-def _blocks(path: Path, rows: Iterable[tuple[int, int, bytes | Decoded]]) -> Iterator[Block]:
-    """Yield blocks of bounded size; `rows` are (line, size in bytes, row)."""
+def _blocks(path: Path, rows: Iterable[tuple[int, Row]]) -> Iterator[Block]:
+    """Yield blocks of bounded size of rows with their lines."""
     block, size = Block(path, 1), 0
-    for place, length, row in rows:
+    for line, row in rows:
         block.rows.append(row)
-        block.places.append(place)
-        size += length
-        if block.count == BLOCK_ROWS or size > BLOCK_BYTES:
+        block.lines.append(line)
+        size += len(row)
+        if len(block.rows) == BLOCK_ROWS or size > BLOCK_BYTES:
             yield block
-            block, size = Block(path, block.first + block.count), 0
+            block, size = Block(path, block.first + len(block.rows)), 0
     if block.rows:
         yield block
 
 
-def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines with their numbers; a line that is too long is cut to MAX_LINE + 1 bytes."""
+def _lines(path: Path) -> Iterator[tuple[int, Row]]:
+    """Yield the lines that are not empty; one that is too long is cut to MAX_LINE + 1 bytes."""
     number = 0
     with path.open("rb") as file:
         while line := file.readline(MAX_LINE + 1):
@@ -149,7 +128,9 @@ def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
             rest = line
             while not rest.endswith(b"\n") and (rest := file.readline(MAX_LINE)):
                 pass
-            yield number, (line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line).strip()
+            line = (line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line).strip()
+            if line:
+                yield number, line
 
 
 def read_header(path: Path) -> list[str]:
@@ -162,14 +143,15 @@ def read_header(path: Path) -> list[str]:
     return header
 
 
-def _csv_rows(path: Path, header: list[str]) -> Iterator[tuple[int, int, Decoded]]:
-    for place, row in islice(_csv_lists(path), 1, None):
+def _csv(path: Path) -> Iterator[tuple[int, Row]]:
+    header = read_header(path)
+    for line, row in islice(_csv_lists(path), 1, None):
         if isinstance(row, str):
-            yield place, 0, row
+            yield line, row
         elif len(row) != len(header):
-            yield place, 0, f"the row has {len(row)} fields, the header has {len(header)}"
+            yield line, f"the row has {len(row)} fields, the header has {len(header)}"
         else:
-            yield place, sum(map(len, row)), dict(zip(header, row, strict=True))
+            yield line, msgspec.json.encode(dict(zip(header, row, strict=True)))
 
 
 def _csv_lists(path: Path) -> Iterator[tuple[int, list[str] | str]]:
@@ -178,117 +160,67 @@ def _csv_lists(path: Path) -> Iterator[tuple[int, list[str] | str]]:
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         reader = csv.reader(file, strict=True)
         while True:
-            place = reader.line_num + 1
+            line = reader.line_num + 1
             try:
                 row = next(reader)
                 "".join(row).encode()
             except StopIteration:
                 return
             except csv.Error as error:
-                to = f" to {reader.line_num}" if reader.line_num > place else ""
-                yield place, f"the row is not CSV (lines {place}{to}): {error}"
+                to = f" to {reader.line_num}" if reader.line_num > line else ""
+                yield line, f"the row is not CSV (lines {line}{to}): {error}"
             except UnicodeEncodeError:  # a byte that is not UTF-8 was read as a lone surrogate
-                yield place, "the row is not UTF-8"
+                yield line, "the row is not UTF-8"
             else:
                 if row:
-                    yield place, row
+                    yield line, row
 
 
 def find_inputs(options: BatchOptions) -> InputFiles:
-    """Return the input's files, after the checks that do not need to read all rows.
+    """Return the input's files, after all checks that do not need to read all rows.
 
     Files of a folder whose names begin with "." or "_" are left out; programs that write folders of
     tables mark them so.
 
     Raises:
         ConfigError: there are no files, their formats are not supported or differ, the output would
-            overwrite one, columns are missing, taken or differ, or pyarrow is not installed.
+            overwrite one or has another suffix, columns are missing, taken or differ, or pyarrow is
+            not installed.
     """
-    place = options.input
+    place, output = options.source, options.target
+    paths = [place]
     if place.is_dir():
-        if options.output.absolute().parent.resolve() == place.resolve():
-            raise ConfigError(f"--output {options.output} lies in the folder of --input")
+        if output.absolute().parent.resolve() == place.resolve():
+            raise ConfigError(f"--output {output} lies in the folder of --input")
         paths = sorted(path for path in place.iterdir() if path.name[0] not in "._")
-    else:
-        paths = [place]
-    formats = sorted({_format_of(path) for path in paths})
-    if len(formats) != 1:
-        what = f"mixes {' and '.join(formats)}; supported: one" if formats else "has no files"
-        raise ConfigError(f"--input {place} {what}")
-    if options.requests and formats != [JSON_LINES]:
-        raise ConfigError(f"--input {place}: requests are JSON lines, not {formats[0]}")
-    if PARQUET in (*formats, options.output_format) and find_spec("pyarrow") is None:
-        raise ConfigError(f"Parquet needs pyarrow: {install('batch')}")
-    inputs = InputFiles(formats[0], tuple(paths))
-    if inputs.format != JSON_LINES:
-        _check_columns(inputs, options)
-    elif not options.requests:
-        _check_first_rows(inputs, options)
+    formats = {SUFFIXES.get(path.suffix, "") for path in paths}
+    if len(formats) != 1 or "" in formats:
+        what = f"supported: files of one format, which end with {', '.join(SUFFIXES)}"
+        raise ConfigError(f"--input {place}; {what}")
+    inputs = InputFiles(formats.pop(), tuple(paths), options.columns)
+    suffix = ".parquet" if inputs.format == PARQUET else ".jsonl"
+    if output.suffix != suffix:
+        raise ConfigError(f"--output {output}: of {inputs.format}, it must end with {suffix}")
+    _check_columns(inputs, options)
     return inputs
 
 
-def _format_of(path: Path) -> str:
-    if not path.exists():
-        raise ConfigError(f"--input {path}: there is no such file or folder")
-    if path.suffix not in SUFFIXES or not path.is_file():
-        raise ConfigError(f"--input {path}; supported: files that end with {', '.join(SUFFIXES)}")
-    return SUFFIXES[path.suffix]
-
-
-def _check_first_rows(inputs: InputFiles, options: BatchOptions) -> None:
-    """Check the fields of the first rows of JSON lines, if at least one row is an object."""
-    decoded = chain.from_iterable(block.decoded() for block in inputs.blocks())
-    rows = list(islice(decoded, FIRST_ROWS))
-    names = dict.fromkeys(name for row in rows if isinstance(row, dict) for name in row)
-    if names:
-        options.check_columns(f"--input {options.input} (its first {len(rows)} rows)", names)
-
-
 def _check_columns(inputs: InputFiles, options: BatchOptions) -> None:
-    """Check the columns of tables, which must be the same in all files."""
-    found: list[str] = []
-    for path in inputs.paths:
-        if inputs.format == CSV:
-            names = columns = read_header(path)
-        else:
-            from gpuscore.commands.bulk.parquet import check_texts, read_schema
+    if options.requests:
+        if inputs.format != JSON_LINES:
+            raise ConfigError(f"--input {options.input}: requests are JSON lines")
+    elif inputs.format == CSV:
+        for path in inputs.paths:
+            options.check_columns(f"--input {path}", read_header(path))
+    elif inputs.format == PARQUET:
+        if find_spec("pyarrow") is None:
+            raise ConfigError(f"Parquet needs pyarrow: {install('batch')}")
+        from gpuscore.commands.bulk.parquet import check_schemas
 
-            schema = read_schema(path)
-            names, columns = schema.names, [f"{part.name} {part.type}" for part in schema]
-        options.check_columns(f"--input {path}", names)
-        if inputs.format == PARQUET:
-            check_texts(path, schema, options.columns)
-        if columns != (found := found or columns):
-            raise ConfigError(
-                f"--input {path} has other columns than {inputs.paths[0].name}: "
-                f"{', '.join(columns)} instead of {', '.join(found)}"
-            )
-
-
-FileState: TypeAlias = tuple[int, int, str]  # size, time of change, SHA-256
-
-
-def state_of(path: Path) -> FileState:
-    return path.stat().st_size, path.stat().st_mtime_ns, sha256_of(path)
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def refuse_changed(inputs: InputFiles, known: dict[str, FileState], read_all: bool = False) -> None:
-    """Raise ConfigError if a file is not as it was known.
-
-    A file of the same size and time counts as unchanged, unless `read_all`; of others the SHA-256
-    decides.
-    """
-    names = [path.name for path in inputs.paths]
-    if names != list(known):
-        differ = sorted(set(names) ^ set(known)) or names
-        raise ConfigError(f"the files of --input changed: {', '.join(differ)}")
-    for path in inputs.paths:
-        size, mtime_ns, digest = known[path.name]
-        same = (path.stat().st_size, path.stat().st_mtime_ns) == (size, mtime_ns)
-        if (read_all or not same) and sha256_of(path) != digest:
-            raise ConfigError(f"--input {path} changed: its content has another SHA-256")
+        check_schemas(inputs.paths, options)
+    else:
+        objects = chain.from_iterable(block.objects() for block in inputs.blocks())
+        rows = list(islice(objects, FIRST_ROWS))
+        names = list(dict.fromkeys(name for row in rows if isinstance(row, dict) for name in row))
+        if names:  # else no row is an object
+            options.check_columns(f"--input {options.input} (its first {len(rows)} rows)", names)

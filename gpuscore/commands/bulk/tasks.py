@@ -1,59 +1,60 @@
-"""From rows to requests of the engine, and from its results to scores or answers.
+"""From rows to requests of the engine, and from its results to scores or answers, as the dialects
+of the server do it.
 
-Lines of a file of requests have OpenAI's batch format, as vLLM's run-batch takes it: {"custom_id",
-"method", "url", "body"}. The dialect of the url answers the body, so the answer is the server's.
+Rows of a table become bodies of /v1/score or /v1/classify. Lines of a file of requests have
+OpenAI's batch format, as vLLM's run-batch takes it: {"custom_id", "method", "url", "body"}.
 """
 
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
-import numpy as np
 
-from gpuscore.commands.bulk.options import BatchOptions, Decoded, Texts
+from gpuscore.commands.bulk.inputs import Block, Row
+from gpuscore.commands.bulk.options import BatchOptions
 from gpuscore.commands.bulk.work import Answer, Result
 from gpuscore.dialects.dialect import Scored, answered_name, choose
 from gpuscore.dialects.served import LoadedModel, ModelTable, ServedModel
 from gpuscore.dialects.table import DIALECT_OF, error_json
 from gpuscore.errors import ConfigError, GpuscoreError, MethodNotAllowed, NotFound
-from gpuscore.prompts.documents import FamilyPrompts
-from gpuscore.prompts.rerank_input import RerankInput
-from gpuscore.text.score_input import ScoreInput
-from gpuscore.types.batch import Float64Array
 from gpuscore.types.record import RequestRecord
 from gpuscore.types.request import ScoreRequest, ScoreResult
-from gpuscore.types.results import label_scores, per_token, renumbered, scored_places, softmax
+from gpuscore.types.results import renumbered, scored_places
 
-_INDEX = re.compile(r"\[(\d+)\]$")  # of the item that an error is about
+_PLACE = re.compile(r"\b(documents|input|items|queries)\[\d+\]")  # of a row in its request
 OK, ID_DIGITS = 200, 24
+# A row's query and item; of a file of requests, the body and the whole line; or why it is bad.
+Texts: TypeAlias = tuple[str, str] | str
 
 
 class TextRow(NamedTuple):
-    """A row's texts. Rows sort by them, so rows that begin alike become neighbours."""
+    """A row's texts, and its part and place in the part."""
 
-    first: str  # rows with the same first text become one request
-    rest: str
+    query: str
+    item: str
     part: int
-    place: int  # in its part
+    place: int
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Some rows on their way: a request to the engine, or already their results.
+    """Some rows on their way.
 
     Attributes:
-        notes: of the task that made it.
+        request: for the engine; None if it need not be asked.
+        read: returns the rows' results; raises GpuscoreError.
+        failed: yields units in place of this one, which has failed.
         losses: engines that had it in flight.
     """
 
     rows: Sequence[TextRow]
     request: ScoreRequest | None
-    results: Sequence[Result] = ()
-    notes: Any = None
+    read: Callable[[ScoreResult | None], Sequence[Result]]
+    failed: "Callable[[GpuscoreError], Iterator[Unit]]"
     losses: int = 0
 
     @property
@@ -61,137 +62,119 @@ class Unit:
         return 0 if self.request is None else self.request.num_tokens
 
 
-Build = Callable[[Sequence[TextRow]], ScoreRequest]
-Read = Callable[[ScoreRequest, ScoreResult], Float64Array]
+def _settled(row: TextRow, result: Result) -> Unit:
+    """Return the unit of a row that has its result already."""
+    return Unit([row], None, lambda _: [result], lambda _: iter(()))
 
 
-class TableTask:
+class Steps:
+    """The server's steps before and after the engine, with one model."""
+
+    def __init__(self, options: BatchOptions, model: LoadedModel, names: tuple[str, ...]) -> None:
+        self.options, self.model, served = options, model, ServedModel(names[0], names[1:])
+        served.loaded = model
+        self._models = ModelTable([served])
+
+    def prepared(self, method: str, body: bytes, record: RequestRecord) -> Scored[Any]:
+        dialect = DIALECT_OF.get(record.route)
+        if dialect is None:
+            raise NotFound("no such path")
+        if method != "POST":
+            raise MethodNotAllowed("this path does not have that method")
+        decoded = dialect.decode(body, record, None)
+        name = answered_name(choose(self._models, dialect, decoded), decoded)
+        return Scored(decoded, dialect.prepare(self.model, decoded), None, name, record)
+
+    def answer(self, scored: Scored[Any], result: ScoreResult | None) -> bytes:
+        return b"".join(DIALECT_OF[scored.record.route].encode(replace(scored, result=result)))
+
+
+class TableTask(Steps):
     """The scores of a table's rows.
 
     Raises:
         ConfigError: there are no labels and no prompt family, or the family does not fit the
-            columns.
+            options.
         GpuscoreError: the labels are not valid for the model.
     """
 
-    def __init__(self, options: BatchOptions, model: LoadedModel) -> None:
-        self._options, family = options, model.prompts.family
-        self._build: Build  # makes the request of some rows; raises GpuscoreError
-        self._read: Read  # returns [rows, labels]
-        if options.has_labels or family is None:
-            self._build, self._read = _of_labels(options, model)
-        else:
-            self._build, self._read = _of_family(options, family)
+    def __init__(self, options: BatchOptions, model: LoadedModel, names: tuple[str, ...]) -> None:
+        super().__init__(options, model, names)
+        prompts = None if options.labels else model.prompts.family
+        self._family = family = None if prompts is None else prompts.family
+        if options.instruction is not None and not (family and family.takes_instruction):
+            raise ConfigError("--instruction: the model's prompts have none")
+        if family is None:
+            if options.labels is None and model.default_labels is None:
+                raise ConfigError("--labels is missing: the model is of no known prompt family")
+            self._prepared([])  # checks the labels
+        elif family.ranks and options.query_column is None:
+            raise ConfigError(f"--query-column is missing: prompts of {family.name} need a query")
+        elif options.query_column and not family.ranks:
+            raise ConfigError(f"--query-column: {family.name} judges single texts here")
 
-    def texts(self, block: Any) -> list[Texts]:
+    def texts(self, block: Block) -> list[Texts]:
         """Return the texts of every row, or what is wrong with it."""
-        texts: list[Texts] = block.texts(self._options)
-        return texts
+        return list(map(self._texts, block.objects()))
+
+    def _texts(self, row: dict[str, Any] | str) -> Texts:
+        options = self.options
+        if isinstance(row, str):
+            return row
+        if options.scores_column in row:
+            return f"there is a field {options.taken}"
+        for name in options.columns:
+            if not isinstance(row.get(name), str):
+                return f"{name} is not text" if name in row else f"there is no field {name}"
+        query = "" if options.query_column is None else row[options.query_column]
+        return query, row[options.item_column]
 
     def units(self, rows: Sequence[TextRow]) -> Iterator[Unit]:
-        """Yield the request of the rows. If some rows make it invalid, they are bad, and the other
-        rows get requests without them."""
-        waiting = [rows]
-        while waiting:
-            part = waiting.pop()
-            try:
-                yield Unit(part, self._build(part))
-            except GpuscoreError as error:
-                if len(part) == 1:
-                    yield _bad(part, error)
-                else:
-                    waiting += reversed(_divided(part, error))
+        """Yield the request of the rows, or smaller ones if it cannot be made."""
 
-    def results(self, unit: Unit, result: ScoreResult) -> Sequence[Result]:
-        """Return the results of a unit's rows."""
-        assert unit.request is not None  # noqa: S101  (it has a result)
-        scores: list[Result] = self._read(unit.request, result).tolist()
-        return scores
+        def divided(error: GpuscoreError) -> Iterator[Unit]:
+            if len(rows) == 1:
+                yield _settled(rows[0], _reason(error.code, error.message))
+                return
+            for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
+                yield from self.units(half)
 
-    def failed(self, unit: Unit, error: GpuscoreError) -> Iterator[Unit]:
-        """Yield smaller units in place of one that failed, or the result of a single row."""
-        if len(unit.rows) == 1:
-            yield _bad(unit.rows, error)
-            return
-        for part in _divided(unit.rows, error):
-            yield from self.units(part)
+        try:
+            scored = self._prepared(rows)
+        except GpuscoreError as error:  # of a single row, or of all together
+            yield from divided(error)
+        else:
+            yield Unit(rows, scored.prepared.request, partial(self._results, scored), divided)
 
+    def _prepared(self, rows: Sequence[TextRow]) -> Scored[Any]:
+        options, record = self.options, RequestRecord("", route="/v1/score")
+        queries, items = [row.query for row in rows], [row.item for row in rows]
+        body: dict[str, Any] = {"on_error": "null"}
+        if self._family is None:
+            labels = None if options.labels is None else options.labels.split(",")
+            body |= {"labels": labels, "apply_softmax": options.apply_softmax}
+            if len(set(queries)) > 1:
+                body["items"] = [row.query + row.item for row in rows]
+            else:
+                body |= {"query": "".join(queries[:1]), "items": items}
+        elif self._family.ranks:
+            body |= {"queries": queries, "documents": items, "instruction": options.instruction}
+        else:
+            body, record.route = {"input": items}, "/v1/classify"
+        return self.prepared("POST", msgspec.json.encode(body), record)
 
-def _bad(rows: Sequence[TextRow], error: GpuscoreError) -> Unit:
-    message = error.message
-    if error.param is not None and _INDEX.search(error.param):
-        message = message.replace(error.param, "the row")  # not the item's number in a request
-    return Unit(rows, None, [f"{error.code}: {message}"])
-
-
-def _divided(rows: Sequence[TextRow], error: GpuscoreError) -> list[Sequence[TextRow]]:
-    """Divide the rows at the row that the error names, or else in the middle."""
-    match = _INDEX.search(error.param or "")
-    index = int(match[1]) if match else len(rows)
-    cuts = [index, index + 1] if index < len(rows) else [len(rows) // 2]
-    return [rows[start:end] for start, end in pairwise([0, *cuts, len(rows)]) if start < end]
-
-
-def _of_labels(options: BatchOptions, model: LoadedModel) -> tuple[Build, Read]:
-    """Return the functions of scores for labels of the job's own, or for all classes."""
-    builder, classes = model.prompts.builder, model.engine.limits.classes
-    if options.instruction is not None:
-        raise ConfigError("--instruction is for prompt families, and the model has none")
-    if not options.has_labels and classes is None:
-        raise ConfigError("--labels is missing: the model belongs to no known prompt family")
-
-    def score_input(first: str, items: Sequence[str]) -> ScoreInput:
-        return ScoreInput(
-            first,
-            items,
-            labels=options.labels,
-            label_sequences=options.label_sequences,
-            label_token_ids=None if options.has_labels else range(len(classes or ())),
-            need_lse=not options.apply_softmax,
-        )
-
-    def build(rows: Sequence[TextRow]) -> ScoreRequest:
-        first, items = rows[0].first, [row.rest for row in rows]
-        if any(row.first != first for row in rows):
-            first, items = "", [row.first + row.rest for row in rows]
-        request = builder.build(score_input(first, items))
-        assert request is not None  # noqa: S101  (there is a row)
-        return request
-
-    def scores(request: ScoreRequest, result: ScoreResult) -> Float64Array:
-        mean = options.label_length_normalization == "mean"
-        shown = per_token(result, request.trie) if mean else result
-        softmax, temperature = options.apply_softmax, options.temperature
-        return np.stack(label_scores(shown, apply_softmax=softmax, temperature=temperature))
-
-    builder.build(score_input("", []))  # checks the labels only
-    return build, scores
+    def _results(self, scored: Scored[Any], result: ScoreResult | None) -> Sequence[Result]:
+        answer = msgspec.json.decode(self.answer(scored, result))
+        results: list[Result] = answer.get("scores")
+        if self._family is not None:
+            results = [row.get("probs") or [row["score"]] for row in answer["data"]]
+        for error in answer.get("errors") or ():
+            results[error["index"]] = _reason(error["code"], error["message"])
+        return results
 
 
-def _of_family(options: BatchOptions, prompts: FamilyPrompts) -> tuple[Build, Read]:
-    """Return the functions of a family's relevance, or of its classes' probabilities."""
-    family, asks = prompts.family, options.query_column is not None
-    if family.ranks and not asks:
-        raise ConfigError(f"--query-column is missing: prompts of {family.name} need a query")
-    if asks and family.classes and not family.answering_parts:
-        raise ConfigError(f"--query-column: prompts of {family.name} have no query")
-    if options.instruction is not None and not family.takes_instruction:
-        raise ConfigError(f"--instruction: prompts of {family.name} have no instruction")
-
-    def build(rows: Sequence[TextRow]) -> ScoreRequest:
-        queries = [row.first for row in rows] if asks else None
-        documents = [row.rest for row in rows]
-        request = prompts.build(RerankInput(queries, documents, options.instruction)).request
-        assert request is not None  # noqa: S101  (an error of a document is raised)
-        return request
-
-    def relevance(_: ScoreRequest, result: ScoreResult) -> Float64Array:
-        return family.relevance(prompts.raw_scores(result))[:, None]
-
-    def classes(_: ScoreRequest, result: ScoreResult) -> Float64Array:
-        return softmax(np.stack(result.label_logits).astype(np.float64))
-
-    return build, relevance if family.ranks else classes
+def _reason(code: str, message: str) -> str:
+    return f"{code}: {_PLACE.sub('the row', message)}"  # not its number in a request
 
 
 class RequestLine(msgspec.Struct):
@@ -203,91 +186,52 @@ class RequestLine(msgspec.Struct):
     body: msgspec.Raw
 
 
-class RequestTask:
-    """The answers to lines of requests, in the dialects of the server.
+class RequestTask(Steps):
+    """The answers to lines of requests."""
 
-    Args:
-        names: the names by which bodies may call the model.
-    """
-
-    def __init__(self, model: LoadedModel, names: tuple[str, ...]) -> None:
-        served = ServedModel(names[0], names[1:])
-        served.loaded = self._model = model
-        self._models = ModelTable([served])
-        self._decoder = msgspec.json.Decoder(RequestLine)
-
-    def texts(self, block: Any) -> list[Texts]:
-        """Return the query and the whole line of every request, or what is wrong with it."""
-        return [_line_texts(*pair) for pair in zip(block.decoded(), block.rows, strict=True)]
+    def texts(self, block: Block) -> list[Texts]:
+        """Return the body and the whole line of every request, or what is wrong with it."""
+        return list(map(_line_texts, block.rows))
 
     def units(self, rows: Sequence[TextRow]) -> Iterator[Unit]:
         """Yield each line's request to the engine, or its answer if it needs no request."""
-        for row in rows:
-            line = self._decoder.decode(row.rest)
-            name = f"{row.part}:{row.place}:{line.custom_id}"  # the same whenever the job is run
-            number = hashlib.sha256(name.encode()).hexdigest()[:ID_DIGITS]
-            record = RequestRecord(number, route=line.url)
-            try:
-                scored = self._prepared(line, record)
-            except GpuscoreError as error:
-                yield Unit([row], None, [_refused(line, record, error)])
-                continue
-            if scored.prepared.request is None:
-                yield Unit([row], None, [_answered(line, scored)])
-            else:
-                yield Unit([row], scored.prepared.request, notes=(line, scored))
+        return map(self._unit, rows)
 
-    def results(self, unit: Unit, result: ScoreResult) -> Sequence[Result]:
-        line, scored = unit.notes
-        return [_answered(line, replace(scored, result=result))]
+    def _unit(self, row: TextRow) -> Unit:
+        line = msgspec.json.decode(row.item, type=RequestLine)
+        name = f"{row.part}:{row.place}:{line.custom_id}"  # the same whenever the job is run
+        number = hashlib.sha256(name.encode()).hexdigest()[:ID_DIGITS]
+        record = RequestRecord(number, route=line.url)
 
-    def failed(self, unit: Unit, error: GpuscoreError) -> Iterator[Unit]:
-        line, scored = unit.notes
+        def answer(status: int, body: bytes) -> Answer:
+            # Its error is null, because the body has the server's error.
+            response = {"status_code": status, "request_id": number, "body": msgspec.Raw(body)}
+            names = {"id": f"batch_req_{number}", "custom_id": line.custom_id}
+            whole = msgspec.json.encode({**names, "response": response, "error": None})
+            return Answer(whole, status != OK)
+
+        def refused(error: GpuscoreError) -> Unit:
+            return _settled(row, answer(error.status, error_json(error, record)))
+
+        try:
+            scored = self.prepared(line.method, bytes(line.body), record)
+        except GpuscoreError as error:
+            return refused(error)
         places = scored_places(scored.prepared.errors, scored.body.num_items)
-        yield Unit(unit.rows, None, [_refused(line, scored.record, renumbered(error, places))])
-
-    def _prepared(self, line: RequestLine, record: RequestRecord) -> Scored[Any]:
-        """Take the server's steps up to the engine; raise GpuscoreError as they do."""
-        dialect = DIALECT_OF.get(line.url)
-        if dialect is None:
-            raise NotFound("no such path")
-        if line.method != "POST":
-            raise MethodNotAllowed("this path does not have that method")
-        body = dialect.decode(bytes(line.body), record, None)
-        name = answered_name(choose(self._models, dialect, body), body)
-        return Scored(body, dialect.prepare(self._model, body), None, name, record)
+        return Unit(
+            [row],
+            scored.prepared.request,
+            lambda result: [answer(OK, self.answer(scored, result))],
+            lambda error: iter([refused(renumbered(error, places))]),
+        )
 
 
-def _line_texts(row: Decoded, line: Any) -> Texts:
-    if isinstance(row, str):
-        return row
-    for name in ("custom_id", "method", "url"):
-        if not isinstance(row.get(name), str):
-            return f"{name} must be text"
-    if not isinstance(row.get("body"), dict):
-        return "body must be an object"
-    query = row["body"].get("query")
-    return query if isinstance(query, str) else "", line.decode()
-
-
-def _answered(line: RequestLine, scored: Scored[Any]) -> Answer:
+def _line_texts(row: Row) -> Texts:
     try:
-        body = b"".join(DIALECT_OF[line.url].encode(scored))
-    except GpuscoreError as error:
-        return _refused(line, scored.record, error)
-    return _answer(line, scored.record, OK, body)
-
-
-def _refused(line: RequestLine, record: RequestRecord, error: GpuscoreError) -> Answer:
-    return _answer(line, record, error.status, error_json(error, record))
-
-
-def _answer(line: RequestLine, record: RequestRecord, status: int, body: bytes) -> Answer:
-    """Return a line of the output; its error is null, because the body has the server's error."""
-    number = record.request_id
-    response = {"status_code": status, "request_id": number, "body": msgspec.Raw(body)}
-    names = {"id": f"batch_req_{number}", "custom_id": line.custom_id}
-    return Answer(msgspec.json.encode({**names, "response": response, "error": None}), status != OK)
+        text = row if isinstance(row, str) else row.decode()
+        return bytes(msgspec.json.decode(text, type=RequestLine).body).decode(), text
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return f"the line is not a request: {error}"
 
 
 Task: TypeAlias = TableTask | RequestTask

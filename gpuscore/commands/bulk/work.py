@@ -1,4 +1,4 @@
-"""The folder OUTPUT.work: its lock, and the states and results that a job keeps there.
+"""The folder OUTPUT.work: its lock, and the state and results that a job keeps there.
 
 Every file is written beside its place and renamed, so it is there whole or not at all, even after a
 kill or a loss of power.
@@ -12,57 +12,23 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 
-from gpuscore.commands.bulk.inputs import FileState
 from gpuscore.errors import ConfigError
 
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+JOB, DONE = "job.state", "done.state"  # its name once the output is in its place
+OUTPUT, BAD_ROWS = "output.new", "bad.new"
+_FILES = re.compile(r"(job|done)\.state|job\.state\.new|[0-9]+\.part(\.new)?|(output|bad)\.new")
+_DIGEST = hashlib.sha256().digest_size
 
 
 class JobState(msgspec.Struct, frozen=True):
-    """The settings and the input of a job.
+    """The settings that a run which goes on must have, too, and the number of rows of each part."""
 
-    Attributes:
-        parts: the number of rows of each.
-        schema: of the columns of JSON lines, if the output is Parquet.
-    """
-
-    file: ClassVar[str] = "job.state"
     settings: dict[str, Any]
-    inputs: dict[str, FileState]
-    parts: list[Count]
-    schema: bytes | None
-
-
-class WrittenState(msgspec.Struct, frozen=True):
-    """The note that the output is whole, and the outcome of a job.
-
-    Attributes:
-        scored: rows of the output; for requests, answers that are errors are included.
-        failed: requests that were answered with an error.
-        bad: rows in OUTPUT.bad.jsonl.
-        output, bad_rows: the SHA-256 of both files.
-    """
-
-    file: ClassVar[str] = "written.state"
-    scored: Count
-    failed: Count
-    bad: Count
-    output: str
-    bad_rows: str
-
-    @property
-    def rows(self) -> int:
-        """All rows of the input."""
-        return self.scored + self.bad
-
-    def too_bad(self, most: float) -> bool:
-        """Return True if all rows, or a larger share than `most`, are bad or failed."""
-        bad = self.bad + self.failed
-        return bad > 0 and (bad == self.rows or bad > most * self.rows)
+    parts: list[Annotated[int, msgspec.Meta(ge=0)]]
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -74,14 +40,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 # A row's scores, the reason why it is bad, or its answer; None: it has no result yet.
 Result: TypeAlias = list[float] | str | Answer | None
-
-OUTPUT, BAD_ROWS = "output.new", "bad.new"
-_FILES = re.compile(r"(job|written)\.state(\.new)?|[0-9]+\.part(\.new)?|(output|bad)\.new")
-# Those that a run leaves which is killed before its job is noted, or when all else is removed.
-_ALONE = {f"{JobState.file}.new", WrittenState.file}
-_DIGEST = hashlib.sha256().digest_size
 T = TypeVar("T")
-State = TypeVar("State", JobState, WrittenState)
 
 
 class WorkFolder:
@@ -90,28 +49,21 @@ class WorkFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def read(self, kind: type[State]) -> State | None:
-        """Return a state that was written, or None; raise ConfigError if it is damaged."""
-        state = self._load(kind.file, kind)
-        if state is None and (self.path / kind.file).exists():
-            raise self.damaged(f"{kind.file} is not as it was written")
+    def job(self, name: str = JOB) -> JobState | None:
+        """Return the state of a job, or None; raise ConfigError if it is damaged."""
+        state = self._load(name, JobState)
+        if state is None and (self.path / name).exists():
+            raise self.damaged(f"{name} is not as it was written")
         return state
 
-    def write(self, state: JobState | WrittenState) -> None:
-        self._save(state.file, state)
+    def damaged(self, what: str) -> ConfigError:
+        """Return the error that says which file of the folder is not as a run has left it."""
+        return ConfigError(f"{self.path} is damaged: {what}; remove it to begin anew")
 
     def results(self, part: int, count: int) -> list[Result]:
         """Return the results of a part of so many rows; none if its file is missing or damaged."""
         results = self._load(f"{part}.part", list[Result])
         return results if results is not None and len(results) == count else [None] * count
-
-    def keep(self, part: int, results: list[Result]) -> None:
-        """Write the results of a part, over those that it had."""
-        self._save(f"{part}.part", results)
-
-    def damaged(self, what: str) -> ConfigError:
-        """Return the error that says which file of the folder is not as a run has left it."""
-        return ConfigError(f"{self.path} is damaged: {what}; remove it to begin anew")
 
     def _load(self, name: str, kind: type[T]) -> T | None:
         try:
@@ -126,30 +78,31 @@ class WorkFolder:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
 
-    def _save(self, name: str, value: Any) -> None:
+    def save(self, name: str, value: JobState | list[Result]) -> None:
+        """Write a file over the one that is there."""
         content = msgspec.msgpack.encode(value)
-        temporary = self.path / f"{name}.new"
-        temporary.write_bytes(hashlib.sha256(content).digest() + content)
-        sync(temporary)
-        temporary.rename(self.path / name)
+        new = self.path / f"{name}.new"
+        new.write_bytes(hashlib.sha256(content).digest() + content)
+        sync(new)
+        new.rename(self.path / name)
         sync(self.path)
 
-    def clear(self, but: tuple[str, ...] = ()) -> None:
-        """Remove the job's files except these; other files stay."""
-        for name in _entries(self.path):
-            if _FILES.fullmatch(name) and name not in but:
+    def clear(self) -> None:
+        """Remove the job's files, the state last: without it they look like those of others."""
+        if (self.path / JOB).exists():
+            (self.path / JOB).rename(self.path / DONE)
+            sync(self.path)
+        for name in sorted(os.listdir(self.path), key=lambda name: name == DONE):
+            if _FILES.fullmatch(name):
                 (self.path / name).unlink()
 
     def remove(self) -> None:
-        """Remove the folder, and last the note that the output is whole, in case of a kill."""
-        self.clear(but=(JobState.file, WrittenState.file))
-        sync(self.path)
-        for name in (JobState.file, WrittenState.file):
-            (self.path / name).unlink(missing_ok=True)
+        """Remove the job's files and, unless somebody else has put a file into it, the folder."""
+        self.clear()
         try:
             self.path.rmdir()
         except OSError as error:
-            if error.errno != errno.ENOTEMPTY:  # somebody else has put a file into it
+            if error.errno != errno.ENOTEMPTY:
                 raise
 
 
@@ -161,54 +114,52 @@ def locked(output: Path) -> Iterator[WorkFolder]:
         ConfigError: another process holds the folder, it has files that are no job's, or it cannot
             be made.
     """
-    folder = output.with_name(f"{output.name}.work")
-    while True:
-        try:
-            folder.mkdir(exist_ok=True)
-            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except OSError as error:
-            raise ConfigError(f"--output {output}: {folder}: {error.strerror}") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not _is_there(lock, folder):  # the other run has removed it just now
-                continue
-            _refuse_others(output, folder)
-            work = WorkFolder(folder)
-            try:
-                yield work
-            except BaseException:
-                if not any((folder / kind.file).exists() for kind in (JobState, WrittenState)):
-                    work.remove()  # there is no job yet
-                raise
-            return
-        except BlockingIOError:
-            raise ConfigError(f"--output {output}: another run is writing it") from None
-        finally:
-            os.close(lock)
-
-
-def _refuse_others(output: Path, folder: Path) -> None:
-    """Raise ConfigError if the folder holds a file that is not a job's; a link never is."""
-    entries = _entries(folder)
-    for name, entry in entries.items():
-        known = _FILES.fullmatch(name) if JobState.file in entries else name in _ALONE
-        if not (known and entry.is_file(follow_symlinks=False)):
-            raise ConfigError(
-                f"--output {output}: {folder} holds {name}, which belongs to no job; move it away "
-                "or choose another --output"
-            )
-
-
-def _entries(folder: Path) -> "dict[str, os.DirEntry[str]]":
-    with os.scandir(folder) as entries:
-        return {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.name)}
-
-
-def _is_there(file: int, path: Path) -> bool:
+    work = WorkFolder(output.with_name(f"{output.name}.work"))
     try:
-        return os.path.samestat(os.fstat(file), path.stat())
-    except FileNotFoundError:
+        work.path.mkdir(exist_ok=True)
+        lock = os.open(work.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise ConfigError(f"--output {output}: {work.path}: {error.strerror}") from error
+    try:
+        if not _lock(lock, work.path):
+            raise ConfigError(f"--output {output}: another run is writing it")
+        if other := _foreign(work.path):
+            what = f"{work.path} holds {other}, which belongs to no job"
+            raise ConfigError(f"--output {output}: {what}; move it away or choose another --output")
+        try:
+            if work.job(DONE):  # an earlier run was killed after all was done but this
+                work.clear()
+            yield work
+        except BaseException:
+            if not any((work.path / name).exists() for name in (JOB, DONE)):
+                work.remove()  # there is no job yet
+            raise
+    finally:
+        os.close(lock)
+
+
+def _lock(lock: int, folder: Path) -> bool:
+    """Lock a folder; return False if another run has it, or has just removed it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(lock), folder.stat())
+    except (BlockingIOError, FileNotFoundError):
         return False
+
+
+def _foreign(folder: Path) -> str | None:
+    """Return the name of a file that is not a job's, if there is one; a link never is."""
+    with os.scandir(folder) as listed:
+        entries = {entry.name: entry.is_file(follow_symlinks=False) for entry in listed}
+    there = JOB in entries or DONE in entries
+    return next(
+        (
+            name
+            for name, is_file in sorted(entries.items())
+            if not is_file or not (_FILES.fullmatch(name) if there else name == f"{JOB}.new")
+        ),
+        None,
+    )
 
 
 def sync(path: Path) -> None:

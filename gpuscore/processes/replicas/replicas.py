@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpuscore.config import EngineConfig, ModelConfig
-from gpuscore.engine.admission import Backlog
 from gpuscore.engine.ticket import resolve
 from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, InternalError, Unavailable
 from gpuscore.processes.replicas.placement import Sought, places_of_all
@@ -49,23 +48,18 @@ class Replicas:
         replicas: loaded or still loading; `score_all` needs them loaded. `gpuscore.ray` has others,
             with the same `started`, `alive`, `rate`, `stats` and `score_all`.
         devices: their names.
-        config: the limits on all requests in flight.
-
-    Attributes:
-        backlog: the requests that a server has admitted.
+        config: the limits on all requests in flight, which the server enforces.
     """
 
     def __init__(
         self, replicas: Sequence[EngineClient], devices: Sequence[str], config: EngineConfig
     ) -> None:
         self._replicas, self._devices = replicas, devices
+        self.config = config
         self._lock = threading.Lock()
         self._tokens = [0] * len(replicas)  # in flight at each one
         self._rerun = [0] * len(replicas)  # requests that were run again after each one's losses
         self._closing = False
-        self.backlog = Backlog(
-            config, lambda: sum(replica.rate for replica in replicas if replica.alive)
-        )
 
     def wait_ready(self) -> BackendLimits:
         """Block until the model is loaded and warm on every device.
@@ -115,6 +109,11 @@ class Replicas:
             ReplicaState(str(number), device, replica.alive, replica.stats(), rerun)
             for number, (replica, device, rerun) in enumerate(everything)
         ]
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second of all replicas together; 0 while unknown."""
+        return sum(replica.rate for replica in self._replicas if replica.alive)
 
     def score_all(self, requests: Sequence[ScoreRequest]) -> "list[Future[ScoreResult]]":
         """Queue requests without blocking; requests to the same replica go together.

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from gpuscore.config import ServerConfig
-from gpuscore.engine.admission import Backlog
+from gpuscore.dialects.served import Backlog
 from gpuscore.errors import Overloaded
 from gpuscore.server.service import ScoringService
 
