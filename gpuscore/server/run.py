@@ -116,7 +116,6 @@ def serve(
         protocol = partial(
             ScoreProtocol,
             gate=gate,
-            settings=config,
             turns=Pacer(partial(rounds.pieces, SLICES)),
             most=connections_here(config.max_connections),
         )

@@ -163,24 +163,19 @@ class Trimmer:
     """A trimmer: gives memory back at most every PAUSE seconds, after large requests have ended.
 
     Else hundreds of megabytes would stay with the process after a burst of large bodies.
-
-    Args:
-        run: runs a function in a thread.
     """
 
-    def __init__(self, run: Callable[[Callable[[], None]], object]) -> None:
-        self._run = run
+    def __init__(self) -> None:
         self._timer: asyncio.TimerHandle | None = None
 
     def used(self, size: int) -> None:
-        """Note the end of a request with a body or ids of `size` bytes, or of work on `size`
-        characters."""
+        """Note the end of a request whose body, ids and answer may have had `size` bytes."""
         if size >= LARGE and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(PAUSE, self._give_back)
 
     def _give_back(self) -> None:
         self._timer = None
-        self._run(collect_and_trim)
+        asyncio.get_running_loop().run_in_executor(None, collect_and_trim)
 
 
 class ScoringService:
@@ -206,9 +201,8 @@ class ScoringService:
         self._handlers: set[asyncio.Task[Any]] = set()
         self._bridges: dict[ScoringEngine, Bridge] = {}
         # Text and large requests are worked on here, never on the event loop.
-        self._text = TextWork(self._text_ended, permits_here())
-        self.memory = Trimmer(self._in_background)
-        self._loop: asyncio.AbstractEventLoop | None = None  # it submits text work
+        self._text = TextWork(permits_here())
+        self.memory = Trimmer()
 
     @property
     def healthy(self) -> bool:
@@ -282,7 +276,7 @@ class ScoringService:
         self, tenant: str | None, work: Callable[[], ResultT], large: bool = False
     ) -> ResultT:
         """Run `work` in a thread, in turns with other jobs; give it up if this is cancelled."""
-        loop = self._loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         answer: asyncio.Future[ResultT] = loop.create_future()
 
         job = self._text.submit(tenant or "", work, partial(_deliver, loop, answer), large)
@@ -291,22 +285,6 @@ class ScoringService:
         finally:
             self._text.give_up(job)
             del answer  # it holds the error, whose traceback holds this frame
-
-    def _text_ended(self, characters: int, given_up: bool) -> None:
-        """Tell the trimmer about finished text work; called in a thread of text work.
-
-        A job that was given up always counts as large: it ends later than its request, and may have
-        made far more ids than it has read characters, because every prompt has the query's ids.
-        """
-        size = LARGE if given_up else characters
-        if self._loop is not None and size >= LARGE:
-            with suppress(RuntimeError):  # the event loop is closed
-                self._loop.call_soon_threadsafe(self.memory.used, size)
-
-    def _in_background(self, work: Callable[[], None]) -> None:
-        """Run work of the server itself in a thread, in turns with callers' work."""
-        if not self._text.closed:
-            self._text.submit("", work, lambda *_: None)
 
     def close(self) -> None:
         self._text.close()

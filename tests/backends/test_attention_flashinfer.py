@@ -117,7 +117,7 @@ def test_calls_of_the_locked_release_score_as_the_mask_rule_says(batch, monkeypa
 
 def test_the_stub_is_of_the_locked_release():
     locked = re.search(r"^flashinfer-python==(\S+)", LOCK.read_text(), re.MULTILINE)
-    assert f"flashinfer-python=={locked[1]};" in STUB.read_text(), "tools/flashinfer_stub.py"
+    assert f"flashinfer-python=={locked[1]};" in STUB.read_text(), "copy the new signatures"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("flashinfer") is None, reason="needs flashinfer")

@@ -29,7 +29,8 @@ UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Setting
 class Application:
     """A gate that admits every request and keeps [method, target, fields, body] of each."""
 
-    def __init__(self):
+    def __init__(self, config):
+        self.config = config
         self.requests, self.refused_errors = [], []
         self.at_once = self.most = 0
 
@@ -94,15 +95,13 @@ def exchanged(*pieces, **limits):
     """Return the application and the transport after these bytes have arrived."""
 
     async def run():
-        app, wire = Application(), Wire()
+        app, wire = Application(ServerConfig(**limits)), Wire()
         config = uvicorn.Config(app, lifespan="off", log_config=None, access_log=False)
         protocol = ScoreProtocol(
-            config,
-            ServerState(),
-            {},
-            asyncio.get_running_loop(),
+            config=config,
+            server_state=ServerState(),
+            app_state={},
             gate=app,
-            settings=ServerConfig(**limits),
             turns=Pacer(partial(int, SLICES)),
             most=1,
         )

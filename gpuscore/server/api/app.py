@@ -30,7 +30,6 @@ from gpuscore.server.observe.operations import Operations
 from gpuscore.server.service import ScoringService
 from gpuscore.types.record import RequestRecord, record_of
 
-BYTES_PER_ID = 4
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
@@ -84,22 +83,18 @@ def _endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConf
         scope = request.scope
         with service.in_flight():
             received = await read_body(request, config)
-            record, size = record_of(scope), len(received)
+            record = record_of(scope)
             record.deadline = deadline = monotonic() + seconds
             late = partial(DeadlineExceeded, f"no answer after {seconds:g} seconds")
-            try:
-                if size < LARGE:
-                    body = dialect.decode(received, record, None)
-                else:
-                    decoding = _decode_large(service, dialect, received, record)
-                    body = await in_time(decoding, deadline, late)
-                del received  # it may be large, and `body` has the text
-                reserve = partial(_reserve, scope, config.max_answer_bytes)
-                running = answer(service, dialect, body, record, reserve=reserve)
-                return await in_time(running, deadline, late)
-            finally:
-                ids = BYTES_PER_ID * (record.prompt_tokens or 0)
-                service.memory.used(max(size, ids))
+            if len(received) < LARGE:
+                body = dialect.decode(received, record, None)
+            else:
+                decoding = _decode_large(service, dialect, received, record)
+                body = await in_time(decoding, deadline, late)
+            del received  # it may be large, and `body` has the text
+            reserve = partial(_reserve, scope, config.max_answer_bytes)
+            running = answer(service, dialect, body, record, reserve=reserve)
+            return await in_time(running, deadline, late)
 
     return answered
 

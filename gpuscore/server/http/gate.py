@@ -45,11 +45,12 @@ logger = logging.getLogger(__name__)
 # rounds to some milliseconds, so that refusals and probes are answered even when a thousand
 # requests arrive at once.
 STARTS, START_BYTES = 8, 2**18
+BYTES_PER_ID = 4  # of a prompt, as the engine gets it
 BROKEN = "broken"  # in the scope's state: the error that has ended a body
 COUNT = "count"  # ... a function that counts bytes which do not arrive on the connection
 _CHECKED = "checked"  # ... the head was checked
 _CLOSING = (408, 413, 431)  # after these errors the rest of the request is not read
-_CLOSE = (b"connection", b"close")
+CLOSE = (b"connection", b"close")
 
 Fields = list[tuple[bytes, bytes]]
 Answer = tuple[int, Fields, bytes]  # status, header fields, body
@@ -83,7 +84,7 @@ class Gate:
         rounds: Rounds | None = None,
     ) -> None:
         self.routes = {route.path: route for route in app.routes if isinstance(route, Route)}
-        self._app, self._config, self._keys, self._hosts = app, config, keys, hosts
+        self._app, self.config, self._keys, self._hosts = app, config, keys, hosts
         self.operations, self._open = operations, frozenset(open_paths)
         self._service = operations.service
         self._aliases = read_aliases(config)
@@ -158,17 +159,17 @@ class Gate:
         if self._service.draining:
             raise self._service.shutting_down()
         length = _announced(headers)
-        if length <= self._config.max_body_bytes:  # otherwise `_reader` refuses it
+        if length <= self.config.max_body_bytes:  # otherwise `_reader` refuses it
             refusal = self.admission.refusal(record.tenant, length)
             if refusal is not None:
                 raise refusal
 
     def _check_fields(self, record: RequestRecord, headers: Fields) -> None:
         """Raise the error of header fields that are refused on every route."""
-        if len(headers) > self._config.max_headers:
+        if len(headers) > self.config.max_headers:
             raise HeaderTooLarge(
                 f"the request head has {len(headers)} fields, the limit is "
-                f"{self._config.max_headers}"
+                f"{self.config.max_headers}"
             )
         self._hosts.check(headers)
         if record.bad_request_id:
@@ -182,7 +183,7 @@ class Gate:
     ) -> None:
         route = self.routes[scope["path"]]
         if scope["path"] not in DIALECT_OF:
-            await route.app({**scope, "method": _method(scope)}, receive, send)
+            await route.app(scope, receive, send)
             return
         visit = Visit(record.tenant or NO_KEY)
         scope["state"][COUNT] = partial(self._count, visit)
@@ -190,13 +191,14 @@ class Gate:
             await route.app(scope, self._reader(visit, scope, record, receive), send)
         finally:
             self.admission.leave(visit)
+            self._service.memory.used(max(visit.size, BYTES_PER_ID * (record.prompt_tokens or 0)))
 
     def _reader(
         self, visit: Visit, scope: Scope, record: RequestRecord, receive: Receive
     ) -> Callable[[], Awaitable[Message]]:
         """Return a `receive` that counts the body, ends it at its deadline and its limit, and has
         the work wait for its turn."""
-        limit, seconds = self._config.max_body_bytes, self._config.client_timeout
+        limit, seconds = self.config.max_body_bytes, self.config.client_timeout
         too_large = _announced(scope["headers"]) > limit
         end, complete = monotonic() + seconds, False
 
@@ -257,10 +259,10 @@ class Gate:
     def _marks(self, scope: Scope, record: RequestRecord, status: int) -> Fields:
         """Return the fields that every answer has."""
         marks = [(b"x-request-id", record.request_id.encode())]
-        if self._config.timing_headers:
+        if self.config.timing_headers:
             marks.append((b"server-timing", server_timing(record).encode()))
         if self._service.draining or status in _CLOSING:  # the next request goes to another server
-            marks.append(_CLOSE)
+            marks.append(CLOSE)
         return marks
 
     async def _send_error(

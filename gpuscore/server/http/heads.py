@@ -6,12 +6,14 @@ from gpuscore.errors import InvalidRequest
 from gpuscore.types.record import Headers
 
 END = b"\r\n\r\n"  # of a head, and of a body in chunks
-# A request line and fields as RFC 9112 defines them, without lines that are folded.
+# Empty lines, a request line and fields as RFC 9112 defines them, without lines that are folded.
 _HEAD = re.compile(
-    rb"[A-Z-]{1,20}+ /[!\"$-~]*+ HTTP/1\.[01]\r\n"
+    rb"(?:\r\n)*+[A-Z-]{1,20}+ /[!\"$-~]*+ HTTP/1\.[01]\r\n"
     rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]++:[^\x00-\x08\x0a-\x1f\x7f]*+\r\n)*+\r\n"
 )
-_BEGINNING = re.compile(rb"\r?\Z|[A-Z-]{1,20}(?: |\Z)")  # as much of a method as has arrived
+_BEGINNING = re.compile(
+    rb"(?:\r\n)*+(?:\r?\Z|[A-Z-]{1,20}(?: |\Z))"
+)  # as much of a method as has arrived
 _BARE = re.compile(rb"(?<!\r)\n|\r(?=[^\n])")
 _UPGRADE = re.compile(rb"^upgrade:", re.IGNORECASE | re.MULTILINE)
 _IGNORED = b"upgrade-ignored:"  # the application sees the field by this name
