@@ -90,7 +90,6 @@ class Ready(Message, frozen=True):
 
     limits: BackendLimits
     about: str  # the model, for people
-    dtype: str  # the number format that every later child starts with
 
 
 class Refused(Message, frozen=True):
