@@ -12,7 +12,7 @@ from gpuscore.config.served import ServedConfig
 from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.processes.replicas.replicas import start_models
 from gpuscore.prompts.model import ModelPrompts
-from gpuscore.server.http.auth import ApiKeys
+from gpuscore.server.http.headers import ApiKeys
 from gpuscore.server.run import serve
 from gpuscore.text.joining import PromptBuilder
 from support.fake import FakeBackend

@@ -11,13 +11,13 @@ from time import monotonic
 
 from gpuscore.engine.ticket import resolve
 from gpuscore.errors import ConfigError, EngineFailed, LoadTimeout, Unavailable
-from gpuscore.processes.worker.pipe import Pipe
 from gpuscore.processes.worker.process import EngineProcess, Patience
 from gpuscore.processes.worker.wire import (
     Cancel,
     Failure,
     FromChild,
     Heartbeat,
+    Pipe,
     ProtocolError,
     Ready,
     Refused,
