@@ -51,7 +51,7 @@ measure.oracle: backends.torch.devices config measure.results measure.workload m
 measure.results: measure.workload
 measure.workload: tokenizers
 commands.info: backends config. models processes prompts
-commands.doctor: gpuscore backends config config.sources server.http.auth server.http.address
+commands.doctor: gpuscore backends config config.sources server.http.headers server.http.address
   system.extras torch
 commands.bulk: config dialects system.extras
 commands.bulk.options: commands.bulk config.

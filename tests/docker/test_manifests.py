@@ -17,7 +17,7 @@ from gpuscore.config import EngineConfig, ServerConfig
 from gpuscore.config.sources import read_settings
 from gpuscore.dialects.paths import OPEN_PATHS
 from gpuscore.processes.worker.process import Patience
-from gpuscore.server.observe.metrics import Metrics, ServerState
+from gpuscore.server.observe.operations import Metrics, ServerState
 from gpuscore.server.stopping import LAST_ANSWERS, LAST_READS
 from gpuscore.types.stats import NO_STATS, ReplicaState
 
