@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from prometheus_client.core import Metric
 
 from generate.markdown import code, page, table
-from gpuscore.server.observe.metrics import Metrics, ServerState
+from gpuscore.server.observe.operations import Metrics, ServerState
 from gpuscore.types.record import RequestRecord
 from gpuscore.types.stats import NO_STATS, ReplicaState
 
