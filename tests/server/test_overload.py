@@ -191,9 +191,7 @@ def test_requests_of_one_key(tmp_path):
                 late.send(body[3:])
                 for connection in (other, late):
                     refused(connection, "1 requests of this API key are in flight")
-                assert let_go(held).status == 200
-        with in_flight(alice, HELD) as held:
-            with connected(server, "bob") as bob, in_flight(bob, 1) as other:
-                assert other.silent, "it waits for the engine"
-                assert let_go(held).status == other.reply().status == 200
+                with connected(server, "bob") as bob, in_flight(bob, 1) as third:
+                    assert third.silent, "it waits for the engine"
+                    assert let_go(held).status == third.reply().status == 200
         assert alice.post("/v1/score", content=body_of(1), headers=JSON).status_code == 200
