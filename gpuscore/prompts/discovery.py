@@ -24,6 +24,7 @@ from gpuscore.prompts.family import (
     Ends,
     Family,
     PromptFamily,
+    formula_of,
     literal,
 )
 from gpuscore.prompts.registry import FAMILIES, QWEN3_RERANKER, AnyFamily, by_name
@@ -67,7 +68,16 @@ def read_classifier_head(directory: Path) -> ClassifierHead | None:
     if type(count) is not int or count < 1:
         raise ConfigError(f"{path}: num_labels must be a positive integer, found {shown(count)}")
     text = config.get("text_config")
-    padding = (text if isinstance(text, dict) else config).get("pad_token_id")
+    own = text if isinstance(text, dict) else config
+    padding, ends = own.get("pad_token_id"), own.get("eos_token_id")
+    if padding is not None and padding in (ends if isinstance(ends, list) else [ends]):
+        logger.warning(
+            "%s: pad_token_id %s is eos_token_id, too. Prompts of a family are read before the "
+            "padding tokens at their end, as in transformers; /v1/score and /v1/classify read the "
+            "last token of what they get, where transformers would skip that token",
+            path,
+            padding,
+        )
     return ClassifierHead(
         count,
         _head_activation(count, config.get("problem_type")),
@@ -200,11 +210,11 @@ def _sentence_transformers(
     formula = _formula(directory)
     if isinstance(known, PromptFamily) and known.ranks:
         if formula != (known.activation, known.scale):
-            told = f"{known.name} as {_told(known.activation, known.scale)}"
+            told = f"{known.name} as {formula_of(known.activation, known.scale)}"
             logger.warning(
                 "the files of %s give relevance as %s, and the family %s, which holds",
                 directory,
-                _told(*formula),
+                formula_of(*formula),
                 told,
             )
         formula = known.activation, known.scale
@@ -245,11 +255,6 @@ def _formula(directory: Path) -> tuple[Activation, float]:
 
 def _torch_names(module: str, name: str) -> tuple[str, str]:
     return f"torch.nn.{name}", f"torch.nn.modules.{module}.{name}"
-
-
-def _told(activation: Activation, scale: float) -> str:
-    raw = "raw" if scale == 1 else f"raw / {scale:g}"
-    return raw if activation == "none" else f"sigmoid({raw})"
 
 
 def _score_module(directory: Path) -> Path | None:
