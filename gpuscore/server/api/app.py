@@ -24,7 +24,7 @@ from gpuscore.server.api.pages import add_files, add_metrics, add_pages, add_pro
 from gpuscore.server.http.aliases import read_aliases
 from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.http.gate import COUNT, Gate
-from gpuscore.server.http.headers import ANY_HOST, Hosts, request_seconds
+from gpuscore.server.http.headers import request_seconds
 from gpuscore.server.http.rounds import Rounds, in_time
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.service import ScoringService
@@ -38,7 +38,7 @@ def create_app(
     config: ServerConfig,
     keys: ApiKeys,
     operations: Operations | None = None,
-    hosts: Hosts = ANY_HOST,
+    hosts: frozenset[str] | None = None,
     rounds: Rounds | None = None,
 ) -> Gate:
     """Return the ASGI application for the served models; by default with metrics but no log."""

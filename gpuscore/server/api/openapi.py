@@ -94,7 +94,8 @@ def complete(
             for method, operation in paths[route].items()
         }
     types = {kind for dialect in DIALECT_OF.values() for kind in dialect.errors} | {ErrorAnswer}
-    _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    ordered = sorted(types, key=lambda kind: kind.__name__)
+    _, schemas = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
     document["components"] = {"schemas": schemas}
     if has_keys:
         document["components"]["securitySchemes"] = _KEYS

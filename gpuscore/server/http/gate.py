@@ -21,7 +21,6 @@ from gpuscore.dialects.table import DIALECT_OF, error_answer
 from gpuscore.errors import (
     BodyTooLarge,
     GpuscoreError,
-    HeaderTooLarge,
     InternalError,
     InvalidApiKey,
     InvalidRequest,
@@ -32,7 +31,7 @@ from gpuscore.errors import (
 from gpuscore.server.http.admission import Admission, Visit
 from gpuscore.server.http.aliases import read_aliases
 from gpuscore.server.http.auth import NO_KEY, ApiKeys
-from gpuscore.server.http.headers import Hosts
+from gpuscore.server.http.headers import check_host
 from gpuscore.server.http.rounds import Rounds, in_time
 from gpuscore.server.observe.operations import Operations, server_timing
 from gpuscore.server.service import Pacer
@@ -51,6 +50,7 @@ COUNT = "count"  # ... a function that counts bytes which do not arrive on the c
 _CHECKED = "checked"  # ... the head was checked
 _CLOSING = (408, 413, 431)  # after these errors the rest of the request is not read
 CLOSE = (b"connection", b"close")
+_GET = ("GET", "HEAD")
 
 Fields = list[tuple[bytes, bytes]]
 Answer = tuple[int, Fields, bytes]  # status, header fields, body
@@ -67,7 +67,7 @@ class Gate:
         config: the limits and aliases.
         keys: the valid API keys.
         operations: gets the records; the backlogs of its service decide what is admitted.
-        hosts: the names that the server answers to.
+        hosts: the names that the server answers to (`read_hosts`).
         open_paths: paths that need no key.
         rounds: those of the event loop; None if the loop is not the server's own, so that it tells
             nothing about them.
@@ -79,11 +79,13 @@ class Gate:
         config: ServerConfig,
         keys: ApiKeys,
         operations: Operations,
-        hosts: Hosts,
+        hosts: frozenset[str] | None,
         open_paths: Collection[str],
         rounds: Rounds | None = None,
     ) -> None:
         self.routes = {route.path: route for route in app.routes if isinstance(route, Route)}
+        gets = {path for path, route in self.routes.items() if "GET" in (route.methods or ())}
+        self._methods = {path: _GET if path in gets else ("POST",) for path in self.routes}
         self._app, self.config, self._keys, self._hosts = app, config, keys, hosts
         self.operations, self._open = operations, frozenset(open_paths)
         self._service = operations.service
@@ -145,14 +147,19 @@ class Gate:
         path = scope["path"] = self._aliases.get(scope["path"], scope["path"])
         route = self.routes.get(path)
         record.route = UNMATCHED if route is None else path
-        self._check_fields(record, headers)
+        check_host(headers, self._hosts)
+        if record.bad_request_id:
+            raise InvalidRequest(
+                "X-Request-Id must be given once, as 1 to 128 of A-Z a-z 0-9 . _ -",
+                param="X-Request-Id",
+            )
         tenant = self._keys.tenant(headers)
         if tenant is None and path not in self._open:
             raise InvalidApiKey("a valid API key is required: Authorization: Bearer KEY")
         record.tenant = tenant or NO_KEY
         if route is None:
             raise NotFound(no_such_path(path))
-        if _method(scope) not in _methods(route):
+        if scope["method"] not in self._methods[path]:
             raise MethodNotAllowed("this path does not have that method")
         if path not in DIALECT_OF:
             return
@@ -163,20 +170,6 @@ class Gate:
             refusal = self.admission.refusal(record.tenant, length)
             if refusal is not None:
                 raise refusal
-
-    def _check_fields(self, record: RequestRecord, headers: Fields) -> None:
-        """Raise the error of header fields that are refused on every route."""
-        if len(headers) > self.config.max_headers:
-            raise HeaderTooLarge(
-                f"the request head has {len(headers)} fields, the limit is "
-                f"{self.config.max_headers}"
-            )
-        self._hosts.check(headers)
-        if record.bad_request_id:
-            raise InvalidRequest(
-                "X-Request-Id must be given once, as 1 to 128 of A-Z a-z 0-9 . _ -",
-                param="X-Request-Id",
-            )
 
     async def _answer(
         self, scope: Scope, record: RequestRecord, receive: Receive, send: Send
@@ -279,20 +272,10 @@ class Gate:
     ) -> tuple[Fields, bytes]:
         fields, body = error_answer(error, record)
         if error.status == MethodNotAllowed.status:
-            methods = ", ".join(sorted(_methods(self.routes[scope["path"]])))
-            fields.append((b"allow", methods.replace("GET", "GET, HEAD").encode()))
+            fields.append((b"allow", ", ".join(self._methods[scope["path"]]).encode()))
         return fields, body
 
 
 def _announced(headers: Headers) -> int:
     """Return the bytes that the body has by its head; 0 if that does not say."""
     return sum(int(value) for name, value in headers if name == b"content-length")
-
-
-def _method(scope: Scope) -> str:
-    method: str = scope["method"]
-    return "GET" if method == "HEAD" else method
-
-
-def _methods(route: Route) -> set[str]:
-    return (route.methods or set()) - {"HEAD"}

@@ -1,20 +1,15 @@
 """Prometheus metrics. Labels are routes, methods, status and error codes: never an id, a path, a
 key or any other text of a caller."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from gpuscore import __version__
 from gpuscore.dialects.table import DIALECT_OF
 from gpuscore.errors import GpuscoreError
-from gpuscore.server.observe.engine_metrics import engine_metrics
 from gpuscore.types.record import LEFT_CODE, PROGRESS, STAGES, RequestRecord
-from gpuscore.types.stats import ReplicaState
 
 LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 # From 1 ms, for a cached classifier prompt, to 120 s, the default --request-timeout.
@@ -39,30 +34,18 @@ _TOTALS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ServerState:
-    """The server's state at the time of a scrape."""
-
-    up: bool
-    ready: bool
-    running: int  # requests in progress
-    log_lines_dropped: int
-    connections_refused: int
-    replicas: Sequence[ReplicaState]  # none until the model is loaded
-
-
 class Metrics:
     """The metrics: counts of finished requests, and a state that is read at each scrape.
 
     Args:
-        state: of this process and of the engine.
+        state: collects the metrics of this process and of the engines.
         models: the served names.
     """
 
-    def __init__(self, state: Callable[[], ServerState], models: Sequence[str] = ()) -> None:
+    def __init__(self, state: Collector, models: Sequence[str]) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a gauge for each counter
         self.registry = CollectorRegistry(auto_describe=False)
-        self.registry.register(_Scraped(state))
+        self.registry.register(state)
         self._requests = Counter(
             "gpuscore_requests",
             "Requests answered or given up; code is the error's, empty without an error; model is "
@@ -142,28 +125,3 @@ class Metrics:
         for value in values:
             counter.labels(value)
         return counter
-
-
-class _Scraped(Collector):
-    """The samples of a server's state, which is read at the time of a scrape."""
-
-    def __init__(self, read: Callable[[], ServerState]) -> None:
-        self._read = read
-
-    def collect(self) -> Iterator[Metric]:
-        state = self._read()
-        yield _gauge("requests_running", "HTTP requests in progress", state.running)
-        yield _count("log_lines_dropped", "Log lines not written", state.log_lines_dropped)
-        yield _count("connections_refused", "Connections over the limit", state.connections_refused)
-        yield InfoMetricFamily("gpuscore_build", "Version", {"version": __version__})
-        yield _gauge("up", "1 while the process and its engine are alive", state.up)
-        yield _gauge("ready", "1 while requests can be scored", state.ready)
-        yield from engine_metrics(state.replicas)
-
-
-def _gauge(name: str, what: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"gpuscore_{name}", what, value)
-
-
-def _count(name: str, what: str, value: int) -> Metric:
-    return CounterMetricFamily(f"gpuscore_{name}", what, value)

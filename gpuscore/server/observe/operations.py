@@ -2,13 +2,18 @@
 and trace."""
 
 import asyncio
+from collections.abc import Iterator
 from time import monotonic
 from typing import TYPE_CHECKING
 
 import msgspec
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
 
+from gpuscore import __version__
 from gpuscore.dialects.paths import PROBE_PATHS
-from gpuscore.server.observe.metrics import Metrics, ServerState
+from gpuscore.server.observe.engine_metrics import engine_metrics
+from gpuscore.server.observe.metrics import Metrics
 from gpuscore.server.service import ScoringService
 from gpuscore.system.log import LogFormat, LogWriter, clock_time, timestamp
 from gpuscore.types.record import CLIENT_LEFT, LEFT_CODE, STAGES, Headers, RequestRecord
@@ -75,7 +80,7 @@ def _json(record: RequestRecord) -> bytes:
 LOOP_PERIOD = 0.1  # seconds between two measurements of the event loop's delay
 
 
-class Operations:
+class Operations(Collector):
     """The metrics of one server, and its log and traces if they are configured."""
 
     def __init__(
@@ -90,7 +95,7 @@ class Operations:
         self.log_requests, self.log_format = log_requests, log_format
         self.running = 0
         self.connections_refused = 0  # over the limit
-        self.metrics = Metrics(self._state, service.models.names)
+        self.metrics = Metrics(self, service.models.names)
 
     def finish(self, record: RequestRecord, headers: Headers = ()) -> None:
         """Count, trace and log a request that is over."""
@@ -110,15 +115,23 @@ class Operations:
             await asyncio.sleep(LOOP_PERIOD)
             self.metrics.loop_was_late(max(0.0, monotonic() - due))
 
-    def _state(self) -> ServerState:
-        return ServerState(
-            up=self.service.healthy,
-            ready=self.service.ready,
-            running=self.running,
-            log_lines_dropped=self.log.dropped if self.log is not None else 0,
-            connections_refused=self.connections_refused,
-            replicas=self.service.models.states(),
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of a server's state, at the time of a scrape."""
+        yield _gauge("requests_running", "HTTP requests in progress", self.running)
+        dropped = 0 if self.log is None else self.log.dropped
+        yield CounterMetricFamily("gpuscore_log_lines_dropped", "Log lines not written", dropped)
+        yield CounterMetricFamily(
+            "gpuscore_connections_refused", "Connections over the limit", self.connections_refused
         )
+        yield InfoMetricFamily("gpuscore_build", "Version", {"version": __version__})
+        healthy = self.service.healthy
+        yield _gauge("up", "1 while the process and its engine are alive", healthy)
+        yield _gauge("ready", "1 while requests can be scored", self.service.ready)
+        yield from engine_metrics(self.service.models.states())
+
+
+def _gauge(name: str, what: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"gpuscore_{name}", what, value)
 
 
 def server_timing(record: RequestRecord) -> str:
