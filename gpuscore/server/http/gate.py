@@ -102,15 +102,6 @@ class Gate:
         send = self._marked(scope, record, send)
         self.operations.running += 1
         try:
-            await self._checked(scope, receive, send)
-        finally:
-            self.operations.running -= 1
-            self.operations.finish(record, scope["headers"])
-
-    async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check the head, answer, and turn errors into answers."""
-        record = record_of(scope)
-        try:
             if _CHECKED not in scope["state"]:
                 self._check(scope)
             await self._answer(scope, record, receive, send)
@@ -121,6 +112,9 @@ class Gate:
         except Exception:
             logger.exception("unhandled error in request %s", record.request_id)
             await self._send_error(scope, record, InternalError("internal error"), send)
+        finally:
+            self.operations.running -= 1
+            self.operations.finish(record, scope["headers"])
 
     def refusal(self, scope: Scope) -> Answer | None:
         """Check a head, which `__call__` then does not; return the answer if it is refused, after
@@ -167,9 +161,7 @@ class Gate:
             raise self._service.shutting_down()
         length = _announced(headers)
         if length <= self.config.max_body_bytes:  # otherwise `_reader` refuses it
-            refusal = self.admission.refusal(record.tenant, length)
-            if refusal is not None:
-                raise refusal
+            self.admission.check(record.tenant, length)
 
     async def _answer(
         self, scope: Scope, record: RequestRecord, receive: Receive, send: Send
@@ -179,7 +171,7 @@ class Gate:
             await route.app(scope, receive, send)
             return
         visit = Visit(record.tenant or NO_KEY)
-        scope["state"][COUNT] = partial(self._count, visit)
+        scope["state"][COUNT] = partial(self.admission.add, visit)
         try:
             await route.app(scope, self._reader(visit, scope, record, receive), send)
         finally:
@@ -192,50 +184,41 @@ class Gate:
         """Return a `receive` that counts the body, ends it at its deadline and its limit, and has
         the work wait for its turn."""
         limit, seconds = self.config.max_body_bytes, self.config.client_timeout
-        too_large = _announced(scope["headers"]) > limit
-        end, complete = monotonic() + seconds, False
+        announced, end, complete = _announced(scope["headers"]), monotonic() + seconds, False
+
+        def check_size(size: int) -> None:
+            if size > limit:
+                raise BodyTooLarge(f"the body is over {limit} bytes")
 
         async def read() -> Message:
             nonlocal complete
             if complete:  # what comes now is the client's leaving, however late
                 return await receive()
-            if too_large or record.bytes_in > limit:
-                raise BodyTooLarge(f"the body is over {limit} bytes")
+            check_size(announced)
             late = partial(RequestTimeout, f"the body was not complete after {seconds:g} seconds")
             message: Message = await in_time(receive(), end, late)
             if BROKEN in scope["state"]:
                 raise scope["state"].pop(BROKEN)
             size = len(message.get("body", b""))
             record.bytes_in += size
-            self._count(visit, size)
+            check_size(record.bytes_in)
+            self.admission.add(visit, size)
             if message["type"] == "http.request" and not message.get("more_body", False):
                 complete = True
-                refusal = self.admission.enter(visit)
-                if refusal is not None:
-                    raise refusal
+                self.admission.enter(visit)
                 await self._turn(visit.size)
             return message
 
         return read
-
-    def _count(self, visit: Visit, size: int) -> None:
-        refusal = self.admission.add(visit, size)
-        if refusal is not None:
-            raise refusal
 
     async def _turn(self, size: int) -> None:
         """Return once the loop has time to start the work on a body of `size` bytes."""
         cost = 1 + size * STARTS // START_BYTES
         if self.starts.take(cost):
             return
-        turn = asyncio.get_running_loop().create_future()
-
-        def start() -> None:
-            if not turn.done():  # the client may have left
-                turn.set_result(None)
-
-        self.starts.add(start, cost)
-        await turn
+        turn = asyncio.Event()
+        self.starts.add(turn.set, cost)
+        await turn.wait()
 
     def _marked(self, scope: Scope, record: RequestRecord, send: Send) -> Send:
         async def marked(message: Message) -> None:
