@@ -128,10 +128,9 @@ def _device_rows(plan: Plan, places: Sequence[Placement]) -> dict[str, str]:
     pages = plan.pages
     num_pages = pages.count(max(0, plan.free_memory() - plan.weight_bytes), 0)
     on = f" on {_places(places)}" if len(places) > 1 or places[0].cores else ""
-    reason = plan.dtype_reason if plan.framework == "torch" else ""
     return {
         "replicas": f"{len(places)}{on}",
-        "device, dtype": f"{plan.device_name}, {plan.dtype_name}{reason and f': {reason}'}",
+        "device, dtype": f"{plan.device_name}, {plan.dtype_name}",
         "linear layers": described(plan.precision, plan.architecture.storage),
         "longest prompt": f"{plan.max_model_len:,} tokens",
         "one forward pass": f"{plan.max_tokens:,} tokens",
@@ -217,6 +216,6 @@ def _print_settings(settings: Settings, resolved: Mapping[str, object]) -> None:
 def _value(name: str, value: Any, resolved: Mapping[str, object]) -> str:
     """Return a value, and the final value if it differs."""
     shown = plain(value)
-    if value not in (None, "auto", "checkpoint") or name not in resolved:
+    if value not in (None, "auto") or name not in resolved:
         return shown
     return f"{shown} -> {plain(resolved[name])}"

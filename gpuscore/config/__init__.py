@@ -4,7 +4,7 @@ Each setting's default, help, type and range are written here alone; `options` r
 field without an option has one value in a server: only code can give it another.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpuscore.config.options import PREFIX, common, count, duration, option, size_in_bytes, tokens
 
@@ -43,14 +43,14 @@ class ModelConfig:
     )
     dtype: str = common(
         "auto",
-        "number format; checkpoint: its own, or float32 on a CPU that has no instructions for it "
-        "(with --backend jax, on any); auto: the same, but float32 on a CPU that is faster in it",
-        choices=("auto", "checkpoint", "bfloat16", "float16", "float32"),
+        "number format; auto: the checkpoint's own, or float32 on a CPU that has no instructions "
+        "for it (with --backend jax, on any)",
+        choices=("auto", "bfloat16", "float16", "float32"),
     )
     quantization: str = option(
         "auto",
         "linear layers of a quantised checkpoint; w8a16: weights are converted to --dtype at load; "
-        "auto: as the checkpoint is made, or w8a16 for FP8 where it is not computed",
+        "auto: integers as they are, which CUDA refuses, and others as w8a16",
         choices=("auto", "w8a16"),
     )
     attention: str = option(
@@ -82,7 +82,7 @@ class ModelConfig:
     cuda_graph_tokens: int | None = tokens(
         None,
         "tokens of the largest batch that runs as a CUDA graph; 0: none",
-        unset="4096 on CUDA, 8192 in FP8",
+        unset="4096 on CUDA",
         minimum=0,
     )
     max_model_len: int | None = tokens(
@@ -119,10 +119,6 @@ class ModelConfig:
     threads: int | None = common(
         None, "CPU threads for the model", unset="torch's own choice", minimum=1, maximum=1024
     )
-
-    def unmeasured(self) -> "ModelConfig":
-        """Return settings for one number format in all engines: no engine measures."""
-        return replace(self, dtype="checkpoint") if self.dtype == "auto" else self
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,9 @@ _LINES = {
     ),
     "info": ("info Qwen/Qwen3-8B --device-memory 24GiB --max-model-len 16384",),
     "doctor": ("doctor", "doctor --port 9000 --device cpu --json"),
-    "parity run": ("parity run demo --backends torch:float32 --report parity.html",),
-    "parity record": ("parity record Qwen/Qwen3-0.6B --oracle -o exact --dtype float32",),
-    "parity compare": ("parity compare gpu tpu --reference exact rounded",),
+    "parity run": ("parity run demo --dtype float32 --report parity.html",),
+    "parity record": ("parity record Qwen/Qwen3-0.6B --oracle -o exact.json --dtype float32",),
+    "parity compare": ("parity compare gpu.json tpu.json --reference exact.json rounded.json",),
     "bench": (
         "bench --url http://127.0.0.1:8000",
         "bench --model demo --scenario rerank,latency --scale 0.1 --minutes 1",

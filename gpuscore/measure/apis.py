@@ -7,11 +7,12 @@ from typing import Any
 
 import msgspec
 
-from gpuscore.measure.scenarios import BenchRequest, Ids
+from gpuscore.measure.scenarios import BenchRequest
+from gpuscore.measure.workload import Ids
 
 LABELS = [11, 23]  # token ids whose probability is asked for while the clock runs
 Rows = list[list[float]]
-LABELS_ASKED_FOR, BEST = "labels", "best token"
+EVERY, FIRST, BEST = "every label", "the first label", "the best token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +22,15 @@ class Api:
     Attributes:
         name: as --api takes it.
         path: of the route.
-        kind: LABELS_ASKED_FOR: probabilities of labels; BEST: the most probable token's.
-        first_label_only: it gives one score per item; if labels are asked for, the first label's.
+        gives: probabilities of EVERY label that is asked for or of the FIRST, or that of the BEST
+            token whatever is asked for.
         body: makes a request of a model's name and label ids.
         rows: reads an answer's scores, a row for each item, given their number.
     """
 
     name: str
     path: str
-    kind: str
-    first_label_only: bool
+    gives: str
     body: Callable[[BenchRequest, str, Ids], dict[str, Any]]
     rows: Callable[[Any, int], Rows]
 
@@ -86,12 +86,8 @@ def _score_rows(answer: Any, items: int) -> Rows:
 APIS = {
     api.name: api
     for api in (
-        Api("score", "/v1/score", LABELS_ASKED_FOR, False, _score_body, _score_rows),
-        Api(
-            *("generative", "/generative_scoring", LABELS_ASKED_FOR, True),
-            _generative_body,
-            _generative_rows,
-        ),
-        Api(*("completions", "/v1/completions", BEST, True), _completions_body, _completions_rows),
+        Api("score", "/v1/score", EVERY, _score_body, _score_rows),
+        Api("generative", "/generative_scoring", FIRST, _generative_body, _generative_rows),
+        Api("completions", "/v1/completions", BEST, _completions_body, _completions_rows),
     )
 }

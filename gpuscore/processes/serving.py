@@ -20,8 +20,7 @@ from gpuscore.processes.replicas.placement import Sought
 from gpuscore.processes.replicas.replicas import Replicas, start_models
 from gpuscore.prompts.model import ModelFiles
 from gpuscore.server.http.aliases import read_aliases
-from gpuscore.server.http.auth import read_api_keys
-from gpuscore.server.http.headers import read_hosts
+from gpuscore.server.http.headers import read_api_keys, read_hosts
 from gpuscore.server.observe.tracing import read_tracer
 from gpuscore.server.run import serve
 from gpuscore.system.log import LogWriter

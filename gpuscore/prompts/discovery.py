@@ -114,7 +114,7 @@ def find_family(
     known = by_name(names, architecture_name(config))
     if config.get("is_original_qwen3_reranker") is True:  # vLLM's key
         known = QWEN3_RERANKER
-    chosen = _sentence_transformers(directory, specials, known)
+    chosen = _sentence_transformers(directory, specials, known, head)
     if chosen is None and known is not None:
         chosen = _resolved(known, directory, specials)
     if chosen is None or (head is not None and head.num_classes > 1):
@@ -177,20 +177,22 @@ def _resolved(family: AnyFamily, directory: Path, specials: Sequence[str]) -> Pr
 
 
 def _sentence_transformers(
-    directory: Path, specials: Sequence[str], known: AnyFamily | None
+    directory: Path, specials: Sequence[str], known: AnyFamily | None, head: ClassifierHead | None
 ) -> PromptFamily | None:
     """Return the family that sentence-transformers' files define, or None without such files.
 
-    They are modules.json, the configuration of the module that reads the logits, and the chat
-    template. The formula is that of a known family, if there is one.
+    They are modules.json, the configuration of the module that reads the logits unless the model
+    has a head of classes, and the chat template. The formula is that of a known family, if there is
+    one.
     """
     read_by = _score_module(directory)
-    if read_by is None:
+    if read_by is None and not (head is not None and _takes_messages(directory)):
         return None
-    labels = _score_labels(read_by)
+    labels = (ONLY_CLASS,) if read_by is None else _score_labels(read_by)
     template = ChatTemplate.read(directory)
     if template is None:
-        raise ConfigError(f"{directory} has a {LOGIT_SCORE} module but no chat template")
+        what = "takes messages" if read_by is None else f"has a {LOGIT_SCORE} module"
+        raise ConfigError(f"{directory} {what} but has no chat template")
     instruction = _instruction(directory / "config_sentence_transformers.json")
     system = [("system", "{" + INSTRUCTION + "}")] if instruction else []
     messages = [*system, (QUERY, "{" + QUERY + "}"), (DOCUMENT, "{" + DOCUMENT + "}")]
@@ -267,6 +269,14 @@ def _score_module(directory: Path) -> Path | None:
             f"{path}: path is {shown(places[0])}; supported: a folder of the model's directory"
         )
     return directory / places[0] / "config.json"
+
+
+def _takes_messages(directory: Path) -> bool:
+    """Return True if sentence-transformers gives the model its chat template's prompts."""
+    path = directory / "sentence_bert_config.json"
+    settings = read_object(path) or {}
+    kinds = as_object(settings.get("modality_config") or {}, f"{path}: modality_config")
+    return "message" in kinds and (directory / "modules.json").exists()
 
 
 def _score_labels(path: Path) -> tuple[int, ...]:

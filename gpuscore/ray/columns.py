@@ -48,7 +48,7 @@ class ScoreBatches:
         if labels is not None:
             self._options |= {"labels": labels, "apply_softmax": apply_softmax}
         # No actor knows what another one would measure.
-        self._scorer = Scorer(model, **{"dtype": "checkpoint"} | settings)
+        self._scorer = Scorer(model, **settings)
 
     def __call__(self, batch: Columns) -> Columns:
         """Return the batch with the columns that are added.

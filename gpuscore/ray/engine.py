@@ -58,7 +58,6 @@ class EngineHost:
     def _start(self) -> None:
         model = self._settings.model
         directory = model_directory(model.model, model.revision, model.adapter)
-        model = model.unmeasured()  # no host knows what another one would measure
         self._replicas = start_replicas(directory, model, self._settings.engine)
         self._limits = self._replicas.wait_ready()
 

@@ -7,15 +7,15 @@ import threading
 import time
 from functools import partial
 
+import httpx
 import numpy as np
 import pytest
 
 from gpuscore.commands.cli import main
 from gpuscore.engine.engine import Engine
-from gpuscore.errors import UsageError
 from gpuscore.measure.bundle import read_bundle
 from gpuscore.measure.figures import Shot, failed
-from gpuscore.measure.load import LOST, Address, LoadGenerator
+from gpuscore.measure.load import LOST, LoadGenerator
 from gpuscore.types.request import ScoreRequest
 from gpuscore.types.results import label_scores
 from support import fake
@@ -98,7 +98,7 @@ def answering():
         thread = threading.Thread(target=lambda: asyncio.run(run()))
         thread.start()
         ready.wait()
-        return Address.read("http://{}:{}".format(*addresses[0]))
+        return "http://{}:{}".format(*addresses[0])
 
     yield start
     for loop, stop, thread in loops:
@@ -111,8 +111,8 @@ def answer_of(status, body, *headers):
     return f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n{head}\r\n".encode() + body
 
 
-def send(kind, address, bodies, patience=5.0):
-    load = LoadGenerator(address, "/x", bodies, patience)
+def send(kind, url, bodies, patience=5.0):
+    load = LoadGenerator(httpx.URL(f"{url}/x"), None, bodies, patience)
     return load.closed(4) if kind == "closed" else load.open(np.linspace(0, 0.2, len(bodies)))
 
 
@@ -156,7 +156,8 @@ def test_latency_counts_from_the_scheduled_arrival(answering, monkeypatch):
         threading.Event().wait(0.02)  # blocks the server's event loop
         return answer_of(200, b"{}")
 
-    record = LoadGenerator(answering(answer), "/x", [b"{}"] * 20, 5.0).open(np.arange(20) / 100)
+    load = LoadGenerator(httpx.URL(answering(answer)), None, [b"{}"] * 20, 5.0)
+    record = load.open(np.arange(20) / 100)
     assert record.latency[-1] >= 20 * 0.02 - 19 * 0.01 - 0.005
     assert Shot.of(record, [1] * 20).late > 100, "the client's own delay is told"
 
@@ -179,23 +180,11 @@ def test_a_server_that_falls_silent_is_given_up(answering, kind):
     assert failed(record) is not None
 
 
-def test_a_host_that_is_an_ipv6_address_is_in_brackets():
-    request = Address.read("http://[::1]:8000/base/").head("/v1/score", 2)
-    assert dict(request.headers)[b"host"] == b"[::1]:8000"
-    assert request.target == b"/base/v1/score"
-
-
 def test_nobody_listens():
-    record = send("closed", Address.read("http://127.0.0.1:9"), [b"{}"] * 3)
+    record = send("closed", "http://127.0.0.1:9", [b"{}"] * 3)
     assert (record.status == LOST).all()
     assert "9" in record.lost_because
     assert failed(record) == 0
-
-
-@pytest.mark.parametrize("url", ["ftp://x", "127.0.0.1:80", "http://", "http://x:port"])
-def test_addresses_that_are_none(url):
-    with pytest.raises(UsageError, match="--url"):
-        Address.read(url)
 
 
 def scores(body):
@@ -214,7 +203,7 @@ def test_the_highest_rate_within_a_limit_is_found(answering, tmp_path, monkeypat
     """A server of known latency answers 250 requests/s at most, none within 1 ms."""
     if not found:
         monkeypatch.setattr("gpuscore.measure.runner.FEWEST_ARRIVALS", 8)
-    url, path = "http://{0.host}:{0.port}".format(answering(scores)), tmp_path / "found.json"
+    url, path = answering(scores), tmp_path / "found.json"
     words = ["--scenario", "poisson,latency", "--find-rate", str(limit), "--minutes", "0.001"]
     asked = ["bench", "--url", url, *words, "--scale", "0.05", "--output", str(path)]
     assert main(asked) == 1, "it has no /v1/completions"

@@ -97,7 +97,7 @@ def test_quantisation_by_name(tmp_path, method, bits, words):
     with pytest.raises(ConfigError) as error:
         plan_backend(model_directory(str(tmp_path)), ModelConfig())
     assert words in str(error.value)
-    assert "quantise the original model: pip install llmcompressor" in str(error.value)
+    assert "serve the model that was quantised" in str(error.value)
 
 
 @pytest.mark.parametrize("whole_weights", [False, True])

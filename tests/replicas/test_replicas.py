@@ -5,7 +5,6 @@ import os
 import signal
 import time
 from concurrent.futures import wait
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -204,28 +203,6 @@ def test_closing_answers_what_waits(make_replicas):
     replicas.wait_ended()
     assert not any(map(running, victims))
     assert isinstance(replicas.score_all([request_of()])[0].exception(timeout=0), Unavailable)
-
-
-def test_later_engines_take_over_the_format_of_the_first_one(tmp_path):
-    """Each process of this factory would choose another one."""
-    factory = "support.tape_engine:choosing_a_format"
-    started = start_replicas(tmp_path, MODEL, EngineConfig(), factory, PATIENCE)
-    with closing(started) as replicas:
-        chosen = replicas.wait_ready().identity
-        (engine,) = replicas.engines
-        assert chosen == f"format {engine.pid}"
-        os.kill(engine.pid, signal.SIGKILL)
-        wait_until(lambda: engine.restarts == 1 and engine.alive)
-    assert (tmp_path / "asked").read_text().splitlines() == ["auto", chosen]
-
-
-def test_engines_that_share_a_memory_measure_no_format(tmp_path):
-    """Each would measure something else."""
-    engine = EngineConfig(devices="cpu,cpu")
-    factory = "support.tape_engine:choosing_a_format"
-    with closing(start_replicas(tmp_path, MODEL, engine, factory, PATIENCE)) as replicas:
-        assert replicas.wait_ready().identity == "checkpoint"
-    assert (tmp_path / "asked").read_text().splitlines() == ["checkpoint"] * 2
 
 
 # Two failures in a row end an engine that has no hopeful one beside it.

@@ -11,7 +11,7 @@ from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConf
 from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.processes.replicas.replicas import start_replicas
 from gpuscore.prompts.model import ModelPrompts
-from gpuscore.server.http.auth import ApiKeys
+from gpuscore.server.http.headers import ApiKeys
 from gpuscore.server.run import serve
 from gpuscore.text.joining import PromptBuilder
 from support.fake import FakeBackend

@@ -21,7 +21,7 @@ from gpuscore.processes.replicas.placement import Sought
 from gpuscore.processes.replicas.replicas import start_models
 from gpuscore.processes.worker.process import Patience
 from gpuscore.prompts.model import ModelPrompts
-from gpuscore.server.http.auth import read_api_keys
+from gpuscore.server.http.headers import read_api_keys
 from gpuscore.server.run import serve
 from gpuscore.text.joining import PromptBuilder
 

@@ -90,7 +90,7 @@ def make_job(settings: Settings, options: BatchOptions) -> BatchJob:
     @contextmanager
     def loading() -> Iterator[LoadedModel]:
         # A run that goes on might measure something else.
-        started = start_replicas(directory, model.unmeasured(), engine)
+        started = start_replicas(directory, model, engine)
         with closing(started) as replicas:
             files = read_files(directory, family, names[::-1])
             yield load_model(files, limits, replicas)

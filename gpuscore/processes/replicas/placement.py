@@ -77,7 +77,7 @@ def places_of_all(models: Sequence[Sought], devices: str | None) -> list[list[Pl
 
     def place(base: Placement, model: ModelConfig) -> Placement:
         # No engine on a CPU can tell whether float32 fits for all.
-        own = replace(model.unmeasured() if on_cpu else model, device=device)
+        own = replace(model, device=device)
         return structs.replace(base, model=own, cores=next(cores))
 
     return [[place(base, model.config) for base in bases] for model in models]

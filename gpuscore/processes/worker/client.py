@@ -9,17 +9,15 @@ from functools import partial
 from itertools import count
 from time import monotonic
 
-from msgspec import structs
-
 from gpuscore.engine.ticket import resolve
 from gpuscore.errors import ConfigError, EngineFailed, LoadTimeout, Unavailable
-from gpuscore.processes.worker.pipe import Pipe
 from gpuscore.processes.worker.process import EngineProcess, Patience
 from gpuscore.processes.worker.wire import (
     Cancel,
     Failure,
     FromChild,
     Heartbeat,
+    Pipe,
     ProtocolError,
     Ready,
     Refused,
@@ -270,10 +268,7 @@ class EngineClient:
         with self._lock:
             self._pipe, self._ready_at, self._silence = pipe, monotonic(), 0.0
         if not self.started.done():  # only now: who waits for it may send requests at once
-            # A later child may not choose another format: scores would change.
-            model = replace(self._start.place.model, dtype=message.dtype)
-            place = structs.replace(self._start.place, model=model)
-            self._start, self.about = structs.replace(self._start, place=place), message.about
+            self.about = message.about
             self.started.set_result(message.limits)
 
     def _answer(self, answer: Result | Failure) -> None:

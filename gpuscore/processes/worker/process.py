@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from subprocess import DEVNULL, Popen, TimeoutExpired
 
 from gpuscore.config import API_KEY_VARIABLE
-from gpuscore.processes.worker.pipe import Pipe
+from gpuscore.processes.worker.wire import Pipe
 
 _PR_SET_PDEATHSIG = 1
 

@@ -22,9 +22,8 @@ from gpuscore.server.api.bodies import answer, check_content_type, read_body
 from gpuscore.server.api.openapi import complete
 from gpuscore.server.api.pages import add_files, add_metrics, add_pages, add_probes
 from gpuscore.server.http.aliases import read_aliases
-from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.http.gate import COUNT, Gate
-from gpuscore.server.http.headers import request_seconds
+from gpuscore.server.http.headers import ApiKeys, request_seconds
 from gpuscore.server.http.rounds import Rounds, in_time
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.service import ScoringService

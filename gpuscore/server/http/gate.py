@@ -30,8 +30,7 @@ from gpuscore.errors import (
 )
 from gpuscore.server.http.admission import Admission, Visit
 from gpuscore.server.http.aliases import read_aliases
-from gpuscore.server.http.auth import NO_KEY, ApiKeys
-from gpuscore.server.http.headers import check_host
+from gpuscore.server.http.headers import NO_KEY, ApiKeys, check_host
 from gpuscore.server.http.rounds import Rounds, in_time
 from gpuscore.server.observe.operations import Operations, server_timing
 from gpuscore.server.service import Pacer

@@ -1,28 +1,36 @@
-"""Checks of docker/compose.yaml by the compose schema, and of the dashboard by Grafana's schema."""
+"""Checks of docker/compose.yaml, .github/workflows and the dashboard by their tools' schemas."""
 
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+ROOT = Path(__file__).parents[2]
 
-def schema_errors(path) -> str:
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+
+CHECKED = [("compose-spec", ROOT / "docker/compose.yaml", "read_only: true")]
+for workflow in sorted((ROOT / ".github/workflows").glob("*.yml")):
+    CHECKED.append(("github-workflows", workflow, "runs-on:"))
+
+
+def schema_errors(schema: str, path: Path) -> str:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}"]
     done = subprocess.run([*command, str(path)], capture_output=True, text=True, check=False)
     return done.stdout if done.returncode else ""
 
 
-def test_compose(docker, tmp_path):
-    path = docker / "compose.yaml"
-    assert schema_errors(path) == ""
-    wrong = tmp_path / "compose.yaml"
-    wrong.write_text(path.read_text().replace("read_only: true", "readonly: true"))
-    assert "readonly" in schema_errors(wrong), "the check must see an unknown field"
+@pytest.mark.parametrize(("schema", "path", "key"), CHECKED, ids=lambda value: str(value)[-20:])
+def test_a_file_has_known_keys_only(schema, path, key, tmp_path):
+    assert schema_errors(schema, path) == ""
+    wrong = tmp_path / path.name
+    wrong.write_text(path.read_text().replace(key, key.upper(), 1))
+    assert key.split(":")[0].upper() in schema_errors(schema, wrong)
 
 
 def lost(sent, kept, path: str = "$") -> Iterator[str]:
