@@ -24,7 +24,7 @@ from support.tape_engine import OTHER_LSE, OTHER_VOCAB
 from support.tape_servers import engines_of, tape_server
 
 A, B = "a", "b"
-PATIENCE = {"first_delay": 0.7, "max_delay": 0.7}
+PATIENCE = {"delay": 0.7}
 
 
 @pytest.fixture(scope="module")
