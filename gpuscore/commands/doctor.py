@@ -25,7 +25,7 @@ from gpuscore.config import ModelConfig, ServerConfig
 from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError
 from gpuscore.server.http.address import bind
-from gpuscore.server.http.auth import read_api_keys
+from gpuscore.server.http.headers import read_api_keys
 from gpuscore.system.extras import install
 
 LEAST_MEMORY = 2 * 2**30  # bytes; the weights of Qwen3-0.6B in float32 take 2.2 GiB

@@ -12,12 +12,12 @@ from gpuscore.backends.common.quantization import described
 from gpuscore.backends.common.shapes import count_parameters
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
 from gpuscore.config.options import plain
-from gpuscore.config.served import ServedConfig, check_one_source, served_models
+from gpuscore.config.served import ServedConfig, served_models
 from gpuscore.config.sources import DEFAULT, Settings
 from gpuscore.errors import ConfigError
 from gpuscore.models.files import printable
-from gpuscore.models.hub import model_directory, model_name
-from gpuscore.processes.replicas.placement import Sought, places_of_all
+from gpuscore.models.hub import model_name
+from gpuscore.processes.replicas.placement import places_of_all, size_of_weights
 from gpuscore.processes.worker.wire import Placement
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.family import formula_of
@@ -42,7 +42,6 @@ def print_info(settings: Settings, device_memory: int | None) -> None:
     """
     resolved: dict[str, object] = {}
     try:
-        check_one_source(settings)
         chosen = served_models(settings.make(ModelConfig), settings.make(ServerConfig))
         if len(chosen) == 1:
             _print_model(chosen[0], settings, device_memory, resolved)
@@ -60,11 +59,11 @@ def _print_model(
     device_memory: int | None,
     resolved: dict[str, object],
 ) -> None:
-    model, devices = chosen.config, settings.make(EngineConfig).devices
-    directory = model_directory(model.model, model.revision, model.adapter)
+    chosen = chosen.located()
+    model, directory = chosen.config, chosen.directory
     rows = {"model": f"{model_name(model.model)} ({directory})"}
     if device_memory is None:
-        (places,) = places_of_all([Sought(chosen.name, directory, model)], devices)
+        (places,) = places_of_all([chosen], settings.make(EngineConfig).devices)
         os.environ.update(places[0].environment)
         plan = plan_backend(directory, places[0].model)
         config = plan.architecture.config
@@ -115,16 +114,13 @@ def _shares_table(chosen: Sequence[ServedConfig], engine: EngineConfig) -> str:
     Raises:
         ConfigError: as `places_of_all`.
     """
-    sought = [
-        Sought(model.name, model_directory(model.config.model, model.config.revision), model.config)
-        for model in chosen
-    ]
+    sought = [model.located() for model in chosen]
     rows: list[tuple[str, ...]] = [HEAD]
     for model, places in zip(sought, places_of_all(sought, engine.devices), strict=True):
-        cache = mebibytes(model.config.kv_cache_size or 0)
+        sizes = size_of_weights(model.directory), model.config.kv_cache_size or 0
         for place in places:
             cores = ", ".join(map(str, place.cores)) or "all"
-            rows.append((model.name, place.device, cores, mebibytes(model.weights), cache))
+            rows.append((model.name, place.device, cores, *map(mebibytes, sizes)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -8,7 +8,7 @@ from gpuscore.dialects.paths import OPEN_PATHS
 from gpuscore.dialects.served import ServedModel
 from gpuscore.errors import ConfigError
 from gpuscore.server.api.app import create_app
-from gpuscore.server.http.auth import ApiKeys, read_api_keys
+from gpuscore.server.http.headers import ApiKeys, read_api_keys
 from gpuscore.server.service import ScoringService
 from support.connections import KEYS, Connection, check_error
 from support.programs import run

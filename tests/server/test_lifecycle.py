@@ -11,7 +11,7 @@ import pytest
 from gpuscore.config import ServerConfig
 from gpuscore.dialects.served import ServedModel
 from gpuscore.errors import ConfigError
-from gpuscore.server.http.auth import ApiKeys
+from gpuscore.server.http.headers import ApiKeys
 from gpuscore.server.run import serve
 from support.serving import serving, stops_at_once
 
