@@ -231,11 +231,10 @@ GOLDEN := tests/fixtures/golden
 RECORD_WITH := $(BIN)/python -P -m gpuscore parity record --device cpu
 RECORD := $(RECORD_WITH) demo --workload quick --threads 1
 golden: setup real-model
-	rm -rf $(GOLDEN)
-	$(RECORD) --dtype float32 --output $(GOLDEN)/torch-float32
-	$(RECORD) --dtype float32 --oracle --output $(GOLDEN)/transformers-float32
-	$(RECORD) --dtype bfloat16 --oracle --output $(GOLDEN)/transformers-bfloat16
-	$(RECORD_WITH) $(REAL_MODEL) --workload text --dtype float32 --oracle --output $(GOLDEN)/smollm2-float32
+	$(RECORD) --dtype float32 --output $(GOLDEN)/torch-float32.json
+	$(RECORD) --dtype float32 --oracle --output $(GOLDEN)/transformers-float32.json
+	$(RECORD) --dtype bfloat16 --oracle --output $(GOLDEN)/transformers-bfloat16.json
+	$(RECORD_WITH) $(REAL_MODEL) --workload text --dtype float32 --oracle --output $(GOLDEN)/smollm2-float32.json
 
 # Never changes files.
 check: setup
@@ -260,7 +259,7 @@ bench-host: setup
 # What was brought along on PYTHONPATH stays visible.
 GPU_PATH = "$(CURDIR):$(CURDIR)/kernels$${PYTHONPATH:+:$$PYTHONPATH}"
 
-# Nine minutes on a CUDA device, no network: figures, parity and tests, as two files in OUT,
+# Nine minutes on a CUDA device, no network: figures, parity and tests, as one file in OUT,
 # by default $OUT or gpu-day/. No virtual environment: torch, triton and transformers of PYTHON are
 # enough for most stages; bench/README.md says which wheels the others need. Without a card, or with
 # ARGS='--device cpu', a trial with small sizes.

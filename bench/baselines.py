@@ -22,11 +22,6 @@ def _log_probabilities(logits: torch.Tensor) -> torch.Tensor:
     return torch.log_softmax(logits.float(), dim=-1)[:, LABELS]
 
 
-def _joined(rows: list[torch.Tensor]) -> Array:
-    joined: Array = torch.cat(rows).double().cpu().numpy()
-    return joined
-
-
 @torch.inference_mode()
 def padded_batches(model: PreTrainedModel, query: list[int], items: list[list[int]]) -> Array:
     """Score whole prompts, BATCH at a time, with the logits of the last position only."""
@@ -36,7 +31,7 @@ def padded_batches(model: PreTrainedModel, query: list[int], items: list[list[in
         ids = torch.tensor(prompts, device=model.device)
         logits = model(ids, use_cache=False, logits_to_keep=1).logits[:, -1]
         rows.append(_log_probabilities(logits))
-    return _joined(rows)
+    return torch.cat(rows).double().cpu().numpy()
 
 
 @torch.inference_mode()
@@ -54,7 +49,7 @@ def reused_query(model: PreTrainedModel, query: list[int], items: list[list[int]
         )
         out = model(ids, None, None, again, use_cache=True, logits_to_keep=1)
         rows.append(_log_probabilities(out.logits[:, -1]))
-    return _joined(rows)
+    return torch.cat(rows).double().cpu().numpy()
 
 
 @torch.inference_mode()
@@ -82,7 +77,7 @@ def packed_mask(model: PreTrainedModel, query: list[int], items: list[list[int]]
         )
         rows.append(_log_probabilities(out.logits[0]))
         cache.crop(-len(own))
-    return _joined(rows)
+    return torch.cat(rows).double().cpu().numpy()
 
 
 def _query_cache(model: PreTrainedModel, query: list[int]) -> DynamicCache:

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn import functional
 
 ROWS = 2048  # rows of the products measured on a CPU
-WEIGHT_BYTES = 1 << 27  # of the weights on which a product's calls take turns
 
 
 def operations(
@@ -55,17 +54,13 @@ def operations(
     return counted | {"linear": 2.0 * hidden * numbers, "head": head}
 
 
-def linear_sizes(shape: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """(columns in, columns out) of the products of one layer."""
+def linear_sizes(shape: Mapping[str, int]) -> list[tuple[int, int]]:
+    """(columns in, columns out) of the products of one layer: QKV, o, gate and up, down."""
     hidden, inner = shape["hidden_size"], shape["intermediate_size"]
     heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
     dim = shape["head_dim"]
-    return {
-        "qkv": (hidden, (heads + 2 * kv_heads) * dim),
-        "o": (heads * dim, hidden),
-        "gate_up": (hidden, 2 * inner),
-        "down": (inner, hidden),
-    }
+    qkv, o = (hidden, (heads + 2 * kv_heads) * dim), (heads * dim, hidden)
+    return [qkv, o, (hidden, 2 * inner), (inner, hidden)]
 
 
 # ---- a CPU ----
@@ -83,17 +78,17 @@ def cpu_rates(shape: Mapping[str, int], dtype: torch.dtype, query: int) -> dict[
     """Measure operations per second of torch's own routines at these shapes, over `query` keys."""
     hidden, dim = shape["hidden_size"], shape["head_dim"]
     heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
-    sizes = linear_sizes(shape).values()
+    sizes = linear_sizes(shape)
     products = [_product(a, b, dtype) for a, b in sizes]
     q = torch.randn(1, kv_heads, heads // kv_heads * ROWS, dim, dtype=dtype)
     k = torch.randn(1, kv_heads, query, dim, dtype=dtype)
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     rows, vocab = torch.randn(500, hidden), torch.randn(4096, hidden)
-    linear = _cpu_seconds(lambda: [run() for run in products])
+    linear = median_seconds(lambda: [run() for run in products])
     return {
         "linear": 2 * ROWS * sum(a * b for a, b in sizes) / linear,
-        "attention": 4 * heads * ROWS * query * dim / _cpu_seconds(lambda: flash(q, k, k)),
-        "head": 2 * 500 * hidden * 4096 / _cpu_seconds(lambda: rows @ vocab.T),
+        "attention": 4 * heads * ROWS * query * dim / median_seconds(lambda: flash(q, k, k)),
+        "head": 2 * 500 * hidden * 4096 / median_seconds(lambda: rows @ vocab.T),
     }
 
 
@@ -107,10 +102,6 @@ def _product(columns: int, outputs: int, dtype: torch.dtype) -> Callable[[], Ten
     return partial(torch.ops.mkldnn._linear_pointwise, x, reordered, None, "none", [], "")
 
 
-def _cpu_seconds(run: Callable[[], object]) -> float:
-    return median_seconds(run, torch.device("cpu"), repeat=7, warm=1)
-
-
 # ---- a card ----
 
 
@@ -122,31 +113,21 @@ def card_rates(
     source = torch.randint(256, (copied,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     copy = median_seconds(lambda: target.copy_(source), device)
-    x = torch.randn(size, size, device=device, dtype=dtype)
-    # Calls take turns on weights, so that none is still in a cache when it is used again.
-    count = max(1, min(16, WEIGHT_BYTES // (size**2 * dtype.itemsize)))
-    weights = [torch.randn(size, size, device=device, dtype=dtype) for _ in range(count)]
-    seconds = median_seconds(lambda: [functional.linear(x, w) for w in weights], device) / count
+    x, w = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    seconds = median_seconds(lambda: functional.linear(x, w), device)
     return {"product": 2 * size**3 / seconds, "copy": 2 * copied / copy}
 
 
 def card_floor(
     shape: Mapping[str, Any], work: Workload, dtype: torch.dtype, measured: Mapping[str, float]
-) -> dict[str, Any]:
-    """Return the least time of a workload in milliseconds, and what it follows from.
+) -> float:
+    """Return the least time of a workload in milliseconds.
 
     All counted operations at the rate of the large product, or one read of the weights at the rate
     of a copy, whichever takes longer.
     """
     counted = operations(shape, work.query_len, work.num_items, work.item_len, work.cached)
-    layer = sum(a * b for a, b in linear_sizes(shape).values())
+    layer = sum(a * b for a, b in linear_sizes(shape))
     weights = shape["num_hidden_layers"] * layer + shape["vocab_size"] * shape["hidden_size"]
     reading = weights * dtype.itemsize / measured["copy"]
-    seconds = max(sum(counted.values()) / measured["product"], reading)
-    return {
-        "sizes": str(work),
-        "tokens": work.tokens,
-        "TFLOP": sum(counted.values()) / 1e12,
-        "ms": 1e3 * seconds,
-        "items/s": work.num_items / seconds,
-    }
+    return 1e3 * max(sum(counted.values()) / measured["product"], reading)

@@ -3,7 +3,6 @@
     make bench-cpu                                   # 2,000 + 500 x 20, 500 + 100 x 20,
                                                      # 4 requests of 120 + 10 x 180, 280 + 1 x 20
     make bench-cpu ARGS='--shape small --workload single short'   # 280 + 1 x 20, 300 + 16 x 32
-    make bench-cpu ARGS='--workload growth'          # 10,000 items against 500: time and memory
     make bench-cpu ARGS=--w8a8                       # also with the checkpoint in INT8
     make bench-cpu ARGS='--vllm VENV/bin/python --workload hundred separate --repeat 5'
 
@@ -15,13 +14,13 @@ log p, and in the timed dtype within twice its own error against float32. They a
 
 import argparse
 import json
-import resource
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
@@ -47,10 +46,9 @@ from gpuscore.config import ModelConfig
 from support.quantized import quantised
 
 SCRATCH = Path(__file__).parents[1] / "scratch"
-CHECKED = Workload(200, 40, 9, seed=1)  # what all scorers have to agree on
+CHECKED = Workload(200, 40, 9)  # what all scorers have to agree on in float32
 LONGEST = 4096  # tokens of a prompt; a full context would reserve gigabytes for its pages
-COMPARED = 8  # about as many items of a workload are compared in the timed dtype
-COMPILING = Workload(300, 40, 20)  # the first request, in which engines compile
+COMPARED = 10  # about as many items of a workload are compared
 DEFAULT = ("reports", "hundred", "separate", "single")
 FLOOR = "floor of this machine"
 
@@ -70,22 +68,17 @@ def main() -> None:
     about = {"bench": "cpu", "shape": options.shape, "dtype": str(dtype), "repeat": options.repeat}
     with ExitStack() as stack:
         scorer = stack.enter_context(Scorer(config))
-        packed(scorer, *COMPILING.draw(vocab))
         scorers: Scorers = {"gpuscore, packed": partial(packed, scorer)}
-        if options.workload != ["growth"]:
-            if options.vllm:
-                words = str(directory), str(dtype).removeprefix("torch.")
-                scorers |= of_vllm(options.vllm, *words, stack)
-            check(scorers, Reference(Path(), vocab, COMPARED), directory, dtype, workloads)
+        if options.vllm:
+            words = str(directory), str(dtype).removeprefix("torch.")
+            scorers |= of_vllm(options.vllm, *words, stack)
+        check(scorers, SHAPES[options.shape], directory, dtype, workloads)
         if options.w8a8:
             scorers["gpuscore, W8A8"] = of_w8a8(scorer, config, vocab, stack)
         if not options.vllm:
             scorers |= of_transformers(directory, dtype)
         for name, workload in workloads.items():
-            if options.workload == ["growth"]:
-                found = growth(scorer, vocab, options.repeat)
-            else:
-                found = compare(scorers, SHAPES[options.shape], dtype, workload, options.repeat)
+            found = compare(scorers, SHAPES[options.shape], dtype, workload, options.repeat)
             print(f"\n{options.shape}, {dtype}, {name}, 2 labels; {machine()}\n")
             print(table(found["rows"]), "\n", flush=True)
             keep("cpu", about | {"workload": name} | found)
@@ -96,19 +89,14 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shape", choices=("qwen3-0.6b", "small"), default="qwen3-0.6b")
-    parser.add_argument(
-        "--workload", nargs="+", choices=sorted(WORKLOADS), default=DEFAULT, help="growth: alone"
-    )
+    parser.add_argument("--workload", nargs="+", choices=sorted(WORKLOADS), default=DEFAULT)
     parser.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--w8a8", action="store_true", help="also with the checkpoint in INT8")
     parser.add_argument(
         "--vllm", type=Path, metavar="PYTHON", help="beside vLLM, in place of transformers"
     )
-    options = parser.parse_args()
-    if "growth" in options.workload and len(options.workload) > 1:
-        parser.error("--workload growth cannot be run with others")
-    return options
+    return parser.parse_args()
 
 
 # ---- agreement first ----
@@ -117,23 +105,22 @@ def arguments() -> argparse.Namespace:
 def check_exactness() -> None:
     """Compare in float32 at a small shape; bfloat16 could hide a dropped token."""
     directory = make_model("small", "float32", SCRATCH)
-    reference = Reference(Path(), SHAPES["small"]["vocab_size"], CHECKED.num_items)
     with Scorer(str(directory)) as scorer:
         scorers: Scorers = {"gpuscore": partial(packed, scorer)}
         scorers |= of_transformers(directory, torch.float32)
-        check(scorers, reference, directory, torch.float32, {"small shape": CHECKED})
+        check(scorers, SHAPES["small"], directory, torch.float32, {"small shape": CHECKED})
 
 
 def check(
     scorers: Scorers,
-    reference: Reference,
+    shape: Mapping[str, Any],
     directory: Path,
     dtype: torch.dtype,
     workloads: Mapping[str, Workload],
 ) -> None:
     """Compare scorers with transformers; end this program if one is wrong."""
     with TemporaryDirectory() as folder:
-        reference = replace(reference, path=Path(folder) / "reference.npz")
+        reference = Reference(Path(folder) / "reference.npz", shape["vocab_size"], COMPARED)
         reference.make(directory, dtype, torch.device("cpu"), workloads)
         for name, workload in workloads.items():
             for scorer, score in scorers.items():
@@ -208,7 +195,7 @@ def compare(
         least = floors[-1]["seconds"]
         taken[FLOOR].append(Spent(least, least * torch.get_num_threads()))
         for name, score in scorers.items():
-            taken[name].append(spent(partial(_all, score, requests)))
+            taken[name].append(spent(partial(list, starmap(score, requests))))
         print(f"  round {turn + 1}: { {name: times[-1] for name, times in taken.items()} }")
     ours, floor = taken[next(iter(scorers))], taken[FLOOR]
     rows = []
@@ -225,25 +212,6 @@ def compare(
         }
         rows.append({"scorer": name, **{of: round(x, 3) for of, x in figures.items()}})
     return {"floors": floors, "rows": rows}
-
-
-def _all(score: Score, requests: Sequence[tuple[list[int], list[list[int]]]]) -> None:
-    for request in requests:
-        score(*request)
-
-
-def growth(scorer: Scorer, vocab: int, repeat: int) -> Row:
-    """Time 500 items, then 20 times as many; also the process's peak memory after each."""
-    rows: list[Row] = []
-    for turn in range(repeat):
-        for workload in (WORKLOADS["reports"], WORKLOADS["growth"]):
-            request = replace(workload, seed=200 + turn).draw(vocab)
-            taken = spent(partial(packed, scorer, *request))
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-            row = {"workload": str(workload), "seconds": round(taken.wall, 2), "peak MiB": peak}
-            rows.append(row)
-    ratios = [rows[i + 1]["seconds"] / rows[i]["seconds"] for i in range(0, len(rows), 2)]
-    return {"time ratio": round(statistics.median(ratios), 2), "rows": rows}
 
 
 if __name__ == "__main__":

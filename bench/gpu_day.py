@@ -7,9 +7,9 @@
 PYTHON needs torch, Triton, msgspec and transformers with their dependencies; bench/README.md says
 how to carry wheels of what other stages need.
 
-Each stage is a process of its own with a time limit. After every stage the folder has two files:
-`gpu-day.json` with all findings so far, and `gpu-day.tgz` with what the stages wrote and printed. A
-run that is killed loses one stage. The day ends within its minutes by its own clock; what was not
+Each stage is a process of its own with a time limit. After every stage `gpu-day.json` in the folder
+has all findings so far, and the end of what failed stages printed. A run that is killed loses one
+stage. The day ends within its minutes by its own clock; what was not
 reached is named. Every result is compared with a reference before it is timed. At the end it prints
 the rows. The exit code is 1 if a stage failed or was not reached.
 """
@@ -19,7 +19,6 @@ import os
 import signal
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Sequence
@@ -28,18 +27,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gpu_stages import BENCH, ROOT, Command, Found, Stage, stages
-from report import Row, machine, replace_json, table
+from report import machine, replace_json, table
 
 MINUTES = 9.0
-MARGIN = 15.0  # seconds kept for the end of the last stage and the last files
+MARGIN = 10.0  # seconds kept for the end of the last stage
 GRACE = 5.0  # seconds from a stage's interrupt to its end: pytest says what failed
 LEAST = 5.0  # seconds without which no stage is begun
-TAIL = 3000  # characters of a stage's output that are kept in the JSON if it fails
-KEPT = 4 << 20  # bytes of a file in the .tgz at most
-SHOWN = (
-    *("scorer", "workload", "sizes", "device ms", "wall ms", "ms", "items/s", "of floor"),
-    "failed",
-)
+TAIL = 20_000  # characters of a stage's output that are kept in the JSON if it fails
+SHOWN = ("scorer", "workload", "sizes", "ms", "items/s", "of floor", "wrong", "failed")
 # Stands between the day and a command, which ends with the day: it must not use the device beside
 # the next run. A function between fork and exec may hang where there are threads.
 STARTER = """
@@ -75,7 +70,6 @@ class Day:
     def _keep(self, stage: Stage, result: Found) -> None:
         self.stages[stage.name] = result
         replace_json(self.folder / "gpu-day.json", self.findings)
-        pack(self.work, self.folder / "gpu-day.tgz")
         why = f": {result['why']}" if "why" in result else ""
         print(f"{stage.name}: {result['status']}{why}, {result.get('seconds', 0)} s", flush=True)
 
@@ -85,13 +79,9 @@ class Day:
         return [name for name, about in self.stages.items() if about["status"] != "done"]
 
     def table(self) -> str:
-        """Return all rows as text; the last column says why a row has no time."""
-        rows: list[Row] = []
-        for about in self.stages.values():
-            for row in about.get("found", {}).get("rows", ()):
-                wrong = f"WRONG, not timed: {row.get('errors')}" if row.get("wrong") else None
-                rows.append(row | {"failed": row.get("failed", wrong)})
-        return table(rows, SHOWN)
+        """Return all rows as text; one that is wrong or failed has no time."""
+        found = [about.get("found", {}).get("rows", ()) for about in self.stages.values()]
+        return table([row for rows in found for row in rows], SHOWN)
 
 
 def run_stage(stage: Stage, work: Path, limit: float) -> Found:
@@ -154,19 +144,6 @@ def run_command(command: Command, printed: Path, limit: float) -> int:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def pack(work: Path, path: Path) -> None:
-    """Write all files but models and those over `KEPT` bytes into a .tgz, atomically."""
-
-    def chosen(about: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        return None if "weights" in Path(about.name).parts or about.size > KEPT else about
-
-    fresh = path.with_suffix(".part")
-    with tarfile.open(fresh, "w:gz") as archive:
-        for file in sorted(work.iterdir()):
-            archive.add(file, file.name, filter=chosen)
-    os.replace(fresh, path)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -6,7 +6,6 @@ Writes its findings into FOLDER after every row, and reads those of `ceilings`. 
 are compared with the reference before it is timed. The exit code is 1 if a row was wrong or failed.
 """
 
-import gc
 import os
 import statistics
 import sys
@@ -25,18 +24,7 @@ from transformers.utils import logging as transformers_logging
 sys.path.insert(0, str(Path(__file__).parent))
 from baselines import LABELS
 from ceiling import card_floor, card_rates
-from clock import Taken
-from gpu_work import (
-    WORKLOADS,
-    Batches,
-    Draws,
-    Launch,
-    first_of,
-    launched,
-    product,
-    smaller,
-    sustained,
-)
+from gpu_work import TRIAL, WORKLOADS, Batches, first_of, launched, product, sustained
 from oracle import Reference
 from random_models import SHAPES, make_model
 from report import Row, read_json, replace_json
@@ -56,9 +44,7 @@ MAX_MODEL_LEN = 4096
 TRIAL_TOKENS = 128  # of a batch, and of a graph at most
 KV_TOKENS = 32_768  # of all KV pages: enough for these workloads, and leaves memory to others
 SECONDS = 5.0  # of load; in the first third the clock settles
-REPEAT, LEAST = 15, 3  # repetitions of a measurement, and those of one that takes ENOUGH seconds
-ENOUGH = 4.0
-UNLIMITED = RequestLimits(max_items=1 << 30, max_labels=1 << 30, max_request_tokens=1 << 30)
+REPEAT = 15  # measurements
 
 
 class Section:
@@ -67,16 +53,17 @@ class Section:
     def __init__(self, folder: Path, name: str, scratch: Path, device: str) -> None:
         self.folder, self.name, self.device = folder, name, torch.device(device)
         self.on_cuda = self.device.type == "cuda"
+        self.seconds = SECONDS if self.on_cuda else 0.3
         self.dtype = torch.bfloat16 if self.on_cuda else torch.float32
         shapes = ("qwen3.5-0.8b", "qwen3-0.6b") if self.on_cuda else ("small-hybrid", "tiny")
         hybrid = name == "hybrid"
-        self.shape = shapes[not hybrid]
-        self.sizes = SHAPES[self.shape]
-        self.model = make_model(self.shape, str(self.dtype).removeprefix("torch."), scratch)
-        chosen = {n: work for n, work in WORKLOADS.items() if not hybrid or n in ("a", "300")}
-        self.workloads = chosen if self.on_cuda else {n: smaller(w) for n, w in chosen.items()}
+        shape = shapes[not hybrid]
+        self.sizes = SHAPES[shape]
+        self.model = make_model(shape, str(self.dtype).removeprefix("torch."), scratch)
+        every = WORKLOADS if self.on_cuda else TRIAL
+        self.workloads = {n: work for n, work in every.items() if not hybrid or n in ("a", "300")}
         rows = (16 if hybrid else 128) if self.on_cuda else 6
-        kept = folder / f"{self.shape}.npz"
+        kept = folder / f"{shape}.npz"
         self.reference = Reference(kept, self.sizes["vocab_size"], rows)
         self.rates: dict[str, float] = {}
         if name != "ceilings":
@@ -94,12 +81,9 @@ class Section:
     def compute_reference(self) -> None:
         made = self.reference.make(self.model, self.dtype, self.device, self.workloads)
         self.findings["errors of transformers"] = made
-        if self.on_cuda:
-            gc.collect()
-            torch.cuda.empty_cache()
 
     def loaded(self, attention: str = "auto") -> TorchBackend:
-        """Return a warm backend, and keep the settings that it chose."""
+        """Return a warm backend."""
         heads = self.sizes["num_key_value_heads"] * self.sizes["head_dim"]
         token_bytes = 2 * self.sizes["num_hidden_layers"] * heads * self.dtype.itemsize
         config = ModelConfig(
@@ -112,11 +96,6 @@ class Section:
         )
         plan = plan_backend(self.model, config)
         assert isinstance(plan, TorchPlan)
-        self.findings["settings"] = {
-            "attention": plan.attention,
-            "graph tokens": plan.graph_tokens,
-            "batch tokens": plan.max_tokens,
-        }
         backend = TorchBackend(plan)
         backend.warmup()
         return backend
@@ -131,70 +110,41 @@ class Section:
                 row["failed"] = f"{type(error).__name__}: {error}"
             self.add(row)
 
-    def floor(self, name: str) -> Row:
+    def floor(self, name: str) -> float:
         return card_floor(self.sizes, self.workloads[name], self.dtype, self.rates)
 
-    def times(self, take: Callable[[], Any]) -> list[Any]:
-        """Repeat a measurement, less often if it takes long; without a card it is made once."""
-        taken, end = [take()], time.perf_counter() + ENOUGH
-        while self.on_cuda and len(taken) < (REPEAT if time.perf_counter() < end else LEAST):
-            taken.append(take())
-        return taken
-
     def row(
-        self,
-        name: str,
-        score: Callable[[Request], Float64Array],
-        wall: Callable[[], float],
-        on_device: Callable[[float], Taken] | None = None,
+        self, name: str, score: Callable[[Request], Float64Array], seconds: Callable[[], float]
     ) -> Row:
-        """Compare scores with the reference, then measure the seconds of requests.
-
-        `on_device` gets the seconds for which the device must wait until all is launched.
-        """
+        """Compare scores with the reference, then measure the seconds of requests."""
         workload = self.workloads[name]
         results = [score(request) for request in self.reference.inputs(workload)]
         right, errors = self.reference.judge(name, results)
         if not right:
             return {"errors": errors, "wrong": True}
-        wall()  # warms up
-        seconds = statistics.median(self.times(wall))
-        row = {"errors": errors, "wall ms": 1e3 * seconds}
-        if on_device is not None and self.on_cuda:
-            taken = self.times(partial(on_device, min(0.1, 2 * seconds + 0.01)))
-            seconds = statistics.median(each.seconds for each in taken)
-            # Below 1, some times include gaps between launches.
-            row["host ahead"] = sum(each.ahead for each in taken) / len(taken)
-            row["device ms"] = 1e3 * seconds
-        share = round(self.floor(name)["ms"] / (1e3 * seconds), 3)
-        return row | {"items/s": workload.num_items / seconds, "of floor": share}
+        seconds()  # warms up
+        taken = statistics.median(seconds() for _ in range(REPEAT if self.on_cuda else 1))
+        share = round(self.floor(name) / (1e3 * taken), 3)
+        rate = {"items/s": workload.num_items / taken, "of floor": share}
+        return {"errors": errors, "ms": 1e3 * taken} | rate
 
     def on_backend(self, backend: TorchBackend, name: str, workload: Workload) -> Row:
-        """Measure packed batches on the device, and from there to their scores."""
+        """Measure packed batches on the device."""
         batches = Batches(backend, workload)
-        draws = Draws(workload, self.reference.vocab, seed=2000)
-        row = self.row(
-            name,
-            batches.score,
-            lambda: batches.wall(draws.next()),
-            lambda hold: batches.device(draws.next(), hold),
-        )
+        draws = workload.draws(self.reference.vocab, seed=2000)
+        row = self.row(name, batches.score, lambda: batches.seconds(next(draws)))
         return row | {"cached": batches.cached_tokens}
 
     def in_engine(
         self, engine: Engine, builder: PromptBuilder, name: str, workload: Workload
     ) -> Row:
         """Measure from lists of ids to log-probabilities, as `Scorer` does."""
-        draws = Draws(workload, self.reference.vocab, seed=3000)
-        found = [0]  # tokens in the cache, of the last request
+        draws = workload.draws(self.reference.vocab, seed=3000)
 
         def score(request: Request) -> Float64Array:
             built = builder.build(ScoreInput(*request, label_token_ids=LABELS))
             assert built is not None
-            before = engine.stats().counters.cached_tokens
-            scores = np.stack(label_logprobs(engine.score(built).result()))
-            found[0] = engine.stats().counters.cached_tokens - before
-            return scores
+            return np.stack(label_logprobs(engine.score(built).result()))
 
         def prepared(request: Request) -> Request:
             if (before := first_of(request, workload)) is not None:
@@ -202,28 +152,24 @@ class Section:
             return request
 
         def alone() -> float:
-            request = prepared(draws.next())
+            request = prepared(next(draws))
             start = time.perf_counter()
             score(request)
             return time.perf_counter() - start
 
-        row = self.row(name, lambda request: score(prepared(request)), alone)
-        return row | {"cached": found[0]}
-
-    def loaded_for_seconds(self, launch: Launch) -> Row:
-        return sustained(launch, SECONDS if self.on_cuda else 0.3, self.on_cuda)
+        return self.row(name, lambda request: score(prepared(request)), alone)
 
     def measure(self, backend: TorchBackend) -> None:
         """Measure a backend, under load for seconds, and in the engine, which closes it."""
         self.each(self.name, partial(self.on_backend, backend))
-        load = self.loaded_for_seconds(launched(backend, self.workloads["a"]))
-        share = self.floor("a")["ms"] / load["ms"]
+        load = sustained(launched(backend, self.workloads["a"]), self.seconds, self.on_cuda)
+        share = self.floor("a") / load["ms"]
         load |= {"scorer": f"{self.name} under load", "workload": "a", "of floor": round(share, 3)}
         sustained_share = share * self.rates["product"] / self.rates["sustained product"]
         load["of sustained floor"] = round(sustained_share, 3)
         self.add(load)
         engine = Engine(backend)
-        builder = PromptBuilder(None, backend.limits, UNLIMITED)
+        builder = PromptBuilder(None, backend.limits, RequestLimits())
         try:
             self.each(f"{self.name}, engine", partial(self.in_engine, engine, builder))
         finally:
@@ -233,7 +179,7 @@ class Section:
         """Measure the card's rates, and compute the reference of all workloads."""
         size, copied = (8192, 1 << 30) if self.on_cuda else (256, 1 << 22)
         self.rates = card_rates(self.dtype, self.device, size, copied)
-        load = self.loaded_for_seconds(product(size, self.dtype, self.device))
+        load = sustained(product(size, self.dtype, self.device), self.seconds, self.on_cuda)
         self.rates["sustained product"] = 2 * size**3 / load["ms"] * 1e3
         floors = {name: self.floor(name) for name in self.workloads}
         self.findings |= {"rates": self.rates, "floors": floors}

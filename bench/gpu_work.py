@@ -1,17 +1,16 @@
 """The workloads, and `Batches`, which plans one with the engine's scheduler, runs its batches on a
 backend and collects the rows; also load for seconds."""
 
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
 from baselines import LABELS
-from clock import Taken, on_device
+from clock import on_device
 from report import Row
 from scenarios import Request, Workload
-from sensors import Sampler
 from torch.nn import functional
 
 from gpuscore.backends.torch.backend import TorchBackend
@@ -21,6 +20,11 @@ from gpuscore.engine.scheduler import Scheduler
 from gpuscore.types.batch import Float64Array, RowScores
 from gpuscore.types.request import ScoreRequest
 
+SENSORS = (
+    *("nvidia-smi", "--query-gpu=clocks.sm,power.draw,temperature.gpu"),
+    *("--format=csv,noheader", "--id=0"),
+)
+HOLD = 0.1  # seconds, more than launching takes
 QUEUED = 2  # of a launcher, which has buffers for two batches
 WORKLOADS: Mapping[str, Workload] = {
     "a": Workload(2000, 500, 20),
@@ -29,29 +33,14 @@ WORKLOADS: Mapping[str, Workload] = {
     "d": Workload(120, 10, 180),
     "300": Workload(280, 1, 20),
 }
+TRIAL: Mapping[str, Workload] = {
+    "a": Workload(200, 25, 20),
+    "a cached": Workload(200, 25, 20, cached=200),
+    "b cached": Workload(191, 25, 10, cached=190),
+    "d": Workload(12, 3, 20),
+    "300": Workload(28, 1, 20),
+}
 Launch = Callable[[], Callable[[], object]]  # queues work and returns what waits for it
-
-
-def smaller(workload: Workload) -> Workload:
-    """Return a workload of about a tenth of the size, for a trial."""
-    return replace(
-        workload,
-        query_len=workload.query_len // 10,
-        cached=workload.cached // 10,
-        num_items=max(min(3, workload.num_items), workload.num_items // 20),
-        item_len=min(workload.item_len, 20),
-    )
-
-
-class Draws:
-    """Requests of random tokens, a different one each time."""
-
-    def __init__(self, workload: Workload, vocab: int, seed: int) -> None:
-        self.workload, self.vocab, self._seed = workload, vocab, seed
-
-    def next(self) -> Request:
-        self._seed += 1
-        return replace(self.workload, seed=self._seed).draw(self.vocab)
 
 
 def first_of(request: Request, workload: Workload) -> Request | None:
@@ -79,24 +68,17 @@ class Batches:
                 table[items] = logits - scores.lse[:, None]
         return table
 
-    def wall(self, request: Request) -> float:
-        """Measure the seconds from packed batches to their RowScores."""
-        works = self.planned(request)
-        start = time.perf_counter()
-        self._collected(works)
-        return time.perf_counter() - start
-
-    def device(self, request: Request, hold: float) -> Taken:
+    def seconds(self, request: Request) -> float:
         """Measure the batches' time on the device (`on_device`), without fetching results."""
         works = self.planned(request)
         finish: list[Callable[[], RowScores]] = []
         launch = self.backend.launcher.launch
-        taken = on_device(
-            lambda: finish.extend(launch(work.batch) for work in works), self.backend.device, hold
+        seconds = on_device(
+            lambda: finish.extend(launch(work.batch) for work in works), self.backend.device, HOLD
         )
         for wait in finish:
             wait()
-        return taken
+        return seconds
 
     def planned(self, request: Request) -> list[Work]:
         """Return the request's batches, after running the request that must be cached before."""
@@ -154,7 +136,7 @@ def product(size: int, dtype: torch.dtype, device: torch.device) -> Launch:
 def launched(backend: TorchBackend, workload: Workload) -> Launch:
     """Return what queues one request's batches, the same ones every time, packed beforehand."""
     batches = Batches(backend, workload)
-    works = batches.planned(Draws(workload, backend.limits.vocab_rows, seed=5000).next())
+    works = batches.planned(next(workload.draws(backend.limits.vocab_rows, seed=5000)))
 
     def launch() -> Callable[[], object]:
         waits = [backend.launcher.launch(work.batch) for work in works]
@@ -164,29 +146,29 @@ def launched(backend: TorchBackend, workload: Workload) -> Launch:
 
 
 def sustained(launch: Launch, seconds: float, on_cuda: bool) -> Row:
-    """Keep a device busy for some seconds and sample its clock, power and temperature.
+    """Keep a device busy for some seconds.
 
     Args:
         launch: `QUEUED` are under way at a time.
-        seconds: of load. Times and samples of the first third, while the clock settles, are left
-            out.
-        on_cuda: the card has sensors.
+        seconds: of load. The first third, while the clock settles, is left out.
+        on_cuda: ask for the card's clock, power and temperature meanwhile.
 
     Returns:
         Milliseconds of each launch's work, and what the card's sensors said.
     """
     waits = [launch() for _ in range(QUEUED)]
     start = counted = time.perf_counter()
-    done, sampler = 0, None
-    while (now := time.perf_counter()) < start + seconds:
+    done, asked = 0, None
+    while (now := time.perf_counter()) < start + seconds or (asked and asked.poll() is None):
         if counted == start and now > start + seconds / 3:
-            sampler, counted, done = Sampler() if on_cuda else None, now, 0
+            asked = subprocess.Popen(SENSORS, stdout=subprocess.PIPE) if on_cuda else None
+            counted, done = now, 0
         waits.pop(0)()
         waits.append(launch())
         done += 1
-    took = time.perf_counter() - counted
-    row = {"ms": 1e3 * took / done, "launches": done}
-    row |= sampler.stop() if sampler is not None else {}
+    row: Row = {"ms": 1e3 * (time.perf_counter() - counted) / done, "launches": done}
     for wait in waits:
         wait()
+    if asked is not None:
+        row["sensors"] = asked.communicate()[0].decode().strip()
     return row

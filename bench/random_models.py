@@ -25,11 +25,6 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def is_hybrid(shape: dict[str, Any]) -> bool:
-    """True if the model has linear layers."""
-    return "full_attention_interval" in shape
-
-
 def make_model(shape: str, dtype: str, scratch: Path) -> Path:
     """Return a Hugging Face directory with random weights of a shape, made once.
 
@@ -42,7 +37,7 @@ def make_model(shape: str, dtype: str, scratch: Path) -> Path:
     if (directory / "model.safetensors").is_file():
         return directory
     torch.manual_seed(0)
-    hybrid = is_hybrid(SHAPES[shape])
+    hybrid = "full_attention_interval" in SHAPES[shape]
     make: type[Any] = Qwen3_5TextConfig if hybrid else Qwen3Config
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(make(**SHAPES[shape]))  # type: ignore[no-untyped-call]

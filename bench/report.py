@@ -20,12 +20,10 @@ def machine() -> Row:
     return {"date": date, "commit": commit()} | local_machine() | load | versions()
 
 
-def keep(name: str, result: Mapping[str, Any], path: Path | None = None) -> None:
-    """Append one line to `path`, by default results/<name>.jsonl, and print it."""
+def keep(name: str, result: Mapping[str, Any]) -> None:
+    """Append one line to results/<name>.jsonl, and print it."""
     line = json.dumps(machine() | result)
-    path = path or RESULTS / f"{name}.jsonl"
-    path.parent.mkdir(exist_ok=True)
-    with path.open("a") as file:
+    with (RESULTS / f"{name}.jsonl").open("a") as file:
         file.write(line + "\n")
     print(line)
 

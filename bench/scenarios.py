@@ -1,7 +1,9 @@
 """Workloads that the benches share. Tokens are random and different in every run,
 so that no cache and no repetition can help."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count
 from typing import TypeAlias
 
 import numpy as np
@@ -27,11 +29,6 @@ class Workload:
         shape = f"{query} + {self.num_items:,} x {self.item_len}"
         return shape if self.requests == 1 else f"{self.requests} requests of {shape}"
 
-    @property
-    def tokens(self) -> int:
-        """Number of tokens of one request to compute."""
-        return self.query_len - self.cached + self.num_items * self.item_len
-
     def draw(self, vocab: int) -> Request:
         """Draw the first request."""
         return self._one(self._rng(), vocab)
@@ -39,6 +36,11 @@ class Workload:
     def draw_all(self, vocab: int) -> list[Request]:
         rng = self._rng()
         return [self._one(rng, vocab) for _ in range(self.requests)]
+
+    def draws(self, vocab: int, seed: int) -> Iterator[Request]:
+        """Draw requests without end, the first one of this workload with the next seed."""
+        for number in count(seed + 1):
+            yield replace(self, seed=number).draw(vocab)
 
     def _rng(self) -> np.random.Generator:
         # Queries of two workloads begin differently, or the second one's would be cached.
@@ -55,5 +57,4 @@ WORKLOADS = {
     "separate": Workload(120, 10, 180, requests=4),  # little is shared
     "single": Workload(280, 1, 20),  # nothing is shared
     "short": Workload(300, 16, 32),
-    "growth": Workload(2000, 10000, 20),
 }

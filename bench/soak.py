@@ -39,35 +39,29 @@ def kill_engine(server: int) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def bench(url: str, server: int, kill: bool) -> bool:
-    """Run one round; return whether all was well, or the engine was killed as planned."""
-    running = subprocess.Popen([GPUSCORE, *BENCH, url])
-    if kill:
-        time.sleep(KILLED)
-        kill_engine(server)
-    return running.wait() == 0 or kill
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--minutes", type=float, default=60.0)
-    minutes = parser.parse_args().minutes
-    began, failed, kills, memory = time.monotonic(), 0, 0, []
+    hours = parser.parse_args().minutes / 60
+    began, failed, memory = time.monotonic(), 0, []
     command = [GPUSCORE, *SERVE, "--no-log-requests"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         ready = next(line for line in server.stdout if "ready on http://" in line)
         url = ready.split("ready on ")[1].split()[0]
-        while (passed := (time.monotonic() - began) / 60) < minutes:
-            kill = passed < minutes / 2 and len(memory) % 2 == 1
-            kills += kill
-            failed += not bench(url, server.pid, kill)
-            memory.append((passed / 60, memory_mib(server.pid)))
-            print(f"{passed:.0f} min: {memory[-1][1]:.0f} MiB, {failed} rounds failed", flush=True)
+        while (passed := (time.monotonic() - began) / 3600) < hours:
+            kill = passed < hours / 2 and len(memory) % 2 == 1
+            bench = subprocess.Popen([GPUSCORE, *BENCH, url])
+            if kill:
+                time.sleep(KILLED)
+                kill_engine(server.pid)
+            failed += bench.wait() != 0 and not kill
+            memory.append((passed, memory_mib(server.pid)))
+            how = "engine killed" if kill else f"{failed} rounds failed so far"
+            print(f"{60 * passed:.0f} min: {memory[-1][1]:.0f} MiB, {how}", flush=True)
         server.terminate()
-    late = np.array([row for row in memory if row[0] * 60 >= minutes / 2])
+    late = np.array([row for row in memory if row[0] >= hours / 2])
     slope = float(np.polyfit(*late.T, 1)[0]) if len(late) > 1 else float("inf")
-    print(f"{len(memory)} rounds, {kills} engines killed, {failed} rounds failed")
     print(f"memory in the second half: {slope:+.1f} MiB per hour, at most {GROWTH:g}")
     return int(failed > 0 or slope > GROWTH)
 

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-DOCKER = Path(__file__).parents[1]
-
 
 def tool(variable: str, package: str) -> str:
     """Return the path of a program that pip cannot install; the Makefile names it in a variable."""
@@ -20,7 +18,7 @@ def tool(variable: str, package: str) -> str:
 
 @pytest.fixture(scope="session")
 def docker() -> Path:
-    return DOCKER
+    return Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="session")

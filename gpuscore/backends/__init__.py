@@ -57,10 +57,6 @@ def create_backend(plan: Plan, lost: Callable[[str], None] = lambda line: None) 
         from gpuscore.backends.torch.ranks.backend import ParallelBackend
 
         return ParallelBackend(plan, lost)
-    if plan.architecture.storage is not None:
-        from gpuscore.backends.torch.scales import check_scales
-
-        check_scales(Path(plan.directory), plan.architecture, plan.settings.allow_degenerate)
     if plan.framework == "jax":
         from gpuscore.backends.jax.backend import JaxBackend
 
@@ -78,7 +74,7 @@ def prepare(directory: Path, config: ModelConfig) -> Prepared:
         about += f", in {config.tensor_parallel} ranks"
     if plan.precision != "full":
         about += f", linear layers {described(plan.precision, plan.architecture.storage)}"
-    return Prepared(about, partial(create_backend, plan, lost=_end_process), plan.dtype_name)
+    return Prepared(about, partial(create_backend, plan, lost=_end_process))
 
 
 def _end_process(line: str) -> None:

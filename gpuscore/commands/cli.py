@@ -30,7 +30,6 @@ from gpuscore.config.flags import (
     refuse_api_key,
 )
 from gpuscore.config.options import options
-from gpuscore.config.served import check_one_source
 from gpuscore.config.sources import Settings, read_settings
 from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, LoadTimeout, UsageError
 from gpuscore.measure.arguments import add_measure
@@ -54,15 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     values = make_parser().parse_args(arguments)
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     command: Callable[[argparse.Namespace, Settings], int] = values.command
-    settings = Settings({})
     try:
-        settings = read_settings(vars(values), os.environ)
-        return command(values, settings)
+        return command(values, read_settings(vars(values), os.environ))
     except ConfigError as error:
-        _complain(f"{error}{settings.sources(str(error))}")
+        _complain(str(error))
         return EXIT_USAGE if isinstance(error, UsageError) else EXIT_CONFIG
     except EngineFailed as error:
-        _complain(f"{error}{settings.sources(str(error))}")
+        _complain(str(error))
         return EXIT_TEMPORARY if isinstance(error, LoadTimeout) else EXIT_ENGINE
     except GpuscoreError as error:
         _complain(error.message)
@@ -151,7 +148,6 @@ def _add_command(
 def _serve(values: argparse.Namespace, settings: Settings) -> int:
     from gpuscore.processes.serving import serve_model
 
-    check_one_source(settings)
     return serve_model(
         settings.make(ModelConfig),
         settings.make(ServerConfig),

@@ -4,7 +4,7 @@ Each setting's default, help, type and range are written here alone; `options` r
 field without an option has one value in a server: only code can give it another.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpuscore.config.options import PREFIX, common, count, duration, option, size_in_bytes, tokens
 
@@ -24,11 +24,15 @@ class ModelConfig:
 
     model: str = common(
         "demo",
-        "model directory, hub name such as Qwen/Qwen3-0.6B, or 'demo' (included in gpuscore)",
+        "model directory, hub name such as Qwen/Qwen3-0.6B, or 'demo' (included in gpuscore); with "
+        "NAME= before it, requests use that name; serve takes several, separated by commas",
         metavar="MODEL",
-        positional=True,
+        repeated="--model",
     )
     revision: str | None = common(None, "branch, tag or commit of a hub model", unset="main")
+    adapter: str | None = option(
+        None, "directory of a LoRA adapter (peft) that is merged into the model", metavar="DIR"
+    )
     backend: str = option(
         "torch", "framework; jax: Llama, Mistral, Qwen2 and Qwen3 only", choices=("torch", "jax")
     )
@@ -40,14 +44,14 @@ class ModelConfig:
     )
     dtype: str = common(
         "auto",
-        "number format; checkpoint: its own, or float32 on a CPU that has no instructions for it "
-        "(with --backend jax, on any); auto: the same, but float32 on a CPU that is faster in it",
-        choices=("auto", "checkpoint", "bfloat16", "float16", "float32"),
+        "number format; auto: the checkpoint's own, or float32 on a CPU that has no instructions "
+        "for it (with --backend jax, on any)",
+        choices=("auto", "bfloat16", "float16", "float32"),
     )
     quantization: str = option(
         "auto",
         "linear layers of a quantised checkpoint; w8a16: weights are converted to --dtype at load; "
-        "auto: as the checkpoint is made, or w8a16 for FP8 where it is not computed",
+        "auto: integers as they are, which CUDA refuses, and others as w8a16",
         choices=("auto", "w8a16"),
     )
     attention: str = option(
@@ -79,7 +83,7 @@ class ModelConfig:
     cuda_graph_tokens: int | None = tokens(
         None,
         "tokens of the largest batch that runs as a CUDA graph; 0: none",
-        unset="4096 on CUDA, 8192 in FP8",
+        unset="4096 on CUDA",
         minimum=0,
     )
     max_model_len: int | None = tokens(
@@ -117,10 +121,6 @@ class ModelConfig:
         None, "CPU threads for the model", unset="torch's own choice", minimum=1, maximum=1024
     )
 
-    def unmeasured(self) -> "ModelConfig":
-        """Return settings for one number format in all engines: no engine measures."""
-        return replace(self, dtype="checkpoint") if self.dtype == "auto" else self
-
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
@@ -130,16 +130,6 @@ class ServerConfig:
         "127.0.0.1", "address to bind; only loopback needs no API key", metavar="ADDRESS"
     )
     port: int = common(8000, "port to bind; 0: any free one", minimum=0, maximum=65535)
-    served_model_name: str | None = common(
-        None, "name of the model in requests", unset="MODEL, or its folder's name"
-    )
-    models: str | None = common(
-        None,
-        "name and MODEL, or MODEL alone, of what is served; repeat it with names for several",
-        unset="MODEL",
-        metavar="[NAME=]MODEL",
-        repeated="--model",
-    )
     family: str = common(
         "auto",
         "prompt family that /rerank and /v1/classify use; auto: found by the model's directory or "
@@ -175,7 +165,6 @@ class ServerConfig:
         "largest request head, with chunk extensions and trailer fields; a larger one gets 431",
         minimum=256,
     )
-    max_headers: int = 100  # most header fields of a request; more get 431
     max_connections: int = 4096  # most open connections; more are closed
     max_inflight_per_key: int = count(1024, "most requests in flight of one API key; more get 429")
     max_answer_bytes: int = size_in_bytes(
@@ -193,8 +182,8 @@ class ServerConfig:
     )
     client_timeout: float = duration(
         30.0,
-        "time for a client to send a whole request head, to send a whole body, and to take some "
-        "bytes of its answer",
+        "time for a client to send a whole request head, to send a whole body, and to take each "
+        "64 KiB of its answer",
     )
     # Proxies keep connections for 60 seconds or less by default. A proxy that keeps one for longer
     # than the server loses the request that it sends as the server closes it.

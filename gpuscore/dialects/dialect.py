@@ -7,7 +7,7 @@ makes one delays no other for longer.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from time import monotonic, time
+from time import time
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
@@ -272,7 +272,6 @@ def answered_name(served: ServedModel, body: CheckedBody) -> str:
 NUMBERS = 4096  # numbers of a piece
 ROWS = 512  # rows of a piece that have several fields
 CHARS = 2**16  # characters of a piece
-SPELL = 0.001  # seconds after which `next_part` ends
 # In the place of a list or a text that `in_pieces` fills in. No JSON holds this byte.
 _HOLE = b"\0"
 HOLE: Any = msgspec.Raw(_HOLE)
@@ -308,17 +307,6 @@ def text_json(*texts: str) -> Iterator[bytes]:
         for start in range(0, len(text), CHARS):
             yield msgspec.json.encode(text[start : start + CHARS])[1:-1]
     yield b'"'
-
-
-def next_part(pieces: Iterator[bytes]) -> bytes | None:
-    """Return the next pieces, made within about SPELL and joined; None at the end."""
-    made: list[bytes] = []
-    end = monotonic() + SPELL
-    for piece in pieces:
-        made.append(piece)
-        if monotonic() > end:
-            break
-    return b"".join(made) if made else None
 
 
 def text_bytes(*texts: str | None) -> int:

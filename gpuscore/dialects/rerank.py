@@ -226,7 +226,10 @@ def encode_rerank(scored: Scored[CheckedRerank]) -> Iterator[bytes]:
     results = list_json((RankedDocument(*row) for row in rows), step)
     head = scored.head("list" if scored.record.route == JINA_RERANK_PATH else "rerank")
     usage, meta = scored.short_usage, _meta(len(order), scored.prompt_tokens, len(cut))
-    return in_pieces(RerankAnswer(*head, HOLE, usage, meta, scored.failed_items), results)
+    return in_pieces(
+        RerankAnswer(*head, results=HOLE, usage=usage, meta=meta, errors=scored.failed_items),
+        results,
+    )
 
 
 def _document_of(scored: Scored[CheckedRerank]) -> Callable[[int], Any]:

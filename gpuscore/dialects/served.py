@@ -1,14 +1,15 @@
-"""The models of a server: their states, and the choice of a request's model."""
+"""The models of a server: their states, the choice of a request's model, and the requests in
+flight (`Backlog`): the limits on them, and the wait at the present rate."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from gpuscore.config import RequestLimits
+from gpuscore.config import EngineConfig, RequestLimits
 from gpuscore.config.served import ANY_MODEL, listed
-from gpuscore.engine.admission import Backlog
-from gpuscore.errors import InvalidRequest, ModelNotFound, Unavailable
+from gpuscore.errors import InvalidRequest, ModelNotFound, Overloaded, Unavailable
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.text.tokenizer_info import TokenizerInfo
 from gpuscore.types.batch import BackendLimits
@@ -17,6 +18,8 @@ from gpuscore.types.stats import ReplicaState
 
 LOADING, READY, LOST = "loading", "ready", "lost"  # states of a model
 LOADING_RETRY_AFTER = 5  # seconds
+MAX_RETRY_AFTER = 30  # seconds
+_SIZES = 48  # sizes are counted by their number of binary digits
 
 
 class ScoringEngine(Protocol):
@@ -29,13 +32,116 @@ class ScoringEngine(Protocol):
     def alive(self) -> bool: ...
 
     @property
-    def backlog(self) -> Backlog: ...
+    def rate(self) -> float:
+        """Tokens computed per second in well filled batches; 0 while that is unknown."""
 
     def score_all(self, requests: list[ScoreRequest]) -> "list[Future[ScoreResult]]": ...
 
     def states(self) -> list[ReplicaState]: ...
 
     def close(self) -> None: ...
+
+
+class Backlog:
+    """The requests that were admitted and are not answered yet.
+
+    The event loop calls it, once its tokens are known: the engine itself refuses only what it has
+    no memory for.
+
+    Args:
+        config: the limits on requests, items and tokens in flight.
+        rate: returns the tokens computed per second; 0 while that is unknown.
+
+    Attributes:
+        requests, items, tokens: in flight.
+    """
+
+    def __init__(self, config: EngineConfig, rate: Callable[[], float]) -> None:
+        self.config = config
+        self.requests = self.items = self.tokens = 0
+        self._rate = rate
+        # Of requests of each size: their number, and their tokens.
+        self._counts, self._sums = [0] * _SIZES, [0] * _SIZES
+
+    @property
+    def most_requests(self) -> int:
+        return self.config.max_queued_requests
+
+    def admit(self, request: ScoreRequest, seconds: float = math.inf) -> None:
+        """Add a request to the backlog. An empty backlog admits any request, whatever its size.
+
+        Raises:
+            Overloaded: with this request, the backlog would exceed a limit, or the request would
+                wait longer than `seconds`.
+        """
+        tokens, items, config = request.num_tokens, len(request.item_ids), self.config
+        if (late := self.wait_refusal(tokens, seconds)) is not None:
+            raise late
+        if self.requests:
+            if self.requests >= config.max_queued_requests:
+                raise self._full("")
+            if self.tokens + tokens > config.max_queued_tokens:
+                raise self._full(f", the limit is {config.max_queued_tokens} tokens")
+            if self.items + items > config.max_queued_items:
+                raise self._full(
+                    f", with {self.items} items; the limit is {config.max_queued_items} items"
+                )
+        self._add(1, items, tokens)
+
+    def leave(self, request: ScoreRequest) -> None:
+        """Remove a request that was answered, failed or cancelled."""
+        self._add(-1, -len(request.item_ids), -request.num_tokens)
+
+    @property
+    def retry_after(self) -> int:
+        """Whole seconds until the backlog is computed, at the present rate; 1 without a rate."""
+        rate = self._rate()
+        return whole_seconds(self.tokens / rate) if rate > 0 else 1
+
+    def seconds_ahead(self, tokens: int) -> float:
+        """Seconds that a request of `tokens` tokens would wait for others; 0 without a rate.
+
+        The scheduler gives all requests equal numbers of tokens. So before this request is done,
+        each other request computes as many tokens as this one, or all of its own if it has fewer.
+        Requests of one size are added up before they are compared, so this is an upper bound.
+        """
+        rate = self._rate()
+        if rate <= 0:
+            return 0.0
+        shares = (min(s, n * tokens) for n, s in zip(self._counts, self._sums, strict=True))
+        return sum(shares) / rate
+
+    def wait_refusal(self, tokens: int, seconds: float) -> Overloaded | None:
+        """Return an error if a request of `tokens` tokens would wait longer than `seconds`."""
+        if self.tokens <= seconds * self._rate():  # short enough even if it waits for all of them
+            return None
+        wait = self.seconds_ahead(tokens)
+        if wait <= seconds:
+            return None
+        return Overloaded(
+            f"{self.requests} requests with {self.tokens} tokens are in flight, a wait of about "
+            f"{wait:.0f} seconds; the limit is {seconds:.3g}",
+            retry_after=whole_seconds(wait - seconds),
+        )
+
+    def _full(self, more: str) -> Overloaded:
+        return Overloaded(
+            f"{self.requests} requests with {self.tokens} tokens are in flight{more}",
+            retry_after=self.retry_after,
+        )
+
+    def _add(self, sign: int, items: int, tokens: int) -> None:
+        size = min(abs(tokens).bit_length(), _SIZES - 1)
+        self.requests += sign
+        self.items += items
+        self.tokens += tokens
+        self._counts[size] += sign
+        self._sums[size] += tokens
+
+
+def whole_seconds(seconds: float) -> int:
+    """Round to a value for the Retry-After header: 1 to MAX_RETRY_AFTER seconds."""
+    return max(1, min(MAX_RETRY_AFTER, round(seconds)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +158,12 @@ class LoadedModel:
     tokenizer_info: TokenizerInfo | None = None  # None: the model has no tokenizer
     replicas: int = 1  # engines that share the work
     settings: Mapping[str, Any] = field(default_factory=dict)  # of model and engine, no defaults
+    config: EngineConfig = EngineConfig()  # the limits on its requests in flight
+    backlog: Backlog = field(init=False)
+
+    def __post_init__(self) -> None:
+        backlog = Backlog(self.config, lambda: self.engine.rate)
+        object.__setattr__(self, "backlog", backlog)
 
     @property
     def default_labels(self) -> list[int] | None:
@@ -122,11 +234,7 @@ class ModelTable:
     @property
     def backlogs(self) -> list[Backlog]:
         """The backlogs of the models that can score now."""
-        return [
-            served.loaded.engine.backlog
-            for served in self._models
-            if served.loaded and served.alive
-        ]
+        return [served.loaded.backlog for served in self._models if served.loaded and served.alive]
 
     def find(self, wanted: str | None) -> ServedModel | None:
         """Return the model that `choose` returns; None if it would raise."""

@@ -91,6 +91,11 @@ class Engine:
         """True until the loop fails or the engine is closed."""
         return self._thread.is_alive() and not self._failed and not self._closing
 
+    @property
+    def rate(self) -> float:
+        """Tokens per second in well filled batches; 0 while unknown."""
+        return self._capacity.value
+
     def stats(self) -> EngineStats:
         """Return the engine's present load and its counters; any thread may call this."""
         pages, states = self._runner.scheduler.pages, self._runner.scheduler.states
@@ -102,7 +107,7 @@ class Engine:
                 pages_cached=pages.num_cached,
                 pages_used=pages.num_used,
                 tokens_per_second=self._rate.value,
-                capacity=self._capacity.value,
+                capacity=self.rate,
                 counters=self._runner.counters(),
                 tokens_left=self._runner.tokens_left(),
                 running=self._runner.begun(),
@@ -188,12 +193,12 @@ class Engine:
             return not self._closing
 
     def _step(self) -> None:
-        start, done = self.clock(), self._runner.tally.computed_tokens
+        start, done = self.clock(), self._runner.computed_tokens
         self._runner.step()
         # A batch is launched in one step and collected in the next, so one step alone gives no
         # rate; `Rate` divides sums over several steps.
         elapsed = max(0.0, self.clock() - start)
-        done = self._runner.tally.computed_tokens - done
+        done = self._runner.computed_tokens - done
         self._rate.add(done, elapsed)
         if done * WELL_FILLED >= self.limits.max_tokens:
             self._capacity.add(done, elapsed)

@@ -251,7 +251,7 @@ def _add_share(
             segment = replace(segment, label_ids=labels, need_lse=request.need_lse, every_row=True)
         parent = segments.add(segment)
     if plan.parents is not None:
-        _add_families(share, plan.parents, row, parent, segments)
+        _add_families(share, row, parent, segments)
     else:
         lse, every = request.need_lse, request.every_position
         segments.add_like(
@@ -263,13 +263,12 @@ def _add_share(
         _add_long_chunk(share, limits, segments, prefixes)
 
 
-def _add_families(
-    share: Share, parents: Int32Array, row: int, query: int, segments: SegmentColumns
-) -> None:
+def _add_families(share: Share, row: int, query: int, segments: SegmentColumns) -> None:
     """Add the share's items, each below its parent or the query's segment."""
     plan, place = share.job.plan, dict[int, int]()
     every = plan.request.every_position
-    for item, above in zip(share.items, parents[share.items].tolist(), strict=True):
+    assert plan.parents is not None  # noqa: S101  (the caller has checked it)
+    for item, above in zip(share.items, plan.parents[share.items].tolist(), strict=True):
         start, parent = share.job.cut, query
         if above >= 0:
             parent = place[above]

@@ -1,7 +1,4 @@
-"""The step: plan a batch, launch it, collect the batch before it, resolve finished requests.
-
-The module also counts the steps (`Tally`).
-"""
+"""The step: plan a batch, launch it, collect the batch before it, resolve finished requests."""
 
 import logging
 from collections.abc import Callable
@@ -20,7 +17,7 @@ from gpuscore.errors import (
     NonfiniteScore,
     causes,
 )
-from gpuscore.types.batch import PackedBatch, RowScores
+from gpuscore.types.batch import RowScores
 from gpuscore.types.stats import EngineCounters
 
 logger = logging.getLogger(__name__)
@@ -47,7 +44,9 @@ class Runner:
         self.backend = backend
         self.clock = clock
         self.scheduler = Scheduler(backend.limits, prefix_cache=prefix_cache)
-        self.tally = Tally()
+        # Any thread may read these; one may be as before a batch, and another as after it.
+        self.oom_retried = self.oom_failed = self.nonfinite_rows = 0
+        self.computed_tokens = self.batches = self.items = 0
         self._out_of_memory = 0  # successive batches
         self._tickets: dict[Job, Ticket] = {}
         self._running: tuple[Work, Pending] | None = None
@@ -81,9 +80,17 @@ class Runner:
 
     def counters(self) -> EngineCounters:
         """Return the counters since start; any thread may call this."""
-        scheduler = self.scheduler
-        evicted = scheduler.pages.evicted, scheduler.states.evicted
-        return self.tally.counters(scheduler.cached_tokens, *evicted)
+        return EngineCounters(
+            batches=self.batches,
+            computed_tokens=self.computed_tokens,
+            cached_tokens=self.scheduler.cached_tokens,
+            evicted_pages=self.scheduler.pages.evicted,
+            oom_retried=self.oom_retried,
+            oom_failed=self.oom_failed,
+            nonfinite_rows=self.nonfinite_rows,
+            batch_items=self.items,
+            evicted_states=self.scheduler.states.evicted,
+        )
 
     def tokens_left(self) -> int:
         """Return the tokens still to compute for all requests; any thread may call this."""
@@ -130,7 +137,9 @@ class Runner:
         except Exception as error:  # noqa: BLE001  (fails this batch's requests, not the loop)
             self._batch_failed(work, error)
             return
-        self.tally.collected(work.batch)
+        self.batches += 1
+        self.computed_tokens += work.batch.num_tokens
+        self.items += len(work.batch.score_rows)
         self._out_of_memory = 0
         valid = [share.valid for share in work.shares]
         self.scheduler.succeeded(work)
@@ -147,7 +156,7 @@ class Runner:
         """Give the rows of a share to its ticket; run items with non-finite rows once more."""
         job = share.job
         broken, rows = self._tickets[job].take(share, work.batch, first_row, scores)
-        self.tally.nonfinite_rows += rows
+        self.nonfinite_rows += rows
         for item in broken:
             if work.alone or item in job.retried:
                 param = f"items[{job.plan.callers_item(item)}]"
@@ -202,11 +211,11 @@ class Runner:
         self._out_of_memory += 1
         minimal = work.is_minimal(self.scheduler.min_budget)
         if minimal or self._out_of_memory > MAX_OUT_OF_MEMORY:
-            self.tally.oom_failed += 1
+            self.oom_failed += 1
             shown = _caused(InsufficientMemory("not even one item fits the device's memory"), error)
             self._fail(work.shares[0].job, shown)
         else:
-            self.tally.oom_retried += 1
+            self.oom_retried += 1
         self.scheduler.failed(work)
         self.scheduler.shrink()
 
@@ -233,40 +242,3 @@ def _outside(error: Exception) -> Exception:
     """Return an error of a caller's function with that function's frames only."""
     assert error.__traceback__ is not None  # noqa: S101  (it was raised)
     return error.with_traceback(error.__traceback__.tb_next)
-
-
-class Tally:
-    """Counters that the engine's thread writes and any thread may read.
-
-    A reader may see one counter as it was before a batch and another as it is after.
-    """
-
-    def __init__(self) -> None:
-        self.oom_retried = 0
-        self.oom_failed = 0
-        self.nonfinite_rows = 0
-        self.computed_tokens = 0
-        self._batches = 0
-        self._items = 0
-
-    def collected(self, batch: PackedBatch) -> None:
-        """Count a collected batch, its tokens and its scored rows."""
-        self._batches += 1
-        self.computed_tokens += batch.num_tokens
-        self._items += len(batch.score_rows)
-
-    def counters(
-        self, cached_tokens: int, evicted_pages: int, evicted_states: int
-    ) -> EngineCounters:
-        """Return all counters; the arguments come from the scheduler, its pages and its states."""
-        return EngineCounters(
-            batches=self._batches,
-            computed_tokens=self.computed_tokens,
-            cached_tokens=cached_tokens,
-            evicted_pages=evicted_pages,
-            oom_retried=self.oom_retried,
-            oom_failed=self.oom_failed,
-            nonfinite_rows=self.nonfinite_rows,
-            batch_items=self._items,
-            evicted_states=evicted_states,
-        )

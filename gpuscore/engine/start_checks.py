@@ -9,10 +9,8 @@ the number of threads decide whether a row's bits depend on its place in a batch
 """
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +20,10 @@ from gpuscore.errors import ConfigError
 from gpuscore.types.batch import (
     NO_TOKENS,
     BackendLimits,
+    Float32Array,
     Float64Array,
     Int32Array,
     Prefix,
-    RowScores,
     Segment,
     pack,
     page_slots,
@@ -33,52 +31,15 @@ from gpuscore.types.batch import (
 
 logger = logging.getLogger(__name__)
 
-ScalarT = TypeVar("ScalarT", bound=np.generic)
-
 LENGTHS = (2, 3, 4, 6, 8, 11, 15, 20)  # tokens of the prompts
 MOST_LABELS = 64
 # Largest difference that rounding makes between equal log-probabilities, relative to the largest
 # float32 number that they are computed from. Prompts of a working model are some nats apart.
 IDENTICAL = 1e-6
-SATURATED = 0.9999  # probability of one label after every prompt
-LOW_MASS = 1e-9  # of all labels together; of 64 tokens that were not chosen for the prompts
-
-
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """A model's answers to P prompts, for L labels."""
-
-    logits: Float64Array  # [P, L]
-    lse: Float64Array  # [P]
-    top_ids: Int32Array  # [P]
-    top_logits: Float64Array  # [P]
-
-    @property
-    def nonfinite(self) -> int:
-        """Number of prompts with a NaN or an infinity."""
-        every = np.column_stack((self.logits, self.lse, self.top_logits))
-        return int((~np.isfinite(every)).any(axis=1).sum())
-
-    @property
-    def logprobs(self) -> Float64Array:
-        """Log-probabilities of the labels, [P, L]."""
-        return self.logits - self.lse[:, None]
-
-    @property
-    def told_apart(self) -> tuple[float, float]:
-        """The largest difference between prompts, and the largest that rounding may make.
-
-        Between log-probabilities, or between logits if there is a single class, whose probability
-        is always 1.
-        """
-        alone = self.logits.shape[1] == 1
-        values = self.logits if alone else self.logprobs
-        scale = max(1.0, float(np.abs(self.logits).max()), float(np.abs(self.lse).max()))
-        return float(np.ptp(values, axis=0).max()), IDENTICAL * scale
 
 
 def check_collapse(backend: Backend, allow: bool = False) -> None:
-    """Ask a model some prompts; log what is suspicious about its answers.
+    """Ask a model some prompts, and refuse it if its answers are useless.
 
     Args:
         backend: warmed up.
@@ -87,19 +48,15 @@ def check_collapse(backend: Backend, allow: bool = False) -> None:
     Raises:
         ConfigError: answers are not finite, or the same for all prompts.
     """
-    prompts, labels = known_prompts(backend.limits), known_labels(backend.limits)
-    answers = _ask(backend, prompts, labels)
-    reason = _refusal(answers)
+    reason = _refusal(*_ask(backend))
     if reason is None:
-        for warning in _warnings(answers):
-            logger.warning("the quantised model %s", warning)
-    elif allow:
-        logger.warning("the quantised model has collapsed: %s (--allow-degenerate)", reason)
-    else:
+        return
+    if not allow:
         raise ConfigError(
             f"the quantised model has collapsed: {reason}; use another checkpoint, or "
             "--quantization w8a16, or serve it in spite of that with --allow-degenerate"
         )
+    logger.warning("the quantised model has collapsed: %s (--allow-degenerate)", reason)
 
 
 def known_prompts(limits: BackendLimits) -> list[Int32Array]:
@@ -125,65 +82,41 @@ def known_labels(limits: BackendLimits) -> Int32Array:
     return np.linspace(0, limits.label_rows - 1, count).astype(np.int32)
 
 
-def _ask(backend: Backend, prompts: list[Int32Array], labels: Int32Array) -> Answers:
+def _ask(backend: Backend) -> tuple[Float64Array, Float64Array]:
+    """Return logits [P, L] of P known prompts and L known labels, and log-sum-exps [P]."""
+    prompts, labels = known_prompts(backend.limits), known_labels(backend.limits)
     together = sum(map(len, prompts)) <= backend.limits.max_tokens
-    groups = [prompts] if together else [[prompt] for prompt in prompts]
-    parts = [_scores(backend, group, labels) for group in groups]
-    return Answers(
-        np.concatenate([part.label_logits for part in parts])
-        .reshape(-1, len(labels))
-        .astype(float),
-        _joined([part.lse for part in parts]).astype(float),
-        _joined([part.top_ids for part in parts])[:, 0],
-        _joined([part.top_logits for part in parts])[:, 0].astype(float),
-    )
+    logits, lse = list[Float32Array](), list[Float32Array]()
+    for group in [prompts] if together else [[prompt] for prompt in prompts]:
+        segments = [
+            Segment(prompt, 0, index, label_ids=labels, need_lse=True)
+            for index, prompt in enumerate(group)
+        ]
+        batch = pack(segments, [Prefix(0, NO_TOKENS)] * len(group))
+        scores = backend.collect(backend.extend(batch))
+        assert scores.lse is not None  # noqa: S101  (it was asked for)
+        logits.append(scores.label_logits)
+        lse.append(scores.lse)
+    rows = np.concatenate(logits).reshape(len(prompts), -1)
+    return rows.astype(float), np.concatenate(lse).astype(float)
 
 
-def _scores(backend: Backend, prompts: list[Int32Array], labels: Int32Array) -> RowScores:
-    segments = [
-        Segment(prompt, 0, index, label_ids=labels, need_lse=True)
-        for index, prompt in enumerate(prompts)
-    ]
-    batch = pack(segments, [Prefix(0, NO_TOKENS)] * len(prompts), num_top=1)
-    return backend.collect(backend.extend(batch))
-
-
-def _joined(parts: list[NDArray[ScalarT] | None]) -> NDArray[ScalarT]:
-    arrays = [part for part in parts if part is not None]
-    assert len(arrays) == len(parts)  # noqa: S101  (they were asked for)
-    return np.concatenate(arrays)
-
-
-def _refusal(answers: Answers) -> str | None:
+def _refusal(logits: Float64Array, lse: Float64Array) -> str | None:
     """Say why a model's answers are useless; None if nothing shows that they are."""
-    count, labels = answers.logits.shape
-    if answers.nonfinite:
-        return f"logits after {answers.nonfinite} of {count} known prompts are not finite"
-    difference, rounding = answers.told_apart
+    count, labels = logits.shape
+    broken = int((~np.isfinite(np.column_stack((logits, lse)))).any(axis=1).sum())
+    if broken:
+        return f"logits after {broken} of {count} known prompts are not finite"
+    # The probability of a single class is always 1.
+    values = logits if labels == 1 else logits - lse[:, None]
+    difference = float(np.ptp(values, axis=0).max())
+    rounding = IDENTICAL * max(1.0, float(np.abs(logits).max()), float(np.abs(lse).max()))
     if count > 1 and difference <= rounding:
         return (
             f"{count} different prompts get the same scores: those of {labels} labels differ by at "
             f"most {difference:.1e} nats, and rounding alone may make {rounding:.1e}"
         )
     return None
-
-
-def _warnings(answers: Answers) -> Iterator[str]:
-    count, labels = answers.logits.shape
-    if labels == 1:
-        return
-    top = np.exp(answers.top_logits - answers.lse)
-    if len(set(answers.top_ids.tolist())) == 1 and top.min() >= SATURATED:
-        yield (
-            f"is saturated: after {count} different known prompts label {answers.top_ids[0]} has a "
-            f"probability of at least {top.min():.6f}"
-        )
-    mass = np.exp(answers.logprobs).sum(axis=1).max()
-    if mass <= LOW_MASS:
-        yield (
-            f"gives {labels} labels, spread over the vocabulary, a probability of at most "
-            f"{mass:.1e} together after each of {count} known prompts"
-        )
 
 
 ITEM_LENGTHS = (1, 3, 8, 15, 16, 17, 30, 31, 33, 20, 20, 20)

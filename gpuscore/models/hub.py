@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuscore.errors import ConfigError
+from gpuscore.models.adapter import laid_over
 
 DEMO = "demo"
 MODEL_FILES = (".json", ".safetensors", ".jinja")  # that a score depends on
@@ -19,13 +20,25 @@ TEXT_TOWERS = frozenset({"Qwen3_5ForConditionalGeneration", "Qwen3_5ForSequenceC
 _WANTED = ["*.json", "chat_template.jinja", "*.safetensors"]
 
 
-def model_directory(model: str, revision: str | None = None) -> Path:
+def model_directory(model: str, revision: str | None = None, adapter: str | None = None) -> Path:
     """Return the directory of the model's files; download a hub model that is not cached.
+
+    Args:
+        model: "demo", a directory, or a hub name.
+        revision: of a hub model.
+        adapter: the directory of a LoRA adapter that is merged into the model.
 
     Raises:
         ConfigError: there is no such model, its format is not read, or the hub cannot be reached;
             the message says how to go on.
     """
+    directory = _base_directory(model, revision)
+    if adapter is None:
+        return directory
+    return laid_over(directory, Path(adapter).expanduser(), model)
+
+
+def _base_directory(model: str, revision: str | None) -> Path:
     if model == DEMO:
         return Path(str(files("gpuscore"))) / DEMO
     path = Path(model).expanduser()
@@ -102,9 +115,8 @@ def _refuse_other_formats(directory: Path) -> None:
     # Even beside whole weights: transformers then loads the base model.
     if (directory / "adapter_config.json").exists():
         raise ConfigError(
-            f"MODEL {directory} is an adapter (adapter_config.json): merge it into its base model "
-            "by merge_and_unload and save_pretrained of peft, and serve the result; delete the "
-            "file if the weights beside it are merged already"
+            f"MODEL {directory} is an adapter (adapter_config.json): serve its base model with "
+            f"--adapter {directory}, or delete the file if the weights beside it are merged already"
         )
     if any((directory / name).exists() for name in _READ):
         return

@@ -4,12 +4,11 @@ and the engine's result into the caller's."""
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from gpuscore.engine.ticket import Progress
 from gpuscore.errors import GpuscoreError, InvalidRequest
 from gpuscore.offline.results import (
     Classification,
@@ -64,12 +63,11 @@ Submit = Callable[[ScoreRequest], "Future[ScoreResult]"]
 class Call(Generic[ValueT]):
     """A request for the engine, and the function that makes the caller's value of its result.
 
-    Both request and result are None if there is no item to score. `progress` is the caller's.
+    Both request and result are None if there is no item to score.
     """
 
     request: ScoreRequest | None
     finish: Callable[[ScoreResult | None], ValueT]
-    progress: Progress | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -124,14 +122,9 @@ def _value(call: Call[ValueT], future: "Future[ScoreResult] | None") -> ValueT:
 
 
 def score_call(
-    prompts: ModelPrompts,
-    query: Text,
-    items: Items,
-    options: LocalScoreOptions,
-    progress: Progress | None,
+    prompts: ModelPrompts, query: Text, items: Items, options: LocalScoreOptions
 ) -> Call[Scores]:
-    call = _score_call(prompts, query, items, checked_options(LocalScoreOptions, options))
-    return replace(call, progress=progress)
+    return _score_call(prompts, query, items, checked_options(LocalScoreOptions, options))
 
 
 def _score_call(
@@ -204,14 +197,14 @@ def rerank_call(
     query: str,
     documents: Iterable[str],
     top_n: int | None,
-    unchecked: FamilyOptions,
+    options: FamilyOptions,
 ) -> Call[Ranking]:
-    options = checked_options(FamilyOptions, unchecked)
+    options = checked_options(FamilyOptions, options)
     check_text(query, "query")
     read = listed(documents, "documents")
     if top_n is not None and top_n < 1:
         raise InvalidRequest(f"top_n is {top_n}, it must be at least 1", param="top_n")
-    call = _family_call(prompts, query, read, options, "documents")
+    call = _family_call(prompts, query, read, options, name="documents")
 
     def finish(result: ScoreResult | None) -> Ranking:
         scored = call.finish(result)
@@ -231,12 +224,12 @@ def rerank_call(
 
 
 def pairs_call(
-    prompts: ModelPrompts, pairs: Iterable[tuple[str, str]], unchecked: FamilyOptions
+    prompts: ModelPrompts, pairs: Iterable[tuple[str, str]], options: FamilyOptions
 ) -> Call[PairScores]:
-    options = checked_options(FamilyOptions, unchecked)
+    options = checked_options(FamilyOptions, options)
     read = pairs_of(pairs)
     queries, documents = [query for query, _ in read], [document for _, document in read]
-    return _family_call(prompts, queries, documents, options, "pairs")
+    return _family_call(prompts, queries, documents, options, name="pairs")
 
 
 def _family_call(
@@ -248,8 +241,14 @@ def _family_call(
 ) -> Call[PairScores]:
     """Return the call that scores documents, in their order, in the prompt of the family."""
     family = prompts.reranker
-    most, fit = options["max_tokens_per_doc"], options["truncate"]
-    inputs = RerankInput(query, documents, options["instruction"], most, fit, name=name)
+    inputs = RerankInput(
+        query,
+        documents,
+        instruction=options["instruction"],
+        most_tokens=options["max_tokens_per_doc"],
+        fit=options["truncate"],
+        name=name,
+    )
     errors = ItemErrors() if check_on_error(options["on_error"]) else None
     if errors is None:
         if isinstance(query, list):
@@ -273,9 +272,9 @@ def _family_call(
 
 
 def classify_call(
-    prompts: ModelPrompts, texts: str | Iterable[str], unchecked: ClassifyOptions
+    prompts: ModelPrompts, texts: str | Iterable[str], options: ClassifyOptions
 ) -> Call[Classification]:
-    options = checked_options(ClassifyOptions, unchecked)
+    options = checked_options(ClassifyOptions, options)
     read = texts_of([texts] if isinstance(texts, str) else texts, "texts")
     most, fit = options["max_tokens_per_doc"], options["truncate"]
     wanted = RerankInput(options["query"], read, most_tokens=most, fit=fit, name="input")

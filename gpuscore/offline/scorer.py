@@ -44,6 +44,7 @@ class ModelSettings(TypedDict, total=False):
     """The fields of `ModelConfig` besides the model."""
 
     revision: str | None
+    adapter: str | None
     backend: str
     device: str
     dtype: str
@@ -76,7 +77,7 @@ class LoadedScorer:
         revision: branch, tag or commit of a hub model.
         backend: "torch" or "jax".
         device: "auto", "cpu", "cuda" or "tpu".
-        dtype: "auto", "checkpoint", "bfloat16", "float16" or "float32".
+        dtype: "auto", "bfloat16", "float16" or "float32".
         quantization: "auto" or "w8a16".
         attention: as for `gpuscore serve`.
         compile: "auto", "on" or "off"; functions in C on a CPU.
@@ -108,7 +109,7 @@ class LoadedScorer:
         elif settings:
             raise ConfigError(f"{next(iter(settings))} is given beside a ModelConfig; set it there")
         config = checked(model)
-        directory = model_directory(config.model, config.revision)
+        directory = model_directory(config.model, config.revision, config.adapter)
         files = ModelFiles.read(directory, family, [config.model])
         self._backend = create_backend(plan_backend(directory, config))
         try:
@@ -166,7 +167,7 @@ class Scorer(LoadedScorer):
             GpuscoreError: as over HTTP, but without limits on the number of items or labels.
             TypeError: there is no such option.
         """
-        return self._run(score_call, query, items, options, progress)
+        return self._run(score_call, progress=progress, query=query, items=items, options=options)
 
     @takes_options
     def score_many(
@@ -207,7 +208,9 @@ class Scorer(LoadedScorer):
             InvalidRequest: the model belongs to no known family of rerankers.
             GpuscoreError: as over HTTP.
         """
-        return self._run(rerank_call, query, documents, top_n, options)
+        return self._run(
+            rerank_call, query=query, documents=documents, top_n=top_n, options=options
+        )
 
     @takes_options
     def score_pairs(
@@ -222,7 +225,7 @@ class Scorer(LoadedScorer):
         Raises:
             GpuscoreError: as `rerank`.
         """
-        return self._run(pairs_call, pairs, options)
+        return self._run(pairs_call, pairs=pairs, options=options)
 
     @takes_options
     def classify(
@@ -238,13 +241,18 @@ class Scorer(LoadedScorer):
             MissingLabels: neither the model nor the call names classes.
             GpuscoreError: as over HTTP.
         """
-        return self._run(classify_call, texts, options)
+        return self._run(classify_call, texts=texts, options=options)
 
-    def _run(self, prepare: Callable[..., Call[ValueT]], *arguments: Any) -> ValueT:
-        call = prepare(self._prompts, *arguments)
+    def _run(
+        self,
+        prepare: Callable[..., Call[ValueT]],
+        progress: Progress | None = None,
+        **arguments: Any,
+    ) -> ValueT:
+        call = prepare(self._prompts, **arguments)
         if call.request is None:
             return call.finish(None)
-        return call.finish(self._engine.score(call.request, call.progress).result())
+        return call.finish(self._engine.score(call.request, progress).result())
 
 
 class AsyncScorer(LoadedScorer):
@@ -266,11 +274,16 @@ class AsyncScorer(LoadedScorer):
         async for scores in _iterated(self._many(score_calls(self._prompts, requests, options))):
             yield scores
 
-    async def _run(self, prepare: Callable[..., Call[ValueT]], *arguments: Any) -> ValueT:
-        call = await asyncio.to_thread(prepare, self._prompts, *arguments)
+    async def _run(
+        self,
+        prepare: Callable[..., Call[ValueT]],
+        progress: Progress | None = None,
+        **arguments: Any,
+    ) -> ValueT:
+        call = await asyncio.to_thread(prepare, self._prompts, **arguments)
         if call.request is None:
             return call.finish(None)
-        result = await asyncio.wrap_future(self._engine.score(call.request, call.progress))
+        result = await asyncio.wrap_future(self._engine.score(call.request, progress))
         return call.finish(result)
 
     async def __aenter__(self) -> "AsyncScorer":

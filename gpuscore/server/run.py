@@ -16,13 +16,11 @@ from gpuscore.dialects.dialect import LARGE
 from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.server.api.app import create_app
 from gpuscore.server.http.address import ACCEPTS, address_of, bind, connections_here
-from gpuscore.server.http.auth import ApiKeys
-from gpuscore.server.http.headers import read_hosts
+from gpuscore.server.http.headers import ApiKeys, read_hosts
 from gpuscore.server.http.protocol import SLICES, ScoreProtocol
 from gpuscore.server.http.rounds import Rounds
 from gpuscore.server.observe.operations import Operations
-from gpuscore.server.pacer import Pacer
-from gpuscore.server.service import ANSWERS, ScoringService
+from gpuscore.server.service import ANSWERS, Pacer, ScoringService
 from gpuscore.server.stopping import EXIT_ERROR, EXIT_OK, LAST_ANSWERS, DrainingServer
 from gpuscore.system.heap import return_large_blocks
 from gpuscore.system.log import LogWriter, chosen_format, logging_to
@@ -117,7 +115,6 @@ def serve(
         protocol = partial(
             ScoreProtocol,
             gate=gate,
-            settings=config,
             turns=Pacer(partial(rounds.pieces, SLICES)),
             most=connections_here(config.max_connections),
         )
@@ -151,7 +148,8 @@ def _run(
     service.close()
     if loading.error is not None:
         raise loading.error
-    server.lines.stopped(server.exit_code != EXIT_OK)
+    ended = "" if server.exit_code == EXIT_OK else ", with requests in flight that got 503"
+    server.say(f"gpuscore: stopped{ended}")
     return EXIT_ERROR if service.failed else server.exit_code
 
 

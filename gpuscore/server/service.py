@@ -25,10 +25,61 @@ from gpuscore.dialects.served import (
     ServedModel,
 )
 from gpuscore.errors import Unavailable
-from gpuscore.server.pacer import Pacer
-from gpuscore.server.text_work import TextWork, Trimmer, permits_here
+from gpuscore.server.text_work import TextWork, permits_here
+from gpuscore.system.heap import collect_and_trim
 from gpuscore.types.record import ENGINE, RequestRecord
 from gpuscore.types.request import ScoreRequest, ScoreResult
+
+
+class Pacer:
+    """Work in turns: pieces of it in each round, in order of arrival; the others wait.
+
+    Args:
+        pieces: returns the number of pieces for the current round.
+    """
+
+    def __init__(self, pieces: Callable[[], int]) -> None:
+        self._pieces = pieces
+        self._left = pieces()
+        self._waiting: deque[tuple[Callable[[], None], int]] = deque()
+        self._due = False  # `_run` will be called in the next round
+
+    def __len__(self) -> int:
+        """Return how much work waits."""
+        return len(self._waiting)
+
+    def take(self, cost: int) -> bool:
+        """Count work of `cost` pieces that is done at once; return False if it must wait."""
+        if self._waiting or self._left <= 0:
+            return False
+        self._left -= cost
+        self._plan()
+        return True
+
+    def add(self, work: Callable[[], None], cost: int = 1) -> None:
+        """Call `work` in a later round."""
+        self._waiting.append((work, cost))
+        self._plan()
+
+    def _plan(self) -> None:
+        if not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._run)
+
+    def _run(self) -> None:
+        self._due = False
+        self._left = self._pieces()
+        try:
+            for _ in range(len(self._waiting)):
+                if self._left <= 0:
+                    break
+                work, cost = self._waiting.popleft()
+                self._left -= cost
+                self._plan()  # the next round begins with new pieces
+                work()
+        finally:
+            if self._waiting:
+                self._plan()
 
 
 @dataclass(slots=True, eq=False)
@@ -104,7 +155,27 @@ def _answer(call: _Submission) -> None:
 
 ResultT = TypeVar("ResultT")
 
+PAUSE = 0.5  # seconds from a large request to the trim, and so the least time between two trims
 ANSWERS = 16  # answers of the engine that a round of the event loop delivers
+
+
+class Trimmer:
+    """A trimmer: gives memory back at most every PAUSE seconds, after large requests have ended.
+
+    Else hundreds of megabytes would stay with the process after a burst of large bodies.
+    """
+
+    def __init__(self) -> None:
+        self._timer: asyncio.TimerHandle | None = None
+
+    def used(self, size: int) -> None:
+        """Note the end of a request whose body, ids and answer may have had `size` bytes."""
+        if size >= LARGE and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(PAUSE, self._give_back)
+
+    def _give_back(self) -> None:
+        self._timer = None
+        asyncio.get_running_loop().run_in_executor(None, collect_and_trim)
 
 
 class ScoringService:
@@ -130,9 +201,8 @@ class ScoringService:
         self._handlers: set[asyncio.Task[Any]] = set()
         self._bridges: dict[ScoringEngine, Bridge] = {}
         # Text and large requests are worked on here, never on the event loop.
-        self._text = TextWork(self._text_ended, permits_here())
-        self.memory = Trimmer(self._in_background)
-        self._loop: asyncio.AbstractEventLoop | None = None  # it submits text work
+        self._text = TextWork(permits_here())
+        self.memory = Trimmer()
 
     @property
     def healthy(self) -> bool:
@@ -186,7 +256,7 @@ class ScoringService:
         submitted, longest = monotonic(), self._max_wait
         if request.deadline is not None:
             longest = min(longest, request.deadline - submitted)
-        backlog = model.engine.backlog
+        backlog = model.backlog
         backlog.admit(request, longest)
         try:
             record.progress = ENGINE
@@ -206,7 +276,7 @@ class ScoringService:
         self, tenant: str | None, work: Callable[[], ResultT], large: bool = False
     ) -> ResultT:
         """Run `work` in a thread, in turns with other jobs; give it up if this is cancelled."""
-        loop = self._loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         answer: asyncio.Future[ResultT] = loop.create_future()
 
         job = self._text.submit(tenant or "", work, partial(_deliver, loop, answer), large)
@@ -215,22 +285,6 @@ class ScoringService:
         finally:
             self._text.give_up(job)
             del answer  # it holds the error, whose traceback holds this frame
-
-    def _text_ended(self, characters: int, given_up: bool) -> None:
-        """Tell the trimmer about finished text work; called in a thread of text work.
-
-        A job that was given up always counts as large: it ends later than its request, and may have
-        made far more ids than it has read characters, because every prompt has the query's ids.
-        """
-        size = LARGE if given_up else characters
-        if self._loop is not None and size >= LARGE:
-            with suppress(RuntimeError):  # the event loop is closed
-                self._loop.call_soon_threadsafe(self.memory.used, size)
-
-    def _in_background(self, work: Callable[[], None]) -> None:
-        """Run work of the server itself in a thread, in turns with callers' work."""
-        if not self._text.closed:
-            self._text.submit("", work, lambda *_: None)
 
     def close(self) -> None:
         self._text.close()

@@ -1,34 +1,29 @@
 """Text work, done in a few threads and in turns, so that no long text delays the other requests.
 
-A few jobs run at a time, each in a thread of its own with a permit. A job is *long* once it has
-more than one turn's worth of work. Long jobs never have the last permit. So short texts run beside
-them, and long texts leave a part of the machine to everything else. That holds even for a text
-without a place to cut, whose only piece may take seconds and cannot be interrupted.
+A few jobs run at a time, each with a permit. A job is *long* once it has more than one turn's worth
+of work. Long jobs never have the last permit. So short texts run beside them, and long texts leave
+a part of the machine to everything else. That holds even for a text without a place to cut, whose
+only piece may take seconds and cannot be interrupted.
 
 Between two pieces a long job passes its permit on if other jobs wait. Permits go round between
-tenants. Within a tenant they go alternately to a job that has begun and to a new one.
-
-A job that has not begun holds no thread. The number of begun jobs is bounded for each tenant and
-for all together. A tenant below its own bound is not delayed by another tenant at its bound.
+tenants. A job that has begun holds a thread, so their number is bounded for each tenant and for all
+together.
 
 A body of 16 MiB stops the event loop for some 30 ms, and a text request needs the loop four times
 until it is answered. If large bodies were decoded one after the other, a text request would wait
-four times for a large body. So one large body is decoded at a time, with a rest after it. After a
-burst of large bodies, hundreds of megabytes would stay with the process; `Trimmer` gives them back.
+four times for a large body. So one large body is decoded at a time, with a rest after it.
 """
 
-import asyncio
 import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from itertools import chain
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
-from gpuscore.dialects.dialect import LARGE
 from gpuscore.errors import DeadlineExceeded, GpuscoreError, Unavailable
-from gpuscore.system.heap import collect_and_trim
 from gpuscore.text.boundaries import PIECE_CHARS, announced_to
 
 ResultT = TypeVar("ResultT")
@@ -54,32 +49,34 @@ class TextJob(Generic[ResultT]):
     """One job of text work, which `before` may pause between two pieces."""
 
     def __init__(
-        self, owner: "TextWork", tenant: str, work: Callable[[], ResultT], done: Done[ResultT]
+        self,
+        owner: "TextWork",
+        tenant: str,
+        work: Callable[[], ResultT],
+        done: Done[ResultT],
+        large: bool,
     ) -> None:
-        self.tenant, self.large = tenant, False
-        self.begun = self.permitted = self.long = self.given_up = False
-        self.queue: deque[AnyJob] | None = None  # the queue in which it waits
+        self.tenant, self.large = tenant, large
+        self.begun = self.long = self.given_up = False
         self.permit = threading.Semaphore(0)  # released when this paused job may go on
-        self.characters = 0  # characters that the work has read so far
-        self._done = 0  # characters that it has read in this turn
+        self._read = 0  # characters that it has read in this turn
         self._owner = owner
         self._left: tuple[Callable[[], ResultT], Done[ResultT]] | None = (work, done)
 
     def before(self, characters: int) -> None:
         """Hear of a piece of work, see `announce`. Costs next to nothing for a short text."""
-        self.characters += characters
-        self._done += characters
-        more = self._done > TURN
+        self._read += characters
+        more = self._read > TURN
         if self.given_up or (more and (self._owner.waiting or not self.long)):
             self._owner.next_turn(self)
-            self._done = characters
+            self._read = characters
 
     def run(self) -> None:
         """Do the work, in a thread that has a permit."""
-        assert self._left is not None  # noqa: S101  (it runs once)
         # An error's traceback refers to frames that refer to this job and to its texts. If the job
         # still referred to what keeps the error, this circle would keep the texts in memory until
         # the next garbage collection.
+        assert self._left is not None  # noqa: S101  (it runs once)
         (work, done), self._left = self._left, None
         try:
             with announced_to(self.before):
@@ -102,38 +99,32 @@ AnyJob = TextJob[Any]
 
 
 class _Tenant:
-    """A tenant's waiting jobs, and its numbers of jobs that have begun and that have a permit."""
+    """A tenant's waiting jobs, and the number of its jobs that have begun."""
 
     def __init__(self) -> None:
         self.new: deque[AnyJob] = deque()
         self.paused: deque[AnyJob] = deque()
-        self.begun = self.permitted = 0
-        self.was_new = False  # the tenant's last permit went to a new job
+        self.begun = 0
 
 
 class TextWork:
     """The scheduler of text work. Safe to call from several threads; only `TextJob.before` waits.
 
     Args:
-        ended: called in a job's thread once its texts are released, with the number of characters
-            that it has read and True if it was given up.
         permits: jobs that run at a time, at least 2.
     """
 
-    def __init__(
-        self, ended: Callable[[int, bool], None] = lambda *_: None, permits: int = PERMITS - 1
-    ) -> None:
-        self._ended, self._permits = ended, permits
+    def __init__(self, permits: int = PERMITS - 1) -> None:
+        self._permits = permits
         self.waiting = 0  # jobs that wait for a permit
         self._lock = threading.Lock()
         self._tenants: dict[str, _Tenant] = {}  # in order of their last permits, oldest first
-        self._permitted: set[AnyJob] = set()
+        self._running: set[AnyJob] = set()  # they have a permit
+        self._ready: SimpleQueue[AnyJob | None] = SimpleQueue()  # for the next free thread
+        self._free = 0  # idle threads, less those that will get a job
         self._begun = 0
-        self._ready: deque[AnyJob] = deque()  # new jobs with a permit, for the next free thread
-        self._free = 0  # idle threads, less those that were woken for a job
         self._large = False  # a large job runs, or the rest after it
-        self._wake = threading.Condition(self._lock)
-        self.closed = False
+        self._closed = threading.Event()
 
     def submit(
         self, tenant: str, work: Callable[[], ResultT], done: Done[ResultT], large: bool = False
@@ -146,12 +137,11 @@ class TextWork:
         Raises:
             Unavailable: the server is shutting down.
         """
-        job = TextJob(self, tenant, work, done)
-        job.large = large
+        job = TextJob(self, tenant, work, done, large)
         with self._lock:
-            if self.closed:
+            if self._closed.is_set():
                 raise Unavailable("the server is shutting down")
-            self._wait(job, self._tenants.setdefault(tenant, _Tenant()).new)
+            self._tenants.setdefault(tenant, _Tenant()).new.append(job)
             self._hand_out()
         return job
 
@@ -163,15 +153,17 @@ class TextWork:
         """
         with self._lock:
             self._give_up(job)
+            self._count()
 
     def close(self) -> None:
         """Give up all jobs; each thread ends after its current piece."""
         with self._lock:
-            self.closed = True
-            waiting = [[*tenant.new, *tenant.paused] for tenant in self._tenants.values()]
-            for job in [*chain(*waiting), *self._permitted]:
+            self._closed.set()
+            waiting = [job for t in self._tenants.values() for job in (*t.new, *t.paused)]
+            for job in (*waiting, *self._running):
                 self._give_up(job)
-            self._wake.notify_all()
+            for _ in range(self._free):
+                self._ready.put(None)
 
     def next_turn(self, job: AnyJob) -> None:
         """Pass the permit of a running job, which is long, on, and wait until it gets its next one.
@@ -181,9 +173,9 @@ class TextWork:
         """
         with self._lock:
             if not job.given_up:
-                self._take_permit(job)
+                self._running.discard(job)
                 job.long = True
-                self._wait(job, self._tenants[job.tenant].paused)
+                self._tenants[job.tenant].paused.append(job)
                 self._hand_out(but=job)
                 self._hand_out()
         if not job.given_up:
@@ -193,28 +185,15 @@ class TextWork:
 
     # ---- the methods that follow are called with the lock held ----
 
-    def _wait(self, job: AnyJob, queue: deque[AnyJob]) -> None:
-        job.queue = queue
-        queue.append(job)
-        self.waiting += 1
-
-    def _leave(self, job: AnyJob) -> None:
-        assert job.queue is not None  # noqa: S101  (it waits)
-        job.queue.remove(job)
-        job.queue = None
-        self.waiting -= 1
-
-    def _take_permit(self, job: AnyJob) -> None:
-        if job.permitted:
-            job.permitted = False
-            self._permitted.remove(job)
-            self._tenants[job.tenant].permitted -= 1
+    def _count(self) -> None:
+        self.waiting = sum(len(t.new) + len(t.paused) for t in self._tenants.values())
 
     def _give_up(self, job: AnyJob) -> None:
         job.given_up = True
-        if job.queue is None:
+        tenant = self._tenants.get(job.tenant)  # None once all its jobs are done
+        if tenant is None or job not in (queue := tenant.paused if job.begun else tenant.new):
             return
-        self._leave(job)
+        queue.remove(job)
         if job.begun:
             job.permit.release()  # its thread wakes up and ends the job without a permit
         else:
@@ -223,59 +202,54 @@ class TextWork:
 
     def _hand_out(self, but: AnyJob | None = None) -> None:
         """Give free permits to waiting jobs that may have them, except to `but`."""
-        while len(self._permitted) < self._permits and (job := self._next(but)) is not None:
-            self._leave(job)
-            self._permitted.add(job)
-            self._tenants[job.tenant].permitted += 1
-            job.permitted = True
+        while len(self._running) < self._permits and (job := self._next(but)) is not None:
+            self._running.add(job)
+            self._tenants[job.tenant] = self._tenants.pop(job.tenant)
             if job.begun:
                 job.permit.release()
             else:
                 self._begin(job)
+        self._count()
 
     def _next(self, but: AnyJob | None) -> AnyJob | None:
-        """Return the job that gets the next permit, or None.
+        """Take the job that gets the next permit out of its queue.
 
         The tenant with the fewest permits comes first; among equals, the one whose last permit is
-        the oldest.
+        the oldest. Of a tenant's jobs those that have begun come first.
         """
-        for name, tenant in sorted(self._tenants.items(), key=lambda pair: pair[1].permitted):
-            job = self._next_of(tenant, but)
-            if job is not None:
-                tenant.was_new = not job.begun
-                self._tenants[name] = self._tenants.pop(name)
-                return job
+        permitted = [job.tenant for job in self._running]
+        full = sum(job.long for job in self._running) >= self._permits - 1
+        for name in sorted(self._tenants, key=permitted.count):
+            tenant = self._tenants[name]
+            paused = [] if full else [job for job in tenant.paused if job is not but]
+            if paused:
+                tenant.paused.remove(paused[0])
+                return paused[0]
+            if tenant.begun < BEGUN_OF_TENANT and self._begun < BEGUN:
+                for job in tenant.new:
+                    if not (job.large and self._large):
+                        tenant.new.remove(job)
+                        return job
         return None
-
-    def _next_of(self, tenant: _Tenant, but: AnyJob | None) -> AnyJob | None:
-        """Return a tenant's next job: new and paused jobs alternate, each in order of arrival."""
-        room = tenant.begun < BEGUN_OF_TENANT and self._begun < BEGUN
-        allowed = (job for job in tenant.new if not (job.large and self._large))
-        new = next(allowed, None) if room else None
-        full = sum(job.long for job in self._permitted) >= self._permits - 1
-        paused = None if full else next((job for job in tenant.paused if job is not but), None)
-        return (paused or new) if tenant.was_new else (new or paused)
 
     def _begin(self, job: AnyJob) -> None:
         job.begun = True
-        self._large = self._large or job.large
         self._tenants[job.tenant].begun += 1
         self._begun += 1
-        self._ready.append(job)
         if self._free:
             self._free -= 1
-            self._wake.notify()
-            return
-        try:
-            threading.Thread(target=self._thread, name="text").start()
-        except RuntimeError:  # the system has no more threads
-            self._ready.remove(job)
-            self._end(job)
-            self._large = self._large and not job.large
-            job.drop(Unavailable("no thread for text", retry_after=1))
+        else:
+            try:
+                threading.Thread(target=self._thread, name="text").start()
+            except RuntimeError:  # the system has no more threads
+                self._end(job)
+                job.drop(Unavailable("no thread for text", retry_after=1))
+                return
+        self._large = self._large or job.large
+        self._ready.put(job)
 
     def _end(self, job: AnyJob) -> None:
-        self._take_permit(job)
+        self._running.discard(job)
         self._tenants[job.tenant].begun -= 1
         self._begun -= 1
         self._forget(job.tenant)
@@ -293,46 +267,22 @@ class TextWork:
             job.run()
             with self._lock:
                 self._end(job)
-                if job.large:
-                    self._hand_out()
-                    self._wake.wait_for(lambda: self.closed, REST * (monotonic() - began))
-                    self._large = False
-                self._free += 1
+                self._free += not job.large
                 self._hand_out()
-            seen = job.characters, job.given_up
+            if job.large:
+                self._closed.wait(REST * (monotonic() - began))
+                with self._lock:
+                    self._large = False
+                    self._free += 1
+                    self._hand_out()
             del job  # releases its texts before this thread waits
-            self._ended(*seen)
 
     def _take(self) -> AnyJob | None:
         """Return the next job for this thread; None if the thread must end."""
+        with suppress(Empty):
+            return self._ready.get(timeout=0 if self._closed.is_set() else IDLE)
         with self._lock:
-            while not self._ready:
-                if self.closed or not (self._wake.wait(IDLE) or self._ready):
-                    self._free -= 1
-                    return None
-            return self._ready.popleft()
-
-
-PAUSE = 0.5  # seconds from a large request to the trim, and so the least time between two trims
-
-
-class Trimmer:
-    """A trimmer: gives memory back at most every PAUSE seconds, after large requests have ended.
-
-    Args:
-        run: runs a function in a thread.
-    """
-
-    def __init__(self, run: Callable[[Callable[[], None]], object]) -> None:
-        self._run = run
-        self._timer: asyncio.TimerHandle | None = None
-
-    def used(self, size: int) -> None:
-        """Note the end of a request with a body or ids of `size` bytes, or of work on `size`
-        characters."""
-        if size >= LARGE and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(PAUSE, self._give_back)
-
-    def _give_back(self) -> None:
-        self._timer = None
-        self._run(collect_and_trim)
+            with suppress(Empty):
+                return self._ready.get_nowait()  # it came just now
+            self._free -= 1
+            return None

@@ -1,32 +1,10 @@
-"""Choices for every launch of a Triton kernel: architecture, block size and number of warps."""
-
-from dataclasses import asdict, dataclass
+"""Choices for every launch of a Triton kernel: architecture, size of blocks, number of warps."""
 
 import torch
 from torch import Tensor
 
 ARCHES = (80, 89, 90, 120)  # compute capabilities times ten that kernels are shipped for
 INTERPRETER = 0  # instead of an architecture, for tensors on a CPU with TRITON_INTERPRET=1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchConfig:
-    """One launch configuration. If it depends on the number of rows, so do a result's bits, except
-    for integers; with --deterministic that number is always the same.
-
-    Subclasses add the sizes of tiles, named as the kernel's compile-time arguments.
-    """
-
-    num_warps: int
-    num_stages: int
-
-    def sizes(self) -> dict[str, object]:
-        """Compile-time arguments of the kernel."""
-        return {name: value for name, value in asdict(self).items() if name.isupper()}
-
-    def options(self) -> dict[str, int]:
-        """Options of a launch."""
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
 
 
 def arch_of(tensor: Tensor) -> int:

@@ -1,4 +1,5 @@
-"""Written by tools/flashinfer_stub.py from flashinfer-python==0.7.2.post1; do not edit."""
+"""Signatures of the wrapper that gpuscore calls, copied from flashinfer-python==0.7.2.post1;
+flashinfer/prefill.py has them."""
 
 from typing import Any, Literal, overload
 

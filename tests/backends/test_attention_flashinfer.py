@@ -15,7 +15,7 @@ import torch
 from gpuscore.backends.common.start_check import TREES, WITHOUT_QUERY, KnownRequests
 from gpuscore.backends.torch.attention.choice import attention_factory
 from gpuscore.backends.torch.attention.flashinfer import lay_out_items
-from gpuscore.backends.torch.attention.plain import TorchAttention
+from gpuscore.backends.torch.attention.tiled import TorchAttention
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.types.batch import visible_rows
 from gpuscore_kernels.extend_attention.reference import extend_attention
@@ -117,7 +117,7 @@ def test_calls_of_the_locked_release_score_as_the_mask_rule_says(batch, monkeypa
 
 def test_the_stub_is_of_the_locked_release():
     locked = re.search(r"^flashinfer-python==(\S+)", LOCK.read_text(), re.MULTILINE)
-    assert f"flashinfer-python=={locked[1]};" in STUB.read_text(), "tools/flashinfer_stub.py"
+    assert f"flashinfer-python=={locked[1]};" in STUB.read_text(), "copy the new signatures"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("flashinfer") is None, reason="needs flashinfer")

@@ -25,13 +25,12 @@ from gpuscore.backends.torch.linear import (
     Products,
     QuantizedLinear,
     pack,
-    why_not_in_eight_bits,
 )
 from gpuscore.backends.torch.loader import WeightFormat, load_weights
 from gpuscore.backends.torch.mixture import MixtureMlp, MixtureWeights
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
-from gpuscore_kernels.quantized.reference import quantize_rows
+from gpuscore_kernels.quantized import quantize_rows
 from gpuscore_kernels.reference import gated
 from support.eight_bits import needs_int8
 from support.models import random_ids
@@ -54,7 +53,7 @@ def plain_mixture(router, top_k=2, left_out=(), dtype=torch.float32):
         return tuple(
             DenseLinear(w.to(dtype), None)
             if x in left_out
-            else QuantizedLinear(*quantize_rows(w, torch.int8), None)
+            else QuantizedLinear(*quantize_rows(w), None)
             for x, w in enumerate(weights)
         )
 
@@ -78,7 +77,7 @@ def product(linear, x):
     """Compute one linear layer on one row, with sums of whole numbers."""
     if isinstance(linear, DenseLinear):
         return functional.linear(x, linear.weight)
-    q, scale = quantize_rows(x[None], torch.int8)
+    q, scale = quantize_rows(x[None])
     sums = (q.long() @ linear.weight.long().T).float()[0]
     return (sums * linear.scale * scale).to(x.dtype)
 
@@ -171,19 +170,10 @@ def test_memory_of_the_weights():
     assert stored < planned < 1.1 * stored  # scales are in float32, and have zero points
 
 
-@pytest.mark.parametrize(("device", "kernels"), [("cuda", True), ("cpu", True)])
-def test_elsewhere_experts_are_refused(device, kernels):
-    model = read_architecture(RawConfig.read(FOLDER / "qwen3-moe-int8")).config
-    reason = why_not_in_eight_bits(model, torch.device(device), torch.float32, kernels, "int8")
-    assert reason == (
-        "mixtures of experts are computed in eight bits on CPUs only, with --kernels torch"
-    )
-
-
 def test_a_quantised_router_is_refused(tmp_path):
     directory = shutil.copytree(FOLDER / "qwen3-moe-int8", tmp_path / "model")
     tensors, name = load_file(directory / "model.safetensors"), "model.layers.0.mlp.gate.weight"
-    q, scale = quantize_rows(tensors[name].float(), torch.int8)
+    q, scale = quantize_rows(tensors[name].float())
     tensors |= {name: q, f"{name}_scale": scale[:, None]}
     save_file(tensors, directory / "model.safetensors")
     config = json.loads((directory / "config.json").read_text())

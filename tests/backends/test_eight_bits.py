@@ -2,7 +2,6 @@
 rounded as documented, and nothing else is."""
 
 import copy
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,13 +19,12 @@ from gpuscore.backends.torch.linear import (
     PackedLinear,
     Products,
     QuantizedLinear,
-    QuantizedRows,
     pack,
     stack,
 )
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
-from gpuscore_kernels.quantized.reference import quantize_rows
+from gpuscore_kernels.quantized import quantize_rows
 from support.eight_bits import needs_int8
 from support.models import random_ids
 from support.quantized import FOLDER, quantised
@@ -106,27 +104,15 @@ def test_products_are_exact(rows, width, outputs, dtype):
     generator = torch.Generator().manual_seed(rows)
     x = torch.randn(rows, width, generator=generator).to(dtype)
     bias = torch.randn(outputs, generator=generator).to(dtype)
-    w, scale = quantize_rows(torch.randn(outputs, width, generator=generator), torch.int8)
+    w, scale = quantize_rows(torch.randn(outputs, width, generator=generator))
     plain = QuantizedLinear(w, scale, bias)
     got = Products()(pack(plain), x)
-    q, of_rows = quantize_rows(x, torch.int8)
+    q, of_rows = quantize_rows(x)
     sums = (q.long() @ w.long().T).float()  # rounded once, as oneDNN does
     expected = (sums * scale * of_rows[:, None] + bias.float()).to(dtype)
     assert torch.equal(got, expected)
     assert torch.equal(Products()(plain, x), expected)
     assert Products()(pack(plain), x[:0]).shape == (0, outputs)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_products_in_fp8_are_by_the_operator_that_cards_have(dtype):
-    generator = torch.Generator().manual_seed(0)
-    w, scale = quantize_rows(torch.randn(48, 32, generator=generator), torch.float8_e4m3fn)
-    q, of_rows = quantize_rows(torch.randn(5, 32, generator=generator), torch.float8_e4m3fn)
-    layer = QuantizedLinear(w, scale, torch.arange(48).to(dtype))
-    rows = QuantizedRows(q, of_rows, dtype)
-    for linear in (layer, replace(layer, bias=None)):
-        got, expected = (Products(impl=impl)(linear, rows) for impl in ("triton", "reference"))
-        torch.testing.assert_close(got, expected, rtol=torch.finfo(dtype).eps, atol=1e-4)
 
 
 def test_the_largest_sums_are_exact():
@@ -144,7 +130,7 @@ def test_the_largest_sums_are_exact():
 def test_a_row_does_not_depend_on_the_others():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(50, 128, generator=generator)
-    w, scale = quantize_rows(torch.randn(96, 128, generator=generator), torch.int8)
+    w, scale = quantize_rows(torch.randn(96, 128, generator=generator))
     layer, products = pack(QuantizedLinear(w, scale, None)), Products()
     every = products(layer, x)
     x[1:] *= 1e6  # strangers with a much larger scale
@@ -166,7 +152,7 @@ def test_layers_of_several_formats_are_stacked():
     def layer(seed, quantized):
         weight = torch.randn(8, 16, generator=torch.Generator().manual_seed(seed))
         if quantized:
-            return QuantizedLinear(*quantize_rows(weight, torch.int8), None)
+            return QuantizedLinear(*quantize_rows(weight), None)
         return DenseLinear(weight, None)
 
     x, products = torch.randn(5, 16), Products()

@@ -7,7 +7,6 @@ fixtures`.
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,10 @@ from safetensors.torch import load_file, save_file
 
 from gpuscore import Scorer
 from gpuscore.backends import plan_backend
+from gpuscore.backends.common.hf_config import RawConfig
+from gpuscore.backends.common.quantization import ON_CPUS, choose_precision, read_storage
 from gpuscore.backends.torch.backend import TorchBackend
+from gpuscore.backends.torch.linear import why_not_int8
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.types.batch import NO_TOKENS, Prefix, Segment, pack
@@ -50,9 +52,9 @@ def but_one(differences):
     return np.sort(np.abs(differences).max(axis=1))[-2]
 
 
-def of_torch(directory, prompts, precision=None, **options):
+def of_torch(directory, prompts, **options):
     plan = plan_backend(Path(directory), ModelConfig(device="cpu", dtype="float32", **options))
-    backend = TorchBackend(plan if precision is None else replace(plan, precision=precision))
+    backend = TorchBackend(plan)
     try:
         return logprobs(backend, prompts)
     finally:
@@ -75,14 +77,6 @@ def test_activations_in_int8_are_those_of_the_library(name):
     got = of_torch(FOLDER / name, prompts)
     assert but_one(got - expected.w8a8) <= CLOSE
     assert but_one(got - expected.w8a16) > 100 * CLOSE  # they are quantised
-
-
-def test_activations_in_fp8_are_those_of_the_library():
-    """Tests the reference with which CUDA's product is compared; on a CPU nothing chooses FP8."""
-    expected = recorded("qwen3-fp8-channel")
-    prompts = expected.prompts
-    got = of_torch(FOLDER / "qwen3-fp8-channel", prompts, precision="fp8")
-    assert but_one(got - expected.w8a8) <= CLOSE
 
 
 @pytest.mark.parametrize("name", slow("qwen3-int8", "qwen3-fp8-block", "qwen3-fp8-channel"))
@@ -126,6 +120,14 @@ def test_a_cpu_without_exact_sums_is_refused(monkeypatch):
         plan_backend(FOLDER / "qwen3-int8", ModelConfig(device="cpu"))
 
 
+def test_int8_on_cuda_is_refused_with_what_is_supported():
+    assert why_not_int8(torch.device("cuda")) == ON_CPUS
+    storage = read_storage(RawConfig.read(FOLDER / "qwen3-int8").fields)
+    with pytest.raises(ConfigError, match="INT8 on CPUs only; supported: w8a16"):
+        choose_precision("auto", storage, lambda: ON_CPUS)
+    assert choose_precision("w8a16", storage, lambda: ON_CPUS) == "w8a16"
+
+
 @pytest.fixture
 def copy(tmp_path):
     def make(name):
@@ -149,7 +151,11 @@ INPUT, WEIGHTS = (*GROUP, "input_activations"), (*GROUP, "weights")
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("quant_method",), "awq", "quant_method is 'awq'; supported: .*llmcompressor"),
+        (
+            ("quant_method",),
+            "awq",
+            "quant_method is 'awq'; supported: .*serve the model that was quantised",
+        ),
         (("quant_method",), "gptq", "quant_method is 'gptq'"),
         (("quant_method",), "bitsandbytes", "quant_method is 'bitsandbytes'"),
         (("format",), "pack-quantized", "format is 'pack-quantized'; supported: int-quantized"),

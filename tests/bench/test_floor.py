@@ -12,7 +12,6 @@ import torch
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 from ceiling import operations
 from cpu import FLOOR, check, compare
-from oracle import Reference
 from random_models import SHAPES, make_model
 from scenarios import Workload
 
@@ -43,10 +42,9 @@ def test_times_are_compared_with_the_floor_and_the_first_scorer():
 
 def test_a_wrong_scorer_ends_the_bench(tmp_path):
     directory = make_model("tiny", "float32", tmp_path)
-    reference = Reference(Path(), SHAPES["tiny"]["vocab_size"], 6)
     none = {"wrong": lambda query, items: np.zeros((len(items), 2))}
     with pytest.raises(SystemExit, match="nothing is timed"):
-        check(none, reference, directory, torch.float32, {"w": WORK})
+        check(none, SHAPES["tiny"], directory, torch.float32, {"w": WORK})
 
 
 def test_operations_with_a_cache_are_those_without_less_the_queries_own():

@@ -3,6 +3,7 @@ figures mean nothing."""
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,7 @@ def test_nothing_is_timed_without_a_reference_or_with_wrong_scores(tmp_path):
     codes, (found,) = run(tmp_path, "triton")
     assert codes == [1]
     for row in (row for row in found["rows"] if "load" not in row["scorer"]):
-        timed = {"wall ms", "device ms", "items/s"} & row.keys()
+        timed = {"ms", "items/s"} & row.keys()
         assert bool(timed) != (row["workload"] == "d"), row
         assert row.get("wrong", False) == (row["workload"] == "d")
 
@@ -70,3 +71,16 @@ def test_load_is_timed_after_its_first_third():
     row = sustained(lambda: lambda: waited.append(1), seconds=0.3, on_cuda=False)
     assert row["launches"] < len(waited)
     assert row["ms"] * row["launches"] == pytest.approx(200, rel=0.2)
+
+
+def test_the_card_is_asked_while_it_works(tmp_path, monkeypatch):
+    card, asked = tmp_path / "nvidia-smi", tmp_path / "asked"
+    card.write_text(f"#!/bin/sh\necho $* > {asked}\nsleep 1\necho '1455 MHz, 692.1 W, 58'\n")
+    card.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    start = time.monotonic()
+    row = sustained(lambda: lambda: time.sleep(0.01), seconds=0.3, on_cuda=True)
+    assert row["sensors"] == "1455 MHz, 692.1 W, 58"
+    assert "clocks.sm,power.draw" in asked.read_text()
+    assert row["launches"] * row["ms"] > 900, "the load goes on until the card has answered"
+    assert time.monotonic() - start > 1

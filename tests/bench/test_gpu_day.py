@@ -5,7 +5,6 @@ import json
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +13,12 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 import gpu_day
-from gpu_day import KEPT, Day
+from gpu_day import Day
 from gpu_stages import Stage, outcomes, stages
 
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "bench"
 ABOUT = {"device": "a card", "commit": "1234567"}
-FILES = {"gpu-day.json", "gpu-day.tgz"}
 
 
 def python(code, *arguments):
@@ -40,18 +38,16 @@ def day(tmp_path):
 
 
 def left_in(folder):
-    """Return the findings in a folder, which must have just the two files."""
-    assert {path.name for path in folder.iterdir()} == FILES
-    with tarfile.open(folder / "gpu-day.tgz") as archive:
-        kept = set(archive.getnames())
-    return json.loads((folder / "gpu-day.json").read_text())["stages"], kept
+    """Return the findings in a folder, which must have just the one file."""
+    (path,) = folder.iterdir()
+    return json.loads(path.read_text())["stages"]
 
 
 @pytest.mark.slow
 def test_some_stages_on_a_cpu(tmp_path, capsys):
     code = gpu_day.main(["--device=cpu", f"--output={tmp_path}", "--stages=ceilings;triton;tests"])
     assert code == 0, capsys.readouterr().out
-    found, kept = left_in(tmp_path)
+    found = left_in(tmp_path)
     assert list(found) == ["ceilings", "triton", "tests"]
     rows = found["triton"]["found"]["rows"]
     named = ("a", "a cached", "b cached", "d", "300")
@@ -59,13 +55,12 @@ def test_some_stages_on_a_cpu(tmp_path, capsys):
     assert not any("failed" in row or "wrong" in row for row in rows)
     wanted = [("triton", name) for name in named] + [("triton under load", "a")]
     assert timed == wanted + [("triton, engine", name) for name in named]
-    assert all(row.get("wall ms", row.get("ms")) > 0 for row in rows)
+    assert all(row["ms"] > 0 for row in rows)
     assert rows[5]["of sustained floor"] > 0
-    cached = {row["workload"]: row["cached"] for row in rows[6:]}
+    cached = {row["workload"]: row["cached"] for row in rows[:5]}
     assert cached["a"] == 0
     assert cached["a cached"] > 150
     assert found["tests"]["found"]["passed"] > 0
-    assert {"ceilings.json", "triton.txt", "tests.txt"} <= kept
 
 
 def test_the_day_runs_all_tests_of_a_device():
@@ -113,11 +108,10 @@ def test_stages_that_go_wrong_cost_no_other(day, first):
         ],
         minutes=9,
     )
-    found, kept = left_in(day.folder)
+    found = left_in(day.folder)
     assert list(found) == [each.name for each in planned] == day.missing
     assert all(why in found[each.name]["why"] for each, (_, why) in pairs)
     assert all(about["found"]["said"][0] == "half" for about in found.values())
-    assert len(kept) == len(planned)
 
 
 def test_a_killed_day_loses_one_stage(tmp_path):
@@ -141,9 +135,8 @@ def test_a_killed_day_loses_one_stage(tmp_path):
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    found, kept = left_in(tmp_path / "out")
+    found = left_in(tmp_path / "out")
     assert {name: about["status"] for name, about in found.items()} == {"one": "done"}
-    assert kept == {"one.txt"}
     time.sleep(0.3)
     last = alive.read_text()
     time.sleep(0.3)
@@ -153,9 +146,9 @@ def test_a_killed_day_loses_one_stage(tmp_path):
 def test_the_day_ends_by_its_own_clock(day, monkeypatch):
     monkeypatch.setattr(gpu_day, "LEAST", 0.5)
     start = time.monotonic()
-    day.run([stage(name, "import time; time.sleep(99)") for name in "abc"], minutes=16 / 60)
+    day.run([stage(name, "import time; time.sleep(99)") for name in "abc"], minutes=11 / 60)
     assert time.monotonic() - start < 5
-    found, _ = left_in(day.folder)
+    found = left_in(day.folder)
     assert [about["status"] for about in found.values()] == ["failed", "not reached", "not reached"]
 
 
@@ -191,14 +184,6 @@ def test_a_stage_sees_what_was_brought_along(day, tmp_path, monkeypatch):
 def test_findings_that_cannot_be_read_fail_the_stage(day):
     day.run([Stage("empty", 30.0, lambda text: {"last": text.split()[-1]}, (python(""),))], 1)
     assert "cannot be read: IndexError" in day.stages["empty"]["why"]
-
-
-def test_a_large_file_and_weights_are_not_kept(day):
-    (day.work / "weights").mkdir()
-    (day.work / "weights" / "one").touch()
-    (day.work / "large.bin").write_bytes(b"a" * (KEPT + 1))
-    day.run([stage("some", "print(1)")], minutes=1)
-    assert left_in(day.folder)[1] == {"some.txt"}
 
 
 @pytest.mark.parametrize("holds", [True, False])

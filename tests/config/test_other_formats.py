@@ -97,7 +97,7 @@ def test_quantisation_by_name(tmp_path, method, bits, words):
     with pytest.raises(ConfigError) as error:
         plan_backend(model_directory(str(tmp_path)), ModelConfig())
     assert words in str(error.value)
-    assert "quantise the original model: pip install llmcompressor" in str(error.value)
+    assert "serve the model that was quantised" in str(error.value)
 
 
 @pytest.mark.parametrize("whole_weights", [False, True])
@@ -106,7 +106,7 @@ def test_an_adapter(tmp_path, whole_weights):
     if whole_weights:
         make_model(tmp_path)
     (tmp_path / "adapter_config.json").write_text("{}")
-    assert "is an adapter (adapter_config.json): merge it into its base model" in refusal(tmp_path)
+    assert ": serve its base model with --adapter" in refusal(tmp_path)
 
 
 def test_the_lines_convert_pickled_weights(tmp_path, monkeypatch):

@@ -20,9 +20,9 @@ from gpuscore.engine.start_checks import LENGTHS, check_collapse, known_labels, 
 from gpuscore.errors import ConfigError
 from gpuscore.models.hub import model_directory
 from gpuscore.processes.worker import child
-from gpuscore.processes.worker.pipe import Pipe
 from gpuscore.processes.worker.wire import (
     FromChild,
+    Pipe,
     Placement,
     Ready,
     Refused,
@@ -58,15 +58,6 @@ def one_value(name, index, value):
         tensors[name][index] = value
 
     return change
-
-
-def saturated(tensors):
-    """Let the first pipe of hidden states be large after any token, and make it one label's."""
-    tensors["model.embed_tokens.weight"][:, 0] = 50.0
-    tensors["model.norm.weight"][0] = 30.0
-    head = tensors["lm_head.weight"]
-    head[:, 0], head[7] = 0.0, 0.0
-    head[7, 0] = 1.0
 
 
 COLLAPSED = {
@@ -161,22 +152,6 @@ def test_the_engines_process(backend_of, allow, last):
     assert isinstance(told, last)
     if not allow:
         assert "has collapsed: 8 different prompts get the same scores" in told.message
-
-
-def test_a_saturated_model_only_warns(backend_of, caplog):
-    backend = backend_of(saturated)
-    check_collapse(backend)
-    saturation, mass = (record.message for record in caplog.records)
-    assert "label 7 has a probability of at least 1.0" in saturation
-    assert "gives 64 labels, spread over the vocabulary, a probability of at most" in mass
-
-
-def test_the_label_of_a_saturated_model_may_be_asked_for(backend_of, caplog):
-    """Scores of one label that are all 1 warn, although the label is among those asked for."""
-    check_collapse(backend_of(saturated, vocab_size=64))
-    assert [record.message.split(":")[0] for record in caplog.records] == [
-        "the quantised model is saturated"
-    ]
 
 
 HEALTHY = ["qwen3", "gemma2", "qwen3_classes", *slow(*sorted({*FAMILIES, *CLASSIFIERS}))]

@@ -9,7 +9,6 @@ memory than a block may have, or that spills more registers to the stack than is
 """
 
 import argparse
-import json
 import os
 import re
 import subprocess
@@ -32,7 +31,6 @@ from graphs.device import Request, device
 from graphs.models import started
 from support.batches import in_one_batch
 from support.model_configs import LLAMA_1B, LLAMA_8B, QWEN3_06B, QWEN35_08B
-from support.quantized import FOLDER
 
 SHARED = {80: 163, 89: 99, 90: 227, 120: 99}  # KiB of shared memory that a block may have
 WARPS = {80: 64, 89: 48, 90: 64, 120: 48}  # that a multiprocessor holds
@@ -58,12 +56,6 @@ GEMMA = {
 }
 
 
-def quantised(name: str) -> dict[str, Any]:
-    """Return Qwen3-0.6B as quantised as a checkpoint of tests/fixtures/quantized."""
-    fields = json.loads((FOLDER / name / "config.json").read_text())
-    return QWEN3_06B | {"quantization_config": fields["quantization_config"]}
-
-
 # Configurations, and settings beside those of `requests`.
 MODELS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "7 heads": (
@@ -73,8 +65,6 @@ MODELS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "Qwen3-0.6B": (QWEN3_06B, {}),
     "Qwen3-0.6B fa4": (QWEN3_06B, {"attention": "fa4"}),
     "Qwen3-0.6B float32": (QWEN3_06B, {"dtype": "float32"}),
-    "Qwen3-0.6B int8": (quantised("qwen3-int8"), {}),
-    "Qwen3-0.6B fp8": (quantised("qwen3-fp8-channel"), {}),
     "Llama-3.2-1B": (LLAMA_1B, {}),
     "heads of 96": (LLAMA_8B | {"head_dim": 96, "num_key_value_heads": 32}, {}),
     "Gemma 2 2B": (GEMMA, {}),

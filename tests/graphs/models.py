@@ -16,7 +16,6 @@ from torch import Tensor
 
 from gpuscore.backends import plan_backend
 from gpuscore.backends.common.architectures import Architecture
-from gpuscore.backends.common.quantization import LINEAR
 from gpuscore.backends.common.shapes import weight_shapes
 from gpuscore.backends.torch import backend as backend_module
 from gpuscore.backends.torch import loader
@@ -39,22 +38,15 @@ class EmptyFiles:
         device: str = "cuda",
     ) -> None:
         self.shapes, self._device = weight_shapes(architecture.config), device
-        self.storage = architecture.storage
 
     def reopen(self) -> None:
         """Do nothing: there are no files."""
 
     def scale(self, part: str, name: str) -> Tensor | None:
-        """Return scales of rows, or nothing for a part that is not quantised."""
-        if self.storage is None or part not in LINEAR:
-            return None
-        return torch.empty(self.shapes[part][0], device=self._device)
+        """Return nothing: no part is quantised."""
 
     def tensor(self, part: str, name: str) -> Tensor:
-        dtype = torch.bfloat16
-        if self.storage is not None and part in LINEAR:
-            dtype = torch.int8 if self.storage.weights == "int8" else torch.float8_e4m3fn
-        return torch.empty(self.shapes[part], dtype=dtype, device=self._device)
+        return torch.empty(self.shapes[part], dtype=torch.bfloat16, device=self._device)
 
     def refuse_left_over(self, tied: str | None) -> None:
         """Accept every checkpoint."""

@@ -4,7 +4,6 @@ stays within what was counted at start. Launches are counted, those of foreign T
 """
 
 import importlib.util
-import json
 import threading
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -13,12 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from gpuscore.backends import plan_backend
 from gpuscore.backends.common.batches import largest_batches
 from gpuscore.backends.torch import decoder
 from gpuscore.backends.torch.graph_launcher import GraphLauncher
 from gpuscore.backends.torch.queues import CudaQueue
-from gpuscore.config import ModelConfig
 from support.batches import in_one_batch, random_batch
 from support.kernels import choose_anew
 from support.linear_layers import with_states
@@ -34,7 +31,6 @@ from triton import language as tl
 from gpuscore_kernels import cached_launch
 from gpuscore_kernels.add_rms_norm import triton as norm_module
 from gpuscore_kernels.extend_attention import table
-from graphs.compiled import quantised
 from graphs.device import device
 from graphs.models import started
 
@@ -349,14 +345,3 @@ def test_foreign_launches_are_counted_and_captured_differs_from_launched(monkeyp
     assert 0 < len(wrong) < len(seen.graphs)
     with pytest.raises(AssertionError):
         assert_captured_as_launched(wrong[0], seen.single)
-
-
-@pytest.mark.parametrize(
-    ("name", "setting", "tokens"),
-    [("qwen3-int8", None, 4096), ("qwen3-fp8-channel", None, 8192), ("qwen3-fp8-channel", 64, 64)],
-)
-def test_fp8_whose_products_cost_the_host_more_has_larger_graphs(tmp_path, name, setting, tokens):
-    (tmp_path / "config.json").write_text(json.dumps(quantised(name)))
-    settings = ModelConfig(str(tmp_path), device="cuda", cuda_graph_tokens=setting)
-    with device():
-        assert plan_backend(tmp_path, settings).graph_tokens == tokens

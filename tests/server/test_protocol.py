@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 from gpuscore.config import ServerConfig
 from gpuscore.server.http import protocol as served
 from gpuscore.server.http.protocol import SLICES, ScoreProtocol
-from gpuscore.server.pacer import Pacer
+from gpuscore.server.service import Pacer
 
 HOST = b"Host: a\r\n"
 POST = b"POST /v1/score HTTP/1.1\r\n" + HOST
@@ -29,7 +29,8 @@ UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Setting
 class Application:
     """A gate that admits every request and keeps [method, target, fields, body] of each."""
 
-    def __init__(self):
+    def __init__(self, config):
+        self.config = config
         self.requests, self.refused_errors = [], []
         self.at_once = self.most = 0
 
@@ -94,15 +95,13 @@ def exchanged(*pieces, **limits):
     """Return the application and the transport after these bytes have arrived."""
 
     async def run():
-        app, wire = Application(), Wire()
+        app, wire = Application(ServerConfig(**limits)), Wire()
         config = uvicorn.Config(app, lifespan="off", log_config=None, access_log=False)
         protocol = ScoreProtocol(
-            config,
-            ServerState(),
-            {},
-            asyncio.get_running_loop(),
+            config=config,
+            server_state=ServerState(),
+            app_state={},
             gate=app,
-            settings=ServerConfig(**limits),
             turns=Pacer(partial(int, SLICES)),
             most=1,
         )

@@ -10,8 +10,7 @@ import pytest
 
 from gpuscore.errors import Unavailable
 from gpuscore.server.http.rounds import Rounds
-from gpuscore.server.pacer import Pacer
-from gpuscore.server.service import Bridge
+from gpuscore.server.service import Bridge, Pacer
 from gpuscore.types.batch import NO_TOKENS
 from gpuscore.types.request import ScoreRequest
 

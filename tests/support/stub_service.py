@@ -6,12 +6,11 @@ from concurrent.futures import Future
 import httpx
 import numpy as np
 
-from gpuscore.config import EngineConfig, RequestLimits, ServerConfig
+from gpuscore.config import RequestLimits, ServerConfig
 from gpuscore.dialects.served import LoadedModel, ServedModel
-from gpuscore.engine.admission import Backlog
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.server.api.app import create_app
-from gpuscore.server.http.auth import ApiKeys
+from gpuscore.server.http.headers import ApiKeys
 from gpuscore.server.service import ScoringService
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.types.batch import BackendLimits
@@ -51,7 +50,7 @@ class StubEngine:
 
     def __init__(self):
         self.requests = []
-        self.backlog = Backlog(EngineConfig(), lambda: STATS.capacity)
+        self.rate = STATS.capacity
 
     def states(self):
         return [ReplicaState("0", "cpu", self.alive, STATS)]

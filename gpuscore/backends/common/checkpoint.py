@@ -1,7 +1,7 @@
 """The safetensors files of a Hugging Face directory: no pickle, no remote code."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -11,14 +11,17 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from gpuscore.backends.common.architectures import Architecture
+from gpuscore.backends.common.lora import LoraAdapter
 from gpuscore.backends.common.quantization import BLOCK, EXPERTS, LINEAR
 from gpuscore.backends.common.shapes import weight_shapes
 from gpuscore.backends.common.shards import ALL, Shard
 from gpuscore.errors import ConfigError
+from gpuscore.models.adapter import CONFIG, WEIGHTS
 from gpuscore.models.files import as_object, is_file, read_object, shown
 
 # Buffers that old checkpoints contain; here they are computed.
 _COMPUTED = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")
+CAUSAL_HEAD = "lm_head.weight"  # stays unread if an adapter brings a classification head
 _FORMATS = ("BF16", "F16", "F32", "F64")
 _QUANTISED = {"int8": "I8", "fp8": "F8_E4M3"}
 
@@ -47,6 +50,10 @@ class CheckpointFiles:
         self._framework, self._shard = framework, shard
         self.shapes = weight_shapes(architecture.config)
         self._paths, self._stack = weight_files(directory), ExitStack()
+        self._adapter: LoraAdapter | None = None
+        self._adapted = directory if is_file(directory / CONFIG) else None
+        if self._adapted is not None and self.storage is not None:
+            raise ConfigError("--adapter: the base model is quantised; supported: one that is not")
         with ExitStack() as stack:
             stack.enter_context(self)
             self.reopen()
@@ -61,6 +68,12 @@ class CheckpointFiles:
         files = [_open_file(path, self._framework, self._stack) for path in self._paths]
         self._path_of = dict(zip(files, self._paths, strict=True))
         self._file_of = _by_name(files)
+        if self._adapted is not None:
+            file = _open_file(self._adapted / WEIGHTS, self._framework, self._stack)
+            shapes = {name: self.shapes[part] for part, name in _required(self.architecture)}
+            self._adapter = LoraAdapter(self._adapted, file, shapes)
+            whole = self._adapter.whole
+            self._file_of |= dict.fromkeys(whole, _Renamed(file, whole))
 
     def tensor(self, part: str, name: str) -> Any:
         """Return this shard of the stored tensor `name`, which must have the shape of `part`.
@@ -81,7 +94,14 @@ class CheckpointFiles:
         """Return this shard of a tensor; nothing else of it is read."""
         file = self._file_of[name]
         cut = self._shard.cut(part, self.architecture.config, self.shapes[part][0])
-        return file.get_tensor(name) if cut is None else file.get_slice(name)[cut.index]
+        tensor = file.get_tensor(name) if cut is None else file.get_slice(name)[cut.index]
+        change = None if self._adapter is None else self._adapter.change(name, self._wide)
+        if change is None:
+            return tensor
+        return self._wide(tensor) + (change if cut is None else change[cut.index])
+
+    def _wide(self, tensor: Any) -> Any:
+        return tensor.float() if self._framework == "pt" else tensor.astype(np.float32)
 
     def scale(self, part: str, name: str) -> Any | None:
         """Return the scale of the weight `name` as it is stored; None if it has none.
@@ -115,7 +135,7 @@ class CheckpointFiles:
 
     def _check(self) -> None:
         """Check name, shape and dtype of every required tensor before any is read or allocated."""
-        for part, name in _required_tensors(self.architecture):
+        for part, name in _required(self.architecture):
             self._check_one(part, name)
 
     def _check_one(self, part: str, name: str) -> None:
@@ -185,6 +205,7 @@ class CheckpointFiles:
             for name in self._file_of
             if name not in self._used
             and name != tied
+            and not (self._adapted is not None and name == CAUSAL_HEAD)
             and not name.endswith(_COMPUTED)
             and not name.startswith(self.architecture.unread)
         ]
@@ -215,7 +236,7 @@ class CheckpointFiles:
         self._stack.close()
 
 
-def _required_tensors(architecture: Architecture) -> Iterator[tuple[str, str]]:
+def _required(architecture: Architecture) -> Iterator[tuple[str, str]]:
     """Yield part and name of every tensor that a checkpoint of the architecture must have."""
     config = architecture.config
     for part, name in architecture.model_weights.items():
@@ -226,6 +247,24 @@ def _required_tensors(architecture: Architecture) -> Iterator[tuple[str, str]]:
         for part, name in weights.items():
             for expert in range(experts if "{expert}" in name else 1):
                 yield part, architecture.name(layer, part, expert)
+
+
+class _Renamed:
+    """A file whose tensors have other names.
+
+    Args:
+        file: open.
+        names: by the wanted name, the name in the file.
+    """
+
+    def __init__(self, file: Any, names: Mapping[str, str]) -> None:
+        self._file, self._names = file, names
+
+    def get_slice(self, name: str) -> Any:
+        return self._file.get_slice(self._names[name])
+
+    def get_tensor(self, name: str) -> Any:
+        return self._file.get_tensor(self._names[name])
 
 
 def _float8_bits(path: Path, name: str) -> Any:

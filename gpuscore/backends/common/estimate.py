@@ -16,7 +16,7 @@ from gpuscore.backends.common.plan import (
     choose_max_model_len,
     plan_pages,
 )
-from gpuscore.backends.common.quantization import Precision, choose_precision
+from gpuscore.backends.common.quantization import ON_CPUS, Precision, choose_precision
 from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.backends.common.shapes import count_weight_bytes
 from gpuscore.backends.common.shards import Shard, refuse_quantized, refuse_with_ranks
@@ -39,7 +39,7 @@ class MemoryPlan:
     Args:
         architecture: of the model; the device may hold a rank's part of it.
         dtype: of weights, keys and values.
-        precision: of linear layers; assumes a device that computes in eight bits.
+        precision: of linear layers.
         max_tokens: of one batch.
         pages: the rule for KV pages.
         free_bytes: the device's free memory.
@@ -112,7 +112,7 @@ def plan_memory(directory: Path, config: ModelConfig, memory: int) -> MemoryPlan
     architecture = read_architecture(RawConfig.read(directory))
     model = Shard(0, config.tensor_parallel).part_of(architecture.config)
     dtype = choose_dtype(model, config.dtype, "cuda", lambda _: True)
-    precision = choose_precision(config.quantization, architecture.storage, lambda _: None)
+    precision = choose_precision(config.quantization, architecture.storage, lambda: ON_CPUS)
     refuse_quantized(precision, config.tensor_parallel)
     refuse_with_states(architecture.config, config, precision)
     max_tokens = config.max_batch_tokens or MAX_BATCH_TOKENS["cuda"]

@@ -13,24 +13,20 @@ from gpuscore.errors import ConfigError
 from gpuscore.models.files import shown
 
 # How linear layers are computed: in the model's dtype from weights that were never quantised; in
-# eight bits, activations too; in the model's dtype from quantised weights.
-Precision: TypeAlias = Literal["full", "int8", "fp8", "w8a16"]
+# INT8, activations too; in the model's dtype from quantised weights.
+Precision: TypeAlias = Literal["full", "int8", "w8a16"]
 
 EightBits: TypeAlias = Literal["int8", "fp8"]
-# Says why a backend does not compute a format here; None if it does.
-WhyNot: TypeAlias = Callable[[EightBits], str | None]
+# Says why a backend does not compute INT8 here; None if it does.
+WhyNot: TypeAlias = Callable[[], str | None]
+ON_CPUS = "torch computes INT8 on CPUs only"
 
 BLOCK = 128  # rows and columns of a weight that share a scale, where scales are per block
 # Parts of a layer that may be quantised; the others stay as they are.
 LINEAR = frozenset({"q", "k", "v", "o", "gate", "up", "down"})
 EXPERTS = frozenset({"expert_gate", "expert_up", "expert_down"})
 
-CONVERT = (
-    'quantise the original model: pip install llmcompressor; python -c "from llmcompressor import '
-    "oneshot; from llmcompressor.modifiers.quantization import QuantizationModifier as Q; "
-    "oneshot(model='MODEL', recipe=Q(targets='Linear', scheme='FP8_DYNAMIC', ignore=['lm_head']), "
-    "output_dir='OUT')\""
-)
+ORIGINAL = "serve the model that was quantised"
 _SECTION = "config.json: quantization_config"
 
 
@@ -89,7 +85,7 @@ def read_storage(fields: Mapping[str, Any]) -> Storage | None:
     bits = f" ({shown(section['bits'])} bits)" if "bits" in section else ""
     raise ConfigError(
         f"{_SECTION}.quant_method is {shown(method)}{bits}; supported: compressed-tensors "
-        f"(INT8 or FP8), fp8 (blocks of 128 x 128); {CONVERT}"
+        f"(INT8 or FP8), fp8 (blocks of 128 x 128); {ORIGINAL}"
     )
 
 
@@ -102,25 +98,22 @@ def choose_precision(wanted: str, storage: Storage | None, why_not: WhyNot) -> P
         why_not: of the backend.
 
     Raises:
-        ConfigError: the checkpoint or the backend has another precision.
+        ConfigError: the checkpoint is not quantised, or its INT8 is not computed here.
     """
     if storage is None:
         if wanted == "w8a16":
             raise ConfigError("--quantization w8a16 needs a quantised checkpoint; this one is not")
         return "full"
-    if wanted == "w8a16" or storage.activations is None:
+    if wanted == "w8a16" or storage.activations is None or storage.weights == "fp8":
         return "w8a16"
-    reason = _only_converted(storage) or why_not(storage.weights)
-    if reason is None:
-        return storage.weights
     # A checkpoint of INT8 is refused where it cannot be computed as it was made to be: with
     # --quantization w8a16 its activations are not rounded, which is a choice of other scores.
-    if storage.weights == "int8":
+    if (reason := why_not()) is not None:
         raise ConfigError(
             f"--quantization auto: the checkpoint is quantised to {storage.weights}: {reason}; "
             "supported: w8a16, which converts weights to --dtype when they are loaded"
         )
-    return "w8a16"
+    return "int8"
 
 
 def described(precision: Precision, storage: Storage | None) -> str:
@@ -129,19 +122,9 @@ def described(precision: Precision, storage: Storage | None) -> str:
         return "not quantised"
     computed = {
         "int8": "computed in INT8, activations too",
-        "fp8": "computed in FP8, activations too",
         "w8a16": "converted to the number format of the model at load (w8a16)",
     }[precision]
     return f"{storage.weights.upper()} in the checkpoint, {computed}"
-
-
-def _only_converted(storage: Storage) -> str | None:
-    """Say why a format is only computed after its weights are converted; None if it is not so."""
-    if storage.blocks:
-        return "products of blocks of 128 x 128 are not computed in eight bits"
-    if storage.activations == "static":
-        return "products with static scales of activations are not computed in eight bits"
-    return None
 
 
 # Keys that say nothing about the numbers, or whose only supported value is named.
@@ -284,4 +267,4 @@ def _only(
 
 
 def _refuse(name: str, value: Any, supported: str) -> NoReturn:
-    raise ConfigError(f"{_SECTION}.{name} is {shown(value)}; supported: {supported}; {CONVERT}")
+    raise ConfigError(f"{_SECTION}.{name} is {shown(value)}; supported: {supported}; {ORIGINAL}")

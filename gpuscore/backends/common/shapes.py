@@ -75,9 +75,9 @@ def count_parameters(config: DecoderConfig) -> int:
 
 
 def count_weight_bytes(config: DecoderConfig, itemsize: int, precision: Precision) -> int:
-    """Bytes of the weights; in eight bits, linear layers have a byte per number and row scales."""
+    """Bytes of the weights; in INT8, linear layers have a byte per number and row scales."""
     shapes, total = weight_shapes(config), count_parameters(config) * itemsize
-    if precision not in ("int8", "fp8"):
+    if precision != "int8":
         return total
     for part, count in _in_layers(config):
         if part in LINEAR | EXPERTS:

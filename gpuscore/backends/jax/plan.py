@@ -18,7 +18,7 @@ from gpuscore.backends.common.plan import (
     choose_max_model_len,
     plan_pages,
 )
-from gpuscore.backends.common.quantization import EightBits, Precision, choose_precision
+from gpuscore.backends.common.quantization import Precision, choose_precision
 from gpuscore.backends.common.raw_config import RawConfig
 from gpuscore.backends.common.shapes import count_weight_bytes
 from gpuscore.backends.common.shards import refuse_with_ranks
@@ -192,7 +192,7 @@ def plan_backend(directory: Path, config: ModelConfig) -> JaxPlan:
     dtype = choose_dtype(architecture.config, config.dtype, kind, lambda name: name == "float32")
     max_len = choose_max_model_len(architecture.config, config.max_model_len)
     _refuse_float16(dtype, kind)
-    precision = choose_precision(config.quantization, architecture.storage, _no_eight_bits)
+    precision = choose_precision(config.quantization, architecture.storage, lambda: None)
     weight_bytes = count_weight_bytes(architecture.config, ITEM_SIZE[dtype], precision)
     pages = plan_pages(architecture.config, config, max_len, dtype, kind, 0)
     pages = replace(pages, page_bytes=pages.size * _token_bytes(architecture.config, dtype, kind))
@@ -211,10 +211,6 @@ def plan_backend(directory: Path, config: ModelConfig) -> JaxPlan:
         precision=precision,
         settings=config,
     )
-
-
-def _no_eight_bits(kind: EightBits) -> str | None:
-    return None if kind == "int8" else "--backend jax does not compute FP8"
 
 
 def heads_of(config: DecoderConfig, kind: str) -> Heads:

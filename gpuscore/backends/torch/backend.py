@@ -243,12 +243,14 @@ class TorchBackend:
             return run_on(reference(config, weights, head, self._lookup, dtype))
 
         exact = plainly(torch.float32, WideHead(whole.final_softcap))
-        eight_bits = plan.precision in ("int8", "fp8")
+        eight_bits = plan.precision == "int8"
         rounded = None
         if plan.dtype != torch.float32:
             rounded = plainly(plan.dtype, WholeHead("reference", whole.final_softcap))
+        compiled = "--compile on, " if plan.compile else ""
         check_start(
-            f"--attention {plan.attention} with --kernels {'triton' if plan.kernels else 'torch'}",
+            f"{compiled}--attention {plan.attention} with --kernels "
+            f"{'triton' if plan.kernels else 'torch'}",
             known,
             run_on(self.launcher),
             Reference(

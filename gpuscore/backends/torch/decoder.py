@@ -23,7 +23,7 @@ from gpuscore.backends.torch.layers import (
     rms_norm,
     rotary_tables,
 )
-from gpuscore.backends.torch.linear import DenseLinear, Linear, LinearParts, Products, Rows
+from gpuscore.backends.torch.linear import DenseLinear, Linear, LinearParts, Products
 from gpuscore.backends.torch.mixture import MixtureMlp, MixtureWeights
 from gpuscore_kernels import Implementation
 from gpuscore_kernels.hopper import FEWEST_ROWS
@@ -125,7 +125,7 @@ class Decoder:
         self._add_and_norm = compiler(add_and_norm)
         self._norm_and_rotate = compiler(norm_and_rotate)
         self._gated = compiler(gated)
-        self._product = Products(compiler, own)
+        self._product = Products(compiler)
         activate = partial(self._gated, activation=config.activation)
         self._mixture = MixtureMlp(activate, self._product, by_rows is not all_at_once)
         self.ropes = [config.rope_of(layer) for layer in range(config.num_layers)]
@@ -215,7 +215,7 @@ class Decoder:
 
         The gate [T, H D] of models that have one is the last.
         """
-        x, normed = self._rows_for(layer.qkv, x, delta, layer.input_norm)
+        x, normed = self._residual(x, delta, layer.input_norm)
         heads = self._heads(layer, self.config.num_heads, self.config.num_kv_heads)
         return x, *self._turned(self._product(layer.qkv, normed), cos, sin, heads, pages)
 
@@ -247,7 +247,7 @@ class Decoder:
         self, layer: LayerWeights, x: Tensor, delta: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return x + delta, and the projections of a linear layer."""
-        x, normed = self._rows_for(layer.qkv, x, delta, layer.input_norm)
+        x, normed = self._residual(x, delta, layer.input_norm)
         return x, self._product(layer.qkv, normed)
 
     def _heads(self, layer: LayerWeights, queries: int, keys: int) -> QkvHeads:
@@ -282,12 +282,11 @@ class Decoder:
             attended = attended.mul_(gate.float().sigmoid())  # in float32, rounded once
         delta = self._product(layer.o, attended)
         delta = self._post_norm(delta, layer.post_attention_norm)
-        if not isinstance(layer.mlp, MlpWeights):
-            x, normed = self._residual(x, delta, layer.mlp_norm)
-            added = self._mixture(layer.mlp, normed, filled)
+        x, normed = self._residual(x, delta, layer.mlp_norm)
+        if isinstance(layer.mlp, MlpWeights):
+            added = self._mlp(layer.mlp, normed)
         else:
-            x, rows = self._rows_for(layer.mlp.gate_up, x, delta, layer.mlp_norm)
-            added = self._mlp(layer.mlp, rows)
+            added = self._mixture(layer.mlp, normed, filled)
         return x, self._post_norm(added, layer.post_mlp_norm)
 
     def final_norm(self, x: Tensor, delta: Tensor | None) -> Tensor:
@@ -305,14 +304,6 @@ class Decoder:
         added: tuple[Tensor, Tensor] = self._add_and_norm(x, delta, weight, *self._of_norms)
         return added
 
-    def _rows_for(
-        self, linear: Linear, x: Tensor, delta: Tensor | None, weight: Tensor
-    ) -> tuple[Tensor, Rows]:
-        """Return x + delta, and its norm as a layer takes it."""
-        if not self._product.takes_quantized(linear):
-            return self._residual(x, delta, weight)
-        return self._product.norm(linear, x, delta, weight, *self._of_norms)
-
     def embed(self, token_ids: Tensor) -> Tensor:
         """Return the stream [T, E] in front of all layers, float32."""
         x = self._lookup(token_ids, self.weights.embed)
@@ -322,17 +313,12 @@ class Decoder:
         normed: Tensor = x if weight is None else self._rms_norm(x, weight, *self._of_norms)
         return normed
 
-    def _mlp(self, mlp: MlpWeights, x: Rows) -> Tensor:
-        activation = self.config.activation
-        inner: Rows
+    def _mlp(self, mlp: MlpWeights, x: Tensor) -> Tensor:
         if self._gated_product is not None and len(x) >= self.gated_from:
-            assert isinstance(x, Tensor)  # noqa: S101  (the plan has checked that weights are plain)
-            assert isinstance(mlp.gate_up, DenseLinear)  # noqa: S101
+            assert isinstance(mlp.gate_up, DenseLinear)  # noqa: S101  (the plan has checked it)
             inner = self._gated_product(x, mlp.gate_up.weight)
-        elif self._product.takes_quantized(mlp.down):
-            inner = self._product.gated(mlp.down, self._product(mlp.gate_up, x), activation)
         else:
-            inner = self._gated(self._product(mlp.gate_up, x), activation)
+            inner = self._gated(self._product(mlp.gate_up, x), self.config.activation)
         return self._product(mlp.down, inner)
 
 

@@ -12,7 +12,6 @@ import os
 import torch
 
 from gpuscore.backends.common.hf_config import DecoderConfig
-from gpuscore.backends.common.quantization import Precision
 from gpuscore.backends.torch.compiler import Function
 from gpuscore.backends.torch.layers import add_and_norm, gated, rms_norm
 from gpuscore.errors import ConfigError
@@ -49,14 +48,12 @@ def _why_not(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
-def why_not_gated_product(
-    model: DecoderConfig, attention: str, dtype: torch.dtype, precision: Precision
-) -> str | None:
+def why_not_gated_product(model: DecoderConfig, attention: str, dtype: torch.dtype) -> str | None:
     """Say why gate-up products do not write silu(gate) * up themselves; None if they do."""
     if attention != "fa4":
         return f"--attention is {attention}, not fa4"
     aligned = model.hidden_size % 8 == model.intermediate_size % 8 == 0
-    plain = model.mixture is None and not model.mlp_bias and precision not in ("int8", "fp8")
+    plain = model.mixture is None and not model.mlp_bias
     if dtype != torch.bfloat16 or model.activation != "silu" or not (plain and aligned):
         return "supported are SwiGLU in bfloat16, without a bias, with multiples of 8 columns"
     return hopper.why_not("product")

@@ -1,26 +1,21 @@
-"""Linear layers: weights in the model's dtype or in eight bits, and their products with rows.
+"""Linear layers: weights in the model's dtype or, on a CPU, in INT8, and their products with rows.
 
-In eight bits, a row is quantised with a scale of its own, so its result does not depend on other
-rows in a batch. On a CPU, oneDNN multiplies the integers; `gpuscore_kernels.quantized` defines the
-result, and computes it on other devices.
+In INT8 a row is quantised with a scale of its own (`gpuscore_kernels.quantized`), so its result
+does not depend on other rows in a batch. oneDNN multiplies the integers.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias, TypeGuard
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpuscore.backends.common.hf_config import DecoderConfig
-from gpuscore.backends.common.quantization import LINEAR, EightBits
-from gpuscore.backends.common.shapes import weight_shapes
+from gpuscore.backends.common.quantization import ON_CPUS
 from gpuscore.backends.torch.compiler import Compiler, eagerly
 from gpuscore.backends.torch.devices import computes_natively
-from gpuscore_kernels import Implementation
-from gpuscore_kernels.quantized import fp8, quantize_rows, quantized_product
-from gpuscore_kernels.quantized.reference import quantize_rows as plain_quantize_rows
+from gpuscore_kernels.quantized import quantize_rows
 
 # oneDNN's fast products on CPUs without AMX take unsigned rows. With this zero point, an unsigned
 # number means the same as the signed one less it.
@@ -37,18 +32,11 @@ class DenseLinear:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedLinear:
-    """Weights in eight bits, as `gpuscore_kernels.quantized` takes them."""
+    """Weights in INT8 as a checkpoint has them, which `pack` brings into oneDNN's order."""
 
-    weight: Tensor  # [O, K], int8 or float8_e4m3fn
+    weight: Tensor  # [O, K], int8
     scale: Tensor  # [O], float32
     bias: Tensor | None  # [O], in the model's dtype
-    product: fp8.Fp8Product | None = field(init=False)  # by which cards compute it, if in FP8
-
-    def __post_init__(self) -> None:
-        made = None
-        if self.weight.dtype == torch.float8_e4m3fn:
-            made = fp8.Fp8Product(self.weight, self.scale, self.bias)
-        object.__setattr__(self, "product", made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,104 +67,40 @@ class SummedLinear:
 Linear: TypeAlias = DenseLinear | QuantizedLinear | PackedLinear | LinearParts | SummedLinear
 
 
-@dataclass(frozen=True, slots=True)
-class QuantizedRows:
-    """Rows in eight bits, as `gpuscore_kernels.quantized` takes them, or packed weights do."""
-
-    q: Tensor  # [T, K], int8 or float8_e4m3fn; for packed weights uint8 around `ZERO_POINT`
-    scale: Tensor  # [T], float32
-    dtype: torch.dtype  # of products with them
-
-    def __len__(self) -> int:
-        return len(self.scale)
-
-
-Rows: TypeAlias = Tensor | QuantizedRows
-
-
 class Products:
     """Computes the products of rows with linear layers.
 
     Args:
         compiler: makes element-wise functions fast.
-        impl: of products in eight bits, where weights are not packed.
     """
 
-    def __init__(
-        self,
-        compiler: Compiler = eagerly,
-        impl: Implementation = "reference",
-    ) -> None:
-        self._impl: Implementation = impl
+    def __init__(self, compiler: Compiler = eagerly) -> None:
         self._quantize = compiler(unsigned)
         self._scaled = compiler(scaled)
 
-    def __call__(self, linear: Linear, x: Rows) -> Tensor:
+    def __call__(self, linear: Linear, x: Tensor) -> Tensor:
         """Return the products [T, O] of x [T, K], in x's dtype, with the bias added."""
-        if isinstance(x, QuantizedRows):
-            if isinstance(linear, PackedLinear):
-                return self._packed(linear, x)
-            assert isinstance(linear, QuantizedLinear)  # noqa: S101  (see `takes_quantized`)
-            return self._quantized(linear, x)
         match linear:
             case DenseLinear():
                 return _dense(linear, x)
             case PackedLinear():
-                return self._packed(linear, self.unsigned(x))
+                return self._packed(linear, x)
             case QuantizedLinear():
-                q, scale = quantize_rows(x, linear.weight.dtype, impl=self._impl)
-                return self._quantized(linear, QuantizedRows(q, scale, x.dtype))
+                return self(pack(linear), x)
             case LinearParts():
                 return torch.cat([self(part, x) for part in linear.parts], dim=1)
             case SummedLinear():
                 return linear.add(self(linear.part, x))
 
-    def takes_quantized(self, linear: Linear) -> TypeGuard[QuantizedLinear]:
-        """True if rows may be quantised by the kernel that makes them."""
-        return self._impl == "triton" and isinstance(linear, QuantizedLinear)
-
-    def norm(
-        self,
-        linear: QuantizedLinear,
-        x: Tensor,
-        delta: Tensor | None,
-        weight: Tensor,
-        eps: float,
-        one_plus: bool,
-    ) -> tuple[Tensor, QuantizedRows]:
-        """Return x + delta, and its norm as the layer takes it."""
-        from gpuscore_kernels.quantized_rows import triton  # only where Triton is
-
-        how = eps, one_plus, linear.weight.dtype
-        total, q, scale = triton.quantized_norm(x, delta, weight, *how)
-        return total, QuantizedRows(q, scale, weight.dtype)
-
-    def gated(self, linear: QuantizedLinear, gate_up: Tensor, activation: str) -> QuantizedRows:
-        """Return act(gate) * up as the layer takes it."""
-        from gpuscore_kernels.quantized_rows import triton
-
-        rows = triton.quantized_gated(gate_up, activation, linear.weight.dtype)
-        return QuantizedRows(*rows, gate_up.dtype)
-
-    def _quantized(self, linear: QuantizedLinear, x: QuantizedRows) -> Tensor:
-        if linear.product is not None and self._impl == "triton":
-            return linear.product(x.q, x.scale, x.dtype)
-        operands = x.q, x.scale, linear.weight, linear.scale, linear.bias
-        return quantized_product(*operands, dtype=x.dtype, impl=self._impl)
-
-    def unsigned(self, x: Tensor) -> QuantizedRows:
-        """Return rows as packed weights take them."""
-        q, scale = self._quantize(x)
-        return QuantizedRows(q, scale, x.dtype)
-
-    def _packed(self, linear: PackedLinear, x: QuantizedRows) -> Tensor:
+    def _packed(self, linear: PackedLinear, x: Tensor) -> Tensor:
         if len(x) == 0:  # oneDNN takes no empty tensors
-            return x.scale.new_empty(0, len(linear.scale), dtype=x.dtype)
-        y = _onednn(x.q, linear)
+            return x.new_empty(0, len(linear.scale))
+        q, scale = self._quantize(x)
+        y = _onednn(q, linear)
         if x.dtype == torch.float32:
-            return _scaled_in_place(y, x.scale, linear.bias)
-        scaled: Tensor = self._scaled(y, x.scale, linear.bias, x.dtype)
-        return scaled
+            return _scaled_in_place(y, scale, linear.bias)
+        product: Tensor = self._scaled(y, scale, linear.bias, x.dtype)
+        return product
 
 
 def pack(linear: Linear) -> Linear:
@@ -191,7 +115,7 @@ def pack(linear: Linear) -> Linear:
             return replace(linear, weight=torch.ops.mkldnn._reorder_linear_weight(linear.weight))
         case LinearParts(parts):
             return LinearParts(tuple(map(pack, parts)))
-        case QuantizedLinear() if linear.weight.dtype == torch.int8:
+        case QuantizedLinear():
             packed = torch.ops.onednn.qlinear_prepack(linear.weight, None)
             zero_points = torch.zeros(len(linear.scale), dtype=torch.int32)
             return PackedLinear(packed, linear.scale, zero_points, linear.bias)
@@ -245,7 +169,7 @@ def _biases(linears: Sequence[DenseLinear] | Sequence[QuantizedLinear]) -> Tenso
 
 def unsigned(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return rows quantised to int8, as unsigned numbers around `ZERO_POINT`, and their scales."""
-    q, scale = plain_quantize_rows(x, torch.int8)
+    q, scale = quantize_rows(x)
     return q.view(torch.uint8) ^ ZERO_POINT, scale
 
 
@@ -296,35 +220,10 @@ def _onednn(q: Tensor, linear: PackedLinear) -> Tensor:
     return product
 
 
-def why_not_in_eight_bits(
-    model: DecoderConfig, device: torch.device, dtype: torch.dtype, kernels: bool, kind: EightBits
-) -> str | None:
-    """Say why linear layers are not computed in a format here; None if they are.
-
-    Args:
-        model: its configuration.
-        device, dtype: of the model.
-        kernels: Triton's kernels run.
-        kind: the format.
-    """
-    if model.mixture is not None and (device.type != "cpu" or kernels):
-        return "mixtures of experts are computed in eight bits on CPUs only, with --kernels torch"
-    if device.type == "cuda" and not kernels:
-        return "products in eight bits on CUDA need --kernels triton"
-    if kind == "fp8":
-        return _why_not_fp8(model, device, dtype)
-    if device.type == "cpu" and not exact_on_this_cpu():
+def why_not_int8(device: torch.device) -> str | None:
+    """Say why linear layers are not computed in INT8 here; None if they are."""
+    if device.type != "cpu":
+        return ON_CPUS
+    if not exact_on_this_cpu():
         return "this CPU has neither VNNI nor AMX, without which sums of INT8 overflow"
-    return None
-
-
-def _why_not_fp8(model: DecoderConfig, device: torch.device, dtype: torch.dtype) -> str | None:
-    if device.type != "cuda":
-        return f"device {device.type} does not compute FP8"
-    capability, shapes = torch.cuda.get_device_capability(device), weight_shapes(model)
-    for part in sorted(LINEAR):
-        outputs, width = shapes[part]
-        reason = fp8.refusal(capability, outputs, width, dtype)
-        if reason is not None:
-            return reason
     return None

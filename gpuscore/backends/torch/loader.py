@@ -28,9 +28,7 @@ from gpuscore.backends.torch.linear import (
 )
 from gpuscore.backends.torch.mixture import DenseExperts, MixtureWeights, why_not_grouped
 from gpuscore.errors import ConfigError
-from gpuscore_kernels.quantized.reference import spread
-
-EIGHT_BITS = ("int8", "fp8")
+from gpuscore_kernels.quantized import spread
 
 
 class ReadPart(Protocol):
@@ -134,8 +132,8 @@ class Checkpoint:
     def _mlp(self, read: ReadPart, index: int) -> MlpWeights | MixtureWeights:
         mixture = self.architecture.config.mixture
         if mixture is not None and mixture.layers[index]:
-            in_eight_bits = self.precision in EIGHT_BITS
-            made = self._linears(mixture, index) if in_eight_bits else self._experts(read, mixture)
+            in_int8 = self.precision == "int8"
+            made = self._linears(mixture, index) if in_int8 else self._experts(read, mixture)
             return MixtureWeights(mixture, _required(read, "router"), made, self.group)
         return MlpWeights(
             gate_up=self._linear(index, "gate", "up"),
@@ -177,7 +175,7 @@ class Checkpoint:
             return DenseLinear(self._ordered(part, self._converted(name, weight)), bias)
         _finite(f"tensor {name}", weight.float())
         scale = scale.reshape(-1).expand(len(weight)).contiguous()
-        return QuantizedLinear(weight.to(self.device), scale.to(self.device), bias)
+        return QuantizedLinear(weight, scale, bias)
 
     def _ordered(self, part: str, weight: Tensor) -> Tensor:
         """Return a weight whose rotated pairs are D / 2 apart in each head.

@@ -4,7 +4,7 @@ A row's choices get places, in the order of experts. One call of `torch.nn.funct
 multiplies the rows of all experts, and on CUDA no number goes to the host. With `--deterministic`
 experts compute one after the other, in tiles of one size: matrix products of other numbers of rows
 need not be bitwise equal, and so a row's result does not depend on how many others chose the same
-expert. Experts in eight bits do the same.
+expert. Experts in INT8 do the same.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ class DenseExperts:
             yield DenseLinear(gate_up, None), DenseLinear(down, None)
 
 
-# In eight bits, or as the checkpoint left them: gate and up, and down, of each.
+# In INT8, or as the checkpoint left them: gate and up, and down, of each.
 Experts: TypeAlias = DenseExperts | tuple[tuple[Linear, Linear], ...]
 
 

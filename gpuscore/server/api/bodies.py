@@ -1,12 +1,12 @@
 """Bodies of requests and answers, with the steps that answer every dialect's requests.
 
-A request's body is read up to a limit of bytes and never by the framework's parser. Large JSON is
-sent while it is made. Errors have the shape of the route's dialect.
+A request's body is read up to a limit of bytes and never by the framework's parser.
 """
 
 import asyncio
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 
 import msgspec
@@ -23,7 +23,6 @@ from gpuscore.dialects.dialect import (
     Scored,
     answered_name,
     choose,
-    next_part,
     text_bytes,
 )
 from gpuscore.dialects.served import LoadedModel
@@ -31,11 +30,11 @@ from gpuscore.errors import (
     BodyTooLarge,
     InvalidRequest,
     NonfiniteScore,
-    Unavailable,
     UnsupportedMediaType,
 )
 from gpuscore.server.http.gate import COUNT
 from gpuscore.server.service import ScoringService
+from gpuscore.text.boundaries import announce
 from gpuscore.types.record import RESPOND, TOKENIZE, RequestRecord
 from gpuscore.types.request import ScoreRequest, ScoreResult
 from gpuscore.types.results import renumbered, scored_places
@@ -107,22 +106,19 @@ def check_content_type(request: Request) -> None:
 async def read_body(request: Request, config: ServerConfig) -> bytes:
     """Return the whole body, unpacked.
 
-    The gate enforces the timeout and counts the bytes; the connection drops the rest of a body that
-    was answered early.
+    The gate enforces the timeout and the limit of what is sent; the connection drops the rest of a
+    body that was answered early.
 
     Raises:
-        BodyTooLarge: more than `max_body_bytes`, sent or unpacked.
+        BodyTooLarge: more than `max_body_bytes` unpacked.
         InvalidRequest: the body is not in its content encoding.
         Overloaded: the bodies in flight exceed `max_queued_bytes`.
         ClientDisconnect: the client left.
     """
     limit = config.max_body_bytes
     reader = unpacker(request.headers.getlist("content-encoding"))
-    parts, size, received = [], 0, 0
+    parts, size = [], 0
     async for part in request.stream():
-        received += len(part)
-        if received > limit:
-            raise BodyTooLarge(f"the body is over {limit} bytes")
         if reader is None:
             parts.append(part)
             continue
@@ -143,46 +139,23 @@ def json_response(content: object) -> Response:
     return Response(msgspec.json.encode(content), media_type=JSON)
 
 
-class LongResponse(Response):
-    """An answer that is sent while it is made: each piece is sent once the client has taken
-    most of the earlier pieces.
+PIECE_SENT = 2**16  # bytes; a connection waits for its client while about as many are on their way
 
-    Nothing that makes a piece may fail. If the server is given up while it is sent, it ends early,
-    and the connection with it.
-    """
 
-    def __init__(
-        self,
-        service: ScoringService,
-        tenant: str | None,
-        first: bytes,
-        rest: Iterator[bytes],
-    ) -> None:
-        super().__init__(media_type=JSON)
-        del self.headers["content-length"]
-        self._service, self._tenant, self._first, self._rest = service, tenant, first, rest
+class InPieces(Response):
+    """An answer that is sent as the client takes it. Sent at once, it would be in memory twice."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        size = 0
-        part: bytes | None = self._first
-        del self._first
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        try:
-            with self._service.in_flight():
-                while part is not None:
-                    size += len(part)
-                    await send({"type": "http.response.body", "body": part, "more_body": True})
-                    more = partial(next_part, self._rest)
-                    part = await self._service.in_thread(self._tenant, more)
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except Unavailable:
-            pass  # given up; what was sent shows that it is not complete
-        finally:
-            self._service.memory.used(size)
+        head = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(head)
+        for start in range(0, max(1, len(self.body)), PIECE_SENT):
+            end = start + PIECE_SENT
+            more = end < len(self.body)
+            part = self.body[start:end]
+            await send({"type": "http.response.body", "body": part, "more_body": more})
 
 
 SMALL_ANSWER = 2**16  # bytes; up to here an answer is encoded on the event loop
-LARGE_ANSWER = 10**6  # bytes; a larger answer is sent while it is made
 MOST_PARTS = 128  # of a body at once; the engine's queue has room for 1,024 requests by default
 
 
@@ -193,7 +166,7 @@ async def answer(
     record: RequestRecord,
     reserve: Callable[[int], None],
 ) -> Response:
-    """Return the answer to a body; a large answer is sent while it is made.
+    """Return the answer to a body.
 
     Args:
         reserve: counts the bytes that the answer has at most; raises AnswerTooLarge or Overloaded.
@@ -223,16 +196,15 @@ async def answer(
         except NonfiniteScore as error:
             raise renumbered(error, scored_places(prepared.errors, body.num_items)) from error
     scored = Scored(body, prepared, result, name, record=record, parts=parts)
-    pieces = _encoded(partial(dialect.encode, scored))
-    begun = partial(_begun, service, record.tenant, pieces=pieces, size=size)
-    if prepared.prompt_tokens is None:
-        return await begun()
-    with record.stage(RESPOND):
-        record.prompt_tokens, record.cached_tokens = scored.prompt_tokens, scored.cached_tokens
+    with nullcontext() if prepared.prompt_tokens is None else record.stage(RESPOND):
+        if prepared.prompt_tokens is not None:
+            record.prompt_tokens, record.cached_tokens = scored.prompt_tokens, scored.cached_tokens
         if prepared.request is not None:
             record.label_tokens = prepared.request.num_label_tokens
-        del prepared, result, parts, scored
-        return await begun()
+        encode = partial(_encoded, dialect, scored)
+        small = size <= SMALL_ANSWER
+        content = encode() if small else await service.in_thread(record.tenant, encode)
+        return InPieces(content, media_type=JSON)
 
 
 def _prepared(model: LoadedModel, dialect: Dialect[BodyT], body: BodyT) -> tuple[PreparedBody, int]:
@@ -240,30 +212,12 @@ def _prepared(model: LoadedModel, dialect: Dialect[BodyT], body: BodyT) -> tuple
     return prepared, dialect.answer_bytes(body, prepared)
 
 
-def _encoded(encode: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
-    """Yield the pieces of an answer; the first piece is made where the work is to be done."""
-    pieces = encode()
-    del encode  # it has the body
-    yield from pieces
-
-
-async def _begun(
-    service: ScoringService,
-    tenant: str | None,
-    pieces: Iterator[bytes],
-    size: int,
-) -> Response:
-    """Return the answer, whole up to LARGE_ANSWER; its size is at most `size`."""
-    if size <= SMALL_ANSWER:
-        return Response(b"".join(pieces), media_type=JSON)
-    made, length = list[bytes](), 0
-    while length <= LARGE_ANSWER:
-        part = await service.in_thread(tenant, partial(next_part, pieces))
-        if part is None:
-            return Response(b"".join(made), media_type=JSON)
-        made.append(part)
-        length += len(part)
-    return LongResponse(service, tenant, b"".join(made), pieces)
+def _encoded(dialect: Dialect[BodyT], scored: Scored[BodyT]) -> bytes:
+    made = list[bytes]()
+    for piece in dialect.encode(scored):
+        announce(len(piece))
+        made.append(piece)
+    return b"".join(made)
 
 
 async def _results(

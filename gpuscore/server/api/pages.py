@@ -11,7 +11,6 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from gpuscore import __version__
 from gpuscore.config.served import listed
@@ -31,7 +30,7 @@ from gpuscore.dialects.served import (
     ServedModel,
 )
 from gpuscore.errors import InvalidRequest, Unavailable
-from gpuscore.server.api.bodies import json_response
+from gpuscore.server.api.bodies import InPieces, json_response
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.service import ScoringService
 from gpuscore.system.machine import commit, local_machine, versions
@@ -46,7 +45,7 @@ def server_info(name: str, model: LoadedModel, aliases: Mapping[str, str]) -> di
         "model_sha": None,
         "model_dtype": model.about,
         "model_type": _model_type(model),
-        "max_concurrent_requests": model.engine.backlog.most_requests,
+        "max_concurrent_requests": model.backlog.most_requests,
         "max_input_length": limits.max_model_len,
         "max_batch_tokens": limits.max_tokens,
         "max_batch_requests": None,
@@ -60,7 +59,6 @@ def server_info(name: str, model: LoadedModel, aliases: Mapping[str, str]) -> di
             "family": _family(model),
             "classes": limits.classes,
             "classes_activation": None if (head := model.prompts.head) is None else head.activation,
-            "dtype_reason": limits.dtype_reason or None,
             "gated_product": limits.gated_product or None,
             "states": limits.num_states or None,
             "max_request_tokens": requests.max_request_tokens,
@@ -232,7 +230,6 @@ def _model_card(served: ServedModel) -> dict[str, Any]:
 
 
 ROOT = Path(__file__).parents[1] / "static"
-PIECE = 2**16  # bytes; a connection waits for its client while about as many are on their way
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -272,24 +269,9 @@ def _endpoint(name: str) -> Callable[[Request], Awaitable[Response]]:
     kind = TYPES[Path(name).suffix]
 
     async def file(request: Request) -> Response:
-        return _InPieces(_read(name), headers=HEADERS, media_type=kind)
+        return InPieces(_read(name), headers=HEADERS, media_type=kind)
 
     return file
-
-
-class _InPieces(Response):
-    """A response whose body is sent as the client takes it.
-
-    The files need no key and are large. Sent at once, each client that does not read its answer
-    would hold a copy.
-    """
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = self.raw_headers
-        await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
-        for start in range(0, max(1, len(self.body)), PIECE):
-            piece, more = self.body[start : start + PIECE], start + PIECE < len(self.body)
-            await send({"type": "http.response.body", "body": piece, "more_body": more})
 
 
 @cache

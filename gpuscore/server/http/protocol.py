@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, cast
 
 import httptools
-import uvicorn
 from starlette.types import Message, Receive, Scope
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import (
@@ -21,14 +20,11 @@ from uvicorn.protocols.http.httptools_impl import (
     HttpToolsProtocol,
     RequestResponseCycle,
 )
-from uvicorn.server import ServerState
 
-from gpuscore.config import ServerConfig
 from gpuscore.errors import GpuscoreError, HeaderTooLarge, RequestTimeout
-from gpuscore.server.http.gate import BROKEN, Answer, Gate
-from gpuscore.server.http.heads import END, body_length, check_beginning, invalid, readable
-from gpuscore.server.http.outlet import Flow, Outlet
-from gpuscore.server.pacer import Pacer
+from gpuscore.server.http.gate import BROKEN, CLOSE, Answer, Gate
+from gpuscore.server.http.headers import END, body_length, check_beginning, invalid, readable
+from gpuscore.server.service import Pacer
 
 NEVER = float("inf")
 LINGER = 2.0  # seconds for a client that still sends after its last answer
@@ -40,7 +36,10 @@ SLICES = 8  # turns of a round
 MANY, LINES = 2**12, 256
 # What a connection waits for until its deadline. Without one the application works, whose deadlines
 # are its own.
-HEAD, IDLE, REST, LAST, WORK = "head", "idle", "rest", "last", "work"
+HEAD, IDLE, REST, WORK = "head", "idle", "rest", "work"
+SEND = "send"  # the client must take most of what is written
+# The connection is closing: it drops what arrives, or the client must take its last answer.
+LINGERS, LAST = "lingers", "last"
 
 # The read buffer, which all connections share. Its size bounds one read, and so the bytes that a
 # connection keeps unparsed.
@@ -55,37 +54,23 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     `turns` are the connections' turns to parse; the server has at most `most` connections.
     """
 
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-        *,
-        gate: Gate,
-        settings: ServerConfig,
-        turns: Pacer,
-        most: int,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self._gate, self._settings, self._turns, self._most = gate, settings, turns, most
+    def __init__(self, *, gate: Gate, turns: Pacer, most: int, **of_uvicorn: Any) -> None:
+        super().__init__(**of_uvicorn)
+        self._gate, self._settings, self._turns, self._most = gate, gate.config, turns, most
         self._data = bytearray()  # not parsed yet
-        self._blank = 0  # bytes of empty lines before a head
         self._searched = 0  # bytes of a head that has no end yet
-        self._in_head = self._ended = False  # llhttp parses a head; it has ended a message
-        self._heads = 0  # that llhttp has parsed
+        self._ended = False  # llhttp has ended a message
         self._in_body = False  # a body has not ended
         self._broken = False  # what arrives is not parsed any more
         self._left: int | None = None  # bytes of the body; None: it is in chunks
         self._around = 0  # bytes of the head, of chunks' extensions and of trailer fields
-        self._spare = settings.max_body_bytes  # bytes that may be dropped after an answer
+        self._spare = gate.config.max_body_bytes  # bytes that may be dropped after an answer
         self._needs = True  # more bytes are needed to go on
         self._queued = False  # in `_turns`
-        self._until_close = False  # the answer ends where the connection ends
+        self._start: Message | None = None  # of an answer, until its first part is there
         self._state, self._end = WORK, NEVER
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
-        self._begun = False  # the task has begun
 
     # The callbacks of asyncio and uvicorn.
 
@@ -96,18 +81,15 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             transport.abort()
             return
         super().connection_made(transport)
-        self._socket = transport
-        seconds = self._settings.client_timeout
-        outlet = Outlet(self.loop, transport, seconds, lambda: self._in_body or self._broken)
-        self.transport = self._outlet = outlet  # type: ignore[assignment]  # of what uvicorn calls
-        self.flow = Flow(transport, self.wake)
-        self._await(HEAD, seconds)
+        # This connection itself decides when to read; what uvicorn has of it wakes it.
+        self.flow.resume_reading = self.wake  # type: ignore[method-assign]
+        self._await(HEAD, self._settings.client_timeout)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return _READ
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._broken or self._outlet.lingers:
+        if self._broken or self._state == LINGERS:
             self._drop(nbytes)
         else:
             self._data += _READ[:nbytes]
@@ -116,41 +98,37 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self not in self.connections:  # refused in `connection_made`
             return
-        self.connections.discard(self)
-        self._outlet.stop()
+        if self._busy and self._task is not None:
+            self.loop.call_soon(self._task.cancel)  # it has begun by then, and leaves a record
+        super().connection_lost(exc)
         if self._timer is not None:
             self._timer.cancel()
         self._data.clear()
-        if self._busy:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
-            if self._task is not None and self._begun:  # otherwise it would leave no record
-                self._task.cancel()
-        self.flow.resume_writing()
         # They refer to this object, whose memory would stay until Python looks for cycles.
-        self.flow = self.cycle = self.parser = None  # type: ignore[assignment]
+        self.flow = self.cycle = None  # type: ignore[assignment]
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._busy:
+            self._await(SEND, self._settings.client_timeout)
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        if self._state == SEND:
+            self._await(WORK)
         self._settle()
 
     # The callbacks of llhttp.
 
     def on_message_begin(self) -> None:
+        if self._in_body:  # llhttp sees another end of the body than we do
+            raise invalid()
         super().on_message_begin()
-        self._in_head, self._ended = True, False
+        self._ended = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # otherwise it is a trailer field, and those are dropped
-            name, value = name.lower(), value.strip(b" \t")
-            if name == b"expect" and value.lower() == b"100-continue":
-                self.expect_100_continue = True
-            self.headers.append((name, value))
-
-    def on_headers_complete(self) -> None:
-        self._in_head = False
-        self._heads += 1
-        super().on_headers_complete()
+        if not self._in_body:  # otherwise it is a trailer field, and those are dropped
+            super().on_header(name, value.strip(b" \t"))
 
     def on_body(self, body: bytes) -> None:
         size = len(body)
@@ -169,9 +147,13 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     @property
+    def _closing(self) -> bool:
+        return self._state in (LINGERS, LAST) or self.transport.is_closing()
+
+    @property
     def _has_room(self) -> bool:
         """True if more bytes may be parsed: a head only if its request can be answered now."""
-        if self._broken or self._outlet.is_closing():
+        if self._broken or self._closing:
             return False
         if self._in_body:
             return not self._busy or len(self.cycle.body) <= HIGH_WATER_LIMIT
@@ -202,25 +184,21 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def _settle(self) -> None:
         """Decide what the connection waits for, and whether it reads."""
-        if self._outlet.is_closing():
-            if self._outlet.lingers and self._state != LAST:
-                self._socket.resume_reading()
-                self._await(LAST, LINGER)
+        if self._closing:
             return
         if not self._busy:
             self._await_client()
         if self._needs:
-            self._socket.resume_reading()
+            self.transport.resume_reading()
         else:
-            self._socket.pause_reading()
+            self.transport.pause_reading()
             if self._has_room:
                 self.wake()
 
     def _await_client(self) -> None:
         """Set the deadline of what must arrive next, if it is not running."""
-        state, seconds = REST, self._settings.client_timeout
-        if not self._in_body:
-            state = HEAD if self._data or self._blank else IDLE
+        state = REST if self._in_body else HEAD if self._data else IDLE
+        seconds = self._settings.client_timeout
         if state == IDLE:
             seconds = self._settings.keep_alive_timeout
             self.cycle = self.scope = self.headers = None  # type: ignore[assignment]  # answered
@@ -230,22 +208,20 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     def _parse_head(self) -> bool:
         """Parse a head and begin with its request; return False if it is not complete."""
         data, most = self._data, self._settings.max_header_bytes
-        while data.startswith(b"\r\n"):  # between two requests
-            del data[:2]
-            self._blank += 2
-        end = data.find(END, self._searched)
-        size = self._blank + (len(data) if end < 0 else end + len(END))
+        blank = len(data) - len(data.lstrip(b"\r\n"))  # between two requests
+        end = data.find(END, max(blank, self._searched))
+        size = len(data) if end < 0 else end + len(END)
         if size > most:
             raise HeaderTooLarge(f"the request head is over {most} bytes")
         if end < 0:
             check_beginning(data, self._searched)
             self._searched = max(0, len(data) - len(END) + 1)
             return False
-        self._blank = self._searched = 0
-        self._around = size
-        self._feed(end + len(END), 1, readable)
+        self._searched, self._around = 0, size
+        self.cycle = None  # type: ignore[assignment]  # until the head is parsed
+        self._feed(size, readable)
         self._left = body_length(self.headers, self.scope["http_version"])
-        if self._ended != (self._left == 0):  # llhttp sees another end than we do
+        if self.cycle is None or self._ended != (self._left == 0):
             raise invalid()
         self._begin()
         return True
@@ -253,22 +229,22 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     def _begin(self) -> None:
         """Refuse the request whose head was parsed, or start the application."""
         cycle = self.cycle
-        self._in_body, self._until_close = not self._ended, False
+        self._in_body = not self._ended
         self._spare = self._settings.max_body_bytes
         if not self._in_body or self.scope["http_version"] == "1.0":
             cycle.waiting_for_100_continue = False
         self._await(WORK)
         answer = self._gate.refusal(cast(Scope, cycle.scope))
         if answer is None:
-            self._begun = False
             self._task = self.loop.create_task(self._run(cycle))
             self.tasks.add(self._task)
             self._task.add_done_callback(self.tasks.discard)
             return
-        cycle.response_started = cycle.response_complete = True
+        if cycle.scope["method"] == "HEAD":
+            answer = (*answer[:2], b"")
         keep_alive = cycle.keep_alive and self._ends_within(cycle, SMALL_BODY)
-        self._write(answer, keep_alive, cycle.scope["method"] != "HEAD")
-        self.server_state.total_requests += 1
+        cycle.keep_alive = self._write(answer, keep_alive)
+        self._answered(cycle)
 
     def _parse_body(self) -> bool:
         """Parse a part of a body; return False if more bytes are needed."""
@@ -286,11 +262,10 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             size = min(left, len(data))
             self._left = left = left - size
         self._around += size
-        self._feed(size, 0)
+        self._feed(size)
         if left is not None and self._ended != (left == 0):
             raise invalid()  # llhttp sees another end than we do
-        most = self._settings.max_header_bytes
-        if left is None and self._around > most:
+        if left is None and self._around > (most := self._settings.max_header_bytes):
             raise HeaderTooLarge(f"head, chunk extensions and trailer fields are over {most} bytes")
         self._in_body = not self._ended
         if self._busy:
@@ -299,17 +274,14 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             self._drop(size)
         return True
 
-    def _feed(self, size: int, heads: int, checked: Callable[[bytes], bytes] = bytes) -> None:
-        """Have llhttp parse so many bytes; raise InvalidRequest if it finds other heads in them."""
+    def _feed(self, size: int, checked: Callable[[bytes], bytes] = bytes) -> None:
+        """Have llhttp parse so many bytes; raise InvalidRequest if it cannot."""
         part = checked(bytes(memoryview(self._data)[:size]))
         del self._data[:size]
-        before = self._heads
         try:
             self.parser.feed_data(part)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             raise invalid() from None
-        if self._in_head or self._heads - before != heads:
-            raise invalid()
 
     # From answers to bytes.
 
@@ -318,7 +290,6 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     async def _run(self, cycle: RequestResponseCycle) -> None:
         """Run the application; it is cancelled if the client leaves."""
-        self._begun = True
         scope, receive = cast("tuple[Scope, Receive]", (cycle.scope, cycle.receive))
         try:
             await self._gate(scope, receive, partial(self._send, cycle))
@@ -327,27 +298,35 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
                 raise  # the server itself is stopping
         finally:
             if not cycle.response_complete and not cycle.disconnected:
-                self._socket.abort()
+                self.transport.abort()
 
     async def _send(self, cycle: RequestResponseCycle, message: Message) -> None:
-        """Send as uvicorn does: head and first part together, with an end that HTTP/1.0 knows."""
+        """Write a message of an answer whose size its head tells; the head waits for the body."""
+        if cycle.disconnected:
+            return
         if message["type"] == "http.response.start":
             cycle.keep_alive = cycle.keep_alive and self._ends_within(cycle, self._spare)
-            named = any(name == b"content-length" for name, _ in message["headers"])
-            if not named and cycle.scope["http_version"] == "1.0":
-                self._until_close, cycle.chunked_encoding = True, False
-            self._outlet.hold()
-        elif self._until_close:
-            cycle.expected_content_length = len(message.get("body", b""))
-        await cycle.send(cast(Any, message))
-        if message["type"] == "http.response.body":
-            self._outlet.flush()
-        if cycle.response_complete and cycle.flow.write_paused:
-            await cycle.flow.drain()  # the request counts until the client has taken most of it
+            cycle.waiting_for_100_continue = False
+            self._start = message
+            return
+        body = b"" if cycle.scope["method"] == "HEAD" else message.get("body", b"")
+        if self._start is None:
+            self.transport.write(body)
+        else:
+            answer = self._start["status"], self._start["headers"], body
+            self._start, cycle.keep_alive = None, self._write(answer, cycle.keep_alive)
+        if self.flow.write_paused:
+            await self.flow.drain()  # the request counts until the client has taken most of it
+        if not message.get("more_body", False):
+            self._answered(cycle)
+            self._settle()
 
-    def on_response_complete(self) -> None:
+    def _answered(self, cycle: RequestResponseCycle) -> None:
+        cycle.response_complete = True
+        cycle.message_event.set()
         self.server_state.total_requests += 1
-        self._settle()
+        if not cycle.keep_alive:
+            self._close()
 
     def _fail(self, error: GpuscoreError) -> None:
         """End the connection after an error of its bytes, with an answer if one is due."""
@@ -359,30 +338,47 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             # Without its traceback, whose frames hold the bytes and this connection.
             cast(Scope, self.cycle.scope)["state"][BROKEN] = error.with_traceback(None)
             self.cycle.message_event.set()
-        elif self._in_body:
-            self._outlet.close()
-        else:
+            return
+        if not self._in_body:
             unknown = {"type": "http", "method": "", "path": "", "headers": [], "state": {}}
-            self._write(self._gate.refused(unknown, error), False, True)
+            self._write(self._gate.refused(unknown, error), False)
+        self._close()
 
-    def _write(self, answer: Answer, keep_alive: bool, has_body: bool) -> None:
-        """Write an answer that the application did not make."""
+    def _write(self, answer: Answer, keep_alive: bool) -> bool:
+        """Write a head and some of a body; return whether the connection stays open after them."""
         status, fields, body = answer
+        closes = CLOSE in fields
         parts = [STATUS_LINE[status]]
         for name, value in (*self.server_state.default_headers, *fields):
-            keep_alive = keep_alive and name != b"connection"
-            if name != b"connection":
-                parts += (name, b": ", value, b"\r\n")
-        parts.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
-        self._outlet.write(b"".join(parts) + (body if has_body else b""))
-        if not keep_alive:
-            self._outlet.close()
+            parts += (name, b": ", value, b"\r\n")
+        if not keep_alive and not closes:
+            parts.append(b"connection: close\r\n")
+        parts += (b"\r\n", body)
+        self.transport.write(b"".join(parts))
+        return keep_alive and not closes
+
+    def _close(self) -> None:
+        """Close once all is sent; a client that still sends sees at first only that nothing more
+        will come. Closing a socket with unread bytes resets its connection, and an answer on its
+        way is lost."""
+        if self._closing:
+            return
+        if not (self._in_body or self._broken):
+            self.transport.close()
+            self._await(LAST, self._settings.client_timeout)
+            return
+        try:
+            self.transport.write_eof()
+        except OSError:  # the client has left
+            self.transport.abort()
+        self.transport.resume_reading()
+        self._await(LINGERS, LINGER)
 
     def _drop(self, size: int) -> None:
         """Count bytes that are read for nothing, and read no more if they are too many."""
         self._spare -= size
         if self._spare < 0:
-            self._socket.close()
+            self.transport.close()
 
     def _await(self, state: str, seconds: float = NEVER) -> None:
         """Wait for so many seconds at most; a timer that fires too early is then set again."""
@@ -401,5 +397,8 @@ class ScoreProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             late = f"the request head was not complete after {seconds:g} seconds"
             self._fail(RequestTimeout(late))
             self._settle()
+        elif self._state == LINGERS:
+            self.transport.close()
+            self._await(LAST, seconds)
         else:
-            self._socket.close()
+            self.transport.abort()

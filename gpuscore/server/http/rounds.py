@@ -6,7 +6,7 @@ the length of a round is the delay of the server.
 
 import asyncio
 import selectors
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import TypeVar
 
@@ -26,7 +26,6 @@ class Rounds(selectors.DefaultSelector):
 
     def __init__(self) -> None:
         super().__init__()
-        self.number = 0
         self.began = monotonic()
         self._last = 0.0  # seconds that the previous round took
 
@@ -37,7 +36,6 @@ class Rounds(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         self._last = self.age
         ready = super().select(timeout)
-        self.number += 1
         self.began = monotonic()
         return ready
 
@@ -56,12 +54,15 @@ class Rounds(selectors.DefaultSelector):
         return monotonic() - self.began
 
 
-async def in_time(work: Awaitable[ResultT], deadline: float, late: GpuscoreError) -> ResultT:
-    """Return the result of `work`, or cancel it at `deadline`, of `monotonic`, and raise `late`."""
+async def in_time(
+    work: Awaitable[ResultT], deadline: float, late: Callable[[], GpuscoreError]
+) -> ResultT:
+    """Return the result of `work`, or cancel it at `deadline`, of `monotonic`, and raise `late`'s
+    error."""
     try:
         async with asyncio.timeout_at(deadline) as limit:
             return await work
     except TimeoutError:
         if not limit.expired():  # the work's own
             raise
-        raise late from None
+        raise late() from None

@@ -127,7 +127,7 @@ class RowFunctions:
         return out
 
     def quantize_rows(self, x: Tensor, least: float) -> tuple[Tensor, Tensor]:
-        """Quantise x [T, K] to int8, as `quantized.reference`; return numbers plus 128, as uint8.
+        """Quantise x [T, K] to int8, as `quantized` does; return numbers plus 128, as uint8.
 
         `least` is the scale of a row of zeros.
         """

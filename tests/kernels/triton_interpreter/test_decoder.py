@@ -6,13 +6,11 @@ import pytest
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.torch import backend as backend_module
-from gpuscore.backends.torch import linear, loader
 from gpuscore.config import ModelConfig
 from gpuscore.types.batch import Prefix, Segment, pack, page_slots
 from gpuscore_kernels.cached_launch import CachedLaunch
 from support.batches import Pages, int32, item_segments
 from support.kernels import DEVICE
-from support.quantized import quantised
 from support.slow import slow
 from support.token_ids import random_ids
 
@@ -28,13 +26,11 @@ LINEAR = {
 
 
 @pytest.fixture
-def make(tiny_model, quick_start, tmp_path):
+def make(tiny_model, quick_start):
     made = []
 
-    def start(family, special, kernels, int8=False, **options):
+    def start(family, special, kernels, **options):
         directory, _ = tiny_model(family, **special)
-        if int8:
-            directory = quantised(directory, tmp_path / str(len(made)))
         config = ModelConfig(
             str(directory),
             dtype="float32",
@@ -127,41 +123,6 @@ def test_scores_equal_those_of_torch(make, used, family, special, others):
         "merge_slices_kernel",
         *others,
     }
-
-
-@pytest.fixture
-def unpacked(monkeypatch):
-    """Leave weights in eight bits as on CUDA; on a CPU they are packed for oneDNN, whose sums are
-    not exact on every CPU."""
-    monkeypatch.setattr(loader, "pack", lambda linear: linear)
-    monkeypatch.setattr(linear, "exact_on_this_cpu", lambda: True)
-
-
-def largest_difference(some, others):
-    """Return the largest difference of label logits."""
-    pairs = zip(some, others, strict=True)
-    return max(np.abs(a.label_logits - b.label_logits).max(initial=0) for a, b in pairs)
-
-
-INT8 = {"num_hidden_layers": 2}, "triton"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3", "gemma2", "qwen2"])
-def test_so_do_products_of_int8(make, used, unpacked, family):
-    # On a CPU, because torch's products in eight bits on CUDA are not exact, and refused.
-    expected = scores(make(family, INT8[0], "torch", int8=True, device="cpu"))
-    plain = scores(make(family, INT8[0], "torch"))
-    backend = make(family, *INT8, int8=True)
-    used.clear()
-    got = scores(backend)
-    rows = {"quantize_rows_kernel", "quantized_norm_kernel", "quantized_gated_kernel"}
-    assert used >= rows | {"int8_product_kernel"}
-    assert "gated_kernel" not in used
-    # A sum that differs in its last bit may round to another int8.
-    error, effect = (largest_difference(results, expected) for results in (got, plain))
-    assert effect > 0
-    assert error <= 0.1 * effect
 
 
 @pytest.mark.slow

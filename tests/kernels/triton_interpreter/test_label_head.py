@@ -5,8 +5,7 @@ import importlib
 import pytest
 import torch
 
-from gpuscore_kernels.label_head import label_logits, vocab_statistics
-from gpuscore_kernels.slice_merge import MAX_TOP
+from gpuscore_kernels.label_head import MAX_TOP, label_logits, vocab_statistics
 from support.kernels import DEVICE, DTYPES, INTERPRETED, assert_near, between_nans, planted, randn
 from support.slow import slow
 
@@ -175,12 +174,8 @@ def check_few_and_many_tokens(num_top=1):
     ],
 )
 def test_a_defect_of_merging_is_visible(old, new, num_top, monkeypatch, tmp_path):
-    module = importlib.import_module("gpuscore_kernels.slice_merge.triton")
-    head = importlib.import_module("gpuscore_kernels.label_head.triton")
-    with (
-        planted(monkeypatch, module, old, new, tmp_path, users=[head]),
-        pytest.raises(AssertionError),
-    ):
+    module = importlib.import_module("gpuscore_kernels.label_head.triton")
+    with planted(monkeypatch, module, old, new, tmp_path), pytest.raises(AssertionError):
         check_few_and_many_tokens(num_top)
 
 

@@ -77,6 +77,9 @@ REFUSED = {
     "Phi3ForCausalLM": "query, key and value projections in one weight",
     "Olmo2ForCausalLM": "norms after attention and MLP only",
     "Cohere2ForCausalLM": "attention and MLP side by side",
+    "Qwen2ForRewardModel": "a reward head of two layers",
+    "Qwen2ForProcessRewardModel": "a reward head of two layers, which is read after each step",
+    "Qwen3ForGuardModel": "heads that judge every token of a text while it is written",
 }
 
 

@@ -1,0 +1,117 @@
+"""A LoRA adapter in peft's files, laid over the directory of its base model.
+
+The laid-over directory links to the base model's files and the adapter's, so that all readers see
+one model directory. The weights are merged as they are read (`backends/common/lora`).
+"""
+
+import atexit
+import json
+import logging
+import os
+import shutil
+import struct
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from gpuscore.errors import ConfigError
+from gpuscore.models.files import is_file, read_object, shown
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."  # of all names in an adapter's file
+HEAD = f"{PREFIX}score.weight"
+# Keys that change what an adapter computes, with the values that are merged.
+_MERGED: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    # The others change the base model's weights before training.
+    "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
+    **dict.fromkeys(("fan_in_fan_out", "use_dora", "lora_bias", "use_qalora"), (None, False)),
+    **dict.fromkeys(("layer_replication", "trainable_token_indices"), (None,)),
+    **dict.fromkeys(("target_parameters", "alora_invocation_tokens"), (None, [])),
+    **dict.fromkeys(("use_bdlora", "arrow_config", "kasa_config", "velora_config"), (None,)),
+    "monteclora_config": (None,),
+}
+
+logger = logging.getLogger(__name__)
+
+
+def laid_over(base: Path, adapter: Path, model: str) -> Path:
+    """Return a directory with the files of both, which is removed when the process ends.
+
+    Args:
+        base: the base model's directory.
+        adapter: the adapter's, with adapter_config.json and adapter_model.safetensors.
+        model: the base model as the user names it.
+
+    Raises:
+        ConfigError: a file is missing or damaged, or the adapter is of a kind that is not merged.
+    """
+    settings = _read_settings(adapter)
+    named = settings.get("base_model_name_or_path")
+    if isinstance(named, str) and Path(named).name != Path(model).name:
+        logger.warning(
+            "--adapter %s was trained on %s and is merged into %s", adapter, named, model
+        )
+    config = read_object(base / "config.json")
+    if config is None:
+        raise ConfigError(f"{base} has no config.json: not a Hugging Face model directory")
+    made = Path(tempfile.mkdtemp(prefix="gpuscore-adapter-"))
+    atexit.register(_remove, made, os.getpid())
+    for path in base.iterdir():
+        if path.name != "config.json":
+            (made / path.name).symlink_to(path.resolve())
+    for name in (CONFIG, WEIGHTS):
+        (made / name).symlink_to((adapter / name).resolve())
+    fields = _with_head(config, adapter) if settings.get("task_type") == "SEQ_CLS" else config
+    (made / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+    shutil.copystat(base / "config.json", made / "config.json")  # a job that goes on compares them
+    return made
+
+
+def _read_settings(adapter: Path) -> dict[str, Any]:
+    path = adapter / CONFIG
+    settings = read_object(path)
+    if settings is None or not is_file(adapter / WEIGHTS):
+        missing = CONFIG if settings is None else WEIGHTS
+        raise ConfigError(f"--adapter {adapter} has no {missing}; supported: LoRA adapters of peft")
+    for key, merged in _MERGED.items():
+        if settings.get(key, merged[0]) not in merged:
+            raise ConfigError(
+                f"{path}: {key} is {shown(settings[key])}; supported: {shown(merged[0])}; merge it "
+                "with peft's merge_and_unload and serve the result"
+            )
+    return settings
+
+
+def _with_head(config: dict[str, Any], adapter: Path) -> dict[str, Any]:
+    """Return config.json of the base model with the classification head that the adapter has."""
+    names = config.get("architectures")
+    name = str(names[0]) if isinstance(names, list) and names else ""
+    if not name.endswith("ForCausalLM"):
+        return config
+    shape = _header(adapter / WEIGHTS).get(HEAD, {}).get("shape")
+    if not isinstance(shape, list) or len(shape) != 2:
+        raise ConfigError(f"{adapter / WEIGHTS} has no {HEAD}, which a SEQ_CLS adapter needs")
+    fields = {key: value for key, value in config.items() if key not in ("num_labels", "label2id")}
+    return fields | {
+        "architectures": [name.replace("ForCausalLM", "ForSequenceClassification")],
+        "id2label": {str(i): f"LABEL_{i}" for i in range(shape[0])},
+    }
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """Return the header of a safetensors file; its tensors are checked where they are read."""
+    with path.open("rb") as file:
+        size = file.read(8)
+        length = struct.unpack("<Q", size)[0] if len(size) == 8 else 0
+        try:
+            header = json.loads(file.read(min(length, 2**25)))
+        except ValueError as error:
+            raise ConfigError(f"{path} cannot be read as safetensors: {error}") from error
+    return header if isinstance(header, dict) else {}
+
+
+def _remove(made: Path, process: int) -> None:
+    if os.getpid() == process:  # not in a forked child
+        shutil.rmtree(made, ignore_errors=True)
